@@ -112,6 +112,15 @@ int main(int argc, char** argv) {
 // 2. The library works on a duplicate of your communicator, and on nothing else.
 // 3. `start()`, `progress()` and `finish()` hide the exchange behind your own computing.
 //
+// ## To program
+//
+// Each line is a function to be written, with a test that fails until it is (`--solution` shows one).
+// They run on four ranks of this machine:
+//
+// * `./run exercise 11.1`: gather the states of all ranks;
+// * `./run exercise 11.2`: join ranks in rounds;
+// * `./run exercise 11.3`: an order of your own.
+//
 // ## Questions
 //
 // 1. (Medium.) The output has the same bits for any number of ranks, although each of them holds

@@ -272,6 +272,12 @@ plot $step using 1:8 with linespoints pt 7 ps 0.5 lw 2 lc rgb '#d9730d' title 'r
 // 3. A model, a count and a measurement are three different things. Messages and bytes of the model
 //    equal the count exactly; its times are those of links alone.
 //
+// ## To program
+//
+// Each line is a function to be written, with a test that fails until it is (`--solution` shows one):
+//
+// * `./run exercise 13.1`: from how many keys on the tree is faster.
+//
 // ## Questions
 //
 // 1. (Easy.) Why does the time of the ring hardly change from 2 nodes to 16, and why is it so much

@@ -514,9 +514,23 @@ int main() {
 //
 // ## To program
 //
-// Each line is a function to be written, with a test that fails until it is (`--solution` shows one):
+// Each line is a function to be written, with a test that fails until it is (`--solution` shows one).
+// From the second on it is a kernel. The emulator runs it under several seeds, and its report is the
+// verdict: a race between two lines, a read of what nobody has written, a wait that never ends.
 //
-// * `./run exercise 9.1`: a sum over the lanes of a warp.
+// * `./run exercise 9.1`: a sum over the lanes of a warp;
+// * `./run exercise 9.2`: two vectors;
+// * `./run exercise 9.3`: the sum of a block, by shuffles and shared memory;
+// * `./run exercise 9.4`: softmax in one pass;
+// * `./run exercise 9.5`: a leaf of up to 64 keys;
+// * `./run exercise 9.6`: copies under way while a warp adds: cp.async;
+// * `./run exercise 9.7`: a producer and its consumers: mbarriers;
+// * `./run exercise 9.8`: fragments of a matrix and of its transpose: ldmatrix;
+// * `./run exercise 9.9`: the scores of 16 keys and 8 queries: mma;
+// * `./run exercise 9.10`: the last block adds what all blocks have left;
+// * `./run exercise 9.11`: blocks that read each other's shared memory: a cluster;
+// * `./run exercise 9.12`: packets between two devices;
+// * `./run exercise 9.13`: two nodes of two devices: NCCL's two levels.
 //
 // ## Questions
 //

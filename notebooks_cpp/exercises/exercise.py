@@ -2,22 +2,35 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exercises of the notebooks: functions to be written, each with a test that fails until they are.
 
+Some are kernels: they run under the emulator in shadow mode, which is compiled once. Some run on four ranks, and need Open MPI or MPICH.
+
 Run: ./run exercise                     list them
      ./run exercise 5.2                 compile and check notebooks_cpp/exercises/5_2_*.cpp: exit status 1 while claims fail
      ./run exercise 5.2 --solution      show a solution, and check it
 
-Needs a C++20 compiler (CXX, default c++) and none of the project's libraries. Programs are put in build-exercises/.
+Needs a C++20 compiler (CXX, default c++) and none of the project's libraries; for kernels also Boost.Context. Programs are put in
+build-exercises/.
 """
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
+import threading
 
 FOLDER = pathlib.Path(__file__).resolve().parent
 ROOT = FOLDER.parent.parent
 BUILD = pathlib.Path(os.environ.get("TREE_ATTN_EXERCISES", ROOT / "build-exercises"))
 FLAGS = ["-std=c++20", "-Wall", "-Wextra", "-ffp-contract=off", f"-I{ROOT}/include"]
+SHADOW = ["-DTREE_ATTN_EMULATOR_SHADOW", "-Wno-unknown-pragmas"]
+MPI = ["-DOMPI_SKIP_MPICXX", "-DMPICH_SKIP_MPICXX"]
+RANKS = 4
+# Open MPI: four ranks on any number of cores, also as root. Other launchers ignore these.
+ENVIRONMENT = os.environ | {"OMPI_MCA_rmaps_base_oversubscribe": "1", "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+                            "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+                            "OMPI_CXX": os.environ.get("CXX", "c++"), "MPICH_CXX": os.environ.get("CXX", "c++")}
+ONE_AT_A_TIME = threading.Lock()
 
 
 def number_of(path):
@@ -41,12 +54,46 @@ def solution_of(path):
     return FOLDER / "solutions" / f"{path.stem}.hpp"
 
 
+def uses(path, header):
+    return header in path.read_text(encoding="utf-8")
+
+
+def compiled(command):
+    return subprocess.run(command, check=False, env=ENVIRONMENT).returncode == 0
+
+
+def emulator(folder):
+    """The emulator in shadow mode, as one object and, for g++, with the headers of kernels read once: compiled if a source is newer."""
+    with ONE_AT_A_TIME:
+        sources = sorted((ROOT / "gpu" / "platform").rglob("*.[ch]pp")) + [FOLDER / "puzzle.hpp"]
+        made, header = folder / "emulator.o", folder / "puzzle.hpp"
+        newest = max(path.stat().st_mtime for path in sources)
+        if not made.exists() or made.stat().st_mtime < newest:
+            print("Compiling the emulator, once ...", file=sys.stderr)
+            unit = folder / "emulator.cpp"
+            unit.write_text("".join(f'#include "{path}"\n' for path in sources if path.suffix == ".cpp" and path.parent.name == "emulator"))
+            header.write_text('#include "tree_attn/notebooks_cpp/exercises/puzzle.hpp"\n')
+            command = [os.environ.get("CXX", "c++"), *FLAGS, *SHADOW]
+            if not (compiled([*command, "-x", "c++-header", str(header), "-o", f"{header}.gch"]) and
+                    compiled([*command, "-O1", "-c", str(unit), "-o", str(made)])):
+                return None
+        return [*SHADOW, "-include", str(header), str(made), "-lboost_context", "-pthread"]
+
+
 def build(path, solution=False, folder=BUILD):
-    """The program of an exercise. @returns its path, or None if it does not compile"""
+    """The program of an exercise. @returns the command that runs it, or None if it does not compile"""
     folder.mkdir(parents=True, exist_ok=True)
     program = folder / (path.stem + ("_solution" if solution else ""))
-    command = [os.environ.get("CXX", "c++"), *FLAGS, *(["-DTREE_ATTN_SOLUTION"] if solution else []), str(path), "-o", str(program)]
-    return program if subprocess.run(command, check=False).returncode == 0 else None
+    on_ranks, options = uses(path, "<mpi.h>"), emulator(folder) if uses(path, "exercises/puzzle.hpp") else []
+    if options is None:
+        return None
+    compiler = "mpicxx" if on_ranks else os.environ.get("CXX", "c++")
+    if on_ranks and not (shutil.which("mpicxx") and shutil.which("mpirun")):
+        sys.exit("exercise: this one runs on four ranks, and needs mpicxx and mpirun: apt-get install libopenmpi-dev openmpi-bin")
+    command = [compiler, *FLAGS, *(MPI if on_ranks else []), *(["-DTREE_ATTN_SOLUTION"] if solution else []), str(path), *options, "-o", str(program)]
+    if not compiled(command):
+        return None
+    return [*(["mpirun", "-n", str(RANKS)] if on_ranks else []), str(program)]
 
 
 def main():
@@ -74,7 +121,7 @@ def main():
     if program is None:
         print("It does not compile.")
         return 1
-    return subprocess.run([program], check=False).returncode
+    return subprocess.run(program, check=False, env=ENVIRONMENT).returncode
 
 
 if __name__ == "__main__":

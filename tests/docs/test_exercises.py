@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""notebooks_cpp/exercises: every solution passes, every form to be filled in fails, and notebooks and exercises name each other.
+"""notebooks_cpp/exercises: every solution passes, every form to be filled in and every wrong answer fails, and notebooks and exercises name
+each other.
 
 Run: tests/docs/test_exercises.py [--compiler c++]
 """
@@ -8,6 +9,7 @@ import concurrent.futures
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -21,6 +23,27 @@ if "--compiler" in sys.argv:
     os.environ["CXX"] = sys.argv.pop(sys.argv.index("--compiler") + 1)
     sys.argv.remove("--compiler")
 EXERCISES = exercise.exercises()
+KERNELS = [number for number, path in EXERCISES.items() if exercise.uses(path, "exercises/puzzle.hpp")]
+ON_RANKS = [number for number, path in EXERCISES.items() if exercise.uses(path, "<mpi.h>")]
+RUNS = [number for number in EXERCISES if number not in ON_RANKS or (shutil.which("mpicxx") and shutil.which("mpirun"))]
+# Wrong answers: what is replaced in a solution, by what, and words of the verdict.
+WRONG = [
+    ("9.2", "if (i >= n) return;", "", "load_once reads bytes 4 to 8 of a buffer of 4"),
+    ("9.3", "__syncthreads();", "__syncwarp();", ":28 (block (0, 0, 0), thread (32, 0, 0)) writes, and no barrier orders the two"),
+    ("9.4", "if (both == -INFINITY) return;", "", "nan, expected"),
+    ("9.5", "n = -0.0f", "n = 0", "the bits of element 2 of 0 keys"),
+    ("9.6", "__syncwarp();", "", "reads shared memory that nobody has written"),
+    ("9.6", "copy_async_wait<1>();", "copy_async_wait<2>();", "has not brought yet"),
+    ("9.7", "if (round > 0) barrier_wait(empty + place, (round - 1) % 2);", "", "one more than the 1 arrivals of a phase"),
+    ("9.7", "barrier_wait(full + place, round % 2);", "barrier_wait(full + place, 0);", "race: a copy overwrites"),
+    ("9.8", "(lane / 16 * 8 + lane % 8) * 24 + lane / 8 % 2 * 8", "lane % 16 * 24 + lane / 16 * 8", "register 1 of lane 0 of A^T"),
+    ("9.9", "8 * i + 2 * t", "8 * i + t", "the score of key"),
+    ("9.10", "store_fresh(sums + blockIdx.x, sum);", "", "scratch memory that this launch has not written"),
+    ("9.11", "cluster_sync();\n  float", "float", "reads shared memory that nobody has written"),
+    ("9.11", "cluster_sync();\n}", "}", "shared memory of a block that has ended"),
+    ("9.12", "static_cast<int>(step % 2) * n_packets", "0 * int(step)", "deadlock"),
+    ("9.13", "receive(1, i)", "receive(0, i)", "the bits of 6 sums on four devices"),
+]
 TO_PROGRAM = re.compile(r"^// \* `\./run exercise ([\d.]+)`: (.*)[;.]$", re.MULTILINE)
 
 
@@ -28,30 +51,52 @@ def status_and_output(path, solution, folder):
     program = exercise.build(path, solution, folder)
     if program is None:
         return None, ""
-    result = subprocess.run([program], capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run(program, capture_output=True, text=True, timeout=60, check=False, env=exercise.ENVIRONMENT)
     return result.returncode, result.stdout
+
+
+def answered(number, old, new, folder):
+    """The form of an exercise with a changed solution in it."""
+    form, solution = EXERCISES[number].read_text(encoding="utf-8"), exercise.solution_of(EXERCISES[number]).read_text(encoding="utf-8")
+    answer = re.search(r"^inline .*", solution, re.MULTILINE | re.DOTALL)[0]
+    assert answer.count(old) == 1, f"{number}: {old} is {answer.count(old)} times in the solution"
+    path = folder / f"{number.replace('.', '_')}_{abs(hash((old, new)))}.cpp"
+    path.write_text(form.partition("// Change from here ...\n")[0] + answer.replace(old, new) + form.partition("// ... to here.\n")[2])
+    return path
 
 
 class Exercises(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        jobs = [(number, solution) for number in EXERCISES for solution in (False, True)]
-        with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(2) as pool:
-            results = pool.map(lambda job: status_and_output(EXERCISES[job[0]], job[1], pathlib.Path(folder)), jobs)
-            cls.found = dict(zip(jobs, results))
+        with tempfile.TemporaryDirectory() as name, concurrent.futures.ThreadPoolExecutor(2) as pool:
+            folder = pathlib.Path(name)
+            jobs = [((number, solution), EXERCISES[number], solution) for number in RUNS for solution in (False, True)]
+            jobs += [(wrong, answered(*wrong[:3], folder), False) for wrong in WRONG]
+            cls.found = dict(pool.map(lambda job: (job[0], status_and_output(job[1], job[2], folder)), jobs))
 
-    def test_there_are_some_in_most_notebooks(self):
-        self.assertGreaterEqual(len(EXERCISES), 8)
-        self.assertGreaterEqual(len({number.split(".")[0] for number in EXERCISES}), 8)
+    def test_there_are_thirty(self):
+        self.assertEqual((len(EXERCISES), len(KERNELS), len(ON_RANKS)), (30, 12, 3))
+
+    def test_wrong_kernels_are_refused_with_the_reason(self):
+        self.assertEqual({wrong[0] for wrong in WRONG}, set(KERNELS))
+        for wrong in WRONG:
+            status, output = self.found[wrong]
+            self.assertEqual(status, 1, f"{wrong}: {output}")
+            self.assertIn(wrong[3], output, wrong)
+
+    def test_the_front_page_lists_them(self):
+        page = (ROOT / "docs" / "mainpage.md").read_text(encoding="utf-8")
+        listed = re.findall(r"(?:\| |; )(\d+\.\d+) (.*?)(?=; \d|  ?\|)", page)
+        self.assertEqual(dict(listed), {number: exercise.about(path)[0] for number, path in EXERCISES.items()})
 
     def test_every_solution_passes(self):
-        for number in EXERCISES:
+        for number in RUNS:
             status, output = self.found[number, True]
             self.assertEqual(status, 0, f"{number}: {output}")
             self.assertRegex(output, r"^All \d+ claims hold\.\n$", number)
 
     def test_every_form_compiles_and_fails(self):
-        for number in EXERCISES:
+        for number in RUNS:
             status, output = self.found[number, False]
             self.assertEqual(status, 1, f"{number}: {output}")
             self.assertIn("does not hold: ", output, number)

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief What a puzzle that is a kernel is checked with: the emulator in its shadow mode, under several seeds.
+///
+/// Races in shared memory, reads of what has not been written, accesses outside a buffer and waits that never end are
+/// claims that do not hold, each with the lines that collide.
+#pragma once
+
+#include "tree_attn/gpu/platform/device.hpp"
+#include "tree_attn/gpu/platform/launch.hpp"
+#include "tree_attn/notebooks_cpp/exercises/check.hpp"
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+using namespace tree_attn::emulated;
+using tree_attn::BFloat16, tree_attn::Bytes16, tree_attn::MemoryUse, tree_attn::Packet;
+
+namespace tree_attn::exercise {
+
+/// n whole numbers of -8 to 8: their sums are exact in every order.
+inline std::vector<float> numbers(int n, unsigned seed) {
+  std::mt19937 random(seed);
+  std::vector<float> found;
+  for (int i = 0; i < n; ++i) found.push_back(float(int(random() % 17) - 8));
+  return found;
+}
+
+/// A copy that kernels may read and not write.
+inline emulated::DeviceBuffer<float> on_device(const std::vector<float>& elements) {
+  emulated::DeviceBuffer<float> buffer(std::int64_t(elements.size()), MemoryUse::Input);
+  buffer.upload(elements);
+  return buffer;
+}
+
+/// Runs a check under n seeds: each is another order of threads, blocks, copies and packets. A report of the emulator is a
+/// claim that does not hold.
+template <class Check>
+void under_seeds(unsigned n, const Check& check, int n_devices = 1) {
+  for (unsigned seed = 0; seed < n; ++seed) {
+    const emulated::SettingsScope scope(
+        {.seed = seed, .n_workers = 1, .deadline = std::chrono::seconds(5), .n_devices = n_devices});
+    try {
+      check();
+    } catch (const DeviceError& error) {
+      expect(false, "no fault with seed " + std::to_string(seed) + ": " + error.what());
+    }
+    emulated::set_device(0);
+  }
+}
+
+/// Devices that reach each other, with a stream each.
+class Devices {
+ public:
+  explicit Devices(int n) {
+    for (int d = 0; d < n; ++d) {
+      use(d);
+      for (int other = 0; other < n; ++other) {
+        if (other != d) emulated::enable_peer_access(other);
+      }
+      streams_.push_back(std::make_unique<emulated::OwnedStream>());
+    }
+  }
+  /// Makes a device the current one.
+  void use(int d) { emulated::set_device(d); }
+  /// The stream of a device.
+  emulated::Stream stream(int d) const { return *streams_[std::size_t(d)]; }
+  /// Until all that is queued has run.
+  void wait() {
+    for (std::size_t d = 0; d < streams_.size(); ++d) use(int(d)), emulated::synchronise(*streams_[d]);
+  }
+
+ private:
+  std::vector<std::unique_ptr<emulated::OwnedStream>> streams_;
+};
+
+}  // namespace tree_attn::exercise

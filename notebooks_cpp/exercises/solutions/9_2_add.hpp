@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief A solution of exercise 9.2: two vectors.
+#pragma once
+
+#include "tree_attn/notebooks_cpp/exercises/puzzle.hpp"
+
+/// c_i = a_i + b_i for i < n, one thread per element. Words: blockIdx, blockDim, threadIdx, load_once(), store_fresh().
+inline __global__ void add(const float* a, const float* b, float* c, int n) {
+  const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+  if (i >= n) return;
+  store_fresh(c + i, load_once(a + i) + load_once(b + i));
+}
