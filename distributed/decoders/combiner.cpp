@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstddef>
+#include <limits>
 #include <numeric>
 #include <stdexcept>
 #include <string>
@@ -131,6 +132,18 @@ Plan plan_of(const Transport& transport, OutputPart part, PlanOptions options, s
 
 }  // namespace
 
+void set_head(float* states, const TensorView& o, const TensorView& lse, std::int64_t i, std::int64_t h, LseForm form) {
+  const std::int64_t d_v = o.shape[3];
+  for (std::int64_t j = 0; j < o.shape[2]; ++j, states += state_size(d_v)) {
+    float of_row = 0;
+    load_row(lse, i, h, j, &of_row);
+    // The output is loaded into the state, which ends as long as it.
+    float* const row = states + kValues;
+    if (of_row != -std::numeric_limits<float>::infinity()) load_row(o, i, h, j, row);
+    set_from_lse(states, row, of_row, d_v, form);
+  }
+}
+
 Combiner::Combiner(Transport& transport, const std::array<std::int64_t, 4>& shape, OutputPart part, PlanOptions options)
     : transport_(transport),
       shape_(checked(transport, shape, part, options)),
@@ -139,8 +152,7 @@ Combiner::Combiner(Transport& transport, const std::array<std::int64_t, 4>& shap
       plan_(plan_of(transport, part, std::move(options), n_rows_, shape[3])),
       heads_(static_cast<std::size_t>(shape[1])),
       fabric_(transport, plan_, n_rows_, shape[3]),
-      states_(static_cast<std::size_t>(n_rows_ * state_size(shape[3]))),
-      row_(static_cast<std::size_t>(shape[3])) {
+      states_(static_cast<std::size_t>(n_rows_ * state_size(shape[3]))) {
   std::iota(heads_.begin(), heads_.end(), 0);
   const std::int64_t n = n_heads();
   for (std::size_t i = 0; part == OutputPart::kHeads && i < heads_.size(); ++i) {
@@ -163,14 +175,10 @@ OutputView Combiner::combine(const TensorView& o, const TensorView& lse, LseForm
   // With all rows, state (i, h, j) is row (i n_h + h) l + j; by heads, the batch comes after the head, so that those of a
   // rank are adjacent.
   const bool by_heads = part_ == OutputPart::kHeads;
-  float* state = states_.data();
+  float* states = states_.data();
   const auto set_states = [&](std::int64_t i, std::int64_t h) {
-    for (std::int64_t j = 0; j < l; ++j, state += state_size(d_v)) {
-      float natural = 0;
-      load_row(lse, i, h, j, &natural);
-      if (natural > -std::numeric_limits<float>::infinity() || natural != natural) load_row(o, i, h, j, row_.data());
-      set_from_lse(state, row_.data(), natural, d_v, form);
-    }
+    set_head(states, o, lse, i, h, form);
+    states += l * state_size(d_v);
   };
   if (by_heads) {
     for (const std::int64_t h : heads_)

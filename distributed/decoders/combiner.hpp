@@ -14,6 +14,13 @@
 
 namespace tree_attn {
 
+/// The states of one head: set_from_lse() of its l rows.
+/// @param[out] states [l][2 + d_v]
+/// @param[in] o [b, n_h, l, d_v]; rows whose lse is -inf are not read
+/// @param[in] lse [b, n_h, l, 1]
+/// @param i, h batch entry and head
+void set_head(float* states, const TensorView& o, const TensorView& lse, std::int64_t i, std::int64_t h, LseForm form);
+
 /// What a rank ends with.
 enum class OutputPart {
   kAll,   ///< every row: [b, n_h, l, d_v] on every rank
@@ -62,7 +69,7 @@ class Combiner {
   Plan plan_;
   std::vector<std::int64_t> heads_;  ///< in the order of their rows in the states
   HostFabric fabric_;
-  std::vector<float> states_, row_, out_, lse_;
+  std::vector<float> states_, out_, lse_;
 };
 
 }  // namespace tree_attn

@@ -41,6 +41,7 @@ ARROWS = {
     "distributed/job": REFERENCE + ["gpu/backend", "distributed/transport"],
     "distributed/model": REFERENCE + ["gpu/backend", "distributed/transport", "distributed/decoders"],
     "distributed/measure": REFERENCE + ["gpu/backend", "distributed/plan", "distributed/transport", "distributed/decoders"],
+    "distributed/interface": REFERENCE + ["distributed/decoders"],
     "distributed/program": REFERENCE + ["gpu/backend", "distributed/"],
     "distributed/simulated": [],
     "tests/reference": REFERENCE + ["tests/support"],
@@ -50,7 +51,7 @@ ARROWS = {
 
 # Libraries, and the only places that may include them. What needs them, directly or not, is not for the rest.
 LIBRARIES = {
-    r"(unsupported/)?Eigen/": ["reference/energy", "reference/oracle", "reference/decode/*.cpp", "reference/cpu/*.cpp", "reference/data/*.cpp", "distributed/model", "tests", "notebooks_cpp"],
+    r"(unsupported/)?Eigen/": ["reference/energy", "reference/oracle", "reference/decode/*.cpp", "reference/cpu/*.cpp", "reference/data/*.cpp", "distributed/model", "distributed/interface/*.cpp", "tests", "notebooks_cpp"],
     r"nlohmann/": ["reference/data", "distributed/model", "distributed/job", "distributed/measure", "distributed/program", "tests"],
     r"CLI/": ["distributed/program", "tests"],
     r"boost/": ["gpu/platform/emulator"],

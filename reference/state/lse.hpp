@@ -38,10 +38,10 @@ enum class LseForm {
 /// Edges: lse = -inf is the empty set, and o is not read; NaN, and +inf unless the form says otherwise, give a state whose D
 /// is NaN, so that the output is NaN.
 /// @param[out] state [2 + d_v]
-/// @param[in] o output [d_v]; must not overlap state
+/// @param[in] o output [d_v]; may be where n is, and must not overlap the state otherwise
 /// @param lse log-sum-exp, in the base of `form`
 template <class Real>
-TREE_ATTN_HOST_DEVICE inline void set_from_lse(Real* __restrict state, const Real* __restrict o, Real lse, std::int64_t d_v,
+TREE_ATTN_HOST_DEVICE inline void set_from_lse(Real* state, const Real* o, Real lse, std::int64_t d_v,
                                                LseForm form = LseForm::kNatural) {
   constexpr Real kInf = std::numeric_limits<Real>::infinity();
   const bool is_empty_set = lse == -kInf || (lse == kInf && form == LseForm::kNaturalOrInfEmpty);

@@ -1,0 +1,434 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The C interface: DLPack tensors as views, errors as codes with a line.
+#include "tree_attn/distributed/interface/tree_attn.h"
+
+#include "tree_attn/distributed/decoders/attention.hpp"
+#include "tree_attn/reference/data/input_error.hpp"
+#include "tree_attn/reference/decode/backend.hpp"
+#include "tree_attn/reference/energy/moments.hpp"
+#include "tree_attn/reference/oracle/attention.hpp"
+#if defined(TREE_ATTN_INTERFACE_HAS_MPI)
+#include "tree_attn/distributed/decoders/mpi_attention.hpp"
+#endif
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+/// What ta_open() opens.
+struct ta_attention {
+  tree_attn::Attention attention;
+  tree_attn::AttentionShape shape;
+};
+
+namespace tree_attn {
+namespace {
+
+thread_local std::string last_error;
+
+int failed(ta_status status, const char* what) {
+  try {
+    last_error = what;
+  } catch (const std::bad_alloc&) {
+    last_error.clear();
+  }
+  return status;
+}
+
+/// Calls the body and turns what it throws into a status.
+template <class Body>
+int guarded(const Body& body) {
+  try {
+    body();
+    return TA_OK;
+  } catch (const TransportError& error) {
+    return failed(TA_TRANSPORT, error.what());
+  } catch (const InputError& error) {
+    return failed(TA_INVALID, error.what());
+  } catch (const std::invalid_argument& error) {
+    return failed(TA_INVALID, error.what());
+  } catch (const std::out_of_range& error) {
+    return failed(TA_RANGE, error.what());
+  } catch (const std::bad_alloc&) {
+    return failed(TA_NO_MEMORY, "memory ran out");
+  } catch (const std::exception& error) {
+    return failed(TA_INTERNAL, error.what());
+  } catch (...) {
+    return failed(TA_INTERNAL, "an exception of an unknown type");
+  }
+}
+
+DType dtype_of(const char* name, DLDataType type) {
+  constexpr auto is = [](DLDataType t, int code, int bits) { return t.code == code && t.bits == bits && t.lanes == 1; };
+  if (is(type, kDLFloat, 64)) return DType::F64;
+  if (is(type, kDLFloat, 32)) return DType::F32;
+  if (is(type, kDLFloat, 16)) return DType::F16;
+  require(is(type, kDLBfloat, 16), name, " has elements of code ", int{type.code}, ", ", int{type.bits}, " bits and ",
+          type.lanes, " lanes; F64, F32, F16 and BF16 are taken");
+  return DType::BF16;
+}
+
+/// Whether the axes are filled up to four by one at the end, as for an lse: the last of its own axes may then be strided.
+enum class Rows { kVectors, kScalars };
+
+/// A tensor of up to four axes, as a view of four: ones are put before the axes.
+/// @throws std::invalid_argument in one line for what cannot be read as such; reads no element
+TensorView view_of(const DLManagedTensor* managed, const char* name, int n_axes, Rows rows = Rows::kVectors) {
+  require(managed != nullptr, name, " is null");
+  const DLTensor& tensor = managed->dl_tensor;
+  require(tensor.device.device_type == kDLCPU || tensor.device.device_type == kDLCUDAHost, name, " is on device type ",
+          tensor.device.device_type, "; tensors in memory of the host are taken");
+  require(tensor.ndim == n_axes, name, " has ", tensor.ndim, " axes; expected ", n_axes);
+  require(tensor.shape != nullptr, name, " has no shape");
+  TensorView view{.dtype = dtype_of(name, tensor.dtype), .shape = {1, 1, 1, 1}};
+  const int shift = rows == Rows::kScalars ? 3 - n_axes : 4 - n_axes;
+  bool is_empty = false;
+  double end = static_cast<double>(tensor.byte_offset), n_dense = 1;  // in double: what a stranger passes may overflow
+  std::int64_t dense = 1;
+  for (int axis = n_axes - 1; axis >= 0; --axis) {
+    const std::int64_t n = tensor.shape[axis], stride = tensor.strides == nullptr ? dense : tensor.strides[axis];
+    require(n >= 0, name, " has ", n, " elements along axis ", axis);
+    n_dense *= static_cast<double>(std::max<std::int64_t>(n, 1));
+    is_empty = is_empty || n == 0;
+    if (n > 1) require(stride >= 0, name, " has stride ", stride, " along axis ", axis, "; strides are at least 0");
+    if (n > 1) end += static_cast<double>(n - 1) * static_cast<double>(stride) * static_cast<double>(bytes_of(view.dtype));
+    require(n_dense <= 0x1p58 && end <= 0x1p62, name, " has more than 2^58 elements, or lies beyond 2^62 bytes");
+    const int at = shift + axis;
+    view.shape[static_cast<std::size_t>(at)] = n;
+    if (at < 3) view.stride[static_cast<std::size_t>(at)] = n > 1 ? stride : 0;
+    require(at < 3 || n <= 1 || stride == 1, name, " has stride ", stride, " along its last axis; 1 is needed");
+    dense *= std::max<std::int64_t>(n, 1);
+  }
+  require(is_empty || tensor.data != nullptr, name, " has no data");
+  if (is_empty) return view;
+  view.data = static_cast<const std::byte*>(tensor.data) + tensor.byte_offset;
+  return view;
+}
+
+/// Bytes from the first to the last element; 0 if there is none.
+std::int64_t extent(const TensorView& view) {
+  std::int64_t last = view.shape[3] - 1;
+  for (std::size_t axis = 0; axis < 3; ++axis) last += (view.shape[axis] - 1) * view.stride[axis];
+  return view.data == nullptr ? 0 : (last + 1) * static_cast<std::int64_t>(bytes_of(view.dtype));
+}
+
+/// A tensor that is written.
+class Output {
+ public:
+  /// @param expected axes @throws std::invalid_argument as view_of(); also for other axes, and elements that coincide
+  Output(const DLManagedTensor* managed, const char* name, int n_axes, std::array<std::int64_t, 4> expected,
+         Rows rows = Rows::kVectors)
+      : view_(view_of(managed, name, n_axes, rows)), name_(name) {
+    require(view_.shape == expected, name, " is [", view_.shape[0], ", ", view_.shape[1], ", ", view_.shape[2], ", ",
+            view_.shape[3], "] with four axes; expected [", expected[0], ", ", expected[1], ", ", expected[2], ", ",
+            expected[3], "]");
+    // Along axes of growing stride, each step leaves behind all that lies below.
+    std::vector<std::array<std::int64_t, 2>> axes{{1, view_.shape[3]}};
+    for (std::size_t axis = 0; axis < 3; ++axis) axes.push_back({view_.stride[axis], view_.shape[axis]});
+    std::ranges::sort(axes);
+    std::int64_t below = 0;
+    for (const auto& [stride, n] : axes) {
+      if (n <= 1) continue;
+      require(stride > below, name, " has elements that share memory: it is written");
+      below += (n - 1) * stride;
+    }
+  }
+  /// @throws std::invalid_argument if another tensor may share memory
+  void require_apart(const TensorView& other, const char* name) const {
+    const auto begin = [](const TensorView& view) { return reinterpret_cast<std::uintptr_t>(view.data); };
+    const auto end = [&](const TensorView& view) { return begin(view) + static_cast<std::uintptr_t>(extent(view)); };
+    const bool overlap =
+        view_.data != nullptr && other.data != nullptr && begin(view_) < end(other) && begin(other) < end(view_);
+    require(!overlap, name_, " is written and overlaps ", name);
+  }
+  void require_apart(const Output& other) const { require_apart(other.view_, other.name_); }
+  /// Writes dense elements, rounded to the type of the tensor.
+  template <class Real>
+  void write(const Real* from) const {
+    for (std::int64_t i = 0; i < view_.shape[0]; ++i)
+      for (std::int64_t j = 0; j < view_.shape[1]; ++j)
+        for (std::int64_t n = 0; n < view_.shape[2]; ++n, from += view_.shape[3]) write_row(from, view_.row(i, j, n));
+  }
+  /// @throws std::invalid_argument unless the elements are F64
+  void require_double() const {
+    require(view_.dtype == DType::F64, name_, " is ", name_of(view_.dtype), "; the oracle writes F64");
+  }
+
+ private:
+  void write_row(const float* from, const std::byte* to) const {
+    if (view_.shape[3] > 0) store(from, view_.dtype, view_.shape[3], const_cast<std::byte*>(to));
+  }
+  void write_row(const double* from, const std::byte* to) const {
+    std::memcpy(const_cast<std::byte*>(to), from, static_cast<std::size_t>(view_.shape[3]) * sizeof *from);
+  }
+
+  TensorView view_;
+  const char* name_;
+};
+
+/// The outputs of a call: none overlaps another, nor an input.
+class Outputs {
+ public:
+  void add(const DLManagedTensor* managed, const char* name, int n_axes, std::array<std::int64_t, 4> expected,
+           Rows rows = Rows::kVectors) {
+    outputs_.emplace_back(managed, name, n_axes, expected, rows);
+    for (std::size_t i = 0; i + 1 < outputs_.size(); ++i) outputs_.back().require_apart(outputs_[i]);
+  }
+  void require_apart(const TensorView& input, const char* name) const {
+    for (const Output& output : outputs_) output.require_apart(input, name);
+  }
+  const Output& operator[](std::size_t i) const { return outputs_[i]; }
+  std::size_t size() const { return outputs_.size(); }
+
+ private:
+  std::vector<Output> outputs_;
+};
+
+/// out [b, n_h, l, d_v] and, unless it is null, lse [b, n_h, l].
+Outputs out_and_lse(const DLManagedTensor* out, const DLManagedTensor* lse, const std::array<std::int64_t, 4>& shape) {
+  Outputs outputs;
+  outputs.add(out, "out", 4, shape);
+  if (lse != nullptr) outputs.add(lse, "lse", 3, {shape[0], shape[1], shape[2], 1}, Rows::kScalars);
+  return outputs;
+}
+
+void write(const Outputs& outputs, std::span<const float> out, std::span<const float> lse) {
+  outputs[0].write(out.data());
+  if (outputs.size() > 1) outputs[1].write(lse.data());
+}
+
+LseForm form_of(int form) {
+  require(form >= TA_NATURAL && form <= TA_NATURAL_OR_INF_EMPTY, "form is ", form, "; 0, 1 or 2");
+  return form == TA_NATURAL ? LseForm::kNatural : form == TA_BASE_TWO ? LseForm::kBaseTwo : LseForm::kNaturalOrInfEmpty;
+}
+
+std::optional<double> scale_of(double scale) { return scale == 0 ? std::nullopt : std::optional(scale); }
+
+Attention open(const ta_setup& setup, const AttentionShape& shape) {
+  AttentionSetup all{.scale = scale_of(setup.scale), .ranks_per_node = setup.ranks_per_node};
+  if (setup.algorithm != nullptr) all.algorithm = setup.algorithm;
+  if (setup.backend != nullptr) all.backend = setup.backend;
+  if (setup.n_threads != 0) all.n_threads = setup.n_threads;
+  if (setup.comm == nullptr) return Attention(shape, all);
+#if defined(TREE_ATTN_INTERFACE_HAS_MPI)
+  return open_attention(*static_cast<const MPI_Comm*>(setup.comm), shape, all, setup.timeout == 0 ? 60 : setup.timeout);
+#else
+  throw std::invalid_argument("comm: this library was built without MPI");
+#endif
+}
+
+/// The last two axes, in double.
+Matrix matrix_of(const TensorView& view) {
+  Matrix matrix(view.shape[2], view.shape[3]);
+  std::vector<double> row(static_cast<std::size_t>(view.shape[3]));
+  for (Eigen::Index i = 0; i < matrix.rows(); ++i) {
+    load_row(view, 0, 0, i, row.data());
+    for (Eigen::Index j = 0; j < matrix.cols(); ++j) matrix(i, j) = row[static_cast<std::size_t>(j)];
+  }
+  return matrix;
+}
+
+}  // namespace
+}  // namespace tree_attn
+
+using namespace tree_attn;  // NOLINT: what follows is C
+
+const char* ta_version() { return TREE_ATTN_VERSION; }
+
+const char* ta_error() { return last_error.c_str(); }
+
+int ta_attend(const DLManagedTensor* q, const DLManagedTensor* k, const DLManagedTensor* v, double scale,
+              const DLManagedTensor* out, const DLManagedTensor* lse) {
+  return guarded([&] {
+    const TensorView qs = view_of(q, "q", 4), ks = view_of(k, "k", 4), vs = view_of(v, "v", 4);
+    check_shapes(qs, ks, vs);
+    const Outputs outputs = out_and_lse(out, lse, {qs.shape[0], qs.shape[1], qs.shape[2], vs.shape[3]});
+    outputs.require_apart(qs, "q"), outputs.require_apart(ks, "k"), outputs.require_apart(vs, "v");
+    const std::vector<std::int64_t> lengths(static_cast<std::size_t>(qs.shape[0]), ks.shape[2]);
+    const double factor = scale_of(scale).value_or(1 / std::sqrt(static_cast<double>(qs.shape[3])));
+    Forest<float> states = decode_shard(qs, {.k = ks, .v = vs}, lengths, factor);
+    const DecodeOutput output = finish_rows(states.fold(), qs.shape[0] * qs.shape[1] * qs.shape[2], vs.shape[3]);
+    write(outputs, output.out, output.lse);
+  });
+}
+
+int ta_oracle(const DLManagedTensor* q, const DLManagedTensor* k, const DLManagedTensor* v, const DLManagedTensor* zeta,
+              double scale, int causal, const DLManagedTensor* out, const DLManagedTensor* lse,
+              const DLManagedTensor* energy, const DLManagedTensor* gradient) {
+  return guarded([&] {
+    const TensorView qs = view_of(q, "q", 4), ks = view_of(k, "k", 4), vs = view_of(v, "v", 4);
+    check_shapes(qs, ks, vs);
+    AttentionOptions options{.scale = scale_of(scale), .causal = causal != 0};
+    if (zeta != nullptr) options.zeta = view_of(zeta, "zeta", 4);
+    require(zeta != nullptr || (energy == nullptr && gradient == nullptr), "zeta is null, but energy or gradient is wanted");
+    const std::array<std::int64_t, 4> shape{qs.shape[0], qs.shape[1], qs.shape[2], vs.shape[3]},
+        rows{shape[0], shape[1], shape[2], 1};
+    Outputs outputs;
+    std::vector<const std::vector<double>*> results;
+    AttentionResult result;
+    const auto add = [&](const DLManagedTensor* managed, const char* name, bool scalars, const std::vector<double>& from) {
+      if (managed == nullptr) return;
+      outputs.add(managed, name, scalars ? 3 : 4, scalars ? rows : shape, scalars ? Rows::kScalars : Rows::kVectors);
+      outputs[outputs.size() - 1].require_double();
+      results.push_back(&from);
+    };
+    add(out, "out", false, result.out), add(lse, "lse", true, result.lse);
+    add(energy, "energy", true, result.energy), add(gradient, "gradient", false, result.gradient);
+    outputs.require_apart(qs, "q"), outputs.require_apart(ks, "k"), outputs.require_apart(vs, "v");
+    if (options.zeta) outputs.require_apart(*options.zeta, "zeta");
+    result = attention(qs, ks, vs, options);
+    for (std::size_t i = 0; i < outputs.size(); ++i) outputs[i].write(results[i]->data());
+  });
+}
+
+int ta_moments(const DLManagedTensor* q, const DLManagedTensor* k, const DLManagedTensor* v, const DLManagedTensor* zeta,
+               const DLManagedTensor* mean, const DLManagedTensor* covariance) {
+  return guarded([&] {
+    const TensorView qs = view_of(q, "q", 1), ks = view_of(k, "k", 2), vs = view_of(v, "v", 2);
+    const std::int64_t d_v = vs.shape[3];
+    require(ks.shape[2] == vs.shape[2] && ks.shape[3] == qs.shape[3], "q has ", qs.shape[3], " elements, k is [",
+            ks.shape[2], ", ", ks.shape[3], "] and v [", vs.shape[2], ", ", d_v, "]");
+    Vector source = Vector::Zero(d_v);
+    Outputs outputs;
+    outputs.add(mean, "mean", 1, {1, 1, 1, d_v});
+    outputs.add(covariance, "covariance", 2, {1, 1, d_v, d_v});
+    for (std::size_t i = 0; i < 2; ++i) outputs[i].require_double();
+    outputs.require_apart(qs, "q"), outputs.require_apart(ks, "k"), outputs.require_apart(vs, "v");
+    if (zeta != nullptr) {
+      const TensorView zetas = view_of(zeta, "zeta", 1);
+      require(zetas.shape[3] == d_v, "zeta has ", zetas.shape[3], " elements; expected ", d_v);
+      outputs.require_apart(zetas, "zeta");
+      source = matrix_of(zetas).row(0);
+    }
+    const Vector query = matrix_of(qs).row(0);
+    const Matrix K = matrix_of(ks), V = matrix_of(vs);
+    const SeenValues seen = seen_values(query, K, V, source);
+    const Vector first = seen.V.transpose() * seen.P;
+    const Matrix second = tree_attn::covariance(query, K, V, source);  // symmetric, so its layout does not matter
+    outputs[0].write(first.data());
+    outputs[1].write(second.data());
+  });
+}
+
+int ta_merge(const DLManagedTensor* o1, const DLManagedTensor* lse1, const DLManagedTensor* o2, const DLManagedTensor* lse2,
+             int form, const DLManagedTensor* out, const DLManagedTensor* lse) {
+  return guarded([&] {
+    const std::array o{view_of(o1, "o1", 4), view_of(o2, "o2", 4)};
+    const std::array l{view_of(lse1, "lse1", 3, Rows::kScalars), view_of(lse2, "lse2", 3, Rows::kScalars)};
+    const auto [b, n_h, n, d_v] = o[0].shape;
+    const std::array<std::int64_t, 4> rows{b, n_h, n, 1};
+    require(o[1].shape == o[0].shape && l[0].shape == rows && l[1].shape == rows, "o1 is [", b, ", ", n_h, ", ", n, ", ",
+            d_v, "], and o2 has other axes, or lse1 or lse2 is not [", b, ", ", n_h, ", ", n, "]");
+    require(lse != nullptr, "lse is null");
+    const LseForm of = form_of(form);
+    const Outputs outputs = out_and_lse(out, lse, o[0].shape);
+    constexpr std::array kNames{"o1", "o2", "lse1", "lse2"};
+    for (std::size_t i = 0; i < 2; ++i) outputs.require_apart(o[i], kNames[i]), outputs.require_apart(l[i], kNames[2 + i]);
+    std::array<std::vector<float>, 2> states;
+    for (std::size_t i = 0; i < 2; ++i) {
+      states[i].resize(static_cast<std::size_t>(b * n_h * n * state_size(d_v)));
+      float* at = states[i].data();
+      for (std::int64_t row = 0; row < b * n_h; ++row, at += n * state_size(d_v))
+        set_head(at, o[i], l[i], row / n_h, row % n_h, of);
+    }
+    for (std::int64_t at = 0; at < std::ssize(states[0]); at += state_size(d_v))
+      merge(states[0].data() + at, states[1].data() + at, d_v);
+    const DecodeOutput output = finish_rows(states[0], b * n_h * n, d_v);
+    write(outputs, output.out, output.lse);
+  });
+}
+
+int ta_open(const ta_setup* setup, ta_attention** attention) {
+  if (attention != nullptr) *attention = nullptr;
+  return guarded([&] {
+    require(setup != nullptr && attention != nullptr, "setup or attention is null");
+    const auto dtype = [](const char* name, DLDataType type) { return type.bits == 0 ? DType::F32 : dtype_of(name, type); };
+    const AttentionShape shape{.dtype = dtype("key_type", setup->key_type),
+                               .value_dtype = dtype("value_type", setup->value_type),
+                               .batch = setup->batch,
+                               .heads = setup->heads,
+                               .kv_heads = setup->kv_heads,
+                               .n_queries = setup->n_queries,
+                               .head_dim = setup->head_dim,
+                               .value_dim = setup->value_dim};
+    *attention = new ta_attention{open(*setup, shape), shape};
+  });
+}
+
+void ta_close(ta_attention* attention) { delete attention; }
+
+int ta_append(ta_attention* attention, int64_t entry, int64_t n, const DLManagedTensor* k, const DLManagedTensor* v) {
+  return guarded([&] {
+    require(attention != nullptr, "attention is null");
+    require(n >= 0, "n is ", n);
+    const AttentionShape& shape = attention->shape;
+    const auto view = [&](const DLManagedTensor* managed, const char* name, DType dtype, std::int64_t d) {
+      if (managed == nullptr) return TensorView::dense(nullptr, dtype, {1, shape.kv_heads, n, d});
+      const TensorView given = view_of(managed, name, 3);
+      require(given.shape[2] == n, name, " has ", given.shape[2], " positions, but n is ", n);
+      return given;
+    };
+    const TensorView keys = view(k, "k", shape.dtype, shape.head_dim),
+                     values = view(v, "v", shape.value_dtype, shape.value_dim);
+    attention->attention.append(entry, keys, values);
+  });
+}
+
+int ta_truncate(ta_attention* attention, int64_t entry, int64_t n) {
+  return guarded([&] {
+    require(attention != nullptr, "attention is null");
+    attention->attention.truncate(entry, n);
+  });
+}
+
+int ta_length(const ta_attention* attention, int64_t entry, int64_t* length) {
+  return guarded([&] {
+    require(attention != nullptr && length != nullptr, "attention or length is null");
+    const auto lengths = attention->attention.lengths();
+    require<std::out_of_range>(entry >= 0 && entry < std::ssize(lengths), "batch entry ", entry, " of ", lengths.size());
+    *length = lengths[static_cast<std::size_t>(entry)];
+  });
+}
+
+int ta_holds(const ta_attention* attention, int64_t position, int* holds) {
+  return guarded([&] {
+    require(attention != nullptr && holds != nullptr, "attention or holds is null");
+    *holds = attention->attention.holds(position) ? 1 : 0;
+  });
+}
+
+int ta_step(ta_attention* attention, const DLManagedTensor* q, const DLManagedTensor* out, const DLManagedTensor* lse) {
+  return guarded([&] {
+    require(attention != nullptr, "attention is null");
+    const AttentionShape& shape = attention->shape;
+    const TensorView qs = view_of(q, "q", 4);
+    const Outputs outputs = out_and_lse(out, lse, {shape.batch, shape.heads, shape.n_queries, shape.value_dim});
+    outputs.require_apart(qs, "q");
+    const OutputView output = attention->attention.step(qs);
+    write(outputs, output.out, output.lse);
+  });
+}
+
+int ta_combine(ta_attention* attention, const DLManagedTensor* o, const DLManagedTensor* lse, int form, int by_heads,
+               const DLManagedTensor* out, const DLManagedTensor* out_lse) {
+  return guarded([&] {
+    require(attention != nullptr, "attention is null");
+    const TensorView os = view_of(o, "o", 4), lses = view_of(lse, "lse", 3, Rows::kScalars);
+    const LseForm of = form_of(form);
+    std::array<std::int64_t, 4> shape = os.shape;
+    if (by_heads != 0) shape[1] /= attention->attention.transport().size();
+    const Outputs outputs = out_and_lse(out, out_lse, shape);
+    outputs.require_apart(os, "o"), outputs.require_apart(lses, "lse");
+    const OutputPart part = by_heads != 0 ? OutputPart::kHeads : OutputPart::kAll;
+    const OutputView output = attention->attention.combine(os, lses, part, of);
+    write(outputs, output.out, output.lse);
+  });
+}

@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/**
+ * @file
+ * @brief The C interface: attention, merges of (o, lse), and attention over ranks, on DLPack tensors that are not copied.
+ *
+ * Tensors lie in memory of the host. Elements are F64, F32, F16 or BF16; strides are at least 0 and that of the last axis is
+ * 1, in q, k, v, o and out. A tensor that does not fit is refused before anything is read. Tensors that are written must
+ * not overlap others, nor themselves. The caller keeps all tensors: no deleter is called.
+ *
+ * Every function that returns an int returns a ta_status; ta_error() has the line. Functions on one ta_attention are called
+ * by one thread at a time, and collective ones by all of its ranks in the same order.
+ */
+#ifndef TREE_ATTN_H
+#define TREE_ATTN_H
+
+#include "tree_attn/distributed/interface/dlpack_tensor.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** What a call has come to. */
+typedef enum {
+  TA_OK = 0,
+  TA_INVALID = 1,   /**< an argument is refused; nothing was changed */
+  TA_RANGE = 2,     /**< an index, a length or a position is out of range; nothing was changed */
+  TA_TRANSPORT = 3, /**< a message is late or wrong, or another rank has failed: close the handle */
+  TA_NO_MEMORY = 4, /**< memory ran out */
+  TA_INTERNAL = 5   /**< a fault of the library */
+} ta_status;
+
+/** The base of an lse, and what +inf says there: LseForm. */
+typedef enum { TA_NATURAL = 0, TA_BASE_TWO = 1, TA_NATURAL_OR_INF_EMPTY = 2 } ta_lse_form;
+
+/** Attention over a cache that grows. */
+typedef struct ta_attention ta_attention;
+
+/** How a ta_attention is opened; all but n_threads the same on every rank. Null and 0 are the defaults. */
+typedef struct {
+  int64_t batch, heads, kv_heads, n_queries, head_dim, value_dim; /**< no defaults; n_queries is l */
+  DLDataType key_type, value_type;                                /**< of what is appended; bits of 0: F32 */
+  double scale;                                                   /**< factor of q.k; 0: 1 / sqrt(head_dim) */
+  const char* algorithm;                                          /**< "two-level" */
+  const char* backend;                                            /**< "cpu" */
+  int32_t n_threads;                                              /**< 1 */
+  int32_t ranks_per_node;                                         /**< ranks that share memory form a node */
+  const void* comm; /**< the address of an MPI_Comm, which is duplicated; null: alone */
+  double timeout;   /**< seconds that one wait may take without progress: 60 */
+} ta_setup;
+
+/** The version of the library, "0.2.0". */
+const char* ta_version(void);
+/** What the last call of this thread that failed has said, in one line; valid until the next one. Empty before the first. */
+const char* ta_error(void);
+
+/**
+ * Attention in one call, in F32 on the CPU: every query over all keys, heads of a group over the same.
+ * @param[in] q [b, n_h, l, d_h] @param[in] k [b, n_kv, n, d_h] @param[in] v [b, n_kv, n, d_v]
+ * @param scale factor of q.k; 0: 1 / sqrt(d_h)
+ * @param[out] out [b, n_h, l, d_v] @param[out] lse natural [b, n_h, l]; may be null
+ */
+int ta_attend(const DLManagedTensor* q, const DLManagedTensor* k, const DLManagedTensor* v, double scale,
+              const DLManagedTensor* out, const DLManagedTensor* lse);
+/**
+ * The same by the oracle, in double. All that is written is F64.
+ * @param[in] zeta sources [b, n_h, l, d_v]; may be null if energy and gradient are
+ * @param causal whether query j of l sees the keys 0 .. n - l + j alone
+ * @param[out] out, lse as ta_attend(); may be null
+ * @param[out] energy F(zeta) [b, n_h, l]; may be null @param[out] gradient dF/dzeta [b, n_h, l, d_v]; may be null
+ */
+int ta_oracle(const DLManagedTensor* q, const DLManagedTensor* k, const DLManagedTensor* v, const DLManagedTensor* zeta,
+              double scale, int causal, const DLManagedTensor* out, const DLManagedTensor* lse,
+              const DLManagedTensor* energy, const DLManagedTensor* gradient);
+/**
+ * Mean and covariance of the values under the weights of one query at a source: first and second derivative of the energy.
+ * The scale is part of q, as in the paper.
+ * @param[in] q [d_h] @param[in] k [n, d_h] @param[in] v [n, d_v] @param[in] zeta [d_v]; null: 0
+ * @param[out] mean F64 [d_v] @param[out] covariance F64 [d_v, d_v]
+ */
+int ta_moments(const DLManagedTensor* q, const DLManagedTensor* k, const DLManagedTensor* v, const DLManagedTensor* zeta,
+               const DLManagedTensor* mean, const DLManagedTensor* covariance);
+/**
+ * Merges (o, lse) of two disjoint sets of keys, from any kernel.
+ * @param[in] o1, o2 [b, n_h, l, d_v] @param[in] lse1, lse2 [b, n_h, l] @param form a ta_lse_form, of both
+ * @param[out] out [b, n_h, l, d_v] @param[out] lse natural [b, n_h, l]
+ */
+int ta_merge(const DLManagedTensor* o1, const DLManagedTensor* lse1, const DLManagedTensor* o2,
+             const DLManagedTensor* lse2, int form, const DLManagedTensor* out, const DLManagedTensor* lse);
+
+/** Opens attention over the ranks of a communicator, or alone. Collective. @param[out] attention null if it fails */
+int ta_open(const ta_setup* setup, ta_attention** attention);
+/** Closes it, which may be null. Collective unless a call has failed with TA_TRANSPORT. */
+void ta_close(ta_attention* attention);
+/**
+ * Appends n positions to a sequence. Every rank passes the same n; it keeps those that it holds.
+ * @param[in] k [n_kv, n, d_h] @param[in] v [n_kv, n, d_v]; both null on a rank that holds none of the positions
+ */
+int ta_append(ta_attention* attention, int64_t entry, int64_t n, const DLManagedTensor* k, const DLManagedTensor* v);
+/** Removes all positions of a sequence but the first n; 0 ends it. */
+int ta_truncate(ta_attention* attention, int64_t entry, int64_t n);
+/** The positions of a sequence, over all ranks. */
+int ta_length(const ta_attention* attention, int64_t entry, int64_t* length);
+/** Whether this rank holds a position: 0 or 1. */
+int ta_holds(const ta_attention* attention, int64_t position, int* holds);
+/** Attention of the queries over all that was appended. Collective. Arguments as ta_attend(). */
+int ta_step(ta_attention* attention, const DLManagedTensor* q, const DLManagedTensor* out, const DLManagedTensor* lse);
+/**
+ * Merges what the ranks' own kernels have computed, each for its part of the keys. Collective.
+ * @param[in] o [b, n_h, l, d_v] @param[in] lse [b, n_h, l] @param form a ta_lse_form
+ * @param by_heads whether rank r of p ends with the heads [r n_h / p, (r + 1) n_h / p) alone
+ * @param[out] out [b, n_h or n_h / p, l, d_v] @param[out] out_lse natural [b, n_h or n_h / p, l]
+ */
+int ta_combine(ta_attention* attention, const DLManagedTensor* o, const DLManagedTensor* lse, int form, int by_heads,
+               const DLManagedTensor* out, const DLManagedTensor* out_lse);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
