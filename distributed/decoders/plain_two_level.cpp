@@ -3,7 +3,8 @@
 /// @brief Alg. 3 in two levels, with MPI alone: ranks of a node join their states, then nodes do (section 5.3).
 ///
 /// The output has the bits of `two-level` for any nodes, ranges and order of leaves. Both end with the states of all
-/// subtrees of the whole sequence, and the value of a subtree does not depend on the rank that merges it (docs/5-tree.md).
+/// subtrees of the whole sequence, and the value of a subtree does not depend on the rank that merges it
+/// (docs/II.2-tree.md).
 #include "tree_attn/reference/decode/plain.hpp"
 
 #include <mpi.h>

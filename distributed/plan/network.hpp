@@ -42,7 +42,7 @@ inline constexpr Network kSharedNetwork{.inside = {.latency_us = 0.5, .bytes_per
 inline constexpr Network kThreadNetwork{
     .inside = kMpiNetwork.inside, .between = kMpiNetwork.inside, .overhead_us = kMpiNetwork.overhead_us};
 /// NCCL between the memories of GPUs. A round is one kernel of NCCL: 6.6 us, and a step of 0.6 us over NVLink or 2.7 us over
-/// a network, by NCCL's own constants for a ring in the low-latency protocol (docs/7a-network.md). Bandwidths are those of
+/// a network, by NCCL's own constants for a ring in the low-latency protocol (docs/IV.4-network.md). Bandwidths are those of
 /// the paper's cluster, NVLink 4 and one link of 400 Gb/s. Processors spend nothing on a message. Not measured here: that
 /// takes several GPUs.
 inline constexpr Network kNcclNetwork{.inside = {.latency_us = 7.2, .bytes_per_us = 450e3},

@@ -3,8 +3,9 @@
 """What Doxygen reads instead of a chapter or a source file; lines keep their numbers.
 
 Chapters are plain Markdown with mathematics between dollars, readable as they are. Here
+* places and links get Doxygen's words, see book.py;
 * $x$ and $$x$$ become formulas, and a display with \\tag{6} gets the anchor eq_6;
-* below it, and below a heading with {#alg_3}, stand the code that computes it and its tests, see beside.py;
+* below it, and below a heading of that name, stand the code that computes it and its tests, see beside.py;
 * eq. (6), Alg. 3, Thm. 1, Obs. 1 and slip 2 become links to where they stand;
 * ![caption](figure.svg) puts the drawing itself into the page, a page.html what a script draws, and a plot of a notebook as an image;
 * the end of a chapter leads to the next one;
@@ -28,6 +29,7 @@ import sys
 
 import ascii_math
 import beside
+import book
 import kernel_tables
 from index import (CITATION, EXCERPT, ITEMS, ROOMS, ROOT, TABLE, TEST_CASE, anchor_of, chapters, citations, excerpt, name_below,
                    plain, whole)
@@ -47,7 +49,7 @@ TITLE = re.compile(r"^# .*\{#(\w+)\}", re.MULTILINE)
 
 
 def derived():
-    return {key for path in chapters() for key in anchors(path.read_text(encoding="utf-8"))}
+    return {key for path in chapters() for key in anchors(book.read(path))}
 
 
 def link_mentions(text, known):
@@ -156,10 +158,10 @@ def chapter(lines, known):
 
 
 def reading_order():
-    """The pages of the book: the main page names its parts by @subpage, a part its chapters, and a chapter its notebooks."""
+    """The pages of the book: the main page leads to its parts, a part to its chapters, and a chapter to its notebooks."""
     texts = {}
     for path in chapters():
-        text = path.read_text(encoding="utf-8")
+        text = book.read(path)
         if title := TITLE.search(text):
             texts[title[1]] = text
 
@@ -168,7 +170,7 @@ def reading_order():
             yield page
             yield from below(texts.get(page, ""))
 
-    return list(below((ROOT / "docs" / "mainpage.md").read_text(encoding="utf-8")))
+    return list(below(book.read(ROOT / "docs" / "mainpage.md")))
 
 
 def neighbours(page):
@@ -257,7 +259,7 @@ def source(lines, where, known):
 
 def filtered(path, known):
     """Lines of a file as Doxygen reads it. @param path absolute"""
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = book.read(path).splitlines()
     if path.suffix != ".md":
         return source(lines, path.relative_to(ROOT), known)
     is_chapter = path.parent == ROOT / "docs" or path.name.startswith("notebook_")

@@ -7,7 +7,7 @@ Run: docs/tools/index.py --check               the map against docs/not_yet.txt,
      docs/tools/index.py --links FOLDER        every link of a built site leads to a file and an anchor that are there
 
 docs/paper.toml lists the items of the paper. An item is derived where a chapter has its formula (\\tag{6} in a display is
-eq. (6), and the display must be that formula, see docs/tools/paper.py) or its heading ({#alg_3}). Code cites it as
+eq. (6), and the display must be that formula, see docs/tools/paper.py) or its heading (named alg_3). Code cites it as
 @paper{eq_6, eq. (6)}, a test as @tested{eq_6, eq. (6)}. A slip of the paper is an entry of docs/errata.md that tests cite.
 """
 import argparse
@@ -18,6 +18,7 @@ import sys
 import urllib.parse
 from collections import defaultdict
 
+import book
 import paper
 from paper import label_of
 
@@ -116,7 +117,7 @@ def citations(alias, folders, faults):
 
 def derivations(faults):
     """{key: chapter} of all anchors in the chapters. Faults: whatever the chapters state otherwise than the paper does."""
-    texts = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in chapters()}
+    texts = {str(path.relative_to(ROOT)): book.read(path) for path in chapters()}
     faults += [f"docs/paper.toml: {fault}" for fault in paper.list_faults(PAPER)]
     faults += paper.chapter_faults(PAPER, texts)
     for path in [ROOT / "README.md", *chapters(), *sources(*ROOMS, "tests")]:

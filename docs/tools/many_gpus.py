@@ -3,12 +3,12 @@
 """Runs the commands of the chapters on many GPUs: what a user should see is what the program prints, apart from times.
 
 Run: docs/tools/many_gpus.py PROGRAM MPIRUN NCCL            exit status 1 and the difference if a chapter is out of date, 77 without Open MPI
-     docs/tools/many_gpus.py PROGRAM MPIRUN NCCL --write    write what the program prints into docs/7d-many-gpus.md
+     docs/tools/many_gpus.py PROGRAM MPIRUN NCCL --write    write what the program prints into docs/IV.7-many-gpus.md
 
 NCCL is the library that stands in for it on emulated devices. Commands for GPUs run with --backend emulated, two ranks in the place of
 eight, and a short sequence; two machines are one that --ranks-per-node declares to be two. srun is not run here: mpirun starts its program, on as
-many ranks, and tests/distributed/network/slurm.py compares what srun prints. Of docs/7d-many-gpus.md these are the commands of "Four ways
-to start", each followed by what its rehearsal prints; of docs/7a-network.md those over NCCL; of docs/9b-one-launch.md those of one-shot. All digests of the first are equal, and all of the last.
+many ranks, and tests/distributed/network/slurm.py compares what srun prints. Of docs/IV.7-many-gpus.md these are the commands of "Four ways
+to start", each followed by what its rehearsal prints; of docs/IV.4-network.md those over NCCL; of docs/III.3-one-launch.md those of one-shot. All digests of the first are equal, and all of the last.
 """
 import difflib
 import os
@@ -20,10 +20,10 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-CHAPTER = ROOT / "docs" / "7d-many-gpus.md"
+CHAPTER = ROOT / "docs" / "IV.7-many-gpus.md"
 COMMAND = "mpirun -n 4 build/tree_attn decode --backend emulated --seq-len 2048 --heads 8 --kv-heads 2 --head-dim 64 " \
           "--ranks-per-node 2 --compare gather,paper,ring --verify"
-WAYS = ["mpirun", "devices", "hostfile", "srun"]  # the commands of docs/7d-many-gpus.md, and the markers of what they print
+WAYS = ["mpirun", "devices", "hostfile", "srun"]  # the commands of docs/IV.7-many-gpus.md, and the markers of what they print
 SHORT = "--seq-len 2048 --heads 4 --kv-heads 2 --head-dim 64"
 BREAK = " \\\n    "
 OVERSUBSCRIBED = ["--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]
@@ -124,19 +124,19 @@ def main():
     for name, block in blocks.items():
         was, is_now = without_times(between(text, name)), without_times(block)
         if was != is_now:
-            print("\n".join(difflib.unified_diff(was, is_now, f"docs/7d-many-gpus.md, {name}", "the program", lineterm="")))
+            print("\n".join(difflib.unified_diff(was, is_now, f"docs/IV.7-many-gpus.md, {name}", "the program", lineterm="")))
             good = False
 
     # Threads and processes print the same.
     if output_in(blocks["mpirun"]) != output_in(blocks["devices"]):
-        print("docs/7d-many-gpus.md: ranks as threads print something else than processes")
+        print("docs/IV.7-many-gpus.md: ranks as threads print something else than processes")
         good = False
 
     # Each command starts the ranks that it says, and they agree.
     digests = {}
     for chapter, transport, expected in ((CHAPTER.name, "nccl", ["2 ranks on 1 node"] * 2 + ["4 ranks on 2 nodes"] * 2),
-                                         ("7a-network.md", "nccl", ["4 ranks on 1 node", *["2 ranks on 1 node"] * 2]),
-                                         ("9b-one-launch.md", "mpi|threads", ["4 ranks on 1 node"] * 2 + ["4 ranks on 2 nodes", "4 ranks on 1 node"])):
+                                         ("IV.4-network.md", "nccl", ["4 ranks on 1 node", *["2 ranks on 1 node"] * 2]),
+                                         ("III.3-one-launch.md", "mpi|threads", ["4 ranks on 1 node"] * 2 + ["4 ranks on 2 nodes", "4 ranks on 1 node"])):
         found = []
         for i, command in enumerate(commands(chapter)):
             printed = blocks[WAYS[i]] if chapter == CHAPTER.name else run(rehearsed(command))
@@ -150,7 +150,7 @@ def main():
         if found != expected:
             print(f"the commands of {chapter} started {found}, not {expected}")
             good = False
-    for chapter in (CHAPTER.name, "9b-one-launch.md"):
+    for chapter in (CHAPTER.name, "III.3-one-launch.md"):
         if len(digests[chapter]) != 1:
             print(f"docs/{chapter}: the digests are not equal: {digests[chapter]}")
             good = False

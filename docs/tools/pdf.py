@@ -14,6 +14,8 @@ import subprocess
 import sys
 import tempfile
 
+from book import read
+
 CHAPTERS = pathlib.Path(__file__).resolve().parent.parent
 STYLE = """
 html, body { background: #fff !important; color: #000; height: auto !important; overflow: visible !important; --code-font-size: 8.5px; --fragment-lineheight: 11px; }
@@ -33,10 +35,10 @@ table { font-size: 9px; }
 
 
 def order():
-    """Names of the pages of the book: the first page, and below each page those that it names by @subpage."""
+    """Names of the pages of the book: the first page, and below each page those that it leads to."""
     texts = {}
     for path in CHAPTERS.glob("*.md"):
-        text = path.read_text(encoding="utf-8")
+        text = read(path)
         texts |= {name: text for name in re.findall(r"^# .*\{#(\w+)\}", text, re.MULTILINE)}
 
     def below(text):
@@ -44,7 +46,7 @@ def order():
             yield name
             yield from below(texts.get(name, ""))
 
-    return ["index", *below((CHAPTERS / "mainpage.md").read_text(encoding="utf-8"))]
+    return ["index", *below(read(CHAPTERS / "mainpage.md"))]
 
 
 def contents(text):

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of docs/7c-model.md, from what `tests/bench/recall --update` measured.
+"""The tables of docs/IV.6-model.md, from what `tests/bench/recall --update` measured.
 
 Run: docs/tools/recall.py    checks docs/recall.json and prints its tables
 """

@@ -3,7 +3,7 @@
 """The times of simulated clusters as tables, from what `./run simulate` measured.
 
 Run: docs/tools/simulated.py             prints the tables of docs/simulated_cluster.json
-     docs/tools/simulated.py --check     whether docs/7-cost.md has these tables: exit status 1 if not
+     docs/tools/simulated.py --check     whether docs/IV.3-cost.md has these tables: exit status 1 if not
 """
 import json
 import math
@@ -13,7 +13,7 @@ import subprocess
 import sys
 
 DOCS = pathlib.Path(__file__).resolve().parent.parent
-SIMULATED, CHAPTER = DOCS / "simulated_cluster.json", DOCS / "7-cost.md"
+SIMULATED, CHAPTER = DOCS / "simulated_cluster.json", DOCS / "IV.3-cost.md"
 BEGIN, END = "<!-- simulated: begin (./run simulate --update) -->", "<!-- simulated: end -->"
 # The order of the tables; others follow.
 FIRST = ["two-level", "leaders", "fused", "packed", "paper", "gather", "ring-state", "ring"]

@@ -7,8 +7,8 @@
 ///     e = max_a ceil(s_a),   w_a = 2^(s_a - e),   D = sum_a w_a,   n = sum_a w_a v_a,
 ///
 /// with both sums over the tree ((0 + 1) + (2 + 3)) + ... of the key's positions. These are the bits of merging key by key,
-/// because multiplying by a power of two commutes with rounding. docs/5-tree.md has the proof and the exceptions: products
-/// and weights below the smallest normal number, and sums that overflow.
+/// because multiplying by a power of two commutes with rounding. docs/II.2-tree.md has the proof and the exceptions:
+/// products and weights below the smallest normal number, and sums that overflow.
 #pragma once
 
 #include "tree_attn/reference/cpu/lanes.hpp"

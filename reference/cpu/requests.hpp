@@ -16,8 +16,8 @@ namespace tree_attn {
 /// Times each of Requests for a few chunks, and keeps the one with the least time per key.
 ///
 /// How far the hardware prefetchers look ahead differs from processor to processor, and requests that make one faster make
-/// another slower (docs/7-cost.md), so no build can know. A choice holds until a step reads twice as much as the one it was
-/// made for, or half as much: rows may then come from another level of the cache. The first step of a size is not timed,
+/// another slower (docs/IV.3-cost.md), so no build can know. A choice holds until a step reads twice as much as the one it
+/// was made for, or half as much: rows may then come from another level of the cache. The first step of a size is not timed,
 /// since its rows may not be in memory yet.
 class RequestChoice {
  public:

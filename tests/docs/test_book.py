@@ -8,13 +8,34 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "docs" / "tools"))
+import book
 import filter as pages
 
-TEXTS = {path.name: path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md"))}
+RAW = {path.name: path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md"))}
+TEXTS = {path.name: book.read(path) for path in sorted((ROOT / "docs").glob("*.md"))}
 NOTEBOOKS = [re.search(r"^// # .* \{#(\w+)\}$", path.read_text(encoding="utf-8"), re.MULTILINE)[1]
              for path in sorted((ROOT / "notebooks_cpp").glob("[0-9]*_*.cpp"))]
 # Pages that are for looking things up.
 LISTS = {"mainpage.md", "reading_guide.md", "notation.md", "glossary.md", "cheat_sheet.md", "bibliography.md", "part-5-reference.md"}
+
+
+def is_place(place, text):
+    """Whether a link may lead there: a name, or a heading in small letters with hyphens."""
+    slugs = {re.sub(r"[^\w -]", "", title).strip().lower().replace(" ", "-") for title in re.findall(r"^#+ (.*)$", text, re.MULTILINE)}
+    return f'<a id="{place}"></a>' in text or place in slugs
+
+
+def markdown_faults(name, text, folder):
+    """What a viewer of Markdown shows as text, and links of the file that lead nowhere."""
+    for word in re.findall(r"@(?:ref|subpage|anchor) \w+|\{#\w+\}", book.KEPT.sub("", text)):
+        yield f"{name}: {word} is for Doxygen alone, see docs/tools/book.py"
+    for target, place in re.findall(r"\]\((?!\w+:)([^)#\s]*)(?:#([\w-]+))?\)", book.KEPT.sub("", text)):
+        file = folder / target if target else folder / name
+        # Figures are drawn by the build.
+        if not file.exists() and not target.endswith((".svg", ".html")):
+            yield f"{name}: there is no {target}"
+        elif place and not is_place(place, file.read_text(encoding="utf-8")):
+            yield f"{name}: {target or name} has no {place}"
 
 
 def place_faults(order, names):
@@ -33,7 +54,7 @@ def head_faults(name, text):
 
 def citation_faults(bibliography, texts):
     """Works without a citation, citations of works that are not listed, and numbers that differ from their links."""
-    defined, cited = re.findall(r"@anchor (bib_\w+)", bibliography), {key for text in texts for key in re.findall(r"@ref (bib_\w+)", text)}
+    defined, cited = re.findall(r"@anchor (bib_\w+)", bibliography), {key for text in texts for key in re.findall(r"\(@ref (bib_\w+)\)", text)}
     for key in sorted(set(defined) ^ cited | {key for key in defined if defined.count(key) > 1}):
         yield f"{key}: {defined.count(key)} times in the bibliography, {'cited' if key in cited else 'not cited'}"
     for text in [bibliography, *texts]:
@@ -72,6 +93,23 @@ class Book(unittest.TestCase):
         self.assertEqual(list(place_faults(order, names)), [])
         self.assertEqual(len(list(place_faults(order[1:] + order[2:3], names))), 2)
         self.assertEqual(len(list(place_faults([*order, "none"], names))), 1)
+
+    def test_pages_are_plain_markdown(self):
+        readme = (ROOT / "README.md").read_text(encoding="utf-8")
+        self.assertEqual(list(markdown_faults("README.md", readme, ROOT)), [])
+        for name, text in RAW.items():
+            self.assertEqual(list(markdown_faults(name, text, ROOT / "docs")), [])
+        for wrong in ("see @ref tree", "## A section {#tree}", "[a file](none.md)", "[a place](glossary.md#none)", "[here](#none)"):
+            self.assertEqual(len(list(markdown_faults("notation.md", wrong, ROOT / "docs"))), 1, wrong)
+
+    def test_links_become_those_of_doxygen(self):
+        page = "# Part I. The mathematics <a id=\"part_mathematics\"></a>\n\n| [I.1 Attention as a stream](I.1-stream.md) | `[x](tree.md)` |\n"
+        self.assertEqual(book.in_doxygen(page, "part-1-mathematics.md"),
+                         "# Part I. The mathematics {#part_mathematics}\n\n| @subpage stream | `[x](tree.md)` |\n")
+        for text, shown in (("[I.1 Attention as a stream](I.1-stream.md)", "@ref stream"), ("[a stream](I.1-stream.md)", "[a stream](@ref stream)"),
+                            ("$[0, 1)$ and [Alg. 3](IV.1-algorithms.md#alg_3)", "$[0, 1)$ and [Alg. 3](@ref alg_3)"),
+                            ("* <a id=\"bib_x\"></a> X", "* @anchor bib_x X"), ("[out](https://a.md)", "[out](https://a.md)")):
+            self.assertEqual(book.in_doxygen(text, "I.2-energy.md"), shown)
 
     def test_no_script_has_the_name_of_a_page(self):
         # Doxygen writes the navigation below the page X as X.js.

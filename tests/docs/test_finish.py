@@ -41,7 +41,7 @@ class Listings(unittest.TestCase):
 
 class Filtered(unittest.TestCase):
     def test_all_files_at_once_are_what_each_would_be_alone(self):
-        names = ["docs/2-energy.md", "reference/state/state.hpp", "tests/reference/state/test_state.cpp"]
+        names = ["docs/I.2-energy.md", "reference/state/state.hpp", "tests/reference/state/test_state.cpp"]
         script = ROOT / "docs" / "tools" / "filtered"
         with tempfile.TemporaryDirectory() as folder:
             pages.write_all(pathlib.Path(folder), [ROOT / "docs", ROOT / "reference", ROOT / "tests" / "reference" / "state"])

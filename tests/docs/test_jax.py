@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""docs/6a-jax.md: its PyTorch form of Alg. 3 computes attention. It runs on four threads, with a torch of nested lists."""
+"""docs/IV.2-jax.md: its PyTorch form of Alg. 3 computes attention. It runs on four threads, with a torch of nested lists."""
 import math
 import pathlib
 import random
@@ -9,7 +9,7 @@ import threading
 import types
 import unittest
 
-PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "6a-jax.md"
+PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "IV.2-jax.md"
 CODE = re.search(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)[1]
 
 

@@ -120,7 +120,7 @@ def seen(script=""):
 
 class Assumption(unittest.TestCase):
     def test_the_latency_of_a_store_is_named_as_assumed(self):
-        text, chapter = PAGE.read_text(encoding="utf-8"), (ROOT / "docs" / "7b-does-it-pay.md").read_text(encoding="utf-8")
+        text, chapter = PAGE.read_text(encoding="utf-8"), (ROOT / "docs" / "IV.5-does-it-pay.md").read_text(encoding="utf-8")
         assumed = re.search(r"kStoreUs = ([\d.]+);", text)[1]
         of_model = re.search(r"double store_us = ([\d.]+);", (ROOT / "distributed" / "plan" / "step_time.hpp").read_text(encoding="utf-8"))[1]
         self.assertEqual(float(assumed), float(of_model))

@@ -6,9 +6,10 @@ import sys
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "docs" / "tools"))
+import book
 import paper
 
-CHAPTERS = {path.name: path.read_text(encoding="utf-8") for path in paper.FILE.parent.glob("*.md")}
+CHAPTERS = {path.name: book.read(path) for path in paper.FILE.parent.glob("*.md")}
 LIST = paper.FILE.read_text(encoding="utf-8")
 
 
@@ -32,37 +33,37 @@ class Chapters(unittest.TestCase):
                 self.assertIn(f"is not eq. ({n}) of the paper", faults[0])
 
     def test_two_numbers_swapped(self):
-        text = CHAPTERS["2-energy.md"].replace(r"\tag{5}", r"\tag{x}").replace(r"\tag{6}", r"\tag{5}").replace(r"\tag{x}", r"\tag{6}")
-        faults = list(paper.chapter_faults(paper.read(), CHAPTERS | {"2-energy.md": text}))
+        text = CHAPTERS["I.2-energy.md"].replace(r"\tag{5}", r"\tag{x}").replace(r"\tag{6}", r"\tag{5}").replace(r"\tag{x}", r"\tag{6}")
+        faults = list(paper.chapter_faults(paper.read(), CHAPTERS | {"I.2-energy.md": text}))
         self.assertEqual([fault.split(" of the paper")[0].split(": ")[1] for fault in faults],
                          ["this is not eq. (5)", "this is not eq. (6)"])
 
     def test_a_wrong_sign(self):
-        self.assertEqual(len(self.faults("7-cost.md", r"4btd + 2bd . \tag{8}", r"4btd - 2bd . \tag{8}")), 1)
+        self.assertEqual(len(self.faults("IV.3-cost.md", r"4btd + 2bd . \tag{8}", r"4btd - 2bd . \tag{8}")), 1)
 
     def test_setting_is_no_difference(self):
-        self.assertEqual(self.faults("7-cost.md", r"4btd + 2bd . \tag{8}", "4 b \\, t d\n+ {}2 bd \\tag{8} .".replace("{}", "")), [])
-        self.assertEqual(self.faults("1-stream.md", r"n_i = n_{i-1} + v_i s_i , \tag{2}", r"n_{i} = n_{i - 1} + v_i \; s_{i}, \tag{2}"), [])
+        self.assertEqual(self.faults("IV.3-cost.md", r"4btd + 2bd . \tag{8}", "4 b \\, t d\n+ {}2 bd \\tag{8} .".replace("{}", "")), [])
+        self.assertEqual(self.faults("I.1-stream.md", r"n_i = n_{i-1} + v_i s_i , \tag{2}", r"n_{i} = n_{i - 1} + v_i \; s_{i}, \tag{2}"), [])
 
     def test_a_formula_that_is_gone(self):
-        self.assertEqual(self.faults("1-stream.md", r"\tag{3}", ""), ["no chapter has eq. (3): a display with \\tag, or a heading with {#eq_3}"])
+        self.assertEqual(self.faults("I.1-stream.md", r"\tag{3}", ""), ["no chapter has eq. (3): a display with \\tag, or a heading with {#eq_3}"])
 
     def test_a_number_twice_and_one_that_the_paper_does_not_have(self):
-        self.assertIn("is derived in 1-stream.md already", self.faults("1-stream.md", r"\tag{quotient}", r"\tag{3}")[0])
-        self.assertIn("1-stream.md: the paper has no eq_39", self.faults("1-stream.md", r"\tag{quotient}", r"\tag{39}"))
+        self.assertIn("is derived in I.1-stream.md already", self.faults("I.1-stream.md", r"\tag{quotient}", r"\tag{3}")[0])
+        self.assertIn("I.1-stream.md: the paper has no eq_39", self.faults("I.1-stream.md", r"\tag{quotient}", r"\tag{39}"))
 
     def test_a_tag_outside_of_a_display(self):
-        self.assertIn("7-cost.md: a \\tag outside of a display between two lines $$",
-                      self.faults("7-cost.md", "The sequence length is gone.", r"$V = 0 \tag{15}$"))
+        self.assertIn("IV.3-cost.md: a \\tag outside of a display between two lines $$",
+                      self.faults("IV.3-cost.md", "The sequence length is gone.", r"$V = 0 \tag{15}$"))
 
     def test_lines_of_an_algorithm(self):
-        wrong = self.faults("6-algorithms.md", r"| 3 | $m = \mathrm{AllReduce}(\max,", r"| 3 | $m = \mathrm{AllReduce}(\min,")
+        wrong = self.faults("IV.1-algorithms.md", r"| 3 | $m = \mathrm{AllReduce}(\max,", r"| 3 | $m = \mathrm{AllReduce}(\min,")
         self.assertEqual(len(wrong), 1)
         self.assertIn("Alg. 3, line 3", wrong[0])
-        self.assertIn("Alg. 2, line 7: 'None'", self.faults("6-algorithms.md", "| 7 | return $z$ | |\n", "")[0])
+        self.assertIn("Alg. 2, line 7: 'None'", self.faults("IV.1-algorithms.md", "| 7 | return $z$ | |\n", "")[0])
 
     def test_a_figure_that_its_page_does_not_mention(self):
-        self.assertEqual(self.faults("7-cost.md", "Fig. 4", "A figure", CHAPTERS["7-cost.md"].count("Fig. 4")),
+        self.assertEqual(self.faults("IV.3-cost.md", "Fig. 4", "A figure", CHAPTERS["IV.3-cost.md"].count("Fig. 4")),
                          ["fig_4: no page with the anchor 'peak_memory' mentions Fig. 4"])
 
     def test_mentions(self):

@@ -50,7 +50,7 @@ class Recall(unittest.TestCase):
 
     def test_the_report_of_the_chapter(self):
         report = recall.measured()
-        chapter = (ROOT / "docs" / "7c-model.md").read_text(encoding="utf-8")
+        chapter = (ROOT / "docs" / "IV.6-model.md").read_text(encoding="utf-8")
         for name, make in recall.TABLES.items():
             self.assertIn(f"```table {name}\n", chapter)
             self.assertGreater(len(make(report)), 3)

@@ -42,10 +42,10 @@ class Ladder(Statements):
     def test_first_steps(self):
         naive, fused, read = self.us("16/16, 8k", "naive"), self.us("16/16, 8k", "fused"), self.read("16/16, 8k")
         times = f"{fused / naive:.1f} times as long"
-        self.says("docs/9-kernels.md", f"that kernel takes {read:.1f} µs for 8k keys of 16 heads", f"{naive / 1000:.1f} ms, {naive / read:.0f} times the read",
+        self.says("docs/III.1-kernels.md", f"that kernel takes {read:.1f} µs for 8k keys of 16 heads", f"{naive / 1000:.1f} ms, {naive / read:.0f} times the read",
                   f"fewer bytes than step 1 and takes {times}", f"{fused / 1000:.1f} ms, **{times} as step 1**. A warp takes {fused / 8192:.1f} µs per key",
                   f"both kernels of that step take {naive / 8192:.2f} µs per key")
-        for name in ("docs/learnt.md", "docs/ten-minutes.md"):
+        for name in ("docs/IV.8-learnt.md", "docs/ten-minutes.md"):
             self.says(name, times)
 
     def test_heads_state_figures_of_their_own_form_only(self):
@@ -62,21 +62,21 @@ class Ladder(Statements):
         walk, = [line for line in kernel_tables.CARD["stamps"] if line["shape"] == "BF16, 16/16 heads, 64k keys"]
         later = 1e6 * (walk["kernel_seconds"] - walk["end_seconds"] - walk["walk_seconds"])
         part = kernel_tables.on_card("BF16, 16/16 heads, 1M keys", "short-end")
-        self.says("docs/9-kernels.md", f"two joins take {one:.1f} µs with one query per head, and {four:.1f} µs with four", f"after {1e6 * walk['walk_seconds']:.0f} µs, and the last one {later:.0f} µs later",
+        self.says("docs/III.1-kernels.md", f"two joins take {one:.1f} µs with one query per head, and {four:.1f} µs with four", f"after {1e6 * walk['walk_seconds']:.0f} µs, and the last one {later:.0f} µs later",
                   f"{part['read_seconds'] / part['graph_seconds']:.2f} of the rate are left")
         first, second = (kernel_tables.measured_on_card(step)["graph_seconds"] for step in ("naive", "fused"))
-        self.says("docs/9-kernels.md", f"in the present ones {second / first:.1f} times")
-        self.says("docs/learnt.md", f"take {one:.1f} to {four:.1f} µs")
+        self.says("docs/III.1-kernels.md", f"in the present ones {second / first:.1f} times")
+        self.says("docs/IV.8-learnt.md", f"take {one:.1f} to {four:.1f} µs")
         resident = {line["n_blocks"]: line["n_clusters"] for line in kernel_tables.CARD["clusters"] if line["shared_kib"] == 220}
-        self.says("docs/9-kernels.md", f"holds {resident[8]} clusters of eight blocks that take nearly all of the shared memory, and {resident[16]} of sixteen", f"an H200 holds {resident[16]}")
-        self.says("docs/learnt.md", f"holds {resident[8]} clusters of eight")
+        self.says("docs/III.1-kernels.md", f"holds {resident[8]} clusters of eight blocks that take nearly all of the shared memory, and {resident[16]} of sixteen", f"an H200 holds {resident[16]}")
+        self.says("docs/IV.8-learnt.md", f"holds {resident[8]} clusters of eight")
         copies = {(line["way"], line["n_blocks"]): f"{line['read_seconds'] / line['graph_seconds']:.2f}" for line in kernel_tables.CARD["copies"]}
         self.assertEqual((copies["bulk", 132], copies["tensor map", 128]), (copies["cp.async", 132], copies["tensor map", 132]))
-        self.says("docs/9-kernels.md", f"{copies['bulk', 132]} of the read on all 132 multiprocessors and {copies['bulk', 128]} to {copies['cp.async', 128]} on 128",
+        self.says("docs/III.1-kernels.md", f"{copies['bulk', 132]} of the read on all 132 multiprocessors and {copies['bulk', 128]} to {copies['cp.async', 128]} on 128",
                   f"use, reach {copies['tensor map', 132]} on either")
-        self.says("docs/learnt.md", f"reach {copies['tensor map', 132]} of the rate of a read", f"by bulk copies, reach {copies['bulk', 132]}", f"these reach {copies['bulk', 128]}")
+        self.says("docs/IV.8-learnt.md", f"reach {copies['tensor map', 132]} of the rate of a read", f"by bulk copies, reach {copies['bulk', 132]}", f"these reach {copies['bulk', 128]}")
         exchange = [line for line in kernel_tables.CARD["exchange"] if line.get("parts") == 2 and "sent_us" in line]
-        self.says("docs/9b-one-launch.md", f"was there {exchange[0]['last_us']:.1f} µs after", f"all were merged after {exchange[0]['merged_us']:.1f} µs")
+        self.says("docs/III.3-one-launch.md", f"was there {exchange[0]['last_us']:.1f} µs after", f"all were merged after {exchange[0]['merged_us']:.1f} µs")
         compared = [line for line in kernel_tables.CARD["exchange"] if "windows" in line]
         self.assertEqual({(line["parts"], line["windows"], line["steps"], line["wrong"]) for line in compared},
                          {(n, *windows, 0) for n in (2, 4, 8) for windows in (("device", 2000), ("host", 200))})
@@ -85,20 +85,20 @@ class Ladder(Statements):
         part = [self.LINES[f"{heads}, 64k", "equal-runs"] for heads in ("16/16", "32/8")]
         one, four = (line["read_seconds"] / line["graph_seconds"] for line in part)
         over = [self.us(f"{heads}, 8k", "equal-runs") - self.read(f"{heads}, 8k") for heads in ("16/16", "32/8")]
-        self.says("docs/9-kernels.md", f"reached {one:.2f} of the read rate with one query per key/value head, and {four:.2f} with four",
+        self.says("docs/III.1-kernels.md", f"reached {one:.2f} of the read rate with one query per key/value head, and {four:.2f} with four",
                   f"took {over[0]:.0f} µs longer than the read with one query per head, and {over[1]:.0f} µs longer with four")
 
     def test_clusters_and_second_launches(self):
         slower = [self.us(f"16/16, {keys}", "cluster") / self.us(f"16/16, {keys}", "bulk") for keys in ("8k", "64k", "1M")]
-        for name in ("docs/9-kernels.md", "docs/learnt.md"):
+        for name in ("docs/III.1-kernels.md", "docs/IV.8-learnt.md"):
             self.says(name, f"took {min(slower):.1f} to {max(slower):.1f} times as long")
         more = [self.us(f"{heads}, 8k", "split") - self.us(f"{heads}, 8k", "last-block") for heads in ("16/16", "32/8")]
-        self.says("docs/9-kernels.md", f"at 8k keys and in a graph, that took {min(more):.1f} to {max(more):.1f} µs more")
+        self.says("docs/III.1-kernels.md", f"at 8k keys and in a graph, that took {min(more):.1f} to {max(more):.1f} µs more")
 
     def test_bytes_in_flight(self):
         rate = kernel_tables.RATE
         flight = [rate * seconds for seconds in (0.7e-6, 1.0e-6)]
-        self.says("docs/9-kernels.md", f"divided by {rate / 1e12:.2f} TB/s, the highest rate", f"{flight[0] / 1e6:.1f} to {flight[1] / 1e6:.1f} MB for the device, or "
+        self.says("docs/III.1-kernels.md", f"divided by {rate / 1e12:.2f} TB/s, the highest rate", f"{flight[0] / 1e6:.1f} to {flight[1] / 1e6:.1f} MB for the device, or "
                   f"{flight[0] / 132e3:.0f} to {flight[1] / 132e3:.0f} kB for each of 132")
 
     def test_instructions(self):
@@ -106,10 +106,10 @@ class Ladder(Statements):
         bf16, f32 = before["SubWarp<BFloat16, 16, 1>"], before["SubWarp<float, 32, 1>"]
         # A lane of 32 copies 8 KiB by 16 copies of 16 bytes.
         self.assertEqual([f"{share * n / 16:.0f}" for share, n in ((0.38, bf16), (0.57, f32))], ["27", "27"])
-        self.says("docs/9-kernels.md", f"Of the {bf16} instructions", "27 instructions for every copy of 16 bytes", f"57 % of {f32}, again 27")
+        self.says("docs/III.1-kernels.md", f"Of the {bf16} instructions", "27 instructions for every copy of 16 bytes", f"57 % of {f32}, again 27")
         walks = json.loads((ROOT / "docs" / "kernel_instructions.json").read_text(encoding="utf-8"))["walks"]
         now = {(walk["architecture"], walk["worker"], walk["rows"]): walk for walk in walks if walk["kernel"] == "equal_runs"}
-        self.says("docs/learnt.md", f"has {now['sm_90a', 'SubWarp<float, 32, 1>', 'bulk']['per_8_kib']} instructions per 8 KiB where it had {f32}",
+        self.says("docs/IV.8-learnt.md", f"has {now['sm_90a', 'SubWarp<float, 32, 1>', 'bulk']['per_8_kib']} instructions per 8 KiB where it had {f32}",
                   f"takes {now['sm_80', 'SubWarp<float, 32, 1>', 'cp.async']['leaf']} instructions on compute capability 8")
 
 
@@ -125,7 +125,7 @@ class Measured(Statements):
     def test_what_was_learnt(self):
         """Words for ratios, in ranges that another run of the benchmark stays in."""
         finish = "finish of a state of 128 components"
-        self.says("docs/learnt.md", "is more than twice as fast as checking each", "with one of 64 bits `finish()` is slower again", "about one and a half times as fast as in two passes",
+        self.says("docs/IV.8-learnt.md", "is more than twice as fast as checking each", "with one of 64 bits `finish()` is slower again", "about one and a half times as fast as in two passes",
                   "three AllReduces take 1.5 times as long as one", "the combine of 8 KB takes a little longer than `MPI_Allgather`", "less than half of its time when it copies through shared memory")
         self.assertGreater(self.ratio(finish, "speed of looking at each"), 2)
         self.assertGreater(self.ratio(finish, "speed of counting in 64 bits"), 1.1)
@@ -150,8 +150,8 @@ class Predicted(Statements):
     def test_three_collectives(self):
         combine = {row["algorithm"]: row["combine_us"] for row in self.ROWS
                    if (row["experiment"], row["cluster"], row["ranks"], row["batch"], row["message_us"]) == ("schedules", "h100", 128, 1, 0)}
-        self.says("docs/learnt.md", f"Alg. 3 communicates for {combine['paper']:.1f} us, a single AllReduce of states for {combine['fused']:.1f} us, and `two-level` for {combine['two-level']:.1f} us")
-        self.says("docs/7-cost.md", f"which is {combine['fused']:.1f} us for 128 GPUs")
+        self.says("docs/IV.8-learnt.md", f"Alg. 3 communicates for {combine['paper']:.1f} us, a single AllReduce of states for {combine['fused']:.1f} us, and `two-level` for {combine['two-level']:.1f} us")
+        self.says("docs/IV.3-cost.md", f"which is {combine['fused']:.1f} us for 128 GPUs")
 
     def test_model_and_simulation(self):
         over = {}
@@ -160,14 +160,14 @@ class Predicted(Statements):
                 over.setdefault(row["algorithm"], []).append(row["latency_us"] / self.us(row["ranks"], row["keys"], row["algorithm"], row["order"] == "dealt") - 1)
         self.assertGreater(len(over["two-level"]), 12)
         self.assertLess(max(map(abs, over["ring"] + over["paper"])), 1.5e-3)
-        self.says("docs/7b-does-it-pay.md", "For `ring` and `paper` model and simulation agree to 0.1 %", f"takes up to {100 * max(over['two-level']):.0f} % longer than the model says")
+        self.says("docs/IV.5-does-it-pay.md", "For `ring` and `paper` model and simulation agree to 0.1 %", f"takes up to {100 * max(over['two-level']):.0f} % longer than the model says")
 
     def test_does_it_pay(self):
         of = {ranks: {name: self.us(ranks, 5_120_000, name) for name in ("ring", "paper")} for ranks in (8, 64, 128)}
         shard = 5_120_000 / 128 * 8192
         needed = of[128]["ring"] / 8 - of[128]["paper"]
         eight_links = of[128]["ring"] / 8e3  # ms, if the link between nodes were eight times as wide: latencies and reading are 1 % of it
-        self.says("docs/7b-does-it-pay.md", f"a shard has {shard / 1e6:.0f} MB. Reading it takes {shard / 3e6:.0f} us", f"over a 50 GB/s link takes {shard / 5e7:.1f} ms",
+        self.says("docs/IV.5-does-it-pay.md", f"a shard has {shard / 1e6:.0f} MB. Reading it takes {shard / 3e6:.0f} us", f"over a 50 GB/s link takes {shard / 5e7:.1f} ms",
                   f"by a factor of {of[8]['ring'] / of[8]['paper']:.0f} on 8 GPUs and of thousands on 64 and 128", f"the ring takes {of[8]['ring'] / of[8]['paper']:.0f} times as long as Alg. 3",
                   f"On 128 GPUs that is {needed / 1000:.0f} ms, six hundred times the {of[128]['paper']:.0f} us of the schedule",
                   f"a hop would take {shard / 4e8:.1f} ms instead of {shard / 5e7:.1f} ms, the ring 105 ms and the overhead of the tree program 13 ms")
@@ -177,7 +177,7 @@ class Predicted(Statements):
         self.assertAlmostEqual(needed / of[128]["paper"], 600, delta=60)
         one, many = (self.us(ranks, 80_000, "two-level", dealt=True) for ranks in (8, 128))
         alone = many - 80_000 / 128 * 8192 / 3e6
-        self.says("docs/7b-does-it-pay.md", f"falls from {one:.0f} us to {many:.0f} us, of which {alone:.0f} us are communication", "sixteen times the GPUs make a step three times as fast")
+        self.says("docs/IV.5-does-it-pay.md", f"falls from {one:.0f} us to {many:.0f} us, of which {alone:.0f} us are communication", "sixteen times the GPUs make a step three times as fast")
         self.assertAlmostEqual(one / many, 3, delta=0.4)
 
     def test_tables_1_and_2(self):
@@ -188,20 +188,20 @@ class Predicted(Statements):
         amd = [ring / tree for (tree, _), (ring, _) in mi300x.values()]
         seconds = [f"{min(tree for (tree, _), _ in of.values()):.1f} to {max(tree for (tree, _), _ in of.values()):.1f} s" for of in (h100, cards)]
         least = [network.prefill_seconds("table_2", keys) for keys in cards]
-        self.says("docs/7b-does-it-pay.md", f"Their factors lie between {min(ratios):.1f} and {max(ratios):.1f}", f"it takes {min(more):.1f} to {max(more):.1f} s longer than the tree",
+        self.says("docs/IV.5-does-it-pay.md", f"Their factors lie between {min(ratios):.1f} and {max(ratios):.1f}", f"it takes {min(more):.1f} to {max(more):.1f} s longer than the tree",
                   f"Their ring takes {min(amd):.1f} to {max(amd):.1f} times as long", *(f"ms of {words}" for words in seconds),
                   f"the prefill of 256k keys alone takes {network.prefill_seconds('table_1', 256_000):.1f} s", f"the prefill at the peak rate {min(least):.1f} to {max(least):.1f} s")
-        self.says("docs/7c-model.md", f"where the paper's programs differ by {max(more):.1f} s")
+        self.says("docs/IV.6-model.md", f"where the paper's programs differ by {max(more):.1f} s")
 
 
 class Arithmetic(Statements):
     def test_the_papers_example(self):
         n_bytes = 2 * 80_000 * 2048 * 2
         read, move = n_bytes / 3.35e12, n_bytes / 450e9
-        for name in ("docs/7-cost.md", "docs/errata.md"):
+        for name in ("docs/IV.3-cost.md", "docs/errata.md"):
             self.says(name, f"{n_bytes / 1e6:.0f} MB", f"{1e6 * read:.0f} us", f"{1e3 * move:.2f} ms")
-        self.says("docs/7-cost.md", f"Computing is {move / read:.0f} times faster than moving")
-        self.says("docs/learnt.md", f"moving a shard takes {move / read:.0f} times as long as reading it")
+        self.says("docs/IV.3-cost.md", f"Computing is {move / read:.0f} times faster than moving")
+        self.says("docs/IV.8-learnt.md", f"moving a shard takes {move / read:.0f} times as long as reading it")
 
     def test_ring_and_tree_in_bytes(self):
         facts = race.read_facts()
@@ -217,7 +217,7 @@ class Arithmetic(Statements):
 
     def test_where_an_exponential_overflows(self):
         double, single = math.log(sys.float_info.max), math.log(2) * 128 + math.log1p(-(2.0**-24))
-        for name in ("docs/1-stream.md", "docs/3-safe-softmax.md"):
+        for name in ("docs/I.1-stream.md", "docs/I.6-safe-softmax.md"):
             self.assertEqual(set(re.findall(r"\b(?:709|88)\.\d+", text(name))), {f"{double:.2f}", f"{single:.2f}"}, name)
         self.says("notebooks_cpp/14_attention_in_one_pass.cpp", f"fails above {double:.2f}", f"in F32 above {single:.2f}")
 
@@ -225,7 +225,7 @@ class Arithmetic(Statements):
         answers = json.loads((ROOT / "docs" / "recall.json").read_text(encoding="utf-8"))["confidence"]["answers"]
         sure = [sum(each["entropy"] <= limit for each in answers if each["known"]) for limit in (0.1, 0.2)]
         unsure = [sum(each["entropy"] > limit for each in answers if not each["known"]) for limit in (0.2, 0.1)]
-        self.says("docs/7c-model.md", f"between 0.1 and 0.2 nats therefore separates most answers that are in the text from most that are invented: {sure[0]} to {sure[1]} of the former are at or below it, "
+        self.says("docs/IV.6-model.md", f"between 0.1 and 0.2 nats therefore separates most answers that are in the text from most that are invented: {sure[0]} to {sure[1]} of the former are at or below it, "
                   f"and {unsure[0]} to {unsure[1]} of the latter above")
 
     def test_counts_of_figures_and_methods(self):
@@ -242,7 +242,7 @@ class Arithmetic(Statements):
 
     def test_no_page_promises_a_colour_per_rank(self):
         colours = re.search(r'classes = \[([^\]]*)\]', (ROOT / "docs" / "cut_the_tree.js").read_text(encoding="utf-8"))[1].count('"') // 2
-        self.says("docs/5-tree.md", f"which take {['no', 'one', 'two', 'three', 'four'][colours]} colours in turn")
+        self.says("docs/II.2-tree.md", f"which take {['no', 'one', 'two', 'three', 'four'][colours]} colours in turn")
 
 
 if __name__ == "__main__":

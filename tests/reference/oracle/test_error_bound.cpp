@@ -113,7 +113,7 @@ TEST_CASE("error_bound: a decoder that loses a key fails") {
 }
 
 TEST_CASE("error_bound: a weight below 2^-126 is dropped with its value, however large that is, and the bound contains it") {
-  // Scores of 0 and -130 in base two: the example of docs/4-state.md.
+  // Scores of 0 and -130 in base two: the example of docs/II.1-state.md.
   const Tensor q({1}, {1, 1, 1, 1}), k({0, static_cast<float>(-130 / kLog2E)}, {1, 1, 2, 1}),
       v({1e-3f, 1e38f}, {1, 1, 2, 1});
   const AttentionResult want = attention(q, k, v, {.scale = 1.0});
