@@ -16,7 +16,7 @@
 // %% [markdown]
 // ## The class
 //
-// `open_attention()` is collective, and so is `step()`. All ranks open it with the same shape and
+// `open_attention()` is collective, and so is `Attention::step()`. All ranks open it with the same shape and
 // setup; if two of them differ, every rank throws the same line, with the two ranks and their
 // values. All ranks append the same number of positions. Leaves of 64 positions are dealt to the
 // ranks in turn; a rank keeps its own and reads no others.
@@ -72,8 +72,8 @@ int main(int argc, char** argv) {
     // %% [markdown]
     // ## While the messages travel
     //
-    // `start()` returns when the states of this rank are there and the first messages are posted.
-    // `progress()` merges what has arrived and posts the next round, without waiting. A program
+    // `Attention::start()` returns when the states of this rank are there and the first messages are posted.
+    // `Attention::progress()` merges what has arrived and posts the next round, without waiting. A program
     // calls it between the parts of what it computes meanwhile; `finish()` waits for the rest.
 
     // %%
@@ -110,7 +110,7 @@ int main(int argc, char** argv) {
 //
 // 1. Pass a communicator and a shape, append positions, and step; every rank gets the output.
 // 2. The library works on a duplicate of your communicator, and on nothing else.
-// 3. `start()`, `progress()` and `finish()` hide the exchange behind your own computing.
+// 3. `Attention::start()`, `Attention::progress()` and `finish()` hide the exchange behind your own computing.
 //
 // ## To program
 //
@@ -140,7 +140,7 @@ int main(int argc, char** argv) {
 //
 //    The setup names the backend: `open_attention(group, shape, {.backend = "cuda"})`. Each process
 //    selects its GPU before that, by `built_backend("cuda")->use_gpu(i)`: whether the kernels run is
-//    asked of the GPU that is selected, and makes a context there. `append()` then copies keys and
+//    asked of the GPU that is selected, and makes a context there. `Attention::append()` then copies keys and
 //    values of the rank to the device. Exchange and result stay the same: states are sent by the
 //    host.
 //
