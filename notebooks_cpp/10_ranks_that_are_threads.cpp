@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Run: build/notebooks/10_ranks_that_are_threads
+// Run: ./run notebook 10
 
 // %% [markdown]
 // # Notebook 10: Decoding over threads {#notebook_threads}

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Run: mpirun -n 4 build/notebooks/11_decode_in_your_own_mpi_program
+// Run: ./run notebook 11
 
 // %% [markdown]
 // # Notebook 11: Decoding in your own MPI program {#notebook_mpi}

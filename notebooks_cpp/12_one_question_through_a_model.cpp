@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Run: build/notebooks/12_one_question_through_a_model
+// Run: ./run notebook 12
 
 // %% [markdown]
 // # Notebook 12: One question through a model {#notebook_model}

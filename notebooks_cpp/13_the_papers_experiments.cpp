@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Run: build/notebooks/13_the_papers_experiments
+// Run: ./run notebook 13
 
 // %% [markdown]
 // # Notebook 13: The paper's experiments {#notebook_experiments}

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Run: build/notebooks/14_attention_in_one_pass
+// Run: ./run notebook 14
 
 // %% [markdown]
 // # Notebook 14: Attention in one pass {#notebook_stream}

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Run: build/notebooks/1_attention_is_a_gradient
+// Run: ./run notebook 1
 
 // %% [markdown]
 // # Notebook 1: Attention is a gradient {#notebook_gradient}

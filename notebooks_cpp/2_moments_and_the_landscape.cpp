@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Run: build/notebooks/2_moments_and_the_landscape
+// Run: ./run notebook 2
 
 // %% [markdown]
 // # Notebook 2: Moments and the landscape {#notebook_moments}

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Run: build/notebooks/3_the_bayesian_view
+// Run: ./run notebook 3
 
 // %% [markdown]
 // # Notebook 3: The Bayesian view {#notebook_bayes}

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Run: build/notebooks/4_hopfield_memories
+// Run: ./run notebook 4
 
 // %% [markdown]
 // # Notebook 4: Hopfield memories {#notebook_hopfield}

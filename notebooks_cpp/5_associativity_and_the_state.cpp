@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Run: build/notebooks/5_associativity_and_the_state
+// Run: ./run notebook 5
 
 // %% [markdown]
 // # Notebook 5: Associativity and the state {#notebook_state}

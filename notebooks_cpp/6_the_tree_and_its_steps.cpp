@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Run: build/notebooks/6_the_tree_and_its_steps
+// Run: ./run notebook 6
 
 // %% [markdown]
 // # Notebook 6: The tree and its steps {#notebook_tree}

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Run: build/notebooks/7_one_decode_over_virtual_devices
+// Run: ./run notebook 7
 
 // %% [markdown]
 // # Notebook 7: One decode over virtual devices {#notebook_decode}

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Run: build/notebooks/8_rounding_bits_and_trees
+// Run: ./run notebook 8
 
 // %% [markdown]
 // # Notebook 8: Rounding, bits and trees {#notebook_rounding}

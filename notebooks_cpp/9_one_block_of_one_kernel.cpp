@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Run: build/notebooks/9_one_block_of_one_kernel
+// Run: ./run notebook 9
 
 // %% [markdown]
 // # Notebook 9: One block of one kernel {#notebook_kernel}

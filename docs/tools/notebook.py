@@ -90,7 +90,9 @@ def page(notebook, output, target):
         show("\n".join(lines), kind)
         if printed.get(number):
             out += ['<div class="printed">', "", "```", printed[number], "```", "", "</div>", ""]
-    out += ["", f"*This page is the program* `{notebook.name}` *of* `notebooks_cpp/`, *and what it printed when these pages were built.*"]
+    number = notebook.name.split("_")[0]
+    out += ["", f"*This page is the program* `{notebook.name}` *of* `notebooks_cpp/`, *and what it printed when these pages were built.* "
+            f"`./run notebook {number}` *builds and runs it.*"]
     target.write_text("\n".join(out) + "\n")
 
 
