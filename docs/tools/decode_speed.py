@@ -129,7 +129,7 @@ def figure(report):
 def with_measurements(text, lines):
     """The text with these lines between its markers. @throws ValueError unless it has each marker once, in order"""
     if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
-        raise ValueError(f"README.md: not one '{BEGIN}' before one '{END}'")
+        raise ValueError(f"docs/measured.md: not one '{BEGIN}' before one '{END}'")
     return text.split(BEGIN)[0] + "\n".join([BEGIN, *lines, END]) + text.split(END)[1]
 
 

@@ -202,14 +202,16 @@ def chapters_are_sound(faults):
     functions = {name for path in sources(*ROOMS) for name in re.findall(r"\b(\w+)\(", path.read_text(encoding="utf-8"))}
     for path in chapters():
         quotes_are_sound(path, faults)
+        fenced = False
         for i, line in enumerate(path.read_text(encoding="utf-8").splitlines()):
+            fenced ^= line.startswith("```")
             for name in re.findall(r"`((?:reference|distributed|gpu|docs|tests|notebooks_cpp)/[\w./-]+\.\w+)`", line):
                 if not (ROOT / name).is_file():
                     faults.append(f"{path.relative_to(ROOT)}:{i + 1}: there is no {name}")
             for name in re.findall(r"`(?:\w+::)*(\w+)\(\)`", line):
                 if name not in functions:
                     faults.append(f"{path.relative_to(ROOT)}:{i + 1}: {name}() is no function of ours; others are named without parentheses")
-            if re.sub(r"`[^`]*`|\\\$", "", line).count("$") % 2:
+            if not fenced and re.sub(r"`[^`]*`|\\\$", "", line).count("$") % 2:
                 faults.append(f"{path.relative_to(ROOT)}:{i + 1}: a formula that does not end on its line")
 
 

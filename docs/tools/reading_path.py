@@ -25,7 +25,7 @@ SECTIONS = ["mathematics", "states", "tensors", "decode", "kernel", "ranks", *BE
 
 LINES_A_MINUTE = 20
 # The pages that show the path, and a file as a link from there.
-PAGES = {"docs/reading_guide.md": "`{}`", "README.md": "[`{0}`]({0})"}
+PAGES = {"docs/reading_guide.md": "`{}`"}
 INCLUDE = re.compile(r'^\s*#\s*include\s+"(?:tree_attn/)?([^"]+)"', re.MULTILINE)
 
 

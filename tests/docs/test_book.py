@@ -16,7 +16,7 @@ TEXTS = {path.name: book.read(path) for path in sorted((ROOT / "docs").glob("*.m
 NOTEBOOKS = [re.search(r"^// # .* \{#(\w+)\}$", path.read_text(encoding="utf-8"), re.MULTILINE)[1]
              for path in sorted((ROOT / "notebooks_cpp").glob("[0-9]*_*.cpp"))]
 # Pages that are for looking things up.
-LISTS = {"mainpage.md", "reading_guide.md", "notation.md", "glossary.md", "cheat_sheet.md", "bibliography.md", "part-5-reference.md"}
+LISTS = {"mainpage.md", "reading_guide.md", "notation.md", "glossary.md", "cheat_sheet.md", "bibliography.md", "measured.md", "part-5-reference.md"}
 
 
 def is_place(place, text):
@@ -77,7 +77,7 @@ def glossary_faults(text):
 
 def list_faults(name, text):
     """Lines inside a paragraph that Markdown would take for items of a list."""
-    lines = text.splitlines()
+    lines = re.sub(r"^```.*?^```", lambda m: "\n" * m[0].count("\n"), text, flags=re.MULTILINE | re.DOTALL).splitlines()
     for i in range(1, len(lines)):
         above = lines[i - 1]
         if re.match(r"\s*(?:\d+\.|[-+]) ", lines[i]) and above.strip() and not re.match(r"\s*(?:\d+\.|[*+-]) |   |\||```", above):

@@ -114,10 +114,10 @@ class Ladder(Statements):
 
 
 class Measured(Statements):
-    """The tables of README.md that ./run bench writes."""
+    """The tables of docs/measured.md that ./run bench writes."""
 
     ROWS = {tuple(cell.strip() for cell in line.strip("|").split("|"))[:-1]: line.strip("|").split("|")[-1].strip()
-            for line in (ROOT / "README.md").read_text(encoding="utf-8").split("measurements: begin")[1].splitlines() if line.startswith("| ")}
+            for line in (ROOT / "docs" / "measured.md").read_text(encoding="utf-8").split("measurements: begin")[1].splitlines() if line.startswith("| ")}
 
     def ratio(self, *what):
         return float(self.ROWS[what])
