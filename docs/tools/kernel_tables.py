@@ -20,7 +20,7 @@ MEASURED = ROOT / "docs" / "time_ladder.json"
 
 RECORD = json.loads(MEASURED.read_text(encoding="utf-8"))
 CARD = json.loads((ROOT / "docs" / "card.json").read_text(encoding="utf-8"))  # by tests/gpu/on_a_card
-RATE = RECORD["read_bytes_per_second"]  # of a kernel that only reads, on an H200
+RATE = CARD["read_bytes_per_second"]  # of a kernel that only reads, on an H200
 DIM, SIZE = 128, 2  # elements of a row, and bytes of an element: BF16
 HEADS = [(16, 16), (32, 8)]  # query heads, key/value heads
 LENGTHS = [("8k", 1 << 13), ("64k", 1 << 16), ("1M", 1 << 20), ("5.12M", 5_120_000)]
@@ -265,7 +265,7 @@ def measured():
         rows.append([step, *cells])
     version = f", by {RECORD['version']}" if "version" in RECORD else ""
     return [f"Measured on {RECORD['device']}, {RECORD['date']}{version}, where a kernel that only reads reached "
-            f"up to {RATE / 1e12:.3g} TB/s in the same run:", "", *table(*rows)]
+            f"up to {RECORD['read_bytes_per_second'] / 1e12:.3g} TB/s in the same run:", "", *table(*rows)]
 
 
 def on_card(shape, step):
