@@ -33,6 +33,8 @@ TIME = re.compile(r"\d+(?:\.\d+)?(?: (?:us|ms|s)\b|(?= ?(?:us|ms|s)? \.\. ))")
 def launched(command, program, mpirun):
     """The words of a command of a chapter, as they can run here. Variables before it are set by the caller."""
     words = [program if word == "build/tree_attn" else word for word in shlex.split(command)]
+    if words[:3:2] == ["./run", "-n"]:
+        words = ["mpirun", "-n", words[3], program, words[1], *words[4:]]
     words = words[next(i for i, word in enumerate(words) if "=" not in word):]
     if words[0] == "mpirun":
         rest = words[1:]

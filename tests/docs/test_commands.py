@@ -34,7 +34,7 @@ PLACES = re.compile(r"\b(?:IN|OUT|MODEL|TEXT|FILE|QUESTION|NAME|SECONDS|COMMIT|D
 def commands(text):
     """(shown in a block of its own, command) of a page."""
     found = []
-    for language, body in re.findall(r"^```(\w*)\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+    for language, body in re.findall(r"^```([^\n]*)\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
         lines = re.sub(r" *\\\n *", " ", body).splitlines() if language in ("sh", "bash", "") else []
         found += [(language == "sh", line.strip().removeprefix("$ ")) for line in lines]
     prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
@@ -126,7 +126,8 @@ class Commands(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             pathlib.Path(folder, "tests").symlink_to(ROOT / "tests")
             pathlib.Path(folder, "build", "demo").mkdir(parents=True)
-            subprocess.run([sys.executable, ROOT / "tests/data/recall/make_haystack.py", "16384", f"{folder}/build/demo/haystack.txt"], capture_output=True, check=True)
+            for text in ("build/demo/haystack.txt", "haystack.txt"):
+                subprocess.run([sys.executable, ROOT / "tests/data/recall/make_haystack.py", "16384", f"{folder}/{text}"], capture_output=True, check=True)
             for where, block, command in shown():
                 words = shlex.split(command.replace("[", "").replace("]", ""))
                 at = next((i for i, word in enumerate(words) if word.removeprefix("build/") == "tree_attn"), None)
