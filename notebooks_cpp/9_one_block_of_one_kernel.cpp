@@ -516,7 +516,7 @@ int main() {
 //
 // Each line is a function to be written, with a test that fails until it is (`--solution` shows one).
 // From the second on it is a kernel. The emulator runs it under several seeds, and its report is the
-// verdict: a race between two lines, a read of what nobody has written, a wait that never ends.
+// verdict: a race between two lines, a read of unwritten memory, a wait that never ends.
 //
 // * `./run exercise 9.1`: a sum over the lanes of a warp;
 // * `./run exercise 9.2`: two vectors;

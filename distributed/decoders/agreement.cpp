@@ -16,7 +16,7 @@
 namespace tree_attn {
 namespace {
 
-/// A value that ranks compare and print, zeros behind it. Numbers keep all their digits.
+/// A value that ranks compare and print, followed by zeros. Numbers keep all their digits.
 using Text = std::array<char, 32>;
 
 struct Field {

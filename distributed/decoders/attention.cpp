@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What Attention adds to a decoder: who holds which keys, and how long the sequences are.
+/// @brief What Attention adds to a decoder: which rank holds which keys, and how long the sequences are.
 #include "tree_attn/distributed/decoders/attention.hpp"
 
 #include "tree_attn/distributed/transport/thread_transport.hpp"

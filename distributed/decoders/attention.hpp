@@ -26,8 +26,8 @@ struct AttentionSetup {
   std::string backend = "cpu";          ///< find_backend()
   int n_threads = 1;                    ///< of this rank on the CPU
   std::optional<double> scale{};        ///< factor of q.k; 1/sqrt(d_h) by default
-  /// Who holds what. Empty: leaves of 64 keys are dealt to the ranks as the sequences grow. Otherwise a range of positions
-  /// for each rank, in the order of the topology; the last one may end at kOpenEnd.
+  /// Which rank holds what. Empty: leaves of 64 keys are dealt to the ranks as the sequences grow. Otherwise a range of
+  /// positions for each rank, in the order of the topology; the last one may end at kOpenEnd.
   std::vector<KeyRange> ranges{};
   int ranks_per_node = 0;      ///< 0: ranks that share memory form a node
   bool shares_memory = false;  ///< whether the ranks of a node exchange through shared memory

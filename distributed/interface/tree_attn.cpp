@@ -130,7 +130,7 @@ class Output {
     require(view_.shape == expected, name, " is [", view_.shape[0], ", ", view_.shape[1], ", ", view_.shape[2], ", ",
             view_.shape[3], "] with four axes; expected [", expected[0], ", ", expected[1], ", ", expected[2], ", ",
             expected[3], "]");
-    // Along axes of growing stride, each step leaves behind all that lies below.
+    // Along axes of growing stride, each step passes all that lies below.
     std::vector<std::array<std::int64_t, 2>> axes{{1, view_.shape[3]}};
     for (std::size_t axis = 0; axis < 3; ++axis) axes.push_back({view_.stride[axis], view_.shape[axis]});
     std::ranges::sort(axes);

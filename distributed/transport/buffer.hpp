@@ -43,7 +43,7 @@ class Buffer {
     return {reinterpret_cast<T*>(bytes_.get()), n};
   }
 
-  /// Leaves the bytes to others, who use them until the process ends.
+  /// Leaves the bytes to others, which use them until the process ends.
   void leave() { static_cast<void>(bytes_.release()); }
 
   /// Bytes held.

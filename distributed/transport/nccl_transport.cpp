@@ -71,7 +71,7 @@ void NcclTransport::settle(const Queued& queued) {
     for (; !stream.has_passed(0); std::this_thread::yield()) communicator_.poll();
     set_settled_from(seconds());
     for (const Group& group : queued.groups) await(stream, group.mark, text_of(group));
-    // Marks of a graph say where a wait is; that the step is done, an event says that is recorded now.
+    // Events inside the graph show how far it has got; an event recorded now shows that the step is complete.
     const std::size_t end = stream.mark();
     await(stream, end, "the end of its step over NCCL");
     stream.keep_marks(end);

@@ -143,7 +143,7 @@ class ThreadTransport : public Transport {
   void progress() override { ++n_progress_; }
   void release() override;
   /// Leaves messages that may stay where they have arrived in memory of their own, which is NaN after release(): for tests
-  /// of those who read them there. Whoever receives again from their sender before release() gets a std::logic_error.
+  /// of programs that read them there. To receive again from their sender before release() is a std::logic_error.
   void leave_in_place() { leaves_in_place_ = true; }
   bool is_one_process() const override { return true; }
   double timeout() const override { return network_.timeout(); }

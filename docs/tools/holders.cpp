@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Who holds what in the kernels, as JSON for docs/tools/kernel_figures.py: asked of the kernels' own functions.
+/// @brief Which lane holds what in the kernels, as JSON for docs/tools/kernel_figures.py: asked of the kernels' own
+/// functions.
 ///
 /// Run: holders holders.json
 #include "tree_attn/gpu/platform/device.hpp"
@@ -119,7 +120,7 @@ void print_transposed() {
   std::printf("],\n");
 }
 
-/// Who holds which component of a row of 256 bytes, in a sub-warp and in a tile.
+/// Which lane holds which component of a row of 256 bytes, in a sub-warp and in a tile.
 void print_rows() {
   using Row = SubWarp<float, 16, 1>;
   using Tile = MmaTile<BFloat16, 128, 8>;

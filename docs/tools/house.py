@@ -230,6 +230,19 @@ def check_comments(files, names):
                     fault("comment", name, number, found, f"the comment names {found}, which is not there")
 
 
+# Words of other languages in English clothes; threads, ranks and programs are no persons.
+BANNED = re.compile(r"(?<![`\w])(behind|nobody|somebody|everybody|everyone|whoever|in vain|who)\b(?!`)", re.IGNORECASE)
+
+
+def check_words(names):
+    """Comments are plain technical English: "after" or "past" instead of "behind", the thread or the rank instead of "who"."""
+    for name in names:
+        if is_in(name, ["reference", "gpu", "distributed"]):
+            for number, text in comments(name):
+                for word in BANNED.findall(text):
+                    fault("word", name, number, word, f"'{word}' in a comment: say which thread or rank, and after or past")
+
+
 def registered():
     """The names of algorithms, steps and backends, and the files that may compare them: their registries."""
     names = {"cpu", "emulated", "cuda", "model"}
@@ -293,6 +306,7 @@ def check(files):
     check_libraries(names)
     check_include_order(names)
     check_comments(files, names)
+    check_words(names)
     check_names(names)
     check_test_names(names)
     check_device_branches(names)

@@ -20,7 +20,7 @@ FIRST = ["two-level", "leaders", "fused", "packed", "paper", "gather", "ring-sta
 # The longest sequence of section 6.
 LONGEST = 5_120_000
 ORDERS = ["contiguous", "dealt"]
-# The constants behind the rows, as in distributed/simulated/clusters.cpp.
+# The constants of the rows, as in distributed/simulated/clusters.cpp.
 MODEL = {"memory_bytes_per_second": 3e12, "dtype": "bf16", "merge_us": 0,
          "h100": {"inside_us": 1.5, "inside_bytes_per_second": 450e9, "between_us": 3, "between_bytes_per_second": 50e9},
          "rtx4090": {"inside_us": 10, "inside_bytes_per_second": 25e9, "memory_bytes_per_second": 1008e9}}

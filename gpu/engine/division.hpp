@@ -4,7 +4,7 @@
 ///
 /// The work is one long sequence of work items: query tile after query tile, and in each the leaves of kLeafKeys positions
 /// of its keys. Each block takes an equal run of them, up to one work item: it begins in the middle of one query tile, may
-/// do some whole ones, and ends in the middle of another. Who takes what follows from the lengths alone, so every block
+/// do some whole ones, and ends in the middle of another. The division follows from the lengths alone, so every block
 /// works it out for itself. Hosts compile it too: plans and figures ask it.
 #pragma once
 
@@ -62,7 +62,7 @@ class WorkPartition {
   WorkPartition() = default;
   /// @param n_rows rows of a query tile
   /// @param n_blocks of the grid; those that are more than there are work items stay idle
-  /// @tparam Scan who sums over the batch
+  /// @tparam Scan sums over the batch
   /// @pre at least one row, and at most kMostWorkItems work items
   template <class Params, class Scan = SerialScan>
   TREE_ATTN_HOST_DEVICE WorkPartition(const Params& params, int n_rows, Count n_blocks, Scan = {})

@@ -52,8 +52,8 @@ struct WarpScan {
 };
 
 /// Where the forests of blocks lie: those of all thread groups, then those of work ranges. A block has at most two work
-/// ranges whose query tile it shares with others: one that began before it, and one that goes on behind it. Their forests
-/// stay until the last of the sharing blocks has joined them.
+/// ranges whose query tile it shares with others: one that continues from the block before, and one that continues in the
+/// next. Their forests stay until the last of the sharing blocks has joined them.
 struct EqualRunsWorkspace {
   float* floats = nullptr;
   std::int64_t first_work_range = 0;           ///< floats before the forests of work ranges
@@ -74,7 +74,7 @@ struct EqualRunsWorkspace {
 /// Shared memory of the kernel beside that of its pipeline and its epilogue: three small things.
 inline constexpr std::size_t kEqualRunsBytes = 3 * 128;
 
-/// What becomes of a query tile that a block has joined: finished rows, or the states of the shard, in memory. The other end
+/// Writes the result of a joined query tile: finished rows, or the states of the shard, in memory. The other end
 /// is OneShotEpilogue, which has the same members.
 struct WriteEpilogue {
   DeviceOutput result;

@@ -2,7 +2,7 @@
 /// @file
 /// @brief The launches of the library kernels for one stored type: which thread group, how many blocks (section 6).
 ///
-/// Only sources that CMake writes include it, one for each kernel and type: who includes it compiles the kernels that it
+/// Only sources that CMake writes include it, one for each kernel and type: each includer compiles the kernels that it
 /// calls.
 #pragma once
 

@@ -67,7 +67,7 @@ class JoinSteps {
 
   /// Subtrees of part 0.
   __device__ __forceinline__ int n_first() const { return counts_[0]; }
-  /// Thread i tells how many subtrees part i has.
+  /// Thread i stores the number of subtrees of part i.
   __device__ __forceinline__ void count(KeyRange part, int i, int n_parts) const {
     if (i < n_parts) counts_[i] = n_subtrees(part.begin, part.end);
   }
@@ -188,7 +188,7 @@ struct ElementPair {
     return ThreadGroup::component(ThreadGroup::lane_at(place), first + c);
   }
 
-  /// Where number `plane` of its part of subtree i of a forest lies, as a LaneForest has it: shift, sum, elements.
+  /// Offset of plane `plane` (shift, sum, elements) of subtree i, in the layout of LaneForest.
   __device__ __forceinline__ int offset(int i, int plane) const {
     return i * GroupForest<ThreadGroup>::kEntry + (plane < 2 ? plane : plane + first) * ThreadGroup::kLanes + place;
   }
@@ -304,8 +304,8 @@ class JoinedRoots {
 ///
 /// Which subtrees merge, and in what order, follows from the ranges alone (JoinSteps). So the threads list the subtrees side
 /// by side; they start to copy the states of all of them; and while the copies are under way the merges are worked
-/// out side by side. Then every thread merges its pair alone. Of as many parts at a time as are listed and fit: what is
-/// joined of them is the first part of the next round.
+/// out side by side. Then every thread merges its pair alone. Parts are joined in rounds of as many as fit; the
+/// result of a round is the first part of the next.
 /// @param n_rows queries of the thread group
 /// @param range of all parts
 /// @param positions (i) -> KeyRange of part i

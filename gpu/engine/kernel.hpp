@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief A kernel that decodes, as those see it who launch it; and the two of the library (section 5, Alg. 3).
+/// @brief A kernel that decodes, as its callers see it; and the two of the library (section 5, Alg. 3).
 #pragma once
 
 #include "tree_attn/gpu/engine/launch.hpp"

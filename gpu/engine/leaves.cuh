@@ -126,7 +126,7 @@ using LeavesOf = std::conditional_t<Params::kIsListed, ListedLeaves, ContiguousL
 /// the copies need not wait for what it does not write.
 ///
 /// The contract: until it ends, a launch before this one that may still run writes of the input only queries, and of keys
-/// and values those at the last position of a sequence or behind it. Lengths and lists are written by none of them.
+/// and values those at the last position of a sequence or past it. Lengths and lists are written by none of them.
 /// @param leaves of the range
 /// @param n_leaves that the first copies reach at most
 /// @param begin starts them

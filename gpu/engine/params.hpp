@@ -12,8 +12,8 @@
 
 namespace tree_attn {
 
-/// Heads, rows, query tiles and work items as kernels count them. In 64 bits a division and its rest take many times the
-/// instructions, and some of them stand before the first copy.
+/// Heads, rows, query tiles and work items as kernels count them. A 64-bit division with remainder takes several times
+/// the instructions, some of them before the first copy.
 using Count = std::uint32_t;
 /// Leaves of the shard times query rows, at most; see accepts_any_grid().
 inline constexpr std::int64_t kMostWorkItems = std::numeric_limits<Count>::max();

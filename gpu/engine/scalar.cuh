@@ -182,7 +182,7 @@ __device__ __forceinline__ unsigned lowest_of_eight(int n) {
   return n <= 0 ? 0u : n >= kKeysPerStep ? kAllEight : (1u << n) - 1;
 }
 
-/// The most of the numbers that the thread groups of this warp have. All its lanes take that many steps, because they
+/// The maximum of n over the thread groups of this warp. All its lanes take that many steps, because they
 /// shuffle together.
 template <IsSubWarp SubWarp>
 __device__ __forceinline__ int most_of_warp(int most) {

@@ -140,7 +140,7 @@ class BulkRing {
   }
   __device__ __forceinline__ void wait(int step, unsigned) {
     if (step < steps_.size()) return barrier_wait(barriers_ + stage_, parity_);
-    // A sub-warp without a step left takes part in the exchanges of its warp. Nothing may have been copied for it.
+    // A sub-warp that has finished still participates in the shuffles of its warp. Nothing may have been copied for it.
     TREE_ATTN_LOOP
     for (int i = 0; i < kKeysPerStep * SubWarp::kVectorsPerLane; ++i)
       store16(memory_ + (stage_ * kStage + i * SubWarp::kLanes + lane_), Bytes16{});

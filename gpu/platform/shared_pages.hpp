@@ -20,7 +20,7 @@
 
 namespace tree_attn {
 
-/// Pages of a file without a name, which ends with its last user: a job that is killed leaves nothing behind.
+/// Pages of a file without a name, which ends with its last user: a job that is killed leaves no file.
 class SharedPages {
  public:
   SharedPages() = default;

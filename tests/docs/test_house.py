@@ -76,6 +76,12 @@ class House(unittest.TestCase):
                                                  'int x = f("other.hpp");  // of state/other.hpp\n'})
         self.assertEqual([fault.split(" names ")[1].split(",")[0] for fault in faults], ["elsewhere.hpp", "state/other.hpp"])
 
+    def test_words(self):
+        self.assertEqual(self.faults({"gpu/engine/a.hpp": "// after the last key; the thread that reads; `who` is a name\nint x;  // \"behind\" may not stand here\n"}),
+                         ["gpu/engine/a.hpp:2: 'behind' in a comment: say which thread or rank, and after or past"])
+        self.assertEqual(len(self.faults({"reference/tensor/a.hpp": "/// Whoever waits in vain\n"})), 2)
+        self.assertEqual(self.faults({"gpu/engine/a.hpp": 'fail("what nobody has written");\n', "tests/gpu/a.cpp": "// behind\n"}), [])
+
     def test_matching_by_name(self):
         def by_name(line):
             return len(self.faults({"tests/gpu/a.cpp": line + "\n"}))

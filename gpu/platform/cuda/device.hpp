@@ -135,7 +135,7 @@ __device__ inline unsigned atomic_inc_acq_rel(unsigned* counter, unsigned last) 
 /// Calls ready() until it is true. Meanwhile other threads, blocks and devices run; this block keeps its place.
 ///
 /// Blocks that wait for others of the same grid need Launch::is_cooperative, and blocks that wait for another launch need
-/// one that the device can hold beside them: a block that never gets a place is waited for in vain.
+/// one that the device can hold beside them: a wait for a block that never gets a place does not end.
 template <class Ready>
 __device__ inline void wait_until(const Ready& ready) {
   while (!ready()) {
@@ -203,7 +203,7 @@ __device__ inline void copy_async4(float* to, const float* from) {
 }
 /// Ends the group of the copies that this thread has started.
 __device__ inline void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-/// Waits until all but the last kPending groups of this thread have arrived: for this thread, others need a barrier behind
+/// Waits until all but the last kPending groups of this thread have arrived: for this thread; others need a barrier after
 /// it.
 template <int kPending>
 __device__ inline void copy_async_wait() {
@@ -317,7 +317,7 @@ __device__ inline int cluster_size() {
   asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
   return static_cast<int>(size);
 }
-/// A barrier of all threads of the cluster; what was written before is seen behind it.
+/// A barrier of all threads of the cluster; writes before it are visible after it.
 __device__ inline void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Which thread of which block is running: behind threadIdx, blockIdx, blockDim and gridDim.
+/// @brief Which thread of which block is running: what the emulator reads for threadIdx, blockIdx, blockDim and gridDim.
 #pragma once
 
 #include <source_location>

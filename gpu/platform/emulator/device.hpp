@@ -73,7 +73,7 @@ T __shfl_sync(unsigned mask, T value, int from, int width = 32, const Line& line
 template <class T>
 T __shfl_xor_sync(unsigned mask, T value, int flip, int width = 32, const Line& line = Line::current()) {
   const unsigned own = runtime::lane(), from = own ^ static_cast<unsigned>(flip);
-  // A lane of a later group cannot be asked; the own value is what one gets.
+  // Reading from a lane of another group returns the lane's own value.
   const bool reaches = from < (own & ~(static_cast<unsigned>(width) - 1)) + static_cast<unsigned>(width);
   return runtime::shuffle_value(mask, value, reaches ? from : own, "__shfl_xor_sync", line);
 }
@@ -215,7 +215,7 @@ inline Packet load_packet(const Packet* from, const Line& line = Line::current()
   return packet;
 }
 
-/// Time in nanoseconds since some moment: real time, so only what ends a wait in vain may depend on it.
+/// Time in nanoseconds since some moment: real time, so only the end of a wait by timeout may depend on it.
 inline std::uint64_t nanoseconds() {
   const auto now = std::chrono::steady_clock::now().time_since_epoch();
   return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Far stores: a list for each cluster, and who knows of which.
+/// @brief Far stores: a list for each cluster, and which thread knows of which.
 #include "tree_attn/gpu/platform/emulator/far_stores.hpp"
 
 #include "tree_attn/gpu/platform/emulator/sanitizer.hpp"
@@ -56,7 +56,7 @@ void store_late(void* to, const void* from, std::size_t n_bytes) {
 
 void store_far(void* to, const void* from, std::size_t n_bytes) {
   const Unwatched unwatched;
-  // A packet carries its step: it is one access for all who see it, and no race.
+  // A packet carries its step: every thread sees one access, and no race.
   if (n_bytes == 4) note_write(to, n_bytes);
   store_late(to, from, n_bytes);
 }

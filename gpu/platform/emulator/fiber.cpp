@@ -28,8 +28,8 @@ constexpr std::size_t kPage = 4096;
 #if defined(__x86_64__) && !defined(__CET__)
 
 /// Boost's functions, but a switch ends in a return where theirs ends in a jump. All fibers of a block stand at the same
-/// call, so the processor predicts this return and those that follow; after a jump it predicts each of them wrongly. Of a
-/// fiber that does not run its stack holds six registers and the address to return to. A caller may not know this function
+/// call, so the processor predicts this return and those that follow; after a jump it predicts each of them wrongly. The
+/// stack of a suspended fiber holds six registers and its return address. A caller may not know this function
 /// (noipa): it would take the registers that it does not name for registers that it leaves alone.
 fcontext_t new_context(std::byte* stack_end, void (*entry)(transfer_t)) {
   // 8 words, so that entry() finds the stack as after a call.
@@ -59,7 +59,7 @@ transfer_t switch_context(fcontext_t to, void* data) { return boost::context::de
 /// A new fiber starts here; what it runs waits in the fiber that switched to it first.
 thread_local void (*next_entry)() = nullptr;
 
-/// What everyone does who has just been switched to: remember where the other one goes on.
+/// Runs after every switch: stores where the previous fiber will resume.
 void arrive(const transfer_t& from, void* own_fake_stack) {
   Fiber& left = *static_cast<Fiber*>(from.data);
   left.context = from.fctx;
@@ -82,8 +82,8 @@ void enter(transfer_t from) {
 
 #if defined(TREE_ATTN_EMULATOR_THREAD)
 
-// TSan forgets who used memory when it is allocated, and only then: with a stack that others have had before, fibers of
-// blocks that nothing orders would seem to race.
+// TSan forgets the users of memory when it is allocated, and only then: with a stack that other fibers had before, those
+// of unordered blocks would seem to race.
 std::byte* StackPool::take() { return static_cast<std::byte*>(::operator new (kStackBytes, std::align_val_t{kPage})); }
 void StackPool::give_back(std::byte* stack) { ::operator delete (stack, std::align_val_t{kPage}); }
 

@@ -27,7 +27,7 @@ constinit thread_local SeenBuffers seen_buffers;
 namespace {
 
 constexpr std::size_t kAlignment = 256;
-/// Between buffers lies a gap on either side, never zero-filled: what lies behind an end must not look like numbers.
+/// Between buffers lies a gap on either side, never zero-filled: what lies past an end must not look like numbers.
 constexpr std::size_t kGap = 1024;
 
 /// The device of a window of another process, or of another rank of a library.
@@ -110,8 +110,8 @@ void make_writers(SeenBuffers::Range& range) {
   range.writers = writers.get();
 }
 
-/// Marks the access, and holds a thread that has not waited to what launches that may still run leave it: bytes that they do
-/// not write it may read, and in a buffer that they do not touch it may write.
+/// Marks the access. Before wait_for_previous_launch() a thread may read only bytes that no running launch writes, and write
+/// only buffers that none accesses.
 void check_overlap(SeenBuffers::Range& range, std::uintptr_t at, std::size_t n_bytes, Reach reach, const char* word,
                    const Line& line) {
   const Grid& grid = running->block->cluster->grid;

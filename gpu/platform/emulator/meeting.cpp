@@ -29,7 +29,7 @@ std::string name_of(unsigned mask) {
   return text;
 }
 
-/// Those who meet must be at the same line; `there` is who was first.
+/// Threads that meet must be at the same line; `there` was first.
 void check_same(const Meeting& meeting, const Call& call) {
   if (same(meeting.call, call)) return;
   fail(call.line, std::string(call.name) + " meets " + meeting.call.name + " at " + to_string(meeting.call.line) + " (" +

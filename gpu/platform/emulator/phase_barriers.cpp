@@ -20,7 +20,7 @@ constexpr std::uint64_t kMark = 0xBA771E40;
 /// Bytes that one phase of an mbarrier can await.
 constexpr std::int64_t kMaxBytes = (1 << 20) - 1;
 
-/// The barrier behind a word of shared memory.
+/// The barrier that a word of shared memory stands for.
 PhaseBarrier& find(const std::uint64_t* word, const char* what, const Line& line) {
   Block& block = *running->block;
   shadow::access(reinterpret_cast<const std::byte*>(word), sizeof *word, false, line);
@@ -30,7 +30,7 @@ PhaseBarrier& find(const std::uint64_t* word, const char* what, const Line& line
   return block.barriers[number];
 }
 
-/// Begins the next phase if this one is over; those who waited for its end go on.
+/// Begins the next phase if this one is over; threads that waited for its end go on.
 void try_complete(Cluster& cluster, PhaseBarrier& barrier) {
   if (barrier.pending != 0 || barrier.n_bytes_missing != 0) return;
   ++barrier.phase;

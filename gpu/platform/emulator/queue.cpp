@@ -113,7 +113,7 @@ void end_queue(Queue& queue) noexcept {
   Streams& all = streams();
   const std::lock_guard lock(all.mutex);
   join(all.host, queue.clock);
-  // A stream ends more than once, and its number is free once.
+  // Destruction may run twice; the number is released only once.
   if (std::erase(all.queues, &queue) > 0) all.free_numbers.push_back(queue.number);
 }
 
@@ -124,7 +124,7 @@ void enqueue(Queue& queue, Operation operation) {
   }
   Streams& all = streams();
   const bool is_default = queue.number < kMaxDevices;
-  // What a graph keeps, the operation that it queues does not keep alive.
+  // A queued operation does not own the resources of its graph.
   if (operation.begin_until) operation.until = std::exchange(operation.begin_until, {})();
   {
     const std::lock_guard lock(all.mutex);

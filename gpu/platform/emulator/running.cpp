@@ -141,7 +141,7 @@ bool waits_outside() {
   return std::any_of(host().begun.begin(), host().begun.end(), [](const Begun& one) { return one.until != nullptr; });
 }
 
-/// What may begin now: what `queue` needs; if that is not to be had, or if the seed says so, any of this
+/// The queue to run next: one that `queue` depends on or, if none is ready or the seed says so, any queue of this
 /// host thread. @param nothing_else can go on
 Queue* choose(const Streams& all, Queue& queue, bool nothing_else) {
   const auto may_begin = [](const Queue& one) {

@@ -35,7 +35,7 @@ Thread* next_ready(Cluster& cluster) {
     }
     if (cluster.grid.failed) return nullptr;
   }
-  // Copies arrive when they like, at the latest when everybody waits for them.
+  // Copies complete at random times, at the latest when no thread can run without them.
   const bool sometimes = cluster.grid.settings.seed != 0 && cluster.random.below(8) == 0;
   while (!cluster.bulk_copies.empty() && (sometimes || cluster.ready_first == nullptr)) {
     deliver_bulk_copy(cluster);
@@ -172,7 +172,7 @@ void resume(Cluster& cluster, Thread* const* threads, int n) {
   Thread* const head = cluster.released.front();
   Thread* const tail = cluster.released.back();
   tail->next = nullptr;
-  // Before those who wait already, or behind them: warps run ahead of one another.
+  // Before the threads that wait already, or after them: warps run ahead of one another.
   if (cluster.ready_first == nullptr) {
     cluster.ready_first = head, cluster.ready_last = tail;
   } else if (first) {

@@ -17,7 +17,7 @@ namespace tree_attn::emulated::runtime {
 namespace shadow {
 namespace {
 
-/// mbarriers have places in the clocks too, behind the threads: bulk copies write in their name.
+/// mbarriers also have clock entries, after those of the threads; bulk copies use the entry of their mbarrier.
 constexpr int kBarrierPlaces = 32;
 constexpr std::uint32_t kNobody = 0xFFFFFFFF;
 
@@ -131,7 +131,7 @@ void fence_proxies() {
   Clock& clock = running->clock;
   const std::size_t n = clock.size() / 2;
   std::copy_n(clock.begin(), n, clock.begin() + static_cast<std::ptrdiff_t>(n));
-  // What this thread writes from here on is behind the fence.
+  // What this thread writes from here on comes after the fence.
   ++clock[static_cast<std::size_t>(running->number)];
 }
 
@@ -182,7 +182,7 @@ void access(const std::byte* at, std::size_t n_bytes, bool writes, const Line& l
       cell.reads.clear();
       return;
     }
-    // A read that is known to have come before this one is before all that this one is before.
+    // Reads ordered before this one can be dropped: what is ordered after this read is ordered after them.
     if (!cell.reads.empty() && cell.reads.back().who == own.who && cell.reads.back().time == own.time) return;
     std::erase_if(cell.reads, [&](const Entry& read) { return known(read, running->clock); });
     cell.reads.push_back(own);

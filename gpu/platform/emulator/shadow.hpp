@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Shadow mode: who wrote and read which shared memory last, and what is known to have happened before what.
+/// @brief Shadow mode: which thread wrote and read which shared memory last, and what is known to have happened before what.
 #pragma once
 
 #include "tree_attn/gpu/platform/emulator/thread.hpp"
@@ -41,7 +41,7 @@ void fence_proxies();
 void check_fenced(const std::byte* to, std::size_t n_bytes, const Line& line);
 /// A copy to these bytes begins: no thread may touch them until it has arrived.
 void issue(const std::byte* to, std::size_t n_bytes, const Line& line);
-/// It has arrived: for the running thread; or for those who wait at an mbarrier.
+/// It has arrived: for the running thread; or for the threads that wait at an mbarrier.
 void land(const std::byte* to, std::size_t n_bytes, const Line& line);
 void deliver(const BulkCopy& copy);
 /// A block ends: other blocks must be done with its memory.

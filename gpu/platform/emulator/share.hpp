@@ -44,7 +44,7 @@ class Runner {
   std::atomic<bool> deadlocked_{false}, has_left_{false};
 };
 
-/// Lets other host threads run. @param n_idle how often nothing was to do
+/// Lets other host threads run. @param n_idle consecutive polls without work
 void pause(int n_idle);
 
 /// The clusters of one launch that one host thread runs: it starts them, sets them aside while they wait, and ends them.

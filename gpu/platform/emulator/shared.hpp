@@ -49,7 +49,7 @@ template <class T>
 T* for_writing(T* at, int, const Line&) {
   return at;
 }
-/// The same for bytes that a copy will write, or words that look themselves.
+/// The same for the destination of a copy, or for functions that check the access.
 template <class T>
 T* for_later(T* at, int, const Line&) {
   return at;

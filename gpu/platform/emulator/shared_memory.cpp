@@ -68,7 +68,7 @@ void end_shared_memory(Block& block) {
     if (copy.block == &block) fail(copy.line, "bulk_copy: the block ends before the copy has arrived");
   }
   shadow::end_block(block);
-  // The end of a block counts as a write, behind all that its own threads did.
+  // The end of a block counts as a write, after all that its own threads did.
   acquire(block.shared);
   for (const Take& take : block.takes) note_write(take.first, take.n_bytes);
   allow(block.shared, cluster.memory_stride);

@@ -59,7 +59,7 @@ struct Thread {
   unsigned lane = 0;
   int number = 0;  ///< in its cluster
   bool exited = false;
-  Thread* next = nullptr;   ///< in the queue of those who can run
+  Thread* next = nullptr;   ///< in the queue of threads that can run
   Call call;                ///< what it waits at; no name: it can run
   void* operand = nullptr;  ///< of the collective it waits at
   const void* meeting_mark = nullptr;
