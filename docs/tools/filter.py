@@ -7,7 +7,7 @@ Chapters are plain Markdown with mathematics between dollars, readable as they a
 * $x$ and $$x$$ become formulas, and a display with \\tag{6} gets the anchor eq_6;
 * below it, and below a heading of that name, stand the code that computes it and its tests, see beside.py;
 * eq. (6), Alg. 3, Thm. 1, Obs. 1 and slip 2 become links to where they stand;
-* ![caption](figure.svg) puts the drawing itself into the page, a page.html what a script draws, and a plot of a notebook as an image;
+* ![caption](figures/figure.svg) puts the drawing itself into the page, a page.html what a script draws, and a plot of a notebook as an image;
 * the end of a chapter leads to the next one;
 * `merge()` becomes a link to the function, `reference/state/state.hpp` to the file;
 * a fenced block "cpp gpu/engine/scalar.cuh" becomes the code itself, from each line of the block on, see excerpt() in index.py;
@@ -40,7 +40,7 @@ CODE = re.compile(r"(`+)(.+?)\1")
 INLINE = re.compile(r"(?<![\\$\w])\$(?!\s)([^$]+?)(?<![\s\\])\$(?![\w$])")
 SUFFIXES = {".md", ".hpp", ".cpp", ".cuh", ".cu"}
 FILE = re.compile(r"(?:reference|distributed|gpu|tests|notebooks_cpp)/[\w./-]+\.(?:hpp|cpp|cuh|cu)$")
-FIGURE = re.compile(r"!\[(.*)\]\((\w+\.(?:svg|html))\)$")
+FIGURE = re.compile(r"!\[(.*)\]\((?:figures/)?(\w+\.(?:svg|html))\)$")
 FOLD = re.compile(r"(\s*)(<details><summary>.*</summary>|</details>)$")
 # Emphasis with a formula in it; before it, what is left as it is: quoted code, displays, code spans.
 EMPHASIS = re.compile(r"```.*?```|\$\$.*?\$\$|`[^`\n]*`|(?<![\w*\\^$])\*(?![\s*])((?:(?!\n\n)[^*`])*?\$[^$\n]*\$(?:(?!\n\n)[^*`])*?)(?<!\s)\*(?!\*)", re.DOTALL)

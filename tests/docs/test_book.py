@@ -10,6 +10,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "docs" / "tools"))
 import book
 import filter as pages
+import plain_figures
 
 RAW = {path.name: path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md"))}
 TEXTS = {path.name: book.read(path) for path in sorted((ROOT / "docs").glob("*.md"))}
@@ -31,8 +32,8 @@ def markdown_faults(name, text, folder):
         yield f"{name}: {word} is for Doxygen alone, see docs/tools/book.py"
     for target, place in re.findall(r"\]\((?!\w+:)([^)#\s]*)(?:#([\w-]+))?\)", book.KEPT.sub("", text)):
         file = folder / target if target else folder / name
-        # Figures are drawn by the build.
-        if not file.exists() and not target.endswith((".svg", ".html")):
+        # What readers change is on the site alone.
+        if not file.exists() and not target.endswith(".html"):
             yield f"{name}: there is no {target}"
         elif place and not is_place(place, file.read_text(encoding="utf-8")):
             yield f"{name}: {target or name} has no {place}"
@@ -101,6 +102,12 @@ class Book(unittest.TestCase):
             self.assertEqual(list(markdown_faults(name, text, ROOT / "docs")), [])
         for wrong in ("see @ref tree", "## A section {#tree}", "[a file](none.md)", "[a place](glossary.md#none)", "[here](#none)"):
             self.assertEqual(len(list(markdown_faults("notation.md", wrong, ROOT / "docs"))), 1, wrong)
+
+    def test_figures_are_files_of_the_tree(self):
+        files = sorted(path.name for path in (ROOT / "docs" / "figures").iterdir())
+        self.assertEqual(files, plain_figures.named())
+        self.assertNotIn("var(", plain_figures.style())
+        self.assertIn(".node {", plain_figures.style())
 
     def test_links_become_those_of_doxygen(self):
         page = "# Part I. The mathematics <a id=\"part_mathematics\"></a>\n\n| [I.1 Attention as a stream](I.1-stream.md) | `[x](tree.md)` |\n"

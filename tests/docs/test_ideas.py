@@ -48,7 +48,7 @@ class Ideas(unittest.TestCase):
     def test_every_picture_is_in_a_chapter(self):
         text = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md"))
         for name in ("ruler", "tangent", "saddle", "orders", "halves", "heads"):
-            self.assertEqual(text.count(f"(idea_{name}.svg)"), 1, name)
+            self.assertEqual(text.count(f"(figures/idea_{name}.svg)"), 1, name)
 
 
 if __name__ == "__main__":
