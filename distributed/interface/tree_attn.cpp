@@ -8,6 +8,7 @@
 #include "tree_attn/reference/decode/backend.hpp"
 #include "tree_attn/reference/energy/moments.hpp"
 #include "tree_attn/reference/oracle/attention.hpp"
+#include "tree_attn/reference/oracle/error_bound.hpp"
 #if defined(TREE_ATTN_INTERFACE_HAS_MPI)
 #include "tree_attn/distributed/decoders/mpi_attention.hpp"
 #endif
@@ -286,6 +287,22 @@ int ta_oracle(const DLManagedTensor* q, const DLManagedTensor* k, const DLManage
     if (options.zeta) outputs.require_apart(*options.zeta, "zeta");
     result = attention(qs, ks, vs, options);
     for (std::size_t i = 0; i < outputs.size(); ++i) outputs[i].write(results[i]->data());
+  });
+}
+
+int ta_error_bound(const DLManagedTensor* q, const DLManagedTensor* k, const DLManagedTensor* v, double scale, int causal,
+                   double n_additions, double n_rescalings, double output_roundoff, const DLManagedTensor* bound) {
+  return guarded([&] {
+    const TensorView qs = view_of(q, "q", 4), ks = view_of(k, "k", 4), vs = view_of(v, "v", 4);
+    check_shapes(qs, ks, vs);
+    Outputs outputs;
+    outputs.add(bound, "bound", 4, {qs.shape[0], qs.shape[1], qs.shape[2], vs.shape[3]});
+    outputs[0].require_double();
+    outputs.require_apart(qs, "q"), outputs.require_apart(ks, "k"), outputs.require_apart(vs, "v");
+    ErrorModel model = tree_decode_model(ks.shape[2]);
+    if (n_additions > 0) model.n_additions = n_additions;
+    model.n_rescalings = n_rescalings, model.output_roundoff = output_roundoff;
+    outputs[0].write(error_bound(qs, ks, vs, {.scale = scale_of(scale), .causal = causal != 0}, model).out.data());
   });
 }
 

@@ -15,6 +15,13 @@
 
 #include "tree_attn/distributed/interface/dlpack_tensor.h"
 
+/** What the shared library exports. */
+#if defined(__GNUC__)
+#define TREE_ATTN_API __attribute__((visibility("default")))
+#else
+#define TREE_ATTN_API
+#endif
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -49,9 +56,9 @@ typedef struct {
 } ta_setup;
 
 /** The version of the library, "0.2.0". */
-const char* ta_version(void);
+TREE_ATTN_API const char* ta_version(void);
 /** What the last call of this thread that failed has said, in one line; valid until the next one. Empty before the first. */
-const char* ta_error(void);
+TREE_ATTN_API const char* ta_error(void);
 
 /**
  * Attention in one call, in F32 on the CPU: every query over all keys, heads of a group over the same.
@@ -59,7 +66,7 @@ const char* ta_error(void);
  * @param scale factor of q.k; 0: 1 / sqrt(d_h)
  * @param[out] out [b, n_h, l, d_v] @param[out] lse natural [b, n_h, l]; may be null
  */
-int ta_attend(const DLManagedTensor* q, const DLManagedTensor* k, const DLManagedTensor* v, double scale,
+TREE_ATTN_API int ta_attend(const DLManagedTensor* q, const DLManagedTensor* k, const DLManagedTensor* v, double scale,
               const DLManagedTensor* out, const DLManagedTensor* lse);
 /**
  * The same by the oracle, in double. All that is written is F64.
@@ -68,49 +75,59 @@ int ta_attend(const DLManagedTensor* q, const DLManagedTensor* k, const DLManage
  * @param[out] out, lse as ta_attend(); may be null
  * @param[out] energy F(zeta) [b, n_h, l]; may be null @param[out] gradient dF/dzeta [b, n_h, l, d_v]; may be null
  */
-int ta_oracle(const DLManagedTensor* q, const DLManagedTensor* k, const DLManagedTensor* v, const DLManagedTensor* zeta,
+TREE_ATTN_API int ta_oracle(const DLManagedTensor* q, const DLManagedTensor* k, const DLManagedTensor* v, const DLManagedTensor* zeta,
               double scale, int causal, const DLManagedTensor* out, const DLManagedTensor* lse,
               const DLManagedTensor* energy, const DLManagedTensor* gradient);
+/**
+ * The a-priori bound of the rounding errors of a decode with sums in F32, for every component of the output: error_bound.hpp.
+ * @param n_additions longest chain of additions; 0: a tree over n keys, as this library has
+ * @param n_rescalings most rescalings of a sum by factors that are no powers of two; 0 in this library
+ * @param output_roundoff unit roundoff of the type of the output; 0: F32
+ * @param[out] bound F64 [b, n_h, l, d_v]
+ */
+TREE_ATTN_API int ta_error_bound(const DLManagedTensor* q, const DLManagedTensor* k, const DLManagedTensor* v, double scale,
+                                 int causal, double n_additions, double n_rescalings, double output_roundoff,
+                                 const DLManagedTensor* bound);
 /**
  * Mean and covariance of the values under the weights of one query at a source: first and second derivative of the energy.
  * The scale is part of q, as in the paper.
  * @param[in] q [d_h] @param[in] k [n, d_h] @param[in] v [n, d_v] @param[in] zeta [d_v]; null: 0
  * @param[out] mean F64 [d_v] @param[out] covariance F64 [d_v, d_v]
  */
-int ta_moments(const DLManagedTensor* q, const DLManagedTensor* k, const DLManagedTensor* v, const DLManagedTensor* zeta,
+TREE_ATTN_API int ta_moments(const DLManagedTensor* q, const DLManagedTensor* k, const DLManagedTensor* v, const DLManagedTensor* zeta,
                const DLManagedTensor* mean, const DLManagedTensor* covariance);
 /**
  * Merges (o, lse) of two disjoint sets of keys, from any kernel.
  * @param[in] o1, o2 [b, n_h, l, d_v] @param[in] lse1, lse2 [b, n_h, l] @param form a ta_lse_form, of both
  * @param[out] out [b, n_h, l, d_v] @param[out] lse natural [b, n_h, l]
  */
-int ta_merge(const DLManagedTensor* o1, const DLManagedTensor* lse1, const DLManagedTensor* o2,
+TREE_ATTN_API int ta_merge(const DLManagedTensor* o1, const DLManagedTensor* lse1, const DLManagedTensor* o2,
              const DLManagedTensor* lse2, int form, const DLManagedTensor* out, const DLManagedTensor* lse);
 
 /** Opens attention over the ranks of a communicator, or alone. Collective. @param[out] attention null if it fails */
-int ta_open(const ta_setup* setup, ta_attention** attention);
+TREE_ATTN_API int ta_open(const ta_setup* setup, ta_attention** attention);
 /** Closes it, which may be null. Collective unless a call has failed with TA_TRANSPORT. */
-void ta_close(ta_attention* attention);
+TREE_ATTN_API void ta_close(ta_attention* attention);
 /**
  * Appends n positions to a sequence. Every rank passes the same n; it keeps those that it holds.
  * @param[in] k [n_kv, n, d_h] @param[in] v [n_kv, n, d_v]; both null on a rank that holds none of the positions
  */
-int ta_append(ta_attention* attention, int64_t entry, int64_t n, const DLManagedTensor* k, const DLManagedTensor* v);
+TREE_ATTN_API int ta_append(ta_attention* attention, int64_t entry, int64_t n, const DLManagedTensor* k, const DLManagedTensor* v);
 /** Removes all positions of a sequence but the first n; 0 ends it. */
-int ta_truncate(ta_attention* attention, int64_t entry, int64_t n);
+TREE_ATTN_API int ta_truncate(ta_attention* attention, int64_t entry, int64_t n);
 /** The positions of a sequence, over all ranks. */
-int ta_length(const ta_attention* attention, int64_t entry, int64_t* length);
+TREE_ATTN_API int ta_length(const ta_attention* attention, int64_t entry, int64_t* length);
 /** Whether this rank holds a position: 0 or 1. */
-int ta_holds(const ta_attention* attention, int64_t position, int* holds);
+TREE_ATTN_API int ta_holds(const ta_attention* attention, int64_t position, int* holds);
 /** Attention of the queries over all that was appended. Collective. Arguments as ta_attend(). */
-int ta_step(ta_attention* attention, const DLManagedTensor* q, const DLManagedTensor* out, const DLManagedTensor* lse);
+TREE_ATTN_API int ta_step(ta_attention* attention, const DLManagedTensor* q, const DLManagedTensor* out, const DLManagedTensor* lse);
 /**
  * Merges what the ranks' own kernels have computed, each for its part of the keys. Collective.
  * @param[in] o [b, n_h, l, d_v] @param[in] lse [b, n_h, l] @param form a ta_lse_form
  * @param by_heads whether rank r of p ends with the heads [r n_h / p, (r + 1) n_h / p) alone
  * @param[out] out [b, n_h or n_h / p, l, d_v] @param[out] out_lse natural [b, n_h or n_h / p, l]
  */
-int ta_combine(ta_attention* attention, const DLManagedTensor* o, const DLManagedTensor* lse, int form, int by_heads,
+TREE_ATTN_API int ta_combine(ta_attention* attention, const DLManagedTensor* o, const DLManagedTensor* lse, int form, int by_heads,
                const DLManagedTensor* out, const DLManagedTensor* out_lse);
 
 #ifdef __cplusplus

@@ -57,7 +57,7 @@ LIBRARIES = {
     r"boost/": ["gpu/platform/emulator"],
     r"cuda": ["gpu/platform/cuda", "tests/gpu/cuda", "tests/gpu/exchange", "tests/gpu/time_ladder"],
     r"simgrid/": ["distributed/simulated"],
-    r"mpi\.h": ["distributed", "tests/distributed", "tests/bench", "notebooks_cpp"],
+    r"mpi\.h": ["distributed", "tests/distributed", "tests/docs", "tests/bench", "notebooks_cpp"],
 }
 
 # (rule, file, what) -> why it is still so.

@@ -84,7 +84,7 @@ class Note(unittest.TestCase):
     def test_it_has_every_item_with_its_tests_and_no_link_into_the_site(self):
         found = note.note(ERRATA)
         for part in ("<p> Two slips.", '<h2 id="slip_1">1. One &amp; only</h2>', "Shown by: <a >x: it is one</a>", "eq. (30)</a> of", "Shown by: no test: a letter",
-                     'href="https://arxiv.org/abs/1"', "How to cite", "@misc{tree_attention_errata", "Version 0.1.0", "MathJax.js"):
+                     'href="https://arxiv.org/abs/1"', "How to cite", "@misc{tree_attention_errata", "Version 0.2.0", "MathJax.js"):
             self.assertIn(part, found.replace("<p><a class=\"anchor\" id=\"md\"></a>", "<p>"))
         for part in ("book.js", "bayes.html", "test_x.html", "What you need", "neighbours", "toc"):
             self.assertNotIn(part, found)

@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exact attention over keys and values that may be spread over ranks: arXiv:2408.04093.
+
+    out, lse = attention(q, k, v)                  one call, on the CPU
+    out, lse = merge(o1, lse1, o2, lse2)           two disjoint sets of keys, from any kernel
+    layer = Attention(comm, heads=..., ...)        a cache that grows, alone or over an mpi4py communicator
+    energy, energy_gradient, moments               the functions of the paper, in double
+
+Arrays are NumPy's, PyTorch's, JAX's or any other's with __dlpack__, in memory of the host; they are read in place, and results are arrays of
+the kind of the first argument. Shapes: q [b, n_h, l, d_h], k [b, n_kv, n, d_h], v [b, n_kv, n, d_v]; lse is natural.
+"""
+import ctypes
+import os
+import pathlib
+import sys
+
+import numpy
+
+__all__ = ["Attention", "TransportError", "attention", "energy", "energy_gradient", "error_bound", "merge", "moments"]
+
+
+class TransportError(RuntimeError):
+    """A message is late or wrong, or another rank has failed: close the Attention on every rank."""
+
+
+class _DataType(ctypes.Structure):
+    _fields_ = [("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16)]
+
+
+class _Setup(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_int64) for name in ("batch", "heads", "kv_heads", "n_queries", "head_dim", "value_dim")] + [
+        ("key_type", _DataType), ("value_type", _DataType), ("scale", ctypes.c_double), ("algorithm", ctypes.c_char_p),
+        ("backend", ctypes.c_char_p), ("n_threads", ctypes.c_int32), ("ranks_per_node", ctypes.c_int32), ("comm", ctypes.c_void_p),
+        ("timeout", ctypes.c_double)]
+
+
+_TYPES = {"float64": (2, 64), "float32": (2, 32), "float16": (2, 16), "bfloat16": (4, 16)}
+_FORMS = {"natural": 0, "base two": 1, "natural, inf is empty": 2}
+_ERRORS = {1: ValueError, 2: IndexError, 3: TransportError, 4: MemoryError}
+
+
+def _load():
+    """The library beside this file, or the one that a build has left where TREE_ATTN_LIBRARY says."""
+    path = os.environ.get("TREE_ATTN_LIBRARY", pathlib.Path(__file__).resolve().parent / "libtree_attn.so")
+    library = ctypes.CDLL(str(path))
+    library.ta_error.restype = library.ta_version.restype = ctypes.c_char_p
+    tensor, handle, i64, i32 = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+    for name, types in {
+            "attend": [tensor] * 3 + [ctypes.c_double] + [tensor] * 2,
+            "oracle": [tensor] * 4 + [ctypes.c_double, i32] + [tensor] * 4,
+            "error_bound": [tensor] * 3 + [ctypes.c_double, i32] + [ctypes.c_double] * 3 + [tensor],
+            "moments": [tensor] * 6,
+            "merge": [tensor] * 4 + [i32] + [tensor] * 2,
+            "open": [ctypes.POINTER(_Setup), ctypes.POINTER(handle)],
+            "close": [handle],
+            "append": [handle, i64, i64, tensor, tensor],
+            "truncate": [handle, i64, i64],
+            "length": [handle, i64, ctypes.POINTER(i64)],
+            "holds": [handle, i64, ctypes.POINTER(i32)],
+            "step": [handle] + [tensor] * 3,
+            "combine": [handle, tensor, tensor, i32, i32, tensor, tensor]}.items():
+        getattr(library, f"ta_{name}").argtypes = types
+    return library
+
+
+_library = _load()
+_library.ta_close.restype = None
+_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+__version__ = _library.ta_version().decode()
+
+
+def _call(name, *arguments):
+    """Calls ta_<name>: arrays go as DLPack tensors, which live as long as the call. @raises what the status says"""
+    capsules = [x.__dlpack__() if hasattr(x, "__dlpack__") else x for x in map(_plain, arguments)]
+    tensors = [_pointer(x, b"dltensor") if type(x).__name__ == "PyCapsule" else x for x in capsules]
+    status = getattr(_library, f"ta_{name}")(*tensors)
+    if status != 0:
+        raise _ERRORS.get(status, RuntimeError)(_library.ta_error().decode(errors="replace"))
+
+
+def _plain(x):
+    """PyTorch exports no tensor that requires a gradient, and NumPy none that is read only: that one is copied."""
+    if _kind(x) == "torch":
+        return x.detach()
+    return x.copy() if isinstance(x, numpy.ndarray) and not x.flags.writeable else x
+
+
+def _kind(x):
+    return type(x).__module__.split(".")[0]
+
+
+def _empty(like, shape, dtype=None):
+    """An array that the library writes: PyTorch's if `like` is one, else NumPy's."""
+    if _kind(like) == "torch":
+        torch = sys.modules["torch"]
+        return torch.empty(shape, dtype=like.dtype if dtype is None else getattr(torch, dtype))
+    name = str(like.dtype) if dtype is None else dtype
+    return numpy.empty(shape, dtype="float32" if name == "bfloat16" else name)
+
+
+def _back(like, *arrays):
+    """The results as arrays of the kind of `like`."""
+    if _kind(like) in ("jax", "jaxlib"):
+        import jax.numpy
+        arrays = tuple(jax.numpy.asarray(x).astype(like.dtype) if i == 0 else jax.numpy.asarray(x) for i, x in enumerate(arrays))
+    elif _kind(like) not in ("torch", "numpy"):
+        arrays = tuple(sys.modules[_kind(like)].asarray(x) for x in arrays)
+    return arrays[0] if len(arrays) == 1 else arrays
+
+
+def _shape(x, n, name):
+    if len(x.shape) != n:
+        raise ValueError(f"{name} has {len(x.shape)} axes; expected {n}")
+    return tuple(x.shape)
+
+
+def attention(q, k, v, scale=None):
+    """Attention of every query over all keys, on the CPU. @returns out in the type of q, lse in float32"""
+    b, n_h, l, _ = _shape(q, 4, "q")
+    out, lse = _empty(q, (b, n_h, l, _shape(v, 4, "v")[3])), _empty(q, (b, n_h, l), "float32")
+    _call("attend", q, k, v, scale or 0, out, lse)
+    return _back(q, out, lse)
+
+
+def merge(o1, lse1, o2, lse2, lse="natural"):
+    """Attention over both of two disjoint sets of keys, from (o, lse) of each.
+
+    lse: "natural", "base two" as FlashInfer has it, or "natural, inf is empty" as FlashAttention 2 has it. @returns out, natural lse
+    """
+    shape = _shape(o1, 4, "o1")
+    out, of_both = _empty(o1, shape), _empty(o1, shape[:3], "float32")
+    _call("merge", o1, lse1, o2, lse2, _form(lse), out, of_both)
+    return _back(o1, out, of_both)
+
+
+def _form(lse):
+    if lse not in _FORMS:
+        raise ValueError(f"lse is {lse!r}; one of {', '.join(map(repr, _FORMS))}")
+    return _FORMS[lse]
+
+
+def energy(q, k, v, zeta, scale=1.0, causal=False):
+    """F(zeta) = log sum_a exp(s_a + zeta.v_a) of every query: eq. (6). @returns [b, n_h, l] in double"""
+    values = numpy.empty(_shape(q, 4, "q")[:3])
+    _call("oracle", q, k, v, zeta, scale, causal, None, None, values, None)
+    return _back(q, values)
+
+
+def energy_gradient(q, k, v, zeta=None, scale=1.0, causal=False):
+    """dF/dzeta, which is attention at zeta = 0: eq. (5). @returns [b, n_h, l, d_v] in double"""
+    gradient = numpy.empty((*_shape(q, 4, "q")[:3], _shape(v, 4, "v")[3]))
+    zeta = numpy.zeros_like(gradient) if zeta is None else zeta
+    _call("oracle", q, k, v, zeta, scale, causal, None, None, None, gradient)
+    return _back(q, gradient)
+
+
+def error_bound(q, k, v, scale=None, causal=False, n_additions=0, n_rescalings=0, output_roundoff=0):
+    """The a-priori bound of the rounding errors of attention() for each component of its output, in double.
+
+    n_additions, n_rescalings, output_roundoff: of another kernel with sums in float32, whose order and type differ.
+    """
+    bound = numpy.empty((*_shape(q, 4, "q")[:3], _shape(v, 4, "v")[3]))
+    _call("error_bound", q, k, v, scale or 0, causal, n_additions, n_rescalings, output_roundoff, bound)
+    return _back(q, bound)
+
+
+def moments(q, k, v, zeta=None):
+    """Mean and covariance of the values under the weights of one query: first and second derivative of the energy, eq. (20).
+
+    q [d_h] with the scale in it, k [n, d_h], v [n, d_v], zeta [d_v]. @returns [d_v] and [d_v, d_v] in double
+    """
+    d_v = _shape(v, 2, "v")[1]
+    mean, covariance = numpy.empty(d_v), numpy.empty((d_v, d_v))
+    _call("moments", q, k, v, zeta, mean, covariance)
+    return _back(q, mean, covariance)
+
+
+class Attention:
+    """Attention over keys and values that are appended, over the ranks of an mpi4py communicator or alone.
+
+    All ranks make the same calls in the same order. Every rank passes all positions to append() and keeps those that it holds, which
+    holds() says; it may pass None for others. Every rank gets the same output, with the bits of any other number of ranks.
+    """
+
+    def __init__(self, comm=None, *, heads, head_dim, kv_heads=None, value_dim=None, batch=1, n_queries=1, dtype="float32", scale=None,
+                 algorithm=None, backend=None, threads=1, ranks_per_node=0, timeout=60):
+        self._handle = ctypes.c_void_p()
+        self._comm = comm  # outlives the duplicate
+        value_dim = value_dim or head_dim
+        name = str(dtype).split(".")[-1]
+        if name not in _TYPES:
+            raise ValueError(f"dtype is {name}; one of {', '.join(_TYPES)}")
+        address = None
+        if comm is not None:
+            from mpi4py import MPI
+            address = MPI._addressof(comm)
+        text = [x.encode() if x else None for x in (algorithm, backend)]
+        setup = _Setup(batch, heads, kv_heads or heads, n_queries, head_dim, value_dim, _DataType(*_TYPES[name], 1), _DataType(*_TYPES[name], 1),
+                       scale or 0, *text, threads, ranks_per_node, address, timeout)
+        self._out_shape = (batch, heads, n_queries, value_dim)
+        self._size = comm.Get_size() if comm is not None else 1
+        _call("open", ctypes.byref(setup), ctypes.byref(self._handle))
+
+    def append(self, k, v, entry=0, n=None):
+        """Appends positions to a sequence: k [n_kv, n, d_h], v [n_kv, n, d_v]; None for n positions that this rank does not hold."""
+        _call("append", self._open(), entry, _shape(k, 3, "k")[1] if k is not None else n or 0, k, v)
+
+    def step(self, q):
+        """Attention of q over all that was appended. @returns out in the type of q, lse in float32"""
+        out, lse = _empty(q, self._out_shape), _empty(q, self._out_shape[:3], "float32")
+        _call("step", self._open(), q, out, lse)
+        return _back(q, out, lse)
+
+    def combine(self, o, lse, by_heads=False, form="natural"):
+        """Merges (o, lse) that the ranks' own kernels have computed; by_heads: rank r of p gets the r-th of p parts of the heads."""
+        b, n_h, l, d = _shape(o, 4, "o")
+        shape = (b, n_h // self._size if by_heads else n_h, l, d)
+        out, of_all = _empty(o, shape), _empty(o, shape[:3], "float32")
+        _call("combine", self._open(), o, lse, _form(form), bool(by_heads), out, of_all)
+        return _back(o, out, of_all)
+
+    def truncate(self, n, entry=0):
+        """Removes all positions of a sequence but the first n."""
+        _call("truncate", self._open(), entry, n)
+
+    def release(self, entry=0):
+        """Ends a sequence; the next append() begins another in its place."""
+        self.truncate(0, entry)
+
+    def length(self, entry=0):
+        """Positions of a sequence, over all ranks."""
+        length = ctypes.c_int64()
+        _call("length", self._open(), entry, ctypes.byref(length))
+        return length.value
+
+    def holds(self, position):
+        """Whether this rank holds a position."""
+        holds = ctypes.c_int()
+        _call("holds", self._open(), position, ctypes.byref(holds))
+        return bool(holds.value)
+
+    def close(self):
+        """Closes it, on every rank; before MPI ends."""
+        if self._handle:
+            _library.ta_close(self._handle)
+            self._handle = ctypes.c_void_p()
+
+    def _open(self):
+        if not self._handle:
+            raise ValueError("the Attention is closed")
+        return self._handle
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def __del__(self):
+        if getattr(self, "_handle", None) and self._comm is None:
+            self.close()

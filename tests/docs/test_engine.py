@@ -1,0 +1,44 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The listings of the chapter "In your engine" are those of programs that tests compile and run."""
+import pathlib
+import re
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "IV.9-engine.md").read_text(encoding="utf-8")
+RUN = {"cpp": ROOT / "tests" / "docs" / "engine.cpp", "python": ROOT / "tests" / "python" / "test_tree_attn.py"}
+
+
+def lines(text):
+    """Statements of a listing, with one space between words: a formatter may align comments otherwise."""
+    return [" ".join(line.split()) for line in text.splitlines() if line.strip()]
+
+
+def contains(all_lines, part):
+    return any(all_lines[i:i + len(part)] == part for i in range(len(all_lines)))
+
+
+class Engine(unittest.TestCase):
+    def test_every_listing_is_run(self):
+        listings = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+        self.assertEqual([language for language, _ in listings].count("cpp"), 3)
+        self.assertEqual([language for language, _ in listings].count("python"), 3)
+        for language, text in listings:
+            self.assertTrue(contains(lines(RUN[language].read_text(encoding="utf-8")), lines(text)), f"{RUN[language].name} does not have:\n{text}")
+
+    def test_the_page_is_short(self):
+        self.assertLessEqual(len(PAGE.split()), 1500)
+
+    def test_a_listing_that_is_not_run_is_found(self):
+        self.assertFalse(contains(["a", "b", "c"], ["a", "c"]))
+        self.assertTrue(contains(["a", "b", "c"], ["b", "c"]))
+
+    def test_figures(self):
+        self.assertIn(f"{8 * 7 * 6 * (514 + 513) * 4:,} bytes by `two-level`, and {8 * 7 * 6 * 514 * 4:,} bytes", PAGE)
+        functions = (ROOT / "distributed" / "interface" / "tree_attn.h").read_text(encoding="utf-8").count("\nTREE_ATTN_API ")
+        self.assertEqual(functions, 15)
+
+
+if __name__ == "__main__":
+    unittest.main()

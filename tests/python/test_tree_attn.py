@@ -1,0 +1,219 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The Python package: results, kinds of arrays, errors, and attention over ranks.
+
+Run: ./run python    or, over ranks: mpirun -n 4 python3 tests/python/test_tree_attn.py
+"""
+import unittest
+
+import numpy
+
+import tree_attn
+
+try:
+    import torch
+except ImportError:
+    torch = None
+try:
+    import jax
+    import jax.numpy
+except ImportError:
+    jax = None
+try:
+    from mpi4py import MPI
+except ImportError:
+    MPI = None
+
+RNG = numpy.random.default_rng(47)
+
+
+def draw(*shape, dtype="float32"):
+    return RNG.standard_normal(shape).astype(dtype)
+
+
+def plain(q, k, v, scale=None):
+    """The formula, in double."""
+    group = q.shape[1] // k.shape[1]
+    q, k, v = (x.astype("float64") for x in (q, numpy.repeat(k, group, 1), numpy.repeat(v, group, 1)))
+    s = numpy.einsum("bhld,bhnd->bhln", q, k) * (scale or q.shape[-1] ** -0.5)
+    top = s.max(-1, keepdims=True)
+    weight = numpy.exp(s - top)
+    return numpy.einsum("bhln,bhnd->bhld", weight, v) / weight.sum(-1)[..., None], numpy.log(weight.sum(-1)) + top[..., 0]
+
+
+class Functions(unittest.TestCase):
+    q, k, v = draw(2, 8, 3, 32), draw(2, 2, 100, 32), draw(2, 2, 100, 16)
+
+    def test_attention_is_the_formula(self):
+        for dtype, error in (("float32", 1e-6), ("float16", 2e-3), ("float64", 1e-6)):
+            q, k, v = (x.astype(dtype) for x in (self.q, self.k, self.v))
+            out, lse = tree_attn.attention(q, k, v)
+            z, exact = plain(q, k, v)
+            self.assertEqual((out.dtype, lse.dtype), (numpy.dtype(dtype), numpy.float32))
+            self.assertLess(abs(out - z).max(), error)
+            self.assertLess(abs(lse - exact).max(), 1e-5)
+        self.assertLess(abs(tree_attn.attention(self.q, self.k, self.v, scale=0.7)[0] - plain(self.q, self.k, self.v, 0.7)[0]).max(), 1e-5)
+
+    def test_errors_are_below_the_bound(self):
+        out, _ = tree_attn.attention(self.q, self.k, self.v)
+        error = abs(out - plain(self.q, self.k, self.v)[0])
+        bound = tree_attn.error_bound(self.q, self.k, self.v)
+        self.assertTrue((error <= bound).all() and error.max() > 0)
+        self.assertTrue((tree_attn.error_bound(self.q, self.k, self.v, n_additions=100, output_roundoff=2 ** -8) > bound).all())
+
+    def test_views_are_read_in_place(self):
+        swapped = numpy.ascontiguousarray(self.k.swapaxes(1, 2)).swapaxes(1, 2)
+        self.assertFalse(swapped.flags.c_contiguous)
+        a, b = tree_attn.attention(self.q, swapped, self.v), tree_attn.attention(self.q, self.k, self.v)
+        self.assertEqual(a[0].tobytes(), b[0].tobytes())
+        with self.assertRaisesRegex(ValueError, "stride 2 along its last axis; 1 is needed"):
+            tree_attn.attention(self.q[..., ::2], self.k[..., :16], self.v)
+        read_only = self.q.copy()
+        read_only.flags.writeable = False
+        self.assertEqual(tree_attn.attention(read_only, self.k, self.v)[0].tobytes(), b[0].tobytes())
+
+    def test_merge_of_parts_is_attention_over_all(self):
+        parts = [tree_attn.attention(self.q, self.k[:, :, a:b], self.v[:, :, a:b]) for a, b in ((0, 30), (30, 100))]
+        out, lse = tree_attn.attention(self.q, self.k, self.v)
+        for form, factor in (("natural", 1), ("base two", numpy.log2(numpy.e)), ("natural, inf is empty", 1)):
+            merged, both = tree_attn.merge(parts[0][0], (parts[0][1] * factor).astype("float32"), parts[1][0], (parts[1][1] * factor).astype("float32"), lse=form)
+            self.assertLess(abs(merged - out).max(), 1e-6)
+            self.assertLess(abs(both - lse).max(), 1e-5)
+        empty = numpy.full_like(lse, numpy.inf)
+        self.assertTrue(numpy.isnan(tree_attn.merge(out, lse, out, empty)[0]).all())
+        self.assertLess(abs(tree_attn.merge(out, lse, out * 0, empty, lse="natural, inf is empty")[0] - out).max(), 1e-6)
+        with self.assertRaisesRegex(ValueError, "lse is 'decimal'; one of"):
+            tree_attn.merge(out, lse, out, lse, lse="decimal")
+
+    def test_the_gradient_of_the_energy_is_attention(self):
+        q, k, v = draw(1, 2, 1, 8, dtype="float64"), draw(1, 1, 20, 8, dtype="float64"), draw(1, 1, 20, 3, dtype="float64")
+        zeta = 0.3 * draw(1, 2, 1, 3, dtype="float64")
+        self.assertLess(abs(tree_attn.energy_gradient(q, k, v) - plain(q, k, v, 1)[0]).max(), 1e-14)
+        gradient, step = tree_attn.energy_gradient(q, k, v, zeta), 1e-6
+        for j in range(3):
+            ahead, back = zeta.copy(), zeta.copy()
+            ahead[..., j] += step
+            back[..., j] -= step
+            slope = (tree_attn.energy(q, k, v, ahead) - tree_attn.energy(q, k, v, back)) / (2 * step)
+            self.assertLess(abs(slope - gradient[..., j]).max(), 1e-8)
+        mean, covariance = tree_attn.moments(q[0, 0, 0], k[0, 0], v[0, 0], zeta[0, 0, 0])
+        self.assertLess(abs(mean - gradient[0, 0, 0]).max(), 1e-14)
+        self.assertTrue((numpy.linalg.eigvalsh(covariance) > -1e-15).all())
+
+    def test_errors_are_exceptions_with_the_line(self):
+        with self.assertRaisesRegex(ValueError, "head_dim of q"):
+            tree_attn.attention(self.q[..., :16].copy(), self.k, self.v)
+        with self.assertRaisesRegex(ValueError, "q has 3 axes; expected 4"):
+            tree_attn.attention(self.q[0], self.k, self.v)
+        with self.assertRaisesRegex(ValueError, "k has elements of code 0"):
+            tree_attn.attention(self.q, self.k.astype("int32"), self.v)
+
+
+class Layer(unittest.TestCase):
+    """Alone, or over the ranks that mpirun has started: then each process runs these tests together with the others."""
+
+    def setUp(self):
+        self.comm = MPI.COMM_WORLD if MPI is not None and MPI.COMM_WORLD.size > 1 else None
+        self.size = self.comm.size if self.comm else 1
+        random = numpy.random.default_rng(5)
+        self.q, self.k, self.v = (random.standard_normal(shape).astype("float32") for shape in ((1, 8, 1, 32), (2, 700, 32), (2, 700, 16)))
+
+    def test_appended_keys_have_the_bits_of_one_rank(self):
+        with tree_attn.Attention(heads=8, kv_heads=2, head_dim=32, value_dim=16) as alone:
+            alone.append(self.k, self.v)
+            expected = alone.step(self.q)
+        self.assertLess(abs(expected[0] - plain(self.q, self.k[None], self.v[None])[0]).max(), 1e-6)
+        with tree_attn.Attention(self.comm, heads=8, kv_heads=2, head_dim=32, value_dim=16) as layer:
+            for at in range(700):
+                if layer.holds(at):
+                    layer.append(self.k[:, at:at + 1], self.v[:, at:at + 1])
+                else:
+                    layer.append(None, None, n=1)
+            self.assertEqual(layer.length(), 700)
+            out, lse = layer.step(self.q)
+            self.assertEqual((out.tobytes(), lse.tobytes()), (expected[0].tobytes(), expected[1].tobytes()))
+            held = sum(layer.holds(at) for at in range(700))
+            self.assertTrue(self.size == 1 or 0 < held < 700)
+            layer.truncate(699)
+            self.assertNotEqual(layer.step(self.q)[0].tobytes(), out.tobytes())
+            layer.release()
+            self.assertEqual(layer.length(), 0)
+            with self.assertRaisesRegex(IndexError, "batch entry 1"):
+                layer.length(1)
+
+    def test_combine_of_own_kernels(self):
+        rank = self.comm.rank if self.comm else 0
+        cuts = numpy.linspace(0, 700, self.size + 1).astype(int)
+        mine = slice(cuts[rank], cuts[rank + 1])
+        o, lse = tree_attn.attention(self.q, self.k[None, :, mine], self.v[None, :, mine])
+        exact, _ = plain(self.q, self.k[None], self.v[None])
+        with tree_attn.Attention(self.comm, heads=8, head_dim=32, value_dim=16) as layer:
+            self.assertLess(abs(layer.combine(o, lse)[0] - exact).max(), 1e-6)
+            if 8 % self.size == 0:
+                n = 8 // self.size
+                self.assertLess(abs(layer.combine(o, lse, by_heads=True)[0] - exact[:, rank * n:(rank + 1) * n]).max(), 1e-6)
+            else:
+                with self.assertRaisesRegex(ValueError, "cannot be scattered"):
+                    layer.combine(o, lse, by_heads=True)
+
+    def test_a_closed_layer_and_unknown_names_are_refused(self):
+        layer = tree_attn.Attention(heads=8, head_dim=32)
+        layer.close()
+        layer.close()
+        with self.assertRaisesRegex(ValueError, "closed"):
+            layer.step(self.q)
+        with self.assertRaisesRegex(ValueError, "--algorithm none: unknown"):
+            tree_attn.Attention(heads=8, head_dim=32, algorithm="none")
+        with self.assertRaisesRegex(ValueError, "dtype is int8"):
+            tree_attn.Attention(heads=8, head_dim=32, dtype="int8")
+
+
+class Engine(unittest.TestCase):
+    """The listings of docs/IV.9-engine.md."""
+
+    def test_listings(self):
+        q, k, v = draw(1, 8, 1, 32), draw(2, 90, 32), draw(2, 90, 32)
+        (o_prefix, lse_prefix), (o_rest, lse_rest) = (tree_attn.attention(q, k[None, :, part], v[None, :, part]) for part in (slice(30), slice(30, 90)))
+        lse_prefix, lse_rest = ((x * numpy.log2(numpy.e)).astype("float32") for x in (lse_prefix, lse_rest))
+        out, lse = tree_attn.merge(o_prefix, lse_prefix, o_rest, lse_rest, lse="base two")
+        exact, _ = plain(q, k[None], v[None])
+        self.assertLess(abs(out - exact).max(), 1e-6)
+        comm = MPI.COMM_WORLD if MPI is not None and 8 % MPI.COMM_WORLD.size == 0 else None
+        layer = tree_attn.Attention(comm, heads=8, kv_heads=2, head_dim=32)
+        layer.append(k, v)
+        out, lse = layer.step(q)
+        layer.close()
+        self.assertLess(abs(out - exact).max(), 1e-6)
+        layer = tree_attn.Attention(comm, heads=8, kv_heads=2, head_dim=32)
+        o, lse_of_mine = tree_attn.attention(q, k[None], v[None])
+        out, lse = layer.combine(o, lse_of_mine, by_heads=True)
+        self.assertLess(abs(out - exact[:, :out.shape[1]]).max(), 1e-6)
+        layer.close()
+
+
+@unittest.skipIf(torch is None, "PyTorch is not installed")
+class PyTorch(unittest.TestCase):
+    def test_tensors_of_every_type(self):
+        q, k, v = torch.randn(1, 4, 2, 32), torch.randn(1, 2, 90, 32), torch.randn(1, 2, 90, 32)
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            out, lse = tree_attn.attention(q.clone().to(dtype).requires_grad_(), k.to(dtype), v.to(dtype))
+            z, _ = plain(*(x.to(dtype).double().numpy() for x in (q, k, v)))
+            self.assertEqual((out.dtype, lse.dtype), (dtype, torch.float32))
+            self.assertLess(abs(out.double().numpy() - z).max(), 4 * float(torch.finfo(dtype).eps))
+        # [b, n, h, d], the layout of FlashAttention, without a copy.
+        swapped = k.transpose(1, 2).contiguous().transpose(1, 2)
+        self.assertTrue(torch.equal(tree_attn.attention(q, swapped, v)[0], tree_attn.attention(q, k, v)[0]))
+
+
+@unittest.skipIf(jax is None, "JAX is not installed")
+class Jax(unittest.TestCase):
+    def test_arrays(self):
+        q, k, v = draw(1, 4, 2, 32), draw(1, 2, 90, 32), draw(1, 2, 90, 32)
+        out, lse = tree_attn.attention(*(jax.numpy.asarray(x) for x in (q, k, v)))
+        self.assertIsInstance(out, jax.Array)
+        self.assertLess(abs(numpy.asarray(out) - plain(q, k, v)[0]).max(), 1e-6)
+        self.assertEqual(lse.shape, (1, 4, 2))
+
+
+if __name__ == "__main__":
+    unittest.main()
