@@ -85,8 +85,8 @@ void plain_two_level_nccl(const nccl::Functions& library, nccl::Comm*& comm, int
         all.emplace_back(subtree, std::exchange(next, next + block));
       }
     check("ncclGroupEnd", library.ncclGroupEnd());
-    for (const Node& node : all) {
-      joined.push_back(node);
+    for (const Node& each : all) {
+      joined.push_back(each);
       while (joined.size() > 1 && joined.end()[-2].first.is_left_sibling_of(joined.back().first)) merge_last_two(joined);
     }
     return joined;

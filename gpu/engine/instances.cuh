@@ -70,7 +70,7 @@ LaunchPlan plan_short_end(const DecodeParams& params, const LaunchOptions& optio
     };
     const int n = choose_cluster(params, query_tiles, options.n_splits, n_resident);
     if (n == 0) return;
-    plan = plan_splits<Pipeline>(params, {.n_splits = n});
+    plan = plan_splits<Pipeline>(params, n);
     plan.cluster = n, plan.overlaps = true, plan.n_blocks = static_cast<int>(n * query_tiles), plan.n_counters = 0;
   });
   return plan;

@@ -63,13 +63,6 @@ struct SplitWorkspace {
   }
 };
 
-/// As many splits as fill the device once, but no more than leave every thread group a leaf.
-inline int choose_splits(const DecodeParams& params, std::int64_t n_query_tiles, int n_thread_groups) {
-  const std::int64_t each = (leaves_of({params.begin, params.end}) + n_thread_groups - 1) / n_thread_groups;
-  const std::int64_t fill = device().n_multiprocessors / std::max<std::int64_t>(1, n_query_tiles);
-  return static_cast<int>(std::max<std::int64_t>(1, std::min(fill, each)));
-}
-
 /// A block of a kernel with splits. Grid: splits, query tiles. The merges and their order follow from the lengths alone.
 /// @param forests see SplitWorkspace
 /// @paper{alg_3, Alg. 3}
@@ -112,16 +105,16 @@ __device__ __forceinline__ void split_block(const DecodeParams& params, const De
 /// Shared memory of a kernel with splits beside that of its pipeline.
 inline constexpr std::size_t kSplitBytes = 128;
 
-/// The plan of a kernel with splits: what was asked for, else what fills the device.
+/// The plan of a kernel with so many splits.
 template <IsPipeline Pipeline>
-LaunchPlan plan_splits(const DecodeParams& params, const LaunchOptions& options) {
+LaunchPlan plan_splits(const DecodeParams& params, int n_splits) {
   using ThreadGroup = typename Pipeline::ThreadGroup;
   const std::int64_t query_tiles = n_query_tiles<ThreadGroup>(params);
   const BlockSize block = fit_block<Pipeline>();
   const int n_thread_groups = n_thread_groups_of<ThreadGroup>(block.n_threads);
   LaunchPlan plan{
       .n_threads = block.n_threads, .n_stages = block.n_stages, .n_counters = query_tiles, .path = kPath<ThreadGroup>};
-  plan.n_splits = options.n_splits > 0 ? options.n_splits : choose_splits(params, query_tiles, n_thread_groups);
+  plan.n_splits = n_splits;
   plan.shared_bytes = kSplitBytes + block.n_bytes;
   plan.n_floats = query_tiles * SplitWorkspace::of<ThreadGroup>(params, plan.n_splits, n_thread_groups, nullptr).n_floats();
   return plan;
