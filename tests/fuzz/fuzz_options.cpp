@@ -22,7 +22,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* bytes, std::size_t siz
   add_decode_options(command, options);
   try {
     command.parse(std::move(arguments));
-    const WorkloadShape shape = synthetic_shape(options, order_of(options));
+    const std::vector<const Algorithm*> chosen = chosen_algorithms(options);
+    const WorkloadShape shape = synthetic_shape(options, order_of(options, chosen));
     FUZZ_CHECK(shape.kv_heads > 0 && shape.heads % shape.kv_heads == 0);
     FUZZ_CHECK(shape.bytes_per_position() >= 0 && shape.n_rows() >= 0);
     check(options, 1 + bytes[0] % 16, shape);
