@@ -6,6 +6,7 @@
 #include "tree_attn/distributed/measure/huge_values.hpp"
 #include "tree_attn/distributed/measure/overflow.hpp"
 #include "tree_attn/tests/support/rank_group.hpp"
+#include "tree_attn/tests/support/same_bits.hpp"
 #include "tree_attn/tests/support/tensor_workload.hpp"
 
 #include <doctest/doctest.h>
@@ -77,16 +78,6 @@ inline std::vector<Topology> groupings(int p) {
 /// The most mixed grouping: nodes that are not ranges of ranks, if there are enough ranks.
 inline Topology mixed_grouping(int p) {
   return p > 4 ? round_robin(p, 3) : p > 2 ? round_robin(p, 2) : Topology::pretend(p, 1);
-}
-
-/// Whether two results have the same bits, NaN included.
-inline bool same_bits(std::span<const float> a, std::span<const float> b) {
-  return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin(), [](float x, float y) {
-           return std::bit_cast<std::uint32_t>(x) == std::bit_cast<std::uint32_t>(y);
-         });
-}
-inline bool same_bits(const DecodeOutput& a, const DecodeOutput& b) {
-  return same_bits(a.out, b.out) && same_bits(a.lse, b.lse);
 }
 
 /// Decodes the keys [0, n_keys) on one rank, without code of distributed/. Canonical algorithms must return these bits.

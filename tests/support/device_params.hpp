@@ -9,6 +9,7 @@
 #include "tree_attn/reference/oracle/attention.hpp"
 #include "tree_attn/reference/oracle/error_bound.hpp"
 #include "tree_attn/tests/support/compare.hpp"
+#include "tree_attn/tests/support/same_bits.hpp"
 #include "tree_attn/tests/support/tensor_workload.hpp"
 
 #include <doctest/doctest.h>
@@ -115,12 +116,7 @@ inline DecodeOutput entry_of(const DecodeOutput& output, std::int64_t i, std::in
 }
 
 /// Whether two outputs agree bit for bit.
-inline bool same_output(const DecodeOutput& a, const DecodeOutput& b) {
-  const auto same = [](const std::vector<float>& x, const std::vector<float>& y) {
-    return x.size() == y.size() && (x.empty() || std::memcmp(x.data(), y.data(), x.size() * sizeof(float)) == 0);
-  };
-  return same(a.out, b.out) && same(a.lse, b.lse);
-}
+inline bool same_output(const DecodeOutput& a, const DecodeOutput& b) { return same_bits(a, b); }
 
 /// Longest chain of additions of a step.
 inline double longest_chain(const device::LadderStep& step, const DeviceShard& shard) {

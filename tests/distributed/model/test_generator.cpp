@@ -6,6 +6,7 @@
 #include "tree_attn/distributed/transport/thread_transport.hpp"
 #include "tree_attn/gpu/backend/backends.hpp"
 #include "tree_attn/tests/distributed/model/model_files.hpp"
+#include "tree_attn/tests/support/same_bits.hpp"
 
 #include <cstring>
 #include <optional>
@@ -20,10 +21,7 @@ struct Answer {
   std::string text;
   std::vector<float> logits;
   LargestWeight largest;
-  bool operator==(const Answer& other) const {
-    return text == other.text && logits.size() == other.logits.size() &&
-           std::memcmp(logits.data(), other.logits.data(), logits.size() * sizeof(float)) == 0;
-  }
+  bool operator==(const Answer& other) const { return text == other.text && same_bits(logits, other.logits); }
 };
 
 /// A layout of the ranks, and everything else that must not change an answer.

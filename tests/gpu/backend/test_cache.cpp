@@ -14,11 +14,6 @@ const Backend& kernels() { return device::backend(); }
 /// What an array takes of the block that a step uploads.
 std::int64_t aligned(std::int64_t n_bytes) { return (n_bytes + 15) / 16 * 16; }
 
-bool same_states(const Forest<float>& a, const Forest<float>& b) {
-  return a.subtrees() == b.subtrees() && a.states().size() == b.states().size() &&
-         std::memcmp(a.states().data(), b.states().data(), a.states().size_bytes()) == 0;
-}
-
 void append(KvCache& cache, TensorWorkload& workload, std::int64_t entry, std::int64_t begin, std::int64_t end) {
   const Shard part = workload.keys_and_values(entry, {begin, end});
   cache.append(entry, part.k, part.v);
@@ -107,7 +102,7 @@ TEST_CASE("device cache: the input of a step is not overwritten before it has be
       session->decode({workload->query(0), std::vector<std::int64_t>(3, n)});
     }
     const std::vector<std::int64_t> lengths{90, 50, 105};
-    CHECK(same_states(session->decode({workload->query(0), lengths}).host(), at_once(*workload, {0, 150}, lengths)));
+    CHECK(same_bits(session->decode({workload->query(0), lengths}).host(), at_once(*workload, {0, 150}, lengths)));
   }
 }
 
@@ -122,7 +117,7 @@ TEST_CASE("device cache: a single position waits on the host for a step, and who
     const auto cache = kernels().make_cache(workload->shape(), {0, 150});
     const auto one = cache->open(workload->scale), other = cache->open(workload->scale);
     const auto is_right = [&](DecodeSession& session, const std::vector<std::int64_t>& lengths) {
-      return same_states(session.decode({workload->query(0), lengths}).host(), at_once(*workload, {0, 150}, lengths));
+      return same_bits(session.decode({workload->query(0), lengths}).host(), at_once(*workload, {0, 150}, lengths));
     };
     for (std::int64_t i = 0; i < 3; ++i) append(*cache, *workload, i, 0, 100);
     // Two of one entry, without a step between them; a step of another session, which takes nothing more.
@@ -182,7 +177,7 @@ TEST_CASE("device cache: growth is one copy of keys and of values on the device,
       const std::int64_t launches = device::traffic().n_launches;
       Forest<float>& states = session->decode({workload->query(0), lengths(n)}).host();
       CHECK(device::traffic().n_launches - launches == (n == 61 || has_grown ? 2 : 0));
-      CHECK(same_states(states, at_once(*workload, {0, 150}, lengths(n))));
+      CHECK(same_bits(states, at_once(*workload, {0, 150}, lengths(n))));
     }
     CHECK(n_grown == 1);
   }
@@ -208,12 +203,12 @@ TEST_CASE("device cache: F64, and values of another type, are stored as F32, and
   };
   const auto f64 = workload_of(wide(exact->query(0)), wide(exact->k()), wide(exact->v()), lengths);
   CHECK(kernels().stored(f64->shape()).dtype == DType::F32);
-  CHECK(same_states(at_once(*f64, {0, 140}, lengths), want));
+  CHECK(same_bits(at_once(*f64, {0, 140}, lengths), want));
   const auto mixed = workload_of(copy_of(exact->query(0)), copy_of(exact->k()), wide(exact->v()), lengths);
   CHECK(kernels().stored(mixed->shape()).value_dtype == DType::F32);
-  CHECK(same_states(at_once(*mixed, {0, 140}, lengths), want));
-  CHECK(same_states(at_once(*packed(*exact), {0, 140}, lengths), want));
-  CHECK(same_states(at_once(*misaligned(*exact, 4), {0, 140}, lengths), want));
+  CHECK(same_bits(at_once(*mixed, {0, 140}, lengths), want));
+  CHECK(same_bits(at_once(*packed(*exact), {0, 140}, lengths), want));
+  CHECK(same_bits(at_once(*misaligned(*exact, 4), {0, 140}, lengths), want));
 }
 
 TEST_CASE("device cache: a shard comes back as it was appended, and goes into a cache for another range") {
@@ -235,8 +230,8 @@ TEST_CASE("device cache: a shard comes back as it was appended, and goes into a 
     CHECK(copy_of(shard.v).bytes == copy_of(workload->shard(capacity).v).bytes);
     hop->reset(capacity);
     hop->borrow(shard, std::vector<std::int64_t>(2, capacity.size()));
-    CHECK(same_states(session->decode({workload->query(0), workload->lengths()}).host(),
-                      at_once(*workload, capacity, workload->lengths())));
+    CHECK(same_bits(session->decode({workload->query(0), workload->lengths()}).host(),
+                    at_once(*workload, capacity, workload->lengths())));
   }
 }
 
@@ -264,7 +259,7 @@ TEST_CASE("device cache: one that grows from nothing has the states of a shard t
         const auto all_at_once = kernels().make_cache(workload->shape(), covered);
         for (std::int64_t i = 0; i < 3; ++i)
           append(*all_at_once, *workload, i, begin, std::max(begin, lengths[static_cast<std::size_t>(i)]));
-        REQUIRE(same_states(states, all_at_once->open(workload->scale)->decode({workload->query(0), lengths}).host()));
+        REQUIRE(same_bits(states, all_at_once->open(workload->scale)->decode({workload->query(0), lengths}).host()));
       }
       CHECK(n_grown >= 2);
       CHECK(n_grown <= 3);

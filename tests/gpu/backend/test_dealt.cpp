@@ -5,6 +5,7 @@
 #include "tree_attn/gpu/backend/backends.hpp"
 #include "tree_attn/tests/support/canonical_tree.hpp"
 #include "tree_attn/tests/support/device_params.hpp"
+#include "tree_attn/tests/support/same_bits.hpp"
 
 #include <tuple>
 #include <utility>
@@ -13,10 +14,6 @@ namespace tree_attn::test {
 namespace {
 
 const Backend& kernels() { return device::backend(); }
-
-bool same_bits(std::span<const float> a, std::span<const float> b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size_bytes()) == 0;
-}
 
 /// The states of a range, in a cache that holds nothing else.
 Forest<float> decode_range(TensorWorkload& workload, const OwnedLeaves& leaves, std::span<const std::int64_t> lengths) {

@@ -4,6 +4,7 @@
 #include "tree_attn/reference/decode/decode.hpp"
 #include "tree_attn/tests/gpu/engine/state_kernels.hpp"
 #include "tree_attn/tests/support/device_params.hpp"
+#include "tree_attn/tests/support/same_bits.hpp"
 
 #include <cstring>
 #include <random>
@@ -13,10 +14,6 @@ namespace {
 
 constexpr std::int64_t kDim = device::kStateDim;
 constexpr float kInf = std::numeric_limits<float>::infinity(), kNaN = std::numeric_limits<float>::quiet_NaN();
-
-bool same(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
-}
 
 /// n random states: shifts far apart and near, and every eighth empty.
 std::vector<float> random_states(std::mt19937& random, std::int64_t n) {
@@ -49,13 +46,13 @@ TEST_CASE("state on the device: merge has the bits of the CPU's, is commutative,
   const std::vector<float> merged = device::merge_on_device(a, right);
   std::vector<float> want = a;
   for (std::int64_t i = 0; i < n; ++i) merge(want.data() + i * state_size(kDim), right.data() + i * state_size(kDim), kDim);
-  CHECK(same(merged, want));
-  CHECK(same(device::merge_on_device(right, a), merged));
+  CHECK(same_bits(merged, want));
+  CHECK(same_bits(device::merge_on_device(right, a), merged));
 
   std::vector<float> empty(a.size());
   for (std::int64_t i = 0; i < n; ++i) set_empty(empty.data() + i * state_size(kDim), kDim);
-  CHECK(same(device::merge_on_device(a, empty), a));
-  CHECK(same(device::merge_on_device(empty, a), a));
+  CHECK(same_bits(device::merge_on_device(a, empty), a));
+  CHECK(same_bits(device::merge_on_device(empty, a), a));
 }
 
 /// As tests/reference/state/test_contraction.cpp for the compiler of the host: a fused multiply-add would not round them.
@@ -78,7 +75,7 @@ TEST_CASE("state on the device: merge rounds products that are subnormal") {
     volatile float product = std::ldexp(right[i], static_cast<int>(right[shift]));
     want[i] = left[i] + product;
   }
-  CHECK(same(device::merge_on_device(left, right), want));
+  CHECK(same_bits(device::merge_on_device(left, right), want));
 }
 
 /// Whole numbers whose sums no order can change: associativity is then one of bits.
@@ -95,8 +92,8 @@ TEST_CASE("state on the device: merge is associative in bits where the additions
     return states;
   };
   const std::vector<float> a = exact_states(), b = exact_states(), c = exact_states();
-  CHECK(same(device::merge_on_device(device::merge_on_device(a, b), c),
-             device::merge_on_device(a, device::merge_on_device(b, c))));
+  CHECK(same_bits(device::merge_on_device(device::merge_on_device(a, b), c),
+                  device::merge_on_device(a, device::merge_on_device(b, c))));
 }
 
 /// One key in a leaf of its own, at any of its places.

@@ -5,6 +5,7 @@
 #include "tree_attn/reference/cpu/cpu_cache.hpp"
 #include "tree_attn/reference/decode/backend.hpp"
 #include "tree_attn/reference/decode/decode.hpp"
+#include "tree_attn/tests/support/same_bits.hpp"
 #include "tree_attn/tests/support/tensor_workload.hpp"
 
 #include <doctest/doctest.h>
@@ -13,10 +14,6 @@
 
 namespace tree_attn::test {
 namespace {
-
-bool same_bits(std::span<const float> a, std::span<const float> b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size_bytes()) == 0;
-}
 
 /// The states of one rank of p.
 Forest<float> decode_rank(Workload& workload, const TensorView& q, double scale, const OwnedLeaves& leaves,

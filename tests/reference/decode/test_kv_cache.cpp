@@ -3,11 +3,11 @@
 /// @brief The KV cache of the CPU and its sessions: growth changes no bit, and invalid input is refused.
 #include "tree_attn/reference/decode/backend.hpp"
 #include "tree_attn/reference/decode/decode.hpp"
+#include "tree_attn/tests/support/same_bits.hpp"
 #include "tree_attn/tests/support/tensor_workload.hpp"
 
 #include <doctest/doctest.h>
 
-#include <cstring>
 #include <stdexcept>
 
 namespace tree_attn::test {
@@ -18,11 +18,6 @@ constexpr KeyRange kCapacity{70, 300};
 /// Positions [begin, end) of one batch entry.
 Shard part(TensorWorkload& workload, std::int64_t entry, std::int64_t begin, std::int64_t end) {
   return workload.keys_and_values(entry, {begin, end});
-}
-
-bool same_states(const Forest<float>& a, const Forest<float>& b) {
-  return a.subtrees() == b.subtrees() && a.states().size() == b.states().size() &&
-         (a.states().empty() || std::memcmp(a.states().data(), b.states().data(), a.states().size_bytes()) == 0);
 }
 
 std::vector<std::int64_t> used(const std::vector<std::int64_t>& lengths) { return rows_in_use(lengths, kCapacity); }
@@ -39,7 +34,7 @@ TEST_CASE("cache: borrowed positions are read in place, and appended ones follow
 
   // Borrow all positions. Nothing is copied, but the view is of a longer array and not dense.
   cache->borrow(workload->shard(kCapacity), used(lengths));
-  CHECK(same_states(session->decode({workload->query(0), lengths}).host(), want));
+  CHECK(same_bits(session->decode({workload->query(0), lengths}).host(), want));
   CHECK_THROWS_AS(cache->shard(230, no_memory), std::logic_error);
   const Tensor k = copy_of(workload->shard(kCapacity).k), v = copy_of(workload->shard(kCapacity).v);
   cache->borrow({k.view(), v.view(), kCapacity.begin}, used(lengths));
@@ -54,7 +49,7 @@ TEST_CASE("cache: borrowed positions are read in place, and appended ones follow
                               lengths[static_cast<std::size_t>(i)]);
       cache->append(i, rest.k, rest.v);
     }
-    CHECK(same_states(session->decode({workload->query(0), lengths}).host(), want));
+    CHECK(same_bits(session->decode({workload->query(0), lengths}).host(), want));
   }
 
   // Positions appended in place of borrowed ones, in the middle of a subtree, take effect, and the borrowed memory is
@@ -68,10 +63,10 @@ TEST_CASE("cache: borrowed positions are read in place, and appended ones follow
       each->append(i, part(*workload, 1 - i, 0, 10).k, part(*workload, 1 - i, 0, 10).v);
   }
   const std::vector<std::int64_t> now{93, 93};
-  CHECK(same_states(session->decode({workload->query(0), now}).host(),
-                    other->open(workload->scale)->decode({workload->query(0), now}).host()));
+  CHECK(same_bits(session->decode({workload->query(0), now}).host(),
+                  other->open(workload->scale)->decode({workload->query(0), now}).host()));
   cache->borrow(workload->shard(kCapacity), used(lengths));
-  CHECK(same_states(session->decode({workload->query(0), lengths}).host(), want));
+  CHECK(same_bits(session->decode({workload->query(0), lengths}).host(), want));
 
   // shard() copies the positions in use unchanged.
   std::vector<std::byte> memory;
@@ -143,15 +138,15 @@ TEST_CASE("cache: reset reuses the memory for another range, and empty ranges an
     cache->reset(capacity);
     CHECK(cache->longest() == 0);
     cache->borrow(workload->shard(capacity), std::vector<std::int64_t>{capacity.size(), capacity.size()});
-    CHECK(same_states(session->decode({workload->query(0), workload->lengths()}).host(),
-                      decode_shard(workload->query(0), workload->shard(capacity), workload->lengths(), workload->scale)));
+    CHECK(same_bits(session->decode({workload->query(0), workload->lengths()}).host(),
+                    decode_shard(workload->query(0), workload->shard(capacity), workload->lengths(), workload->scale)));
     // Positions borrowed for one range are not kept for the next.
     cache->reset(capacity);
     for (std::int64_t i = 0; i < 2; ++i)
       cache->append(i, part(*workload, i, capacity.begin, capacity.end).k,
                     part(*workload, i, capacity.begin, capacity.end).v);
-    CHECK(same_states(session->decode({workload->query(0), workload->lengths()}).host(),
-                      decode_shard(workload->query(0), workload->shard(capacity), workload->lengths(), workload->scale)));
+    CHECK(same_bits(session->decode({workload->query(0), workload->lengths()}).host(),
+                    decode_shard(workload->query(0), workload->shard(capacity), workload->lengths(), workload->scale)));
   }
   AttentionShape none = workload->shape();
   none.batch = 0;

@@ -7,6 +7,7 @@
 #include "tree_attn/reference/oracle/moment_state.hpp"
 #include "tree_attn/reference/state/forest.hpp"
 #include "tree_attn/tests/reference/energy/one_query.hpp"
+#include "tree_attn/tests/support/same_bits.hpp"
 #include "tree_attn/tests/support/tensors.hpp"
 
 #include <doctest/doctest.h>
@@ -64,14 +65,6 @@ std::vector<Real> root(Forest<Real> forest) {
   return {state.begin(), state.end()};
 }
 
-/// Equal bits.
-template <class Real>
-bool same_bits(std::span<const Real> a, std::span<const Real> b) {
-  using Bits = std::conditional_t<sizeof(Real) == 4, std::uint32_t, std::uint64_t>;
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
-                    [](Real x, Real y) { return std::bit_cast<Bits>(x) == std::bit_cast<Bits>(y); });
-}
-
 const MomentLayout kLayouts[] = {{kValueDim, Products::Squares, 1},
                                  {kValueDim, Products::Squares, kQueryDim},
                                  {kValueDim, Products::Triangle, 1},
@@ -111,7 +104,7 @@ TEST_CASE_TEMPLATE("moment state: any cut gives the same bits", Real, float, dou
         for (const Forest<Real>& right : {forest_of<Real>(p, layout, cut, second), forest_of<Real>(p, layout, second, N)}) {
           joined.append(right.subtrees(), right.states().data());
         }
-        REQUIRE(same_bits<Real>(joined.fold(), whole));
+        REQUIRE(same_bits(joined.fold(), whole));
       }
     }
   }
@@ -123,7 +116,7 @@ TEST_CASE_TEMPLATE("moment state: the additional components change no bit of the
   const std::vector<Real> plain = root(forest_of<Real>(p, {kValueDim, Products::None, 0}, 0, 45));
   for (const MomentLayout& layout : kLayouts) {
     const std::vector<Real> state = root(forest_of<Real>(p, layout, 0, 45));
-    CHECK(same_bits<Real>(std::span(state).first(plain.size()), plain));
+    CHECK(same_bits(std::span(state).first(plain.size()), plain));
   }
 }
 
@@ -139,7 +132,7 @@ TEST_CASE("moment state: a center near the values keeps the digits of the varian
   const double error = (read_covariance(layout, centered.data(), std::span<const float>(center)) - C).norm() / C.norm();
   CHECK(error < 1e-3);
   CHECK((read_covariance(layout, plain.data()) - C).norm() / C.norm() > 20 * error);
-  CHECK(same_bits<float>(std::span(plain).first(2 + kValueDim), std::span(centered).first(2 + kValueDim)));
+  CHECK(same_bits(std::span(plain).first(2 + kValueDim), std::span(centered).first(2 + kValueDim)));
 }
 
 TEST_CASE("moment state: edges") {
@@ -225,14 +218,15 @@ TEST_CASE("moment state: decode_shard over enlarged values gives variance and en
     states.append(right.subtrees(), right.states().data());
     const std::span<const float> joined = states.fold();
     Forest<float> one_rank = rank(0, N);
-    CHECK(same_bits<float>(joined, one_rank.fold()));
+    CHECK(same_bits(joined, one_rank.fold()));
 
     // It contains the result of the decode without products.
     Forest<float> plain = decode_shard(q, {k, v, 0}, lengths, scale);
     const std::span<const float> plain_states = plain.fold();
     for (std::int64_t row = 0; row < b * n_h; ++row) {
       const float* state = joined.data() + row * state_size(layout.size());
-      CHECK(same_bits<float>({state, 2 + d_v}, plain_states.subspan(static_cast<std::size_t>(row * (2 + d_v)), 2 + d_v)));
+      CHECK(same_bits(std::span<const float>(state, 2 + d_v),
+                      plain_states.subspan(static_cast<std::size_t>(row * (2 + d_v)), 2 + d_v)));
 
       // The oracle, from the stored elements.
       const std::int64_t i = row / n_h, h = row % n_h, n = lengths[static_cast<std::size_t>(i)];

@@ -2,6 +2,7 @@
 /// @file
 /// @brief The canonical tree: covers, carries, and bits that are independent of the cut.
 #include "tree_attn/reference/state/forest.hpp"
+#include "tree_attn/tests/support/same_bits.hpp"
 
 #include <doctest/doctest.h>
 
@@ -11,6 +12,7 @@
 namespace {
 
 using namespace tree_attn;
+using tree_attn::test::same_bits;
 
 constexpr std::int64_t kValueDim = 3;
 
@@ -26,14 +28,6 @@ Forest<float> forest_of(std::int64_t begin, std::int64_t end) {
     forest.push({0, a});
   }
   return forest;
-}
-
-bool same_bits(std::span<const float> a, std::span<const float> b) {
-  if (a.size() != b.size()) return false;
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    if (std::bit_cast<std::uint32_t>(a[i]) != std::bit_cast<std::uint32_t>(b[i])) return false;
-  }
-  return true;
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include "tree_attn/reference/state/forest.hpp"
 #include "tree_attn/reference/state/tree_reduce.hpp"
 #include "tree_attn/tests/support/compare.hpp"
+#include "tree_attn/tests/support/same_bits.hpp"
 #include "tree_attn/tests/support/tensors.hpp"
 
 #include <doctest/doctest.h>
@@ -79,11 +80,6 @@ State canonical(const std::vector<State>& keys, std::vector<std::int64_t> cuts =
   }
   const std::span<const float> root = all.fold();
   return {root.begin(), root.end()};
-}
-
-bool same_bits(const State& a, const State& b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
-                    [](float x, float y) { return std::bit_cast<std::uint32_t>(x) == std::bit_cast<std::uint32_t>(y); });
 }
 
 template <class T>

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Equal bits, NaN included.
+#pragma once
+
+#include "tree_attn/reference/decode/decode.hpp"
+
+#include <algorithm>
+#include <span>
+
+namespace tree_attn::test {
+
+/// Of the elements of two arrays.
+template <class A, class B>
+bool same_bits(const A& a, const B& b) {
+  return std::ranges::equal(std::as_bytes(std::span(a)), std::as_bytes(std::span(b)));
+}
+inline bool same_bits(const DecodeOutput& a, const DecodeOutput& b) {
+  return same_bits(a.out, b.out) && same_bits(a.lse, b.lse);
+}
+/// Of subtrees and their states.
+inline bool same_bits(const Forest<float>& a, const Forest<float>& b) {
+  return a.subtrees() == b.subtrees() && same_bits(a.states(), b.states());
+}
+
+}  // namespace tree_attn::test
