@@ -21,6 +21,7 @@
 #include <cstdlib>
 #include <functional>
 #include <future>
+#include <iterator>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -36,6 +37,12 @@ using Words = std::vector<std::string>;
 inline Words operator+(Words left, const Words& right) {
   left.insert(left.end(), right.begin(), right.end());
   return left;
+}
+
+/// The words of a text, between blanks.
+inline Words operator""_words(const char* text, std::size_t n) {
+  std::istringstream words(std::string(text, n));
+  return {std::istream_iterator<std::string>(words), {}};
 }
 
 /// How a command ended.

@@ -92,9 +92,8 @@ TEST_CASE("decode --devices: one-shot has the bits of gather on emulated devices
 /// @tested{alg_3, Alg. 3}
 TEST_CASE("decode under mpirun: one-shot maps the windows of other processes, and has the bits of gather") {
   const Scratch scratch;
-  const Words common{"decode",     "--backend", "emulated", "--algorithm",          "one-shot", "--compare", "gather",
-                     "--head-dim", "32",        "--report", scratch.path("report"), "--steps",  "3",         "--heads",
-                     "4",          "--seq-len", "900"};
+  const Words common = "decode --backend emulated --algorithm one-shot --compare gather --head-dim 32"_words +
+                       Words{"--report", scratch.path("report")} + "--steps 3 --heads 4 --seq-len 900"_words;
   for (const auto& [n_ranks, more] :
        {std::pair(3, Words{}), std::pair(2, Words{"--order", "contiguous"}),
         std::pair(4, Words{"--transport", "shared", "--kv-heads", "1"}), std::pair(2, Words{"--windows", "host"}),

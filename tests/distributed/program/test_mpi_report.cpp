@@ -31,34 +31,11 @@ Json read_report(const std::string& path) { return Json::parse(Scratch::read(pat
 TEST_CASE("report: every field is there with its type, one object an algorithm, in the order asked for") {
   const Scratch scratch;
   const std::string path = scratch.path("report");
-  const Result result = run(ranks(3, {"decode",
-                                      "--seq-len",
-                                      "1000",
-                                      "--heads",
-                                      "4",
-                                      "--kv-heads",
-                                      "2",
-                                      "--head-dim",
-                                      "32",
-                                      "--batch",
-                                      "2",
-                                      "--dtype",
-                                      "f16",
-                                      "--steps",
-                                      "3",
-                                      "--repeat",
-                                      "4",
-                                      "--warmup",
-                                      "1",
-                                      "--ranks-per-node",
-                                      "2",
-                                      "--compare",
-                                      tree_attn::test::others(),
-                                      "--verify",
-                                      "--report",
-                                      path,
-                                      "--threads",
-                                      "2"}));
+  const Result result =
+      run(ranks(3,
+                "decode --seq-len 1000 --heads 4 --kv-heads 2 --head-dim 32 --batch 2 --dtype f16 "
+                "--steps 3 --repeat 4 --warmup 1 --ranks-per-node 2"_words +
+                    Words{"--compare", tree_attn::test::others(), "--verify", "--report", path, "--threads", "2"}));
   check_silent_success(result);
   const Json report = read_report(path);
   const Words algorithms = tree_attn::test::names();
@@ -163,9 +140,8 @@ TEST_CASE("report: blocks of ranks on uneven nodes have the radix asked for, its
 
 TEST_CASE("report: what the host launches in a step, and where the windows of one-shot are") {
   const Scratch scratch;
-  const Words decode{
-      "decode",   "--seq-len",           "300", "--steps", "4", "--heads", "2", "--head-dim", "32", "--compare", "one-shot",
-      "--report", scratch.path("report")};
+  const Words decode = "decode --seq-len 300 --steps 4 --heads 2 --head-dim 32 --compare one-shot"_words +
+                       Words{"--report", scratch.path("report")};
   const auto runs_of = [&](const Words& words) {
     check_silent_success(run(words));
     return read_report(scratch.path("report"))["runs"];

@@ -137,10 +137,9 @@ TEST_CASE("predict: the cluster of the command line is the one that is predicted
 }
 
 TEST_CASE("predict: at the limits of all options a table has its usual width") {
-  const Words slow{"predict", "--seq-len",       "16000000", "--head-dim",         "65536",     "--heads",
-                   "16",      "--ranks",         "128",      "--bandwidth",        "0.001,1e6", "--latency",
-                   "0,1e9",   "--overhead",      "1e9",      "--memory-bandwidth", "0.001",     "--merge-time",
-                   "1e9",     "--store-latency", "1e9"};
+  const Words slow =
+      "predict --seq-len 16000000 --head-dim 65536 --heads 16 --ranks 128 --bandwidth 0.001,1e6 "
+      "--latency 0,1e9 --overhead 1e9 --memory-bandwidth 0.001 --merge-time 1e9 --store-latency 1e9"_words;
   const Result result = run(alone(slow));
   check_silent_success(result);
   std::istringstream text(result.out);
