@@ -194,25 +194,4 @@ TEST_CASE("bits: misaligned, packed and strided arrays change none") {
   }
 }
 
-/// Shards are cut at leaves; between them the forests of ranks join as they do over MPI.
-/// @tested{thm_1, Thm. 1}
-TEST_CASE("bits: up to 8 shards, each with any number of splits, join to the whole") {
-  unsigned seed = 5400;
-  for (const Axes& axes : shapes()) {
-    const auto workload = normal_workload(seed++, axes);
-    // Finished on the device; the others on the host, as between ranks.
-    const DecodeOutput whole = run_step(device::kEqualRuns, *workload);
-    for (const int p : {1, 2, 3, 5, 8}) {
-      Forest<float> forest(workload->shape().n_rows(), workload->shape().value_dim);
-      int n_splits = p;
-      for (const KeyRange& range : even_ranges(axes.n_keys, p, kLeafKeys)) {
-        const Forest<float> part = forest_of(device::kEqualRuns, *workload, range, 1 + n_splits++ % 5);
-        forest.append(part.subtrees(), part.states().data());
-      }
-      CAPTURE(p);
-      CHECK(same_output(finish(forest), whole));
-    }
-  }
-}
-
 }  // namespace tree_attn::test

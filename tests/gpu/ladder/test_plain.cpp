@@ -93,7 +93,7 @@ TEST_CASE("plain kernels: the library kernels have their bits for every N below 
       axes.heads = axes.kv_heads * draw(1, 3), axes.n_queries = draw(1, 2);
       std::vector<std::int64_t> lengths{n_keys, draw(0, n_keys)};
       lengths.resize(static_cast<std::size_t>(axes.batch));
-      const int n_splits = i % 10 == 9 ? 64 : static_cast<int>(draw(0, 7));
+      const int n_splits = i % 10 == 9 ? 64 : static_cast<int>(draw(0, 17));
       INFO(name_of(dtype) << ", " << axes.batch << " entries, " << axes.heads << " heads over " << axes.kv_heads << ", "
                           << axes.n_queries << " queries, d_h " << axes.head_dim << ", d_v " << axes.value_dim << ", N "
                           << n_keys << ", second length " << lengths.back() << ", splits " << n_splits);
