@@ -62,8 +62,10 @@ TEST_CASE("launcher: a rank is described by the variables of its launcher, the i
   // Variables that make no sense are of another program.
   variables["OMPI_COMM_WORLD_SIZE"] = "0";
   CHECK(job_with(variables).size == 4);
-  variables["PMI_RANK"] = "4";
-  CHECK(job_with(variables).size == 5);
+  for (const char* rank : {"4", "-1", "x"}) {
+    variables["PMI_RANK"] = rank;
+    CHECK(job_with(variables).size == 5);
+  }
 }
 
 }  // namespace tree_attn
