@@ -151,7 +151,7 @@ plot $z using 1:2 with lines lw 5 lc rgb '#d9730d' title 'large key early', \
   // ![z over the keys so far, for three orders of the same 1024 keys](notebook_running_z.svg)
   //
   // The large key moves $z$ at once, by its share of the keys so far. Later keys reduce that share,
-  // because $D$ grows. Where two orders have had the same keys, their curves lie on each other: up to
+  // because $D$ grows. Wherever two orders have processed the same keys, their curves coincide: up to
   // rounding, the sums depend on the set of keys and not on its order. Before the last key, $z$ says
   // nothing about the keys to come.
   //

@@ -20,6 +20,16 @@ NOTEBOOKS = [re.search(r"^// # .* \{#(\w+)\}$", path.read_text(encoding="utf-8")
 LISTS = {"mainpage.md", "reading_guide.md", "notation.md", "glossary.md", "cheat_sheet.md", "bibliography.md", "measured.md", "part-5-reference.md"}
 
 
+MOST_WORDS = 52_000
+
+
+def words(text):
+    """Words that a reader has before the eyes: without code, generated tables and folds."""
+    for kept in (r"<!-- (\w+): begin.*?<!-- \1: end -->", r"<details>.*?</details>", r"^```.*?^```"):
+        text = re.sub(kept, "", text, flags=re.DOTALL | re.MULTILINE)
+    return sum(bool(re.search(r"\w", word)) for word in re.sub(r"\]\([^)]*\)", "]", text).split())
+
+
 def is_place(place, text):
     """Whether a link may lead there: a name, or a heading in small letters with hyphens."""
     slugs = {re.sub(r"[^\w -]", "", title).strip().lower().replace(" ", "-") for title in re.findall(r"^#+ (.*)$", text, re.MULTILINE)}
@@ -102,6 +112,11 @@ class Book(unittest.TestCase):
             self.assertEqual(list(markdown_faults(name, text, ROOT / "docs")), [])
         for wrong in ("see @ref tree", "## A section {#tree}", "[a file](none.md)", "[a place](glossary.md#none)", "[here](#none)"):
             self.assertEqual(len(list(markdown_faults("notation.md", wrong, ROOT / "docs"))), 1, wrong)
+
+    def test_the_book_is_short(self):
+        chapters = {name: words(text) for name, text in RAW.items() if re.match(r"(?:I|II|III|IV)\.\d|part-[1-4]|mainpage|ten-minutes|reading_guide", name)}
+        self.assertLessEqual(sum(chapters.values()), MOST_WORDS, chapters)
+        self.assertEqual(words("One [two three](x.md).\n```sh\nfour\n```\n<details><summary>Five</summary>\n\nsix\n\n</details>\n$x$ |"), 4)
 
     def test_figures_are_files_of_the_tree(self):
         files = sorted(path.name for path in (ROOT / "docs" / "figures").iterdir())
