@@ -118,6 +118,23 @@ class Book(unittest.TestCase):
         self.assertLessEqual(sum(chapters.values()), MOST_WORDS, chapters)
         self.assertEqual(words("One [two three](x.md).\n```sh\nfour\n```\n<details><summary>Five</summary>\n\nsix\n\n</details>\n$x$ |"), 4)
 
+    def test_walks(self):
+        """Every question of the three walks is answered within two clicks of README.md, in the minutes that the table says."""
+        def linked(path):
+            targets = re.findall(r"\]\((?!\w+:)([^)#\s]+\.md)", path.read_text(encoding="utf-8"))
+            return {(path.parent / target).resolve() for target in targets if (path.parent / target).is_file()}
+        one = linked(ROOT / "README.md")
+        near = one | {page for path in one for page in linked(path)}
+        rows = re.findall(r"^\|[^|]*\| ([^|]+\?) \| \[[^]]+\]\(([\w.-]*)(?:#(\w+))?\) \| (\d+) \|$", RAW["reading_guide.md"], re.MULTILINE)
+        self.assertGreaterEqual(len(rows), 15)
+        for question, name, place, minutes in rows:
+            self.assertIn((ROOT / "docs" / (name or "reading_guide.md")).resolve(), near, question)
+            text = RAW[name or "reading_guide.md"]
+            if place:
+                heading = re.search(rf'^(#+) .*<a id="{place}"></a>$', text, re.MULTILINE)
+                text = re.split(rf"^#{{1,{len(heading[1])}}} ", text[heading.end():], flags=re.MULTILINE)[0]
+            self.assertLessEqual(abs(words(text) / 220 + 0.5 - int(minutes)), 1.5, question)
+
     def test_figures_are_files_of_the_tree(self):
         files = sorted(path.name for path in (ROOT / "docs" / "figures").iterdir())
         self.assertEqual(files, plain_figures.named())
