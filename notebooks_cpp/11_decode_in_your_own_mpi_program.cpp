@@ -139,9 +139,9 @@ int main(int argc, char** argv) {
 //    <details><summary>Answer</summary>
 //
 //    The setup names the backend: `open_attention(group, shape, {.backend = "cuda"})`. Each process
-//    selects its GPU before that, by `built_backend("cuda")->use_gpu(i)`: whether the kernels run is
-//    asked of the GPU that is selected, and makes a context there. `Attention::append()` then copies keys and
-//    values of the rank to the device. Exchange and result stay the same: states are sent by the
+//    selects its GPU before that, by `built_backend("cuda")->use_gpu(i)`: the library asks the selected
+//    GPU whether its kernels run there, which creates a context. `Attention::append()` then copies keys
+//    and values of the rank to the device. Exchange and result stay the same: states are sent by the
 //    host.
 //
 //    </details>

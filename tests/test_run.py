@@ -113,6 +113,33 @@ class Packages(unittest.TestCase):
         self.assertEqual(ended.returncode, 2)
         self.assertRegex(ended.stderr, "cannot install python3-venv" if os.geteuid() == 0 else "apt-get install .* python3-venv")
 
+    def test_the_program_is_built_and_started_on_ranks(self):
+        machine = self.machine("python3", "g++", "cmake", "ninja", "mpirun", debian=False)
+        machine.add("mpirun", 'case "$*" in --version) echo "mpirun (Open MPI) 4.1.4" ;; esac')
+        ended = machine.run(command=("decode", "-n", "999", "--seq-len", "64"))
+        self.assertEqual(ended.returncode, 0, ended.stderr)
+        self.assertRegex(machine.calls("cmake")[-1], "--target tree_attn$")
+        self.assertEqual(machine.calls("mpirun")[-1], "mpirun --oversubscribe --bind-to none --mca mpi_yield_when_idle 1 -n 999 build/tree_attn decode --seq-len 64")
+        # A launcher of another kind, and no launcher for one rank.
+        machine.add("mpirun", "")
+        self.assertEqual(machine.run(command=("info", "-n", "999")).returncode, 0)
+        self.assertEqual(machine.calls("mpirun")[-1], "mpirun -n 999 build/tree_attn info")
+        program = machine.tree / "build" / "tree_attn"
+        program.write_text('#!/bin/sh\necho "started $*"\n')
+        program.chmod(0o755)
+        self.assertEqual(machine.run(command=("predict", "--ranks", "8")).stdout, "started predict --ranks 8\n")
+
+    def test_ranks_and_notebooks_that_are_none_are_refused(self):
+        machine = self.machine()
+        (machine.tree / "notebooks_cpp").mkdir()
+        for name in ("1_a", "2_b"):
+            (machine.tree / "notebooks_cpp" / f"{name}.cpp").touch()
+        for command, words in ((("decode", "-n", "many"), "-n takes a number of ranks, not 'many'"), (("notebook", "3"), "notebook takes a number from 1 to 2, not '3'"),
+                               (("notebook",), "notebook takes a number from 1 to 2, not ''"), (("notebook", "1", "x"), "notebook takes no argument 'x' (./run help lists the commands)")):
+            ended = machine.run(command=command)
+            self.assertEqual((ended.returncode, ended.stderr), (2, f"run: {words}\n"))
+            self.assertEqual(machine.calls("cmake"), [])
+
 
 if __name__ == "__main__":
     unittest.main()
