@@ -131,8 +131,8 @@ class Book(unittest.TestCase):
             self.assertIn((ROOT / "docs" / (name or "reading_guide.md")).resolve(), near, question)
             text = RAW[name or "reading_guide.md"]
             if place:
-                heading = re.search(rf'^(#+) .*<a id="{place}"></a>$', text, re.MULTILINE)
-                text = re.split(rf"^#{{1,{len(heading[1])}}} ", text[heading.end():], flags=re.MULTILINE)[0]
+                heading = re.search(rf'^(#* ?).*<a id="{place}"></a>', text, re.MULTILINE)
+                text = re.split(rf"^#{{1,{len(heading[1].strip()) or 3}}} ", text[heading.end():], flags=re.MULTILINE)[0]
             self.assertLessEqual(abs(words(text) / 220 + 0.5 - int(minutes)), 1.5, question)
 
     def test_figures_are_files_of_the_tree(self):
