@@ -71,11 +71,12 @@ void Attention::append(std::int64_t entry, const TensorView& k, const TensorView
   const OwnedLeaves& leaves = cache.leaves();
   cache.append(entry, k.positions(0, 0), v.positions(0, 0));  // checks all but the data
   std::int64_t& length = lengths_[static_cast<std::size_t>(entry)];
-  const std::int64_t n = k.shape[2], end = length + n, held = leaves.n_keys(length);
+  const std::int64_t n = k.shape[2];
   require(n == v.shape[2], "Attention::append: k has ", n, " positions, v has ", v.shape[2]);
   require<std::out_of_range>(n <= most_keys_ - length, "Attention::append: batch entry ", entry, " has ", length,
                              " positions, and ", n, " more do not fit in the ranges of all ranks, which end at ",
                              most_keys_);
+  const std::int64_t end = length + n, held = leaves.n_keys(length);
   require(leaves.n_keys(end) == held || (k.data != nullptr && v.data != nullptr), "Attention::append: rank ",
           transport_->rank(), " holds ", leaves.n_keys(end) - held, " of the positions [", length, ", ", end,
           "), but has no data of them");

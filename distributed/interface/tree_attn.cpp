@@ -388,7 +388,7 @@ int ta_append(ta_attention* attention, int64_t entry, int64_t n, const DLManaged
     require(n >= 0, "n is ", n);
     const AttentionShape& shape = attention->shape;
     const auto view = [&](const DLManagedTensor* managed, const char* name, DType dtype, std::int64_t d) {
-      if (managed == nullptr) return TensorView::dense(nullptr, dtype, {1, shape.kv_heads, n, d});
+      if (managed == nullptr) return TensorView{nullptr, dtype, {1, shape.kv_heads, n, d}, {}};
       const TensorView given = view_of(managed, name, 3);
       require(given.shape[2] == n, name, " has ", given.shape[2], " positions, but n is ", n);
       return given;
