@@ -45,7 +45,8 @@ def in_doxygen(text, file):
 
     def link(match, runs):
         column, words, target, place = match.groups()
-        if not (target or place) or (target and target not in pages):
+        # The main page has no name of its own, but places in it have.
+        if not (place if target in ("", "mainpage.md") else target in pages):
             return match[0]
         name = place or pages[target]
         is_below = (bool(column) and match.start() == 0 and file.startswith("part-") or runs and target.startswith("../notebooks_cpp/")

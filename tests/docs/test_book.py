@@ -147,7 +147,7 @@ class Book(unittest.TestCase):
                          "# Part I. The mathematics {#part_mathematics}\n\n| @subpage stream | `[x](tree.md)` |\n")
         for text, shown in (("[I.1 Attention as a stream](I.1-stream.md)", "@ref stream"), ("[a stream](I.1-stream.md)", "[a stream](@ref stream)"),
                             ("$[0, 1)$ and [Alg. 3](IV.1-algorithms.md#alg_3)", "$[0, 1)$ and [Alg. 3](@ref alg_3)"),
-                            ("* <a id=\"bib_x\"></a> X", "* @anchor bib_x X"), ("[out](https://a.md)", "[out](https://a.md)")):
+                            ("* <a id=\"bib_x\"></a> X", "* @anchor bib_x X"), ("[out](https://a.md)", "[out](https://a.md)"), ("[write](mainpage.md#exercises)", "[write](@ref exercises)")):
             self.assertEqual(book.in_doxygen(text, "I.2-energy.md"), shown)
 
     def test_no_script_has_the_name_of_a_page(self):
