@@ -6,6 +6,7 @@
 #include "tree_attn/distributed/decoders/agreement.hpp"
 #include "tree_attn/distributed/decoders/device_fabric.hpp"
 #include "tree_attn/distributed/decoders/host_fabric.hpp"
+#include "tree_attn/reference/data/fnv1a.hpp"
 #include "tree_attn/reference/data/input_error.hpp"
 
 #include <algorithm>
@@ -43,12 +44,14 @@ class PlanDecoder : public Decoder {
   OutputView run(const Step& step) override {
     plan_anew(step);
     if (on_device_ != nullptr) return step_on_device(step, step.longest());
-    return on_host_->step(decode_own_shard(step).states());
+    const std::span<const float> states = decode_own_shard(step).states();
+    return on_host_->step(states, sinks_of_rows(step));
   }
   void run_start(const Step& step) override {
     if (on_device_ != nullptr) return Decoder::run_start(step);
     plan_anew(step);
-    on_host_->start(decode_own_shard(step).states());
+    const std::span<const float> states = decode_own_shard(step).states();
+    on_host_->start(states, sinks_of_rows(step));
   }
   bool run_progress() override { return on_device_ != nullptr || on_host_->advance(); }
   OutputView run_finish() override { return on_device_ != nullptr ? Decoder::run_finish() : on_host_->finish(); }
@@ -60,6 +63,8 @@ class PlanDecoder : public Decoder {
     if (is_open() && closed(ranges_.back(), longest).end != planned_end_) plan(closed(ranges_, longest));
   }
   OutputView step_on_device(const Step& step, std::int64_t longest) {
+    if (!step.sink.empty())
+      throw InputError("learned sinks: no kernel adds them to states on a device; use --transport mpi or shared");
     // A rank whose cache grows needs a new graph, and a message is in a graph on both sides or on neither. So the ranks tell
     // each other how far their memory goes, and beyond that all of them begin anew.
     if (longest > all_have_room_for_) {
@@ -101,11 +106,13 @@ Decoder::Decoder(Transport& transport, OpenShard& shard)
 
 OutputView Decoder::step(const Step& step) {
   check(step);
+  compare_rule(step);
   return run(step);
 }
 
 void Decoder::start(const Step& step) {
   check(step);
+  compare_rule(step);
   is_started_ = true;
   run_start(step);
 }
@@ -134,6 +141,37 @@ void Decoder::check(const Step& step) const {
     require<std::out_of_range>(step.lengths[i] <= most_keys_, "Decoder::step: batch entry ", i, " has ", step.lengths[i],
                                " keys, but the ranges of all ranks end at ", most_keys_);
   }
+}
+
+void Decoder::compare_rule(const Step& step) {
+  if (step.rule == rule_ && std::ranges::equal(std::as_bytes(step.sink), std::as_bytes(std::span(sink_)))) return;
+  rule_ = step.rule;
+  sink_.assign(step.sink.begin(), step.sink.end());
+  if (transport_.size() == 1) return;
+  struct Rule {
+    std::int64_t causal, window, sinks;
+    std::uint64_t hash;
+  };
+  const Rule mine{rule_.causal, rule_.window, rule_.sinks, fnv1a(std::as_bytes(std::span(sink_)))};
+  const std::vector<Rule> all = transport_.tell_all(mine, "what queries see on all ranks");
+  for (std::size_t rank = 1; rank < all.size(); ++rank) {
+    const auto& [causal, window, sinks, hash] = all[rank];
+    const auto line = [&](const char* what, auto first, auto other) {
+      throw InputError("Decoder::step: ranks 0 and " + std::to_string(rank) + " differ in " + what + " (" +
+                       std::to_string(first) + " and " + std::to_string(other) + ")");
+    };
+    if (causal != all[0].causal) line("the causal edge", all[0].causal, causal);
+    if (window != all[0].window) line("the window", all[0].window, window);
+    if (sinks != all[0].sinks) line("the number of sinks", all[0].sinks, sinks);
+    if (hash != all[0].hash) line("the hash of learned sinks", all[0].hash, hash);
+  }
+}
+
+std::span<const float> Decoder::sinks_of_rows(const Step& step) {
+  of_rows_.clear();
+  for (std::int64_t r = 0; !step.sink.empty() && r < shard_.cache().shape().n_rows(); ++r)
+    of_rows_.push_back(step.sink_of(r));
+  return of_rows_;
 }
 
 Forest<float>& Decoder::decode_own_shard(const Step& step) {

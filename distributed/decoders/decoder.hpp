@@ -33,9 +33,10 @@ class Decoder {
   Decoder& operator=(const Decoder&) = delete;
 
   /// Decodes one step; collective over the ranks of the transport.
-  /// @param step the same on every rank
+  /// @param step the same on every rank. When its rule or its learned sinks are others than in the step before, and first of
+  ///   all if there are any, the ranks compare them
   /// @returns the output, valid until the next step @throws as DecodeSession::decode(); std::out_of_range also for a length
-  ///   beyond the ranges of all ranks; TransportError
+  ///   beyond the ranges of all ranks; InputError if ranks differ, or the decoder has no kernel for a rule; TransportError
   OutputView step(const Step& step);
   /// Begins a step, as far as it goes without waiting: computes the states of this rank and posts the first messages. The
   /// step is read before it returns. A decoder that has no plan, or sends from device memory, takes the whole step here.
@@ -66,6 +67,8 @@ class Decoder {
   /// The states of this rank's own shard, on the host; messages in flight advance meanwhile. They may be used up.
   Forest<float>& decode_own_shard(const Step& step);
   void set_states_ready(double seconds) { states_ready_ = seconds; }
+  /// The learned sink of every row; empty: none.
+  std::span<const float> sinks_of_rows(const Step& step);
 
   Transport& transport_;
   OpenShard& shard_;
@@ -74,11 +77,15 @@ class Decoder {
  private:
   friend struct Algorithm;
   void check(const Step& step) const;
+  void compare_rule(const Step& step);
   void require_started(const char* function, bool started) const;
 
   OutputView output_;  ///< of a step that start() has taken whole
   bool is_started_ = false;
   double states_ready_ = 0;
+  SeenRule rule_;               ///< of the step before
+  std::vector<float> sink_;     ///< of the heads in that step
+  std::vector<float> of_rows_;  ///< the same of all rows
   std::int64_t most_keys_ = kOpenEnd;  ///< where the ranges of all ranks end: set by Algorithm::open()
 };
 

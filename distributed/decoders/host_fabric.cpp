@@ -47,14 +47,16 @@ void HostFabric::begin(const Plan& plan) {
   transport_.count_collectives(plan.n_collectives);
 }
 
-OutputView HostFabric::step(std::span<const float> states) {
+OutputView HostFabric::step(std::span<const float> states, std::span<const float> sinks) {
   take_states(states);
+  sinks_ = sinks;
   execute(plan_, *this);
   return {elements(plan_.z), elements(plan_.lse)};
 }
 
-void HostFabric::start(std::span<const float> states) {
+void HostFabric::start(std::span<const float> states, std::span<const float> sinks) {
   take_states(states);
+  sinks_ = sinks;
   next_ = 0, is_posted_ = false;
   begin(plan_);
   advance(false);
@@ -191,13 +193,23 @@ void HostFabric::run(const Finish& finish) {
   const std::int64_t n = n_states(finish.state);
   float *const z = at(finish.z), *const lse = at(finish.lse);
   const float*& state = read_at_[static_cast<std::size_t>(finish.state)];
-  if (finish.right) {
-    const float*& right = read_at_[static_cast<std::size_t>(*finish.right)];
+  const float* const right = finish.right ? read_at_[static_cast<std::size_t>(*finish.right)] : nullptr;
+  if (!sinks_.empty()) {
+    float* const root = at(finish.state);
+    if (right != nullptr)
+      kernel_.merge_states(state, right, root, n, d_v_);
+    else if (state != root)
+      std::copy_n(state, n * state_size(d_v_), root);
+    for (std::int64_t r = 0; r < n; ++r) add_sink(root + r * state_size(d_v_), sinks_of(finish.state)[r], d_v_);
+    kernel_.finish_states(root, n, d_v_, z, lse);
+  } else if (right != nullptr) {
     kernel_.finish_merged(state, right, n, d_v_, z, lse);
-    right = at(*finish.right);  // used up
-    transport_.count_merge_steps(1);
   } else {
     kernel_.finish_states(state, n, d_v_, z, lse);
+  }
+  if (finish.right) {
+    read_at_[static_cast<std::size_t>(*finish.right)] = at(*finish.right);  // used up
+    transport_.count_merge_steps(1);
   }
   state = at(finish.state);  // used up
 }
@@ -222,8 +234,15 @@ void HostFabric::run(const Divide& divide) {
   constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
   settle();
   float *n = at(divide.n), *D = at(divide.D);
-  const float* m = at(divide.m);
+  float* m = at(divide.m);
   for (std::int64_t r = 0; r < n_scalars(divide.D); ++r) {
+    if (!sinks_.empty()) {
+      const float sink = sinks_of(divide.D)[r], top = larger_or_nan(m[r], sink),
+                  factor = static_cast<float>(safe_weight(m[r], top));
+      for (std::int64_t j = 0; j < d_v_; ++j) n[r * d_v_ + j] *= factor;
+      D[r] = factor * D[r] + static_cast<float>(safe_weight(sink, top));
+      m[r] = top;
+    }
     const float m_and_sum[] = {m[r], D[r]};  // laid out as a state; the base of the exponent does not matter here
     for (std::int64_t j = 0; j < d_v_; ++j) n[r * d_v_ + j] = finish_value(m_and_sum, n[r * d_v_ + j]);
     D[r] = m[r] + std::log(D[r]);

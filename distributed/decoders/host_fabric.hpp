@@ -28,11 +28,12 @@ class HostFabric : public Fabric {
   HostFabric& operator=(const HostFabric&) = delete;
 
   /// Carries out the plan. @param states of this rank's subtrees, [subtrees][n_rows][2 + d_v]
+  /// @param sinks a learned logit of every row, for add_sink() at the root; empty: none
   /// @returns the output, valid until the next step @throws std::logic_error if the plan is for another range of positions
-  OutputView step(std::span<const float> states);
-  /// The same in parts: begins the plan, and carries it out as far as it goes without waiting. @param states as step(); they
+  OutputView step(std::span<const float> states, std::span<const float> sinks = {});
+  /// The same in parts: begins the plan, and carries it out as far as it goes without waiting. @param states, sinks as step(); they
   /// must not change before finish()
-  void start(std::span<const float> states);
+  void start(std::span<const float> states, std::span<const float> sinks = {});
   /// Goes on without waiting. @returns whether all operations are done
   bool advance();
   /// Carries out the rest. @returns as step()
@@ -71,6 +72,10 @@ class HostFabric : public Fabric {
   /// Rows of a block of states, and of a block of scalars.
   std::int64_t n_states(Block block) const;
   std::int64_t n_scalars(Block block) const { return std::ssize(elements({block, 1})); }
+  /// The learned sinks of the rows that a block has.
+  const float* sinks_of(Block block) const {
+    return sinks_.data() + plan_.widths[static_cast<std::size_t>(block)].rows.begin(n_rows_);
+  }
 
   const LeafKernel& kernel_ = leaf_kernel();  ///< merges and divides in the widest registers of this processor
   Transport& transport_;
@@ -81,6 +86,7 @@ class HostFabric : public Fabric {
   std::vector<std::int64_t> offsets_;
   std::unique_ptr<float[]> memory_;
   std::vector<const float*> read_at_;  ///< of every block: its memory; until settle() the message or the decode's state
+  std::span<const float> sinks_;       ///< [n_rows] of the step; empty: none
   std::vector<Block> in_place_;        ///< the blocks that may be read outside of their memory
   std::vector<const std::byte*> arrived_at_;  ///< the messages of an Exchange, until settle()
 };

@@ -122,6 +122,8 @@ class OneShotDecoder : public Decoder {
     if (transport_.device() == nullptr) transport_.abandon();
   }
   OutputView decode(const Step& step) {
+    if (step.rule.window > 0 || !step.sink.empty())
+      throw InputError("one-shot: its kernel has no window and no learned sinks; use two-level");
     // The lengths are the same on every rank, so all ranks come here in the same step.
     const std::int64_t longest = step.longest();
     const bool is_connected = !connected_.empty() && same(closed(ranges_.back(), longest), connected_.back());
@@ -218,8 +220,10 @@ std::string refuses_ranks(const Topology& topology) {
   return "a node of " + std::to_string(n) + " ranks; at most " + std::to_string(kMostOneShotRanks) + "; use two-level";
 }
 
-std::string refusal(const Backend& backend, const Transport& transport, std::span<const KeyRange>, const WorkloadShape&) {
+std::string refusal(const Backend& backend, const Transport& transport, std::span<const KeyRange>,
+                    const WorkloadShape& shape) {
   const Topology& topology = transport.topology();
+  if (shape.rule.window > 0 || !shape.sink.empty()) return "its kernel has no window and no learned sinks; use two-level";
   if (!backend.has_windows())
     return "one kernel decodes and exchanges, and --backend " + std::string(backend.name()) +
            " has none; use emulated or cuda, or another algorithm";

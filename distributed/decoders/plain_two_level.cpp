@@ -49,15 +49,13 @@ Part gather_and_join(MPI_Comm comm, const Part& mine) {
 /// The attention over the keys of all ranks, on every rank. An error of MPI ends the job, as its default handler does.
 /// @param world all ranks, in the order of their ranges; those of a node are neighbours
 /// @param node the ranks of this node in the same order, as MPI_Comm_split_type() gives them
-/// @param q, k, v, leaves, lengths, scale as of plain::decode()
+/// @param step, k, v, leaves, scale as of plain::decode()
 /// @param[out] out, lse [b, n_h, l, d_v] and [b, n_h, l]
 /// @paper{alg_3, Alg. 3}
-void plain_two_level(MPI_Comm world, MPI_Comm node, const TensorView& q, const TensorView& k, const TensorView& v,
-                     const OwnedLeaves& leaves, std::span<const std::int64_t> lengths, double scale, float* out,
-                     float* lse) {
+void plain_two_level(MPI_Comm world, MPI_Comm node, const Step& step, const TensorView& k, const TensorView& v,
+                     const OwnedLeaves& leaves, double scale, float* out, float* lse) {
   // Line 2: every rank decodes its own keys.
-  const std::int64_t longest = lengths.empty() ? 0 : std::ranges::max(lengths), d_v = v.shape[3];
-  Part part{closed(leaves.range(), longest), plain::decode(q, k, v, leaves, lengths, scale)};
+  Part part{closed(leaves.range(), step.longest()), plain::decode(step, k, v, leaves, scale)};
 
   // Lines 3 to 5, first in a node, then between the first ranks of all nodes.
   part = gather_and_join(node, part);
@@ -68,9 +66,12 @@ void plain_two_level(MPI_Comm world, MPI_Comm node, const TensorView& q, const T
   if (place == 0) part = gather_and_join(leaders, part), MPI_Comm_free(&leaders);
 
   // Line 6, z = n / D. The first rank of a node has all keys, and its output replaces that of the others.
-  const std::int64_t n_rows = part.forest.n_rows();
-  const float* const states = part.forest.fold().data();
-  for (std::int64_t r = 0; r < n_rows; ++r) lse[r] = finish(states + r * state_size(d_v), out + r * d_v, d_v);
+  const std::int64_t n_rows = part.forest.n_rows(), d_v = v.shape[3];
+  float* state = part.forest.fold().data();
+  for (std::int64_t r = 0; r < n_rows; ++r, state += state_size(d_v)) {
+    if (!step.sink.empty()) add_sink(state, step.sink_of(r), d_v);
+    lse[r] = finish(state, out + r * d_v, d_v);
+  }
   MPI_Bcast(out, static_cast<int>(n_rows * d_v), MPI_FLOAT, 0, node);
   MPI_Bcast(lse, static_cast<int>(n_rows), MPI_FLOAT, 0, node);
 }

@@ -168,10 +168,12 @@ class RingDecoder : public Decoder {
 
     joined_.clear();
     for (const Forest<float>& forest : forests_) joined_.append(forest.subtrees(), forest.states().data());
-    const float* root = joined_.fold().data();
+    float* root = joined_.fold().data();
     transport_.count_merge_steps(joined_.n_merges());
-    for (std::int64_t r = 0; r < n_rows_; ++r)
-      lse_[static_cast<std::size_t>(r)] = tree_attn::finish(root + r * state_size(d_v_), out_.data() + r * d_v_, d_v_);
+    for (std::int64_t r = 0; r < n_rows_; ++r, root += state_size(d_v_)) {
+      if (!step.sink.empty()) add_sink(root, step.sink_of(r), d_v_);
+      lse_[static_cast<std::size_t>(r)] = tree_attn::finish(root, out_.data() + r * d_v_, d_v_);
+    }
     return {out_, lse_};
   }
 

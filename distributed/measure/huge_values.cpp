@@ -47,7 +47,7 @@ void decode_huge_values(Transport& transport, const Backend& backend, Workload& 
       open_shard(backend, smaller->shape(), shard.cache->leaves(), shard.cache->capacity(), shard.session->scale());
   fill(*again.cache, *smaller, lengths);
   const std::unique_ptr<Decoder> decoder = algorithm.open(transport, again, ranges, options);
-  const OutputView average = decoder->step({workload.query(last), lengths});
+  const OutputView average = decoder->step(workload.step(last, lengths));
   for (std::size_t i = 0; i < output.out.size(); ++i) {
     if (!std::isfinite(output.out[i]) && std::isfinite(average.out[i])) output.out[i] = enlarged(average.out[i]);
   }

@@ -87,12 +87,12 @@ Measurement measure(const Bench& bench, OpenShard& shard, const Algorithm& algor
     for (int t = 0; t < workload.steps(); ++t) {
       const std::vector<std::int64_t> lengths = workload.lengths(t);
       fill(cache, workload, lengths);
-      const TensorView q = workload.query(t);
+      const Step step = workload.step(t, lengths);
       transport.clear_traffic();
       ranks.doing("in " + std::string(algorithm.name) + ", step " + std::to_string(t + 1));
       const std::int64_t launched = launches_of_thread();
       const double start = start_together(bench);
-      const OutputView output = decoder->step({q, lengths});
+      const OutputView output = decoder->step(step);
       const double until_output = 1e6 * (transport.seconds() - start),
                    until_states = 1e6 * (decoder->states_ready() - start);
       result.output = output.copy();
@@ -160,6 +160,8 @@ Verifier::Verifier(Workload& workload, double scale, int n_ranks, const Backend&
   truth.n_ranks = n_ranks, truth.n_keys = workload.n_keys(last);
   truth.options.scale = scale;
   truth.options.lengths = workload.lengths(last);
+  truth.options.rule = workload.shape().rule;
+  truth.options.sink.assign(workload.shape().sink.begin(), workload.shape().sink.end());
   truth.oracle = attention(truth.q, truth.k, truth.v, truth.options);
 
   // F64 inputs are rounded to F32 when they are read. Count this as additional terms of the dot product.

@@ -23,15 +23,17 @@ bool exceeds(const Row& row) {
   return std::any_of(row.begin(), row.end(), [](double x) { return exceeds(x); });
 }
 
-/// The rows that some queries share, up to a length.
+/// The rows of a head that a query sees.
 struct Rows {
   const TensorView& view;
-  std::int64_t i, h, length;
+  std::int64_t i, h;
+  Seen seen;
   /// Calls body(row) for one row after the other, until it returns false.
   template <class Body>
   void each(Body body) const {
     Row row(static_cast<std::size_t>(view.shape[3]));
-    for (std::int64_t a = 0; a < length; ++a) {
+    for (std::int64_t a = 0; a < seen.end; ++a) {
+      if (!seen.contains(a)) continue;
       load_row(view, i, h, a, row.data());
       if (!body(row)) return;
     }
@@ -94,12 +96,14 @@ struct Components {
 class LastComponents {
  public:
   const Components& of(const Rows& values) {
-    if (!components_ || values.i != i_ || values.h != h_) components_.emplace(values), i_ = values.i, h_ = values.h;
+    if (!components_ || values.i != i_ || values.h != h_ || values.seen != seen_)
+      components_.emplace(values), i_ = values.i, h_ = values.h, seen_ = values.seen;
     return *components_;
   }
 
  private:
   std::int64_t i_ = 0, h_ = 0;
+  Seen seen_;
   std::optional<Components> components_;
 };
 
@@ -114,24 +118,26 @@ bool has_overflowed(Workload& workload, const DecodeOutput& output) {
   for (std::size_t r = 0; r < output.lse.size(); ++r) {
     const std::span z(output.out.data() + r * d_v, d_v);
     if (!std::isfinite(output.lse[r]) || is_finite(z)) continue;
-    const std::int64_t row = static_cast<std::int64_t>(r) / shape.n_queries, i = row / shape.heads,
-                       kv_head = row % shape.heads / (shape.heads / shape.kv_heads);
+    const std::int64_t j = static_cast<std::int64_t>(r) % shape.n_queries, row = static_cast<std::int64_t>(r) / shape.n_queries,
+                       i = row / shape.heads, kv_head = row % shape.heads / (shape.heads / shape.kv_heads);
     if (!all) all = workload.whole();
-    if (components.of({all->v, i, kv_head, lengths[static_cast<std::size_t>(i)]}).cause(z)) return true;
+    const Seen seen = shape.rule.of(lengths[static_cast<std::size_t>(i)], shape.n_queries, j);
+    if (components.of({all->v, i, kv_head, seen}).cause(z)) return true;
   }
   return false;
 }
 
-std::string overflow_of(const TensorView& q, const std::optional<Shard>& all, std::span<const std::int64_t> lengths,
-                        double scale, const DecodeOutput& output) {
+std::string overflow_of(const Step& step, const std::optional<Shard>& all, double scale, const DecodeOutput& output) {
+  const TensorView& q = step.q;
   const auto [b, n_h, l, d_h] = q.shape;
   LastComponents components;
   const std::int64_t n_rows = b * n_h * l, d_v = n_rows == 0 ? 0 : std::ssize(output.out) / n_rows;
   for (std::int64_t r = 0; r < n_rows; ++r) {
-    const std::int64_t i = r / (n_h * l), h = r / l % n_h, j = r % l, length = lengths[static_cast<std::size_t>(i)];
+    const std::int64_t i = r / (n_h * l), h = r / l % n_h, j = r % l;
+    const Seen seen = step.seen(i, j);
     const std::span z(output.out.data() + r * d_v, static_cast<std::size_t>(d_v));
     const bool lse_finite = std::isfinite(output.lse[static_cast<std::size_t>(r)]);
-    if (length == 0 || (lse_finite && is_finite(z))) continue;
+    if (seen.end == 0 || (lse_finite && is_finite(z))) continue;
 
     // Look for the cause in the input of this row alone.
     Row query(static_cast<std::size_t>(d_h));
@@ -141,8 +147,8 @@ std::string overflow_of(const TensorView& q, const std::optional<Shard>& all, st
       if (is_finite(query)) cause = "";
     } else {
       const std::int64_t n_kv = all->k.shape[1], kv_head = h / (n_h / n_kv);
-      cause = lse_finite ? components.of({all->v, i, kv_head, length}).cause(z)
-                         : cause_in_scores(query, {all->k, i, kv_head, length}, scale);
+      cause = lse_finite ? components.of({all->v, i, kv_head, seen}).cause(z)
+                         : cause_in_scores(query, {all->k, i, kv_head, seen}, scale);
     }
     if (!cause) continue;
     return "batch entry " + std::to_string(i) + ", head " + std::to_string(h) + ", query " + std::to_string(j) +

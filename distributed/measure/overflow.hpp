@@ -5,6 +5,7 @@
 
 #include "tree_attn/reference/data/workload.hpp"
 #include "tree_attn/reference/decode/decode.hpp"
+#include "tree_attn/reference/decode/step.hpp"
 
 #include <optional>
 #include <span>
@@ -24,12 +25,10 @@ bool has_overflowed(Workload& workload, const DecodeOutput& output);
 ///
 /// Reads only the inputs of rows whose output is not finite. NaN and Inf of other rows, or of other components of v, hide
 /// nothing.
-/// @param[in] q queries [b, n_h, l, d_h]
+/// @param[in] step that was decoded
 /// @param[in] all all keys and values; if empty, they are assumed to be finite, and no cause is named
-/// @param[in] lengths keys in use per batch entry [b]
 /// @param scale multiplies q.k
 /// @param[in] output output of the decode over all keys
-std::string overflow_of(const TensorView& q, const std::optional<Shard>& all, std::span<const std::int64_t> lengths,
-                        double scale, const DecodeOutput& output);
+std::string overflow_of(const Step& step, const std::optional<Shard>& all, double scale, const DecodeOutput& output);
 
 }  // namespace tree_attn

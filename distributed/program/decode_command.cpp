@@ -171,8 +171,9 @@ struct Setup {
     if (!file && !options.expect.empty())
       throw InputError("--expect " + readable(options.expect) + ": needs IN, the file that contains the tensor");
     const LeafOrder order = order_of(options, chosen);
-    const WorkloadShape synthetic = file ? WorkloadShape{} : synthetic_shape(options, order);
-    workload = file                      ? open_workload(*file, options.steps, order)
+    WorkloadShape synthetic = file ? WorkloadShape{} : synthetic_shape(options, order);
+    synthetic.rule = options.rule;
+    workload = file                      ? open_workload(*file, options.steps, order, options.rule)
                : backend->has_elements() ? make_workload(synthetic, options.seed, options.steps)
                                          : make_axes(synthetic, options.steps);
     if (file && !options.expect.empty()) expected_tensor(*file, options.expect, workload->shape());
@@ -286,8 +287,9 @@ int run_decode(const DecodeOptions& options, const Ranks& ranks) {
     // Synthetic input is finite, and may be too large for one rank to check.
     const int last = options.steps - 1;
     const auto all = setup->file ? std::optional(setup->workload->whole()) : std::nullopt;
+    const std::vector<std::int64_t> lengths = setup->workload->lengths(last);
     const std::string overflow =
-        overflow_of(setup->workload->query(last), all, setup->workload->lengths(last), scale, measurements[0].output);
+        overflow_of(setup->workload->step(last, lengths), all, scale, measurements[0].output);
     ReportHeader report{options.command_line,
                         options.backend,
                         std::string(transport->name()),

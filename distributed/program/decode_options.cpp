@@ -77,6 +77,8 @@ void check(const ClusterOptions& options, const Backend& backend, int n_ranks) {
 void check(const DecodeOptions& options, int n_ranks, const WorkloadShape& shape) {
   const auto refuse = [](const std::string& why) { throw InputError(why); };
   const std::string ranks = ranks_text(n_ranks);
+  if (options.moments > 1 && !shape.sink.empty())
+    refuse("--moments 2: a learned sink has no moments; leave the tensor \"sink\" out");
   if (options.steps > 1 && options.steps > shape.n_keys) {
     refuse("--steps " + std::to_string(options.steps) + ": every step appends one key, but the sequence has only " +
            std::to_string(shape.n_keys));
@@ -144,6 +146,9 @@ std::unique_ptr<Transport> open_transport(const ClusterOptions& options, const B
 
 void check(std::span<const Algorithm* const> chosen, const Backend& backend, const Transport& transport,
            std::span<const KeyRange> ranges, const WorkloadShape& shape) {
+  if (!shape.sink.empty() && transport.device() != nullptr)
+    throw InputError("--transport " + std::string(transport.name()) +
+                     ": no kernel adds the tensor \"sink\"; use --transport mpi or shared");
   for (const Algorithm* algorithm : chosen) {
     if (shape.order == LeafOrder::kDealt && !algorithm->takes_dealt)
       throw InputError("--algorithm " + std::string(algorithm->name) + ": takes --order contiguous alone");
@@ -253,6 +258,15 @@ std::vector<const Algorithm*> chosen_algorithms(const ClusterOptions& options) {
   return chosen;
 }
 
+void add_seen_options(CLI::App& command, SeenRule& rule) {
+  command.add_flag("--causal", rule.causal, "Query j of l stands at position N - l + j, and sees the keys up to there");
+  CLI::Option* window =
+      command.add_option("--window", rule.window, "A query sees the last W of its keys (default: all)")->check(within(1, kOpenEnd));
+  command.add_option("--sinks", rule.sinks, "The first keys of the sequence, which it sees beside its window")
+      ->check(within(0, kOpenEnd))
+      ->needs(window);
+}
+
 void add_devices_option(CLI::App& command, std::string& devices) {
   command
       .add_option("--devices", devices,
@@ -345,6 +359,7 @@ std::vector<const CLI::Option*> add_decode_options(CLI::App& command, DecodeOpti
                   "IN dealt, but for one-shot)")
       ->check(CLI::IsMember({"contiguous", "dealt"}).description(""));
   command.add_option("--scale", options.scale, "Factor of q.k (default 1/sqrt(d_h))")->check(is_finite);
+  add_seen_options(command, options.rule);
   command
       .add_option(
           "--moments", options.moments,

@@ -44,6 +44,7 @@ struct DecodeOptions : ShapeOptions, ClusterOptions {
   std::optional<double> scale, model_bandwidth, model_merge_us, model_message_us;
   double tolerance = 1e-5;
   int steps = 1, repeat = 1, warmup = 0, moments = 1;
+  SeenRule rule;
   bool verify = false;
 };
 
@@ -56,6 +57,8 @@ std::string dtype_help();
 /// The type of that name, "bf16".
 DType dtype_named(std::string_view name);
 
+/// Adds --causal, --window and --sinks. `rule` must live until the command line is parsed.
+void add_seen_options(CLI::App& command, SeenRule& rule);
 /// Adds --devices. `devices` must live until the command line is parsed.
 void add_devices_option(CLI::App& command, std::string& devices);
 /// Adds the options of the ranks and the algorithm. `options` must live until the command line is parsed.

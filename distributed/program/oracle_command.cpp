@@ -2,6 +2,7 @@
 /// @file
 /// @brief `tree_attn oracle`: attention in double precision, and the energy and its gradient (eq. (5)-(6)).
 #include "tree_attn/distributed/measure/memory.hpp"
+#include "tree_attn/distributed/program/decode_options.hpp"
 #include "tree_attn/distributed/program/number_check.hpp"
 #include "tree_attn/distributed/program/program.hpp"
 #include "tree_attn/reference/data/output_file.hpp"
@@ -16,7 +17,7 @@ namespace {
 struct OracleOptions {
   std::string in, out;
   std::optional<double> scale;
-  bool causal = false;
+  SeenRule rule;
 };
 
 int run_oracle(const OracleOptions& options) {
@@ -24,7 +25,7 @@ int run_oracle(const OracleOptions& options) {
   OutputFile out(options.out);
   check_different({{"IN", options.in}, {"OUT", options.out}});
   const FileTensors tensors = read_tensors(file);
-  AttentionOptions attention_options{options.scale, options.causal, tensors.lengths, std::nullopt};
+  AttentionOptions attention_options{.scale = options.scale, .rule = options.rule, .sink = {tensors.sink.begin(), tensors.sink.end()}, .lengths = tensors.lengths};
   if (file.find("zeta")) attention_options.zeta = view4(file, "zeta", "b, n_h, l, d_v");
   const WorkloadShape shape = shape_of(tensors);
   require_memory(readable(options.in, 200) + ": attention over " + axes_text(shape),
@@ -69,7 +70,7 @@ Command add_oracle(CLI::App& program) {
       ->required()
       ->check(not_empty);
   command->add_option("--scale", options->scale, "Factor of q.k (default 1/sqrt(d_h))")->check(is_finite);
-  command->add_flag("--causal", options->causal, "Query i of l sees the keys 0 .. N - l + i");
+  add_seen_options(*command, options->rule);
   return [options](const Ranks& ranks) {
     // Rank 0 computes; the other ranks learn whether it succeeded.
     run_on_all(ranks, [&] {

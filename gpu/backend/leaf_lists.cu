@@ -14,7 +14,8 @@ ListedTree::ListedTree(const OwnedLeaves& leaves, std::int64_t n_leaves)
                              leaves.period_bits(), kDealtBits)),
       n_low_(n_leaves > 0 ? std::bit_width(static_cast<std::uint64_t>((n_leaves - 1) >> kDealtBits)) : 0) {}
 
-std::int64_t LeafLists::tree_positions(const OwnedLeaves& leaves, std::int64_t n_leaves) {
+std::int64_t LeafLists::tree_positions(const OwnedLeaves& leaves, KeyRange range, std::int64_t n_leaves) {
+  if (leaves.order() == LeafOrder::kContiguous) return range.size();
   // The longest sequence with so many leaves of the range ends before the next one. A range without slots has no leaf.
   const ListedTree tree(leaves, leaves.range().empty() ? 0 : leaves.leaf(n_leaves));
   const std::int64_t begin = tree.bound(leaves.range().begin), end = tree.bound(leaves.range().end);
@@ -28,26 +29,84 @@ LeafLists::LeafLists(std::int64_t batch, std::int64_t n_leaves)
   leaf_.reserve(static_cast<std::size_t>(n_leaves + 1));
 }
 
-void LeafLists::update(const OwnedLeaves& leaves, std::span<const std::int64_t> lengths, LeafList* lists) {
-  const bool is_other_range = range_.begin != leaves.range().begin || range_.end != leaves.range().end;
-  range_ = leaves.range();
-  for (std::size_t i = 0; i < lengths.size(); ++i) {
-    const std::int64_t n = (lengths[i] + kLeafKeys - 1) / kLeafKeys, n_rows = leaves.n_keys(lengths[i]);
-    const ListedTree tree(leaves, n);
-    LeafList next = lists[i];
-    next.begin = tree.bound(leaves.range().begin), next.end = tree.bound(leaves.range().end);
-    next.n_leaves = static_cast<std::int32_t>((n_rows + kLeafKeys - 1) / kLeafKeys);
-    next.n_last = static_cast<std::int32_t>(n_rows - std::max(0, next.n_leaves - 1) * kLeafKeys);
-    if (is_other_range || next.begin != lists[i].begin || next.end != lists[i].end || next.n_leaves != lists[i].n_leaves) {
-      leaf_.clear();
-      leaves.for_each_by_slot(n, [&](std::int64_t slot, std::int64_t place) {
-        if (place == next.n_leaves - 1) next.last = static_cast<std::int32_t>(leaf_.size());
-        leaf_.push_back({static_cast<std::int32_t>(tree.slot(slot)), static_cast<std::int32_t>(place)});
-      });
-      leaf_.push_back({static_cast<std::int32_t>(next.end / kLeafKeys), 0});
-      on_device_.upload(leaf_, static_cast<std::int64_t>(i) * (most_leaves_ + 1));
+namespace {
+
+/// Calls use(slot, place, number) for the leaves of a range among the first n of a sequence that a query sees, by ascending
+/// slot.
+template <class Use>
+void for_each_seen(const OwnedLeaves& leaves, std::int64_t n, const Seen& seen, const Use& use) {
+  const auto is_seen = [&](std::int64_t leaf) { return seen.touches(leaf * kLeafKeys, (leaf + 1) * kLeafKeys); };
+  if (leaves.order() == LeafOrder::kDealt) {
+    leaves.for_each_by_slot(n, [&](std::int64_t slot, std::int64_t place) {
+      if (const std::int64_t leaf = leaves.leaf(place); is_seen(leaf)) use(slot, place, leaf);
+    });
+    return;
+  }
+  const std::int64_t begin = leaves.range().begin / kLeafKeys, end = std::min(n, (leaves.range().end + kLeafKeys - 1) / kLeafKeys),
+                     window = std::max(begin, seen.begin / kLeafKeys);
+  for (std::int64_t leaf = begin; leaf < std::min(end, window) && is_seen(leaf); ++leaf) use(leaf, leaf - begin, leaf);
+  for (std::int64_t leaf = window; leaf < end; ++leaf) use(leaf, leaf - begin, leaf);
+}
+
+/// Slots of ascending leaves without the empty siblings on their left: an empty subtree is neutral, so what is on its right
+/// takes its place, and the merges are the same. So a leaf stands at the begin of the largest subtree that it is the first
+/// leaf of.
+class WithoutEmptySlots {
+ public:
+  /// @param range of the shard in the tree
+  explicit WithoutEmptySlots(KeyRange range) : range_(range) {}
+  std::int64_t operator()(std::int64_t slot) {
+    const bool is_new_node = slot * kLeafKeys >= node_.end() || is_first_;
+    while (slot * kLeafKeys >= node_.end() || is_first_)
+      node_ = first_subtree(is_first_ ? range_.begin : node_.end(), range_.end), is_first_ = false;
+    if (is_new_node) {
+      placed_ = node_.begin() / kLeafKeys;
+    } else {
+      const int side = std::bit_width(static_cast<std::uint64_t>(slot ^ last_)) - 1;  // where it parts from the leaf before
+      placed_ = ((placed_ >> side) | 1) << side;
     }
-    lists[i] = next;
+    last_ = slot;
+    return placed_;
+  }
+
+ private:
+  KeyRange range_;
+  Subtree node_{};
+  bool is_first_ = true;
+  std::int64_t last_ = 0, placed_ = 0;
+};
+
+}  // namespace
+
+void LeafLists::update(const OwnedLeaves& leaves, KeyRange closed_range, const Step& step, LeafList* lists) {
+  const bool is_other_range = range_.begin != closed_range.begin || range_.end != closed_range.end;
+  range_ = closed_range;
+  sources_.resize(step.lengths.size()), edges_.resize(step.lengths.size());
+  const auto leaf_before = [](std::int64_t position) { return (position - 1) >> kLeafLevel; };
+  for (std::size_t i = 0; i < step.lengths.size(); ++i) {
+    const std::int64_t length = step.lengths[i], l = step.q.shape[2], n = leaf_before(length) + 1;
+    const Seen any = step.rule.of_any(length, l), all = step.rule.of_all(length, l);
+    const bool is_dealt = leaves.order() == LeafOrder::kDealt;
+    const ListedTree tree(leaves, n);
+    const KeyRange range = is_dealt ? KeyRange{tree.bound(range_.begin), tree.bound(range_.end)} : range_;
+    const Source source{range.begin, range.end, leaf_before(leaves.n_keys(length)) + 1, any.begin >> kLeafLevel,
+                        all.begin >> kLeafLevel, step.rule};
+    const std::int64_t edge = leaf_before(all.end);
+    if (!is_other_range && source == sources_[i] && edge >= edges_[i]) continue;
+    sources_[i] = source, edges_[i] = edge;
+    LeafList& list = lists[i];
+    list = {.begin = range.begin, .end = range.end, .last = -1};
+    leaf_.clear();
+    WithoutEmptySlots place_slot(range);
+    for_each_seen(leaves, n, any, [&](std::int64_t slot, std::int64_t place, std::int64_t leaf) {
+      if (place == source.n_places - 1) list.last = static_cast<std::int32_t>(leaf_.size());
+      const bool has_first = step.rule.window > 0 && leaf <= source.edge_of_first, has_last = leaf >= edge;
+      leaf_.push_back({static_cast<std::int32_t>(place_slot(is_dealt ? tree.slot(slot) : slot)),
+                       static_cast<std::int32_t>(place), has_first || has_last ? static_cast<std::int32_t>(leaf) : kSeenWhole});
+    });
+    list.n_leaves = static_cast<std::int32_t>(leaf_.size());
+    leaf_.push_back({static_cast<std::int32_t>((range.end + kLeafKeys - 1) / kLeafKeys), 0, kSeenWhole});
+    on_device_.upload(leaf_, static_cast<std::int64_t>(i) * (most_leaves_ + 1));
   }
 }
 

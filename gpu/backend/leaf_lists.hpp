@@ -5,6 +5,7 @@
 
 #include "tree_attn/gpu/engine/listed_params.hpp"
 #include "tree_attn/gpu/platform/launch.hpp"
+#include "tree_attn/reference/decode/step.hpp"
 #include "tree_attn/reference/state/owned_leaves.hpp"
 
 #include <cstdint>
@@ -29,17 +30,19 @@ class ListedTree {
   int n_top_, n_low_;  ///< bits that remain
 };
 
-/// The lists of a batch. The leaves of one are uploaded when its sequence begins a leaf. What a list says of itself changes
-/// with every key, and is a part of what every step uploads: see StepInput.
+/// The lists of a batch. The leaves of one are uploaded when its sequence begins a leaf, or a window another one. What a list
+/// says of itself is a part of what every step uploads: see StepInput.
 class LeafLists {
  public:
   LeafLists() = default;
   /// Empty lists, with memory for n_leaves leaves each.
   LeafLists(std::int64_t batch, std::int64_t n_leaves);
 
-  /// Makes the lists those of sequences of these lengths. @pre none has more leaves in the range than there is memory for,
-  /// and no kernel reads them @param[in, out] lists [b], as the call before has left them
-  void update(const OwnedLeaves& leaves, std::span<const std::int64_t> lengths, LeafList* lists);
+  /// Makes the lists those of the leaves that the queries of a step see. @pre none has more leaves in the range than there is
+  /// memory for, and no kernel reads them
+  /// @param range that of the leaves, closed()
+  /// @param[in, out] lists [b], as the call before has left them
+  void update(const OwnedLeaves& leaves, KeyRange range, const Step& step, LeafList* lists);
   /// Lets a kernel read the leaves.
   void set(ListedParams& params) const { params.leaf = on_device_.data(), params.most_leaves = most_leaves_; }
   /// Leaves that a list has memory for; -1 without lists.
@@ -47,11 +50,20 @@ class LeafLists {
 
   /// Most positions that the range has in the tree of a list of at most n_leaves leaves.
   /// @throws DeviceError if its slots have no room in 32 bits
-  static std::int64_t tree_positions(const OwnedLeaves& leaves, std::int64_t n_leaves);
+  static std::int64_t tree_positions(const OwnedLeaves& leaves, KeyRange range, std::int64_t n_leaves);
 
  private:
+  /// What the leaves of a list follow from, beside the range: leaves of the shard, and the numbers of the leaves at edges.
+  struct Source {
+    std::int64_t begin, end, n_places, first, edge_of_first;
+    SeenRule rule;
+    bool operator==(const Source&) const = default;
+  };
+
   std::int64_t most_leaves_ = -1;
   KeyRange range_{0, -1};               ///< that the lists are of
+  std::vector<Source> sources_;         ///< [b]
+  std::vector<std::int64_t> edges_;     ///< [b] the leaves from here on are not marked as seen whole
   std::vector<ListedLeaf> leaf_;        ///< of one list, as they are uploaded
   DeviceBuffer<ListedLeaf> on_device_;  ///< [b, most_leaves + 1]
 };

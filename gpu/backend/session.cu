@@ -36,10 +36,12 @@ void StepRunner::plan_range(KeyRange range) {
   if (!has_work()) return;
   const StepArrays input = input_.on_device();
   ListedParams& params = plan_.params;
-  if (plan_.is_dealt()) {
+  if (plan_.is_listed()) {
+    if (plan_.order == LeafOrder::kContiguous && range.begin % kLeafKeys != 0)
+      throw DeviceError("a window over a shard that begins inside a leaf, at position " + std::to_string(range.begin));
     static_cast<DecodeParams&>(params) = params_of(s, {0, plan_.n_allocated});
-    const std::int64_t n_leaves = plan_.n_allocated / kLeafKeys;
-    params.tree_positions = LeafLists::tree_positions(cache.leaves(), n_leaves);
+    const std::int64_t n_leaves = (plan_.n_allocated + kLeafKeys - 1) / kLeafKeys;
+    params.tree_positions = LeafLists::tree_positions(cache.leaves(), range, n_leaves);
     if (n_leaves > lists_.most_leaves()) lists_ = LeafLists(s.batch, n_leaves);
     lists_.set(params), params.lists = input.lists;
   } else {
@@ -48,7 +50,7 @@ void StepRunner::plan_range(KeyRange range) {
     static_cast<DecodeParams&>(params) = params_of(s, range.empty() ? KeyRange{leaf, leaf + kLeafKeys} : range);
     params.readable_end = range.begin + std::min(allocated_positions(range.size()), plan_.n_allocated);
   }
-  params.k = cache.keys(), params.v = cache.values(), params.lengths = input.lengths;
+  params.k = cache.keys(), params.v = cache.values(), params.lengths = input.lengths, params.rule = plan_.rule;
   // A leaf without keys is described, and never read.
   const auto leaf_of = [&](std::int64_t d) { return DeviceView{input.q, {s.kv_heads * kLeafKeys * d, kLeafKeys * d, d}}; };
   if (range.empty()) params.k = leaf_of(s.head_dim), params.v = leaf_of(s.value_dim);
@@ -71,6 +73,10 @@ void StepRunner::prepare(std::int64_t longest) {
 
 void StepRunner::run(const Step& step, StepEnd* end, const std::function<void()>& progress) {
   if (end != std::exchange(last_end_, end)) stream_.forget();
+  if (step.rule != plan_.rule) {
+    plan_.rule = step.rule;
+    plan_range(plan_.range);
+  }
   const bool is_recorded = !stream_.is_new();
   prepare(step.longest());
   if (end != nullptr && is_recorded && stream_.is_new())
@@ -88,7 +94,8 @@ void StepRunner::run(const Step& step, StepEnd* end, const std::function<void()>
 }
 
 void StepRunner::stage(const Step& step) {
-  const auto& [q, lengths] = step;
+  const TensorView& q = step.q;
+  const auto lengths = step.lengths;
   const AttentionShape& shape = plan_.shape();
   const StepArrays input = input_.on_host();
   unsigned char* to = input.q;
@@ -101,13 +108,13 @@ void StepRunner::stage(const Step& step) {
   std::copy(lengths.begin(), lengths.end(), input.lengths);
   if (plan_.range.empty()) std::fill_n(input.lengths, lengths.size(), 0);
   plan_.cache.take_appended(input.rows, input.appended);
-  if (plan_.is_dealt()) lists_.update(plan_.cache.leaves(), lengths, input.lists);
+  if (plan_.is_listed()) lists_.update(plan_.cache.leaves(), plan_.range, step, input.lists);
 }
 
 void StepRunner::queue_step(StepEnd* end) {
   if (has_work()) {
     const DeviceCache& cache = plan_.cache;
-    input_.queue_upload(stream_, plan_.is_dealt());
+    input_.queue_upload(stream_, plan_.is_listed());
     const StepArrays input = input_.on_device();
     append_rows({.rows = input.rows,
                  .data = input.appended,
@@ -128,7 +135,7 @@ std::string StepRunner::describe() const {
   const LaunchPlan& launch = plan_.launch;
   std::ostringstream line;
   line << (launch.cluster > 0 ? kShortEnd : kEqualRuns).name << " of " << name_of(plan_.shape().dtype)
-       << (plan_.is_dealt() ? ", listed leaves, on " : " on ") << launch.path << " cores: " << launch.n_blocks
+       << (plan_.is_listed() ? ", listed leaves, on " : " on ") << launch.path << " cores: " << launch.n_blocks
        << " blocks of " << launch.n_threads << " threads, " << launch.n_stages << " stages, " << launch.shared_bytes / 1024
        << " KiB shared, workspace " << launch.n_floats * 4 / 1024 << " KiB";
   return line.str();
@@ -158,13 +165,13 @@ void DeviceSession::decode_to(StepEnd& end, const Step& step, const std::functio
 
 LaunchPlan DeviceSession::launch_of(const StepPlan& plan) const {
   const DType dtype = plan.shape().dtype;
-  return plan.is_dealt() ? plan_equal_runs(plan.params, dtype, {}) : library_kernel().plan(plan.params, dtype, {});
+  return plan.is_listed() ? plan_equal_runs(plan.params, dtype, {}) : library_kernel().plan(plan.params, dtype, {});
 }
 
 void DeviceSession::queue(const StepPlan& plan, Stream stream) {
   const DType dtype = plan.shape().dtype;
   const DeviceOutput output{.states = plan.states.data()};
-  if (plan.is_dealt())
+  if (plan.is_listed())
     run_equal_runs(plan.params, dtype, output, plan.launch, plan.workspace.get(), stream);
   else
     library_kernel().run(plan.params, dtype, output, plan.launch, plan.workspace.get(), stream);

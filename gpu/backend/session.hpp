@@ -41,6 +41,7 @@ struct StepPlan {
   const DeviceCache& cache;
   KeyRange range{0, -1};  ///< of the keys that it is for
   LeafOrder order = LeafOrder::kContiguous;
+  SeenRule rule{};
   std::int64_t n_allocated = 0;     ///< rows of the cache then
   std::vector<Subtree> subtrees{};  ///< of the range
   ListedParams params{};            ///< in the contiguous order the part that is DecodeParams
@@ -49,7 +50,8 @@ struct StepPlan {
   DeviceBuffer<float> states{};  ///< room for those of the subtrees
 
   const AttentionShape& shape() const { return cache.shape(); }
-  bool is_dealt() const { return order == LeafOrder::kDealt; }
+  /// Whether the kernel reads the leaves of a list: in the dealt order, and those that a window leaves.
+  bool is_listed() const { return order == LeafOrder::kDealt || rule.window > 0; }
 };
 
 /// The kernel that decodes in a step.
@@ -98,7 +100,7 @@ class StepRunner {
   StepPlan plan_;
   StepKernel& kernel_;
   double scale_;
-  LeafLists lists_;  ///< in the dealt order
+  LeafLists lists_;  ///< if there are any
   StepInput input_;
   std::vector<float> row_;
   StepEnd* last_end_ = nullptr;  ///< of the step before

@@ -20,7 +20,7 @@ struct StepArrays {
   unsigned char* appended = nullptr;  ///< [b] keys [n_kv, d_h], then values [n_kv, d_v], as stored: one position each
   std::int64_t* lengths = nullptr;    ///< [b]
   std::int64_t* rows = nullptr;       ///< [b], where the appended position goes in the cache; negative: none is appended
-  LeafList* lists = nullptr;          ///< [b], in the dealt order
+  LeafList* lists = nullptr;          ///< [b], if leaves are listed
 };
 
 /// The arrays, one after the other in pinned memory of the host, and in the same places in memory of the device. Both

@@ -18,6 +18,11 @@
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
+/// Which positions are seen, counted from one of them: those of [begin, end), and those below `sinks` and `end`.
+struct SeenHere {
+  int sinks, begin, end;
+};
+
 /// Leaves one after the other.
 class ContiguousLeaves {
  public:
@@ -38,9 +43,14 @@ class ContiguousLeaves {
   __device__ __forceinline__ bool are_older(int n) const { return n <= n_older_ || n_older_ == n_leaves_; }
   /// Positions up to the last key.
   __device__ __forceinline__ int n_positions() const { return end_key_ > first_key_ ? end_key_ : 0; }
-  /// Which positions from `at` on have a key, counted from there: [first_key(), end_key()) as far as the leaf goes.
-  __device__ __forceinline__ int first_key(int at) const { return first_key_ - at; }
-  __device__ __forceinline__ int end_key(int at) const { return end_key_ - at; }
+  /// Which positions from `at` on have a key that is seen, counted from there, as far as the leaf goes.
+  __device__ __forceinline__ SeenHere seen(int at) const { return {0, first_key_ - at, end_key_ - at}; }
+  /// Whether all queries see the same keys of leaf i, those that seen() says. @param n_edge DecodeParams::n_edge()
+  __device__ __forceinline__ bool are_seen_alike(int i, int n_edge) const {
+    return n_edge == 0 || end_key_ - (i + 1) * static_cast<int>(kLeafKeys) >= n_edge;
+  }
+  /// The position in the sequence of the first key of leaf i. @pre not are_seen_alike(i)
+  __device__ __forceinline__ std::int64_t position(int i) const { return origin_ + i * kLeafKeys; }
 
   /// The position that rows are counted from, as DecodeParams::key() takes it, and the row of a position.
   __device__ __forceinline__ std::int64_t origin() const { return origin_; }
@@ -75,20 +85,26 @@ class ListedLeaves {
     const int first = static_cast<int>(leaf_at(range.begin));
     leaves_ = used.leaves + first;
     n_leaves_ = static_cast<int>(leaf_at(range.end) - leaf_at(range.begin));
-    last_ = used.list.last - first, n_last_ = used.list.n_last;
+    last_ = used.list.last - first, seen_ = used.seen;
   }
 
   __device__ __forceinline__ int n_leaves() const { return n_leaves_; }
   __device__ __forceinline__ bool are_older(int n) const { return last_ < 0 || last_ >= n || last_ >= n_leaves_; }
   __device__ __forceinline__ int n_positions() const {
     const int last = (n_leaves_ - 1) * kKeys;
-    return n_leaves_ == 0 ? 0 : last + end_key(last);
+    return n_leaves_ == 0 ? 0 : last + seen(last).end;
   }
-  __device__ __forceinline__ int first_key(int) const { return 0; }
-  __device__ __forceinline__ int end_key(int at) const {
-    const int i = at / kKeys, n = i == last_ ? n_last_ : kKeys;
-    return (i < n_leaves_ ? n : 0) - at % kKeys;
+  __device__ __forceinline__ SeenHere seen(int at) const {
+    const int i = at / kKeys, o = at % kKeys, cut = i < n_leaves_ ? load_once(&leaves_[i].cut) : kSeenWhole;
+    if (cut == kSeenWhole) return {0, -o, (i < n_leaves_ ? kKeys : 0) - o};
+    const std::int64_t first = cut * kLeafKeys;
+    const auto here = [&](std::int64_t x) { return (x < first ? 0 : x > first + kKeys ? kKeys : static_cast<int>(x - first)) - o; };
+    return {here(seen_.sinks), here(seen_.begin), here(seen_.end)};
   }
+  __device__ __forceinline__ bool are_seen_alike(int i, int /*n_edge*/) const {
+    return load_once(&leaves_[i].cut) == kSeenWhole;
+  }
+  __device__ __forceinline__ std::int64_t position(int i) const { return load_once(&leaves_[i].cut) * kLeafKeys; }
 
   __device__ __forceinline__ std::int64_t origin() const { return 0; }
   __device__ __forceinline__ int row(int at) const {
@@ -115,7 +131,8 @@ class ListedLeaves {
 
   const ListedLeaf* leaves_ = nullptr;
   int n_leaves_ = 0;
-  int last_ = 0, n_last_ = 0;  ///< which of them has the last key, if any, and its keys
+  int last_ = 0;  ///< which of them has the last key, if any
+  Seen seen_;
 };
 
 /// The leaves of a thread group, in the order that the parameters have.

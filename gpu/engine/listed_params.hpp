@@ -7,6 +7,9 @@
 /// places in that list: position 64 i + o is key o of the i-th leaf of the list. So a block, or a thread group of a block,
 /// has neighbouring slots, which are few subtrees. in_tree() says where they stand.
 ///
+/// Where queries have a window, the list has the leaves that one of them sees, in either order: those of the sinks, and those
+/// of the window. The others are neither read nor counted as work.
+///
 /// A page table is such a list too: pages of whole leaves, which lie anywhere in a pool for all sequences of a batch. Leaf i
 /// has slot i, `place` is a place of its page, and the stride from one entry to the next is 0. No bit depends on the places.
 #pragma once
@@ -21,22 +24,25 @@ namespace tree_attn {
 struct ListedLeaf {
   std::int32_t slot;   ///< in the tree of this list, see LeafList
   std::int32_t place;  ///< in the cache: its first row is 64 place
+  std::int32_t cut;    ///< its number in the sequence; or kSeenWhole
 };
+/// ListedLeaf::cut where all queries see all keys of the leaf.
+inline constexpr std::int32_t kSeenWhole = -1;
 
-/// The list of a sequence: the leaves of the shard that have a key. Its tree has the slots of the canonical tree without the
-/// levels at which no leaf of the sequence has a right sibling, so the nodes with keys are the same, and their number is
-/// small.
+/// The list of a sequence: the leaves of the shard that have a key that a query sees. Its tree has the slots of the canonical
+/// tree without the levels at which no leaf of the list has a sibling, so the merges are the same, and their number is small.
 struct LeafList {
-  std::int64_t begin = 0, end = 0;    ///< positions of the shard in that tree
-  std::int32_t n_leaves = 0;          ///< of the list
-  std::int32_t last = 0, n_last = 0;  ///< index of the leaf with the last key, and its keys; the others have 64
+  std::int64_t begin = 0, end = 0;  ///< positions of the shard in that tree
+  std::int32_t n_leaves = 0;        ///< of the list
+  std::int32_t last = 0;            ///< index of the leaf with the last key of the shard; negative if it is not listed
   bool operator==(const LeafList&) const = default;
 };
 
-/// The list of one sequence, and where its leaves are in memory.
+/// The list of one sequence, where its leaves are in memory, and which of their keys are seen.
 struct LeavesInUse {
   const ListedLeaf* leaves = nullptr;
   LeafList list;
+  Seen seen;
 };
 
 /// The input of a kernel that reads listed leaves. `begin` and `end` are the rows of the cache, 0 and whole leaves; all have
@@ -49,9 +55,14 @@ struct ListedParams : DecodeParams {
   std::int64_t most_leaves = 0;      ///< of a list
   std::int64_t tree_positions = 0;   ///< the most that the shard has in the tree of a list
 
+  /// The leaves with the keys that one row sees, or any.
+  TREE_ATTN_HOST_DEVICE LeavesInUse in_use(std::int64_t kv_head, std::int64_t r) const {
+    const std::int64_t entry = entry_of(kv_head);
+    return {leaf + entry * (most_leaves + 1), lists[entry], seen(kv_head, r)};
+  }
   TREE_ATTN_HOST_DEVICE LeavesInUse in_use(std::int64_t kv_head) const {
     const std::int64_t entry = entry_of(kv_head);
-    return {leaf + entry * (most_leaves + 1), lists[entry]};
+    return {leaf + entry * (most_leaves + 1), lists[entry], rule.of_any(lengths[entry], n_queries)};
   }
   TREE_ATTN_HOST_DEVICE KeyRange leaves(std::int64_t kv_head) const { return leaves_by_entry(entry_of(kv_head)); }
   TREE_ATTN_HOST_DEVICE KeyRange leaves_by_entry(std::int64_t entry) const { return {0, lists[entry].n_leaves * kLeafKeys}; }
@@ -62,10 +73,12 @@ struct ListedParams : DecodeParams {
   /// Where some leaves of the list stand in the tree: from the first one up to the leaf that follows them, or to the end of
   /// the shard. Slots between two leaves of the list are empty and belong to the range of the left one.
   TREE_ATTN_HOST_DEVICE KeyRange in_tree(std::int64_t kv_head, KeyRange positions) const {
-    const LeavesInUse used = in_use(kv_head);
-    const auto at = [&used](std::int64_t position) {
+    const std::int64_t entry = entry_of(kv_head);
+    const ListedLeaf* const leaves = leaf + entry * (most_leaves + 1);
+    const LeafList list = lists[entry];
+    const auto at = [&](std::int64_t position) {
       const std::int64_t i = leaf_at(position);
-      return i <= used.list.n_leaves ? used.leaves[i].slot * kLeafKeys : used.list.end;
+      return i <= list.n_leaves ? leaves[i].slot * kLeafKeys : list.end;
     };
     return {at(positions.begin), at(positions.end)};
   }

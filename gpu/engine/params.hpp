@@ -5,6 +5,7 @@
 
 #include "tree_attn/gpu/platform/bytes16.hpp"
 #include "tree_attn/reference/state/key_range.hpp"
+#include "tree_attn/reference/state/seen.hpp"
 #include "tree_attn/reference/state/subtree.hpp"
 
 #include <cstdint>
@@ -60,6 +61,7 @@ struct DecodeParams {
   std::int64_t batch = 1, kv_heads = 1;   ///< b, n_kv
   std::int64_t group = 1;                 ///< rows that share a key/value head: n_h / n_kv * l
   std::int64_t n_queries = 1;             ///< l
+  SeenRule rule{};                        ///< which keys a row sees; a window needs the leaves of a list
   int d_h = 1, d_v = 1;
   std::int64_t begin = 0, end = 0;         ///< global positions of the shard
   std::int64_t readable_end = 0;           ///< rows before it have memory and may be copied, see rows_end()
@@ -91,6 +93,17 @@ struct DecodeParams {
   TREE_ATTN_HOST_DEVICE std::int64_t rows_end() const {
     return begin < readable_end && readable_end < end ? readable_end : end;
   }
+  /// What a row of the group of a kv head sees.
+  TREE_ATTN_HOST_DEVICE Seen seen(std::int64_t kv_head, std::int64_t r) const {
+    return rule.of(lengths[entry_of(kv_head)], n_queries, Count(r) % Count(n_queries));
+  }
+  /// Positions of the shard that a row sees.
+  TREE_ATTN_HOST_DEVICE KeyRange in_use(std::int64_t kv_head, std::int64_t r) const {
+    const std::int64_t seen_end = seen(kv_head, r).end;
+    return {begin, seen_end < begin ? begin : seen_end < end ? seen_end : end};
+  }
+  /// Keys in use that the first row does not see, and the last row does.
+  TREE_ATTN_HOST_DEVICE int n_edge() const { return rule.causal ? static_cast<int>(n_queries) - 1 : 0; }
   /// Positions of the shard that are in use by a kv head.
   TREE_ATTN_HOST_DEVICE KeyRange in_use(std::int64_t kv_head) const { return in_use_by_entry(entry_of(kv_head)); }
   /// The same by all kv heads of a batch entry.

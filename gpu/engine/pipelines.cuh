@@ -265,7 +265,7 @@ class SubWarpPipeline {
   /// @param forests of the thread groups, one per slot, n_forest floats each
   __device__ __forceinline__ void operator()(const Params& params, std::int64_t kv_head, std::int64_t first_row,
                                              KeyRange range, float* forests, std::int64_t n_forest) {
-    const KeySteps<Leaves> steps(split_range(range, thread_group(), n_thread_groups()), params.in_use(kv_head));
+    const KeySteps<Leaves> steps(split_range(range, thread_group(), n_thread_groups()), params.in_use(kv_head, first_row));
     float* const forest = forests + thread_group() * n_forest;
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
     if (access_.bulk) {

@@ -202,15 +202,20 @@ class KeySteps {
   /// See the constructor of the leaves.
   template <class Used>
   __device__ __forceinline__ KeySteps(KeyRange range, const Used& used)
-      : leaves_(range, used), size_((leaves_.n_positions() + kKeysPerStep - 1) / kKeysPerStep) {}
+      : leaves_(range, used), size_((leaves_.n_positions() + kKeysPerStep - 1) / kKeysPerStep) {
+    // The state of a leaf of which this row sees no key is written all the same.
+    const int least = leaves_.n_leaves() > 0 ? (leaves_.n_leaves() - 1) * kStepsPerLeaf + 1 : 0;
+    size_ = size_ > least ? size_ : least;
+  }
 
   __device__ __forceinline__ const Leaves& leaves() const { return leaves_; }
-  /// Steps up to the last key.
+  /// Steps up to the last key, at least one of each leaf.
   __device__ __forceinline__ int size() const { return size_; }
-  /// Which of the eight positions of a step have a key, bit by bit. Other rows are never read.
+  /// Which of the eight positions of a step have a key that is seen, bit by bit. Other rows are never read.
   __device__ __forceinline__ unsigned valid(int step) const {
-    const int at = step * kKeysPerStep;
-    return lowest_of_eight(leaves_.end_key(at)) & ~lowest_of_eight(leaves_.first_key(at));
+    const SeenHere seen = leaves_.seen(step * kKeysPerStep);
+    const unsigned hidden = lowest_of_eight(seen.begin);
+    return lowest_of_eight(seen.end) & (Leaves::kHasEmptySlots ? ~hidden | lowest_of_eight(seen.sinks) : ~hidden);
   }
   /// Whether a step holds the last keys of its leaf.
   __device__ __forceinline__ bool ends_leaf(int step) const {

@@ -21,19 +21,20 @@
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
-/// A leaf, and which of its positions have a key.
+/// A leaf, and which of its positions have a key that one of the queries sees.
 struct LeafKeys {
-  int at;          ///< its first position, counted from the first leaf of the thread group
-  int begin, end;  ///< in the leaf; no keys if end is not the larger one
+  int at;                 ///< its first position, counted from the first leaf of the thread group
+  int sinks, begin, end;  ///< in the leaf, see SeenHere; no keys if end is 0 or less
 
   template <class Leaves>
   __device__ __forceinline__ LeafKeys(const Leaves& leaves, int first) : at(first) {
-    const int first_key = leaves.first_key(at), end_key = leaves.end_key(at);
-    begin = first_key > 0 ? first_key : 0;
-    end = end_key < static_cast<int>(kLeafKeys) ? end_key : static_cast<int>(kLeafKeys);
+    const SeenHere seen = leaves.seen(at);
+    sinks = Leaves::kHasEmptySlots ? seen.sinks : 0;
+    begin = seen.begin > sinks ? seen.begin : 0;
+    end = seen.end < static_cast<int>(kLeafKeys) ? seen.end : static_cast<int>(kLeafKeys);
   }
   __device__ __forceinline__ bool are_all() const { return begin == 0 && end == static_cast<int>(kLeafKeys); }
-  __device__ __forceinline__ bool contain(int index) const { return index >= begin && index < end; }
+  __device__ __forceinline__ bool contain(int index) const { return (index >= begin || index < sinks) && index < end; }
 };
 
 /// Keys and values as the copy engine knows them, and the stages of a ring, which depend on the device.

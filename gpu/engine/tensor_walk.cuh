@@ -91,7 +91,7 @@ __device__ __forceinline__ void add_not_finite(const typename Tile::T* value, st
                                                const LeafKeys& keys, const LeafScores& weights,
                                                const unsigned (&not_seen)[Tile::kSlots], int lane,
                                                float (&o)[Tile::kSteps][4]) {
-  for (int j = keys.begin; j < keys.end; ++j) {
+  for (int j = keys.sinks > 0 ? 0 : keys.begin; j < keys.end; ++j) {
     // The weight of key j is with one of the eight lanes of a query.
     const int own = j / 8, from = j % 8 * 4 + lane % 4;
     TREE_ATTN_UNROLL
@@ -123,7 +123,7 @@ struct TileWalk {
   using Waiting = InSharedMemory<Tile>;
 
   const DecodeParams& params;
-  std::int64_t kv_head;
+  std::int64_t kv_head, first_row;
   const typename Ring::Leaves& leaves;
   Ring& ring;
   const TileQueries<Tile>& queries;
@@ -132,6 +132,18 @@ struct TileWalk {
   float* memory;                   ///< of the forests, one per slot
   std::int64_t n_forest;           ///< floats of a forest
   Shared<Bytes16> memory_of_warp;  ///< [Waiting::kVectors]
+
+  /// Makes the scores of a leaf -inf that a query has of keys which another one sees, and it does not.
+  __device__ __forceinline__ void hide_unseen(int leaf, int lane, LeafScores& s) const {
+    const std::int64_t first = leaves.position(leaf);
+    TREE_ATTN_UNROLL
+    for (int slot = 0; slot < Tile::kSlots; ++slot) {
+      const Seen seen = params.seen(kv_head, first_row + Tile::row(lane, slot));
+      TREE_ATTN_UNROLL
+      for (int i = 0; i < 2 * kLeafItems; ++i)
+        if (!seen.contains(first + score_key(lane, i / 2, i % 2))) s[i / 2][i % 2 * 2 + slot] = kNone;
+    }
+  }
 
   /// Walks over all leaves. The ring has begun with them.
   ///
@@ -167,6 +179,7 @@ struct TileWalk {
         for (int i = 0; i < 4 * kLeafItems; ++i)
           if (!keys.contain(score_key(lane, i / 4, i % 4 / 2))) s[i / 4][i % 4] = kNone;
       }
+      if (!leaves.are_seen_alike(leaf, params.n_edge())) hide_unseen(leaf, lane, s);
 
       // P^T, with the shifts and sums of the states.
       LaneState<Tile::kElements> states[Tile::kSlots];
@@ -226,8 +239,12 @@ __device__ __forceinline__ void accumulate_tiles(const DecodeParams& params, std
   // Opaque, so that nothing of all that follows from the lane is worked out before the first copies.
   const int own_lane = lane_of<Tile>(opaque(threadIdx.x));
   const TileQueries<Tile> queries(params, kv_head, first_row, memory_of_warp + InSharedMemory<Tile>::kVectors, own_lane);
-  const TileWalk<Tile, Ring> walk{params,   kv_head, leaves,   ring,          queries, rows_in_use<Tile>(params, first_row),
-                                  own_lane, memory,  n_forest, memory_of_warp};
+  const TileWalk<Tile, Ring> walk{params,         kv_head,
+                                  first_row,      leaves,
+                                  ring,           queries,
+                                  rows_in_use<Tile>(params, first_row),
+                                  own_lane,       memory,
+                                  n_forest,       memory_of_warp};
   if (aligned && !walk.template over_leaves<true>()) return;
   for (bool only_finite = aligned;; only_finite = true) {
     ring.template begin<false>(params, kv_head, leaves, only_finite);

@@ -115,11 +115,14 @@ class CpuSession final : public DecodeSession, public States {
     if (planned_ != cache_.capacity() || is_dealt() != (leaves.order() == LeafOrder::kDealt)) plan();
     pack_queries(step.q);
     step_ = step;
+    see(step);
     double keys = 0;
     std::int64_t most_rows = 0;
-    for (const std::int64_t length : step.lengths) {
-      keys += static_cast<double>(leaves.n_keys(length));
-      most_rows = std::max(most_rows, leaves.n_keys(length));
+    for (std::int64_t i = 0; i < shape.batch; ++i) {
+      const Seen seen = step.seen_by_any(i);
+      const std::int64_t n = leaves.n_keys(seen.end), hidden = leaves.n_keys(seen.begin) - leaves.n_keys(seen.sinks);
+      keys += static_cast<double>(n - std::max<std::int64_t>(0, hidden));
+      most_rows = std::max(most_rows, n);
     }
     if (is_dealt()) {
       // At least one item per head: it writes the states of subtrees without keys.
@@ -180,7 +183,10 @@ class CpuSession final : public DecodeSession, public States {
     chunks_.clear(), ends_.clear();
     std::int64_t read = range.begin;
     for (std::int64_t begin = range.begin; begin < range.end; begin = chunks_.back().end()) {
-      const std::int64_t end = begin < range.begin + n ? std::min(range.end, begin + chunk_leaves_ * kLeafKeys) : range.end;
+      std::int64_t end = begin < range.begin + n ? std::min(range.end, begin + chunk_leaves_ * kLeafKeys) : range.end;
+      // Between the sinks and the windows of all sequences nothing is seen.
+      const std::int64_t first_seen = begin < hidden_.begin ? begin : hidden_.end / kLeafKeys * kLeafKeys;
+      if (first_seen > begin) end = std::min(range.end, first_seen);
       chunks_.push_back(first_subtree(begin, end));
       ends_.push_back(begin);
       if (begin < read) continue;
@@ -191,6 +197,20 @@ class CpuSession final : public DecodeSession, public States {
     n_chunks_ = std::ssize(chunks_);
     const std::size_t n_floats = chunks_.size() * static_cast<std::size_t>(forest_.block_size());
     if (states_.size() < n_floats) states_.resize(n_floats);
+  }
+
+  /// What the queries of each sequence see, and what none of any sequence sees.
+  void see(const Step& step) {
+    seen_.clear();
+    hidden_ = {};
+    if (step.sees_all()) return;
+    const std::int64_t l = step.q.shape[2];
+    hidden_ = {0, kOpenEnd};
+    for (std::int64_t i = 0; i < step.q.shape[0]; ++i) {
+      for (std::int64_t j = 0; j < l; ++j) seen_.push_back(step.seen(i, j));
+      const Seen any = step.seen_by_any(i);
+      hidden_ = {std::max(hidden_.begin, any.sinks), std::min(hidden_.end, any.begin)};
+    }
   }
 
   void pack_queries(const TensorView& q) {
@@ -216,10 +236,11 @@ class CpuSession final : public DecodeSession, public States {
   void compute_subtree(int thread, std::int64_t head, std::int64_t c) {
     const AttentionShape& shape = cache_.shape();
     const Subtree subtree = chunks_[static_cast<std::size_t>(c)];
-    const std::int64_t end = std::min(ends_[static_cast<std::size_t>(c)], step_.seen(head / shape.kv_heads).end),
+    const Seen seen = step_.seen_by_any(head / shape.kv_heads);
+    const std::int64_t end = std::min(ends_[static_cast<std::size_t>(c)], seen.end),
                        first_row = cache_.leaves().range().begin;
     float* const states = states_.data() + (c * shape.n_rows() + head * n_queries_) * state_size(shape.value_dim);
-    if (end <= subtree.begin()) return set_all_empty(states);
+    if (!seen.touches(subtree.begin(), end)) return set_all_empty(states);
     compute_rows(thread, head, {subtree.begin() - first_row, end - first_row}, false, states);
   }
 
@@ -227,7 +248,7 @@ class CpuSession final : public DecodeSession, public States {
   void compute_dealt(int thread, std::int64_t head, std::int64_t c) {
     const AttentionShape& shape = cache_.shape();
     const OwnedLeaves& leaves = cache_.leaves();
-    const std::int64_t length = step_.seen(head / shape.kv_heads).end;
+    const std::int64_t length = step_.seen_by_any(head / shape.kv_heads).end;
     const std::int64_t n_leaves = (length + kLeafKeys - 1) / kLeafKeys, n_rows = leaves.n_keys(length);
     const auto states_of_node = [&](std::size_t node) {
       return nodes_ + (static_cast<std::int64_t>(node) * shape.n_rows() + head * n_queries_) * state_size(shape.value_dim);
@@ -258,8 +279,13 @@ class CpuSession final : public DecodeSession, public States {
     RequestChoice& choice = choices_[static_cast<std::size_t>(thread)];
     LeafRows* const leaves = leaves_.data() + thread * chunk_leaves_;
     std::int64_t n_leaves = 0;
-    for (std::int64_t a = rows.begin; a < rows.end; a += kLeafKeys)
-      leaves[n_leaves++] = cache_.leaf(head / shape.kv_heads, head % shape.kv_heads, a);
+    const std::int64_t entry = head / shape.kv_heads;
+    for (std::int64_t a = rows.begin; a < rows.end; a += kLeafKeys, ++n_leaves) {
+      leaves[n_leaves] = cache_.leaf(entry, head % shape.kv_heads, a);
+      if (seen_.empty()) continue;
+      const std::int64_t first = leaves[n_leaves].position = cache_.leaves().position(a);
+      if (!step_.seen_by_any(entry).touches(first, first + kLeafKeys)) leaves[n_leaves].k = leaves[n_leaves].v = nullptr;
+    }
     const Chunk chunk{.leaves = leaves,
                       .n_leaves = n_leaves,
                       .n_keys = rows.size(),
@@ -270,6 +296,8 @@ class CpuSession final : public DecodeSession, public States {
                       .n_queries = n_queries_,
                       .queries = queries_.data() + head * n_queries_ * packed_size(shape.head_dim),
                       .score_scale = scale_.score,
+                      .seen = seen_.empty() ? nullptr : seen_.data() + entry * step_.q.shape[2],
+                      .n_rules = step_.q.shape[2],
                       .apart = apart,
                       .requests = choice.requests()};
     using Clock = std::chrono::steady_clock;
@@ -293,6 +321,8 @@ class CpuSession final : public DecodeSession, public States {
   float* nodes_ = nullptr;                                        ///< the states of its subtrees in the forest
   Forest<float> forest_;
   Step step_;                           ///< the step at hand
+  std::vector<Seen> seen_;              ///< [b, l] what its queries see; empty if that is everything
+  KeyRange hidden_;                     ///< positions that none of them sees
   std::vector<RequestChoice> choices_;  ///< [threads]
   ThreadPool pool_;
 };

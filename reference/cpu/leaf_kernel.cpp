@@ -95,7 +95,7 @@ class ChunkLoop {
         const LeafRows& at = chunk_.leaves[leaf];
         const Rows keys = rows(leaf, at.k, at.k_stride);
         float* const s = scores_ + leaf * kLeafKeys;
-        std::int64_t j = 0;
+        std::int64_t j = at.k == nullptr ? chunk_.n_queries : 0;  // hide() makes the scores of a leaf that nobody sees
         const auto queries = [&]<int kQueries>() TREE_ATTN_LAMBDA {
           for (; j + kQueries <= chunk_.n_queries; j += kQueries) {
             scores<T, kRequests, kQueries>(keys, d_h, chunk_.queries + j * q_stride_, q_stride_, chunk_.score_scale,
@@ -126,7 +126,9 @@ class ChunkLoop {
       const float* const w = scores_ + leaf * kLeafKeys;
       const LeafRows& at = chunk_.leaves[leaf];
       const Rows values = rows(leaf, at.v, at.v_stride);
-      if (all_seen)
+      if (at.v == nullptr)
+        for (std::int64_t j = 0; j < chunk_.n_queries; ++j) set_empty(slot(n_held_) + j * state_floats(), d_v_);
+      else if (all_seen)
         values_of_leaf<T, kRequests, true>(values, w);
       else
         values_of_leaf<T, kRequests, false>(values, w);
@@ -150,22 +152,30 @@ class ChunkLoop {
   Rows rows(std::int64_t leaf, const std::byte* first, std::int64_t stride) const {
     return {first, stride, keys_of(leaf) - 1};
   }
+  /// Makes the scores of the keys that a query does not see -inf.
+  static void hide(const Seen& seen, const LeafRows& at, float* s) {
+    if (at.position >= seen.begin && at.position + kLeafKeys <= seen.end && at.k != nullptr) return;
+    for (std::int64_t a = 0; a < kLeafKeys; ++a) {
+      if (at.k == nullptr || !seen.contains(at.position + a)) s[a] = -__builtin_inff();
+    }
+  }
   /// Turns the scores of some leaves into weights. The steps of one leaf are a chain of dependent operations; the leaves
   /// take each step in turn, so that one chain fills the waits of another.
   __attribute__((noinline)) void weigh_leaves(std::int64_t begin, std::int64_t end) {
     const auto each_leaf = [&](const auto& step) TREE_ATTN_LAMBDA {
       for (std::int64_t j = 0; j < chunk_.n_queries; ++j) {
         for (std::int64_t leaf = begin; leaf < end; ++leaf)
-          step(leaf, scores_ + leaf * kLeafKeys + j * s_stride_, weights_of(leaf, j));
+          step(leaf, j, scores_ + leaf * kLeafKeys + j * s_stride_, weights_of(leaf, j));
       }
     };
-    each_leaf([&](std::int64_t leaf, float* s, float* of_leaf) TREE_ATTN_LAMBDA {
+    each_leaf([&](std::int64_t leaf, std::int64_t j, float* s, float* of_leaf) TREE_ATTN_LAMBDA {
       for (std::int64_t a = keys_of(leaf); a < kLeafKeys; ++a) s[a] = -__builtin_inff();
+      if (chunk_.seen != nullptr) hide(chunk_.seen[j % chunk_.n_rules], chunk_.leaves[leaf], s);
       const LeafShift leaf_shift = shift_of(s);
       of_leaf[kShift] = leaf_shift.shift, of_leaf[kAllSeen] = leaf_shift.all_seen ? 1 : 0;
     });
-    each_leaf([&](std::int64_t, float* s, float* of_leaf) TREE_ATTN_LAMBDA { weigh(s, of_leaf[kShift]); });
-    each_leaf([&](std::int64_t, float* s, float* of_leaf) TREE_ATTN_LAMBDA { of_leaf[kSum] = sum_of_weights(s); });
+    each_leaf([&](std::int64_t, std::int64_t, float* s, float* of_leaf) TREE_ATTN_LAMBDA { weigh(s, of_leaf[kShift]); });
+    each_leaf([&](std::int64_t, std::int64_t, float* s, float* of_leaf) TREE_ATTN_LAMBDA { of_leaf[kSum] = sum_of_weights(s); });
   }
 
   std::int64_t state_floats() const { return state_size(d_v_); }

@@ -4,6 +4,7 @@
 /// (eq. (7)).
 #pragma once
 
+#include "tree_attn/reference/state/seen.hpp"
 #include "tree_attn/reference/state/state.hpp"
 #include "tree_attn/reference/state/subtree.hpp"
 #include "tree_attn/reference/tensor/dtype.hpp"
@@ -18,8 +19,9 @@ namespace tree_attn {
 
 /// Where the rows of one leaf are in memory, at any alignment.
 struct LeafRows {
-  const std::byte *k, *v;           ///< the key and the value of its first position
+  const std::byte *k, *v;           ///< the key and the value of its first position; null if no query sees any of its keys
   std::int64_t k_stride, v_stride;  ///< bytes from one position to the next
+  std::int64_t position = 0;        ///< of its first row in the sequence; read where Chunk::seen is
 };
 
 /// What a core is told of rows before it reads them: nothing, or to bring them into a level of its cache. Which is fastest
@@ -38,7 +40,9 @@ struct Chunk {
   std::int64_t n_queries;
   const float* queries;  ///< [n_queries][padded d_h], by LeafKernel::pack_query
   float score_scale;     ///< multiplies q.k: ScoreScale::score
-  bool apart = false;    ///< whether each leaf has states of its own, packed
+  const Seen* seen = nullptr;  ///< [n_rules] what query i sees is seen[i % n_rules]; null: all see all keys
+  std::int64_t n_rules = 1;
+  bool apart = false;  ///< whether each leaf has states of its own, packed
   Requests requests = Requests::kNone;
 };
 

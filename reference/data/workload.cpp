@@ -90,14 +90,14 @@ void fill_at_start(KvCache& cache, Workload& workload, std::span<const std::int6
 namespace {
 
 /// Names that other programs give to tensors by which the output would be another one.
-constexpr std::string_view kOtherAttention[] = {"sink",       "sinks",     "mask",         "attn_mask",   "attention_mask",
-                                                "bias",       "attn_bias", "alibi_slopes", "block_table", "block_tables",
-                                                "page_table", "k_scale",   "v_scale"};
+constexpr std::string_view kOtherAttention[] = {"mask",         "attn_mask",   "attention_mask", "bias",
+                                                "attn_bias",    "alibi_slopes", "block_table",    "block_tables",
+                                                "page_table",   "k_scale",      "v_scale"};
 
 }  // namespace
 
 std::string ignored_tensors(const SafetensorsFile& file, std::string_view expected) {
-  constexpr std::string_view kRead[] = {"q", "k", "v", "zeta", "lengths"};
+  constexpr std::string_view kRead[] = {"q", "k", "v", "zeta", "lengths", "sink", "sinks"};
   std::string names;
   for (const TensorInfo& tensor : file.tensors()) {
     if (tensor.name == expected || std::ranges::count(kRead, tensor.name) > 0) continue;
@@ -128,6 +128,18 @@ FileTensors read_tensors(const SafetensorsFile& file) {
     if (!tensors.lengths.empty())
       std::memcpy(tensors.lengths.data(), file.data(*info), tensors.lengths.size() * sizeof(std::int64_t));
   }
+  // Read a learned sink of every head, [n_h].
+  for (const std::string_view name : {"sink", "sinks"}) {
+    if (const TensorInfo* info = file.find(name)) {
+      if (!tensors.sink.empty()) refuse("tensors \"sink\" and \"sinks\": give one of them");
+      const auto dtype = std::ranges::find(kDTypes, info->dtype, [](DType each) { return name_of(each); });
+      if (dtype == std::end(kDTypes) || info->shape != std::vector<std::int64_t>{tensors.q.shape[1]})
+        refuse("tensor \"" + std::string(name) + "\" must be F64, F32, F16 or BF16 of shape [" +
+               std::to_string(tensors.q.shape[1]) + "], a logit for every query head");
+      tensors.sink.resize(static_cast<std::size_t>(tensors.q.shape[1]));
+      load_row(TensorView::dense(file.data(*info), *dtype, {1, 1, 1, tensors.q.shape[1]}), 0, 0, 0, tensors.sink.data());
+    }
+  }
   AttentionOptions options;
   options.lengths = tensors.lengths;
   try {
@@ -140,7 +152,9 @@ FileTensors read_tensors(const SafetensorsFile& file) {
 }
 
 WorkloadShape shape_of(const FileTensors& tensors) {
-  return {shape_of(tensors.q, tensors.k, tensors.v), tensors.k.shape[2], tensors.lengths};
+  WorkloadShape shape{shape_of(tensors.q, tensors.k, tensors.v), tensors.k.shape[2], tensors.lengths};
+  shape.sink = tensors.sink;
+  return shape;
 }
 
 namespace {
@@ -172,7 +186,7 @@ class FileWorkload : public Workload {
 
 }  // namespace
 
-std::unique_ptr<Workload> open_workload(const SafetensorsFile& file, int steps, LeafOrder order) {
+std::unique_ptr<Workload> open_workload(const SafetensorsFile& file, int steps, LeafOrder order, const SeenRule& rule) {
   FileTensors tensors = read_tensors(file);
   const auto& q = tensors.q.shape;
   if (steps > 1 && q[2] != steps) {
@@ -180,7 +194,7 @@ std::unique_ptr<Workload> open_workload(const SafetensorsFile& file, int steps, 
                      " needs as many query positions in q, which has l = " + std::to_string(q[2]));
   }
   WorkloadShape shape = shape_of(tensors);
-  shape.order = order;
+  shape.order = order, shape.rule = rule;
   if (steps > 1) shape.n_queries = 1;
   return std::make_unique<FileWorkload>(std::move(tensors), std::move(shape), steps);
 }

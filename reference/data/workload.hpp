@@ -5,6 +5,7 @@
 
 #include "tree_attn/reference/data/safetensors.hpp"
 #include "tree_attn/reference/decode/decode.hpp"
+#include "tree_attn/reference/decode/step.hpp"
 #include "tree_attn/reference/state/key_range.hpp"
 
 #include <algorithm>
@@ -23,6 +24,8 @@ struct WorkloadShape : AttentionShape {
   std::int64_t n_keys = 0;            ///< N, after the last step
   std::vector<std::int64_t> lengths;  ///< keys in use per batch entry [b]; empty: n_keys in every entry
   LeafOrder order = LeafOrder::kContiguous;
+  SeenRule rule{};            ///< which keys a query sees
+  std::vector<float> sink{};  ///< learned natural logits of the heads [n_h]; empty: none
 
   /// Keys of the longest batch entry; 0 without entries.
   std::int64_t longest() const {
@@ -60,6 +63,8 @@ class Workload {
   std::int64_t longest_at_start() const;
   /// The queries of step t, [b, n_h, l, d_h]. Valid until the next call.
   virtual TensorView query(int step) = 0;
+  /// Step t, which refers to its queries, to the workload, and to the lengths of that step.
+  Step step(int t, std::span<const std::int64_t> lengths) { return {query(t), lengths, shape_.rule, shape_.sink}; }
   /// Keys [1, n_kv, n, d_h] and values [1, n_kv, n, d_v] of a range of positions of one batch entry. Valid until the next
   /// call.
   virtual Shard keys_and_values(std::int64_t entry, KeyRange positions) = 0;
@@ -88,12 +93,14 @@ void fill_at_start(KvCache& cache, Workload& workload, std::span<const std::int6
 ///
 /// With steps > 1 the file must have l = steps query positions: step t uses position t alone.
 /// @throws InputError in one line that names the file, the tensor and the values
-std::unique_ptr<Workload> open_workload(const SafetensorsFile& file, int steps, LeafOrder order = LeafOrder::kContiguous);
+std::unique_ptr<Workload> open_workload(const SafetensorsFile& file, int steps, LeafOrder order = LeafOrder::kContiguous,
+                                        const SeenRule& rule = {});
 
 /// The checked q, k, v and lengths of a file, for `oracle` and `decode`.
 struct FileTensors {
   TensorView q, k, v;
   std::vector<std::int64_t> lengths;  ///< [b]; empty if the file has none: N keys in every batch entry
+  std::vector<float> sink{};          ///< [n_h], the tensor "sink" or "sinks"; empty if the file has none
 };
 /// @throws InputError in one line that names the file, the tensor and the values; also for a tensor whose name asks for
 /// another attention, such as a mask

@@ -117,7 +117,7 @@ class ModelSession final : public DecodeSession, public States {
       const OwnedLeaves below({subtree.begin(), subtree.end()}, leaves.order());
       float* state = forest_.slot();
       for (std::int64_t r = 0; r < shape.n_rows(); ++r, state += state_size(d_v)) {
-        const std::int64_t n_keys = below.n_keys(step.seen(r / rows_per_entry).end);
+        const std::int64_t n_keys = below.n_keys(step.lengths[static_cast<std::size_t>(r / rows_per_entry)]);
         set_empty(state, d_v);
         if (n_keys == 0) continue;
         state[kShift] = 0;

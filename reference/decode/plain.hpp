@@ -6,14 +6,13 @@
 /// of the CPU backend have these bits for every type, shape, cut, order of leaves, number of threads and instruction set.
 #pragma once
 
+#include "tree_attn/reference/decode/step.hpp"
 #include "tree_attn/reference/state/forest.hpp"
 #include "tree_attn/reference/state/owned_leaves.hpp"
 #include "tree_attn/reference/state/score_scale.hpp"
 #include "tree_attn/reference/tensor/convert.hpp"
 
-#include <algorithm>
 #include <cmath>
-#include <span>
 #include <vector>
 
 namespace tree_attn::plain {
@@ -41,16 +40,15 @@ inline float exp2_fraction(float f) {
 
 /// The states of the maximal subtrees of a range, for every query: row (i, h, j) is (i n_h + h) l + j.
 ///
-/// Edges: a key whose score is -inf is not seen, and its value is not read; a leaf of which no key is seen is empty. A score
-/// of +inf or NaN makes D and n NaN. Values of Inf and NaN follow the formula.
-/// @param q [b, n_h, l, d_h]
-/// @param k, v [b, n_kv, n, d_h] and [b, n_kv, n, d_v]; row a is the key at leaves.position(a)
-/// @param lengths, scale keys of each sequence [b], rows past which are not read; the factor of q.k
+/// Edges: a key that the step hides, or whose score is -inf, is not seen, and is not read or its value is not; a leaf of which
+/// no key is seen is empty. A score of +inf or NaN makes D and n NaN. Values of Inf and NaN follow the formula.
+/// @param step the queries, the keys of each sequence, and which of them a query sees; add_sink() comes after the last merge
+/// @param k, v, scale [b, n_kv, n, d_h] and [b, n_kv, n, d_v], row a is the key at leaves.position(a); the factor of q.k
 /// @paper{eq_7, eq. (7)}
-inline Forest<float> decode(const TensorView& q, const TensorView& k, const TensorView& v, const OwnedLeaves& leaves,
-                            std::span<const std::int64_t> lengths, double scale) {
-  const auto [b, n_h, l, d_h] = q.shape;
-  const std::int64_t n_kv = k.shape[1], d_v = v.shape[3], longest = lengths.empty() ? 0 : std::ranges::max(lengths);
+inline Forest<float> decode(const Step& step, const TensorView& k, const TensorView& v, const OwnedLeaves& leaves,
+                            double scale) {
+  const auto [b, n_h, l, d_h] = step.q.shape;
+  const std::int64_t n_kv = k.shape[1], d_v = v.shape[3], longest = step.longest();
   KeyRange range = closed(leaves.range(), longest), sums{range.begin, range.begin};
   const ScoreScale c = split_scale(scale);
   std::vector<float> query(static_cast<std::size_t>((d_h + 31) / 32 * 32)), key(query), x[kLeafKeys];
@@ -64,14 +62,16 @@ inline Forest<float> decode(const TensorView& q, const TensorView& k, const Tens
     if (at >= sums.end) sums = {at, first_subtree(at, longest > range.end ? node.end() : next_leaf).end()};
     float* state = forest.slot();
     for (std::int64_t r = 0; r < forest.n_rows(); ++r, state += state_size(d_v)) {
-      const std::int64_t i = r / (n_h * l), h = r / l % n_h, g = h / (n_h / n_kv), N = lengths[static_cast<std::size_t>(i)];
-      const std::int64_t n = at > sums.begin ? 0 : std::min(sums.size(), leaves.n_keys(N) - row);
+      const std::int64_t i = r / (n_h * l), h = r / l % n_h, g = h / (n_h / n_kv);
+      const Seen seen = step.seen(i, r % l);
+      const std::int64_t n = at > sums.begin ? 0 : std::min(sums.size(), leaves.n_keys(seen.end) - row);
 
       // s_a = log2(e) scale q.k_a, and the shift of the leaf: e = max_a ceil(s_a).
-      load_row(q, i, h, r % l, query.data());
+      load_row(step.q, i, h, r % l, query.data());
       for (float& q_j : query) q_j *= c.query;
       float s[kLeafKeys], e = -INFINITY;
       for (std::int64_t a = 0; a < n; ++a) {
+        if (s[a] = -INFINITY; !seen.contains(first + a)) continue;
         load_row(k, i, g, row + a, key.data());
         s[a] = c.score * dot(query, key, k.dtype);
         e = std::max(e, key_shift(s[a]));

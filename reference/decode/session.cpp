@@ -9,7 +9,8 @@
 namespace tree_attn {
 
 void check_step(const KvCache& cache, const Step& step) {
-  const auto& [q, lengths] = step;
+  const TensorView& q = step.q;
+  const auto lengths = step.lengths;
   constexpr const char* kHere = "DecodeSession::decode";
   const AttentionShape& shape = cache.shape();
   if (q.shape != std::array{shape.batch, shape.heads, shape.n_queries, shape.head_dim} ||
@@ -22,6 +23,10 @@ void check_step(const KvCache& cache, const Step& step) {
                                 std::to_string(shape.head_dim) + "]");
   }
   require_view(kHere, q, "q");
+  require(step.rule.window >= 0 && step.rule.sinks >= 0, kHere, ": a window of ", step.rule.window, " keys and ",
+          step.rule.sinks, " sinks; neither is negative");
+  require(step.sink.empty() || std::ssize(step.sink) == shape.heads, kHere, ": ", step.sink.size(), " learned sinks for ",
+          shape.heads, " heads");
   for (std::size_t i = 0; i < lengths.size(); ++i) {
     require<std::out_of_range>(lengths[i] >= 0, kHere, ": batch entry ", i, " has ", lengths[i], " keys");
     const std::int64_t needed = cache.leaves().n_keys(lengths[i]);

@@ -3,7 +3,7 @@
 /// @brief What one decode step is asked: the queries, and the positions that each of them sees (section 5).
 #pragma once
 
-#include "tree_attn/reference/state/key_range.hpp"
+#include "tree_attn/reference/state/seen.hpp"
 #include "tree_attn/reference/tensor/view.hpp"
 
 #include <algorithm>
@@ -13,18 +13,25 @@
 
 namespace tree_attn {
 
-/// The positions that a query sees, over the whole sequence: [begin, end).
-using Seen = KeyRange;
-
 /// One decode step. It refers to memory of the caller.
 struct Step {
   TensorView q;                           ///< queries [b, n_h, l, d_h]
   std::span<const std::int64_t> lengths;  ///< keys in use per batch entry [b], over the whole sequence and not over a shard
+  SeenRule rule{};                        ///< which of them a query sees
+  std::span<const float> sink{};          ///< a learned natural logit of every head [n_h], see add_sink(); empty: none
 
   /// Keys of the longest batch entry; 0 without entries.
   std::int64_t longest() const { return lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end()); }
-  /// What the queries of a batch entry see: all positions in use.
-  Seen seen(std::int64_t entry) const { return {0, lengths[static_cast<std::size_t>(entry)]}; }
+  /// What query j of a batch entry sees, and what any of its queries sees.
+  Seen seen(std::int64_t entry, std::int64_t j) const { return rule.of(length(entry), q.shape[2], j); }
+  Seen seen_by_any(std::int64_t entry) const { return rule.of_any(length(entry), q.shape[2]); }
+  /// The learned sink of row (i n_h + h) l + j. @pre there are any
+  float sink_of(std::int64_t row) const { return sink[static_cast<std::size_t>(row / q.shape[2] % q.shape[1])]; }
+  /// Whether every query sees all keys in use.
+  bool sees_all() const { return rule.window == 0 && (!rule.causal || q.shape[2] <= 1); }
+
+ private:
+  std::int64_t length(std::int64_t entry) const { return lengths[static_cast<std::size_t>(entry)]; }
 };
 
 }  // namespace tree_attn

@@ -23,12 +23,17 @@ constexpr const char* kAxes = " (q, k, v are [b, heads, positions, d])";
 
 /// Energies log sum_a exp(s_ra) and means sum_a softmax(s_r)_a v_a of rows of scores.
 /// @param[in] s scores [rows, N]
+/// @param[in] sinks the learned logit of every row
 /// @param[out] mean [rows, d_v]
 /// @param[out] lse [rows]
-void reduce(const RowMatrix& s, const TensorView& v, const QueryRows& rows, double* mean, double* lse) {
-  // Find the largest score of every row, or NaN if the row has one.
-  Eigen::VectorXd m(s.rows()), D = Eigen::VectorXd::Zero(s.rows());
-  for (std::int64_t r = 0; r < s.rows(); ++r) m(r) = max_keeping_nan(s.row(r).transpose());
+void reduce(const RowMatrix& s, const Eigen::VectorXd& sinks, const TensorView& v, const QueryRows& rows, double* mean,
+            double* lse) {
+  // Find the largest score of every row, or NaN if the row has one. The sum begins with the sink, which has the value 0.
+  Eigen::VectorXd m(s.rows()), D(s.rows());
+  for (std::int64_t r = 0; r < s.rows(); ++r) {
+    m(r) = max_keeping_nan(Eigen::Vector2d(max_keeping_nan(s.row(r).transpose()), sinks(r)));
+    D(r) = safe_weight(sinks(r), m(r));
+  }
 
   // Sum weights and weighted values. A masked key is skipped, because 0 times its value could be NaN.
   Eigen::Map<RowMatrix> n(mean, s.rows(), v.shape[3]);
@@ -80,10 +85,11 @@ AttentionResult attention(const TensorView& q, const TensorView& k, const Tensor
   // Reduce each block of query rows at zeta = 0, then with the source.
   for_each_query_rows(q, k, [&](const QueryRows& rows) {
     RowMatrix s = scores(q, k, rows, options);
-    reduce(s, v, rows, result.out.data() + rows.begin * d_v, result.lse.data() + rows.begin);
+    const Eigen::VectorXd sinks = sinks_of(q, rows, options);
+    reduce(s, sinks, v, rows, result.out.data() + rows.begin * d_v, result.lse.data() + rows.begin);
     if (!options.zeta) return;
     add_source(load_query_rows(*options.zeta, rows), v, rows, s);
-    reduce(s, v, rows, result.gradient.data() + rows.begin * d_v, result.energy.data() + rows.begin);
+    reduce(s, sinks, v, rows, result.gradient.data() + rows.begin * d_v, result.energy.data() + rows.begin);
   });
   return result;
 }
@@ -102,6 +108,10 @@ void check_shapes(const TensorView& q, const TensorView& k, const TensorView& v)
 
 void check_options(const TensorView& q, const TensorView& k, const TensorView& v, const AttentionOptions& options) {
   const std::int64_t b = q.shape[0], n_keys = k.shape[2];
+  require(options.rule.window >= 0 && options.rule.sinks >= 0, kHere, ": a window of ", options.rule.window, " keys and ",
+          options.rule.sinks, " sinks; neither is negative");
+  require(options.sink.empty() || std::ssize(options.sink) == q.shape[1], kHere, ": ", options.sink.size(),
+          " learned sinks for ", q.shape[1], " heads");
   const std::int64_t n_lengths = std::ssize(options.lengths);
   require(n_lengths == 0 || n_lengths == b, kHere, ": ", n_lengths, " lengths for a batch of ", b);
   for (std::size_t i = 0; i < options.lengths.size(); ++i) {
@@ -122,10 +132,9 @@ double scale_of(const TensorView& q, const AttentionOptions& options) {
   return options.scale.value_or(1 / std::sqrt(static_cast<double>(q.shape[3])));
 }
 
-std::int64_t n_visible(const TensorView& q, const TensorView& k, const AttentionOptions& options, std::int64_t b,
-                       std::int64_t i) {
+Seen seen_by(const TensorView& q, const TensorView& k, const AttentionOptions& options, std::int64_t b, std::int64_t i) {
   const std::int64_t n = options.lengths.empty() ? k.shape[2] : options.lengths[static_cast<std::size_t>(b)];
-  return options.causal ? std::clamp<std::int64_t>(n - q.shape[2] + i + 1, 0, n) : n;
+  return options.rule.of(n, q.shape[2], i);
 }
 
 }  // namespace tree_attn

@@ -6,6 +6,7 @@
 /// second one the sums relative to the largest score, without rescaling.
 #pragma once
 
+#include "tree_attn/reference/state/seen.hpp"
 #include "tree_attn/reference/tensor/convert.hpp"
 
 #include <cstdint>
@@ -17,7 +18,8 @@ namespace tree_attn {
 /// The options of attention().
 struct AttentionOptions {
   std::optional<double> scale{};        ///< factor of q.k; 1/sqrt(d_h) by default. The paper includes it in q.
-  bool causal = false;                  ///< query i of l sees the keys 0 .. N - l + i of its N; none if that is negative
+  SeenRule rule{};                      ///< which of the N keys of a sequence a query sees
+  std::vector<double> sink{};           ///< natural logits [n_h] of learned sinks, keys of value 0; empty: none
   std::vector<std::int64_t> lengths{};  ///< N of each batch entry [b]; empty: all keys. Later keys are not read.
   std::optional<TensorView> zeta{};     ///< sources [b, n_h, l, d_v]; if given, energy and gradient are computed too
 };
@@ -47,7 +49,7 @@ struct AttentionResult {
 /// @param[in] q queries [b, n_h, l, d_h]
 /// @param[in] k keys [b, n_kv, N, d_h]
 /// @param[in] v values [b, n_kv, N, d_v]
-/// @param[in] options scale, causal mask, lengths, zeta
+/// @param[in] options scale, which keys are seen, learned sinks, lengths, zeta
 /// @throws std::invalid_argument as check_shapes() and check_options() do
 /// @paper{eq_5, eq. (5)}
 /// @paper{eq_7, eq. (7)}
@@ -73,8 +75,8 @@ void check_options(const TensorView& q, const TensorView& k, const TensorView& v
 /// The factor of q.k: options.scale, or 1/sqrt(d_h).
 double scale_of(const TensorView& q, const AttentionOptions& options);
 
-/// Number of keys, counted from key 0, that query i of batch entry b sees: 0 .. N.
-std::int64_t n_visible(const TensorView& q, const TensorView& k, const AttentionOptions& options, std::int64_t b,
+/// What query i of batch entry b sees.
+Seen seen_by(const TensorView& q, const TensorView& k, const AttentionOptions& options, std::int64_t b,
                        std::int64_t i);
 
 }  // namespace tree_attn

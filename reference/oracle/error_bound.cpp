@@ -27,6 +27,7 @@ ErrorBound error_bound(const TensorView& q, const TensorView& k, const TensorVie
 
   for_each_query_rows(q, k, [&](const QueryRows& rows) {
     const RowMatrix s = scores(q, k, rows, options);
+    const Eigen::VectorXd sinks = sinks_of(q, rows, options);
     const std::int64_t N = s.cols();
 
     // Bound the error of every score: (d_h + 1) u scale sum_k |q_k k_ak|.
@@ -43,11 +44,17 @@ ErrorBound error_bound(const TensorView& q, const TensorView& k, const TensorVie
     const auto is_near = [&](std::int64_t r, std::int64_t a) { return s(r, a) + delta(r, a) > least_near(r); };
     double* const lse_bound = bound.lse.data() + rows.begin;
     for (std::int64_t r = 0; r < rows.count; ++r) {
-      const double m = max_keeping_nan(s.row(r).transpose());
-      lse(r) = log_sum_exp(s.row(r).transpose());
-      double largest = -std::numeric_limits<double>::infinity(), Delta = 0, W = 0;
+      // A learned sink is one more key, of value 0, with the score of one rounding.
+      Eigen::VectorXd all(N + 1);
+      all << s.row(r).transpose(), sinks(r);
+      const double m = max_keeping_nan(all), of_sink = std::abs(sinks(r)) * u;
+      const bool has_sink = sinks(r) != -std::numeric_limits<double>::infinity();
+      lse(r) = log_sum_exp(all);
+      double largest = has_sink ? sinks(r) - of_sink : sinks(r), Delta = has_sink ? of_sink : 0,
+             W = has_sink ? m - sinks(r) : 0;
       for (std::int64_t a = 0; a < N; ++a) largest = std::max(largest, s(r, a) - delta(r, a));
-      least_near(r) = largest - std::log(static_cast<double>(N) / u);
+      least_near(r) = largest - std::log(static_cast<double>(N + 1) / u);
+      if (has_sink && sinks(r) + of_sink <= least_near(r)) Delta = W = 0;
       for (std::int64_t a = 0; a < N; ++a) {
         if (!is_near(r, a)) continue;
         Delta = std::max(Delta, delta(r, a));
@@ -62,6 +69,7 @@ ErrorBound error_bound(const TensorView& q, const TensorView& k, const TensorVie
     // Sum the magnitudes: near keys with the factor of the row, far keys with 1. Find the hull of the values.
     Eigen::Map<RowMatrix> out(bound.out.data() + rows.begin * d_v, rows.count, d_v);
     Eigen::RowVectorXd low = Eigen::RowVectorXd::Constant(d_v, std::numeric_limits<double>::infinity()), high = -low;
+    if (!options.sink.empty()) low.setZero(), high.setZero();
     for_each_block(v, rows, N, [&](std::int64_t begin, const RowMatrix& V) {
       for (std::int64_t a = 0; a < V.rows(); ++a) low = low.cwiseMin(V.row(a)), high = high.cwiseMax(V.row(a));
       for (std::int64_t r = 0; r < rows.count; ++r) {

@@ -65,19 +65,24 @@ inline RowMatrix load_query_rows(const TensorView& x, const QueryRows& rows) {
   return matrix;
 }
 
+/// The learned logit of every row; -inf, a key that is not seen, where there is none.
+inline Eigen::VectorXd sinks_of(const TensorView& q, const QueryRows& rows, const AttentionOptions& options) {
+  Eigen::VectorXd sinks = Eigen::VectorXd::Constant(rows.count, -std::numeric_limits<double>::infinity());
+  for (std::int64_t r = 0; r < rows.count && !options.sink.empty(); ++r)
+    sinks(r) = options.sink[static_cast<std::size_t>((rows.begin + r) / q.shape[2] % q.shape[1])];
+  return sinks;
+}
+
 /// s_ra = scale q_r.k_a for the keys that any of the rows sees; -inf where row r does not see key a.
 /// @param[in] q queries [b, n_h, l, d_h]
 /// @param[in] k keys [b, n_kv, N, d_h]
 /// @param[in] rows the query rows
-/// @param[in] options scale, causal mask, lengths
-/// @returns [rows, N]; N is the largest number of keys that a row sees, so keys from options.lengths on are not read
+/// @param[in] options scale, which keys are seen, lengths
+/// @returns [rows, N]; N is where the last key ends that a row sees, so keys from options.lengths on are not read
 inline RowMatrix scores(const TensorView& q, const TensorView& k, const QueryRows& rows, const AttentionOptions& options) {
-  // Count the keys that each row sees.
-  Eigen::Matrix<std::int64_t, Eigen::Dynamic, 1> n_seen(rows.count);
-  for (std::int64_t r = 0; r < rows.count; ++r) {
-    n_seen(r) = n_visible(q, k, options, rows.batch, (rows.begin + r) % q.shape[2]);
-  }
-  const std::int64_t n_keys = rows.count == 0 ? 0 : n_seen.maxCoeff();
+  const auto seen = [&](std::int64_t r) { return seen_by(q, k, options, rows.batch, (rows.begin + r) % q.shape[2]); };
+  std::int64_t n_keys = 0;
+  for (std::int64_t r = 0; r < rows.count; ++r) n_keys = std::max(n_keys, seen(r).end);
 
   // Multiply queries and keys.
   const RowMatrix Q = load_query_rows(q, rows);
@@ -89,7 +94,9 @@ inline RowMatrix scores(const TensorView& q, const TensorView& k, const QueryRow
 
   // Mask the keys that a row does not see.
   for (std::int64_t r = 0; r < rows.count; ++r) {
-    s.row(r).tail(n_keys - n_seen(r)).setConstant(-std::numeric_limits<double>::infinity());
+    for (std::int64_t a = 0; a < n_keys; ++a) {
+      if (!seen(r).contains(a)) s(r, a) = -std::numeric_limits<double>::infinity();
+    }
   }
   return s;
 }

@@ -126,15 +126,15 @@ class Forest {
   /// none.
   ///
   /// The perfect tree, filled up with empty positions, merges in the same order. The result for a forest that starts at
-  /// position 0 is therefore the value at the root. The forest is consumed.
-  std::span<const Real> fold() {
+  /// position 0 is therefore the value at the root. The forest is consumed, and the caller may change the result.
+  std::span<Real> fold() {
     if (subtrees_.empty()) {
       Real* states = slot();
       for (std::int64_t r = 0; r < n_rows_; ++r) set_empty(states + r * state_size(d_v_), d_v_);
       return {states, n_elements(1)};
     }
     for (; subtrees_.size() >= 2; subtrees_.pop_back()) merge_last_two();
-    return states();
+    return {states_.data(), n_elements(1)};
   }
 
  private:

@@ -158,6 +158,22 @@ TREE_ATTN_HOST_DEVICE inline void set_key(Real* __restrict state, Real s, const 
   for (std::int64_t j = 0; j < d_v; ++j) state[kValues + j] = weight * v[j];
 }
 
+/// state <- merge(state, sink): a learned sink, which takes weight and has the value 0. Gradient and output are those of one
+/// more key with the natural logit s, whatever the query is. It is merged once, after the last merge of keys.
+///
+/// Edges: s = -inf changes nothing; s = +inf or NaN makes D NaN. Without any other key, z = 0 and lse = s up to rounding.
+/// @param[in,out] state [2 + d_v]
+/// @param s natural logit, which no scale multiplies
+template <class Real>
+inline void add_sink(Real* state, Real s, std::int64_t d_v) {
+  const Real t = static_cast<Real>(kLog2E * static_cast<double>(s));  // the state of the sink: (ceil t, 2^(t - ceil t), 0)
+  if (t == -std::numeric_limits<Real>::infinity()) return;
+  const Rescale<Real> r = rescale(state[kShift], key_shift(t));
+  state[kShift] = r.shift;
+  state[kSum] = merge_element(r, state[kSum], key_weight(t));
+  for (std::int64_t j = 0; j < d_v; ++j) state[kValues + j] = merge_element(r, state[kValues + j], Real(0));
+}
+
 /// log2(2^e x) for an integer e and x > 0; +inf where x is +inf, NaN where x is NaN.
 ///
 /// With x = m 2^i and m in [sqrt(1/2), sqrt(2)]:

@@ -13,8 +13,8 @@
 namespace tree_attn {
 
 /// Of distributed/decoders/plain_two_level.cpp.
-void plain_two_level(MPI_Comm world, MPI_Comm node, const TensorView& q, const TensorView& k, const TensorView& v,
-                     const OwnedLeaves& leaves, std::span<const std::int64_t> lengths, double scale, float* out, float* lse);
+void plain_two_level(MPI_Comm world, MPI_Comm node, const Step& step, const TensorView& k, const TensorView& v,
+                     const OwnedLeaves& leaves, double scale, float* out, float* lse);
 
 namespace test {
 namespace {
@@ -28,7 +28,7 @@ DecodeOutput output_of(TensorWorkload& workload) {
 /// The plain decode of the whole sequence.
 DecodeOutput decode_plainly(TensorWorkload& workload, const OwnedLeaves& leaves) {
   Forest<float> forest =
-      plain::decode(workload.query(0), workload.k(), workload.v(), leaves, workload.lengths(), workload.scale);
+      plain::decode({workload.query(0), workload.lengths()}, workload.k(), workload.v(), leaves, workload.scale);
   const float* states = forest.fold().data();
   DecodeOutput output = output_of(workload);
   float* out = output.out.data();
@@ -68,7 +68,7 @@ void check(RankGroup& rank_group, TensorWorkload& workload, const Layout& layout
   std::vector<std::byte> memory;
   const Shard rows = cache->shard(cache->longest(), [&memory](std::size_t n) { return (memory.resize(n), memory.data()); });
   DecodeOutput mine = output_of(workload);
-  plain_two_level(world, node, workload.query(0), rows.k, rows.v, leaves, workload.lengths(), workload.scale,
+  plain_two_level(world, node, {workload.query(0), workload.lengths()}, rows.k, rows.v, leaves, workload.scale,
                   mine.out.data(), mine.lse.data());
   CHECK(same_bits(mine, want));
   MPI_Comm_free(&node), MPI_Comm_free(&world);

@@ -26,7 +26,7 @@ struct Input {
     };
     const std::int64_t lengths[] = {3};
     const auto all = knows_keys ? std::optional(Shard{view(k, 1, 3), view(v, 1, 3), 0}) : std::nullopt;
-    return overflow_of(view(q, 2, 1), all, lengths, scale, output);
+    return overflow_of({view(q, 2, 1), lengths}, all, scale, output);
   }
   /// Head h has an output of NaN, with an lse of NaN too or not.
   Input nan(int h, bool and_lse = true) const {

@@ -82,7 +82,7 @@ void check_against_plain(TensorWorkload& workload, const Layout& layout) {
   INFO(layout.text());
   const auto states_of = [&](KeyRange range) {
     const Shard shard = workload.shard(range);
-    return plain::decode(workload.query(0), shard.k, shard.v, range, workload.lengths(), workload.scale);
+    return plain::decode({workload.query(0), workload.lengths()}, shard.k, shard.v, range, workload.scale);
   };
   const std::int64_t n_rows = workload.shape().n_rows(), d_v = workload.shape().value_dim;
   const PlainRun run = run_plainly(layout.topology, layout.ranges, n_rows, d_v, [&](int i) {

@@ -20,12 +20,11 @@ class PagePool {
     std::int64_t n_used = 0;
     for (const std::int64_t length : lengths) {
       const std::int64_t n = (length + kLeafKeys - 1) / kLeafKeys;
-      lists_.push_back({0, most * kLeafKeys, static_cast<int>(n), static_cast<int>(std::max<std::int64_t>(0, n - 1)),
-                        static_cast<int>(length - std::max<std::int64_t>(0, n - 1) * kLeafKeys)});
+      lists_.push_back({0, most * kLeafKeys, static_cast<int>(n), static_cast<int>(n - 1)});
       // Neighbouring leaves are seven pages apart.
       for (std::int64_t i = 0; i < n; ++i)
-        table_.push_back({static_cast<int>(i), static_cast<int>((7 * n_used++ + 3) % kPages)});
-      table_.resize(lists_.size() * static_cast<std::size_t>(most + 1), {static_cast<int>(most), 0});
+        table_.push_back({static_cast<int>(i), static_cast<int>((7 * n_used++ + 3) % kPages), static_cast<int>(i)});
+      table_.resize(lists_.size() * static_cast<std::size_t>(most + 1), {static_cast<int>(most), 0, kSeenWhole});
     }
     REQUIRE(n_used < kPages);
     static_cast<DecodeParams&>(params) = dense.params;

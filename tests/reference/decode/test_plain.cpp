@@ -44,7 +44,7 @@ void check_range(TensorWorkload& workload, const OwnedLeaves& leaves, int n_thre
   const Forest<float>& fast = session->decode({workload.query(0), workload.lengths()}).host();
   std::vector<std::byte> memory;
   const Shard rows = cache->shard(cache->longest(), [&memory](std::size_t n) { return (memory.resize(n), memory.data()); });
-  const Forest<float> states = plain::decode(workload.query(0), rows.k, rows.v, leaves, workload.lengths(), workload.scale);
+  const Forest<float> states = plain::decode({workload.query(0), workload.lengths()}, rows.k, rows.v, leaves, workload.scale);
   REQUIRE(fast.subtrees() == states.subtrees());
   REQUIRE(n_different(fast.states(), states.states()) == 0);
   n_compared += std::ssize(states.states());
@@ -70,7 +70,7 @@ TEST_CASE("plain: within the error bound of the oracle") {
     const auto workload = normal_workload(
         7800, {.batch = 5, .head_dim = 40, .value_dim = 72, .n_queries = 2, .n_keys = 700, .dtype = dtype}, lengths);
     const Shard shard = workload->whole();
-    Forest<float> forest = plain::decode(workload->query(0), shard.k, shard.v, KeyRange{0, 700}, lengths, workload->scale);
+    Forest<float> forest = plain::decode({workload->query(0), lengths}, shard.k, shard.v, KeyRange{0, 700}, workload->scale);
     const std::span<const float> states = forest.fold();
     std::vector<float> out(static_cast<std::size_t>(forest.n_rows() * 72)), lse;
     for (std::int64_t r = 0; r < forest.n_rows(); ++r)
@@ -229,7 +229,7 @@ TEST_CASE("plain: the backend has its bits where numbers are not finite, overflo
           check_range(*workload, cut);
           const Shard shard = workload->shard(cut);
           const Forest<float> forest =
-              plain::decode(workload->query(0), shard.k, shard.v, cut, workload->lengths(), workload->scale);
+              plain::decode({workload->query(0), workload->lengths()}, shard.k, shard.v, cut, workload->scale);
           for (auto state = forest.states().begin(); state < forest.states().end(); state += 23)
             n_empty += is_empty(&*state), n_nan += std::isnan(state[kSum]);
         }
@@ -280,7 +280,7 @@ TEST_CASE("plain: every instruction set has its bits") {
                            workspace.data(), states.data());
             // A range of whole leaves: the last of them has one shift.
             Forest<float> forest =
-                plain::decode(q, k, v, KeyRange{0, std::ssize(leaves) * kLeafKeys}, lengths, workload->scale);
+                plain::decode({q, lengths}, k, v, KeyRange{0, std::ssize(leaves) * kLeafKeys}, workload->scale);
             REQUIRE(n_different(states, forest.fold()) == 0);
           }
         }
@@ -321,8 +321,7 @@ TEST_CASE("plain: a range that ends with the sequence, an open one and the dealt
 TEST_CASE("plain: one bit of one element is a difference") {
   const auto workload = normal_workload(7860, {.n_keys = 100});
   const auto decode = [&] {
-    return plain::decode(workload->query(0), workload->k(), workload->v(), KeyRange{0, 100}, workload->lengths(),
-                         workload->scale);
+    return plain::decode({workload->query(0), workload->lengths()}, workload->k(), workload->v(), KeyRange{0, 100}, workload->scale);
   };
   const Forest<float> forest = decode();
   std::vector<float> states(forest.states().begin(), forest.states().end());

@@ -38,7 +38,8 @@ AttentionResult naive(const TensorView& q, const TensorView& k, const TensorView
         std::vector<std::vector<double>> values;
         double m = -kInf;
         for (std::int64_t a = 0; a < N; ++a) {
-          if (options.causal && a > N - q.shape[2] + i) continue;
+          const std::int64_t own = options.rule.causal ? N - q.shape[2] + i : N - 1;  // the last key that it may see
+          if (a > own || (options.rule.window > 0 && a <= own - options.rule.window && a >= options.rule.sinks)) continue;
           const std::vector<double> key = row_of(k, b, h / group, a);
           double dot = 0;
           for (std::size_t c = 0; c < key.size(); ++c) dot += query[c] * key[c];
@@ -46,6 +47,11 @@ AttentionResult naive(const TensorView& q, const TensorView& k, const TensorView
           s.push_back(scale * dot);
           values.push_back(row_of(v, b, h / group, a));
           if (!(s.back() <= m)) m = std::isnan(m) ? m : s.back();
+        }
+        if (!options.sink.empty() && options.sink[static_cast<std::size_t>(h)] != -kInf) {
+          s.push_back(options.sink[static_cast<std::size_t>(h)]);
+          values.emplace_back(static_cast<std::size_t>(d_v), 0.0);
+          m = std::max(m, s.back());
         }
         // Numerator and denominator.
         double D = 0;
@@ -99,7 +105,7 @@ TEST_CASE("attention: more keys than one block of keys, more scores than one blo
   std::mt19937 random(kSeed + 1);
   for (const std::int64_t N : {255, 256, 257, 1000}) {
     check_against_naive(normal_tensor(random, {1, 2, 2, 8}), normal_tensor(random, {1, 1, N, 8}),
-                        normal_tensor(random, {1, 1, N, 3}), {.causal = true});
+                        normal_tensor(random, {1, 1, N, 3}), {.rule = {.causal = true}});
   }
   // A block has 2^23 scores, so 40 rows of 2^18 keys need two. With strides of 0, keys and values take no more memory.
   const std::int64_t N = std::int64_t{1} << 18;
@@ -155,13 +161,15 @@ TEST_CASE("attention: causal, with fewer keys than queries too") {
   for (const std::int64_t N : {1, 3, 5, 12}) {
     const Tensor q = normal_tensor(random, {2, 4, 5, 8}), k = normal_tensor(random, {2, 2, N, 8}),
                  v = normal_tensor(random, {2, 2, N, 6});
-    check_against_naive(q, k, v, {.causal = true});
-    check_against_naive(q, k, v, {.causal = true, .lengths = {N - 1, N}});
+    check_against_naive(q, k, v, {.rule = {.causal = true}});
+    check_against_naive(q, k, v, {.rule = {.causal = true}, .lengths = {N - 1, N}});
+    check_against_naive(q, k, v, {.rule = {.causal = true, .window = 3, .sinks = 2}, .sink = {1, -kInf, 0, 2}});
+    check_against_naive(q, k, v, {.rule = {.causal = false, .window = 2}, .sink = {-2, 30, 0, -1}});
   }
   // Query i of 5 sees the keys 0 .. 3 - 5 + i.
   const Tensor q(std::vector<float>(5, 0), {1, 1, 5, 1}), k(std::vector<float>(3, 0), {1, 1, 3, 1}),
       v({1, 2, 6}, {1, 1, 3, 1});
-  const AttentionResult got = attention(q, k, v, {.causal = true});
+  const AttentionResult got = attention(q, k, v, {.rule = {.causal = true}});
   CHECK(got.out == std::vector<double>{0, 0, 1, 1.5, 3});
   CHECK(got.lse == std::vector<double>{-kInf, -kInf, 0, std::log(2.0), std::log(3.0)});
 }
@@ -171,7 +179,7 @@ TEST_CASE("attention: keys after the last visible one are not read") {
   for (const bool causal : {false, true}) {
     const Tensor q = normal_tensor(random, {3, 4, 2, 8});
     Tensor k = normal_tensor(random, {3, 2, 9, 8}), v = normal_tensor(random, {3, 2, 9, 8});
-    const AttentionOptions options{.causal = causal, .lengths = {0, 4, 9}};
+    const AttentionOptions options{.rule = {.causal = causal}, .lengths = {0, 4, 9}};
     const AttentionResult clean = attention(q, k, v, options);
     check_against_naive(q, k, v, options);
     for (std::int64_t b = 0; b < 3; ++b) {
@@ -195,7 +203,7 @@ TEST_CASE("attention: a source does not read the value of a masked key") {
   const Tensor q({1, 1}, {1, 1, 2, 1}), k({3, 4}, {1, 1, 2, 1}), zeta({0.5f, 0.5f}, {1, 1, 2, 1});
   for (const float value : {kInfF, kNaNF}) {
     const AttentionResult got =
-        attention(q, k, Tensor({2, value}, {1, 1, 2, 1}), {.scale = 1.0, .causal = true, .zeta = zeta});
+        attention(q, k, Tensor({2, value}, {1, 1, 2, 1}), {.scale = 1.0, .rule = {.causal = true}, .zeta = zeta});
     CHECK(got.energy[0] == 4);
     CHECK(got.gradient[0] == 2);
     CHECK(std::isnan(got.gradient[1]));
@@ -264,7 +272,7 @@ TEST_CASE("attention: NaN and Inf anywhere in q, k and v, as in the loops") {
       if (i % 4 != 0) v.set(at % 2, (at / 3) % 2, at, at % 4, bad);
       if (i % 4 == 3) q.set(at % 2, at % 4, at % 3, at % 5, bad);
     }
-    check_against_naive(q, k, v, {.causal = i % 2 == 0, .lengths = {11, 7}});
+    check_against_naive(q, k, v, {.rule = {.causal = i % 2 == 0}, .lengths = {11, 7}});
   }
 }
 
@@ -275,7 +283,7 @@ TEST_CASE("attention: energy and gradient at zeta are those of energy.hpp for on
   const Tensor q = normal_tensor(random, {2, 4, 3, 8}), k = normal_tensor(random, {2, 2, 10, 8}),
                v = normal_tensor(random, {2, 2, 10, 6});
   const Tensor zeta = normal_tensor(random, {2, 4, 3, 6});
-  const AttentionOptions options{.causal = true, .lengths = {10, 2}, .zeta = zeta};
+  const AttentionOptions options{.rule = {.causal = true}, .lengths = {10, 2}, .zeta = zeta};
   const AttentionResult got = attention(q, k, v, options);
   const auto matrix = [](const TensorView& x, std::int64_t b, std::int64_t h) {
     Matrix m(x.shape[2], x.shape[3]);

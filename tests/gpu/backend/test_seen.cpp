@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief What a query sees, on a device: a row has the bits of itself alone, whatever the rule, the shards and the order
+/// (section 5).
+#include "tree_attn/gpu/backend/backends.hpp"
+#include "tree_attn/tests/support/device_params.hpp"
+#include "tree_attn/tests/support/seen_cases.hpp"
+
+namespace tree_attn::test {
+namespace {
+
+constexpr std::array kTypes{DType::F32, DType::F16, DType::BF16};
+
+}  // namespace
+
+/// @tested{thm_1, Thm. 1}
+TEST_CASE("seen on a device: random rules, shapes and shards: a row has the bits of itself alone") {
+  std::mt19937 random(4601);
+  for (int i = 0; i < (takes_all_cases() ? 1000 : 25); ++i)
+    check_rows_alone(device::backend(), random_seen_case(random, 400, kTypes), 4602u + static_cast<unsigned>(i));
+}
+
+}  // namespace tree_attn::test

@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief What a query sees: the CPU backend has the bits of the plain decode, a row has the bits of itself alone, and both
+/// are within the bound of the oracle (section 5).
+#include "tree_attn/reference/decode/backend.hpp"
+#include "tree_attn/reference/decode/plain.hpp"
+#include "tree_attn/reference/oracle/error_bound.hpp"
+#include "tree_attn/tests/support/compare.hpp"
+#include "tree_attn/tests/support/seen_cases.hpp"
+
+#include <doctest/doctest.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstring>
+
+namespace tree_attn::test {
+namespace {
+
+constexpr std::array kTypes{DType::F32, DType::F16, DType::BF16, DType::F64};
+constexpr float kInf = std::numeric_limits<float>::infinity();
+
+}  // namespace
+
+TEST_CASE("seen: the rules, by their definition") {
+  for (const bool causal : {false, true}) {
+    for (std::int64_t l = 1; l <= 5; ++l) {
+      for (std::int64_t length = 0; length <= 12; ++length) {
+        for (std::int64_t window = 0; window <= 13; ++window) {
+          for (const std::int64_t sinks : {0, 1, 4, 20}) {
+            const SeenRule rule{causal, window, sinks};
+            for (std::int64_t position = 0; position <= 13; ++position) {
+              bool any = false, all = true;
+              for (std::int64_t j = 0; j < l; ++j) {
+                const std::int64_t own = causal ? length - l + j : length - 1;  // the last key that the query may see
+                const bool sees = position <= own && (window == 0 || position > own - window || position < sinks);
+                REQUIRE(rule.of(length, l, j).contains(position) == sees);
+                any = any || sees, all = all && sees;
+              }
+              REQUIRE(rule.of_any(length, l).contains(position) == any);
+              REQUIRE(rule.of_all(length, l).contains(position) == all);
+              REQUIRE(rule.of_any(length, l).touches(position, position + 1) == any);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+/// @tested{thm_1, Thm. 1}
+TEST_CASE("seen: random rules, shapes and shards: a row has the bits of itself alone, and the backend those of the plain decode") {
+  std::mt19937 random(4501);
+  for (int i = 0; i < (takes_all_cases() ? 10000 : 250); ++i) {
+    const SeenCase c = random_seen_case(random, 600, kTypes);
+    check_rows_alone(cpu_backend(1 + i % 3), c, 4502u + static_cast<unsigned>(i));
+
+    // Every range, against the plain decode.
+    const auto workload = normal_workload(4502u + static_cast<unsigned>(i), c.axes, c.lengths);
+    const Step step{workload->query(0), workload->lengths(), c.rule};
+    for (const KeyRange& range : closed(c.ranges, step.longest())) {
+      const OwnedLeaves leaves(range, c.order);
+      const auto cache = cpu_backend(1 + i % 2).make_cache(workload->shape(), leaves, 1);
+      fill(*cache, *workload, workload->lengths());
+      const auto session = cache->open(workload->scale);
+      const Forest<float>& fast = session->decode(step).host();
+      std::vector<std::byte> memory;
+      const Shard rows = cache->shard(cache->longest(), [&](std::size_t n) { return (memory.resize(n), memory.data()); });
+      const Forest<float> plain = plain::decode(step, rows.k, rows.v, leaves, workload->scale);
+      INFO(c.text());
+      REQUIRE(fast.subtrees() == plain.subtrees());
+      REQUIRE(std::memcmp(fast.states().data(), plain.states().data(), plain.states().size_bytes()) == 0);
+    }
+  }
+}
+
+TEST_CASE("seen: within the error bound of the oracle, with a learned sink too") {
+  std::mt19937 random(4511);
+  std::int64_t n_empty = 0;
+  for (int i = 0; i < 100; ++i) {
+    SeenCase c = random_seen_case(random, 300, kTypes);
+    INFO(c.text());
+    const auto workload = normal_workload(4512, c.axes, c.lengths);
+    std::vector<float> sink(static_cast<std::size_t>(c.axes.heads));
+    for (float& s : sink) s = std::normal_distribution<float>(0, 5)(random);
+    if (i % 4 == 0) sink.clear();
+    if (i % 4 == 1) sink.back() = -kInf;
+    const Step step{workload->query(0), workload->lengths(), c.rule, sink};
+    const Shard all = workload->whole();
+    const OwnedLeaves whole(KeyRange{0, c.axes.n_keys});
+    Forest<float> forest = plain::decode(step, all.k, all.v, whole, workload->scale);
+    float* state = forest.fold().data();
+    const std::int64_t d_v = c.axes.value_dim;
+    std::vector<float> out(static_cast<std::size_t>(forest.n_rows() * d_v)), lse;
+    for (std::int64_t r = 0; r < forest.n_rows(); ++r, state += state_size(d_v)) {
+      const bool sees_none = is_empty(state);
+      if (!sink.empty()) add_sink(state, step.sink_of(r), d_v);
+      lse.push_back(finish(state, out.data() + r * d_v, d_v));
+      if (!sees_none) continue;
+      ++n_empty;
+      CHECK(std::ranges::all_of(std::span(out).subspan(static_cast<std::size_t>(r * d_v), static_cast<std::size_t>(d_v)),
+                                [](float z) { return z == 0; }));
+      if (sink.empty() || step.sink_of(r) == -kInf)
+        CHECK(lse.back() == -kInf);
+      else
+        CHECK(lse.back() == doctest::Approx(step.sink_of(r)).epsilon(1e-6));
+    }
+    const AttentionOptions options{
+        .scale = workload->scale, .rule = c.rule, .sink = {sink.begin(), sink.end()}, .lengths = c.lengths};
+    const AttentionResult exact = attention(step.q, all.k, all.v, options);
+    const ErrorBound bound = error_bound(step.q, all.k, all.v, options, tree_decode_model(c.axes.n_keys + 1));
+    const Comparison of_out = compare(out, exact.out, bound.out), of_lse = compare(lse, exact.lse, bound.lse, NonFinite::Match);
+    CHECK_MESSAGE(of_out.ok, of_out.message);
+    CHECK_MESSAGE(of_lse.ok, of_lse.message);
+  }
+  CHECK(n_empty > 20);
+}
+
+TEST_CASE("seen: a learned sink of NaN or +inf makes the row NaN, as the formula says") {
+  for (const float s : {kInf, std::numeric_limits<float>::quiet_NaN()}) {
+    float state[] = {2, 1, 3};
+    add_sink(state, s, 1);
+    float z = 0;
+    CHECK(std::isnan(finish(state, &z, 1)));
+    CHECK(std::isnan(z));
+  }
+}
+
+TEST_CASE("seen: leaves that no query sees are not read: their pages cannot be") {
+  // 64 leaves of two pages each; readable are the leaves of two sinks and of a window of 200 keys.
+  const std::int64_t n_leaves = 64, d = 32, page = sysconf(_SC_PAGESIZE), leaf_bytes = kLeafKeys * d * 4;
+  REQUIRE(leaf_bytes % page == 0);
+  const std::int64_t N = n_leaves * kLeafKeys - 5, n_bytes = n_leaves * leaf_bytes;
+  const SeenRule rule{.causal = true, .window = 200, .sinks = 66};
+  const Seen any = rule.of_any(N, 3);
+  std::byte* memory[2];
+  std::int64_t n_readable = 0;
+  for (std::byte*& each : memory) {
+    void* const pages = mmap(nullptr, static_cast<std::size_t>(n_bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    REQUIRE(pages != MAP_FAILED);
+    each = static_cast<std::byte*>(pages);
+    for (std::int64_t leaf = 0; leaf < n_leaves; ++leaf) {
+      if (any.touches(leaf * kLeafKeys, (leaf + 1) * kLeafKeys))
+        ++n_readable;
+      else
+        REQUIRE(mprotect(each + leaf * leaf_bytes, static_cast<std::size_t>(leaf_bytes), PROT_NONE) == 0);
+    }
+  }
+  CHECK(n_readable == 2 * (2 + 4));
+  const std::vector<float> q(3 * static_cast<std::size_t>(d), 1.0f);
+  const std::vector<std::int64_t> lengths{N};
+  const auto view = [&](const void* data, std::int64_t n) {
+    return TensorView::dense(static_cast<const std::byte*>(data), DType::F32, {1, 1, n, d});
+  };
+  for (const int p : {1, 3}) {
+    for (const KeyRange& range : coarse_ranges(N, p, kLeafKeys)) {
+      const AttentionShape shape{.dtype = DType::F32, .value_dtype = DType::F32, .batch = 1, .heads = 1, .kv_heads = 1, .n_queries = 3, .head_dim = d, .value_dim = d};
+      const auto cache = cpu_backend(1).make_cache(shape, range);
+      const std::int64_t first = range.begin * d * 4;
+      cache->borrow({view(memory[0] + first, range.size()), view(memory[1] + first, range.size()), range.begin},
+                    rows_in_use(lengths, range));
+      const auto session = cache->open(0.1);
+      for (int step = 0; step < 3; ++step) {
+        const Forest<float>& states = session->decode({view(q.data(), 3), lengths, rule}).host();
+        CHECK(states.subtrees() == cover(range.begin, range.end));
+      }
+    }
+  }
+  for (std::byte* each : memory) munmap(each, static_cast<std::size_t>(n_bytes));
+}
+
+TEST_CASE("seen: bits do not depend on the number of queries") {
+  for (const DType dtype : kTypes) {
+    for (const std::int64_t heads : {1, 4}) {
+      for (const std::int64_t d : {16, 64, 128}) {
+        const auto all = normal_workload(4530, {.heads = heads, .kv_heads = 1, .head_dim = d, .value_dim = d, .n_queries = 16, .n_keys = 333, .dtype = dtype});
+        const OwnedLeaves whole(KeyRange{0, 333});
+        const auto rows = [&](std::int64_t l) {
+          const auto some = workload_of(copy_of(all->query(0).positions(0, l)), copy_of(all->k()), copy_of(all->v()));
+          Forest<float> forest = decode_range(cpu_backend(), *some, whole, {some->query(0), some->lengths()});
+          const std::span<const float> states = forest.fold();
+          return std::vector<float>(states.begin(), states.end());
+        };
+        const std::vector<float> want = rows(16);
+        const auto size = static_cast<std::size_t>(state_size(d));
+        for (std::int64_t l = 1; l < 16; ++l) {
+          const std::vector<float> got = rows(l);
+          for (std::int64_t r = 0; r < heads * l; ++r) {
+            INFO(name_of(dtype) << ", " << heads << " heads, d " << d << ", l " << l << ", row " << r);
+            REQUIRE(std::memcmp(got.data() + static_cast<std::size_t>(r) * size,
+                                want.data() + static_cast<std::size_t>(r / l * 16 + r % l) * size, size * sizeof(float)) == 0);
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace tree_attn::test

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Random steps whose queries do not see all keys, and the check that a row has the bits of itself alone.
+#pragma once
+
+#include "tree_attn/reference/decode/backend.hpp"
+#include "tree_attn/tests/support/sweep.hpp"
+#include "tree_attn/tests/support/tensor_workload.hpp"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <memory>
+#include <random>
+#include <sstream>
+#include <string>
+#include <vector>
+
+namespace tree_attn::test {
+
+/// A step over the shards of some ranks.
+struct SeenCase {
+  Axes axes;
+  std::vector<std::int64_t> lengths;
+  SeenRule rule;
+  LeafOrder order;
+  std::vector<KeyRange> ranges;  ///< of the ranks
+
+  std::string text() const {
+    std::ostringstream line;
+    line << name_of(axes.dtype) << ", " << axes.heads << " heads for " << axes.kv_heads << ", l " << axes.n_queries << ", d "
+         << axes.head_dim << " and " << axes.value_dim << ", " << ranges.size() << " ranks, " << name_of(order)
+         << (rule.causal ? ", causal" : "") << ", window " << rule.window << ", sinks " << rule.sinks << ", lengths";
+    for (const std::int64_t length : lengths) line << " " << length;
+    return line.str();
+  }
+};
+
+/// @param most_keys of a sequence
+inline SeenCase random_seen_case(std::mt19937& random, std::int64_t most_keys, std::span<const DType> types) {
+  const auto upto = [&random](std::int64_t n) { return std::uniform_int_distribution<std::int64_t>(0, n)(random); };
+  const auto any_of = [&](auto&&... values) {
+    const std::array all{values...};
+    return all[static_cast<std::size_t>(upto(std::ssize(all) - 1))];
+  };
+  SeenCase c;
+  c.axes.dtype = types[static_cast<std::size_t>(upto(std::ssize(types) - 1))];
+  c.axes.batch = 1 + upto(2);
+  c.axes.kv_heads = 1 + upto(1);
+  c.axes.heads = c.axes.kv_heads * any_of(1, 1, 2, 3, 8);
+  c.axes.n_queries = any_of(1, 2, 3, 4, 5, 6, 7, 8, 8, 17, 64);
+  c.axes.head_dim = any_of(8, 33, 64, 128);
+  c.axes.value_dim = any_of(8, 24, 64);
+  c.axes.n_keys = upto(most_keys);
+  for (std::int64_t i = 0; i < c.axes.batch; ++i) c.lengths.push_back(any_of(c.axes.n_keys, upto(c.axes.n_keys)));
+  c.rule.causal = upto(3) > 0;
+  if (upto(2) > 0) c.rule.window = 1 + upto(any_of(std::int64_t{3}, std::int64_t{130}, std::max<std::int64_t>(1, c.axes.n_keys)));
+  if (c.rule.window > 0 && upto(1) > 0) c.rule.sinks = upto(130);
+  c.order = any_of(LeafOrder::kContiguous, LeafOrder::kDealt);
+  const int p = static_cast<int>(1 + upto(12));
+  if (c.order == LeafOrder::kDealt) {
+    c.ranges = dealt_ranges(p);
+    return c;
+  }
+  // Whole leaves, some ranks without any.
+  std::vector<std::int64_t> cuts{0};
+  for (int rank = 1; rank < p; ++rank) cuts.push_back(upto(c.axes.n_keys / kLeafKeys) * kLeafKeys);
+  cuts.push_back(any_of(c.axes.n_keys, kOpenEnd));
+  std::sort(cuts.begin(), cuts.end());
+  for (std::size_t i = 1; i < cuts.size(); ++i) c.ranges.push_back({cuts[i - 1], cuts[i]});
+  return c;
+}
+
+/// The forest of one range.
+inline Forest<float> decode_range(const Backend& backend, TensorWorkload& workload, const OwnedLeaves& leaves,
+                                  const Step& step) {
+  const auto cache = backend.make_cache(workload.shape(), leaves, leaves.n_keys(workload.n_keys()));
+  fill(*cache, workload, step.lengths);
+  return std::move(cache->open(workload.scale)->decode(step).host());
+}
+
+/// Checks that every row of a case has the bits that the same row has in a step of its own, over one rank.
+inline void check_rows_alone(const Backend& backend, const SeenCase& c, unsigned seed) {
+  INFO(c.text() << ", seed " << seed);
+  const auto workload = normal_workload(seed, c.axes, c.lengths);
+  const std::int64_t d_v = c.axes.value_dim, l = c.axes.n_queries;
+  const Step step{workload->query(0), workload->lengths(), c.rule};
+  Forest<float> joined(workload->shape().n_rows(), d_v);
+  for (const KeyRange& range : closed(c.ranges, step.longest())) {
+    const Forest<float> forest = decode_range(backend, *workload, OwnedLeaves(range, c.order), step);
+    REQUIRE(forest.subtrees() == cover(range.begin, range.end));
+    joined.append(forest.subtrees(), forest.states().data());
+  }
+  const std::span<const float> all = joined.fold();
+  const SeenRule alone{.causal = false, .window = c.rule.window, .sinks = c.rule.sinks};
+  for (std::int64_t i = 0; i < c.axes.batch; ++i) {
+    const auto entry = entry_of(*workload, i);
+    for (std::int64_t j = 0; j < l; ++j) {
+      const std::int64_t end = c.rule.of(c.lengths[static_cast<std::size_t>(i)], l, j).end;
+      const TensorView q = entry->query(0).positions(j, j + 1);
+      const auto row = workload_of(copy_of(q), copy_of(entry->k().positions(0, end)), copy_of(entry->v().positions(0, end)),
+                                   std::vector{end}, workload->scale);
+      const OwnedLeaves whole(c.order == LeafOrder::kDealt ? dealt_ranges(1)[0] : KeyRange{0, end}, c.order);
+      Forest<float> forest = decode_range(backend, *row, whole, {row->query(0), row->lengths(), alone});
+      const std::span<const float> states = forest.fold();
+      for (std::int64_t h = 0; h < c.axes.heads; ++h) {
+        const float* const ours = all.data() + ((i * c.axes.heads + h) * l + j) * state_size(d_v);
+        const float* const want = states.data() + h * state_size(d_v);
+        INFO("entry " << i << ", head " << h << ", query " << j);
+        REQUIRE(std::memcmp(ours, want, static_cast<std::size_t>(state_size(d_v)) * sizeof(float)) == 0);
+      }
+    }
+  }
+}
+
+}  // namespace tree_attn::test
