@@ -169,7 +169,7 @@ void Decoder::compare_rule(const Step& step) {
 
 std::span<const float> Decoder::sinks_of_rows(const Step& step) {
   of_rows_.clear();
-  for (std::int64_t r = 0; !step.sink.empty() && r < shard_.cache().shape().n_rows(); ++r)
+  for (std::int64_t r = 0; !step.sink.empty() && r < shard_.cache->shape().n_rows(); ++r)
     of_rows_.push_back(step.sink_of(r));
   return of_rows_;
 }

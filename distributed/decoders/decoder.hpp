@@ -83,9 +83,9 @@ class Decoder {
   OutputView output_;  ///< of a step that start() has taken whole
   bool is_started_ = false;
   double states_ready_ = 0;
-  SeenRule rule_;               ///< of the step before
-  std::vector<float> sink_;     ///< of the heads in that step
-  std::vector<float> of_rows_;  ///< the same of all rows
+  SeenRule rule_;                      ///< of the step before
+  std::vector<float> sink_;            ///< of the heads in that step
+  std::vector<float> of_rows_;         ///< the same of all rows
   std::int64_t most_keys_ = kOpenEnd;  ///< where the ranges of all ranks end: set by Algorithm::open()
 };
 

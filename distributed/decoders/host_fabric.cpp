@@ -25,6 +25,7 @@ HostFabric::HostFabric(Transport& transport, Plan plan, std::int64_t n_rows, std
       plan_(std::move(plan)),
       n_rows_(n_rows),
       d_v_(d_v),
+      divides_(std::ranges::any_of(plan_.operations, [](const Operation& o) { return std::holds_alternative<Divide>(o); })),
       offsets_(plan_.offsets(n_rows, d_v)),
       memory_(std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(offsets_.back()))) {
   for (std::size_t block = 0; block + 1 < offsets_.size(); ++block) read_at_.push_back(memory_.get() + offsets_[block]);
@@ -194,7 +195,7 @@ void HostFabric::run(const Finish& finish) {
   float *const z = at(finish.z), *const lse = at(finish.lse);
   const float*& state = read_at_[static_cast<std::size_t>(finish.state)];
   const float* const right = finish.right ? read_at_[static_cast<std::size_t>(*finish.right)] : nullptr;
-  if (!sinks_.empty()) {
+  if (!sinks_.empty() && !divides_) {
     float* const root = at(finish.state);
     if (right != nullptr)
       kernel_.merge_states(state, right, root, n, d_v_);

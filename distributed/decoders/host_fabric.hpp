@@ -31,8 +31,8 @@ class HostFabric : public Fabric {
   /// @param sinks a learned logit of every row, for add_sink() at the root; empty: none
   /// @returns the output, valid until the next step @throws std::logic_error if the plan is for another range of positions
   OutputView step(std::span<const float> states, std::span<const float> sinks = {});
-  /// The same in parts: begins the plan, and carries it out as far as it goes without waiting. @param states, sinks as step(); they
-  /// must not change before finish()
+  /// The same in parts: begins the plan, and carries it out as far as it goes without waiting. @param states, sinks as
+  /// step(); they must not change before finish()
   void start(std::span<const float> states, std::span<const float> sinks = {});
   /// Goes on without waiting. @returns whether all operations are done
   bool advance();
@@ -81,6 +81,7 @@ class HostFabric : public Fabric {
   Transport& transport_;
   Plan plan_;
   std::int64_t n_rows_, d_v_;
+  bool divides_;            ///< whether Divide makes the output: Finish is then of the shard of this rank
   std::size_t next_ = 0;    ///< operation of a step in parts
   bool is_posted_ = false;  ///< whether its messages are under way
   std::vector<std::int64_t> offsets_;

@@ -267,7 +267,7 @@ int ta_oracle(const DLManagedTensor* q, const DLManagedTensor* k, const DLManage
   return guarded([&] {
     const TensorView qs = view_of(q, "q", 4), ks = view_of(k, "k", 4), vs = view_of(v, "v", 4);
     check_shapes(qs, ks, vs);
-    AttentionOptions options{.scale = scale_of(scale), .causal = causal != 0};
+    AttentionOptions options{.scale = scale_of(scale), .rule = {.causal = causal != 0}};
     if (zeta != nullptr) options.zeta = view_of(zeta, "zeta", 4);
     require(zeta != nullptr || (energy == nullptr && gradient == nullptr), "zeta is null, but energy or gradient is wanted");
     const std::array<std::int64_t, 4> shape{qs.shape[0], qs.shape[1], qs.shape[2], vs.shape[3]},

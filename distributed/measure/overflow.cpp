@@ -118,8 +118,9 @@ bool has_overflowed(Workload& workload, const DecodeOutput& output) {
   for (std::size_t r = 0; r < output.lse.size(); ++r) {
     const std::span z(output.out.data() + r * d_v, d_v);
     if (!std::isfinite(output.lse[r]) || is_finite(z)) continue;
-    const std::int64_t j = static_cast<std::int64_t>(r) % shape.n_queries, row = static_cast<std::int64_t>(r) / shape.n_queries,
-                       i = row / shape.heads, kv_head = row % shape.heads / (shape.heads / shape.kv_heads);
+    const std::int64_t j = static_cast<std::int64_t>(r) % shape.n_queries,
+                       row = static_cast<std::int64_t>(r) / shape.n_queries, i = row / shape.heads,
+                       kv_head = row % shape.heads / (shape.heads / shape.kv_heads);
     if (!all) all = workload.whole();
     const Seen seen = shape.rule.of(lengths[static_cast<std::size_t>(i)], shape.n_queries, j);
     if (components.of({all->v, i, kv_head, seen}).cause(z)) return true;

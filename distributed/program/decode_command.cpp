@@ -288,8 +288,7 @@ int run_decode(const DecodeOptions& options, const Ranks& ranks) {
     const int last = options.steps - 1;
     const auto all = setup->file ? std::optional(setup->workload->whole()) : std::nullopt;
     const std::vector<std::int64_t> lengths = setup->workload->lengths(last);
-    const std::string overflow =
-        overflow_of(setup->workload->step(last, lengths), all, scale, measurements[0].output);
+    const std::string overflow = overflow_of(setup->workload->step(last, lengths), all, scale, measurements[0].output);
     ReportHeader report{options.command_line,
                         options.backend,
                         std::string(transport->name()),

@@ -144,7 +144,7 @@ std::unique_ptr<Transport> open_transport(const ClusterOptions& options, const B
   return ranks.open_transport(std::move(topology));
 }
 
-void check(std::span<const Algorithm* const> chosen, const Backend& backend, const Transport& transport,
+void check(std::span<const Algorithm* const> chosen, const Backend& backend, Transport& transport,
            std::span<const KeyRange> ranges, const WorkloadShape& shape) {
   if (!shape.sink.empty() && transport.device() != nullptr)
     throw InputError("--transport " + std::string(transport.name()) +
@@ -260,8 +260,8 @@ std::vector<const Algorithm*> chosen_algorithms(const ClusterOptions& options) {
 
 void add_seen_options(CLI::App& command, SeenRule& rule) {
   command.add_flag("--causal", rule.causal, "Query j of l stands at position N - l + j, and sees the keys up to there");
-  CLI::Option* window =
-      command.add_option("--window", rule.window, "A query sees the last W of its keys (default: all)")->check(within(1, kOpenEnd));
+  CLI::Option* window = command.add_option("--window", rule.window, "A query sees the last W of its keys (default: all)")
+                            ->check(within(1, kOpenEnd));
   command.add_option("--sinks", rule.sinks, "The first keys of the sequence, which it sees beside its window")
       ->check(within(0, kOpenEnd))
       ->needs(window);
@@ -335,7 +335,7 @@ std::vector<const CLI::Option*> add_decode_options(CLI::App& command, DecodeOpti
   command
       .add_option("IN", options.in,
                   "safetensors file with q [b, n_h, l, d_h], k [b, n_kv, N, d_h], v [b, n_kv, N, d_v] (heads before"
-                  "\npositions) and optional lengths [b]; each rank reads only its own shard")
+                  "\npositions), optional lengths [b] and learned sinks, sink [n_h]; each rank reads only its own shard")
       ->check(not_empty);
   command
       .add_option("OUT", options.out,

@@ -81,7 +81,7 @@ std::vector<int> devices_of(const std::string& list);
 void check(const ClusterOptions& options, const Backend& backend, int n_ranks);
 /// Refuses shards that an algorithm cannot combine, see Algorithm::refusal. @param shape as the cache stores it
 /// @throws InputError
-void check(std::span<const Algorithm* const> chosen, const Backend& backend, const Transport& transport,
+void check(std::span<const Algorithm* const> chosen, const Backend& backend, Transport& transport,
            std::span<const KeyRange> ranges, const WorkloadShape& shape);
 /// The GPU of a rank among the `n_gpus` that it sees: that of --devices, or the one at its place among the ranks of its
 /// machine; ranks take turns if they outnumber the GPUs. -1: none.

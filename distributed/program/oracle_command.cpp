@@ -25,7 +25,10 @@ int run_oracle(const OracleOptions& options) {
   OutputFile out(options.out);
   check_different({{"IN", options.in}, {"OUT", options.out}});
   const FileTensors tensors = read_tensors(file);
-  AttentionOptions attention_options{.scale = options.scale, .rule = options.rule, .sink = {tensors.sink.begin(), tensors.sink.end()}, .lengths = tensors.lengths};
+  AttentionOptions attention_options{.scale = options.scale,
+                                     .rule = options.rule,
+                                     .sink = {tensors.sink.begin(), tensors.sink.end()},
+                                     .lengths = tensors.lengths};
   if (file.find("zeta")) attention_options.zeta = view4(file, "zeta", "b, n_h, l, d_v");
   const WorkloadShape shape = shape_of(tensors);
   require_memory(readable(options.in, 200) + ": attention over " + axes_text(shape),
@@ -63,7 +66,7 @@ Command add_oracle(CLI::App& program) {
   command
       ->add_option("IN", options->in,
                    "safetensors file with q [b, n_h, l, d_h], k [b, n_kv, N, d_h], v [b, n_kv, N, d_v] (heads before"
-                   "\npositions); optional zeta [b, n_h, l, d_v], lengths [b]")
+                   "\npositions); optional zeta [b, n_h, l, d_v], lengths [b], learned sinks: sink [n_h]")
       ->required()
       ->check(not_empty);
   command->add_option("OUT", options->out, "safetensors file to write: F64 out, lse (natural), energy, gradient")

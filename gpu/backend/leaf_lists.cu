@@ -42,7 +42,8 @@ void for_each_seen(const OwnedLeaves& leaves, std::int64_t n, const Seen& seen, 
     });
     return;
   }
-  const std::int64_t begin = leaves.range().begin / kLeafKeys, end = std::min(n, (leaves.range().end + kLeafKeys - 1) / kLeafKeys),
+  const std::int64_t begin = leaves.range().begin / kLeafKeys,
+                     end = std::min(n, (leaves.range().end + kLeafKeys - 1) / kLeafKeys),
                      window = std::max(begin, seen.begin / kLeafKeys);
   for (std::int64_t leaf = begin; leaf < std::min(end, window) && is_seen(leaf); ++leaf) use(leaf, leaf - begin, leaf);
   for (std::int64_t leaf = window; leaf < end; ++leaf) use(leaf, leaf - begin, leaf);
@@ -89,8 +90,9 @@ void LeafLists::update(const OwnedLeaves& leaves, KeyRange closed_range, const S
     const bool is_dealt = leaves.order() == LeafOrder::kDealt;
     const ListedTree tree(leaves, n);
     const KeyRange range = is_dealt ? KeyRange{tree.bound(range_.begin), tree.bound(range_.end)} : range_;
-    const Source source{range.begin, range.end, leaf_before(leaves.n_keys(length)) + 1, any.begin >> kLeafLevel,
-                        all.begin >> kLeafLevel, step.rule};
+    const Source source{
+        range.begin, range.end, leaf_before(leaves.n_keys(length)) + 1, any.begin >> kLeafLevel, all.begin >> kLeafLevel,
+        step.rule};
     const std::int64_t edge = leaf_before(all.end);
     if (!is_other_range && source == sources_[i] && edge >= edges_[i]) continue;
     sources_[i] = source, edges_[i] = edge;
@@ -102,7 +104,8 @@ void LeafLists::update(const OwnedLeaves& leaves, KeyRange closed_range, const S
       if (place == source.n_places - 1) list.last = static_cast<std::int32_t>(leaf_.size());
       const bool has_first = step.rule.window > 0 && leaf <= source.edge_of_first, has_last = leaf >= edge;
       leaf_.push_back({static_cast<std::int32_t>(place_slot(is_dealt ? tree.slot(slot) : slot)),
-                       static_cast<std::int32_t>(place), has_first || has_last ? static_cast<std::int32_t>(leaf) : kSeenWhole});
+                       static_cast<std::int32_t>(place),
+                       has_first || has_last ? static_cast<std::int32_t>(leaf) : kSeenWhole});
     });
     list.n_leaves = static_cast<std::int32_t>(leaf_.size());
     leaf_.push_back({static_cast<std::int32_t>((range.end + kLeafKeys - 1) / kLeafKeys), 0, kSeenWhole});

@@ -30,16 +30,16 @@ class ListedTree {
   int n_top_, n_low_;  ///< bits that remain
 };
 
-/// The lists of a batch. The leaves of one are uploaded when its sequence begins a leaf, or a window another one. What a list
-/// says of itself is a part of what every step uploads: see StepInput.
+/// The lists of a batch. The leaves of one are uploaded when its sequence begins a leaf, or a window another one. What a
+/// list says of itself is a part of what every step uploads: see StepInput.
 class LeafLists {
  public:
   LeafLists() = default;
   /// Empty lists, with memory for n_leaves leaves each.
   LeafLists(std::int64_t batch, std::int64_t n_leaves);
 
-  /// Makes the lists those of the leaves that the queries of a step see. @pre none has more leaves in the range than there is
-  /// memory for, and no kernel reads them
+  /// Makes the lists those of the leaves that the queries of a step see. @pre none has more leaves in the range than there
+  /// is memory for, and no kernel reads them
   /// @param range that of the leaves, closed()
   /// @param[in, out] lists [b], as the call before has left them
   void update(const OwnedLeaves& leaves, KeyRange range, const Step& step, LeafList* lists);

@@ -98,7 +98,9 @@ class ListedLeaves {
     const int i = at / kKeys, o = at % kKeys, cut = i < n_leaves_ ? load_once(&leaves_[i].cut) : kSeenWhole;
     if (cut == kSeenWhole) return {0, -o, (i < n_leaves_ ? kKeys : 0) - o};
     const std::int64_t first = cut * kLeafKeys;
-    const auto here = [&](std::int64_t x) { return (x < first ? 0 : x > first + kKeys ? kKeys : static_cast<int>(x - first)) - o; };
+    const auto here = [&](std::int64_t x) {
+      return (x < first ? 0 : x > first + kKeys ? kKeys : static_cast<int>(x - first)) - o;
+    };
     return {here(seen_.sinks), here(seen_.begin), here(seen_.end)};
   }
   __device__ __forceinline__ bool are_seen_alike(int i, int /*n_edge*/) const {

@@ -7,8 +7,8 @@
 /// places in that list: position 64 i + o is key o of the i-th leaf of the list. So a block, or a thread group of a block,
 /// has neighbouring slots, which are few subtrees. in_tree() says where they stand.
 ///
-/// Where queries have a window, the list has the leaves that one of them sees, in either order: those of the sinks, and those
-/// of the window. The others are neither read nor counted as work.
+/// Where queries have a window, the list has the leaves that one of them sees, in either order: those of the sinks, and
+/// those of the window. The others are neither read nor counted as work.
 ///
 /// A page table is such a list too: pages of whole leaves, which lie anywhere in a pool for all sequences of a batch. Leaf i
 /// has slot i, `place` is a place of its page, and the stride from one entry to the next is 0. No bit depends on the places.
@@ -29,8 +29,9 @@ struct ListedLeaf {
 /// ListedLeaf::cut where all queries see all keys of the leaf.
 inline constexpr std::int32_t kSeenWhole = -1;
 
-/// The list of a sequence: the leaves of the shard that have a key that a query sees. Its tree has the slots of the canonical
-/// tree without the levels at which no leaf of the list has a sibling, so the merges are the same, and their number is small.
+/// The list of a sequence: the leaves of the shard that have a key that a query sees. Its tree has the slots of the
+/// canonical tree without the levels at which no leaf of the list has a sibling, so the merges are the same, and their
+/// number is small.
 struct LeafList {
   std::int64_t begin = 0, end = 0;  ///< positions of the shard in that tree
   std::int32_t n_leaves = 0;        ///< of the list

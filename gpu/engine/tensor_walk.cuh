@@ -239,12 +239,9 @@ __device__ __forceinline__ void accumulate_tiles(const DecodeParams& params, std
   // Opaque, so that nothing of all that follows from the lane is worked out before the first copies.
   const int own_lane = lane_of<Tile>(opaque(threadIdx.x));
   const TileQueries<Tile> queries(params, kv_head, first_row, memory_of_warp + InSharedMemory<Tile>::kVectors, own_lane);
-  const TileWalk<Tile, Ring> walk{params,         kv_head,
-                                  first_row,      leaves,
-                                  ring,           queries,
-                                  rows_in_use<Tile>(params, first_row),
-                                  own_lane,       memory,
-                                  n_forest,       memory_of_warp};
+  const TileWalk<Tile, Ring> walk{
+      params,   kv_head, first_row, leaves,        ring, queries, rows_in_use<Tile>(params, first_row),
+      own_lane, memory,  n_forest,  memory_of_warp};
   if (aligned && !walk.template over_leaves<true>()) return;
   for (bool only_finite = aligned;; only_finite = true) {
     ring.template begin<false>(params, kv_head, leaves, only_finite);

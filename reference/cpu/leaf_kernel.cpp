@@ -175,7 +175,8 @@ class ChunkLoop {
       of_leaf[kShift] = leaf_shift.shift, of_leaf[kAllSeen] = leaf_shift.all_seen ? 1 : 0;
     });
     each_leaf([&](std::int64_t, std::int64_t, float* s, float* of_leaf) TREE_ATTN_LAMBDA { weigh(s, of_leaf[kShift]); });
-    each_leaf([&](std::int64_t, std::int64_t, float* s, float* of_leaf) TREE_ATTN_LAMBDA { of_leaf[kSum] = sum_of_weights(s); });
+    each_leaf([&](std::int64_t, std::int64_t, float* s, float* of_leaf)
+                  TREE_ATTN_LAMBDA { of_leaf[kSum] = sum_of_weights(s); });
   }
 
   std::int64_t state_floats() const { return state_size(d_v_); }

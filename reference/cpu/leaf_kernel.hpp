@@ -38,8 +38,8 @@ struct Chunk {
   DType key_type, value_type;
   std::int64_t d_h, d_v;
   std::int64_t n_queries;
-  const float* queries;  ///< [n_queries][padded d_h], by LeafKernel::pack_query
-  float score_scale;     ///< multiplies q.k: ScoreScale::score
+  const float* queries;        ///< [n_queries][padded d_h], by LeafKernel::pack_query
+  float score_scale;           ///< multiplies q.k: ScoreScale::score
   const Seen* seen = nullptr;  ///< [n_rules] what query i sees is seen[i % n_rules]; null: all see all keys
   std::int64_t n_rules = 1;
   bool apart = false;  ///< whether each leaf has states of its own, packed

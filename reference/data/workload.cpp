@@ -90,9 +90,9 @@ void fill_at_start(KvCache& cache, Workload& workload, std::span<const std::int6
 namespace {
 
 /// Names that other programs give to tensors by which the output would be another one.
-constexpr std::string_view kOtherAttention[] = {"mask",         "attn_mask",   "attention_mask", "bias",
-                                                "attn_bias",    "alibi_slopes", "block_table",    "block_tables",
-                                                "page_table",   "k_scale",      "v_scale"};
+constexpr std::string_view kOtherAttention[] = {"mask",       "attn_mask",    "attention_mask", "bias",
+                                                "attn_bias",  "alibi_slopes", "block_table",    "block_tables",
+                                                "page_table", "k_scale",      "v_scale"};
 
 }  // namespace
 

@@ -76,7 +76,6 @@ void check_options(const TensorView& q, const TensorView& k, const TensorView& v
 double scale_of(const TensorView& q, const AttentionOptions& options);
 
 /// What query i of batch entry b sees.
-Seen seen_by(const TensorView& q, const TensorView& k, const AttentionOptions& options, std::int64_t b,
-                       std::int64_t i);
+Seen seen_by(const TensorView& q, const TensorView& k, const AttentionOptions& options, std::int64_t b, std::int64_t i);
 
 }  // namespace tree_attn

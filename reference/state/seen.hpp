@@ -39,7 +39,9 @@ struct SeenRule {
     return {sinks, window > 0 && end > window ? end - window : 0, end};
   }
   /// What any of the l queries sees. Their windows move by one position at most, so together they have no gap.
-  TREE_ATTN_HOST_DEVICE Seen of_any(std::int64_t length, std::int64_t l) const { return {sinks, of(length, l, 0).begin, length}; }
+  TREE_ATTN_HOST_DEVICE Seen of_any(std::int64_t length, std::int64_t l) const {
+    return {sinks, of(length, l, 0).begin, length};
+  }
   /// What all of the l queries see.
   TREE_ATTN_HOST_DEVICE Seen of_all(std::int64_t length, std::int64_t l) const {
     return {sinks, of(length, l, l - 1).begin, of(length, l, 0).end};

@@ -54,7 +54,8 @@ inline SeenCase random_seen_case(std::mt19937& random, std::int64_t most_keys, s
   c.axes.n_keys = upto(most_keys);
   for (std::int64_t i = 0; i < c.axes.batch; ++i) c.lengths.push_back(any_of(c.axes.n_keys, upto(c.axes.n_keys)));
   c.rule.causal = upto(3) > 0;
-  if (upto(2) > 0) c.rule.window = 1 + upto(any_of(std::int64_t{3}, std::int64_t{130}, std::max<std::int64_t>(1, c.axes.n_keys)));
+  if (upto(2) > 0)
+    c.rule.window = 1 + upto(any_of(std::int64_t{3}, std::int64_t{130}, std::max<std::int64_t>(1, c.axes.n_keys)));
   if (c.rule.window > 0 && upto(1) > 0) c.rule.sinks = upto(130);
   c.order = any_of(LeafOrder::kContiguous, LeafOrder::kDealt);
   const int p = static_cast<int>(1 + upto(12));

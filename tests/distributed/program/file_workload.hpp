@@ -55,6 +55,7 @@ struct FileWorkload {
   Elements q, k, v;
   std::optional<Elements> zeta;
   std::vector<std::int64_t> lengths;
+  std::vector<float> sink{};
 
   /// Draws one with b batch entries, n_h over n_kv heads, l queries, n keys of d_h numbers and values of d_v.
   static FileWorkload draw(std::int64_t b, std::int64_t n_h, std::int64_t n_kv, std::int64_t l, std::int64_t n,
@@ -110,6 +111,7 @@ struct FileWorkload {
     if (zeta) writer.add("zeta", dtype, zeta->shape, bytes(zeta_bytes));
     const std::vector<std::int64_t> shape{static_cast<std::int64_t>(lengths.size())};
     if (!lengths.empty()) writer.add("lengths", "I64", shape, std::as_bytes(std::span(lengths)));
+    if (!sink.empty()) writer.add("sink", "F32", {std::ssize(sink)}, std::as_bytes(std::span(sink)));
     writer.write(path);
   }
 };
@@ -122,7 +124,7 @@ struct Truth {
 /// Eq. (5)-(7) word for word, in double: scores, weights exp(s - max s), their mean of the values; lse and energy are the
 /// logarithms of their sums.
 inline Truth work_out(const FileWorkload& workload, std::optional<double> scale = {}, bool causal = false) {
-  const auto& [q, k, v, zeta, lengths] = workload;
+  const auto& [q, k, v, zeta, lengths, sink] = workload;
   const std::int64_t n_h = q.shape[1], l = q.shape[2], d_h = q.shape[3], d_v = v.shape[3];
   Truth truth;
   const auto reduce = [&](const std::vector<double>& s, std::int64_t b, std::int64_t head, std::vector<double>& lse,

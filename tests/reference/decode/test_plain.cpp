@@ -44,7 +44,8 @@ void check_range(TensorWorkload& workload, const OwnedLeaves& leaves, int n_thre
   const Forest<float>& fast = session->decode({workload.query(0), workload.lengths()}).host();
   std::vector<std::byte> memory;
   const Shard rows = cache->shard(cache->longest(), [&memory](std::size_t n) { return (memory.resize(n), memory.data()); });
-  const Forest<float> states = plain::decode({workload.query(0), workload.lengths()}, rows.k, rows.v, leaves, workload.scale);
+  const Forest<float> states =
+      plain::decode({workload.query(0), workload.lengths()}, rows.k, rows.v, leaves, workload.scale);
   REQUIRE(fast.subtrees() == states.subtrees());
   REQUIRE(n_different(fast.states(), states.states()) == 0);
   n_compared += std::ssize(states.states());
@@ -321,7 +322,8 @@ TEST_CASE("plain: a range that ends with the sequence, an open one and the dealt
 TEST_CASE("plain: one bit of one element is a difference") {
   const auto workload = normal_workload(7860, {.n_keys = 100});
   const auto decode = [&] {
-    return plain::decode({workload->query(0), workload->lengths()}, workload->k(), workload->v(), KeyRange{0, 100}, workload->scale);
+    return plain::decode({workload->query(0), workload->lengths()}, workload->k(), workload->v(), KeyRange{0, 100},
+                         workload->scale);
   };
   const Forest<float> forest = decode();
   std::vector<float> states(forest.states().begin(), forest.states().end());

@@ -49,7 +49,8 @@ TEST_CASE("seen: the rules, by their definition") {
 }
 
 /// @tested{thm_1, Thm. 1}
-TEST_CASE("seen: random rules, shapes and shards: a row has the bits of itself alone, and the backend those of the plain decode") {
+TEST_CASE(
+    "seen: random rules, shapes and shards: a row has the bits of itself alone, and the backend those of the plain decode") {
   std::mt19937 random(4501);
   for (int i = 0; i < (takes_all_cases() ? 10000 : 250); ++i) {
     const SeenCase c = random_seen_case(random, 600, kTypes);
@@ -109,7 +110,8 @@ TEST_CASE("seen: within the error bound of the oracle, with a learned sink too")
         .scale = workload->scale, .rule = c.rule, .sink = {sink.begin(), sink.end()}, .lengths = c.lengths};
     const AttentionResult exact = attention(step.q, all.k, all.v, options);
     const ErrorBound bound = error_bound(step.q, all.k, all.v, options, tree_decode_model(c.axes.n_keys + 1));
-    const Comparison of_out = compare(out, exact.out, bound.out), of_lse = compare(lse, exact.lse, bound.lse, NonFinite::Match);
+    const Comparison of_out = compare(out, exact.out, bound.out),
+                     of_lse = compare(lse, exact.lse, bound.lse, NonFinite::Match);
     CHECK_MESSAGE(of_out.ok, of_out.message);
     CHECK_MESSAGE(of_lse.ok, of_lse.message);
   }
@@ -136,7 +138,8 @@ TEST_CASE("seen: leaves that no query sees are not read: their pages cannot be")
   std::byte* memory[2];
   std::int64_t n_readable = 0;
   for (std::byte*& each : memory) {
-    void* const pages = mmap(nullptr, static_cast<std::size_t>(n_bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void* const pages =
+        mmap(nullptr, static_cast<std::size_t>(n_bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     REQUIRE(pages != MAP_FAILED);
     each = static_cast<std::byte*>(pages);
     for (std::int64_t leaf = 0; leaf < n_leaves; ++leaf) {
@@ -154,7 +157,14 @@ TEST_CASE("seen: leaves that no query sees are not read: their pages cannot be")
   };
   for (const int p : {1, 3}) {
     for (const KeyRange& range : coarse_ranges(N, p, kLeafKeys)) {
-      const AttentionShape shape{.dtype = DType::F32, .value_dtype = DType::F32, .batch = 1, .heads = 1, .kv_heads = 1, .n_queries = 3, .head_dim = d, .value_dim = d};
+      const AttentionShape shape{.dtype = DType::F32,
+                                 .value_dtype = DType::F32,
+                                 .batch = 1,
+                                 .heads = 1,
+                                 .kv_heads = 1,
+                                 .n_queries = 3,
+                                 .head_dim = d,
+                                 .value_dim = d};
       const auto cache = cpu_backend(1).make_cache(shape, range);
       const std::int64_t first = range.begin * d * 4;
       cache->borrow({view(memory[0] + first, range.size()), view(memory[1] + first, range.size()), range.begin},
@@ -173,7 +183,9 @@ TEST_CASE("seen: bits do not depend on the number of queries") {
   for (const DType dtype : kTypes) {
     for (const std::int64_t heads : {1, 4}) {
       for (const std::int64_t d : {16, 64, 128}) {
-        const auto all = normal_workload(4530, {.heads = heads, .kv_heads = 1, .head_dim = d, .value_dim = d, .n_queries = 16, .n_keys = 333, .dtype = dtype});
+        const auto all = normal_workload(
+            4530,
+            {.heads = heads, .kv_heads = 1, .head_dim = d, .value_dim = d, .n_queries = 16, .n_keys = 333, .dtype = dtype});
         const OwnedLeaves whole(KeyRange{0, 333});
         const auto rows = [&](std::int64_t l) {
           const auto some = workload_of(copy_of(all->query(0).positions(0, l)), copy_of(all->k()), copy_of(all->v()));
@@ -188,7 +200,8 @@ TEST_CASE("seen: bits do not depend on the number of queries") {
           for (std::int64_t r = 0; r < heads * l; ++r) {
             INFO(name_of(dtype) << ", " << heads << " heads, d " << d << ", l " << l << ", row " << r);
             REQUIRE(std::memcmp(got.data() + static_cast<std::size_t>(r) * size,
-                                want.data() + static_cast<std::size_t>(r / l * 16 + r % l) * size, size * sizeof(float)) == 0);
+                                want.data() + static_cast<std::size_t>(r / l * 16 + r % l) * size,
+                                size * sizeof(float)) == 0);
           }
         }
       }

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief What a query sees, over ranks: every algorithm, both orders, any shards; and ranks that disagree (section 5).
+#include "tree_attn/reference/data/input_error.hpp"
+#include "tree_attn/reference/decode/plain.hpp"
+#include "tree_attn/reference/oracle/error_bound.hpp"
+#include "tree_attn/tests/support/compare.hpp"
+#include "tree_attn/tests/support/decoding.hpp"
+#include "tree_attn/tests/support/seen_cases.hpp"
+
+namespace tree_attn::test {
+namespace {
+
+/// One step of one rank.
+DecodeOutput step_of(Transport& transport, const Algorithm& algorithm, TensorWorkload& workload, const SeenCase& c,
+                     const Step& step) {
+  const KeyRange mine = transport.topology().range_of(transport.rank(), c.ranges);
+  OpenShard shard = open_shard(cpu_backend(), workload.shape(), OwnedLeaves(mine, c.order), 64, workload.scale);
+  fill(*shard.cache, workload, step.lengths);
+  return algorithm.open(transport, shard, c.ranges)->step(step).copy();
+}
+
+/// The same by the plain decode over all keys.
+DecodeOutput plainly(TensorWorkload& workload, const SeenCase& c, const Step& step) {
+  const OwnedLeaves whole(c.order == LeafOrder::kDealt ? dealt_ranges(1)[0] : KeyRange{0, c.axes.n_keys}, c.order);
+  const auto cache = cpu_backend().make_cache(workload.shape(), whole, 64);
+  fill(*cache, workload, step.lengths);
+  std::vector<std::byte> memory;
+  const Shard rows = cache->shard(cache->longest(), [&](std::size_t n) { return (memory.resize(n), memory.data()); });
+  Forest<float> forest = plain::decode(step, rows.k, rows.v, whole, workload.scale);
+  const std::int64_t d_v = c.axes.value_dim;
+  DecodeOutput output{std::vector<float>(static_cast<std::size_t>(forest.n_rows() * d_v)), {}};
+  float* state = forest.fold().data();
+  for (std::int64_t r = 0; r < forest.n_rows(); ++r, state += state_size(d_v)) {
+    if (!step.sink.empty()) add_sink(state, step.sink_of(r), d_v);
+    output.lse.push_back(finish(state, output.out.data() + r * d_v, d_v));
+  }
+  return output;
+}
+
+}  // namespace
+
+/// @tested{alg_3, Alg. 3}
+/// @tested{thm_1, Thm. 1}
+TEST_CASE("decoders: what a query sees: the bits of the plain decode over all keys, or within the bound of the oracle") {
+  constexpr std::array kTypes{DType::F32, DType::BF16};
+  std::mt19937 random(4701);
+  for (RankGroup* rank_group : rank_groups()) {
+    const int p = rank_group->size();
+    for (int i = 0; i < (takes_all_cases() ? 60 : 6); ++i) {
+      SeenCase c = random_seen_case(random, 500, kTypes);
+      c.ranges = c.order == LeafOrder::kDealt ? dealt_ranges(p) : uneven_ranges(random, c.axes.n_keys, p);
+      if (c.order == LeafOrder::kContiguous && i % 2 == 0) c.ranges.back().end = kOpenEnd;
+      const auto workload = normal_workload(4702, c.axes, c.lengths);
+      std::vector<float> sink(static_cast<std::size_t>(c.axes.heads));
+      for (float& s : sink) s = std::normal_distribution<float>(0, 4)(random);
+      if (i % 3 == 0) sink.clear();
+      const Step step{workload->query(0), workload->lengths(), c.rule, sink};
+      const DecodeOutput want = plainly(*workload, c, step);
+      const Shard all = workload->whole();
+      const AttentionOptions options{
+          .scale = workload->scale, .rule = c.rule, .sink = {sink.begin(), sink.end()}, .lengths = c.lengths};
+      const AttentionResult exact = attention(step.q, all.k, all.v, options);
+      ErrorModel model = tree_decode_model(c.axes.n_keys + 1);
+      model.weight_error = 200, model.n_additions += 4 * p, model.n_rescalings = 2;  // of algorithms without a tree
+      const ErrorBound bound = error_bound(step.q, all.k, all.v, options, model);
+      for (const Algorithm& algorithm : algorithms()) {
+        INFO(algorithm.name << ", " << c.text() << (sink.empty() ? "" : ", a learned sink"));
+        const std::vector<RankResult> results = rank_group->run(
+            mixed_grouping(p), [&](Transport& transport) { return step_of(transport, algorithm, *workload, c, step); });
+        for (const RankResult& rank : results) {
+          if (algorithm.keeps_bits) REQUIRE(same_bits(rank.output, want));
+          const Comparison out = compare(rank.output.out, exact.out, bound.out),
+                           lse = compare(rank.output.lse, exact.lse, bound.lse, NonFinite::Match);
+          CHECK_MESSAGE(out.ok, out.message);
+          CHECK_MESSAGE(lse.ok, lse.message);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("decoders: ranks that disagree on what queries see are refused on all ranks") {
+  const std::vector<float> sink{1, 2, 3, 4}, other{1, 2, 3, 5};
+  const SeenRule common{.causal = true, .window = 30, .sinks = 4};
+  struct Odd {
+    SeenRule rule;
+    std::vector<float> sink;
+    std::string line;
+  };
+  const Odd all[] = {{{.causal = false, .window = 30, .sinks = 4}, sink, "the causal edge (1 and 0)"},
+                     {{.causal = true, .window = 31, .sinks = 4}, sink, "the window (30 and 31)"},
+                     {{.causal = true, .window = 30, .sinks = 0}, sink, "the number of sinks (4 and 0)"},
+                     {common, other, "the hash of learned sinks ("}};
+  const auto workload = normal_workload(4710, {.n_queries = 2, .n_keys = 200});
+  for (RankGroup* rank_group : rank_groups()) {
+    const int p = rank_group->size();
+    if (p == 1) continue;
+    SeenCase c{.ranges = even_ranges(200, p, kLeafKeys)};
+    for (const Odd& odd : all) {
+      std::string error;
+      try {
+        rank_group->run(Topology::pretend(p, p), [&](Transport& transport) {
+          const bool is_odd = transport.rank() == p - 1;
+          return step_of(transport, find_algorithm("two-level"), *workload, c,
+                         {workload->query(0), workload->lengths(), is_odd ? odd.rule : common, is_odd ? odd.sink : sink});
+        });
+      } catch (const InputError& refused) {
+        error = refused.what();
+      }
+      const std::string start = "Decoder::step: ranks 0 and " + std::to_string(p - 1) + " differ in " + odd.line;
+      CHECK_MESSAGE(error.starts_with(start), error);
+    }
+  }
+}
+
+}  // namespace tree_attn::test
