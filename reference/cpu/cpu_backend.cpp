@@ -284,7 +284,7 @@ class CpuSession final : public DecodeSession, public States {
       leaves[n_leaves] = cache_.leaf(entry, head % shape.kv_heads, a);
       if (seen_.empty()) continue;
       const std::int64_t first = leaves[n_leaves].position = cache_.leaves().position(a);
-      if (!step_.seen_by_any(entry).touches(first, first + kLeafKeys)) leaves[n_leaves].k = leaves[n_leaves].v = nullptr;
+      leaves[n_leaves].is_hidden = !step_.seen_by_any(entry).touches(first, first + kLeafKeys);
     }
     const Chunk chunk{.leaves = leaves,
                       .n_leaves = n_leaves,

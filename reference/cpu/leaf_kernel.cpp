@@ -95,7 +95,7 @@ class ChunkLoop {
         const LeafRows& at = chunk_.leaves[leaf];
         const Rows keys = rows(leaf, at.k, at.k_stride);
         float* const s = scores_ + leaf * kLeafKeys;
-        std::int64_t j = at.k == nullptr ? chunk_.n_queries : 0;  // hide() makes the scores of a leaf that nobody sees
+        std::int64_t j = at.is_hidden ? chunk_.n_queries : 0;  // hide() makes the scores of a leaf that nobody sees
         const auto queries = [&]<int kQueries>() TREE_ATTN_LAMBDA {
           for (; j + kQueries <= chunk_.n_queries; j += kQueries) {
             scores<T, kRequests, kQueries>(keys, d_h, chunk_.queries + j * q_stride_, q_stride_, chunk_.score_scale,
@@ -126,7 +126,7 @@ class ChunkLoop {
       const float* const w = scores_ + leaf * kLeafKeys;
       const LeafRows& at = chunk_.leaves[leaf];
       const Rows values = rows(leaf, at.v, at.v_stride);
-      if (at.v == nullptr)
+      if (at.is_hidden)
         for (std::int64_t j = 0; j < chunk_.n_queries; ++j) set_empty(slot(n_held_) + j * state_floats(), d_v_);
       else if (all_seen)
         values_of_leaf<T, kRequests, true>(values, w);
@@ -154,9 +154,9 @@ class ChunkLoop {
   }
   /// Makes the scores of the keys that a query does not see -inf.
   static void hide(const Seen& seen, const LeafRows& at, float* s) {
-    if (at.position >= seen.begin && at.position + kLeafKeys <= seen.end && at.k != nullptr) return;
+    if (at.position >= seen.begin && at.position + kLeafKeys <= seen.end && !at.is_hidden) return;
     for (std::int64_t a = 0; a < kLeafKeys; ++a) {
-      if (at.k == nullptr || !seen.contains(at.position + a)) s[a] = -__builtin_inff();
+      if (at.is_hidden || !seen.contains(at.position + a)) s[a] = -__builtin_inff();
     }
   }
   /// Turns the scores of some leaves into weights. The steps of one leaf are a chain of dependent operations; the leaves

@@ -19,9 +19,10 @@ namespace tree_attn {
 
 /// Where the rows of one leaf are in memory, at any alignment.
 struct LeafRows {
-  const std::byte *k, *v;           ///< the key and the value of its first position; null if no query sees any of its keys
+  const std::byte *k, *v;           ///< the key and the value of its first position
   std::int64_t k_stride, v_stride;  ///< bytes from one position to the next
-  std::int64_t position = 0;        ///< of its first row in the sequence; read where Chunk::seen is
+  std::int64_t position = 0;        ///< of its first row in the sequence, for Chunk::seen
+  bool is_hidden = false;           ///< whether no query sees any of its keys: then none is read
 };
 
 /// What a core is told of rows before it reads them: nothing, or to bring them into a level of its cache. Which is fastest

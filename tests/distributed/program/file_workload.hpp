@@ -111,7 +111,8 @@ struct FileWorkload {
     if (zeta) writer.add("zeta", dtype, zeta->shape, bytes(zeta_bytes));
     const std::vector<std::int64_t> shape{static_cast<std::int64_t>(lengths.size())};
     if (!lengths.empty()) writer.add("lengths", "I64", shape, std::as_bytes(std::span(lengths)));
-    if (!sink.empty()) writer.add("sink", "F32", {std::ssize(sink)}, std::as_bytes(std::span(sink)));
+    const std::vector<std::int64_t> heads{static_cast<std::int64_t>(sink.size())};
+    if (!sink.empty()) writer.add("sink", "F32", heads, std::as_bytes(std::span(sink)));
     writer.write(path);
   }
 };
