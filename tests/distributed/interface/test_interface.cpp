@@ -188,7 +188,8 @@ TEST_CASE("interface: the oracle, energy, gradient and moments are those of the 
   const Managed q({1, 4, 2, 8}, 1, kF64), k({1, 2, 30, 8}, 2, kF64), v({1, 2, 30, 6}, 3, kF64), zeta({1, 4, 2, 6}, 4, kF64);
   const Managed out({1, 4, 2, 6}, kF64), lse({1, 4, 2}, kF64), energy({1, 4, 2}, kF64), gradient({1, 4, 2, 6}, kF64);
   REQUIRE(ta_oracle(q, k, v, zeta, 1, 1, out, lse, energy, gradient) == TA_OK);
-  const AttentionResult exact = attention(q.view(), k.view(), v.view(), {.scale = 1, .rule = {.causal = true}, .zeta = zeta.view()});
+  const AttentionResult exact =
+      attention(q.view(), k.view(), v.view(), {.scale = 1, .rule = {.causal = true}, .zeta = zeta.view()});
   for (std::size_t i = 0; i < exact.out.size(); ++i) CHECK(out.at<double>(i) == exact.out[i]);
   for (std::size_t i = 0; i < exact.gradient.size(); ++i) CHECK(gradient.at<double>(i) == exact.gradient[i]);
   for (std::size_t i = 0; i < exact.lse.size(); ++i) CHECK(lse.at<double>(i) == exact.lse[i]);

@@ -49,8 +49,7 @@ TEST_CASE("seen: the rules, by their definition") {
 }
 
 /// @tested{thm_1, Thm. 1}
-TEST_CASE(
-    "seen: random rules, shapes and shards: a row has the bits of itself alone, and the backend those of the plain decode") {
+TEST_CASE("seen: random rules and shards: a row has the bits of itself alone, and of the plain decode") {
   std::mt19937 random(4501);
   for (int i = 0; i < (takes_all_cases() ? 10000 : 250); ++i) {
     const SeenCase c = random_seen_case(random, 600, kTypes);
