@@ -302,7 +302,7 @@ int ta_error_bound(const DLManagedTensor* q, const DLManagedTensor* k, const DLM
     ErrorModel model = tree_decode_model(ks.shape[2]);
     if (n_additions > 0) model.n_additions = n_additions;
     model.n_rescalings = n_rescalings, model.output_roundoff = output_roundoff;
-    outputs[0].write(error_bound(qs, ks, vs, {.scale = scale_of(scale), .causal = causal != 0}, model).out.data());
+    outputs[0].write(error_bound(qs, ks, vs, {.scale = scale_of(scale), .rule = {.causal = causal != 0}}, model).out.data());
   });
 }
 

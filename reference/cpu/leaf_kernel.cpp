@@ -95,7 +95,7 @@ class ChunkLoop {
         const LeafRows& at = chunk_.leaves[leaf];
         const Rows keys = rows(leaf, at.k, at.k_stride);
         float* const s = scores_ + leaf * kLeafKeys;
-        std::int64_t j = at.is_hidden ? chunk_.n_queries : 0;  // hide() makes the scores of a leaf that nobody sees
+        std::int64_t j = at.is_hidden ? chunk_.n_queries : 0;  // hide() makes the scores of a hidden leaf
         const auto queries = [&]<int kQueries>() TREE_ATTN_LAMBDA {
           for (; j + kQueries <= chunk_.n_queries; j += kQueries) {
             scores<T, kRequests, kQueries>(keys, d_h, chunk_.queries + j * q_stride_, q_stride_, chunk_.score_scale,

@@ -5,8 +5,7 @@
 #include "tree_attn/tests/distributed/program/command.hpp"
 #include "tree_attn/tests/distributed/program/file_workload.hpp"
 
-TEST_CASE(
-    "decode: a causal edge, windows, sinks and learned sinks have the same bits on 1 and on 3 ranks, near the oracle's") {
+TEST_CASE("decode: causal edges, windows, sinks and learned sinks: the same bits on 1 and 3 ranks, near the oracle") {
   const Scratch scratch;
   FileWorkload workload = FileWorkload::draw(2, 4, 2, 3, 500, 16, 24);
   workload.lengths = {500, 70};
