@@ -75,7 +75,7 @@ TEST_CASE("options: any of them on rank 1 alone is refused by its name, or chang
                                             {"--stop", {"x"}},
                                             {"--store-latency", {"9"}},
                                             {"--temperature", {"1"}},
-                                            {"--sinks", {"4", "--window", "64"}},
+                                            {"--sinks", {"4"}},
                                             {"--threads", {"2"}},
                                             {"--timeout", {"50"}},
                                             {"--tokens", {"3"}},
@@ -108,6 +108,7 @@ TEST_CASE("options: any of them on rank 1 alone is refused by its name, or chang
       const Words value = values.at(option);
       Words common = command;
       if (option == "OUT") common.push_back("in");
+      if (option == "--sinks") common = common + Words{"--window", "64"};
       if (command[0] == "generate" && option != "--ask" && option != "--questions") common = common + Words{"--ask", "x"};
       all.push_back({common, option.starts_with("--") ? Words{option} + value : value, option});
     }
