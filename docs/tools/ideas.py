@@ -209,10 +209,34 @@ def heads():
     return drawing.svg()
 
 
+def seen(N=1000, p=4, l=4, window=200, sinks=66, leaf=64):
+    """What the queries of a step see, leaf by leaf: by all of them, by some, by none; and the ranks that hold the leaves."""
+    n_leaves, dx, left = -(-N // leaf), 36, 120
+    per_rank = -(-n_leaves // p)
+    drawing = Drawing(left + dx * n_leaves + 30, 78 + 30 * l)
+    ends = [N - l + 1 + j for j in range(l)]
+    sees = lambda j, a: a < ends[j] and (a >= ends[j] - window or a < sinks)
+    for j in range(l):
+        y = 18 + 30 * j
+        drawing.text(8, y + 16, f"query {N - l + j}", "left")
+        for i in range(n_leaves):
+            keys = range(i * leaf, min(N, (i + 1) * leaf))
+            n_seen = sum(sees(j, a) for a in keys)
+            drawing.box(left + dx * i, y, 32, 22, "a" if n_seen == leaf else "b" if n_seen else "empty", 4)
+            drawing.text(left + dx * i + 16, y + 15, n_seen or "", "small")
+    read = [i for i in range(n_leaves) if any(sees(j, a) for j in range(l) for a in range(i * leaf, min(N, (i + 1) * leaf)))]
+    for r in range(p):
+        mine = range(r * per_rank, min(n_leaves, (r + 1) * per_rank))
+        x = left + dx * mine[0]
+        drawing.line(x, 26 + 30 * l, x + dx * len(mine) - 6, 26 + 30 * l, "line")
+        drawing.text(x + dx * len(mine) / 2, 44 + 30 * l, f"rank {r} reads {sum(i in read for i in mine)} of {len(mine)}", "small")
+    return drawing.svg()
+
+
 def main():
     folder = pathlib.Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
-    for figure in (ruler, tangent, saddle, orders, halves, heads):
+    for figure in (ruler, tangent, saddle, orders, halves, heads, seen):
         (folder / f"idea_{figure.__name__}.svg").write_text(figure(), encoding="utf-8")
 
 
