@@ -401,7 +401,7 @@ def steps(record):
                 drawing.text(x, y + 12, f"{kernel_tables.times_the_read(line)}; floor {kernel_tables.micro(floor)}", "small left")
             else:
                 x = bar(y + 4, floor, f"{RANKS[j]} full", 7)
-                drawing.text(x, y + 12, f"floor {kernel_tables.micro(floor)}; not measured", "small left")
+                drawing.text(x, y + 12, f"floor {kernel_tables.micro(floor)}; not timed in BF16", "small left")
     y = top + row * len(rows) + 24
     for x, style, words in ((200, "a", "16 query and 16 key/value heads"), (460, "b", "32 query and 8 key/value heads")):
         drawing.box(x, y - 10, 14, 14, style, 2)
