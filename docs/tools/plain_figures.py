@@ -36,6 +36,9 @@ def named():
 def main():
     generated, folder = pathlib.Path(sys.argv[1]), DOCS / "figures"
     for name in named():
+        if not (generated / name).is_file():
+            print(f"docs/figures/{name} is not drawn yet: ./run docs draws it")
+            continue
         text, path = standalone((generated / name).read_text(encoding="utf-8")), folder / name
         if "--write" in sys.argv:
             folder.mkdir(exist_ok=True)
