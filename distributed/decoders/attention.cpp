@@ -114,8 +114,8 @@ bool Attention::holds(std::int64_t position) const {
   return leaves.n_keys(position + 1) > leaves.n_keys(position);
 }
 
-Step Attention::checked(const TensorView& q) {
-  const Step step{q, lengths_};
+Step Attention::checked(const TensorView& q, const SeenRule& rule, std::span<const float> sink) {
+  const Step step{q, lengths_, rule, sink};
   if (!compares_lengths_) return step;
   const std::array<std::int64_t, 2> mine{step.longest(),
                                          static_cast<std::int64_t>(fnv1a(std::as_bytes(std::span(lengths_))))};
@@ -127,9 +127,13 @@ Step Attention::checked(const TensorView& q) {
                    std::to_string((*odd)[0]));
 }
 
-OutputView Attention::step(const TensorView& q) { return decoder_->step(checked(q)); }
+OutputView Attention::step(const TensorView& q, const SeenRule& rule, std::span<const float> sink) {
+  return decoder_->step(checked(q, rule, sink));
+}
 
-void Attention::start(const TensorView& q) { decoder_->start(checked(q)); }
+void Attention::start(const TensorView& q, const SeenRule& rule, std::span<const float> sink) {
+  decoder_->start(checked(q, rule, sink));
+}
 
 OutputView Attention::combine(const TensorView& o, const TensorView& lse, OutputPart part, LseForm form) {
   if (decoder_->is_under_way()) throw std::logic_error("Attention::combine: a step is under way");

@@ -77,13 +77,14 @@ class Attention {
 
   /// Attention of the queries over all keys. Collective.
   /// @param q [b, n_h, l, d_h], the same on every rank
+  /// @param rule which of the keys a query sees, by default all @param sink learned natural logits [n_h]; empty: none
   /// @returns out and lse, valid until the next call @throws InputError on every rank if two ranks have other lengths;
   ///   std::invalid_argument for other axes; TransportError
-  OutputView step(const TensorView& q);
+  OutputView step(const TensorView& q, const SeenRule& rule = {}, std::span<const float> sink = {});
   /// Computes the states of this rank and posts the first messages, so that the program can compute something else while
   /// they travel. The arguments of step(); the queries are read before it returns. append() and truncate() may follow at
   /// once.
-  void start(const TensorView& q);
+  void start(const TensorView& q, const SeenRule& rule = {}, std::span<const float> sink = {});
   /// Moves what has been started, without waiting: merges what has arrived and posts the next round. @returns whether all
   /// has
   bool progress() { return decoder_->progress(); }
@@ -102,7 +103,7 @@ class Attention {
   struct Alone;
   void open(const Ranks& ranks, const AttentionShape& shape, const AttentionSetup& setup);
   /// The step for these queries, once the lengths have been compared.
-  Step checked(const TensorView& q);
+  Step checked(const TensorView& q, const SeenRule& rule, std::span<const float> sink);
 
   std::unique_ptr<Alone> alone_;
   std::unique_ptr<const Ranks> own_ranks_;

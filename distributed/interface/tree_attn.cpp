@@ -206,6 +206,27 @@ void write(const Outputs& outputs, std::span<const float> out, std::span<const f
   if (outputs.size() > 1) outputs[1].write(lse.data());
 }
 
+/// Which keys a query sees, and the learned sinks.
+struct Asked {
+  SeenRule rule;
+  std::vector<float> sink;
+};
+
+/// @param heads n_h
+Asked asked(const ta_seen* seen, std::int64_t heads, const Outputs& outputs) {
+  if (seen == nullptr) return {};
+  require(seen->window >= 0 && seen->sinks >= 0, "seen has a window of ", seen->window, " and ", seen->sinks,
+          " sinks; both are at least 0");
+  Asked all{{.causal = seen->causal != 0, .window = seen->window, .sinks = seen->sinks}, {}};
+  if (seen->sink == nullptr) return all;
+  const TensorView sink = view_of(seen->sink, "sink", 1);
+  require(sink.shape[3] == heads, "sink has ", sink.shape[3], " elements, but there are ", heads, " heads");
+  outputs.require_apart(sink, "sink");
+  all.sink.resize(static_cast<std::size_t>(heads));
+  load_row(sink, 0, 0, 0, all.sink.data());
+  return all;
+}
+
 LseForm form_of(int form) {
   require(form >= TA_NATURAL && form <= TA_NATURAL_OR_INF_EMPTY, "form is ", form, "; 0, 1 or 2");
   return form == TA_NATURAL ? LseForm::kNatural : form == TA_BASE_TWO ? LseForm::kBaseTwo : LseForm::kNaturalOrInfEmpty;
@@ -247,7 +268,7 @@ const char* ta_version() { return TREE_ATTN_VERSION; }
 const char* ta_error() { return last_error.c_str(); }
 
 int ta_attend(const DLManagedTensor* q, const DLManagedTensor* k, const DLManagedTensor* v, double scale,
-              const DLManagedTensor* out, const DLManagedTensor* lse) {
+              const ta_seen* seen, const DLManagedTensor* out, const DLManagedTensor* lse) {
   return guarded([&] {
     const TensorView qs = view_of(q, "q", 4), ks = view_of(k, "k", 4), vs = view_of(v, "v", 4);
     check_shapes(qs, ks, vs);
@@ -255,19 +276,25 @@ int ta_attend(const DLManagedTensor* q, const DLManagedTensor* k, const DLManage
     outputs.require_apart(qs, "q"), outputs.require_apart(ks, "k"), outputs.require_apart(vs, "v");
     const std::vector<std::int64_t> lengths(static_cast<std::size_t>(qs.shape[0]), ks.shape[2]);
     const double factor = scale_of(scale).value_or(1 / std::sqrt(static_cast<double>(qs.shape[3])));
-    Forest<float> states = decode_shard(qs, {.k = ks, .v = vs}, lengths, factor);
-    const DecodeOutput output = finish_rows(states.fold(), qs.shape[0] * qs.shape[1] * qs.shape[2], vs.shape[3]);
+    const Asked all = asked(seen, qs.shape[1], outputs);
+    const Step step{qs, lengths, all.rule, all.sink};
+    const OpenShard shard = open_shard(cpu_backend(), qs, {.k = ks, .v = vs}, lengths, factor);
+    const std::span<float> states = shard.session->decode(step).host().fold();
+    const std::int64_t n_rows = qs.shape[0] * qs.shape[1] * qs.shape[2], size = state_size(vs.shape[3]);
+    for (std::int64_t row = 0; !all.sink.empty() && row < n_rows; ++row)
+      add_sink(states.data() + row * size, step.sink_of(row), vs.shape[3]);
+    const DecodeOutput output = finish_rows(states, n_rows, vs.shape[3]);
     write(outputs, output.out, output.lse);
   });
 }
 
 int ta_oracle(const DLManagedTensor* q, const DLManagedTensor* k, const DLManagedTensor* v, const DLManagedTensor* zeta,
-              double scale, int causal, const DLManagedTensor* out, const DLManagedTensor* lse,
+              double scale, const ta_seen* seen, const DLManagedTensor* out, const DLManagedTensor* lse,
               const DLManagedTensor* energy, const DLManagedTensor* gradient) {
   return guarded([&] {
     const TensorView qs = view_of(q, "q", 4), ks = view_of(k, "k", 4), vs = view_of(v, "v", 4);
     check_shapes(qs, ks, vs);
-    AttentionOptions options{.scale = scale_of(scale), .rule = {.causal = causal != 0}};
+    AttentionOptions options{.scale = scale_of(scale)};
     if (zeta != nullptr) options.zeta = view_of(zeta, "zeta", 4);
     require(zeta != nullptr || (energy == nullptr && gradient == nullptr), "zeta is null, but energy or gradient is wanted");
     const std::array<std::int64_t, 4> shape{qs.shape[0], qs.shape[1], qs.shape[2], vs.shape[3]},
@@ -285,13 +312,16 @@ int ta_oracle(const DLManagedTensor* q, const DLManagedTensor* k, const DLManage
     add(energy, "energy", true, result.energy), add(gradient, "gradient", false, result.gradient);
     outputs.require_apart(qs, "q"), outputs.require_apart(ks, "k"), outputs.require_apart(vs, "v");
     if (options.zeta) outputs.require_apart(*options.zeta, "zeta");
+    const Asked all = asked(seen, shape[1], outputs);
+    options.rule = all.rule, options.sink.assign(all.sink.begin(), all.sink.end());
     result = attention(qs, ks, vs, options);
     for (std::size_t i = 0; i < outputs.size(); ++i) outputs[i].write(results[i]->data());
   });
 }
 
-int ta_error_bound(const DLManagedTensor* q, const DLManagedTensor* k, const DLManagedTensor* v, double scale, int causal,
-                   double n_additions, double n_rescalings, double output_roundoff, const DLManagedTensor* bound) {
+int ta_error_bound(const DLManagedTensor* q, const DLManagedTensor* k, const DLManagedTensor* v, double scale,
+                   const ta_seen* seen, double n_additions, double n_rescalings, double output_roundoff,
+                   const DLManagedTensor* bound) {
   return guarded([&] {
     const TensorView qs = view_of(q, "q", 4), ks = view_of(k, "k", 4), vs = view_of(v, "v", 4);
     check_shapes(qs, ks, vs);
@@ -302,7 +332,10 @@ int ta_error_bound(const DLManagedTensor* q, const DLManagedTensor* k, const DLM
     ErrorModel model = tree_decode_model(ks.shape[2]);
     if (n_additions > 0) model.n_additions = n_additions;
     model.n_rescalings = n_rescalings, model.output_roundoff = output_roundoff;
-    outputs[0].write(error_bound(qs, ks, vs, {.scale = scale_of(scale), .rule = {.causal = causal != 0}}, model).out.data());
+    const Asked all = asked(seen, qs.shape[1], outputs);
+    const AttentionOptions options{
+        .scale = scale_of(scale), .rule = all.rule, .sink = std::vector<double>(all.sink.begin(), all.sink.end())};
+    outputs[0].write(error_bound(qs, ks, vs, options, model).out.data());
   });
 }
 
@@ -422,14 +455,16 @@ int ta_holds(const ta_attention* attention, int64_t position, int* holds) {
   });
 }
 
-int ta_step(ta_attention* attention, const DLManagedTensor* q, const DLManagedTensor* out, const DLManagedTensor* lse) {
+int ta_step(ta_attention* attention, const DLManagedTensor* q, const ta_seen* seen, const DLManagedTensor* out,
+            const DLManagedTensor* lse) {
   return guarded([&] {
     require(attention != nullptr, "attention is null");
     const AttentionShape& shape = attention->shape;
     const TensorView qs = view_of(q, "q", 4);
     const Outputs outputs = out_and_lse(out, lse, {shape.batch, shape.heads, shape.n_queries, shape.value_dim});
     outputs.require_apart(qs, "q");
-    const OutputView output = attention->attention.step(qs);
+    const Asked all = asked(seen, shape.heads, outputs);
+    const OutputView output = attention->attention.step(qs, all.rule, all.sink);
     write(outputs, output.out, output.lse);
   });
 }

@@ -39,6 +39,14 @@ typedef enum {
 /** The base of an lse, and what +inf says there: LseForm. */
 typedef enum { TA_NATURAL = 0, TA_BASE_TWO = 1, TA_NATURAL_OR_INF_EMPTY = 2 } ta_lse_form;
 
+/** Which keys a query sees, as SeenRule; null: all of them, and no learned sink. */
+typedef struct {
+  int32_t causal;              /**< whether query j of l sees the keys up to position n - l + j alone */
+  int64_t window;              /**< it sees the last `window` of those; 0: all */
+  int64_t sinks;               /**< and the first `sinks` keys of the sequence */
+  const DLManagedTensor* sink; /**< learned natural logits F32 [n_h], one key of value 0 for each head; null: none */
+} ta_seen;
+
 /** Attention over a cache that grows. */
 typedef struct ta_attention ta_attention;
 
@@ -63,20 +71,19 @@ TREE_ATTN_API const char* ta_error(void);
 /**
  * Attention in one call, in F32 on the CPU: every query over all keys, heads of a group over the same.
  * @param[in] q [b, n_h, l, d_h] @param[in] k [b, n_kv, n, d_h] @param[in] v [b, n_kv, n, d_v]
- * @param scale factor of q.k; 0: 1 / sqrt(d_h)
+ * @param scale factor of q.k; 0: 1 / sqrt(d_h) @param[in] seen may be null
  * @param[out] out [b, n_h, l, d_v] @param[out] lse natural [b, n_h, l]; may be null
  */
 TREE_ATTN_API int ta_attend(const DLManagedTensor* q, const DLManagedTensor* k, const DLManagedTensor* v, double scale,
-              const DLManagedTensor* out, const DLManagedTensor* lse);
+              const ta_seen* seen, const DLManagedTensor* out, const DLManagedTensor* lse);
 /**
  * The same by the oracle, in double. All that is written is F64.
  * @param[in] zeta sources [b, n_h, l, d_v]; may be null if energy and gradient are
- * @param causal whether query j of l sees the keys 0 .. n - l + j alone
  * @param[out] out, lse as ta_attend(); may be null
  * @param[out] energy F(zeta) [b, n_h, l]; may be null @param[out] gradient dF/dzeta [b, n_h, l, d_v]; may be null
  */
 TREE_ATTN_API int ta_oracle(const DLManagedTensor* q, const DLManagedTensor* k, const DLManagedTensor* v, const DLManagedTensor* zeta,
-              double scale, int causal, const DLManagedTensor* out, const DLManagedTensor* lse,
+              double scale, const ta_seen* seen, const DLManagedTensor* out, const DLManagedTensor* lse,
               const DLManagedTensor* energy, const DLManagedTensor* gradient);
 /**
  * The a-priori bound of the rounding errors of a decode with sums in F32, for every component of the output: error_bound.hpp.
@@ -86,7 +93,7 @@ TREE_ATTN_API int ta_oracle(const DLManagedTensor* q, const DLManagedTensor* k, 
  * @param[out] bound F64 [b, n_h, l, d_v]
  */
 TREE_ATTN_API int ta_error_bound(const DLManagedTensor* q, const DLManagedTensor* k, const DLManagedTensor* v, double scale,
-                                 int causal, double n_additions, double n_rescalings, double output_roundoff,
+                                 const ta_seen* seen, double n_additions, double n_rescalings, double output_roundoff,
                                  const DLManagedTensor* bound);
 /**
  * Mean and covariance of the values under the weights of one query at a source: first and second derivative of the energy.
@@ -120,7 +127,7 @@ TREE_ATTN_API int ta_length(const ta_attention* attention, int64_t entry, int64_
 /** Whether this rank holds a position: 0 or 1. */
 TREE_ATTN_API int ta_holds(const ta_attention* attention, int64_t position, int* holds);
 /** Attention of the queries over all that was appended. Collective. Arguments as ta_attend(). */
-TREE_ATTN_API int ta_step(ta_attention* attention, const DLManagedTensor* q, const DLManagedTensor* out, const DLManagedTensor* lse);
+TREE_ATTN_API int ta_step(ta_attention* attention, const DLManagedTensor* q, const ta_seen* seen, const DLManagedTensor* out, const DLManagedTensor* lse);
 /**
  * Merges what the ranks' own kernels have computed, each for its part of the keys. Collective.
  * @param[in] o [b, n_h, l, d_v] @param[in] lse [b, n_h, l] @param form a ta_lse_form

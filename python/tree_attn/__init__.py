@@ -34,6 +34,10 @@ class _Setup(ctypes.Structure):
         ("timeout", ctypes.c_double)]
 
 
+class _Seen(ctypes.Structure):
+    _fields_ = [("causal", ctypes.c_int32), ("window", ctypes.c_int64), ("sinks", ctypes.c_int64), ("sink", ctypes.c_void_p)]
+
+
 _TYPES = {"float64": (2, 64), "float32": (2, 32), "float16": (2, 16), "bfloat16": (4, 16)}
 _FORMS = {"natural": 0, "base two": 1, "natural, inf is empty": 2}
 _ERRORS = {1: ValueError, 2: IndexError, 3: TransportError, 4: MemoryError}
@@ -44,11 +48,11 @@ def _load():
     path = os.environ.get("TREE_ATTN_LIBRARY", pathlib.Path(__file__).resolve().parent / "libtree_attn.so")
     library = ctypes.CDLL(str(path))
     library.ta_error.restype = library.ta_version.restype = ctypes.c_char_p
-    tensor, handle, i64, i32 = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+    tensor, handle, i64, i32, seen = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.POINTER(_Seen)
     for name, types in {
-            "attend": [tensor] * 3 + [ctypes.c_double] + [tensor] * 2,
-            "oracle": [tensor] * 4 + [ctypes.c_double, i32] + [tensor] * 4,
-            "error_bound": [tensor] * 3 + [ctypes.c_double, i32] + [ctypes.c_double] * 3 + [tensor],
+            "attend": [tensor] * 3 + [ctypes.c_double, seen] + [tensor] * 2,
+            "oracle": [tensor] * 4 + [ctypes.c_double, seen] + [tensor] * 4,
+            "error_bound": [tensor] * 3 + [ctypes.c_double, seen] + [ctypes.c_double] * 3 + [tensor],
             "moments": [tensor] * 6,
             "merge": [tensor] * 4 + [i32] + [tensor] * 2,
             "open": [ctypes.POINTER(_Setup), ctypes.POINTER(handle)],
@@ -57,7 +61,7 @@ def _load():
             "truncate": [handle, i64, i64],
             "length": [handle, i64, ctypes.POINTER(i64)],
             "holds": [handle, i64, ctypes.POINTER(i32)],
-            "step": [handle] + [tensor] * 3,
+            "step": [handle, tensor, seen] + [tensor] * 2,
             "combine": [handle, tensor, tensor, i32, i32, tensor, tensor]}.items():
         getattr(library, f"ta_{name}").argtypes = types
     return library
@@ -77,6 +81,13 @@ def _call(name, *arguments):
     status = getattr(_library, f"ta_{name}")(*tensors)
     if status != 0:
         raise _ERRORS.get(status, RuntimeError)(_library.ta_error().decode(errors="replace"))
+
+
+def _seen(causal, window, sinks):
+    """Which keys a query sees. @returns an argument of _call(), and what has to live as long as the call"""
+    learned = sinks if hasattr(sinks, "__dlpack__") else None
+    capsule = _plain(learned).__dlpack__() if learned is not None else None
+    return ctypes.byref(_Seen(bool(causal), window or 0, 0 if learned is not None else sinks or 0, capsule and _pointer(capsule, b"dltensor"))), capsule
 
 
 def _plain(x):
@@ -115,11 +126,16 @@ def _shape(x, n, name):
     return tuple(x.shape)
 
 
-def attention(q, k, v, scale=None):
-    """Attention of every query over all keys, on the CPU. @returns out in the type of q, lse in float32"""
+def attention(q, k, v, scale=None, causal=False, window=None, sinks=None):
+    """Attention of every query, on the CPU.
+
+    causal: query j of l sees the keys up to n - l + j alone. window: it sees the last `window` of those. sinks: a number of first keys
+    that it sees too, or learned logits [n_h], keys of value 0. @returns out in the type of q, lse in float32
+    """
+    seen, _capsule = _seen(causal, window, sinks)
     b, n_h, l, _ = _shape(q, 4, "q")
     out, lse = _empty(q, (b, n_h, l, _shape(v, 4, "v")[3])), _empty(q, (b, n_h, l), "float32")
-    _call("attend", q, k, v, scale or 0, out, lse)
+    _call("attend", q, k, v, scale or 0, seen, out, lse)
     return _back(q, out, lse)
 
 
@@ -143,7 +159,7 @@ def _form(lse):
 def energy(q, k, v, zeta, scale=1.0, causal=False):
     """F(zeta) = log sum_a exp(s_a + zeta.v_a) of every query: eq. (6). @returns [b, n_h, l] in double"""
     values = numpy.empty(_shape(q, 4, "q")[:3])
-    _call("oracle", q, k, v, zeta, scale, causal, None, None, values, None)
+    _call("oracle", q, k, v, zeta, scale, _seen(causal, None, None)[0], None, None, values, None)
     return _back(q, values)
 
 
@@ -151,7 +167,7 @@ def energy_gradient(q, k, v, zeta=None, scale=1.0, causal=False):
     """dF/dzeta, which is attention at zeta = 0: eq. (5). @returns [b, n_h, l, d_v] in double"""
     gradient = numpy.empty((*_shape(q, 4, "q")[:3], _shape(v, 4, "v")[3]))
     zeta = numpy.zeros_like(gradient) if zeta is None else zeta
-    _call("oracle", q, k, v, zeta, scale, causal, None, None, None, gradient)
+    _call("oracle", q, k, v, zeta, scale, _seen(causal, None, None)[0], None, None, None, gradient)
     return _back(q, gradient)
 
 
@@ -161,7 +177,7 @@ def error_bound(q, k, v, scale=None, causal=False, n_additions=0, n_rescalings=0
     n_additions, n_rescalings, output_roundoff: of another kernel with sums in float32, whose order and type differ.
     """
     bound = numpy.empty((*_shape(q, 4, "q")[:3], _shape(v, 4, "v")[3]))
-    _call("error_bound", q, k, v, scale or 0, causal, n_additions, n_rescalings, output_roundoff, bound)
+    _call("error_bound", q, k, v, scale or 0, _seen(causal, None, None)[0], n_additions, n_rescalings, output_roundoff, bound)
     return _back(q, bound)
 
 
@@ -206,10 +222,11 @@ class Attention:
         """Appends positions to a sequence: k [n_kv, n, d_h], v [n_kv, n, d_v]; None for n positions that this rank does not hold."""
         _call("append", self._open(), entry, _shape(k, 3, "k")[1] if k is not None else n or 0, k, v)
 
-    def step(self, q):
-        """Attention of q over all that was appended. @returns out in the type of q, lse in float32"""
+    def step(self, q, causal=False, window=None, sinks=None):
+        """Attention of q over what was appended; causal, window and sinks as attention(). @returns out in the type of q, lse in float32"""
+        seen, _capsule = _seen(causal, window, sinks)
         out, lse = _empty(q, self._out_shape), _empty(q, self._out_shape[:3], "float32")
-        _call("step", self._open(), q, out, lse)
+        _call("step", self._open(), q, seen, out, lse)
         return _back(q, out, lse)
 
     def combine(self, o, lse, by_heads=False, form="natural"):

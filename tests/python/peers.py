@@ -24,20 +24,22 @@ except ImportError:
     jax = None
 
 # Query heads, key/value heads, queries, keys, head dimension, factor of the queries.
-SHAPES = [(8, 8, 1, 512, 64, 1), (8, 2, 1, 4096, 128, 1), (32, 8, 4, 1000, 128, 1), (4, 1, 16, 77, 32, 1), (8, 2, 1, 2048, 64, 8), (2, 2, 3, 1, 16, 1)]
+SHAPES = [(8, 8, 1, 512, 64, 1), (8, 2, 1, 4096, 128, 1), (32, 8, 4, 1000, 128, 1), (4, 1, 16, 77, 32, 1), (8, 2, 1, 2048, 64, 8), (2, 2, 1, 1, 16, 1)]
 TYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
 def sdpa(q, k, v):
-    """One query row sees all keys, so no mask is needed; heads of a group share keys."""
+    """A query of several sees the keys up to its own; heads of a group share keys."""
+    seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril(k.shape[2] - q.shape[2])
     group = q.shape[1] // k.shape[1]
-    return torch.nn.functional.scaled_dot_product_attention(q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1))
+    return torch.nn.functional.scaled_dot_product_attention(q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1), attn_mask=seen)
 
 
 def of_jax(q, k, v):
     """jax.nn.dot_product_attention, whose layout is [b, l, n_h, d]."""
     x = [jax.numpy.asarray(t.float().transpose(1, 2).contiguous().numpy()).astype(str(t.dtype).split(".")[-1]) for t in (q, k, v)]
-    out = jax.nn.dot_product_attention(*x)
+    seen = numpy.tril(numpy.ones((q.shape[2], k.shape[2]), dtype=bool), k.shape[2] - q.shape[2])
+    out = jax.nn.dot_product_attention(*x, mask=jax.numpy.asarray(seen)[None, None])
     return torch.from_numpy(numpy.array(out.astype("float32"))).transpose(1, 2)
 
 
@@ -55,12 +57,12 @@ def main():
             q, k, v = (torch.randn(1, h, m, d).to(dtype) for h, m in ((n_h, l), (n_kv, n), (n_kv, n)))
             q = q * factor
             wide = [x.double() for x in (q, k, v)]
-            exact = tree_attn.energy_gradient(*wide, scale=d ** -0.5)
+            exact = tree_attn.energy_gradient(*wide, scale=d ** -0.5, causal=True)
             u_out = 0 if dtype == torch.float32 else torch.finfo(dtype).eps / 2
-            ours, bound = tree_attn.attention(q, k, v)[0], tree_attn.error_bound(*wide, output_roundoff=u_out)
+            ours, bound = tree_attn.attention(q, k, v, causal=True)[0], tree_attn.error_bound(*wide, causal=True, output_roundoff=u_out)
             # What is not known of a peer's order: a chain of n additions, rescaled at each block of 32 keys or more. In 16 bits, weights may
             # be rounded before they are multiplied: to u of the type, in n and not in D.
-            theirs = tree_attn.error_bound(*wide, n_additions=n, n_rescalings=n / 32, output_roundoff=3 * u_out)
+            theirs = tree_attn.error_bound(*wide, causal=True, n_additions=n, n_rescalings=n / 32, output_roundoff=3 * u_out)
             fractions = [(abs(ours.double().numpy() - exact) / bound).max()]
             for peer in peers.values():
                 out = peer(q, k, v).double().numpy()

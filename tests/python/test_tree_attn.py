@@ -54,6 +54,25 @@ class Functions(unittest.TestCase):
             self.assertLess(abs(lse - exact).max(), 1e-5)
         self.assertLess(abs(tree_attn.attention(self.q, self.k, self.v, scale=0.7)[0] - plain(self.q, self.k, self.v, 0.7)[0]).max(), 1e-5)
 
+    def test_what_a_query_sees(self):
+        logits = draw(8)
+        for causal, window, first in ((True, None, None), (True, 20, None), (True, 20, 4), (False, 30, 7), (True, 20, logits)):
+            learned = first if first is logits else None
+            out, lse = tree_attn.attention(self.q, self.k, self.v, causal=causal, window=window, sinks=first)
+            position, n, group = numpy.arange(100), 100, 4
+            k, v = (numpy.repeat(x.astype("float64"), group, 1) for x in (self.k, self.v))
+            s = numpy.einsum("bhld,bhnd->bhln", self.q.astype("float64"), k) * 32 ** -0.5
+            for j in range(3):
+                end = n - 2 + j if causal else n
+                unseen = (position >= end) | (position < end - (window or n)) & (position >= (first if learned is None and first else 0))
+                s[:, :, j, unseen] = -numpy.inf
+            weight = numpy.exp(s)
+            total = weight.sum(-1) + (0 if learned is None else numpy.exp(logits.astype("float64"))[None, :, None])
+            self.assertLess(abs(out - numpy.einsum("bhln,bhnd->bhld", weight, v) / total[..., None]).max(), 1e-6)
+            self.assertLess(abs(lse - numpy.log(total)).max(), 1e-5)
+        with self.assertRaisesRegex(ValueError, "sink has 3 elements, but there are 8 heads"):
+            tree_attn.attention(self.q, self.k, self.v, sinks=draw(3))
+
     def test_errors_are_below_the_bound(self):
         out, _ = tree_attn.attention(self.q, self.k, self.v)
         error = abs(out - plain(self.q, self.k, self.v)[0])
@@ -130,6 +149,8 @@ class Layer(unittest.TestCase):
                 else:
                     layer.append(None, None, n=1)
             self.assertEqual(layer.length(), 700)
+            self.assertEqual(layer.step(self.q, causal=True, window=1000)[0].tobytes(), layer.step(self.q)[0].tobytes())
+            self.assertNotEqual(layer.step(self.q, window=300, sinks=5)[0].tobytes(), layer.step(self.q)[0].tobytes())
             out, lse = layer.step(self.q)
             self.assertEqual((out.tobytes(), lse.tobytes()), (expected[0].tobytes(), expected[1].tobytes()))
             held = sum(layer.holds(at) for at in range(700))

@@ -155,6 +155,24 @@ TEST_CASE("facade: the same bits alone and on any ranks, for keys appended in pi
   }
 }
 
+TEST_CASE("facade: a causal edge, a window and learned sinks have the same bits alone and on ranks, whole and in parts") {
+  const Inputs in = inputs();
+  const SeenRule rule{.causal = true, .window = 300, .sinks = 5};
+  const std::vector<float> sink{0.5f, -1, 2, 0};
+  Attention one(kShape);
+  for (std::int64_t entry = 0; entry < 2; ++entry) append_pieces(one, in, entry, kKeys, kKeys);
+  const DecodeOutput expected = one.step(in.q, rule, sink).copy();
+  const AttentionResult exact = attention(in.q, in.k, in.v, {.rule = rule, .sink = {0.5, -1, 2, 0}});
+  for (std::size_t i = 0; i < exact.out.size(); ++i) CHECK(std::fabs(expected.out[i] - exact.out[i]) < 1e-5);
+  run_threads(Topology::pretend(3, 2), kTimeout, [&](const ThreadRanks& ranks, ThreadTransport&) {
+    Attention attention(ranks, kShape);
+    for (std::int64_t entry = 0; entry < 2; ++entry) append_pieces(attention, in, entry, kKeys, 100);
+    CHECK(same_bits(attention.step(in.q, rule, sink).copy(), expected));
+    attention.start(in.q, rule, sink);
+    CHECK(same_bits(attention.finish().copy(), expected));
+  });
+}
+
 TEST_CASE("facade: ranges of the caller's choice, the last one open, in the contiguous order") {
   const Inputs in = inputs();
   const std::vector<KeyRange> ranges{{0, 100}, {100, 320}, {320, kOpenEnd}};

@@ -67,7 +67,7 @@ struct Managed {
 /// q, k, v and the outputs of one call.
 struct Call {
   Managed q{{1, 4, 2, 8}, 1}, k{{1, 2, 70, 8}, 2}, v{{1, 2, 70, 6}, 3}, out{{1, 4, 2, 6}}, lse{{1, 4, 2}};
-  int attend() const { return ta_attend(q, k, v, 0, out, lse); }
+  int attend() const { return ta_attend(q, k, v, 0, nullptr, out, lse); }
 };
 
 /// What a refused call has said.
@@ -117,9 +117,9 @@ TEST_CASE("interface: attention of dense and strided tensors, in place and in ev
 
   // Outputs of 16 bits are rounded, no lse is wanted; keys of 16 bits, all of them 0.
   const Managed rounded({1, 4, 2, 6}, kBF16), k16({1, 2, 70, 8}, kBF16);
-  REQUIRE(ta_attend(call.q, call.k, call.v, 0, rounded, nullptr) == TA_OK);
+  REQUIRE(ta_attend(call.q, call.k, call.v, 0, nullptr, rounded, nullptr) == TA_OK);
   for (std::size_t i = 0; i < 48; ++i) CHECK(rounded.at<std::uint16_t>(i) == narrow<BFloat16>(call.out.at(i)).bits);
-  CHECK(ta_attend(call.q, k16, call.v, 0.5, call.out, call.lse) == TA_OK);
+  CHECK(ta_attend(call.q, k16, call.v, 0.5, nullptr, call.out, call.lse) == TA_OK);
   CHECK(call.lse.at(0) == doctest::Approx(std::log(70.0)).epsilon(1e-6));
 }
 
@@ -135,8 +135,8 @@ TEST_CASE("interface: hostile tensors are refused in one line, and nothing is re
   constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max(), kLeast = std::numeric_limits<std::int64_t>::min();
   // Null.
   const Call call;
-  CHECK(line(ta_attend(nullptr, call.k, call.v, 0, call.out, call.lse)) == "q is null");
-  CHECK(line(ta_attend(call.q, call.k, call.v, 0, nullptr, call.lse)) == "out is null");
+  CHECK(line(ta_attend(nullptr, call.k, call.v, 0, nullptr, call.out, call.lse)) == "q is null");
+  CHECK(line(ta_attend(call.q, call.k, call.v, 0, nullptr, nullptr, call.lse)) == "out is null");
   CHECK(refused([](Call& c) { c.k.dl().data = nullptr; }) == "k has no data");
   CHECK(refused([](Call& c) { c.k.dl().shape = nullptr; }) == "k has no shape");
   // Axes.
@@ -183,21 +183,45 @@ TEST_CASE("interface: hostile tensors are refused in one line, and nothing is re
   CHECK(empty.lse.at(7) == -std::numeric_limits<float>::infinity());
 }
 
+TEST_CASE("interface: a causal edge, a window, first keys and learned sinks, and what is refused of them") {
+  Call call;
+  const Managed logits({4}, 9);
+  const ta_seen seen{1, 20, 4, logits};
+  REQUIRE(ta_attend(call.q, call.k, call.v, 0, &seen, call.out, call.lse) == TA_OK);
+  std::vector<double> sink;
+  for (std::size_t h = 0; h < 4; ++h) sink.push_back(logits.at(h));
+  const AttentionResult exact = attention(call.q.view(), call.k.view(), call.v.view(),
+                                          {.rule = {.causal = true, .window = 20, .sinks = 4}, .sink = sink});
+  for (std::size_t i = 0; i < exact.out.size(); ++i) CHECK(std::fabs(call.out.at(i) - exact.out[i]) < 1e-5);
+  for (std::size_t i = 0; i < exact.lse.size(); ++i) CHECK(std::fabs(call.lse.at(i) - exact.lse[i]) < 1e-5);
+  ta_seen spoilt = seen;
+  const auto refused = [&] { return line(ta_attend(call.q, call.k, call.v, 0, &spoilt, call.out, call.lse)); };
+  spoilt.window = -1;
+  CHECK(refused() == "seen has a window of -1 and 4 sinks; both are at least 0");
+  spoilt = seen, spoilt.sink = call.lse;
+  CHECK(refused() == "sink has 3 axes; expected 1");
+  const Managed three({3});
+  spoilt.sink = three;
+  CHECK(refused() == "sink has 3 elements, but there are 4 heads");
+}
+
 /// @tested{eq_5, eq. (5)}
 TEST_CASE("interface: the oracle, energy, gradient and moments are those of the library") {
   const Managed q({1, 4, 2, 8}, 1, kF64), k({1, 2, 30, 8}, 2, kF64), v({1, 2, 30, 6}, 3, kF64), zeta({1, 4, 2, 6}, 4, kF64);
   const Managed out({1, 4, 2, 6}, kF64), lse({1, 4, 2}, kF64), energy({1, 4, 2}, kF64), gradient({1, 4, 2, 6}, kF64);
-  REQUIRE(ta_oracle(q, k, v, zeta, 1, 1, out, lse, energy, gradient) == TA_OK);
+  const ta_seen causal{1, 0, 0, nullptr};
+  REQUIRE(ta_oracle(q, k, v, zeta, 1, &causal, out, lse, energy, gradient) == TA_OK);
   const AttentionResult exact =
       attention(q.view(), k.view(), v.view(), {.scale = 1, .rule = {.causal = true}, .zeta = zeta.view()});
   for (std::size_t i = 0; i < exact.out.size(); ++i) CHECK(out.at<double>(i) == exact.out[i]);
   for (std::size_t i = 0; i < exact.gradient.size(); ++i) CHECK(gradient.at<double>(i) == exact.gradient[i]);
   for (std::size_t i = 0; i < exact.lse.size(); ++i) CHECK(lse.at<double>(i) == exact.lse[i]);
   for (std::size_t i = 0; i < exact.energy.size(); ++i) CHECK(energy.at<double>(i) == exact.energy[i]);
-  CHECK(ta_oracle(q, k, v, nullptr, 1, 0, nullptr, lse, nullptr, nullptr) == TA_OK);
-  CHECK(has(line(ta_oracle(q, k, v, nullptr, 1, 0, nullptr, nullptr, energy, nullptr)), "zeta is null"));
+  CHECK(ta_oracle(q, k, v, nullptr, 1, nullptr, nullptr, lse, nullptr, nullptr) == TA_OK);
+  CHECK(has(line(ta_oracle(q, k, v, nullptr, 1, nullptr, nullptr, nullptr, energy, nullptr)), "zeta is null"));
   const Managed single({1, 4, 2, 6});
-  CHECK(line(ta_oracle(q, k, v, nullptr, 1, 0, single, nullptr, nullptr, nullptr)) == "out is F32; the oracle writes F64");
+  CHECK(line(ta_oracle(q, k, v, nullptr, 1, nullptr, single, nullptr, nullptr, nullptr)) ==
+        "out is F32; the oracle writes F64");
 
   const Managed one({8}, 5, kF64), keys({30, 8}, 6, kF64), values({30, 3}, 7, kF64), source({3}, 8, kF64);
   const Managed mean({3}, kF64), covariance({3, 3}, kF64);
@@ -257,7 +281,7 @@ TEST_CASE("interface: a handle appends, steps, truncates and combines, and refus
   REQUIRE(ta_open(&setup, &attention) == TA_OK);
   const Managed k({2, 70, 8}, 2), v({2, 70, 6}, 3), out({1, 4, 2, 6}), lse({1, 4, 2});
   CHECK(ta_append(attention, 0, 70, k, v) == TA_OK);
-  REQUIRE(ta_step(attention, call.q, out, lse) == TA_OK);
+  REQUIRE(ta_step(attention, call.q, nullptr, out, lse) == TA_OK);
   for (std::size_t i = 0; i < 48; ++i) CHECK(std::fabs(out.at(i) - call.out.at(i)) < 1e-6);
   std::int64_t length = 0;
   int holds = 0;
@@ -273,9 +297,9 @@ TEST_CASE("interface: a handle appends, steps, truncates and combines, and refus
             "do not fit"));
   CHECK(has(line(ta_append(attention, 9, 70, k, v), TA_RANGE), "batch entry 9"));
   CHECK(has(line(ta_truncate(attention, 0, 71), TA_RANGE), "70 positions, not 71"));
-  CHECK(line(ta_step(attention, call.k, out, nullptr)).starts_with("DecodeSession"));
+  CHECK(line(ta_step(attention, call.k, nullptr, out, nullptr)).starts_with("DecodeSession"));
   CHECK(ta_truncate(attention, 0, 0) == TA_OK);
-  CHECK(ta_step(attention, call.q, out, nullptr) == TA_OK);
+  CHECK(ta_step(attention, call.q, nullptr, out, nullptr) == TA_OK);
   CHECK(out.at(0) == 0);
   CHECK(ta_combine(attention, call.out, call.lse, TA_NATURAL, 1, out, lse) == TA_OK);
   CHECK(std::fabs(out.at(5) - call.out.at(5)) < 1e-6);
@@ -292,7 +316,7 @@ TEST_CASE("interface: a handle appends, steps, truncates and combines, and refus
   setup.heads = 4, setup.key_type = {0, 8, 1};
   CHECK(has(line(ta_open(&setup, &attention)), "key_type has elements of code 0"));
   CHECK(line(ta_open(nullptr, &attention)) == "setup or attention is null");
-  CHECK(line(ta_step(nullptr, call.q, out, nullptr)) == "attention is null");
+  CHECK(line(ta_step(nullptr, call.q, nullptr, out, nullptr)) == "attention is null");
   CHECK(std::string(ta_version()).starts_with("0."));
 }
 
