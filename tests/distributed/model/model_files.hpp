@@ -69,7 +69,7 @@ inline const std::string kLlamaConfig =
     "'global_rotary':true,'rope_base':500.0,'eps':1e-6}";
 /// Layers of both kinds, in no particular order.
 inline const std::string kMixedConfig =
-    "{'vocab':128,'dim':32,'heads':4,'kv_heads':1,'head_dim':16,'ff':40,'layers':['window','global','window','global'],"
+    "{'vocab':128,'dim':32,'heads':4,'kv_heads':2,'head_dim':16,'ff':40,'layers':['window','global','window','global'],"
     "'window':7,'scale_base':16.0}";
 
 /// Windowed layers before a global one, as in the trained model.
