@@ -42,4 +42,12 @@ inline DeviceBuffer<float> ascending(int n) {
   return buffer;
 }
 
+/// Whether a kernel may look at bytes that the emulator has fenced off: not under ASan, which would end the program, and
+/// not in shadow mode, which has an error for it.
+#if defined(__SANITIZE_ADDRESS__) || defined(TREE_ATTN_EMULATOR_SHADOW)
+inline constexpr bool kMayLook = false;
+#else
+inline constexpr bool kMayLook = true;
+#endif
+
 }  // namespace tree_attn::emulated

@@ -147,6 +147,16 @@ void expects_too_little(const float* in, int n_copies) {
   for (int i = 0; i < n_copies; ++i) bulk_copy(piece + 4 * i, in, 16, barrier);
   barrier_wait(barrier, 0);
 }
+/// Without a wait, into a piece of four numbers.
+void copies_at(const float* in, int at) {
+  Arena arena;
+  const Shared<float> piece = arena.take<float>(4);
+  const Shared<Barrier> barrier = arena.take<Barrier>(1);
+  barrier_init(barrier, 1);
+  barrier_fence_init();
+  barrier_arrive_expect(barrier, 16);
+  bulk_copy(piece + at, in, 16, barrier);
+}
 void no_fence(const float* in) {
   Arena arena;
   const Shared<float> piece = arena.take<float>(4);
@@ -165,6 +175,8 @@ TEST_CASE("emulator: an mbarrier counts arrivals, phase by phase") {
   CHECK((has(error, "never initialised") || has(error, "nobody has written")));
   const DeviceBuffer<float> in = ascending(4);
   CHECK(has(error_of(no_fence, {.shared_bytes = 136}, in.data()), "no barrier_fence_init()"));
+  CHECK(has(error_of(copies_at, {.shared_bytes = 136}, in.data(), 0), "the block ends before the copy has arrived"));
+  if (kMayLook) CHECK(has(error_of(copies_at, {.shared_bytes = 136}, in.data(), 4), "not wholly, in one piece"));
   CHECK(has(error_of(fence_of_another, {.block = {2}, .shared_bytes = 136}, in.data()), "by the thread that did it"));
   CHECK(error_of(expects_too_little, {.shared_bytes = 136}, in.data(), 1) == "");
   CHECK(has(error_of(expects_too_little, {.shared_bytes = 136}, in.data(), 2), "16 bytes, of which the barrier expects 0"));
@@ -177,7 +189,7 @@ void rotate(int* out) {
   own[i] = static_cast<int>(blockIdx.x) * 100 + i;
   cluster_sync();
   const int theirs = remote(own, (rank + 1) % size)[31 - i];
-  remote(own, (rank + 1) % size)[31 - i] = theirs + 1000;
+  remote(own, (rank + 1) % size)[31 - i] = theirs + 1000 * (rank + 1);
   cluster_sync();
   out[blockIdx.x * 32 + threadIdx.x] = own[i];
 }
@@ -196,7 +208,10 @@ TEST_CASE("emulator: blocks of a cluster read and write each other's shared memo
     const SettingsScope scope({.seed = seed});
     launch(rotate, {.grid = {8}, .block = {32}, .shared_bytes = 128, .cluster = 4}, {}, out.data());
     const auto got = out.download();
-    for (int i = 0; i < 8 * 32; ++i) CHECK(got[static_cast<std::size_t>(i)] == i / 32 * 100 + i % 32 + 1000);
+    for (int i = 0; i < 8 * 32; ++i) {
+      const int block = i / 32, before = (block + 3) % 4;
+      CHECK(got[static_cast<std::size_t>(i)] == block * 100 + i % 32 + 1000 * (before + 1));
+    }
   }
   CHECK(has(error_of(bad_rank, {.grid = {2}, .shared_bytes = 4, .cluster = 2}), "rank 2 in a cluster of 2"));
   CHECK(has(error_of(one_block_exits, {.grid = {2}, .block = {32}, .cluster = 2}), "exited"));

@@ -8,14 +8,6 @@
 namespace tree_attn::emulated {
 namespace {
 
-/// Whether a kernel may look at bytes that the emulator has fenced off: not under ASan, which would end the program, and
-/// not in shadow mode, which has an error for it.
-#if defined(__SANITIZE_ADDRESS__) || defined(TREE_ATTN_EMULATOR_SHADOW)
-constexpr bool kMayLook = false;
-#else
-constexpr bool kMayLook = true;
-#endif
-
 TEST_CASE("emulator: a fresh buffer holds NaNs, whatever it is read as") {
   for (std::uint64_t seed = 0; seed < 20; ++seed) {
     const SettingsScope scope({.seed = seed});
@@ -226,6 +218,20 @@ TEST_CASE("emulator: a wait covers all groups but the last few") {
   CHECK(got[1] == 4);
   CHECK(got[2] == 8);
   if (kMayLook) CHECK(std::isnan(got[3]));
+}
+
+void writes_at(int at) {
+  Arena arena;
+  arena.take<int>(8);
+  const Shared<int> piece = arena.take<int>(8);
+  piece[at] = 1;
+}
+
+TEST_CASE("emulator: what is written before or behind a piece of shared memory is found when the block ends") {
+  CHECK(error_of(writes_at, {.shared_bytes = 256}, 7) == "");
+  if (!kMayLook) return;  // ASan and the shadow mode stop the write itself
+  CHECK(has(error_of(writes_at, {.shared_bytes = 256}, -1), "written shared memory just before what was taken here"));
+  CHECK(has(error_of(writes_at, {.shared_bytes = 256}, 8), "written shared memory behind what was taken here"));
 }
 
 void vectors(float* out) {
