@@ -45,7 +45,7 @@ void Attention::open(const Ranks& ranks, const AttentionShape& shape, const Atte
   const Algorithm* algorithm = nullptr;
   try {
     algorithm = &find_algorithm(setup.algorithm);
-    backend = &find_backend(setup.backend, {.n_threads = setup.n_threads});
+    backend = &find_backend(setup.backend, setup.n_threads);
     require_shape("Attention", shape);
   } catch (const std::exception& refusal) {
     error = refusal.what();

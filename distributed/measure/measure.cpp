@@ -7,7 +7,6 @@
 #include "tree_attn/distributed/measure/overflow.hpp"
 #include "tree_attn/gpu/backend/backends.hpp"
 #include "tree_attn/reference/data/fnv1a.hpp"
-#include "tree_attn/reference/decode/pass_time.hpp"
 #include "tree_attn/reference/oracle/attention.hpp"
 #include "tree_attn/reference/oracle/error_bound.hpp"
 #include "tree_attn/reference/state/subtree.hpp"
@@ -29,19 +28,6 @@ double quantile(const std::vector<double>& sorted, double q) {
   const double at = q * static_cast<double>(sorted.size() - 1);
   const std::size_t i = static_cast<std::size_t>(at);
   return i + 1 < sorted.size() ? sorted[i] + (at - static_cast<double>(i)) * (sorted[i + 1] - sorted[i]) : sorted[i];
-}
-
-/// The time at which a step starts, once all ranks have arrived.
-///
-/// Ranks leave a barrier up to a few microseconds apart, which counts as latency. Simulated ranks share one clock, so they
-/// agree on a moment instead.
-double start_together(const Bench& bench) {
-  bench.ranks.barrier();
-  if constexpr (!kSimulated) return bench.transport.seconds();
-  constexpr double kUntilStart = 0.1;  // longer than the agreement takes
-  const double start = bench.ranks.all_max(bench.transport.seconds()) + kUntilStart;
-  pass_time(start - bench.transport.seconds());
-  return start;
 }
 
 }  // namespace
@@ -91,7 +77,8 @@ Measurement measure(const Bench& bench, OpenShard& shard, const Algorithm& algor
       transport.clear_traffic();
       ranks.doing("in " + std::string(algorithm.name) + ", step " + std::to_string(t + 1));
       const std::int64_t launched = launches_of_thread();
-      const double start = start_together(bench);
+      ranks.barrier();  // which they leave up to a few microseconds apart: that counts as latency
+      const double start = transport.seconds();
       const OutputView output = decoder->step(step);
       const double until_output = 1e6 * (transport.seconds() - start),
                    until_states = 1e6 * (decoder->states_ready() - start);

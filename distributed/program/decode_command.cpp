@@ -13,7 +13,6 @@
 #include "tree_attn/gpu/backend/backends.hpp"
 #include "tree_attn/reference/data/moment_workload.hpp"
 #include "tree_attn/reference/data/output_file.hpp"
-#include "tree_attn/reference/decode/pass_time.hpp"
 #include "tree_attn/reference/oracle/attention.hpp"
 
 #include <unistd.h>
@@ -46,25 +45,6 @@ void check_backend(const Backend& backend, const WorkloadShape& shape, std::span
                        std::to_string(kLeafKeys));
     }
   }
-}
-
-/// Refuses options that need elements of keys and values if the backend has none, and options of the model if it has.
-/// @throws InputError
-void check_elements(const DecodeOptions& options, const Backend& backend) {
-  const std::string name = "--backend " + std::string(backend.name());
-  if (backend.has_elements()) {
-    const std::pair<const char*, bool> given[] = {{"--model-bandwidth", options.model_bandwidth.has_value()},
-                                                  {"--model-merge-us", options.model_merge_us.has_value()},
-                                                  {"--model-message-us", options.model_message_us.has_value()}};
-    for (const auto& [option, is_given] : given) {
-      if (is_given) throw InputError(std::string(option) + " is for --backend model, but the backend is " + options.backend);
-    }
-    return;
-  }
-  const std::string why = name + " has no keys and values: ";
-  if (!options.in.empty()) throw InputError(why + "it reads no IN and writes no OUT");
-  if (options.verify) throw InputError(why + "there is nothing to --verify");
-  if (options.moments > 1) throw InputError(why + "there are no --moments");
 }
 
 /// The cache of this rank with all keys and values that it holds before the first step.
@@ -161,10 +141,7 @@ struct Setup {
 
   /// @throws InputError
   Setup(const DecodeOptions& options, int n_threads, const Ranks& ranks, const Topology& machines) {
-    backend = &backend_of_rank(
-        options, {.n_threads = n_threads, .model_bytes_per_second = options.model_bandwidth.value_or(kModelBytesPerSecond)},
-        ranks.rank(), machines);
-    check_elements(options, *backend);
+    backend = &backend_of_rank(options, n_threads, ranks.rank(), machines);
     check(options, *backend, ranks.size());
     chosen = chosen_algorithms(options);
     if (!options.in.empty()) file = SafetensorsFile::open(options.in);
@@ -173,9 +150,8 @@ struct Setup {
     const LeafOrder order = order_of(options, chosen);
     WorkloadShape synthetic = file ? WorkloadShape{} : synthetic_shape(options, order);
     synthetic.rule = options.rule;
-    workload = file                      ? open_workload(*file, options.steps, order, options.rule)
-               : backend->has_elements() ? make_workload(synthetic, options.seed, options.steps)
-                                         : make_axes(synthetic, options.steps);
+    workload = file ? open_workload(*file, options.steps, order, options.rule)
+                    : make_workload(synthetic, options.seed, options.steps);
     if (file && !options.expect.empty()) expected_tensor(*file, options.expect, workload->shape());
     check(options, ranks.size(), workload->shape());
     if (ranks.rank() == 0) outputs.emplace(options);
@@ -222,8 +198,6 @@ int run_decode(const DecodeOptions& options, const Ranks& ranks) {
   const std::vector<KeyRange> ranges = ranges_in_tree(options, topology, reduced);
   const double scale = options.scale ? *options.scale : 1 / std::sqrt(static_cast<double>(shape.head_dim));
   const std::unique_ptr<Transport> transport = open_transport(options, *setup->backend, ranks, topology);
-  transport->set_merge_seconds(1e-6 * options.model_merge_us.value_or(0));
-  transport->set_message_seconds(1e-6 * options.model_message_us.value_or(0));
   Bench bench{ranks,          *transport,     *setup->backend,
               reduced,        ranges,         scale,
               options.warmup, options.repeat, plan_options(options, ranks, machines, *transport)};
@@ -231,14 +205,12 @@ int run_decode(const DecodeOptions& options, const Ranks& ranks) {
     const std::string subject =
         setup->file ? readable(options.in, 200) + ": decoding " + axes_text(shape)
                     : "--seq-len " + std::to_string(shape.n_keys) + " with --batch " + std::to_string(shape.batch);
-    // Simulated ranks share the pages of their buffers.
-    if constexpr (kSimulated) return;
     check_memory(subject, bench, machines,
                  {.keys_in_memory = !setup->file || setup->enlarged || shape.order == LeafOrder::kDealt,
                   .algorithms = setup->chosen,
                   .oracle = options.verify});
   });
-  if (setup->backend->has_elements()) agree_on_input(ranks, *setup->workload, setup->file ? &*setup->file : nullptr, ranges);
+  agree_on_input(ranks, *setup->workload, setup->file ? &*setup->file : nullptr, ranges);
   std::optional<OpenShard> shard;
   run_on_all(ranks, [&] {
     check_backend(*setup->backend, reduced.shape(), ranges, setup->chosen);

@@ -9,7 +9,6 @@
 #include "tree_attn/distributed/program/number_check.hpp"
 #include "tree_attn/distributed/program/program.hpp"
 #include "tree_attn/distributed/transport/nccl_transport.hpp"
-#include "tree_attn/reference/decode/pass_time.hpp"
 
 #include <algorithm>
 #include <charconv>
@@ -66,8 +65,6 @@ void check(const ClusterOptions& options, const Backend& backend, int n_ranks) {
   if (options.transport == "nccl" && platform_of(backend).make_blocks == nullptr) {
     refuse("--transport nccl sends from the memory of GPUs, but the backend is " + options.backend + "; use --backend cuda");
   }
-  if (kSimulated && options.transport == "shared") refuse("--transport shared: simulated ranks share no memory; use mpi");
-  if (kSimulated && !options.devices.empty()) refuse("--devices: simulated ranks are started by the simulator");
   if (options.ranks_per_node > n_ranks)
     refuse("--ranks-per-node " + std::to_string(options.ranks_per_node) + " is larger than the job, which has " +
            ranks_text(n_ranks));
@@ -178,12 +175,11 @@ int gpu_of_rank(const std::string& devices, int rank, const Topology& machines, 
   return gpu < n_gpus ? gpu : -1;
 }
 
-const Backend& backend_of_rank(const ClusterOptions& options, const BackendOptions& of_backend, int rank,
-                               const Topology& machines) {
+const Backend& backend_of_rank(const ClusterOptions& options, int n_threads, int rank, const Topology& machines) {
   // What was not built in, find_backend() names.
   if (const Backend* const built = built_backend(options.backend); built != nullptr)
     use_gpu(options, *built, rank, machines);
-  return find_backend(options.backend, of_backend);
+  return find_backend(options.backend, n_threads);
 }
 
 LeafOrder order_named(std::string_view name) {
@@ -300,9 +296,7 @@ void add_cluster_options(CLI::App& command, ClusterOptions& options) {
       ->capture_default_str();
   add_list_option(command, "--compare", options.compare, "Further algorithms A,B,... to run on the same input",
                   is_algorithm);
-  command
-      .add_option("--backend", options.backend,
-                  "cpu, emulated (the CUDA kernels on the CPU), cuda, or model (synthetic shapes without elements)")
+  command.add_option("--backend", options.backend, "cpu, emulated (the CUDA kernels on the CPU), or cuda")
       ->capture_default_str();
   command
       .add_option("--threads", options.threads,
@@ -367,22 +361,6 @@ std::vector<const CLI::Option*> add_decode_options(CLI::App& command, DecodeOpti
           "\nkernels of 16-bit types then have other bits; the entropy has an error of about 1e-7 times the largest score")
       ->check(within(1, 2))
       ->capture_default_str();
-
-  const std::string model = "Model of a GPU (--backend model)";
-  command
-      .add_option("--model-bandwidth", options.model_bandwidth,
-                  "Bytes per second at which keys and values are read (default 3e12)")
-      ->check(is_positive)
-      ->group(model);
-  command.add_option("--model-merge-us", options.model_merge_us, "Microseconds that each merge step takes (default 0)")
-      ->check(is_microseconds)
-      ->group(model);
-
-  command
-      .add_option("--model-message-us", options.model_message_us,
-                  "Microseconds that each message takes at its sender and again at its receiver (default 0)")
-      ->check(is_microseconds)
-      ->group(model);
 
   const std::string measuring = "Measuring and checking";
   command.add_option("--repeat", options.repeat, "Timed repetitions")

@@ -41,7 +41,7 @@ struct DecodeOptions : ShapeOptions, ClusterOptions {
   std::vector<std::int64_t> shards;
   std::uint64_t seed = 1;
   std::optional<std::string> order;
-  std::optional<double> scale, model_bandwidth, model_merge_us, model_message_us;
+  std::optional<double> scale;
   double tolerance = 1e-5;
   int steps = 1, repeat = 1, warmup = 0, moments = 1;
   SeenRule rule;
@@ -90,8 +90,7 @@ int gpu_of_rank(const std::string& devices, int rank, const Topology& machines, 
 /// emulated device of its own. The rank chooses the GPU before it asks whether the backend can be used: the question makes a
 /// context on the current GPU, which is GPU 0 for every rank that has not chosen one.
 /// @throws InputError as find_backend(), or if the GPU is not there or cannot be used
-const Backend& backend_of_rank(const ClusterOptions& options, const BackendOptions& of_backend, int rank,
-                               const Topology& machines);
+const Backend& backend_of_rank(const ClusterOptions& options, int n_threads, int rank, const Topology& machines);
 /// The transport of --transport. Collective. @pre check() has accepted the options @throws as NcclTransport
 std::unique_ptr<Transport> open_transport(const ClusterOptions& options, const Backend& backend, const Ranks& ranks,
                                           Topology topology);

@@ -85,9 +85,7 @@ struct Setup {
   Setup(const GenerateOptions& options, int n_threads, const Ranks& ranks, const Topology& machines) {
     if (options.ask && !options.questions.empty()) throw InputError("--ask and --questions: give one of them");
     if (options.ask && options.ask->empty()) throw InputError("--ask must not be empty");
-    backend = &backend_of_rank(options, {.n_threads = n_threads}, ranks.rank(), machines);
-    if (!backend->has_elements())
-      throw InputError("--backend " + options.backend + " has no keys and values: a model needs them");
+    backend = &backend_of_rank(options, n_threads, ranks.rank(), machines);
     check(options, *backend, ranks.size());
     chosen = chosen_algorithms(options);
     generator.order = order_named(options.order);

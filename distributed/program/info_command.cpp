@@ -7,7 +7,6 @@
 #include "tree_attn/distributed/program/program.hpp"
 #include "tree_attn/gpu/backend/backends.hpp"
 #include "tree_attn/reference/data/input_error.hpp"
-#include "tree_attn/reference/decode/pass_time.hpp"
 
 #include <algorithm>
 #include <cstdio>
@@ -37,7 +36,6 @@ void print_build(const RankFacts& first, const Topology& topology) {
 }
 
 int run_info(const std::string& devices, const Ranks& ranks) {
-  if (kSimulated && !devices.empty()) throw InputError("--devices: simulated ranks are started by the simulator");
   const Topology topology = ranks.topology(0);
   const std::vector<RankFacts> facts = collect_facts(ranks, topology, devices);
   if (ranks.rank() != 0) return 0;

@@ -16,17 +16,14 @@
 #include "tree_attn/reference/data/mapped_file.hpp"
 #include "tree_attn/reference/data/output_file.hpp"
 #include "tree_attn/reference/data/temporary_files.hpp"
-#include "tree_attn/reference/decode/pass_time.hpp"
 
 #include <fcntl.h>
 #include <unistd.h>
 
 #include <atomic>
-#include <cmath>
 #include <csignal>
 #include <cstdio>
 #include <exception>
-#include <limits>
 #include <map>
 #include <optional>
 #include <string>
@@ -37,8 +34,7 @@ namespace {
 using namespace tree_attn;
 
 constexpr int kBadInput = 2;
-/// Simulated ranks wait for each other in the time of the simulator, which has no deadline.
-constexpr double kTimeout = kSimulated ? std::numeric_limits<double>::infinity() : 60;
+constexpr double kTimeout = 60;
 
 /// The value of an option that is needed before the command line is parsed. The parser reports invalid values later.
 std::optional<std::string> find_value(int argc, char** argv, std::string_view name) {
@@ -109,7 +105,6 @@ class Program {
     } catch (const CLI::ParseError& error) {
       throw InputError(usage_error(app_, error));
     }
-    if (kSimulated && std::isfinite(timeout_)) throw InputError("--timeout: simulated ranks have no deadline");
     return std::nullopt;
   }
 
@@ -158,7 +153,7 @@ std::string join_words(int argc, char** argv) {
 
 /// The ranks are the processes of an MPI job.
 int run_processes(int argc, char** argv) {
-  MpiSession session(&argc, &argv, kSimulated ? kTimeout : find_timeout(argc, argv));
+  MpiSession session(&argc, &argv, find_timeout(argc, argv));
   const Ranks& ranks = session.ranks();
   const bool is_root = ranks.rank() == 0;
   const auto work = [&] {
@@ -173,7 +168,7 @@ int run_processes(int argc, char** argv) {
     std::optional<int> status;
     run_on_all(ranks, [&] {
       status = program.parse(argc, argv, is_root);
-      if (!kSimulated && !status && find_value(argc, argv, "--devices"))
+      if (!status && find_value(argc, argv, "--devices"))
         throw InputError("--devices: the ranks are threads of one process, but " + session.launch().launcher +
                          " has started " + std::to_string(ranks.size()) + "; leave out either");
     });
@@ -213,8 +208,7 @@ int main(int argc, char** argv) try {
   std::signal(SIGPIPE, SIG_IGN), std::signal(SIGXFSZ, SIG_IGN);
   // MPI starts before the command line is read where a launcher has started ranks: one that is refused tells the others.
   const LaunchedJob job = find_launched_job();
-  if (kSimulated || (!job.launcher.empty() && (job.size > 1 || !find_value(argc, argv, "--devices"))))
-    return run_processes(argc, argv);
+  if (!job.launcher.empty() && (job.size > 1 || !find_value(argc, argv, "--devices"))) return run_processes(argc, argv);
   return run_alone(argc, argv, find_value(argc, argv, "--devices"));
 } catch (const std::exception& error) {
   // Before the first rank has a name.

@@ -6,7 +6,6 @@
 #include "tree_attn/distributed/transport/mpi_check.hpp"
 #include "tree_attn/distributed/transport/mpi_transport.hpp"
 #include "tree_attn/distributed/transport/shared_transport.hpp"
-#include "tree_attn/reference/decode/pass_time.hpp"
 
 #include <algorithm>
 #include <exception>
@@ -139,8 +138,9 @@ void MpiRanks::await(std::span<MPI_Request> requests, std::string_view what, con
                      const Advance& advance) const {
   const auto in_use = deadline_.use_mpi();
   or_give_up([&] {
-    // Simulated ranks share no memory, so there is nothing to advance.
-    return kSimulated ? wait_for_all(requests, completed) : poll_until_done(requests, what, completed, advance);
+    // With nothing to advance MPI waits, which takes a simulator of MPI no time.
+    const bool polls = advance || deadline_.is_limited();
+    return polls ? poll_until_done(requests, what, completed, advance) : wait_for_all(requests, completed);
   });
 }
 

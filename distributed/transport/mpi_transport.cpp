@@ -15,8 +15,7 @@ MpiTransport::MpiTransport(const MpiRanks& ranks, Topology topology)
       ranks_(ranks),
       sent_(static_cast<std::size_t>(size())),
       received_(sent_.size()),
-      completed_([this](std::size_t i, const MPI_Status& status) { completed(parts_[i], status); }),
-      advance_([this] { return advance(); }) {
+      completed_([this](std::size_t i, const MPI_Status& status) { completed(parts_[i], status); }) {
   ranks_.check();
 }
 
@@ -90,16 +89,5 @@ bool MpiTransport::have_arrived() {
 }
 
 double MpiTransport::seconds() const { return MPI_Wtime(); }
-
-#if defined(TREE_ATTN_SIMULATED)
-Allocate MpiTransport::allocate() const {
-  // All buffers of all ranks are the same few pages, and the simulator copies no message between two of them.
-  return [](std::size_t n_bytes) -> Memory {
-    return {static_cast<std::byte*>(SMPI_SHARED_MALLOC(n_bytes)), [](std::byte* bytes) { SMPI_SHARED_FREE(bytes); }};
-  };
-}
-#else
-Allocate MpiTransport::allocate() const { return Transport::allocate(); }
-#endif
 
 }  // namespace tree_attn

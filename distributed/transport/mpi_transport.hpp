@@ -36,7 +36,6 @@ class MpiTransport : public Transport {
   bool reads_late(int, std::size_t) const override { return true; }
   void check() const override { ranks_.check(); }
   void abandon() noexcept override { ranks_.give_up(); }
-  Allocate allocate() const override;
 
  protected:
   void start_send(std::span<const std::byte> bytes, int to) override;
@@ -45,9 +44,9 @@ class MpiTransport : public Transport {
   void tell_all(std::span<const std::byte> mine, std::span<std::byte> all, std::string_view what) override {
     ranks_.all_gather(mine, all, what);
   }
-  /// Moves messages that do not go over MPI, if a derived transport has any. @returns whether all of them have arrived
-  virtual bool advance() { return true; }
   const MpiRanks& ranks() const { return ranks_; }
+
+  MpiRanks::Advance advance_;  ///< of a derived transport whose messages do not all go over MPI
 
  private:
   /// A part of a message that was started.
@@ -65,7 +64,6 @@ class MpiTransport : public Transport {
   std::vector<Part> parts_;                     ///< of the requests
   std::vector<std::uint64_t> sent_, received_;  ///< number of parts, by rank
   MpiRanks::Completed completed_;
-  MpiRanks::Advance advance_;
 };
 
 }  // namespace tree_attn

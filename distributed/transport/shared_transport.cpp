@@ -49,6 +49,7 @@ struct SharedTransport::Inbox {
 
 SharedTransport::SharedTransport(const MpiRanks& ranks, Topology topology)
     : MpiTransport(ranks, std::move(topology)), to_(static_cast<std::size_t>(size())), from_(to_.size()) {
+  advance_ = [this] { return advance(); };
   // How many messages are under way at a time depends on the other ranks; a step should allocate nothing all the same.
   constexpr std::size_t kMessagesPerRank = 4;
   sends_.reserve(kMessagesPerRank * to_.size());

@@ -44,9 +44,9 @@ class SharedTransport : public MpiTransport {
   void start_send(std::span<const std::byte> bytes, int to) override;
   void start_receive(std::span<std::byte> bytes, int from) override;
   void start_receive_in_place(std::span<std::byte> bytes, int from, const std::byte*& at) override;
-  bool advance() override;
 
  private:
+  bool advance();
   enum class State;
   struct Mailbox;
   struct Inbox;

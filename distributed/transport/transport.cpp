@@ -3,8 +3,6 @@
 /// @brief Counts messages.
 #include "tree_attn/distributed/transport/transport.hpp"
 
-#include "tree_attn/reference/decode/pass_time.hpp"
-
 #include <chrono>
 #include <utility>
 
@@ -14,11 +12,6 @@ Transport::Transport(Topology topology, int rank) : topology_(std::move(topology
 
 double Transport::seconds() const {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-void Transport::count_merge_steps(std::int64_t n) {
-  traffic_.merge_steps += n;
-  pass_time(static_cast<double>(n) * merge_seconds_);
 }
 
 void Transport::count_graph(const Traffic& recorded) {
@@ -33,14 +26,12 @@ void Transport::send(std::span<const std::byte> bytes, int to) {
   traffic_.bytes += count;
   if (topology_.node_of(to) != topology_.node_of(rank_)) traffic_.bytes_between_nodes += count;
   start_send(bytes, to);
-  pass_time(message_seconds_);
 }
 
 void Transport::receive(std::span<std::byte> bytes, int from) {
   if (!bytes.empty()) {
     topology_.node_of(from);  // if there is no such rank, it throws
     start_receive(bytes, from);
-    ++n_receives_;
   }
 }
 
@@ -49,13 +40,7 @@ void Transport::receive_in_place(std::span<std::byte> bytes, int from, const std
   if (!bytes.empty()) {
     topology_.node_of(from);
     start_receive_in_place(bytes, from, at);
-    ++n_receives_;
   }
-}
-
-void Transport::wait() {
-  finish_messages();
-  pass_time(std::exchange(n_receives_, 0) * message_seconds_);
 }
 
 }  // namespace tree_attn

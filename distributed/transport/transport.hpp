@@ -98,7 +98,7 @@ class Transport {
   /// Ends the use of messages that were received in place.
   virtual void release() {}
   /// Waits for all messages that were started. @throws TransportError after the deadline
-  void wait();
+  void wait() { finish_messages(); }
   /// Lets messages in flight advance without waiting. Returns at once if there are none.
   virtual void progress() = 0;
   /// Lets messages in flight advance, and says whether wait() would return at once. False where only wait() moves messages.
@@ -116,8 +116,7 @@ class Transport {
     return all;
   }
 
-  /// Time since some fixed moment in seconds: every latency is a difference of two such times. Of the simulator if there is
-  /// one.
+  /// Time since some fixed moment in seconds: every latency is a difference of two such times.
   virtual double seconds() const;
   /// Where buffers for received messages are allocated.
   virtual Allocate allocate() const { return allocate_on_heap; }
@@ -126,15 +125,11 @@ class Transport {
   const Traffic& traffic() const { return traffic_; }
   void clear_traffic() { traffic_ = {}; }
   void count_collectives(std::int64_t n) { traffic_.collectives += n; }
-  void count_merge_steps(std::int64_t n);
+  virtual void count_merge_steps(std::int64_t n) { traffic_.merge_steps += n; }
   /// Counts what a graph has sent and merged. @param recorded what was counted when it was recorded
   void count_graph(const Traffic& recorded);
   /// Counts what kernels have stored into the windows of n other ranks of the node: a message to each.
   void count_stored(std::int64_t n, std::int64_t bytes) { traffic_.messages += n, traffic_.bytes += bytes; }
-  /// Lets every merge step that is counted take this long: a model of the time that a GPU needs for it.
-  void set_merge_seconds(double seconds) { merge_seconds_ = seconds; }
-  /// Lets every message take this long at its sender, and again at its receiver: a model of a processor that drives MPI.
-  void set_message_seconds(double seconds) { message_seconds_ = seconds; }
   /// Notes how many bytes of keys and values this rank holds now beside its own shard.
   void count_held_kv_bytes(std::int64_t n) { traffic_.buffer_kv_bytes = std::max(traffic_.buffer_kv_bytes, n); }
 
@@ -164,8 +159,6 @@ class Transport {
   Topology topology_;
   int rank_;
   Traffic traffic_;
-  double merge_seconds_ = 0, message_seconds_ = 0;
-  int n_receives_ = 0;  ///< messages that wait() receives
 };
 
 }  // namespace tree_attn

@@ -43,7 +43,6 @@ ARROWS = {
     "distributed/measure": REFERENCE + ["gpu/backend", "distributed/plan", "distributed/transport", "distributed/decoders"],
     "distributed/interface": REFERENCE + ["distributed/decoders"],
     "distributed/program": REFERENCE + ["gpu/backend", "distributed/"],
-    "distributed/simulated": [],
     "tests/reference": REFERENCE + ["tests/support"],
     "tests/gpu/exchange": REFERENCE + ["gpu/", "distributed/", "tests/gpu/time_ladder"],
     "tests/gpu": REFERENCE + ["gpu/", "tests/support"],
@@ -56,7 +55,7 @@ LIBRARIES = {
     r"CLI/": ["distributed/program", "tests"],
     r"boost/": ["gpu/platform/emulator"],
     r"cuda": ["gpu/platform/cuda", "tests/gpu/cuda", "tests/gpu/exchange", "tests/gpu/time_ladder"],
-    r"simgrid/": ["distributed/simulated"],
+    r"simgrid/": ["tests/bench/simulated"],
     r"mpi\.h": ["distributed", "tests/distributed", "tests/docs", "tests/bench", "notebooks_cpp"],
 }
 
@@ -245,7 +244,7 @@ def check_words(names):
 
 def registered():
     """The names of algorithms, steps and backends, and the files that may compare them: their registries."""
-    names = {"cpu", "emulated", "cuda", "model"}
+    names = {"cpu", "emulated", "cuda"}
     for folder, ending, least in (("distributed/decoders", "*.cpp", 7), ("gpu/ladder", "*.cu", 6), ("gpu/engine", "*.cu", 2)):
         found = set()
         for path in sorted((ROOT / folder).glob(ending)):

@@ -20,7 +20,7 @@ namespace tree_attn {
 namespace {
 
 /// Two RTX 4090 without peer access, which exchange through host memory over PCIe 4.0 x16, as in
-/// distributed/simulated/clusters.cpp.
+/// tests/bench/simulated/clusters.cpp.
 constexpr Cluster kTwoCards{{{10, 25 * kGigabytePerSecond}, {10, 25 * kGigabytePerSecond}, 0}, 1008 * kGigabytePerSecond};
 
 /// 16 heads of 128 in BF16 for each sequence of the batch, on the paper's cluster; or other heads on another one.

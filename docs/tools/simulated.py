@@ -20,7 +20,7 @@ FIRST = ["two-level", "leaders", "fused", "packed", "paper", "gather", "ring-sta
 # The longest sequence of section 6.
 LONGEST = 5_120_000
 ORDERS = ["contiguous", "dealt"]
-# The constants of the rows, as in distributed/simulated/clusters.cpp.
+# The constants of the rows, as in tests/bench/simulated/clusters.cpp.
 MODEL = {"memory_bytes_per_second": 3e12, "dtype": "bf16", "merge_us": 0,
          "h100": {"inside_us": 1.5, "inside_bytes_per_second": 450e9, "between_us": 3, "between_bytes_per_second": 50e9},
          "rtx4090": {"inside_us": 10, "inside_bytes_per_second": 25e9, "memory_bytes_per_second": 1008e9}}
@@ -36,8 +36,8 @@ def in_order(names):
 
 
 def algorithms(program):
-    """Those of a program, given as words, that take any backend: it answers an unknown one with a list, of which kernels are the last."""
-    text = subprocess.run([*program, "decode", "--algorithm", "unknown"], capture_output=True, text=True, check=False).stderr
+    """Those of the simulated program, given as words: it answers an unknown one with a list. One kernel is in it, which needs a GPU."""
+    text = subprocess.run([*program, "--algorithms", "unknown"], capture_output=True, text=True, check=False).stderr
     return [name for name in re.search(r"use one of ((?:[a-z-]+, )+[a-z-]+)", text)[1].split(", ") if name != "one-shot"]
 
 

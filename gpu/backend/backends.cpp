@@ -10,12 +10,13 @@
 
 #include <algorithm>
 #include <iterator>
+#include <map>
 #include <stdexcept>
 
 namespace tree_attn {
 
 std::span<const std::string_view> backend_names() {
-  static constexpr std::string_view kNames[] = {"cpu", "emulated", "cuda", "model"};
+  static constexpr std::string_view kNames[] = {"cpu", "emulated", "cuda"};
   return kNames;
 }
 
@@ -28,7 +29,6 @@ std::span<const Backend* const> backends() {
 #if defined(TREE_ATTN_HAS_CUDA)
     &cuda::backend(),
 #endif
-    &model_backend()
   };
   return kAll;
 }
@@ -38,25 +38,25 @@ const Backend* built_backend(std::string_view name) {
   return found == backends().end() ? nullptr : *found;
 }
 
-const Backend& find_backend(std::string_view name, const BackendOptions& options) {
+const Backend& find_backend(std::string_view name, int n_threads) {
   if (const Backend* const backend = built_backend(name); backend != nullptr) {
     if (const std::string why = backend->missing(); !why.empty())
       throw InputError("--backend " + std::string(name) + ": " + why);
-    if (backend == &cpu_backend()) return cpu_backend(options.n_threads);
-    if (backend == &model_backend()) return model_backend(options.model_bytes_per_second);
+    if (backend == &cpu_backend()) return cpu_backend(n_threads);
     return *backend;
   }
-  std::string known;
-  for (const std::string_view other : backend_names()) {
+  static const std::map<std::string_view, std::string> not_built {
 #if defined(TREE_ATTN_NO_EMULATOR)
-    if (other == name) throw InputError("--backend " + std::string(name) + ": " TREE_ATTN_NO_EMULATOR);
-#elif !defined(TREE_ATTN_HAS_CUDA)
-    if (other == name)
-      throw InputError("--backend " + std::string(name) +
-                       ": not built in (" TREE_ATTN_NO_CUDA "); build with nvcc 12.5 or later");
+    {"emulated", TREE_ATTN_NO_EMULATOR},
 #endif
-    known += (known.empty() ? "" : ", ") + std::string(other);
-  }
+#if !defined(TREE_ATTN_HAS_CUDA)
+        {"cuda", "not built in (" TREE_ATTN_NO_CUDA "); build with nvcc 12.5 or later"},
+#endif
+  };
+  if (const auto found = not_built.find(name); found != not_built.end())
+    throw InputError("--backend " + std::string(name) + ": " + found->second);
+  std::string known;
+  for (const std::string_view other : backend_names()) known += (known.empty() ? "" : ", ") + std::string(other);
   throw InputError("--backend " + std::string(name) + ": unknown; use one of " + known);
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief All backends by name: the CPU, the kernels on a GPU, the kernels under the emulator, and a model of a GPU.
+/// @brief All backends by name: the CPU, the kernels on a GPU, and the kernels under the emulator.
 ///
 /// No CUDA header is included here, so that any compiler may; what was not built in is not there to link.
 #pragma once
@@ -23,12 +23,6 @@ namespace cuda {
 const Backend& backend();
 }  // namespace cuda
 
-/// Options of single backends.
-struct BackendOptions {
-  int n_threads = 1;                                     ///< of each session on the CPU
-  double model_bytes_per_second = kModelBytesPerSecond;  ///< of the model
-};
-
 /// All backends that were built in.
 std::span<const Backend* const> backends();
 /// Names that find_backend() knows, also of those that were not built in.
@@ -36,8 +30,9 @@ std::span<const std::string_view> backend_names();
 /// The backend of that name, whether it can be used on this machine or not; null if it was not built in. Asks no device.
 const Backend* built_backend(std::string_view name);
 /// The backend of that name. One rank of several lets built_backend() use its GPU first, see Backend::missing().
+/// @param n_threads of each session on the CPU
 /// @throws InputError if it is unknown, not built in, or cannot be used on this machine: with what is missing
-const Backend& find_backend(std::string_view name, const BackendOptions& options = {});
+const Backend& find_backend(std::string_view name, int n_threads = 1);
 
 /// Kernels and graphs that this host thread has launched so far, a graph once and not its kernels.
 std::int64_t launches_of_thread();

@@ -90,39 +90,10 @@ class SyntheticWorkload : public Workload {
   std::vector<float> row_;
 };
 
-class AxesWorkload : public Workload {
- public:
-  AxesWorkload(const WorkloadShape& shape, int steps) : Workload(shape, steps) {}
-
-  /// The first call takes the memory, so that the caller can first check that there is enough.
-  TensorView query(int step) override {
-    require_step(step);
-    q_.resize(static_cast<std::size_t>(shape_.n_rows() * shape_.head_dim) * bytes_of(shape_.dtype));
-    return TensorView::dense(q_.data(), shape_.dtype, {shape_.batch, shape_.heads, shape_.n_queries, shape_.head_dim});
-  }
-  Shard keys_and_values(std::int64_t, KeyRange positions) override { return axes(1, positions); }
-  std::optional<Shard> in_place(KeyRange positions) override { return axes(shape_.batch, positions); }
-  Shard whole() override { throw std::logic_error("AxesWorkload::whole: there are no keys and values"); }
-
- private:
-  Shard axes(std::int64_t n_entries, KeyRange positions) const {
-    const auto view = [&](DType dtype, std::int64_t dim) {
-      return TensorView::dense(nullptr, dtype, {n_entries, shape_.kv_heads, positions.size(), dim});
-    };
-    return {view(shape_.dtype, shape_.head_dim), view(shape_.value_dtype, shape_.value_dim), positions.begin};
-  }
-
-  std::vector<std::byte> q_;
-};
-
 }  // namespace
 
 std::unique_ptr<Workload> make_workload(const WorkloadShape& shape, std::uint64_t seed, int steps) {
   return std::make_unique<SyntheticWorkload>(shape, seed, steps);
-}
-
-std::unique_ptr<Workload> make_axes(const WorkloadShape& shape, int steps) {
-  return std::make_unique<AxesWorkload>(shape, steps);
 }
 
 }  // namespace tree_attn

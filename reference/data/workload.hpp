@@ -115,7 +115,7 @@ WorkloadShape shape_of(const FileTensors& tensors);
 
 /// Synthetic queries, keys and values with an approximately standard normal distribution. Every element is a function of the
 /// seed and of its indices, and so is the same for every number of ranks.
-/// @throws std::invalid_argument as require_workload(), or if there are no steps; so does make_axes()
+/// @throws std::invalid_argument as require_workload(), or if there are no steps
 std::unique_ptr<Workload> make_workload(const WorkloadShape& shape, std::uint64_t seed, int steps);
 
 /// The same queries and keys with other values, in F32. `inner` must outlive it.
@@ -123,9 +123,5 @@ std::unique_ptr<Workload> make_workload(const WorkloadShape& shape, std::uint64_
 /// @param values_of (k, v) -> the values, dense; k [b, n_kv, n, d_h], v [b, n_kv, n, d_v]
 std::unique_ptr<Workload> with_values(Workload& inner, std::int64_t value_dim,
                                       std::function<std::vector<float>(const TensorView&, const TensorView&)> values_of);
-
-/// A workload of axes alone, for a backend without elements: queries are zeros, and the views of keys and values point to no
-/// memory. whole() throws std::logic_error.
-std::unique_ptr<Workload> make_axes(const WorkloadShape& shape, int steps);
 
 }  // namespace tree_attn

@@ -41,8 +41,6 @@ class Backend {
   /// used,
   ///   as one in exclusive mode that another process has
   virtual void use_gpu(int index) const { static_cast<void>(index); }
-  /// False if caches hold no elements, and outputs are therefore not attention: the model backend.
-  virtual bool has_elements() const { return true; }
   /// Whether a session computes a step on several threads of the host, as many as the caller chooses.
   virtual bool has_threads() const { return false; }
   /// Whether kernels of one rank can store into memory of the device of another.
@@ -70,16 +68,5 @@ class Backend {
 /// @throws std::invalid_argument if n_threads < 1
 /// @returns one object per number of threads, for the life of the program
 const Backend& cpu_backend(int n_threads = 1);
-
-/// Rate at which the model backend reads keys and values by default, in bytes per second: nine tenths of an H100's memory.
-inline constexpr double kModelBytesPerSecond = 3e12;
-/// A model of a GPU: a decode takes as long as reading the keys and values in use at a given rate, and nothing is read.
-/// Caches take no memory, so communication can be measured at the scale of a cluster without the GPUs.
-///
-/// The state of a subtree is a function of the subtree and of the number of its keys in use, and merging rounds. So two
-/// algorithms agree in bits on the same shards exactly if they merge in the same order. Other shards give other bits.
-/// @throws std::invalid_argument unless bytes_per_second > 0
-/// @returns one object per rate, for the life of the program
-const Backend& model_backend(double bytes_per_second = kModelBytesPerSecond);
 
 }  // namespace tree_attn

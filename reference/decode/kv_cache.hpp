@@ -115,8 +115,6 @@ class KvCache {
   /// Implements shard() and shard_on_device(); all checks have passed.
   virtual Shard read_all(std::int64_t n, const std::function<std::byte*(std::size_t)>& memory) const = 0;
   virtual Shard read_all_on_device(std::int64_t n, std::byte* memory) const;
-  /// False if the elements that are appended are not read.
-  virtual bool has_elements() const { return true; }
   /// Whether the rows are in device memory.
   virtual bool is_on_device() const { return false; }
 

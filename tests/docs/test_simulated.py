@@ -74,14 +74,14 @@ class Simulated(unittest.TestCase):
 
         h100 = simulated.MODEL["h100"]
         links = [(h100[f"{where}_bytes_per_second"], h100[f"{where}_us"]) for where in ("inside", "between")]
-        cluster = re.search(r'\{"h100",8,512,\{([^}]*)\},\{([^}]*)\}\}', source("distributed/simulated/clusters.cpp"))
+        cluster = re.search(r'\{"h100",8,512,\{([^}]*)\},\{([^}]*)\}\}', source("tests/bench/simulated/clusters.cpp"))
         self.assertEqual([numbers(link) for link in cluster.groups()], [[rate, us / 1e6] for rate, us in links])
         paper = re.search(r"kPaperCluster(\{[^;]*);", source("distributed/plan/step_time.hpp"))[1].replace("*kGigabytePerSecond", "")
         self.assertEqual(numbers(paper), [number for rate, us in links for number in (us, rate / 1e9)] + [0, simulated.MODEL["memory_bytes_per_second"] / 1e9])
-        rate = re.search(r"kModelBytesPerSecond=([^;]*);", source("reference/decode/backend.hpp"))[1]
+        rate = re.search(r"kModelBytesPerSecond=([^;]*);", source("tests/support/model_backend.hpp"))[1]
         self.assertEqual(numbers(rate), [simulated.MODEL["memory_bytes_per_second"]])
         pair = simulated.MODEL["rtx4090"]
-        cluster = re.search(r'\{"rtx4090",2,1,(\{[^}]*\}),\1\}', source("distributed/simulated/clusters.cpp"))
+        cluster = re.search(r'\{"rtx4090",2,1,(\{[^}]*\}),\1\}', source("tests/bench/simulated/clusters.cpp"))
         self.assertEqual(numbers(cluster[1]), [pair["inside_bytes_per_second"], pair["inside_us"] / 1e6])
         cards = re.search(r"kTwoCards(\{[^;]*);", source("docs/tools/schedules.cpp"))[1].replace("*kGigabytePerSecond", "")
         self.assertEqual(numbers(cards), 2 * [pair["inside_us"], pair["inside_bytes_per_second"] / 1e9] + [0, pair["memory_bytes_per_second"] / 1e9])

@@ -12,6 +12,7 @@
 #include "tree_attn/gpu/backend/one_shot_session.hpp"
 #include "tree_attn/reference/data/input_error.hpp"
 #include "tree_attn/tests/support/decoding.hpp"
+#include "tree_attn/tests/support/model_backend.hpp"
 
 #include <cmath>
 #include <limits>

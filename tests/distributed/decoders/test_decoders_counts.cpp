@@ -3,6 +3,7 @@
 /// @brief Counted is predicted: messages, bytes, merges and keys held of every algorithm, on every number of ranks, in both
 /// orders of leaves. Over MPI, what MPI was given to send as well (section 6).
 #include "tree_attn/tests/support/decoding.hpp"
+#include "tree_attn/tests/support/model_backend.hpp"
 #include "tree_attn/tests/support/sanitized.hpp"
 
 #include <array>
@@ -22,9 +23,10 @@ Counts counts_of(const Traffic& traffic) { return {traffic.messages, traffic.byt
 std::vector<RankResult> decode_axes(RankGroup& rank_group, const Algorithm& algorithm, const WorkloadShape& shape,
                                     const Topology& topology, std::span<const KeyRange> ranges) {
   constexpr double kBytesPerSecond = 1e30;
-  const Backend& backend = shape.n_keys > 5000 ? model_backend(kBytesPerSecond) : cpu_backend();
+  const bool has_elements = shape.n_keys <= 5000;
+  const Backend& backend = has_elements ? cpu_backend() : model_backend(kBytesPerSecond);
   return rank_group.run(topology, [&](Transport& transport) {
-    const auto workload = backend.has_elements() ? make_workload(shape, 3, 1) : make_axes(shape, 1);
+    const auto workload = has_elements ? make_workload(shape, 3, 1) : make_axes(shape, 1);
     const OwnedLeaves leaves(topology.range_of(transport.rank(), ranges), shape.order);
     OpenShard shard = open_shard(backend, shape, leaves, leaves.n_keys(shape.n_keys), 1);
     fill(*shard.cache, *workload, workload->lengths(0));

@@ -126,7 +126,6 @@ TEST_CASE("generate: what is wrong with the command line or a file is said in on
       {{kRecall, text, "--ask", "x", "--temperature", "-1"}, "--temperature: -1 is not a number >= 0"},
       {{kRecall, text, "--ask", "x", "--temperature", "nan"}, "--temperature: nan is not a number >= 0"},
       {{kRecall, text, "--ask", "x", "--stop", "ab"}, "--stop: ab is not one character"},
-      {{kRecall, text, "--ask", "x", "--backend", "model"}, "--backend model has no keys and values"},
       {{kRecall, text, "--ask", "x", "--backend", "emulated", "--threads", "2"}, "--threads is for --backend cpu"},
       {{kRecall, text, "--ask", "x", "--algorithm", "tree"}, "--algorithm: tree is unknown"},
       {{kRecall, text, "--ask", "x", "--algorithm", "ring", "--radix", "2"}, "--radix is for algorithms that join blocks"},

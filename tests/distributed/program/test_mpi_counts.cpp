@@ -33,25 +33,24 @@ TEST_CASE("counts: MPI sends as many messages and bytes as were counted and pred
   const Scratch scratch;
   struct Layout {
     int n_ranks;
-    std::string n_keys, per_node, order = "contiguous", backend = "cpu";
+    std::string n_keys, per_node, order = "contiguous";
   };
-  const std::vector<Layout> layouts{
-      {1, "1000", "1"},  {2, "1000", "1"}, {3, "4096", "2"},           {4, "1000", "2"},
-      {5, "80000", "3"}, {7, "1000", "7"}, {3, "80000", "1", "dealt"}, {8, "1000003", "3", "dealt", "model"}};
+  const std::vector<Layout> layouts{{1, "1000", "1"},           {2, "1000", "1"},           {3, "4096", "2"},
+                                    {4, "1000", "2"},           {5, "80000", "3"},          {7, "1000", "7"},
+                                    {3, "80000", "1", "dealt"}, {8, "100003", "3", "dealt"}};
   const auto algorithms = tree_attn::algorithms();
   const Words shape{"--heads", "4", "--kv-heads", "2", "--head-dim", "4"};
   // The transport is the same for all algorithms of a run, so each has its own run.
   std::vector<Words> decodes, predicts;
   const auto report = [&](const char* command, std::size_t i) { return scratch.path(command + std::to_string(i)); };
-  for (const auto& [n_ranks, n_keys, per_node, order, backend] : layouts) {
+  for (const auto& [n_ranks, n_keys, per_node, order] : layouts) {
     const Words size = Words{"--seq-len", n_keys, "--ranks-per-node", per_node, "--order", order} + shape;
     for (const tree_attn::Algorithm& algorithm : algorithms) {
       const Words counted{"env", "LD_PRELOAD=" TREE_ATTN_PMPI_COUNTS, "PMPI_COUNTS_PER_NODE=" + per_node, kProgram};
-      decodes.push_back(ranks(n_ranks,
-                              Words{"decode", "--algorithm", std::string(algorithm.name), "--backend", backend, "--report",
-                                    report("decode", decodes.size())} +
-                                  size,
-                              counted));
+      decodes.push_back(ranks(
+          n_ranks,
+          Words{"decode", "--algorithm", std::string(algorithm.name), "--report", report("decode", decodes.size())} + size,
+          counted));
     }
     predicts.push_back(
         alone(Words{"predict", "--ranks", std::to_string(n_ranks), "--report", report("predict", predicts.size())} + size));

@@ -166,33 +166,6 @@ TEST_CASE("report: what the host launches in a step, and where the windows of on
   CHECK(of_cpu[0]["windows"].is_null());
 }
 
-TEST_CASE("report: the model backend communicates at full scale without memory, and takes the time that it is given") {
-  const Scratch scratch;
-  const std::string path = scratch.path("report");
-  // 7.5 TiB of keys and values on 4 ranks, read in 0.1 s by each.
-  const Words model{"decode",   "--backend", "model", "--seq-len", "1000000000", "--model-bandwidth",
-                    "20.48e12", "--report",  path};
-  check_silent_success(run(ranks(4, model + Words{"--compare", "gather,ring-state,paper", "--ranks-per-node", "2"})));
-  const Json report = read_report(path);
-  REQUIRE(report["runs"].size() == 4);
-  for (const Json& each : report["runs"]) {
-    CAPTURE(each.dump());
-    CHECK(each["backend"] == "model");
-    CHECK(each["latency_us"]["median"] >= 100e3);
-    CHECK(each["combine_us"]["median"] < each["latency_us"]["median"]);
-    CHECK(each["same_bits_on_all_ranks"] == true);
-    for (const char* key : {"bytes_per_step", "messages_per_step", "bytes_between_nodes_per_step", "merge_steps"})
-      CHECK_MESSAGE(each[key] == each["predicted"][key], key);
-    // The first three merge in the same order.
-    CHECK((each["output_digest"] == report["runs"][0]["output_digest"]) == (each["algorithm"] != "paper"));
-  }
-
-  // Merge steps take time where they are counted.
-  check_silent_success(run(ranks(4, model + Words{"--model-merge-us", "50000", "--algorithm", "gather"})));
-  const Json merging = read_report(path)["runs"][0];
-  CHECK(merging["combine_us"]["median"] >= 50e3 * merging["merge_steps"].get<double>());
-}
-
 TEST_CASE("report: without --threads a rank has its part of the cores that it may use, and other backends one thread") {
   const Scratch scratch;
   const std::string path = scratch.path("report");

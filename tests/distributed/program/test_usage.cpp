@@ -153,7 +153,7 @@ TEST_CASE("usage: a backend or transport that is not there is refused by what is
   CHECK(info.find("backends       cpu, emulated") != std::string::npos);
   if (cuda.status == 0) {
     CHECK(cuda.out.find("backend cuda,") != std::string::npos);
-    CHECK(info.find("backends       cpu, emulated, cuda, model\n") != std::string::npos);
+    CHECK(info.find("backends       cpu, emulated, cuda\n") != std::string::npos);
   } else {
     check_one_line(cuda, "--backend cuda: ");
     const std::string why = lines_of_ours(cuda.err).at(0).substr(std::string("tree_attn: ").size());

@@ -106,20 +106,6 @@ TEST_CASE("thread transport: a wait has no deadline while another rank computes"
   CHECK(got == 5);
 }
 
-TEST_CASE("thread transport: messages take the time that is set, at the sender and at the receiver") {
-  run_threads(Topology::pretend(2, 2), kTimeout, [&](ThreadTransport& transport) {
-    transport.set_message_seconds(0.05);
-    const double start = transport.seconds();
-    float number = 1;
-    for (int i = 0; i < 2; ++i) {
-      if (transport.rank() == 0) transport.send(bytes_of(number), 1);
-      if (transport.rank() == 1) transport.receive(bytes_of(number), 0);
-    }
-    transport.wait();
-    CHECK(transport.seconds() - start >= 0.1);
-  });
-}
-
 TEST_CASE("thread transport: a rank that fails ends the others at once, and its reason is what is reported") {
   const auto failing = [](ThreadTransport& transport) {
     if (transport.rank() == 2) throw std::domain_error("mine");
@@ -210,20 +196,6 @@ TEST_CASE("thread transport: a message of no bytes is no message") {
     transport.receive({}, 1 - transport.rank());
     transport.wait();
     CHECK(transport.traffic().messages == 0);
-  });
-}
-
-TEST_CASE("thread transport: merge steps take the time that is set, as its clock measures") {
-  run_threads(Topology::pretend(1, 1), kTimeout, [&](ThreadTransport& transport) {
-    const auto seconds_of = [&](std::int64_t n_merges) {
-      const double start = transport.seconds();
-      transport.count_merge_steps(n_merges);
-      return transport.seconds() - start;
-    };
-    CHECK(seconds_of(1000) < 1);
-    transport.set_merge_seconds(0.01);
-    CHECK(seconds_of(5) >= 0.05);
-    CHECK(transport.traffic().merge_steps == 1005);
   });
 }
 

@@ -15,6 +15,7 @@
 #include "tree_attn/reference/energy/stream.hpp"
 #include "tree_attn/reference/oracle/algorithms.hpp"
 #include "tree_attn/reference/oracle/natural_state.hpp"
+#include "tree_attn/tests/support/model_backend.hpp"
 #include "tree_attn/tests/support/tensor_workload.hpp"
 
 #include <doctest/doctest.h>
@@ -189,7 +190,8 @@ TEST_CASE("arguments: a workload has as many steps, lengths and keys as it says"
   shape.lengths = {9};
   CHECK_THROWS_WITH_AS(make_workload(shape, 1, 1), "Workload: 1 lengths for a batch of 2", std::invalid_argument);
   shape.lengths = {9, 10};
-  CHECK_THROWS_WITH_AS(make_axes(shape, 1), "Workload: length 10 of batch entry 1 is not in [0, 9]", std::invalid_argument);
+  CHECK_THROWS_WITH_AS(make_workload(shape, 1, 1), "Workload: length 10 of batch entry 1 is not in [0, 9]",
+                       std::invalid_argument);
   shape = good, shape.n_keys = -1;
   CHECK_THROWS_AS(make_workload(shape, 1, 1), std::invalid_argument);
   shape = good, shape.value_dim = -4;

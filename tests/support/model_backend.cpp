@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The model backend: the time of a decode without its keys and values (section 6).
-#include "tree_attn/reference/decode/backend.hpp"
-#include "tree_attn/reference/decode/pass_time.hpp"
+#include "tree_attn/tests/support/model_backend.hpp"
 
 #include <sys/mman.h>
 
@@ -13,7 +12,7 @@
 #include <stdexcept>
 #include <string>
 
-namespace tree_attn {
+namespace tree_attn::test {
 namespace {
 
 /// Zeros to read. The operating system maps all of it to one page, so it takes no memory.
@@ -64,7 +63,6 @@ class ModelCache final : public KvCache {
     };
     return {dense(shape().dtype, shape().head_dim), dense(shape().value_dtype, shape().value_dim), leaves().range().begin};
   }
-  bool has_elements() const override { return false; }
   void allocate() override {}
   void write(std::int64_t, std::int64_t, const TensorView&, const TensorView&) override {}
   void write_all(const Shard&, std::span<const std::int64_t>) override {}
@@ -142,7 +140,6 @@ class ModelBackend final : public Backend {
   std::string_view name() const override { return "model"; }
   std::string missing() const override { return ""; }
   std::vector<std::string> gpus() const override { return {}; }
-  bool has_elements() const override { return false; }
   std::string refusal(const AttentionShape&) const override { return ""; }
   ErrorTerms error_terms(const AttentionShape&) const override { return {}; }
   AttentionShape stored(const AttentionShape& shape) const override { return shape; }
@@ -156,6 +153,32 @@ class ModelBackend final : public Backend {
   double bytes_per_second_;
 };
 
+class AxesWorkload : public Workload {
+ public:
+  AxesWorkload(const WorkloadShape& shape, int steps)
+      : Workload(shape, steps), row_(static_cast<std::size_t>(std::max(shape.head_dim, shape.value_dim)) * sizeof(double)) {}
+
+  /// The first call takes the memory, so that the caller can first check that there is enough.
+  TensorView query(int step) override {
+    require_step(step);
+    q_.resize(static_cast<std::size_t>(shape_.n_rows() * shape_.head_dim) * bytes_of(shape_.dtype));
+    return TensorView::dense(q_.data(), shape_.dtype, {shape_.batch, shape_.heads, shape_.n_queries, shape_.head_dim});
+  }
+  Shard keys_and_values(std::int64_t, KeyRange positions) override { return axes(1, positions); }
+  std::optional<Shard> in_place(KeyRange positions) override { return axes(shape_.batch, positions); }
+  Shard whole() override { throw std::logic_error("AxesWorkload::whole: there are no keys and values"); }
+
+ private:
+  Shard axes(std::int64_t n_entries, KeyRange positions) const {
+    const auto view = [&](DType dtype, std::int64_t dim) {
+      return TensorView{row_.data(), dtype, {n_entries, shape_.kv_heads, positions.size(), dim}, {}};
+    };
+    return {view(shape_.dtype, shape_.head_dim), view(shape_.value_dtype, shape_.value_dim), positions.begin};
+  }
+
+  std::vector<std::byte> q_, row_;
+};
+
 }  // namespace
 
 const Backend& model_backend(double bytes_per_second) {
@@ -167,4 +190,8 @@ const Backend& model_backend(double bytes_per_second) {
   return backends.try_emplace(bytes_per_second, bytes_per_second).first->second;
 }
 
-}  // namespace tree_attn
+std::unique_ptr<Workload> make_axes(const WorkloadShape& shape, int steps) {
+  return std::make_unique<AxesWorkload>(shape, steps);
+}
+
+}  // namespace tree_attn::test

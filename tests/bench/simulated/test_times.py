@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Simulated times of every algorithm, compared with closed formulas on the paper's cluster (distributed/simulated).
+"""Simulated times of every algorithm, compared with closed formulas on the paper's cluster (clusters.cpp).
 
 Run: ./run simulate --test                         builds the simulated program first
-     tests/distributed/simulated/test_times.py     status 77 and one line if it was never built
+     tests/bench/simulated/test_times.py     status 77 and one line if it was never built
 
 Every rank holds one aligned subtree of 32768 keys of 16 heads of 128 elements in BF16. A message of S bytes takes latency +
 S / bandwidth. Messages that leave or enter a GPU at the same time by the same link share it.
@@ -24,7 +24,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "docs" / "tools"))
 import simulated
 
-MPIRUN = ROOT / "distributed" / "simulated" / "mpirun"
+MPIRUN = pathlib.Path(__file__).with_name("mpirun")
 BUILD = pathlib.Path(os.environ.get("TREE_ATTN_SIMULATED_BUILD") or ROOT / "build-simulated")
 
 GPUS, KEYS, HEADS, DIM = 8, 32768, 16, 128  # GPUs of a node, keys of a rank
@@ -128,12 +128,10 @@ def run(p, algorithms, *options, keys=None, cluster="h100"):
     """The report of the simulated program: {algorithm: run}."""
     with tempfile.TemporaryDirectory() as folder:
         report = pathlib.Path(folder, "report.json")
-        words = [MPIRUN, cluster, str(p), "decode", "--backend", "model", "--ranks-per-node", str(min(p, GPUS)), "--seq-len",
-                 str(keys or p * KEYS), "--algorithm", algorithms[0], *options, "--report", str(report)]
+        words = [MPIRUN, cluster, str(p), "--ranks-per-node", str(min(p, GPUS)), "--seq-len", str(keys or p * KEYS),
+                 "--algorithms", ",".join(algorithms), *options, "--report", str(report)]
         if "two-level" in algorithms:
             words += ["--radix", "4"]
-        if algorithms[1:]:
-            words += ["--compare", ",".join(algorithms[1:])]
         done = subprocess.run(words, capture_output=True, text=True)
         if done.returncode != 0:
             raise AssertionError(f"status {done.returncode}: {done.stderr[-2000:]}")
@@ -173,19 +171,19 @@ class Times(unittest.TestCase):
     def test_merges_take_time(self):
         p, us = 64, 0.25
         for name, n_merges in (("fused", 6), ("leaders", 6)):
-            plain, slow = (run(p, [name], "--model-merge-us", str(each))[name]["latency_us"]["median"] for each in (0, us))
+            plain, slow = (run(p, [name], "--merge-us", str(each))[name]["latency_us"]["median"] for each in (0, us))
             self.assertAlmostEqual(slow - plain, n_merges * us, delta=0.01)
 
     def test_messages_take_time(self):
         # Doubling: one message each way per round. The time of the sender passes while its message is on the way.
         p, us = 64, 0.3
-        plain, slow = (run(p, ["fused"], "--model-message-us", str(each))["fused"]["combine_us"]["median"] for each in (0, us))
+        plain, slow = (run(p, ["fused"], "--message-us", str(each))["fused"]["combine_us"]["median"] for each in (0, us))
         self.assertAlmostEqual(slow - plain, 6 * us, delta=0.01)
 
     def test_two_level_with_a_cost_per_message(self):
         for p in (8, 64, 128):
             with self.subTest(ranks=p):
-                measured = run(p, ["two-level"], "--model-message-us", "0.3")["two-level"]
+                measured = run(p, ["two-level"], "--message-us", "0.3")["two-level"]
                 self.assertAlmostEqual(measured["combine_us"]["median"], blocks(p, message_us=0.3), delta=0.01)
 
     def test_two_level_of_long_messages(self):
@@ -209,7 +207,7 @@ class Times(unittest.TestCase):
         self.assertNotEqual(digests["fused"], digests["gather"])
 
     def test_time_is_bytes_over_bandwidth(self):
-        fast, slow = (run(8, ["fused"], "--model-bandwidth", str(each))["fused"]["latency_us"]["median"] for each in (3e12, 1e12))
+        fast, slow = (run(8, ["fused"], "--bandwidth", str(each))["fused"]["latency_us"]["median"] for each in (3e12, 1e12))
         self.assertAlmostEqual(slow - fast, 2 * DECODE, delta=0.01)
 
 

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Decode steps on a simulated cluster: the exchange of the library over a simulated MPI, with a model of the decode
+/// (section 6). Loaded by smpirun on every rank.
+///
+/// Run: tests/bench/simulated/mpirun h100 8 --seq-len 640000 --algorithms two-level,ring
+#include "tree_attn/distributed/measure/measure.hpp"
+#include "tree_attn/distributed/measure/report.hpp"
+#include "tree_attn/distributed/transport/mpi_transport.hpp"
+#include "tree_attn/tests/support/model_backend.hpp"
+
+#include <mpi.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <exception>
+#include <fstream>
+#include <limits>
+#include <map>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+void tree_attn::test::pass_time(double seconds, const std::function<void()>& progress) {
+  if (progress) progress();
+  if (seconds > 0)
+    std::this_thread::sleep_for(std::chrono::round<std::chrono::nanoseconds>(std::chrono::duration<double>(seconds)));
+}
+
+namespace {
+
+using namespace tree_attn;
+using test::pass_time;
+
+/// Ranks that leave a barrier at the same moment: they share one clock, so they agree on it. They have no deadline.
+class SimulatedRanks final : public MpiRanks {
+ public:
+  SimulatedRanks() : MpiRanks(MPI_COMM_WORLD, std::numeric_limits<double>::infinity()) {}
+
+  void barrier() const override {
+    MpiRanks::barrier();
+    constexpr double kUntilThen = 0.1;  // longer than the agreement takes
+    const double then = all_max(MPI_Wtime()) + kUntilThen;
+    pass_time(then - MPI_Wtime());
+  }
+};
+
+/// Messages and merges that take the time of a model.
+class SimulatedTransport final : public MpiTransport {
+ public:
+  /// @param merge_seconds of a merge step: the time that a GPU needs for it
+  /// @param message_seconds of a message at its sender, and again at its receiver: of a processor that drives MPI
+  SimulatedTransport(const MpiRanks& ranks, Topology topology, double merge_seconds, double message_seconds)
+      : MpiTransport(ranks, std::move(topology)), merge_seconds_(merge_seconds), message_seconds_(message_seconds) {}
+
+  void count_merge_steps(std::int64_t n) override {
+    MpiTransport::count_merge_steps(n);
+    pass_time(static_cast<double>(n) * merge_seconds_);
+  }
+  /// All buffers of all ranks are the same few pages, and the simulator copies no message between two of them.
+  Allocate allocate() const override {
+    return [](std::size_t n_bytes) -> Memory {
+      return {static_cast<std::byte*>(SMPI_SHARED_MALLOC(n_bytes)), [](std::byte* bytes) { SMPI_SHARED_FREE(bytes); }};
+    };
+  }
+
+ protected:
+  void start_send(std::span<const std::byte> bytes, int to) override {
+    MpiTransport::start_send(bytes, to);
+    pass_time(message_seconds_);
+  }
+  void start_receive(std::span<std::byte> bytes, int from) override {
+    MpiTransport::start_receive(bytes, from);
+    ++n_receives_;
+  }
+  void finish_messages() override {
+    MpiTransport::finish_messages();
+    pass_time(std::exchange(n_receives_, 0) * message_seconds_);
+  }
+
+ private:
+  double merge_seconds_, message_seconds_;
+  int n_receives_ = 0;
+};
+
+/// Options of the command line, each with a value.
+std::map<std::string, std::string> options_of(int argc, char** argv) {
+  std::map<std::string, std::string> options{{"--algorithms", "two-level"},
+                                             {"--seq-len", "4096"},
+                                             {"--batch", "1"},
+                                             {"--heads", "16"},
+                                             {"--kv-heads", ""},
+                                             {"--head-dim", "128"},
+                                             {"--ranks-per-node", "8"},
+                                             {"--radix", "0"},
+                                             {"--order", "contiguous"},
+                                             {"--report", ""},
+                                             {"--merge-us", "0"},
+                                             {"--message-us", "0"},
+                                             {"--bandwidth", std::to_string(test::kModelBytesPerSecond)}};
+  for (int i = 1; i < argc; i += 2) {
+    const auto found = options.find(argv[i]);
+    if (found == options.end() || i + 1 == argc)
+      throw std::invalid_argument(std::string(argv[i]) + " is unknown, or has no value");
+    found->second = argv[i + 1];
+  }
+  return options;
+}
+
+void run(int argc, char** argv) {
+  auto options = options_of(argc, argv);
+  const auto number = [&](const char* name) { return std::stod(options[name]); };
+  const auto integer = [&](const char* name) { return std::stoll(options[name]); };
+  std::vector<const Algorithm*> chosen;
+  std::istringstream names(options["--algorithms"]);
+  for (std::string name; std::getline(names, name, ',');) chosen.push_back(&find_algorithm(name));
+  if (options["--kv-heads"].empty()) options["--kv-heads"] = options["--heads"];
+
+  WorkloadShape shape{{.dtype = DType::BF16, .value_dtype = DType::BF16}, integer("--seq-len"), {}};
+  shape.batch = integer("--batch"), shape.heads = integer("--heads"), shape.kv_heads = integer("--kv-heads");
+  shape.head_dim = shape.value_dim = integer("--head-dim");
+  shape.order = options["--order"] == name_of(LeafOrder::kDealt) ? LeafOrder::kDealt : LeafOrder::kContiguous;
+
+  const SimulatedRanks ranks;
+  const Topology topology = ranks.topology(static_cast<int>(integer("--ranks-per-node")));
+  const std::vector<KeyRange> ranges = shape.order == LeafOrder::kDealt
+                                           ? dealt_ranges(topology.size())
+                                           : coarse_ranges(shape.n_keys, topology.size(), kLeafKeys);
+  SimulatedTransport transport(ranks, topology, 1e-6 * number("--merge-us"), 1e-6 * number("--message-us"));
+  const Backend& backend = test::model_backend(number("--bandwidth"));
+  const std::unique_ptr<Workload> workload = test::make_axes(shape, 1);
+  const OwnedLeaves leaves(topology.range_of(ranks.rank(), ranges), shape.order);
+  OpenShard shard = open_shard(backend, shape, leaves, leaves.n_keys(shape.n_keys), 1);
+  fill_at_start(*shard.cache, *workload, workload->lengths_at_start());
+
+  PlanOptions plan;
+  plan.network = transport.network();
+  plan.radix = static_cast<int>(integer("--radix"));
+  const Bench bench{ranks, transport, backend, *workload, ranges, 1, 0, 1, plan};
+  std::vector<Measurement> measurements;
+  for (const Algorithm* algorithm : chosen) measurements.push_back(measure(bench, shard, *algorithm));
+  if (ranks.rank() != 0) return;
+  ReportHeader header{.backend = std::string(backend.name()), .transport = "simulated mpi", .shape = shape};
+  header.ranks = topology.size(), header.nodes = topology.n_nodes();
+  std::fputs(table(header, measurements).c_str(), stdout);
+  if (!options["--report"].empty()) std::ofstream(options["--report"]) << json(header, measurements);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  MPI_Init(&argc, &argv);
+  int status = 0;
+  try {
+    run(argc, argv);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "simulated: %s\n", error.what());
+    status = 2;
+  }
+  MPI_Finalize();
+  return status;
+}
