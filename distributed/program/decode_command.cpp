@@ -110,10 +110,11 @@ struct Outputs {
     if (!options.report.empty()) files.push_back({"--report", options.report}), report.emplace(options.report);
     check_different(files);
   }
-  /// Finishes all files, or puts all of them in place.
-  void each(void (OutputFile::*finish_or_put_in_place)()) {
+  std::vector<OutputFile*> files() {
+    std::vector<OutputFile*> files;
     for (std::optional<OutputFile>* file : {&out, &report})
-      if (*file) (**file.*finish_or_put_in_place)();
+      if (*file) files.push_back(&**file);
+    return files;
   }
 };
 
@@ -274,7 +275,7 @@ int run_decode(const DecodeOptions& options, const Ranks& ranks) {
     if (bench.options.radix == 0) report.network = bench.options.network;
     if (outputs.out) write_tensors(*outputs.out, shape, measurements[0].output, moments.empty() ? nullptr : moments.data());
     if (outputs.report) outputs.report->write(json(report, measurements));
-    outputs.each(&OutputFile::finish);
+    for (OutputFile* const file : outputs.files()) file->finish();
     std::fputs(table(report, measurements).c_str(), stdout);
     if (const std::string picked = shard->session->describe(); !picked.empty())
       std::printf("kernel: %s (%lld keys of rank 0)\n", picked.c_str(), static_cast<long long>(shard->cache->capacity()));
@@ -287,7 +288,7 @@ int run_decode(const DecodeOptions& options, const Ranks& ranks) {
         failed.push_back(m.algorithm + " differs from " + name + " by more than --tolerance");
     }
     flush_standard_output();  // the table comes before the messages on standard error
-    outputs.each(&OutputFile::put_in_place);
+    OutputFile::put_in_place(outputs.files());
 
     if (setup->file) name_ignored(*setup->file, options.expect);
     for (const std::string& line : failed) std::fprintf(stderr, "tree_attn: check failed: %s\n", line.c_str());

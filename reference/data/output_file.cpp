@@ -119,11 +119,40 @@ void OutputFile::finish() {
   if (::close(std::exchange(descriptor_, -1)) != 0) fail(errno);
 }
 
-void OutputFile::put_in_place() {
-  finish();
-  if (::rename(temporary_.c_str(), target_.c_str()) != 0) fail(errno);
+void OutputFile::put_in_place(std::span<OutputFile* const> files) {
+  for (OutputFile* const file : files) file->finish();
+  std::size_t n = 0;
+  try {
+    for (; n < files.size(); ++n) files[n]->replace(n + 1 < files.size());
+  } catch (...) {
+    while (n-- > 0) files[n]->put_back();
+    throw;
+  }
+  for (OutputFile* const file : files)
+    if (!file->old_.empty()) ::unlink(file->old_.c_str());
+}
+
+/// @param keeps_old under another name, for put_back()
+void OutputFile::replace(bool keeps_old) {
+  if (keeps_old && mode_) {
+    old_ = temporary_ + ".old";
+    // Where there are no hard links, the target is absent until the next rename.
+    if (::link(target_.c_str(), old_.c_str()) != 0 && ::rename(target_.c_str(), old_.c_str()) != 0) fail(errno);
+  }
+  if (::rename(temporary_.c_str(), target_.c_str()) != 0) {
+    const int error = errno;
+    if (!old_.empty()) put_back();
+    fail(error);
+  }
   forget_temporary_file(temporary_);
   temporary_.clear();
+}
+
+void OutputFile::put_back() {
+  if (old_.empty())
+    ::unlink(target_.c_str());
+  else if (::rename(old_.c_str(), target_.c_str()) == 0)
+    ::unlink(old_.c_str());  // of two links to one file a rename removes neither
 }
 
 void flush_standard_output() {

@@ -25,7 +25,7 @@ class OutputFile {
   /// Follows links to a file that exists, and checks that a file can be created there. Writes nothing.
   /// @throws InputError "PATH: cannot write: Not a directory", "PATH: is not a regular file"
   explicit OutputFile(const std::string& path);
-  /// Removes the temporary file, unless put_in_place() succeeded.
+  /// Removes what has not been put in place.
   ~OutputFile();
   OutputFile(const OutputFile&) = delete;
   OutputFile& operator=(const OutputFile&) = delete;
@@ -34,20 +34,26 @@ class OutputFile {
   void write(std::span<const std::byte> bytes);
   void write(const std::string& text) { write(std::as_bytes(std::span(text))); }
 
-  /// Flushes all bytes to the disk; after this only the rename can fail. Of several files each is finished before the first
-  /// is put in place. @throws InputError
+  /// Flushes all bytes to the disk; after this only the rename can fail. @throws InputError
   void finish();
 
-  /// Finishes the file and renames it to its target. @throws InputError
-  void put_in_place();
+  /// Finishes the files and renames them to their targets. If that fails, all targets are as they were. @throws InputError
+  static void put_in_place(std::span<OutputFile* const> files);
+  void put_in_place() {
+    OutputFile* const self = this;
+    put_in_place({&self, 1});
+  }
 
  private:
   [[noreturn]] void fail(int error) const;
   void open();
+  void replace(bool keeps_old);
+  void put_back();
 
   std::string path_;            // as given, for messages
   std::string target_;          // links resolved
   std::string temporary_;       // empty if there is none
+  std::string old_;             // the replaced file, until all files are in place
   std::optional<mode_t> mode_;  // of the replaced file
   int descriptor_ = -1;
 };

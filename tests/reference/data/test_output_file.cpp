@@ -165,6 +165,35 @@ TEST_CASE("output file: a target holds all of the new bytes, or is as it was") {
   CHECK(scratch.names().size() == 2);
 }
 
+TEST_CASE("output file: of several files all are put in place, or none") {
+  const Scratch scratch;
+  for (const bool is_new : {false, true}) {
+    CAPTURE(is_new);
+    const std::string out = is_new ? scratch.path("out 2") : scratch.write("out 1", "old"), report = scratch.path("report");
+    {
+      OutputFile first(out), second(report);
+      first.write("new"), second.write("text");
+      OutputFile* const files[] = {&first, &second};
+      fs::create_directory(report);
+      CHECK(refusal_of([&] { OutputFile::put_in_place(files); }) == report + ": cannot write: Is a directory");
+      CHECK(fs::exists(out) == !is_new);
+      if (!is_new) CHECK(Scratch::read(out) == "old");
+    }
+    CHECK(temporaries(scratch).empty());
+    fs::remove(report);
+    {
+      OutputFile first(out), second(report);
+      first.write("new"), second.write("text");
+      OutputFile* const files[] = {&first, &second};
+      OutputFile::put_in_place(files);
+    }
+    CHECK(Scratch::read(out) == "new");
+    CHECK(Scratch::read(report) == "text");
+    CHECK(temporaries(scratch).empty());
+    fs::remove(report);
+  }
+}
+
 TEST_CASE("output file: a device, a pipe and standard output are refused, and stay what they are") {
   const Scratch scratch;
   const std::string pipe = scratch.path("pipe"), table = scratch.write("table", "");
