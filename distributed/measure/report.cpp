@@ -97,11 +97,8 @@ nlohmann::ordered_json fields(const Network& network) {
   return {{"inside", link(network.inside)}, {"between", link(network.between)}, {"overhead_us", network.overhead_us}};
 }
 
-/// The radix of a plan, and the links by which it was chosen; null where there are none.
-void add_radix(nlohmann::ordered_json& run, int radix, const std::optional<Network>& network) {
-  run["radix"] = radix > 0 ? nlohmann::ordered_json(radix) : nullptr;
-  run["network"] = radix > 0 && network ? fields(*network) : nullptr;
-}
+/// The radix of a plan; null where there is none.
+nlohmann::ordered_json radix_of(int radix) { return radix > 0 ? nlohmann::ordered_json(radix) : nullptr; }
 
 /// The command line may contain any bytes, but JSON must be UTF-8.
 std::string dump(const nlohmann::ordered_json& report) {
@@ -171,7 +168,7 @@ std::string json(const ReportHeader& header, std::span<const Measurement> measur
         {"peak_kv_bytes_per_rank", m.peak_kv_bytes_per_rank},
         {"predicted", fields(m.predicted)},
     };
-    add_radix(run, m.radix, header.network);
+    run["radix"] = radix_of(m.radix);
     run["max_abs_error"] = m.errors ? nlohmann::ordered_json(m.errors->max_abs) : nullptr;
     run["max_rel_error"] = m.errors ? nlohmann::ordered_json(m.errors->max_rel) : nullptr;
     run["lse_max_error"] = m.errors ? nlohmann::ordered_json(m.errors->lse_max) : nullptr;
@@ -224,7 +221,7 @@ std::string json(const PredictionHeader& header, std::span<const NamedPrediction
                                {"head_dim", shape.head_dim},
                                {"seq_len", shape.n_keys},
                                {"order", name_of(shape.order)},
-                               {"radix", radix > 0 ? nlohmann::ordered_json(radix) : nullptr},
+                               {"radix", radix_of(radix)},
                                {"predicted", fields(predicted)}};
     run["predicted"]["peak_kv_bytes_per_rank"] = predicted.peak_kv_bytes;
     run["predicted"]["peak_bytes_per_rank"] = predicted.peak_bytes;
@@ -294,7 +291,7 @@ std::string json(const GenerationHeader& header, std::span<const GenerationRun> 
                                          {"bytes_between_nodes_per_token", run.per_token.bytes_between_nodes},
                                          {"same_bits_on_all_ranks", run.same_bits_on_all_ranks},
                                          {"logits_digest", hex(run.digest)}};
-    add_radix(fields_of_run, run.radix, header.network);
+    fields_of_run["radix"] = radix_of(run.radix);
     for (const Answer& answer : run.answers) {
       nlohmann::ordered_json fields_of_answer{{"question", answer.question}, {"answer", answer.text},
                                               {"position", answer.position}, {"rank", answer.rank},

@@ -29,7 +29,6 @@ struct ReportHeader {
   WorkloadShape shape;
   int steps = 1, threads = 1, ranks = 1, nodes = 1;
   Machine machine;
-  std::optional<Network> network{};  ///< by which a radix is chosen; nothing if it is set
 };
 
 /// The table: one line per algorithm, below a line that names the workload, the ranks and the backend.
@@ -95,7 +94,6 @@ struct GenerationHeader {
   std::int64_t kv_bytes = 0;           ///< keys and values of the text, over all ranks
   std::int64_t kv_bytes_per_rank = 0;  ///< the most that one rank holds
   Machine machine;
-  std::optional<Network> network{};  ///< as in ReportHeader
 };
 
 /// Two lines: the text and the ranks, and the keys and values that they hold.

@@ -272,7 +272,6 @@ int run_decode(const DecodeOptions& options, const Ranks& ranks) {
                         topology.n_nodes(),
                         this_machine()};
     report.machine.nccl = transport->library();
-    if (bench.options.radix == 0) report.network = bench.options.network;
     if (outputs.out) write_tensors(*outputs.out, shape, measurements[0].output, moments.empty() ? nullptr : moments.data());
     if (outputs.report) outputs.report->write(json(report, measurements));
     for (OutputFile* const file : outputs.files()) file->finish();

@@ -68,7 +68,6 @@ void check(const ClusterOptions& options, const Backend& backend, int n_ranks) {
   if (options.ranks_per_node > n_ranks)
     refuse("--ranks-per-node " + std::to_string(options.ranks_per_node) + " is larger than the job, which has " +
            ranks_text(n_ranks));
-  network_of(options.network, {});
 }
 
 void check(const DecodeOptions& options, int n_ranks, const WorkloadShape& shape) {
@@ -157,9 +156,8 @@ void check(std::span<const Algorithm* const> chosen, const Backend& backend, Tra
 
 PlanOptions plan_options(const ClusterOptions& options, const Ranks& ranks, const Topology& machines, Transport& transport) {
   PlanOptions plan;
-  plan.network = network_of(options.network, transport.network());
+  plan.network = transport.network();
   if (ranks_outnumber_cores(ranks, machines)) plan.radix = plan.node_radix = 2;
-  if (!options.network.given().empty()) plan.radix = 0;
   if (options.radix) plan.radix = *options.radix;
   plan.library_reduces = transport.device() != nullptr;
   plan.windows_on_host = options.windows == "host";
@@ -244,11 +242,6 @@ std::vector<const Algorithm*> chosen_algorithms(const ClusterOptions& options) {
   const auto has_radix = [](const Algorithm* algorithm) { return algorithm->radix != nullptr; };
   if (options.radix && std::none_of(chosen.begin(), chosen.end(), has_radix))
     throw InputError("--radix is for algorithms that join blocks of ranks, not for " + options.algorithm);
-  if (const std::string given(options.network.given()); !given.empty()) {
-    if (std::none_of(chosen.begin(), chosen.end(), has_radix))
-      throw InputError(given + " is for algorithms that join blocks of ranks, not for " + options.algorithm);
-    if (options.radix) throw InputError("--radix and " + given + ": give the radix, or the links by which it is chosen");
-  }
   if (options.windows == "host" && std::ranges::none_of(chosen, has_windows))
     throw InputError("--windows host is for algorithms whose kernels store into windows, not for " + options.algorithm);
   return chosen;
@@ -319,10 +312,8 @@ void add_cluster_options(CLI::App& command, ClusterOptions& options) {
       ->check(within(1, 1 << 20));
   command
       .add_option("--radix", options.radix,
-                  "Blocks of ranks that one round joins, at least 2 (default: by a model of the network)")
+                  "Blocks of ranks that one round joins, at least 2 (default: by a model of the network of the transport)")
       ->check(within(2, 1 << 20));
-  add_network_options(command, options.network, "The network, by which the radix is chosen (default: by the transport)",
-                      nullptr);
 }
 
 std::vector<const CLI::Option*> add_decode_options(CLI::App& command, DecodeOptions& options) {

@@ -4,7 +4,6 @@
 #pragma once
 
 #include "tree_attn/distributed/decoders/decoder.hpp"
-#include "tree_attn/distributed/program/network_options.hpp"
 #include "tree_attn/distributed/transport/ranks.hpp"
 #include "tree_attn/gpu/backend/backends.hpp"
 #include "tree_attn/reference/data/workload.hpp"
@@ -31,7 +30,6 @@ struct ClusterOptions {
   std::string algorithm = "two-level", backend = "cpu", transport = "mpi", windows = "device", devices;
   std::vector<std::string> compare;
   std::optional<int> threads, radix;
-  NetworkOptions network;
   int ranks_per_node = 0;
 };
 
@@ -66,8 +64,7 @@ void add_cluster_options(CLI::App& command, ClusterOptions& options);
 
 /// Whether kernels of the algorithm store into windows of other ranks.
 bool has_windows(const Algorithm* algorithm);
-/// The algorithm, and then those to compare it with. @throws InputError for windows or a radix that none of them has, and
-/// for links by which no radix is chosen
+/// The algorithm, and then those to compare it with. @throws InputError for windows or a radix that none of them has
 std::vector<const Algorithm*> chosen_algorithms(const ClusterOptions& options);
 
 /// Adds the options to the subcommand. `options` must live until the command line is parsed.
@@ -94,9 +91,9 @@ const Backend& backend_of_rank(const ClusterOptions& options, int n_threads, int
 /// The transport of --transport. Collective. @pre check() has accepted the options @throws as NcclTransport
 std::unique_ptr<Transport> open_transport(const ClusterOptions& options, const Backend& backend, const Ranks& ranks,
                                           Topology topology);
-/// How ranks exchange states, over the network of the transport or of the options. Where ranks outnumber the cores of their
-/// node, a message costs the time of a core rather than latency, so the schedule with the fewest messages is the fastest:
-/// two blocks in each round, inside nodes too. Between nodes the options have the last word. Collective.
+/// How ranks exchange states, over the network of the transport. Where ranks outnumber the cores of their node, a message
+/// costs the time of a core rather than latency, so the schedule with the fewest messages is the fastest: two blocks in each
+/// round, inside nodes too. Between nodes --radix has the last word. Collective.
 PlanOptions plan_options(const ClusterOptions& options, const Ranks& ranks, const Topology& machines, Transport& transport);
 /// "1 rank", "8 ranks".
 std::string ranks_text(int n_ranks);

@@ -291,7 +291,6 @@ int run_generate(const GenerateOptions& options, const Ranks& ranks) {
                           most_rows * bytes_per_character,
                           this_machine()};
   header.machine.nccl = transport->library();
-  if (setup->generator.plan.radix == 0) header.network = setup->generator.plan.network;
   if (is_root) std::fputs((title(header) + "\n").c_str(), stdout), std::fflush(stdout);
 
   // Answer every question with one algorithm after the other.

@@ -6,7 +6,7 @@
 /// Run: tree_attn predict --seq-len 5120000 --ranks 128 --ranks-per-node 8
 #include "tree_attn/distributed/measure/report.hpp"
 #include "tree_attn/distributed/program/decode_options.hpp"
-#include "tree_attn/distributed/program/network_options.hpp"
+#include "tree_attn/distributed/program/list_option.hpp"
 #include "tree_attn/distributed/program/number_check.hpp"
 #include "tree_attn/distributed/program/program.hpp"
 #include "tree_attn/reference/data/output_file.hpp"
@@ -26,7 +26,8 @@ namespace {
 struct PredictOptions : ShapeOptions {
   std::string command_line, report, order{name_of(LeafOrder::kContiguous)};
   int ranks = 8, ranks_per_node = 0, radix = 0;
-  NetworkOptions network;
+  std::vector<double> latency, bandwidth;  ///< us and GB/s, inside a node and between nodes; empty: not given
+  double overhead_us = kPaperCluster.network.overhead_us;
   double memory_bandwidth = kPaperCluster.memory_bytes_per_us / kGigabytePerSecond, merge_us = kPaperCluster.merge_us,
          store_us = kPaperCluster.store_us;
 };
@@ -34,9 +35,39 @@ struct PredictOptions : ShapeOptions {
 /// GPUs of a node, if --ranks-per-node does not say otherwise: as in the paper's cluster.
 constexpr int kRanksPerNode = 8;
 
+/// Sets two values of a list, if there is one: for links inside a node, and between nodes. @throws InputError
+void set_links(const std::string& name, const std::vector<double>& values, double unit, double& inside, double& between) {
+  if (values.empty()) return;
+  if (values.size() != 2) {
+    throw InputError(name + " lists " + std::to_string(values.size()) + (values.size() == 1 ? " value" : " values") +
+                     "; it takes two, for links inside a node and between nodes");
+  }
+  inside = values[0] * unit, between = values[1] * unit;
+}
+
+/// @throws InputError
 Cluster cluster_of(const PredictOptions& options) {
-  return {network_of(options.network, kPaperCluster.network), options.memory_bandwidth * kGigabytePerSecond,
-          options.merge_us, false, options.store_us};
+  Network network = kPaperCluster.network;
+  auto& [inside, between, overhead_us] = network;
+  set_links("--bandwidth", options.bandwidth, kGigabytePerSecond, inside.bytes_per_us, between.bytes_per_us);
+  set_links("--latency", options.latency, 1, inside.latency_us, between.latency_us);
+  overhead_us = options.overhead_us;
+  return {network, options.memory_bandwidth * kGigabytePerSecond, options.merge_us, false, options.store_us};
+}
+
+/// Whether the text is a bandwidth in GB/s, from 0.001 to 1e6, or a time in us, at most 1e9: empty, or why not. Beyond these
+/// limits there is no network, and a predicted time has more digits than a table has room for.
+std::string is_bandwidth(const std::string& text) {
+  double number = 0;
+  const std::string why = is_positive(text);
+  if (!why.empty() || !read_number(text, number)) return why;
+  return number >= 1e-3 && number <= 1e6 ? "" : readable(text) + " is not in 0.001 to 1e6 GB/s";
+}
+std::string is_microseconds(const std::string& text) {
+  double number = 0;
+  const std::string why = is_not_negative(text);
+  if (!why.empty() || !read_number(text, number)) return why;
+  return number <= 1e9 ? "" : readable(text) + " is more than 1e9 us";
 }
 
 /// The checked shape, and the ranks. @throws InputError
@@ -127,7 +158,16 @@ Command add_predict(CLI::App& program, std::string command_line) {
       ->add_option("--radix", options->radix, "Blocks of ranks that one round joins, at least 2 (default: by these links)")
       ->check(within(2, 1 << 20))
       ->group(cluster);
-  add_network_options(*command, options->network, cluster, &kPaperCluster.network);
+  const auto add_pair = [&](const std::string& name, std::vector<double>& values, const std::string& what, auto check,
+                            std::vector<double> defaults) {
+    add_list_option(*command, name, values, what, check)->group(cluster)->default_str(CLI::detail::join(defaults, ","));
+  };
+  const auto& [inside, between, overhead_us] = kPaperCluster.network;
+  add_pair("--bandwidth", options->bandwidth, "GB/s of a rank inside its node and between nodes, in each direction",
+           is_bandwidth, {inside.bytes_per_us / kGigabytePerSecond, between.bytes_per_us / kGigabytePerSecond});
+  add_pair("--latency", options->latency, "us of a message inside a node and between nodes", is_microseconds,
+           {inside.latency_us, between.latency_us});
+  add("--overhead", options->overhead_us, "us that each message costs its sender, and its receiver", is_microseconds);
   add("--memory-bandwidth", options->memory_bandwidth, "GB/s at which a rank decodes keys and values", is_bandwidth);
   add("--merge-time", options->merge_us, "us of a merge step", is_microseconds);
   add("--store-latency", options->store_us, "us until a GPU of the node reads what a kernel has stored; for one-shot",

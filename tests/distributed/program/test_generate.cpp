@@ -129,7 +129,6 @@ TEST_CASE("generate: what is wrong with the command line or a file is said in on
       {{kRecall, text, "--ask", "x", "--backend", "emulated", "--threads", "2"}, "--threads is for --backend cpu"},
       {{kRecall, text, "--ask", "x", "--algorithm", "tree"}, "--algorithm: tree is unknown"},
       {{kRecall, text, "--ask", "x", "--algorithm", "ring", "--radix", "2"}, "--radix is for algorithms that join blocks"},
-      {{kRecall, text, "--ask", "x", "--bandwidth", "1,2,3"}, "--bandwidth lists 3 values"},
       {{kRecall, text, "--ask", "x", "--ranks-per-node", "2"}, "--ranks-per-node 2 is larger than the job"},
       {{scratch.write("shape", model_bytes(wrong_shape, kLlamaConfig)), "--ask", "x"},
        "tensor \"model.layers.1.mlp.up_proj.weight\" has shape [36, 50], but the config makes it [50, 36]"},

@@ -45,20 +45,6 @@ TEST_CASE("generate: the same answer and the same bits of every logit on 1 to 13
     }
     CHECK(digests.size() == 1);
   }
-
-  // Links of the command line choose the radix, and change no bit.
-  std::set<std::string> digests;
-  for (const auto& [latency, radix] : {std::pair("1,1000", 3), {"1,0", 2}}) {
-    const std::string report_path = scratch.path("report");
-    check_silent_success(run(ranks(3, {"generate", kRecall, text, "--ask", "The code of velora is ", "--ranks-per-node", "1",
-                                       "--latency", latency, "--report", report_path})));
-    const nlohmann::json each = nlohmann::json::parse(Scratch::read(report_path))["runs"][0];
-    CHECK(each["radix"] == radix);
-    CHECK(each["messages_per_token"] == (radix == 3 ? 6 : 5));
-    CHECK(each["network"]["between"]["latency_us"] == (radix == 3 ? 1000.0 : 0.0));
-    digests.insert(each["logits_digest"].get<std::string>());
-  }
-  CHECK(digests.size() == 1);
 }
 
 TEST_CASE("generate: ranks that read different texts, and a question of standard input on all ranks") {

@@ -206,68 +206,20 @@ TEST_CASE("report: where ranks outnumber the cores of their node, every round jo
   CPU_SET(core, &one);
   REQUIRE(::sched_setaffinity(0, sizeof one, &one) == 0);
   // Four nodes, or four ranks of a node: two rounds of one message each way, where the default would be one round of three.
-  // Links of the command line have the last word between nodes.
   std::vector<Json> runs;
   for (const char* ranks_per_node : {"1", "4"}) {
     const Words decode{"decode", "--seq-len", "256", "--ranks-per-node", ranks_per_node, "--report", path};
-    for (const Words& links : {Words{}, Words{"--latency", "1,1000"}}) {
-      check_silent_success(run(ranks(4, decode + links)));
-      runs.push_back(read_report(path)["runs"][0]);
-    }
+    check_silent_success(run(ranks(4, decode)));
+    runs.push_back(read_report(path)["runs"][0]);
   }
   REQUIRE(::sched_setaffinity(0, sizeof all, &all) == 0);
-  for (std::size_t i = 0; i < runs.size(); ++i) {
-    const Json& each = runs[i];
+  for (const Json& each : runs) {
     CAPTURE(each.dump());
-    const bool is_one_round = i == 1;
-    CHECK(each["radix"] == (is_one_round ? 4 : 2));
-    CHECK(each["messages_per_step"] == 4 * (is_one_round ? 3 : 2));
-    CHECK(each["predicted"]["rounds"] == (is_one_round ? 1 : 2));
-    CHECK(each["network"].is_null() == (i % 2 == 0));
+    CHECK(each["radix"] == 2);
+    CHECK(each["messages_per_step"] == 4 * 2);
+    CHECK(each["predicted"]["rounds"] == 2);
     CHECK(each["output_digest"] == runs[0]["output_digest"]);
   }
-}
-
-TEST_CASE("report: the radix is chosen by the network of the transport, or by that of the command line") {
-  const Scratch scratch;
-  const std::string path = scratch.path("report");
-  const Words decode{"decode", "--seq-len", "256", "--head-dim", "64", "--compare", "gather", "--report", path};
-  const auto runs_of = [&](const Words& command) -> Json {
-    check_silent_success(run(command));
-    return read_report(path)["runs"];
-  };
-  // Alone, a rank has a core.
-  const Words nccl{"env", "TREE_ATTN_NCCL_LIBRARY=" TREE_ATTN_NCCL_STAND_IN};
-  for (const auto& [command, network] :
-       {std::pair(ranks(1, decode), tree_attn::kMpiNetwork),
-        {ranks(1, decode + Words{"--transport", "shared"}), tree_attn::kSharedNetwork},
-        {alone(decode + Words{"--devices", "0"}), tree_attn::kThreadNetwork},
-        {nccl + alone(decode + Words{"--devices", "0", "--transport", "nccl", "--backend", "emulated"}),
-         tree_attn::kNcclNetwork}}) {
-    const Json runs = runs_of(command);
-    CAPTURE(runs.dump());
-    CHECK(runs[0]["network"] == json_of(network));
-    CHECK(runs[1]["network"].is_null());
-  }
-  CHECK(runs_of(ranks(1, decode + Words{"--radix", "2"}))[0]["network"].is_null());
-
-  // Three nodes: one round of two messages to each, or two rounds, of two and three messages. The links that are not given
-  // are those of the transport.
-  tree_attn::Network wanted = tree_attn::kMpiNetwork;
-  const auto check = [&](const Words& links, int radix, int messages) {
-    const Json each = runs_of(ranks(3, decode + Words{"--ranks-per-node", "1"} + links))[0];
-    CAPTURE(each.dump());
-    CHECK(each["network"] == json_of(wanted));
-    CHECK(each["radix"] == radix);
-    CHECK(each["messages_per_step"] == messages);
-    CHECK(each["predicted"]["messages_per_step"] == messages);
-  };
-  wanted.inside.latency_us = 2, wanted.between.latency_us = 1000;
-  check({"--latency", "2,1000"}, 3, 6);
-  wanted.between.latency_us = 0;
-  check({"--latency", "2,0"}, 2, 5);
-  wanted.inside.bytes_per_us = 5e3, wanted.between.bytes_per_us = 7e3, wanted.overhead_us = 0.5;
-  check({"--latency", "2,0", "--bandwidth", "5,7", "--overhead", "0.5"}, 2, 5);
 }
 
 TEST_CASE("report: the combine leaves out the decode of the shard") {
