@@ -225,7 +225,6 @@ void MpiRanks::await_collective(MPI_Request request, std::string_view what, Memo
 void MpiRanks::barrier() const {
   const auto in_use = deadline_.use_mpi();
   check();
-  if (!deadline_.is_limited()) return check_mpi(MPI_Barrier(comm_), "MPI_Barrier");
   meet(comm_);
 }
 
@@ -240,10 +239,6 @@ void MpiRanks::all_gather(std::span<const std::byte> mine, std::span<std::byte> 
   const auto in_use = deadline_.use_mpi();
   check();
   const int n_bytes = count_of(mine.size(), "MPI_Allgather");
-  if (!deadline_.is_limited()) {
-    check_mpi(MPI_Allgather(mine.data(), n_bytes, MPI_BYTE, all.data(), n_bytes, MPI_BYTE, comm_), "MPI_Allgather");
-    return;
-  }
   auto memory = std::make_unique_for_overwrite<std::byte[]>(mine.size() + all.size());
   std::byte* const gathered = memory.get() + mine.size();
   std::ranges::copy(mine, memory.get());
@@ -258,16 +253,11 @@ void MpiRanks::broadcast(std::span<std::byte> bytes, int root, std::string_view 
   check();
   // MPI counts in int. All ranks have as many bytes, and therefore the same parts.
   constexpr std::size_t kMostBytes = std::size_t{1} << 24;
-  std::unique_ptr<std::byte[]> memory;
-  if (deadline_.is_limited()) memory = std::make_unique_for_overwrite<std::byte[]>(std::min(bytes.size(), kMostBytes));
+  auto memory = std::make_unique_for_overwrite<std::byte[]>(std::min(bytes.size(), kMostBytes));
   do {
     const std::span<std::byte> part = bytes.first(std::min(bytes.size(), kMostBytes));
     bytes = bytes.subspan(part.size());
     const int n_bytes = static_cast<int>(part.size());
-    if (!deadline_.is_limited()) {
-      check_mpi(MPI_Bcast(part.data(), n_bytes, MPI_BYTE, root, comm_), "MPI_Bcast");
-      continue;
-    }
     if (rank() == root) std::ranges::copy(part, memory.get());
     MPI_Request request = MPI_REQUEST_NULL;
     check_mpi(MPI_Ibcast(memory.get(), n_bytes, MPI_BYTE, root, comm_, &request), "MPI_Ibcast");

@@ -23,7 +23,7 @@ namespace tree_attn {
 /// destroyed it. An object that is left then does nothing more.
 ///
 /// Every wait polls, so that it can have a deadline, and yields, so that more ranks than cores share the cores. Without a
-/// deadline, collectives block in MPI, and so do waits for messages that all go over MPI. A rank that computes for longer
+/// deadline, waits for what goes over MPI block there. A rank that computes for longer
 /// than the deadline counts as silent, so the others give up. MPI_Comm_split_type and the calls that make and free shared
 /// windows have no form that polls: the ranks meet under the deadline before such a call, and a rank that ends inside it is
 /// not noticed.

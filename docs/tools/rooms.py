@@ -1,23 +1,47 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The rooms of the house: files, lines, floors, and arrows between them.
+"""The rooms of the house: files, lines, floors, and arrows between them; and what each feature weighs.
 
-Run: docs/tools/rooms.py [FOLDER]    of this tree, or of another one
+Run: docs/tools/rooms.py [COMMIT [BEFORE]]    of the tree as it lies here, or of a commit; and the lines of another one beside them
 
 Counted are C++ and CUDA sources (.hpp, .cpp, .cuh, .cu): physical lines, and lines of code, without those that are blank or a comment
 alone. Product is reference/, gpu/ and distributed/; tests are tests/. A header and the source of its name are one unit; a room has
 as many floors as its longest chain of units that include each other. An arrow goes from a room to one that it includes, and rooms that lie
-in one room are one here; it points up if that one includes the first too, directly or not.
+in one room are one here; it points up if that one includes the first too, directly or not. A feature weighs the lines of the files whose
+names match its pattern.
 """
+import argparse
+import io
 import pathlib
 import re
 import subprocess
-import sys
+import tarfile
 from collections import defaultdict
 
-ROOT = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).resolve().parents[2])
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 INCLUDE = re.compile(r'^\s*#\s*include\s+"(?:tree_attn/)?([^"]+)"', re.MULTILINE)
 PRODUCT = ("reference", "gpu", "distributed")
+FEATURES = {
+    "care of a job": r"watchdog|pulse_|launcher|mpi_session|deadline|guard",
+    "facts and verdicts, info": r"facts|judge|collect|/libraries|info_command|mpi_info|machine|need\.",
+    "fingerprint, agreement on options": r"fingerprint|shared_options|agreement",
+    "memory check": r"measure/(test_)?memory",
+    "predict, time of a step": r"predict|step_time",
+    "model of a GPU, simulated cluster": r"model_backend|pass_time|simulated/",
+    "generate, language model": r"generate|/model/|generator",
+    "moments": r"moment_(workload|state)|test_moment_(workload|state)|mpi_moments",
+    "what is not finite in F32": r"overflow|huge_values",
+    "lists, dealt order": r"listed|leaf_lists|owned_leaves|slots|dealt_merges",
+    "one-shot, windows": r"one_shot|peers|peer_packets|node_memory|window_handle|far_stores",
+    "algorithms": r"decoders/(two_level|leaders|paper|packed|fused|gather|ring_state|ring)\.",
+    "NCCL": r"nccl",
+    "blocks and plans on a device": r"backend/blocks|device_blocks|device_fabric",
+    "shared memory": r"shared_transport",
+    "threads as ranks": r"thread_transport",
+    "tensor and output files": r"safetensors|output_file|temporary_files|mapped_file|fuzz/",
+    "emulator": r"platform/(emulator|modes|seeded_bugs)",
+    "GPU timing, peers": r"time_ladder|gpu/exchange|gpu/cuda",
+}
 
 
 def longest(graph):
@@ -46,10 +70,34 @@ def whole(name):
     return "tests" if name.startswith("tests/") else "/".join(name.split("/")[:2])
 
 
+def sources_of(commit):
+    """The text of every source, by its name: of a commit, or of the files that lie here."""
+    wanted = lambda name: name.endswith((".hpp", ".cpp", ".cuh", ".cu")) and name.startswith((*(f"{room}/" for room in PRODUCT), "tests/"))
+    git = lambda *words: subprocess.run(["git", "-C", ROOT, *words], capture_output=True, check=True).stdout
+    if commit is None:
+        return {name: (ROOT / name).read_text(encoding="utf-8") for name in git("ls-files").decode().splitlines() if wanted(name) and (ROOT / name).exists()}
+    with tarfile.open(fileobj=io.BytesIO(git("archive", commit))) as archive:
+        return {each.name: archive.extractfile(each).read().decode() for each in archive if each.isfile() and wanted(each.name)}
+
+
+def weigh(sources):
+    """Lines by room, and by feature of product and tests."""
+    lines = {name: len(text.splitlines()) for name, text in sources.items()}
+    rooms, features = defaultdict(int), {}
+    for name, n in lines.items():
+        rooms[name.rsplit("/", 1)[0]] += n
+    for feature, pattern in FEATURES.items():
+        found = [name for name in lines if re.search(pattern, name)]
+        features[feature] = [sum(lines[name] for name in found if name.startswith("tests/") == is_test) for is_test in (False, True)]
+    return rooms, features
+
+
 def main():
-    names = subprocess.run(["git", "-C", ROOT, "ls-files"], capture_output=True, text=True, check=True).stdout.splitlines()
-    sources = {name: (ROOT / name).read_text(encoding="utf-8") for name in names
-               if name.endswith((".hpp", ".cpp", ".cuh", ".cu")) and name.startswith((*(f"{room}/" for room in PRODUCT), "tests/"))}
+    options = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    options.add_argument("commit", nargs="?")
+    options.add_argument("before", nargs="?")
+    chosen = options.parse_args()
+    sources = sources_of(chosen.commit)
     room_of = {name: name.rsplit("/", 1)[0] for name in sources}
     size, floors, arrows = defaultdict(lambda: [0, 0, 0]), defaultdict(lambda: defaultdict(set)), defaultdict(set)
     for name, text in sources.items():
@@ -74,6 +122,18 @@ def main():
         total = [sum(size[room][i] for room in size if room.split("/")[0] in folders) for i in range(3)]
         print(f"{what:<40} {total[0]:5} {total[1]:6} {total[2]:6}")
     print("arrows up:", ", ".join(f"{a} -> {b}" for a, b in sorted(up)) or "none")
+
+    rooms, features = weigh(sources)
+    old_rooms, old_features = weigh(sources_of(chosen.before)) if chosen.before else ({}, {})
+    if chosen.before:
+        print(f"\n{'lines of a room':<40} before    now")
+        for room in sorted(set(rooms) | set(old_rooms)):
+            if rooms.get(room, 0) != old_rooms.get(room, 0):
+                print(f"{room:<40} {old_rooms.get(room, 0):6} {rooms.get(room, 0):6}")
+    print(f"\n{'feature':<40} product  tests" + ("   product, tests before" if chosen.before else ""))
+    for feature, (product, tests) in features.items():
+        before = "   {:6} {:6}".format(*old_features[feature]) if chosen.before else ""
+        print(f"{feature:<40} {product:7} {tests:6}{before}")
 
 
 if __name__ == "__main__":

@@ -14,14 +14,6 @@ namespace {
 
 using Json = nlohmann::json;
 
-/// As the report has it.
-Json json_of(const tree_attn::Network& network) {
-  const auto link = [](const tree_attn::Link& each) {
-    return Json{{"latency_us", each.latency_us}, {"bytes_per_us", each.bytes_per_us}};
-  };
-  return {{"inside", link(network.inside)}, {"between", link(network.between)}, {"overhead_us", network.overhead_us}};
-}
-
 bool has_radix(const std::string& algorithm) { return tree_attn::find_algorithm(algorithm).radix != nullptr; }
 
 Json read_report(const std::string& path) { return Json::parse(Scratch::read(path)); }
