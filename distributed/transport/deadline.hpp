@@ -34,7 +34,7 @@ class Deadline {
   virtual ~Deadline() = default;
   /// Seconds that one wait may take without progress; infinity for no limit.
   virtual double seconds() const = 0;
-  /// Whether waits can end early. If not, they block in MPI where there is nothing else to do.
+  /// Whether waits can end early.
   bool is_limited() const { return std::isfinite(seconds()); }
   /// Sets what this rank is doing, for the message of a missed deadline: "in two-level, step 3".
   virtual void doing(std::string_view phrase) = 0;

@@ -64,9 +64,10 @@ MpiRanks::MpiRanks(MPI_Comm comm, double timeout) : MpiRanks(comm, std::make_uni
 
 MpiRanks::MpiRanks(MPI_Comm comm, std::unique_ptr<Deadline> own) : MpiRanks(comm, *own) { own_deadline_ = std::move(own); }
 
-MpiRanks::MpiRanks(MPI_Comm comm, Deadline& deadline)
+MpiRanks::MpiRanks(MPI_Comm comm, Deadline& deadline, bool polls)
     : Ranks(rank_in(comm), size_of(comm)),
       deadline_(deadline),
+      polls_(polls),
       n_exceptions_(std::uncaught_exceptions()),
       n_tags_(tree_attn::n_tags()) {
   comm_ = duplicate(comm);
@@ -137,11 +138,8 @@ auto MpiRanks::or_give_up(const Function& function) const {
 void MpiRanks::await(std::span<MPI_Request> requests, std::string_view what, const Completed& completed,
                      const Advance& advance) const {
   const auto in_use = deadline_.use_mpi();
-  or_give_up([&] {
-    // With nothing to advance MPI waits, which takes a simulator of MPI no time.
-    const bool polls = advance || deadline_.is_limited();
-    return polls ? poll_until_done(requests, what, completed, advance) : wait_for_all(requests, completed);
-  });
+  or_give_up(
+      [&] { return polls_ ? poll_until_done(requests, what, completed, advance) : wait_for_all(requests, completed); });
 }
 
 bool MpiRanks::poll(std::span<MPI_Request> requests, const Completed& completed, const Advance& advance) const {

@@ -22,8 +22,8 @@ namespace tree_attn {
 /// The ranks of a communicator. The program initializes MPI before it creates this object, and finalizes MPI after it has
 /// destroyed it. An object that is left then does nothing more.
 ///
-/// Every wait polls, so that it can have a deadline, and yields, so that more ranks than cores share the cores. Without a
-/// deadline, waits for what goes over MPI block there. A rank that computes for longer
+/// Every wait polls, so that it can have a deadline, and yields, so that more ranks than cores share the cores. A rank that
+/// computes for longer
 /// than the deadline counts as silent, so the others give up. MPI_Comm_split_type and the calls that make and free shared
 /// windows have no form that polls: the ranks meet under the deadline before such a call, and a rank that ends inside it is
 /// not noticed.
@@ -49,8 +49,9 @@ class MpiRanks : public Ranks {
   /// @param timeout seconds that one wait may take without progress, may be infinite
   /// @throws std::invalid_argument for MPI_COMM_NULL, an inter-communicator, or if MPI is not running; TransportError
   MpiRanks(MPI_Comm comm, double timeout);
-  /// The same with the caller's deadline, which outlives this object.
-  MpiRanks(MPI_Comm comm, Deadline& deadline);
+  /// The same with the caller's deadline, which outlives this object. @param polls false on a simulator of MPI, where
+  /// polling takes time: waits are left to MPI, and end with the first error or never
+  MpiRanks(MPI_Comm comm, Deadline& deadline, bool polls = true);
   /// Frees the duplicates if all ranks can_meet(): collective, but a rank that cannot does not wait.
   ~MpiRanks() override;
 
@@ -110,6 +111,7 @@ class MpiRanks : public Ranks {
 
   std::unique_ptr<Deadline> own_deadline_;
   Deadline& deadline_;
+  bool polls_;
   MPI_Comm comm_ = MPI_COMM_NULL, for_the_end_ = MPI_COMM_NULL;
   int n_exceptions_;  ///< in flight when this object was made
   /// Whether this rank cannot meet the others at the end, and how many cannot.

@@ -39,7 +39,7 @@ using test::pass_time;
 /// their collectives, outside the steps, are those of the simulator that send few messages.
 class SimulatedRanks final : public MpiRanks {
  public:
-  SimulatedRanks() : MpiRanks(MPI_COMM_WORLD, std::numeric_limits<double>::infinity()) {}
+  explicit SimulatedRanks(Deadline& none) : MpiRanks(MPI_COMM_WORLD, none, false) {}
 
   void barrier() const override {
     MPI_Barrier(comm());
@@ -133,7 +133,8 @@ void run(int argc, char** argv) {
   shape.head_dim = shape.value_dim = integer("--head-dim");
   shape.order = options["--order"] == name_of(LeafOrder::kDealt) ? LeafOrder::kDealt : LeafOrder::kContiguous;
 
-  const SimulatedRanks ranks;
+  TimeLimit none(0, std::numeric_limits<double>::infinity());
+  const SimulatedRanks ranks(none);
   const Topology topology = ranks.topology(static_cast<int>(integer("--ranks-per-node")));
   const std::vector<KeyRange> ranges = shape.order == LeafOrder::kDealt
                                            ? dealt_ranges(topology.size())
