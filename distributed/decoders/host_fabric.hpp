@@ -14,8 +14,10 @@
 
 namespace tree_attn {
 
-/// The blocks of one plan in host memory, taken once: a step allocates nothing. Messages are sent from the blocks and
-/// received into them.
+/// The blocks of one plan in host memory, taken once. A step allocates nothing, and copies no state that it can read where
+/// it is: the states of this rank are sent and merged where the decode has written them, and a message, if the transport
+/// lets it stay, where it has arrived. Only what is merged or received otherwise is written into the blocks, and what the
+/// transport may read after the step (reads_late()). A message stays until an operation needs its block, or the step ends.
 class HostFabric : public Fabric {
  public:
   /// @param transport outlives the fabric
@@ -30,13 +32,13 @@ class HostFabric : public Fabric {
   /// @returns the output, valid until the next step @throws std::logic_error if the plan is for another range of positions
   OutputView step(std::span<const float> states, std::span<const float> sinks = {});
   /// The same in parts: begins the plan, and carries it out as far as it goes without waiting. @param states, sinks as
-  /// step(); the sinks must not change before finish()
+  /// step(); they must not change before finish()
   void start(std::span<const float> states, std::span<const float> sinks = {});
   /// Goes on without waiting. @returns whether all operations are done
   bool advance();
   /// Carries out the rest. @returns as step()
   OutputView finish();
-  /// Copies the states into the own blocks. @throws as step()
+  /// The states, for the next step. They are read where they are, and must not change before its end. @throws as step()
   void take_states(std::span<const float> states);
   /// Elements of adjacent blocks, before or after a step.
   std::span<float> elements(Blocks blocks) const;
@@ -51,13 +53,22 @@ class HostFabric : public Fabric {
   void run(const Divide& divide) override;
   /// @throws std::logic_error: plans for host memory hold none
   void run(const AllReduce& reduce) override;
+  void end() override { settle(); }
+
+ protected:
+  /// Copies into its block what is read elsewhere and was not used up, and lets the transport have its memory back.
+  void settle();
 
  private:
-  /// Starts the messages of run(Exchange).
+  /// The two halves of run(Exchange): before and after the wait.
   void post(const Exchange& exchange);
+  void arrive(const Exchange& exchange);
   /// Carries out operations from next_ on. @returns whether all are done; false only if it does not wait
   bool advance(bool waits);
   float* at(Block block) const { return elements({block, 1}).data(); }
+  void read_in_place(Block block, const float* from);
+  /// Whether the blocks are adjacent where they are read.
+  bool is_adjacent(Blocks blocks) const;
   /// Rows of a block of states, and of a block of scalars.
   std::int64_t n_states(Block block) const;
   std::int64_t n_scalars(Block block) const { return std::ssize(elements({block, 1})); }
@@ -75,7 +86,10 @@ class HostFabric : public Fabric {
   bool is_posted_ = false;  ///< whether its messages are under way
   std::vector<std::int64_t> offsets_;
   std::unique_ptr<float[]> memory_;
-  std::span<const float> sinks_;  ///< [n_rows] of the step; empty: none
+  std::vector<const float*> read_at_;  ///< of every block: its memory; until settle() the message or the decode's state
+  std::span<const float> sinks_;       ///< [n_rows] of the step; empty: none
+  std::vector<Block> in_place_;        ///< the blocks that may be read outside of their memory
+  std::vector<const std::byte*> arrived_at_;  ///< the messages of an Exchange, until settle()
 };
 
 }  // namespace tree_attn

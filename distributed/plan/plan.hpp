@@ -149,12 +149,15 @@ class Fabric {
   virtual void run(const Weigh& weigh) = 0;
   virtual void run(const Divide& divide) = 0;
   virtual void run(const AllReduce& reduce) = 0;
+  /// Ends a step: all blocks are in the memory of the fabric.
+  virtual void end() {}
 };
 
 /// Carries out one step of a plan.
 inline void execute(const Plan& plan, Fabric& fabric) {
   fabric.begin(plan);
   for (const Operation& operation : plan.operations) std::visit([&](const auto& each) { fabric.run(each); }, operation);
+  fabric.end();
 }
 
 /// What one rank sends and holds in a step.

@@ -228,9 +228,27 @@ void ThreadTransport::finish_messages() {
 }
 
 void ThreadTransport::start_receive(std::span<std::byte> bytes, int from) {
+  const auto in_use = std::span(in_place_).first(n_in_place_);
+  if (std::ranges::find(in_use, from, &InPlace::from) != in_use.end())
+    throw std::logic_error("ThreadTransport: receives from rank " + std::to_string(from) + " before release()");
   // All ones are a NaN in every element type.
   std::memset(bytes.data(), 0xFF, bytes.size());
   receives_.push_back({bytes, from});
+}
+
+void ThreadTransport::start_receive_in_place(std::span<std::byte> bytes, int from, const std::byte*& at) {
+  if (!leaves_in_place_) return start_receive(bytes, from);
+  if (n_in_place_ == in_place_.size()) in_place_.emplace_back();
+  std::vector<std::byte>& memory = in_place_[n_in_place_].memory;
+  memory.resize(std::max(memory.size(), bytes.size()));
+  start_receive(std::span(memory).first(bytes.size()), from);
+  std::memset(bytes.data(), 0xFF, bytes.size());
+  at = memory.data();
+  in_place_[n_in_place_++].from = from;
+}
+
+void ThreadTransport::release() {
+  for (; n_in_place_ > 0; --n_in_place_) std::ranges::fill(in_place_[n_in_place_ - 1].memory, std::byte{0xFF});
 }
 
 void run_threads(const Topology& topology, double timeout, const ThreadBody& body) {

@@ -107,6 +107,7 @@ TEST_CASE("combiner: the bits of a merge in one process, whole or by heads, in a
         CAPTURE(topology.n_nodes());
         std::mutex mutex;
         run_threads(topology, kTimeout, [&](ThreadTransport& transport) {
+          transport.leave_in_place();
           const auto me = static_cast<std::size_t>(topology.index_of(transport.rank()));
           for (const std::int64_t slice_bytes : {std::int64_t{0}, std::int64_t{1} << 40}) {
             Combiner all(transport, shape, OutputPart::kAll, {.slice_bytes = slice_bytes});

@@ -72,6 +72,7 @@ TEST_CASE("growth: a decode after every append from 0 to 3000 keys has the bits 
       const std::vector<KeyRange> ranges = ranges_in(order, p, p % 2 == 0 ? 700 : 0);
       std::atomic<int> n_wrong = 0, n_decoded = 0;
       run_threads(topology, kTimeout, [&](ThreadTransport& transport) {
+        transport.leave_in_place();
         const auto mine = make_workload(shape, 31, 1);
         OpenShard shard =
             open_shard(cpu_backend(), shape, OwnedLeaves(topology.range_of(transport.rank(), ranges), order), 0, kScale);
@@ -123,6 +124,7 @@ TEST_CASE("growth: on the emulated kernels every algorithm has the bits of one r
         const std::vector<KeyRange> ranges = ranges_in(order, p, p % 2 == 0 ? 200 : 0);
         std::atomic<int> n_wrong = 0;
         run_threads(topology, kTimeout, [&](ThreadTransport& transport) {
+          transport.leave_in_place();
           const auto mine = make_workload(shape, 34, 1);
           OpenShard shard =
               open_shard(kernels, shape, OwnedLeaves(topology.range_of(transport.rank(), ranges), order), 0, kScale);

@@ -100,6 +100,7 @@ TEST_CASE("two-level: the bits of gather and the counts of the plan, for every r
     std::vector<Traffic> traffic(all_options.size());
     std::mutex mutex;
     run_threads(topology, kTimeout, [&](ThreadTransport& transport) {
+      transport.leave_in_place();
       const auto rank = static_cast<std::size_t>(transport.rank());
       const KeyRange range = topology.range_of(transport.rank(), ranges);
       for (std::size_t i = 0; i <= all_options.size(); ++i) {

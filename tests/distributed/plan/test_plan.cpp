@@ -33,6 +33,7 @@ class ComposingFabric : public HostFabric {
   using HostFabric::HostFabric;
   using HostFabric::run;
   void run(const Combine& combine) override {
+    settle();
     for (const auto& [left, right] : combine.pairs) compose(elements({left, combine.n}), elements({right, combine.n}));
   }
 };
@@ -66,6 +67,7 @@ TEST_CASE("all_reduce: every rank ends with the contributions in rank order, for
       for (int index = 1; index < p; ++index) compose(expected, contribution(index));
       std::vector<std::vector<float>> ended(static_cast<std::size_t>(p));
       run_threads(topology, kTimeout, [&](ThreadTransport& transport) {
+        transport.leave_in_place();
         // Two blocks of two rows each.
         PlanBuilder builder;
         const Blocks mine = builder.allocate(kScalarBlock, 2);
@@ -101,6 +103,7 @@ TEST_CASE("plans: forests of any cut, empty ranges included, end as the output o
           ++n_plans;
           std::vector<DecodeOutput> ended(static_cast<std::size_t>(p));
           run_threads(topology, kTimeout, [&](ThreadTransport& transport) {
+            transport.leave_in_place();
             const KeyRange range = topology.range_of(transport.rank(), ranges);
             const Plan plan =
                 (*plan_of)(topology, transport.rank(), ranges, {.slice_bytes = slice_bytes, .n_rows = 2, .d_v = 1});
@@ -134,6 +137,7 @@ TEST_CASE("broadcast: the blocks of the first member reach every member, and no 
     for (int rank = p - 1; rank >= 0; rank -= 2) members.push_back(rank);
     std::vector<float> ended(static_cast<std::size_t>(p));
     run_threads(Topology::pretend(p, 2), kTimeout, [&](ThreadTransport& transport) {
+      transport.leave_in_place();
       PlanBuilder builder;
       const Blocks block = builder.allocate(kScalarBlock);
       const auto found = std::find(members.begin(), members.end(), transport.rank());
@@ -370,6 +374,7 @@ TEST_CASE("plans: states of another range are refused") {
   const KeyRange range{0, 3};
   const Plan plan = std::get<PlanOf>(find_algorithm("gather").exchange)(topology, 0, {&range, 1}, {});
   run_threads(topology, kTimeout, [&](ThreadTransport& transport) {
+    transport.leave_in_place();
     HostFabric fabric(transport, plan, 2, 1);
     CHECK_THROWS_AS(fabric.step(forest_of(0, 4).states()), std::logic_error);
   });

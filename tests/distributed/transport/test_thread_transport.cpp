@@ -31,6 +31,7 @@ class ThreadRankGroup : public RankGroup {
   std::vector<RankResult> run(const Topology& topology, const std::function<DecodeOutput(Transport&)>& body) override {
     std::vector<RankResult> results(static_cast<std::size_t>(size()));
     run_threads(topology, kTimeout, [&](ThreadTransport& transport) {
+      transport.leave_in_place();
       RankResult& mine = results[static_cast<std::size_t>(transport.rank())];
       mine.output = body(transport);
       mine.traffic = transport.traffic();
