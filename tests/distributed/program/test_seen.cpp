@@ -27,6 +27,11 @@ TEST_CASE("decode: causal edges, windows, sinks and learned sinks: the same bits
         check_silent_success(run(ranks(3, decode("three") + Words{"--compare", "paper,ring"})));
         CHECK((Scratch::read(scratch.path("one")) == Scratch::read(scratch.path("three"))));
       }
+      if (!has_sink && rule == Words{"--causal"}) {
+        check_silent_success(run(ranks(2, Words{"decode", scratch.path("in"), scratch.path("three"), "--causal", "--backend",
+                                                "emulated", "--algorithm", "one-shot"})));
+        CHECK((Scratch::read(scratch.path("one")) == Scratch::read(scratch.path("three"))));
+      }
       // The oracle's numbers, from both commands.
       check_silent_success(run(alone(Words{"oracle", scratch.path("in"), scratch.path("exact")} + rule)));
       check_silent_success(run(ranks(2, Words{"decode", scratch.path("in"), scratch.path("out")} + rule)));
