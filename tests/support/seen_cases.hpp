@@ -114,4 +114,32 @@ inline void check_rows_alone(const Backend& backend, const SeenCase& c, unsigned
   }
 }
 
+/// Checks that a row is free of values that are not finite and that it does not see, although rows beside it see them.
+inline void check_hidden_values(const Backend& backend, DType dtype) {
+  for (const std::int64_t N : {3, 64, 70, 130}) {
+    INFO(name_of(dtype) << ", " << N << " keys");
+    std::mt19937 random(4520);
+    const Axes axes{.heads = 2, .kv_heads = 1, .n_queries = 3, .n_keys = N, .dtype = dtype};
+    Tensor q = normal_tensor(random, axes.q(), dtype), k = normal_tensor(random, axes.k(), dtype),
+           v = normal_tensor(random, axes.v(), dtype);
+    for (std::int64_t c = 0; c < 16; ++c) {
+      v.set(0, 0, N - 1, c, std::numeric_limits<float>::quiet_NaN());
+      v.set(0, 0, N - 2, c, std::numeric_limits<float>::infinity());
+    }
+    const auto workload = workload_of(std::move(q), std::move(k), std::move(v));
+    const OwnedLeaves whole(KeyRange{0, N});
+    const std::int64_t size = state_size(16);
+    Forest<float> all = decode_range(backend, *workload, whole, {workload->query(0), workload->lengths(), {.causal = true}});
+    const auto row = workload_of(copy_of(workload->query(0).positions(0, 1)), copy_of(workload->k().positions(0, N - 2)),
+                                 copy_of(workload->v().positions(0, N - 2)), std::vector{N - 2}, workload->scale);
+    Forest<float> alone = decode_range(backend, *row, OwnedLeaves(KeyRange{0, N - 2}), {row->query(0), row->lengths()});
+    const std::span<const float> ours = all.fold(), want = alone.fold();
+    for (std::int64_t h = 0; h < 2; ++h) {
+      REQUIRE(std::memcmp(ours.data() + 3 * h * size, want.data() + h * size, static_cast<std::size_t>(size) * 4) == 0);
+      CHECK(std::isinf(ours[static_cast<std::size_t>((3 * h + 1) * size + kValues)]));
+      CHECK(std::isnan(ours[static_cast<std::size_t>((3 * h + 2) * size + kValues)]));
+    }
+  }
+}
+
 }  // namespace tree_attn::test

@@ -20,4 +20,8 @@ TEST_CASE("seen on a device: random rules, shapes and shards: a row has the bits
     check_rows_alone(device::backend(), random_seen_case(random, 400, kTypes), 4602u + static_cast<unsigned>(i));
 }
 
+TEST_CASE("seen on a device: a value of Inf or NaN is in the rows that see it, and in no other") {
+  for (const DType dtype : kTypes) check_hidden_values(device::backend(), dtype);
+}
+
 }  // namespace tree_attn::test

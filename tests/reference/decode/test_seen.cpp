@@ -127,6 +127,10 @@ TEST_CASE("seen: a learned sink of NaN or +inf makes the row NaN, as the formula
   }
 }
 
+TEST_CASE("seen: a value of Inf or NaN is in the rows that see it, and in no other") {
+  for (const DType dtype : kTypes) check_hidden_values(cpu_backend(), dtype);
+}
+
 TEST_CASE("seen: leaves that no query sees are not read: their pages cannot be") {
   // 64 leaves of two pages each; readable are the leaves of two sinks and of a window of 200 keys.
   const std::int64_t n_leaves = 64, d = 32, page = sysconf(_SC_PAGESIZE), leaf_bytes = kLeafKeys * d * 4;
