@@ -7,37 +7,14 @@
 ///
 /// Run: ./run exercise 11.2
 #include "tree_attn/notebooks_cpp/exercises/ranks.hpp"
-#include "tree_attn/reference/state/state.hpp"
 
 #include <mpi.h>
 
-#include <random>
 #include <string>
 #include <utility>
 #include <vector>
 
 using namespace tree_attn::exercise;
-
-/// The attention of one query over some keys: shift, weight sum and weighted values.
-struct State {
-  float element[2 + 4];
-};
-inline void merge_into(State& left, const State& right) { tree_attn::merge(left.element, right.element, 4); }
-
-/// The state of leaf i, and that of no leaf.
-inline State leaf_state(int i) {
-  State state;
-  std::mt19937 random{unsigned(i)};
-  const auto next = [&] { return float(random() % 20001) / 7000 - 1; };
-  const float value[4] = {next(), next(), next(), next()};
-  tree_attn::set_key(state.element, 9 * next(), value, 4);
-  return state;
-}
-inline State no_leaf() {
-  State state;
-  tree_attn::set_empty(state.element, 4);
-  return state;
-}
 
 /// Messages that this rank has sent.
 inline int n_swaps = 0;
