@@ -175,7 +175,7 @@ void deliver(const BulkCopy& copy) {
 void access(const std::byte* at, std::size_t n_bytes, bool writes, const Line& line) {
   const Entry own = own_entry(line);
   for_cells(*running->block->cluster, at, n_bytes, [&](Cell& cell) {
-    if (!writes && cell.write.who == kNobody) fail(line, "reads shared memory that nobody has written");
+    if (!writes && cell.write.who == kNobody) fail(line, "reads shared memory that no thread has written");
     check(cell, writes, writes ? "overwrites" : "reads", line);
     if (writes) {
       cell.write = own;

@@ -32,7 +32,7 @@ void look(int n, float* out) {
 TEST_CASE("emulator: fresh shared memory is NaN, or an error to read") {
   DeviceBuffer<float> out(1);
 #if defined(TREE_ATTN_EMULATOR_SHADOW)
-  CHECK(has(error_of(look, {.shared_bytes = 128}, 5, out.data()), "nobody has written"));
+  CHECK(has(error_of(look, {.shared_bytes = 128}, 5, out.data()), "no thread has written"));
 #else
   launch(look, {.shared_bytes = 128}, {}, 5, out.data());
   CHECK(std::isnan(out.download()[0]));
