@@ -117,14 +117,18 @@ bool Attention::holds(std::int64_t position) const {
 Step Attention::checked(const TensorView& q, const SeenRule& rule, std::span<const float> sink) {
   const Step step{q, lengths_, rule, sink};
   if (!compares_lengths_) return step;
-  const std::array<std::int64_t, 2> mine{step.longest(),
-                                         static_cast<std::int64_t>(fnv1a(std::as_bytes(std::span(lengths_))))};
+  const std::array<std::int64_t, 3> of_rule{rule.causal, rule.window, rule.sinks};
+  const auto hash = [](auto values, std::uint64_t from = kFnvStart) { return fnv1a(std::as_bytes(values), from); };
+  const std::array<std::int64_t, 3> mine{step.longest(), static_cast<std::int64_t>(hash(std::span(lengths_))),
+                                         static_cast<std::int64_t>(hash(sink, hash(std::span(of_rule))))};
   const auto all = transport_->tell_all(mine, "all ranks to compare lengths");
   const auto odd = std::ranges::find_if(all, [&](const auto& theirs) { return theirs != all[0]; });
   if (odd == all.end()) return step;
-  throw InputError("Attention::step: ranks 0 and " + std::to_string(odd - all.begin()) +
-                   " have appended other numbers of keys: the longest sequence has " + std::to_string(all[0][0]) + " and " +
-                   std::to_string((*odd)[0]));
+  const std::string ranks = "Attention::step: ranks 0 and " + std::to_string(odd - all.begin());
+  if ((*odd)[0] == all[0][0] && (*odd)[1] == all[0][1])
+    throw InputError(ranks + " differ in the causal edge, the window, the sinks or the learned sinks");
+  throw InputError(ranks + " have appended other numbers of keys: the longest sequence has " + std::to_string(all[0][0]) +
+                   " and " + std::to_string((*odd)[0]));
 }
 
 OutputView Attention::step(const TensorView& q, const SeenRule& rule, std::span<const float> sink) {
