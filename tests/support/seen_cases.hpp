@@ -26,6 +26,18 @@ struct SeenCase {
   LeafOrder order;
   std::vector<KeyRange> ranges;  ///< of the ranks
 
+  /// Ranks that hold keys of the longest sequence.
+  std::int64_t n_holders() const {
+    const std::int64_t longest = std::ranges::max(lengths);
+    return std::ranges::count_if(ranges, [&](KeyRange range) { return OwnedLeaves(range, order).n_keys(longest) > 0; });
+  }
+  /// Whether a leaf of a sequence lies between its sinks and its window.
+  bool hides_leaves() const {
+    return std::ranges::any_of(lengths, [&](std::int64_t length) {
+      const Seen any = rule.of_any(length, axes.n_queries);
+      return any.begin / kLeafKeys > (any.sinks + kLeafKeys - 1) / kLeafKeys;
+    });
+  }
   std::string text() const {
     std::ostringstream line;
     line << name_of(axes.dtype) << ", " << axes.heads << " heads for " << axes.kv_heads << ", l " << axes.n_queries << ", d "

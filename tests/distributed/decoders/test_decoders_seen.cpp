@@ -47,10 +47,12 @@ TEST_CASE("decoders: what a query sees: the bits of the plain decode over all ke
   std::mt19937 random(4701);
   for (RankGroup* rank_group : rank_groups()) {
     const int p = rank_group->size();
+    std::int64_t most_holders = 0;
     for (int i = 0; i < (takes_all_cases() ? 60 : 6); ++i) {
       SeenCase c = random_seen_case(random, 500, kTypes);
       c.ranges = c.order == LeafOrder::kDealt ? dealt_ranges(p) : uneven_ranges(random, c.axes.n_keys, p);
       if (c.order == LeafOrder::kContiguous && i % 2 == 0) c.ranges.back().end = kOpenEnd;
+      most_holders = std::max(most_holders, c.n_holders());
       const auto workload = normal_workload(4702, c.axes, c.lengths);
       std::vector<float> sink(static_cast<std::size_t>(c.axes.heads));
       for (float& s : sink) s = std::normal_distribution<float>(0, 4)(random);
@@ -77,6 +79,7 @@ TEST_CASE("decoders: what a query sees: the bits of the plain decode over all ke
         }
       }
     }
+    CHECK(most_holders > p / 3);
   }
 }
 

@@ -2,6 +2,7 @@
 /// @file
 /// @brief `tree_attn decode --transport nccl` on emulated devices, with the stand-in for NCCL: ranks as threads and as
 /// processes.
+#include "tree_attn/tests/distributed/program/file_workload.hpp"
 #include "tree_attn/tests/distributed/program/hanging.hpp"
 #include "tree_attn/tests/support/algorithm_names.hpp"
 
@@ -41,6 +42,7 @@ TEST_CASE("decode --transport nccl: bits, counts and predictions, as threads and
     return nlohmann::json::parse(Scratch::read(scratch.path("report")));
   };
   for (const Words& shape : {Words{"--seq-len", "500", "--shards", "128,0,372", "--ranks-per-node", "2", "--verify"},
+                             Words{"--seq-len", "500", "--window", "100", "--sinks", "70", "--verify"},
                              Words{"--seq-len", "300", "--steps", "5"}, Words{"--seq-len", "0"}}) {
     const nlohmann::json of_host = runs_of(ranks(3, kDecode + shape + plans));
     for (const Words& command : {alone(kDecode + shape + plans + Words{"--transport", "nccl", "--devices", "0-2"}),
@@ -105,6 +107,16 @@ TEST_CASE("decode --transport nccl: paper and packed call ncclAllReduce, whose m
       }
     }
   }
+}
+
+TEST_CASE("decode --transport nccl: learned sinks are refused in one line") {
+  const NcclVariables variables;
+  const Scratch scratch;
+  FileWorkload workload = FileWorkload::draw(1, 2, 1, 1, 100, 8, 8);
+  workload.sink = {1, 2};
+  workload.write(scratch.path("in"), "F32");
+  check_one_line(run(ranks(2, {"decode", scratch.path("in"), "--backend", "emulated", "--transport", "nccl"})),
+                 "--transport nccl: no kernel adds the tensor \"sink\"; use --transport mpi or shared");
 }
 
 TEST_CASE("decode --transport nccl: what is missing or does not fit is one line") {
