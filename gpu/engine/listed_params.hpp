@@ -46,8 +46,8 @@ struct LeavesInUse {
   Seen seen;
 };
 
-/// The input of a kernel that reads listed leaves. `begin` and `end` are the rows of the cache, 0 and whole leaves; all have
-/// memory.
+/// The input of a kernel that reads listed leaves. `begin` and `end` are the rows of the cache from 0 on: whole leaves, but
+/// perhaps for the last. All have memory.
 struct ListedParams : DecodeParams {
   static constexpr bool kIsListed = true;
 

@@ -40,8 +40,8 @@ inline float exp2_fraction(float f) {
 
 /// The states of the maximal subtrees of a range, for every query: row (i, h, j) is (i n_h + h) l + j.
 ///
-/// Edges: a key that the step hides, or whose score is -inf, is not seen, and is not read or its value is not; a leaf of
-/// which no key is seen is empty. A score of +inf or NaN makes D and n NaN. Values of Inf and NaN follow the formula.
+/// Edges: a key that the step hides is not read, and the value of a key whose score is -inf is not; a leaf of which no key
+/// is seen is empty. A score of +inf or NaN makes D and n NaN. Values of Inf and NaN follow the formula.
 /// @param step the queries, the keys of each sequence, and which of them a query sees; add_sink() comes after the last merge
 /// @param k, v, scale [b, n_kv, n, d_h] and [b, n_kv, n, d_v], row a is the key at leaves.position(a); the factor of q.k
 /// @paper{eq_7, eq. (7)}
