@@ -27,6 +27,56 @@ TEST_CASE("seen on a device: random rules, shapes and shards: a row has the bits
   CHECK(n_with_hidden > n / 5);
 }
 
+/// @tested{thm_1, Thm. 1}
+TEST_CASE("seen on a device: windows that begin in any leaf of a subtree of 32 leaves, and in any leaf of a rank") {
+  constexpr std::int64_t kN = 2040;
+  for (const DType dtype : {DType::F32, DType::BF16}) {
+    for (const LeafOrder order : {LeafOrder::kContiguous, LeafOrder::kDealt}) {
+      for (std::int64_t window = 30; window < kN; window += takes_all_cases() ? 61 : 305) {
+        for (const std::int64_t sinks : {0, 70}) {
+          SeenCase c{.axes = {.heads = 1, .kv_heads = 1, .head_dim = 8, .value_dim = 8, .n_keys = kN, .dtype = dtype},
+                     .lengths = {kN},
+                     .rule = {.window = window, .sinks = sinks},
+                     .order = order,
+                     .ranges = {{0, kOpenEnd}}};
+          if (order == LeafOrder::kDealt) c.ranges = dealt_ranges(3);
+          check_rows_alone(device::backend(), c, 4640);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("seen on a device: windows that move as a cache grows and shrinks have the bits of a fresh session") {
+  for (const DType dtype : {DType::F32, DType::BF16}) {
+    for (const KeyRange& range : {KeyRange{0, kOpenEnd}, dealt_ranges(2)[1]}) {
+      const OwnedLeaves leaves(range, range.end == kOpenEnd ? LeafOrder::kContiguous : LeafOrder::kDealt);
+      const SeenCase c{.axes = {.batch = 2, .heads = 2, .kv_heads = 1, .n_queries = 2, .n_keys = 700, .dtype = dtype},
+                       .lengths = {700, 700}};
+      const auto workload = workload_of(c, 4650);
+      const auto cache = device::backend().make_cache(workload->shape(), leaves, 64);
+      const auto session = cache->open(workload->scale);
+      for (const std::int64_t n : {100, 150, 191, 192, 193, 260, 400, 463, 464, 465, 330, 700, 129}) {
+        for (const SeenRule& rule :
+             {SeenRule{.causal = true, .window = 80}, SeenRule{.window = 80, .sinks = 3}, SeenRule{}}) {
+          INFO(name_of(dtype) << ", " << name_of(leaves.order()) << ", " << n << " keys, window " << rule.window);
+          const std::vector<std::int64_t> lengths{n, n / 2};
+          for (std::int64_t i = 0; i < 2; ++i) {
+            const std::int64_t kept = leaves.n_keys(lengths[static_cast<std::size_t>(i)]);
+            cache->truncate(i, std::min(kept, cache->lengths()[static_cast<std::size_t>(i)]));
+          }
+          fill(*cache, *workload, lengths);
+          const Step step{workload->query(0), lengths, rule};
+          const Forest<float>& grown = session->decode(step).host();
+          const Forest<float> fresh = decode_range(device::backend(), *workload, leaves, step);
+          REQUIRE(grown.subtrees() == fresh.subtrees());
+          REQUIRE(std::memcmp(grown.states().data(), fresh.states().data(), fresh.states().size_bytes()) == 0);
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("seen on a device: a value of Inf or NaN is in the rows that see it, and in no other") {
   for (const DType dtype : kTypes) check_hidden_values(device::backend(), dtype);
 }

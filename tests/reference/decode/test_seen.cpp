@@ -51,15 +51,15 @@ TEST_CASE("seen: the rules, by their definition") {
 /// @tested{thm_1, Thm. 1}
 TEST_CASE("seen: random rules and shards: a row has the bits of itself alone, and of the plain decode") {
   std::mt19937 random(4501);
-  const int n = takes_all_cases() ? 10000 : 250;
+  const int n_cases = takes_all_cases() ? 10000 : 250;
   int n_over_ranks = 0, n_with_hidden = 0;
-  for (int i = 0; i < n; ++i) {
+  for (int i = 0; i < n_cases; ++i) {
     const SeenCase c = random_seen_case(random, 600, kTypes);
     n_over_ranks += c.n_holders() > 1, n_with_hidden += c.hides_leaves();
     check_rows_alone(cpu_backend(1 + i % 3), c, 4502u + static_cast<unsigned>(i));
 
     // Every range, against the plain decode.
-    const auto workload = normal_workload(4502u + static_cast<unsigned>(i), c.axes, c.lengths);
+    const auto workload = workload_of(c, 4502u + static_cast<unsigned>(i));
     const Step step{workload->query(0), workload->lengths(), c.rule};
     for (const KeyRange& range : closed(c.ranges, step.longest())) {
       const OwnedLeaves leaves(range, c.order);
@@ -75,8 +75,8 @@ TEST_CASE("seen: random rules and shards: a row has the bits of itself alone, an
       REQUIRE(std::memcmp(fast.states().data(), plain.states().data(), plain.states().size_bytes()) == 0);
     }
   }
-  CHECK(n_over_ranks > n / 2);
-  CHECK(n_with_hidden > n / 4);
+  CHECK(n_over_ranks > n_cases / 2);
+  CHECK(n_with_hidden > n_cases / 4);
 }
 
 TEST_CASE("seen: within the error bound of the oracle, with a learned sink too") {
