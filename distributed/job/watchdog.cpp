@@ -46,7 +46,8 @@ void Watchdog::start() {
     // Reported below, when signals are no longer blocked.
   }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  if (!thread_.joinable()) throw TransportError("the system started no thread for the watchdog");
+  if (!thread_.joinable())
+    throw TransportError(TransportError::Kind::kLibrary, "the system started no thread for the watchdog");
 }
 
 Watchdog::~Watchdog() {

@@ -77,8 +77,10 @@ class TimeLimit : public Deadline {
   void end_wait() override { waiting_.clear(); }
   void poll() override {
     if (waiting_.empty() || !(std::chrono::duration<double>(Clock::now() - since_).count() > seconds_)) return;
-    throw TransportError("rank " + std::to_string(rank_) + " waited " + seconds_text(seconds_) + " " + waiting_ +
-                         (doing_.empty() ? "" : " " + doing_) + " and gave up");
+    throw TransportError(TransportError::Kind::kDeadline,
+                         "rank " + std::to_string(rank_) + " waited " + seconds_text(seconds_) + " " + waiting_ +
+                             (doing_.empty() ? "" : " " + doing_) + " and gave up",
+                         rank_);
   }
 
  private:

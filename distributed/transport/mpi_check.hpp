@@ -17,7 +17,9 @@ inline void check_mpi(int status, const char* call) {
   char text[MPI_MAX_ERROR_STRING];
   int length = 0;
   MPI_Error_string(status, text, &length);
-  throw TransportError(std::string(call) + " failed: " + std::string(text, static_cast<std::size_t>(length)));
+  throw TransportError(TransportError::Kind::kLibrary,
+                       std::string(call) + " failed: " + std::string(text, static_cast<std::size_t>(length)), -1, -1,
+                       status);
 }
 
 }  // namespace tree_attn

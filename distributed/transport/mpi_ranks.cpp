@@ -54,7 +54,8 @@ std::size_t n_left(std::span<const MPI_Request> requests) {
 int count_of(std::size_t n_bytes, const std::string& call) {
   constexpr int kMost = std::numeric_limits<int>::max();
   if (n_bytes > static_cast<std::size_t>(kMost))
-    throw TransportError(call + ": " + std::to_string(n_bytes) + " bytes per rank are more than " + std::to_string(kMost));
+    throw TransportError(TransportError::Kind::kLibrary,
+                         call + ": " + std::to_string(n_bytes) + " bytes per rank are more than " + std::to_string(kMost));
   return static_cast<int>(n_bytes);
 }
 
@@ -121,7 +122,9 @@ bool MpiRanks::can_meet() const { return !gave_up_ && std::uncaught_exceptions()
 
 void MpiRanks::check() const {
   if (!is_running()) throw std::logic_error("MpiRanks: MPI is not running");
-  if (gave_up_) throw TransportError("rank " + std::to_string(rank()) + " has given up before; make new MpiRanks");
+  if (gave_up_)
+    throw TransportError(TransportError::Kind::kDeadline,
+                         "rank " + std::to_string(rank()) + " has given up before; make new MpiRanks", rank());
 }
 
 /// Gives up if the function throws.

@@ -66,10 +66,12 @@ void MpiTransport::completed(const Part& part, const MPI_Status& status) const {
   check_mpi(MPI_Get_count(&status, MPI_BYTE, &n_bytes), "MPI_Get_count");
   const std::size_t got = static_cast<std::size_t>(n_bytes);
   if (!has_no_room && got == part.n_bytes) return;
-  throw TransportError("rank " + std::to_string(rank()) + " expected " + std::to_string(part.n_bytes) + " bytes" +
-                       (part.n_bytes == part.of ? "" : ", a part of " + std::to_string(part.of) + ",") + " from rank " +
-                       std::to_string(part.peer) + " and got " +
-                       (got > part.n_bytes || !has_no_room ? std::to_string(got) : "more"));
+  throw TransportError(TransportError::Kind::kLength,
+                       "rank " + std::to_string(rank()) + " expected " + std::to_string(part.n_bytes) + " bytes" +
+                           (part.n_bytes == part.of ? "" : ", a part of " + std::to_string(part.of) + ",") + " from rank " +
+                           std::to_string(part.peer) + " and got " +
+                           (got > part.n_bytes || !has_no_room ? std::to_string(got) : "more"),
+                       rank(), part.peer);
 }
 
 bool MpiTransport::has_messages_in_flight() const {

@@ -156,7 +156,7 @@ void NcclCommunicator::fail(std::string_view call, nccl::Status status) {
                            library_->describe(call, status, comm_) +
                            (ranks_.activity().empty() ? "" : " (" + ranks_.activity() + ")");
   abort();
-  throw TransportError(line);
+  throw TransportError(TransportError::Kind::kLibrary, line, ranks_.rank(), -1, static_cast<int>(status));
 }
 
 void NcclCommunicator::abort() noexcept {

@@ -59,7 +59,9 @@ SharedTransport::SharedTransport(const MpiRanks& ranks, Topology topology)
     open_window();
   } catch (const TransportError& failed) {
     // No agreement with the other ranks: they may wait in the call that has failed here.
-    throw TransportError(std::string("--transport shared: no memory that the ranks of a node share: ") + failed.what());
+    throw TransportError(failed.kind,
+                         std::string("--transport shared: no memory that the ranks of a node share: ") + failed.what(),
+                         failed.rank, failed.peer, failed.code);
   }
 }
 
@@ -203,9 +205,11 @@ bool SharedTransport::take(Message<std::byte>& message) {
     return true;
   }
   if (box.message_bytes[first] != message.n_bytes) {
-    throw TransportError("rank " + std::to_string(rank()) + " expected " + std::to_string(message.n_bytes) +
-                         " bytes from rank " + std::to_string(message.peer) + " and got " +
-                         std::to_string(box.message_bytes[first]));
+    throw TransportError(TransportError::Kind::kLength,
+                         "rank " + std::to_string(rank()) + " expected " + std::to_string(message.n_bytes) +
+                             " bytes from rank " + std::to_string(message.peer) + " and got " +
+                             std::to_string(box.message_bytes[first]),
+                         rank(), message.peer);
   }
   const std::uint64_t n_places = (message.n_bytes + kPartBytes - 1) / kPartBytes;
   if (message.at != nullptr && first + n_places <= kPlaces) {

@@ -69,15 +69,17 @@ void ThreadNetwork::take(Channel channel, int from, int to, std::span<std::byte>
   std::unique_lock lock(receiver.mutex);
   std::vector<std::span<const std::byte>>& messages = queue(receiver, channel, from);
   std::exception_ptr error = wait(
-      to, lock, [&] { return !messages.empty(); },
+      to, from, lock, [&] { return !messages.empty(); },
       [&] {
         const std::string name = "rank " + std::to_string(from);
         return what.ends_with(name) ? std::string(what) : std::string(what) + " of " + name;
       });
   if (!error && messages.front().size() != message.size()) {
     error = std::make_exception_ptr(
-        TransportError("rank " + std::to_string(to) + " expected " + std::to_string(message.size()) + " bytes from rank " +
-                       std::to_string(from) + " and got " + std::to_string(messages.front().size())));
+        TransportError(TransportError::Kind::kLength,
+                       "rank " + std::to_string(to) + " expected " + std::to_string(message.size()) + " bytes from rank " +
+                           std::to_string(from) + " and got " + std::to_string(messages.front().size()),
+                       to, from));
   }
   if (error) {
     lock.unlock();
@@ -97,7 +99,7 @@ void ThreadNetwork::flush(int from) {
   Mailbox& sender = mailbox(from);
   std::unique_lock lock(sender.mutex);
   const std::exception_ptr error = wait(
-      from, lock, [&] { return sender.n_offered == 0; }, [] { return "its messages to be received"; });
+      from, -1, lock, [&] { return sender.n_offered == 0; }, [] { return "its messages to be received"; });
   if (!error) return;
   lock.unlock();
   withdraw(from);
@@ -115,7 +117,7 @@ void ThreadNetwork::all_gather(int rank, std::span<const std::byte> mine, std::s
 }
 
 template <class Condition, class What>
-std::exception_ptr ThreadNetwork::wait(int rank, std::unique_lock<std::mutex>& lock, const Condition& condition,
+std::exception_ptr ThreadNetwork::wait(int rank, int peer, std::unique_lock<std::mutex>& lock, const Condition& condition,
                                        const What& what) {
   // Computing counts as answering: the time of a wait starts again whenever some rank computes.
   constexpr double kBetweenChecks = 0.05;
@@ -133,9 +135,11 @@ std::exception_ptr ThreadNetwork::wait(int rank, std::unique_lock<std::mutex>& l
   ++n_computing_;
   if (condition()) return {};
   const std::string name = "rank " + std::to_string(rank);
-  if (woken) return std::make_exception_ptr(OtherRankFailed(name + " gave up: another rank failed"));
-  return std::make_exception_ptr(TransportError(name + " waited " + seconds_text(timeout_) + " for " + what() +
-                                                (own.doing.empty() ? "" : " " + own.doing) + " and gave up"));
+  if (woken) return std::make_exception_ptr(OtherRankFailed(name + " gave up: another rank failed", rank));
+  return std::make_exception_ptr(TransportError(TransportError::Kind::kDeadline,
+                                                name + " waited " + seconds_text(timeout_) + " for " + what() +
+                                                    (own.doing.empty() ? "" : " " + own.doing) + " and gave up",
+                                                rank, peer));
 }
 
 void ThreadNetwork::withdraw(int rank) {
@@ -188,12 +192,14 @@ void ThreadDeadline::poll() {
   ThreadNetwork::Mailbox& own = network_.mailbox(rank_);
   const std::lock_guard lock(own.mutex);
   const std::string name = "rank " + std::to_string(rank_);
-  if (own.closed) throw OtherRankFailed(name + " gave up: another rank failed");
+  if (own.closed) throw OtherRankFailed(name + " gave up: another rank failed", rank_);
   // Computing counts as answering.
   if (network_.n_computing_ > 0) progress();
   if (Clock::now() - since_ < std::chrono::duration<double>(network_.timeout_)) return;
-  throw TransportError(name + " waited " + seconds_text(network_.timeout_) + " " + waiting_ +
-                       (own.doing.empty() ? "" : " " + own.doing) + " and gave up");
+  throw TransportError(TransportError::Kind::kDeadline,
+                       name + " waited " + seconds_text(network_.timeout_) + " " + waiting_ +
+                           (own.doing.empty() ? "" : " " + own.doing) + " and gave up",
+                       rank_);
 }
 
 void ThreadRanks::barrier() const { all_gather({}, {}, "the arrival"); }

@@ -77,7 +77,8 @@ class ThreadNetwork {
   /// Waits in the mailbox of a rank until the condition holds. @returns the error if it does not, else null
   /// @param what the rank waits for: a function, called after the deadline
   template <class Condition, class What>
-  std::exception_ptr wait(int rank, std::unique_lock<std::mutex>& lock, const Condition& condition, const What& what);
+  std::exception_ptr wait(int rank, int peer, std::unique_lock<std::mutex>& lock, const Condition& condition,
+                          const What& what);
   /// Takes back the messages of a rank, whose memory is about to go.
   void withdraw(int rank);
 

@@ -40,14 +40,26 @@ struct Traffic {
   }
 };
 
-/// A deadline was missed, or the message-passing library reported an error. what() is one line.
+/// Messages have failed. what() is one line. After it the ranks refuse further work.
 struct TransportError : std::runtime_error {
-  using std::runtime_error::runtime_error;
+  /// What has happened.
+  enum class Kind {
+    kDeadline,   ///< a wait has made no progress for as long as it may take
+    kLength,     ///< a message has another length than its receiver expected
+    kOtherRank,  ///< another rank has failed: its error is the one to report
+    kLibrary     ///< MPI, NCCL or the system has refused a call
+  };
+  TransportError(Kind of, const std::string& line, int of_rank = -1, int with = -1, int library_code = 0)
+      : std::runtime_error(line), kind(of), rank(of_rank), peer(with), code(library_code) {}
+  Kind kind;
+  int rank;  ///< that reports it, in the numbering of its Ranks; -1: unknown
+  int peer;  ///< the other side of the message; -1: unknown, or several
+  int code;  ///< of kLibrary: the error code of MPI, or the ncclResult_t; else 0
 };
 
-/// A wait that has ended because another rank failed: the error of that rank is the one to report.
+/// A wait that has ended because another rank failed.
 struct OtherRankFailed : TransportError {
-  using TransportError::TransportError;
+  explicit OtherRankFailed(const std::string& line, int of_rank = -1) : TransportError(Kind::kOtherRank, line, of_rank) {}
 };
 
 class DeviceTransport;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Ranks over MPI, and their transport: over the communicator of the job, and over others.
+#include "tree_attn/distributed/transport/mpi_check.hpp"
 #include "tree_attn/distributed/transport/mpi_transport.hpp"
 #include "tree_attn/tests/support/check_ranks.hpp"
 #include "tree_attn/tests/support/mpi_test_session.hpp"
@@ -13,6 +14,7 @@
 #include <limits>
 #include <numeric>
 #include <stdexcept>
+#include <string_view>
 
 namespace tree_attn::test {
 namespace {
@@ -143,6 +145,17 @@ TEST_CASE("mpi ranks: no communicator, and one between two groups, are refused")
   MPI_Comm_free(&between);
 }
 
+TEST_CASE("mpi ranks: what MPI refuses names the call, and has the code") {
+  try {
+    check_mpi(MPI_ERR_COUNT, "MPI_Isend");
+    FAIL("no error");
+  } catch (const TransportError& error) {
+    CHECK(std::string_view(error.what()).starts_with("MPI_Isend failed: "));
+    CHECK(error.kind == TransportError::Kind::kLibrary);
+    CHECK(error.code == MPI_ERR_COUNT);
+  }
+}
+
 TEST_CASE("mpi ranks: after a wait that gave up, all is refused in one line") {
   const MpiRanks& all = session().ranks();
   const MpiRanks ranks(all.comm(), 60);
@@ -268,6 +281,9 @@ TEST_CASE("mpi transport: a message of another length is an error that names bot
             transport.wait();
           } catch (const TransportError& thrown) {
             line = thrown.what();
+            CHECK(thrown.kind == TransportError::Kind::kLength);
+            CHECK(thrown.rank == 1);
+            CHECK(thrown.peer == 0);
           }
           CAPTURE(line);
           CHECK(line.starts_with(error));

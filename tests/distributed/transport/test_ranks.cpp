@@ -6,6 +6,8 @@
 
 #include <doctest/doctest.h>
 
+#include <string_view>
+
 namespace tree_attn::test {
 namespace {
 
@@ -40,8 +42,15 @@ TEST_CASE("thread ranks: a rank that never answers ends the others within the ti
     ranks.doing("in a test");
     if (ranks.rank() == 1) ranks.barrier();
   };
-  CHECK_THROWS_WITH_AS(run_threads(Topology::pretend(2, 2), 0.2, silent),
-                       "rank 1 waited 0.2 s for the arrival of rank 0 in a test and gave up", TransportError);
+  try {
+    run_threads(Topology::pretend(2, 2), 0.2, silent);
+    FAIL("no error");
+  } catch (const TransportError& error) {
+    CHECK(std::string_view(error.what()) == "rank 1 waited 0.2 s for the arrival of rank 0 in a test and gave up");
+    CHECK(error.kind == TransportError::Kind::kDeadline);
+    CHECK(error.rank == 1);
+    CHECK(error.peer == 0);
+  }
   const auto root_is_silent = [](const ThreadRanks& ranks, ThreadTransport&) {
     ranks.doing("in a test");
     if (ranks.rank() == 1) ranks.broadcast_from_root(0);

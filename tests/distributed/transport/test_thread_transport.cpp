@@ -148,7 +148,7 @@ TEST_CASE("thread transport: an error that names no rank gets the number of its 
   CHECK(error_of(std::runtime_error("rank 1, step 2: no states")) == "rank 1, step 2: no states");
   CHECK(error_of(std::bad_alloc()) == "rank 1: not enough memory");
   CHECK(error_of(InputError("--file: no such file")) == "--file: no such file");
-  CHECK(error_of(TransportError("MPI_Send failed")) == "MPI_Send failed");
+  CHECK(error_of(TransportError(TransportError::Kind::kLibrary, "MPI_Send failed")) == "MPI_Send failed");
 }
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // see FewThreads
