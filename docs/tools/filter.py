@@ -253,6 +253,8 @@ def source(lines, where, known):
             yield prefix + (f"@anchor {anchors[i]} " if i in anchors else "") + text + tests.get(i, "")
         elif comment := re.match(r"(.*\S\s+///< )(.*)", line):
             yield comment[1] + link_mentions(comment[2], known)
+        elif re.match(r"\s*using (\w+)::\1;$", line):
+            yield ""  # Doxygen gives inherited constructors the line of the declaration in the file of the definition.
         else:
             yield line
 
