@@ -217,6 +217,44 @@ std::unique_ptr<TensorWorkload> special_workload(const Special& special, DType d
 
 }  // namespace
 
+/// The theorem of docs/II.2-tree.md: what its conditions exclude is not drawn.
+/// @tested{thm_1, Thm. 1}
+TEST_CASE("plain: one shift per leaf has the bits of merging key by key") {
+  constexpr std::int64_t kKeys = 150;
+  std::int64_t n_equal = 0, n_empty = 0, n_far = 0;
+  for (const DType dtype : kTypes) {
+    for (const Special& special : kSpecial) {
+      if (!special.in_q.empty() || special.value_scale != 1) continue;  // sums that overflow, products that vanish
+      INFO(name_of(dtype) << ", " << special.name);
+      const auto workload = special_workload(special, dtype, kKeys, 40);
+      const auto states_of = [&workload](KeyRange range) {
+        const Shard shard = workload->shard(range);
+        return plain::decode({workload->query(0), workload->lengths()}, shard.k, shard.v, range, workload->scale);
+      };
+      Forest<float> whole = states_of({0, kKeys}), by_key(whole.n_rows(), whole.d_v());
+      float largest = -kInf, smallest = kInf;
+      for (std::int64_t a = 0; a < kKeys; ++a) {
+        const Forest<float> key = states_of({a, a + 1});
+        std::copy(key.states().begin(), key.states().end(), by_key.slot());
+        by_key.push({0, a});
+        for (const float* state = key.states().data(); state < key.states().data() + key.states().size();
+             state += state_size(whole.d_v())) {
+          n_empty += is_empty(state);
+          if (std::isfinite(state[kShift]))
+            largest = std::max(largest, state[kShift]), smallest = std::min(smallest, state[kShift]);
+        }
+      }
+      n_far += largest - smallest > 126;
+      const std::span<const float> merged = by_key.fold(), at_once = whole.fold();
+      REQUIRE(n_different(merged, at_once) == 0);
+      n_equal += std::ssize(merged);
+    }
+  }
+  CHECK(n_far > 0);
+  CHECK(n_empty > 100);
+  MESSAGE(n_equal << " elements compared");
+}
+
 TEST_CASE("plain: the backend has its bits where numbers are not finite, overflow or vanish") {
   std::int64_t n_empty = 0, n_nan = 0;
   for (const DType dtype : kTypes) {
