@@ -56,6 +56,9 @@ float widen(Watched element) { return element.x; }
 }  // namespace
 
 namespace emulated {
+
+void print_warp_leaf();  // warp_leaf.cpp
+
 namespace {
 
 using WatchedSubWarp = SubWarp<Watched, 16, 1>;
@@ -314,6 +317,7 @@ int main(int n_arguments, char** arguments) {
   print_parts();
   print_leaf_forest();
   print_leaf();
+  print_warp_leaf();
   print_plans();
   print_schedules();
   std::printf("}\n");

@@ -116,6 +116,58 @@ def exchange(data):
     return drawing.svg()
 
 
+def warp_leaf(data):
+    """How the 64 keys of a leaf go through a warp in step 3: loads, exchanges and sums, as one lane made them."""
+    run, n_lanes, n_keys, w, h = data["warp_leaf"], 32, 8, 8, 11
+    lane, first, held = run["lane"], run["first"], run["held"]
+    for begin in range(0, 64, n_keys):
+        rows = range(begin, begin + n_keys)
+        expected = [*(["K", a] for a in rows), *(["x", a] for a in rows for _ in held), *(["V", a] for a in rows), *(["+", a] for a in rows)]
+        if run["events"][8 * begin:][:8 * n_keys] != expected:
+            raise ValueError(f"this figure is drawn for eight keys, five exchanges each, eight values and one chain, not for the keys from {begin} on")
+    drawing = Drawing(880, 330)
+
+    def grid(left, top, letter):
+        for row in range(n_keys):
+            drawing.text(left - 14, top + 9 + h * row, f"{letter}{row}", "small")
+            for i in range(n_lanes):
+                drawing.box(left + w * i, top + h * row, w - 1, h - 1, "b" if i == lane else "a", 1)
+
+    for left, words, more in ((150, "1: eight rows of keys are requested", "lane i: 16 bytes of each row"),
+                              (446, "2: five exchanges add the products", f"lanes whose products lane {lane} has"),
+                              (742, "3: eight rows of values, one chain", "a weight is one number in every lane")):
+        drawing.text(left, 18, words)
+        drawing.text(left, 36, more, "small")
+    grid(34, 48, "k")
+    drawing.text(150, 48 + h * n_keys + 18, f"lane {lane}: elements {first[lane]} to {first[lane + 1] - 1}", "small")
+    for i, mask in enumerate([1 << lane, *held]):
+        y = 48 + 15 * i
+        drawing.text(322, y + 10, f"bit {i - 1}" if i else "own", "small")
+        for other in range(n_lanes):
+            drawing.box(342 + w * other, y, w - 1, 13, "b" if mask >> other & 1 else "empty", 1)
+    drawing.text(446, 48 + h * n_keys + 18, "for each of the eight keys; then every lane has eight scores", "small")
+    grid(626, 48, "v")
+    y = 174
+    drawing.text(626, y + 4, "n of a lane:", "small left")
+    drawing.text(712, y + 4, "f n", "small")
+    for i in range(n_keys):
+        x = 744 + 17 * i
+        drawing.add(f'<circle class="c" cx="{x}" cy="{y}" r="7"/>')
+        drawing.text(x, y + 4, i, "small")
+    drawing.line(722, y, 735, y)
+    drawing.text(34, 188, "e' = the largest of the old shift and the eight new ones, f = 2^(e - e'); an exponential per key", "small left")
+    for i in range(8):
+        x = 34 + 92 * i
+        drawing.box(x, 222, 76, 40, "c" if i == 0 else "node", 5)
+        drawing.text(x + 38, 246, f"{8 * i} to {8 * i + 7}")
+        drawing.arrow(x + 76, x + 91, 242)
+    drawing.box(770, 222, 100, 40, "a", 5)
+    drawing.text(820, 246, "the leaf")
+    drawing.text(34, 286, f"The leaf: eight times 1 to 3, in this order. From box to box go e, D and n, {len(held) * 64} exchanges and 64 fused multiply-adds for each element of a value.", "small left")
+    drawing.text(34, 308, "Scores, e, D and weights are in every lane; a component of n is in one.", "small left")
+    return drawing.svg()
+
+
 def leaf(data):
     """Scores of a leaf, and its shift, which rises as keys join."""
     scores, states = data["leaf"]["scores"], data["leaf"]["states"]
@@ -466,7 +518,7 @@ def main():
     data, record = (json.loads(pathlib.Path(path).read_text(encoding="utf-8")) for path in sys.argv[1:3])
     folder = pathlib.Path(sys.argv[3])
     folder.mkdir(parents=True, exist_ok=True)
-    for figure in (first_steps, sub_warp, exchange, leaf, leaf_forest, parts, ends, rings, tile, equal_runs):
+    for figure in (first_steps, sub_warp, exchange, warp_leaf, leaf, leaf_forest, parts, ends, rings, tile, equal_runs):
         (folder / f"kernel_{figure.__name__}.svg").write_text(figure(data), encoding="utf-8")
     (folder / "kernel_measured.svg").write_text(measured(record), encoding="utf-8")
     (folder / "kernel_steps.svg").write_text(steps(kernel_tables.CARD), encoding="utf-8")

@@ -39,6 +39,26 @@ class Steps(unittest.TestCase):
             self.assertIn("2 ms, 100 times the read", kernel_tables.ladder()[2])
 
 
+class WarpLeaf(unittest.TestCase):
+    ROWS = [range(begin, begin + 8) for begin in range(0, 64, 8)]
+    RUN = {"lane": 5, "first": [4 * lane for lane in range(32)], "held": [0x30, 0xF0, 0xFF, 0xFFFF, 0xFFFFFFFF],
+           "events": [event for rows in ROWS for event in (*(["K", a] for a in rows), *(["x", a] for a in rows for _ in range(5)), *(["V", a] for a in rows), *(["+", a] for a in rows))]}
+
+    def test_what_a_lane_has_after_each_exchange_is_what_was_recorded(self):
+        svg = kernel_figures.warp_leaf({"warp_leaf": self.RUN})
+        rows = {y: svg.count(f'class="b" x="{342 + 8 * 5}" y="{y}"') for y in range(48, 138, 15)}
+        self.assertEqual(rows, {y: 1 for y in rows})
+        self.assertEqual(sum(len(re.findall(rf'class="b" x="[0-9]+" y="{y}" width="7" height="13"', svg)) for y in rows), 1 + 2 + 4 + 8 + 16 + 32)
+        self.assertIn("lane 5: elements 20 to 23", svg)
+
+    def test_another_order_is_an_error(self):
+        events = [*self.RUN["events"]]
+        events[60], events[61] = events[61], events[60]
+        for wrong in (events, events[:-1]):
+            with self.assertRaises(ValueError):
+                kernel_figures.warp_leaf({"warp_leaf": self.RUN | {"events": wrong}})
+
+
 class Tile(unittest.TestCase):
     DATA = {"tile": [[lane, lane % 4 * 2 + slot, lane // 4 + 8 * c] for lane in range(32) for slot in range(2) for c in range(2)],
             "transposed": [[8 * row + lane // 4 for row in (2 * (lane % 4), 2 * (lane % 4) + 1)] for lane in range(32)]}
