@@ -29,7 +29,8 @@ div.line { white-space: pre-wrap; }
 .MathJax_SVG g { stroke: none; }
 h1, h2, h3 { break-after: avoid; }
 figure, p.formulaDsp, tr { break-inside: avoid; }
-table { font-size: 9px; }
+div.contents table, div.contents td, div.contents th { font-size: 11px !important; }
+div.contents p code, div.contents li code, div.contents td code { font-size: 11px; }
 @page { size: A4; margin: 18mm 16mm; }
 """
 

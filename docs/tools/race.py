@@ -13,6 +13,7 @@ Every position, time and number in the drawing follows from the file. tests/docs
 import json
 import math
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -34,6 +35,7 @@ COLOURS["page"] = COLOURS["light"] | {"text": "var(--page-foreground-color)", "w
 # Seconds of the animation: until the tree is done, until the ring is done, and the pause after that.
 SLOW, FAST, PAUSE = 4.5, 6.5, 3.0
 WIDTH, HEIGHT, PANEL, RADIUS = 980, 376, 470, 70
+TABLE = 292  # where the table begins, below the panels
 
 
 class Clock:
@@ -251,6 +253,17 @@ def faults(schedules=None):
         yield "docs/ring_and_tree.json has other messages than the plans of today: docs/tools/race.py --measure build/tree_attn SCHEDULES.json"
 
 
+def page(figure):
+    """The drawing, and its parts one below the other for a narrow screen: the ring, the tree, the table (docs/book.css)."""
+    head, body = re.fullmatch(r"(<svg[^>]*>)(.*)</svg>\s*", figure, re.DOTALL).groups()
+    half = WIDTH // 2
+    views = [(0, 0, half, TABLE), (half, 0, half, TABLE), (0, TABLE, WIDTH, HEIGHT - TABLE)]
+    parts = "\n".join(f'<div class="part"><svg viewBox="{x} {y} {width} {height}" style="aspect-ratio: {width} / {height}" aria-hidden="true"><use href="#race"/></svg></div>'
+                      for x, y, width, height in views)
+    font = " ".join(re.findall(r'(?:font-family|font-size|text-anchor)="[^"]*"', head))
+    return f'{head}<g id="race" {font}>{body}</g></svg>\n{parts}\n'
+
+
 def main():
     if len(sys.argv) == 4 and sys.argv[1] == "--measure":
         write_facts({**digests(sys.argv[2]), "schedules": race_of(sys.argv[3])})
@@ -259,8 +272,7 @@ def main():
         for name, path in DRAWINGS.items():
             path.write_text(drawing(facts, name), encoding="utf-8")
     elif len(sys.argv) == 3 and sys.argv[1] == "--page":
-        figure = drawing(read_facts(), "page")
-        pathlib.Path(sys.argv[2]).write_text(f'<div class="race">\n{figure}</div>\n', encoding="utf-8")
+        pathlib.Path(sys.argv[2]).write_text(f'<div class="race">\n{page(drawing(read_facts(), "page"))}</div>\n', encoding="utf-8")
     elif len(sys.argv) > 1 and sys.argv[1] == "--check":
         found = list(faults(*sys.argv[2:]))
         for fault in found:
