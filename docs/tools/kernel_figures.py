@@ -28,12 +28,12 @@ def cells(drawing, x, y, labels, style, width, height=24):
 
 
 def first_steps(_):
-    """Steps 1 and 2: scores in memory, and a chain in registers."""
+    """Rungs 1 and 2: scores in memory, and a chain in registers."""
     drawing = Drawing(880, 300)
     drawing.box(4, 4, 424, 292, "frame", 10)
     drawing.box(452, 4, 424, 292, "frame", 10)
-    drawing.text(216, 28, "step 1: scores in global memory")
-    drawing.text(664, 28, "step 2: scores in registers")
+    drawing.text(216, 28, "rung 1: scores in global memory")
+    drawing.text(664, 28, "rung 2: scores in registers")
     drawing.text(216, 54, "first kernel: thread a reads the row of key a", "small")
     cells(drawing, 24, 62, [f"k{i}" for i in range(8)], "a", 48)
     cells(drawing, 24, 128, [f"s{i}" for i in range(8)], "c", 48)
@@ -59,7 +59,7 @@ def first_steps(_):
 
 
 def sub_warp(data):
-    """Step 3: a warp is two sub-warps, a lane 16 bytes of eight rows."""
+    """Rung 3: a warp is two sub-warps, a lane 16 bytes of eight rows."""
     dx, dy, left = 25, 20, 62
     drawing = Drawing(left + 32 * dx + 16, 300)
     for lane in range(32):
@@ -117,7 +117,7 @@ def exchange(data):
 
 
 def warp_leaf(data):
-    """How the 64 keys of a leaf go through a warp in step 3: loads, exchanges and sums, as one lane made them."""
+    """How the 64 keys of a leaf go through a warp in rung 3: loads, exchanges and sums, as one lane made them."""
     run, n_lanes, n_keys, w, h = data["warp_leaf"], 32, 8, 8, 11
     lane, first, held = run["lane"], run["first"], run["held"]
     for begin in range(0, 64, n_keys):
@@ -278,7 +278,7 @@ def parts(data):
 def ends(_):
     """Three ways to merge splits: a second launch, the last block, a cluster."""
     drawing = Drawing(880, 236)
-    names = ("a second launch", "step 4: the last block", "library: a cluster")
+    names = ("a second launch", "rung 4: the last block", "library: a cluster")
     lengths = (128, 150, 112)
     for panel, name in enumerate(names):
         x = 10 + 292 * panel
@@ -319,7 +319,7 @@ def ends(_):
 
 
 def rings(data):
-    """What a warp waits for in step 4 and step 5, and a sub-warp of the library where rows are dense."""
+    """What a warp waits for in rung 4 and rung 5, and a sub-warp of the library where rows are dense."""
     stages = {plan["step"]: plan["stages"] for plan in data["plans"] if plan["group"] == 1}
     if (stages["copies"], stages["equal-runs"]) != (4, 3):
         raise ValueError("this figure is drawn for rings of four stages, and of three")
@@ -329,7 +329,7 @@ def rings(data):
         drawing.box(left + unit * start + 1, y, unit * length - 2, height, style, 3)
         drawing.text(left + unit * (start + length / 2), y + height / 2 + 4, words, "small")
 
-    drawing.text(4, 22, "step 4: registers", "left")
+    drawing.text(4, 22, "rung 4: registers", "left")
     for i in range(4):
         bar(34, 3 * i, 1, f"k{i}", "empty")
         bar(34, 3 * i + 1, 0.5, f"q·k{i}", "a")
@@ -338,7 +338,7 @@ def rings(data):
     # Step s is used from time s + 1.5 on. With n stages a lane starts step s + n - 1 before it waits for step s; with bulk copies the stage is
     # filled again as soon as step s has been used.
     for y0, n_stages, title, start_of in (
-        (94, 4, "step 5: every lane copies what it will read itself", lambda step: max(0, step - 2)),
+        (94, 4, "rung 5: every lane copies what it will read itself", lambda step: max(0, step - 2)),
         (240, 3, "library, dense rows: the first lane of the sub-warp starts two bulk copies", lambda step: 0 if step < 3 else step - 1),
     ):
         drawing.text(4, y0, title, "left")

@@ -94,7 +94,7 @@ def steps():
 def step_bytes():
     """What every step asks global memory for, with 64k keys; and how long that would take if all of it came from memory."""
     n = dict(LENGTHS)["64k"]
-    rows = [["step", *(f"{h} heads, {kv} key/value heads" for h, kv in HEADS)]]
+    rows = [["rung", *(f"{h} heads, {kv} key/value heads" for h, kv in HEADS)]]
     for number, name, keys, scores in steps():
         cells = []
         for heads, kv_heads in HEADS:
@@ -112,7 +112,7 @@ def plans():
     if not holders:
         return ["*Not asked: this page was made without a build.*"]
     listed = json.loads(pathlib.Path(holders).read_text(encoding="utf-8"))["plans"]
-    rows = [["step", "heads", "blocks", "threads", "stages", "shared memory", "in flight per block"]]
+    rows = [["rung", "heads", "blocks", "threads", "stages", "shared memory", "in flight per block"]]
     of_group = {1: {}, 4: {}}
     for plan in listed:
         of_group[plan["group"]][plan["step"]] = plan
@@ -211,7 +211,7 @@ LADDER = {
 
 def ladder():
     """One line per step: what changes, what is expected, its floor, and what was measured if the record is of this kernel."""
-    rows = [["step", "what changes", "expected", "floor", "measured"]]
+    rows = [["rung", "what changes", "expected", "floor", "measured"]]
     names = [(number, name) for number, name, *_ in steps()]
     if [name for _, name in names] != list(LADDER):
         raise ValueError(f"kernel_tables.py: LADDER lists {list(LADDER)}, gpu/ladder has {[name for _, name in names]}")
@@ -255,7 +255,7 @@ def instructions():
 def measured():
     """The record of docs/time_ladder.json: one line per step, as a part of the rate of a kernel that only reads."""
     lengths = ("8k", "64k", "1M")
-    rows = [["step of that version", *(f"{heads}, {keys}" for heads in ("16/16", "32/8") for keys in lengths)]]
+    rows = [["rung of that version", *(f"{heads}, {keys}" for heads in ("16/16", "32/8") for keys in lengths)]]
     for step in dict.fromkeys(line["step"] for line in RECORD["lines"]):
         cells = []
         for heads in ("16/16", "32/8"):

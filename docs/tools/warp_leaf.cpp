@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief How a warp of step 3 of the ladder reads and adds the 64 keys of a leaf, as JSON for docs/tools/kernel_figures.py:
+/// @brief How a warp of rung 3 of the ladder reads and adds the 64 keys of a leaf, as JSON for docs/tools/kernel_figures.py:
 /// the kernel runs under the emulator, and its loads, exchanges and sums are noted.
 #include "tree_attn/gpu/ladder/ladder.hpp"
 #include "tree_attn/gpu/platform/device.hpp"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Step 1 of the ladder: the definition, with all scores in global memory (eq. (5), eq. (7)).
+/// @brief Rung 1 of the ladder: the definition, with all scores in global memory (eq. (5), eq. (7)).
 ///
 /// What it is: two kernels. The first writes every score; the second reads them twice, for the largest and for the weights.
 /// Floor: every query reads keys and values for itself, and a score costs 4 bytes to write and 4 (1 + warps per row) to

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Step 2 of the ladder: scores stay in registers, keys and values are read once in one kernel (section 3, eq.
+/// @brief Rung 2 of the ladder: scores stay in registers, keys and values are read once in one kernel (section 3, eq.
 /// (2)-(3)).
 ///
 /// What changed: one warp per query walks over the keys and merges each into its state: the online softmax. No score is
 /// written, and the largest one need not be known beforehand.
 /// Floor: keys and values once per query, nothing else; BF16, 16 heads of 128, 8k keys: 67 MB, 14.4 us on an H200.
 /// Prediction: far above it. A warp reads 32 neighbouring elements at a time, then waits for them, for the five exchanges of
-/// the sum and for the next row: latency is the limit, and there are only 16 warps, fewer than step 1 has. Fewer bytes are
+/// the sum and for the next row: latency is the limit, and there are only 16 warps, fewer than rung 1 has. Fewer bytes are
 /// not enough. Measured: 7.65 ms.
 #include "tree_attn/gpu/ladder/ladder.hpp"
 #include "tree_attn/gpu/platform/device.hpp"

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Step 3 of the ladder: 16 bytes per lane, eight keys at a time, and 64 keys are one leaf (section 5).
+/// @brief Rung 3 of the ladder: 16 bytes per lane, eight keys at a time, and 64 keys are one leaf (section 5).
 ///
 /// What changed: a lane reads 16 bytes at once, and eight rows are requested before the first is used. Eight keys are added
 /// to the sums of their leaf of 64, one chain of fused multiply-adds under a shift that rises with the scores; leaves merge
 /// along the canonical tree. So the bits are those of every kernel on scalar cores, however it cuts the keys between leaves:
 /// of F32, and of 16 bits in rows of more than 256 elements, since tensor cores take shorter ones.
-/// Floor: that of step 2: 67 MB, 14.4 us for 16 heads of 64, 8k keys, F32 on an H200. Prediction: 2 us for eight keys and
-/// their values where step 2 takes 33: 2 ms. There are still no more warps than queries. Measured with rows of 128: 2.06 ms.
+/// Floor: that of rung 2: 67 MB, 14.4 us for 16 heads of 64, 8k keys, F32 on an H200. Prediction: 2 us for eight keys and
+/// their values where rung 2 takes 33: 2 ms. There are still no more warps than queries. Measured with rows of 128: 2.06 ms.
 #include "tree_attn/gpu/ladder/ladder.hpp"
 #include "tree_attn/gpu/platform/device.hpp"
 #include "tree_attn/reference/state/state.hpp"

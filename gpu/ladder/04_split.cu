@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Step 4 of the ladder: the keys of a query are split over blocks, and the last block merges (section 5, Alg. 3).
+/// @brief Rung 4 of the ladder: the keys of a query are split over blocks, and the last block merges (section 5, Alg. 3).
 ///
 /// It defines the bits of all kernels on scalar cores. What changed: a warp per query *and split*. Each leaves the subtrees
 /// of its split in memory and counts itself; the last joins them all: the tree over devices, inside one. Floor: keys and

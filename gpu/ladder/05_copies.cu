@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Step 5 of the ladder: copies in flight, in a ring of stages (section 6.3: decoding waits for memory).
+/// @brief Rung 5 of the ladder: copies in flight, in a ring of stages (section 6.3: decoding waits for memory).
 ///
 /// What changed: eight keys and their values are copied to shared memory three steps before they are used (cp.async). A lane
 /// copies what it will read itself, so shared memory serves as registers that are filled in the background, and no barrier
-/// is needed. Floor: that of step 4, 14.4 us for 16 heads of 64, 8k keys, F32 on an H200. Prediction: four warps per
+/// is needed. Floor: that of rung 4, 14.4 us for 16 heads of 64, 8k keys, F32 on an H200. Prediction: four warps per
 /// multiprocessor have 48 KiB in flight, where 25 to 35 kB are needed: the floor, 2 us until the first copy is there, and
-/// the joins of step 4: 40 us. Measured with rows of 128: 58 us.
+/// the joins of rung 4: 40 us. Measured with rows of 128: 58 us.
 #include "tree_attn/gpu/ladder/ladder.hpp"
 #include "tree_attn/gpu/platform/device.hpp"
 #include "tree_attn/reference/state/state.hpp"

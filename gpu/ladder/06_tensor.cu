@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Step 6 of the ladder: 16 bits on tensor cores, and queries that share keys together (section 6.3, grouped heads).
+/// @brief Rung 6 of the ladder: 16 bits on tensor cores, and queries that share keys together (section 6.3, grouped heads).
 ///
 /// It defines the bits of all kernels on tensor cores: of 16 bits in rows of at most 256 elements. What changed: a warp
 /// serves eight queries of one key/value head, and multiplies a leaf of 64 keys with all of them, S^T = K Q^T, and then O^T
@@ -15,7 +15,7 @@
 /// upper part in the even one, and n is the sum of both.
 ///
 /// Floor: every key and value once for all queries of a tile; BF16, 32 query heads on 8 of 128, 8k keys: 33.6 MB, 7.2 us on
-/// an H200, a quarter of step 5. Prediction: 16 KiB in flight for each of four warps per multiprocessor is enough; but 66
+/// an H200, a quarter of rung 5. Prediction: 16 KiB in flight for each of four warps per multiprocessor is enough; but 66
 /// splits are joined at 0.7 us each: 55 us. Measured: 135 us.
 #include "tree_attn/gpu/ladder/ladder.hpp"
 #include "tree_attn/gpu/platform/device.hpp"
@@ -203,7 +203,7 @@ struct Tile {
   }
 };
 
-/// The states of the subtrees that cover a range of leaves, left to right, in global memory, as in step 4, of all slots.
+/// The states of the subtrees that cover a range of leaves, left to right, in global memory, as in rung 4, of all slots.
 template <class Tile>
 struct Subtrees {
   using States = typename Tile::States;

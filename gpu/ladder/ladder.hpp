@@ -2,8 +2,8 @@
 /// @file
 /// @brief The ladder of kernels, each one file that is read from top to bottom (sections 5 and 6).
 ///
-/// Every step decodes a few queries over many keys, finishes the rows, and repeats what it needs. Steps 4 and 6 define the
-/// bits of the library kernels, which share no code with them but the merge and the tree, and can leave states. A step says
+/// Every rung decodes a few queries over many keys, finishes the rows, and repeats what it needs. Rungs 4 and 6 define the
+/// bits of the library kernels, which share no code with them but the merge and the tree, and can leave states. A rung says
 /// in its first lines what it changed; its *floor*, the time of the bytes that it requests at the rate of a kernel that only
 /// reads; what was predicted; and what was measured, if it was.
 #pragma once
@@ -14,10 +14,10 @@
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
-/// A step, in the words of any kernel that decodes.
+/// A rung, in the words of any kernel that decodes.
 using LadderStep = DecodeKernel;
 
-/// All steps, in order; and after them the kernels of the library.
+/// All rungs, in order; and after them the kernels of the library.
 std::span<const LadderStep* const> ladder();
 std::span<const DecodeKernel* const> all_kernels();
 extern const LadderStep kNaive, kFused, kVectors, kSplit, kCopies, kTensor;

@@ -44,8 +44,8 @@ class Ladder(Statements):
         (naive, fused), read = (1e6 * line["graph_seconds"] for line in lines), 1e6 * lines[0]["read_seconds"]
         times = f"{fused / naive:.1f} times as long"
         self.says("docs/III.1-kernels.md", f"that kernel takes {read:.1f} µs for 8k keys of 16 heads", f"{naive / 1000:.2f} ms, {naive / read:.0f} times the read",
-                  f"fewer bytes than step 1 and takes {times}", f"{fused / 1000:.2f} ms, **{times} as step 1**. A warp takes {fused / 8192:.2f} µs per key",
-                  f"both kernels of that step take {naive / 8192:.2f} µs per key")
+                  f"fewer bytes than rung 1 and takes {times}", f"{fused / 1000:.2f} ms, **{times} as rung 1**. A warp takes {fused / 8192:.2f} µs per key",
+                  f"both kernels of that rung take {naive / 8192:.2f} µs per key")
         for name in ("docs/IV.8-learnt.md", "docs/ten-minutes.md"):
             self.says(name, times)
 
