@@ -54,7 +54,7 @@ LIBRARIES = {
     r"nlohmann/": ["reference/data", "distributed/model", "distributed/job", "distributed/measure", "distributed/program", "tests"],
     r"CLI/": ["distributed/program", "tests"],
     r"boost/": ["gpu/platform/emulator"],
-    r"cuda": ["gpu/platform/cuda", "tests/gpu/cuda", "tests/gpu/exchange", "tests/gpu/time_ladder"],
+    r"cuda": ["gpu/platform/cuda", "tests/gpu/cuda", "tests/gpu/exchange", "tests/gpu/soft_gpu", "tests/gpu/time_ladder"],
     r"simgrid/": ["tests/bench/simulated"],
     r"mpi\.h": ["distributed", "tests/distributed", "tests/docs", "tests/bench", "notebooks_cpp"],
 }

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The calls of the driver that this project looks up: tensor maps, green contexts, what `info` asks.
+#include "tree_attn/tests/gpu/soft_gpu/runtime.hpp"
+
+#include <cuda.h>
+
+#include <cstdio>
+
+using namespace tree_attn::soft_gpu;
+
+struct CUdevResourceDesc_st {
+  unsigned n_multiprocessors;
+};
+
+namespace {
+
+CUresult refuse(const char* call, const std::string& why) {
+  std::fprintf(stderr, "soft_gpu: %s: %s\n", call, why.c_str());
+  return CUDA_ERROR_INVALID_VALUE;
+}
+
+Context* context_of(void* handle) { return static_cast<Context*>(handle); }
+
+}  // namespace
+
+#pragma GCC visibility push(default)
+extern "C" {
+
+CUresult cuInit(unsigned) { return CUDA_SUCCESS; }
+CUresult cuDriverGetVersion(int* version) { return *version = CUDA_VERSION, CUDA_SUCCESS; }
+CUresult cuDeviceGetCount(int* n) { return *n = settings().n_devices, CUDA_SUCCESS; }
+CUresult cuDeviceGet(CUdevice* device, int i) {
+  return *device = i, i < settings().n_devices ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+}
+CUresult cuDeviceGetName(char* name, int n, CUdevice) {
+  return std::snprintf(name, static_cast<std::size_t>(n), "%s", device_name()), CUDA_SUCCESS;
+}
+CUresult cuDeviceGetUuid_v2(CUuuid* uuid, CUdevice device) {
+  *uuid = {};
+  uuid->bytes[15] = static_cast<char>(device + 1);
+  return CUDA_SUCCESS;
+}
+CUresult cuDeviceCanAccessPeer(int* can, CUdevice device, CUdevice other) { return *can = device != other, CUDA_SUCCESS; }
+CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice) {
+  if (attribute != CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR && attribute != CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)
+    return CUDA_ERROR_INVALID_VALUE;
+  return *value = attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR ? settings().major : 0, CUDA_SUCCESS;
+}
+
+CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* address,
+                                const cuuint64_t* extent, const cuuint64_t* stride, const cuuint32_t* box,
+                                const cuuint32_t* step, CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
+                                CUtensorMapL2promotion, CUtensorMapFloatOOBfill fill) {
+  const auto fail = [](const std::string& why) { return refuse("cuTensorMapEncodeTiled", why); };
+  TensorMap made{};
+  if (settings().major < 9) return fail("the device has no tensor maps");
+  if (type != CU_TENSOR_MAP_DATA_TYPE_FLOAT16 && type != CU_TENSOR_MAP_DATA_TYPE_BFLOAT16)
+    return fail("a type of elements that is not known here");
+  if (rank < 1 || rank > 5 || interleave != CU_TENSOR_MAP_INTERLEAVE_NONE || fill != CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE)
+    return fail("a form that is not known here");
+  if (swizzle > CU_TENSOR_MAP_SWIZZLE_128B) return fail("a swizzle that is not known here");
+  made.mark = TensorMap::kMark, made.rank = rank, made.element_bytes = 2;
+  made.swizzle_bytes = swizzle == CU_TENSOR_MAP_SWIZZLE_NONE ? 0 : 16U << swizzle;
+  made.address = reinterpret_cast<std::uint64_t>(address);
+  if (made.address % 16 != 0) return fail("an address that is no multiple of 16");
+  for (cuuint32_t i = 0; i < rank; ++i) {
+    if (extent[i] == 0 || extent[i] > std::uint64_t{1} << 32) return fail("extent " + std::to_string(extent[i]));
+    if (box[i] == 0 || box[i] > 256 || step[i] != 1) return fail("a box of " + std::to_string(box[i]));
+    if (i > 0 && (stride[i - 1] % 16 != 0 || stride[i - 1] >= std::uint64_t{1} << 40))
+      return fail("stride " + std::to_string(stride[i - 1]));
+    made.extent[i] = static_cast<std::uint32_t>(extent[i]), made.box[i] = static_cast<std::uint16_t>(box[i]);
+    if (i > 0) made.stride[i - 1] = stride[i - 1];
+  }
+  if (box[0] * 2 % 16 != 0 || (made.swizzle_bytes != 0 && box[0] * 2 > made.swizzle_bytes))
+    return fail("rows of " + std::to_string(box[0] * 2) + " bytes in a box");
+  *map = {};
+  std::memcpy(map, &made, sizeof made);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetDevResource(CUdevice, CUdevResource* resource, CUdevResourceType type) {
+  *resource = {};
+  resource->type = type, resource->sm.smCount = static_cast<unsigned>(settings().n_multiprocessors);
+  return type == CU_DEV_RESOURCE_TYPE_SM ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+/// Parts are multiples of 8 multiprocessors, as on an H100.
+CUresult cuDevSmResourceSplitByCount(CUdevResource* parts, unsigned* n, const CUdevResource* of, CUdevResource* rest,
+                                     unsigned, unsigned least) {
+  const unsigned size = (std::max(least, 1U) + 7) / 8 * 8;
+  *n = std::min(*n, of->sm.smCount / size);
+  for (unsigned i = 0; i < *n; ++i) parts[i] = *of, parts[i].sm.smCount = size;
+  if (rest != nullptr) *rest = *of, rest->sm.smCount = of->sm.smCount - *n * size;
+  return *n > 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
+}
+CUresult cuDevResourceGenerateDesc(CUdevResourceDesc* described, CUdevResource* resources, unsigned n) {
+  return *described = new CUdevResourceDesc_st{resources[0].sm.smCount}, n == 1 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+CUresult cuGreenCtxCreate(CUgreenCtx* made, CUdevResourceDesc described, CUdevice device, unsigned) {
+  auto* const context = new Context{device, static_cast<int>(described->n_multiprocessors), true, nullptr};
+  context->default_stream = std::make_unique<Stream>(*context);
+  return *made = reinterpret_cast<CUgreenCtx>(context), CUDA_SUCCESS;
+}
+CUresult cuGreenCtxDestroy(CUgreenCtx context) { return delete context_of(context), CUDA_SUCCESS; }
+CUresult cuCtxFromGreenCtx(CUcontext* context, CUgreenCtx from) {
+  return *context = reinterpret_cast<CUcontext>(from), CUDA_SUCCESS;
+}
+CUresult cuCtxSetCurrent(CUcontext context) { return set_context(*context_of(context)), CUDA_SUCCESS; }
+CUresult cuStreamGetGreenCtx(CUstream stream, CUgreenCtx* context) {
+  Context& of = stream == nullptr ? current_context() : reinterpret_cast<Stream*>(stream)->context;
+  return *context = of.is_part ? reinterpret_cast<CUgreenCtx>(&of) : nullptr, CUDA_SUCCESS;
+}
+
+}  // extern "C"
+#pragma GCC visibility pop
+
+void* tree_attn::soft_gpu::driver_function(std::string_view name) {
+#define SOFT_GPU_ENTRY(call) \
+  { #call, reinterpret_cast < void*>(&call) }
+  static const std::map<std::string_view, void*> all = {SOFT_GPU_ENTRY(cuTensorMapEncodeTiled),
+                                                        SOFT_GPU_ENTRY(cuDeviceGetDevResource),
+                                                        SOFT_GPU_ENTRY(cuDevSmResourceSplitByCount),
+                                                        SOFT_GPU_ENTRY(cuDevResourceGenerateDesc),
+                                                        SOFT_GPU_ENTRY(cuGreenCtxCreate),
+                                                        SOFT_GPU_ENTRY(cuGreenCtxDestroy),
+                                                        SOFT_GPU_ENTRY(cuCtxFromGreenCtx),
+                                                        SOFT_GPU_ENTRY(cuCtxSetCurrent),
+                                                        SOFT_GPU_ENTRY(cuStreamGetGreenCtx)};
+#undef SOFT_GPU_ENTRY
+  const auto found = all.find(name);
+  return found != all.end() ? found->second : nullptr;
+}

@@ -1,0 +1,432 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief What the instructions of PTX do that compute (PTX ISA 9.0, section 9.7): each for the 32 lanes of a warp at once.
+#include "tree_attn/tests/gpu/soft_gpu/instructions.hpp"
+
+#include <chrono>
+#include <cmath>
+#include <concepts>
+#include <limits>
+#include <tuple>
+
+namespace tree_attn::soft_gpu {
+namespace {
+
+// ---- Functions of lanes
+
+/// d <- f(a, b, ..) in every lane.
+template <auto f, class D, class... S>
+void each(Warp& w, const Op& op) {
+  [&]<std::size_t... i>(std::index_sequence<i...>) {
+    const std::tuple<const S*...> from{w.of<S>(op.at[1 + i])...};
+    D d[32];
+    for (int lane = 0; lane < 32; ++lane) d[lane] = static_cast<D>(f(std::get<i>(from)[lane]...));
+    w.put(op.at[0], d);
+  }
+  (std::index_sequence_for<S...>{});
+}
+
+/// f of one, two or three operands of the type that is named.
+template <auto f>
+Run one(const Statement& s, Op&) {
+  return for_type(s.type(), []<class T>() -> Run {
+    if constexpr (std::is_invocable_v<decltype(f), T>) return each<f, T, T>;
+    return nullptr;
+  });
+}
+template <auto f>
+Run two(const Statement& s, Op&) {
+  return for_type(s.type(), []<class T>() -> Run {
+    if constexpr (std::is_invocable_v<decltype(f), T, T>) return each<f, T, T, T>;
+    return nullptr;
+  });
+}
+template <auto f>
+Run three(const Statement& s, Op&) {
+  return for_type(s.type(), []<class T>() -> Run { return each<f, T, T, T, T>; });
+}
+/// The same for predicates too, whose lanes are the bits of a word.
+template <auto f>
+Run logic(const Statement& s, Op& op) {
+  if (s.type() != Type::Pred) return two<f>(s, op);
+  return [](Warp& w, const Op& now) { w.put_predicate(now.at[0], f(w.predicate(now.at[1]), w.predicate(now.at[2]))); };
+}
+
+/// A NaN loses, and -0 is below +0.
+template <bool is_max>
+constexpr auto extreme = [](auto a, decltype(a) b) {
+  if constexpr (std::floating_point<decltype(a)>) {
+    if (a != a) return b;
+    if (b != b) return a;
+    if (a == b) return std::signbit(a) == is_max ? b : a;
+  }
+  return (a > b) == is_max ? a : b;
+};
+constexpr auto multiply_add = [](auto a, decltype(a) b, decltype(a) c) -> decltype(a) {
+  if constexpr (std::floating_point<decltype(a)>)
+    return std::fma(a, b, c);
+  else
+    return static_cast<decltype(a)>(a * b + c);
+};
+/// What is divided by 0, or overflows, has no result that the manual promises.
+constexpr auto divide = [](auto a, decltype(a) b) -> decltype(a) {
+  using T = decltype(a);
+  if constexpr (std::integral<T>) {
+    if (b == 0) return static_cast<T>(-1);
+    if (std::is_signed_v<T> && b == static_cast<T>(-1)) return static_cast<T>(0 - a);
+  }
+  return static_cast<T>(a / b);
+};
+constexpr auto remainder = [](std::integral auto a, decltype(a) b) -> decltype(a) {
+  using T = decltype(a);
+  if (b == 0 || (std::is_signed_v<T> && b == static_cast<T>(-1))) return b == 0 ? a : T{0};
+  return static_cast<T>(a % b);
+};
+/// Shifts by the width and more leave the sign alone.
+template <bool is_left>
+constexpr auto shifted = [](std::integral auto a, std::uint32_t b) {
+  constexpr std::uint32_t kMost = 8 * sizeof a - 1;
+  if (b > kMost) return static_cast<decltype(a)>(!is_left && a < 0 ? -1 : 0);
+  return static_cast<decltype(a)>(is_left ? a << b : a >> b);
+};
+/// The lowest bits of a, in place of some of b.
+constexpr auto inserted = [](auto a, decltype(a) b, std::uint32_t from, std::uint32_t length) {
+  using T = decltype(a);
+  constexpr std::uint32_t kBits = 8 * sizeof(T);
+  const std::uint32_t at = from & 0xFF, n = std::min(length & 0xFF, kBits);
+  if (at >= kBits) return b;
+  const T field = (n == kBits ? ~T{0} : (T{1} << n) - 1) << at;
+  return static_cast<T>((b & ~field) | (a << at & field));
+};
+/// The bytes that four digits of c choose of the eight of b and a; a digit of 8 and more takes the sign of the byte.
+constexpr auto permuted = [](std::uint32_t a, std::uint32_t b, std::uint32_t c) {
+  const std::uint64_t bytes = static_cast<std::uint64_t>(b) << 32 | a;
+  std::uint32_t d = 0;
+  for (int i = 0; i < 4; ++i) {
+    const std::uint32_t digit = c >> 4 * i & 0xF, byte = static_cast<std::uint32_t>(bytes >> 8 * (digit & 7)) & 0xFF;
+    d |= ((digit & 8) == 0 ? byte : (byte >> 7) * 0xFF) << 8 * i;
+  }
+  return d;
+};
+/// Correctly rounded, which the manual's 2 units in the last place allow.
+template <bool flushes>
+constexpr auto power_of_2 = [](float a) {
+  if (flushes && std::fpclassify(a) == FP_SUBNORMAL) a = 0;
+  const float power = static_cast<float>(std::exp2(static_cast<double>(a)));
+  return flushes && power < std::numeric_limits<float>::min() ? 0 : power;
+};
+
+// ---- Instructions that take types of several widths
+
+Run multiply(const Statement& s, Op& op) {
+  constexpr auto wide = []<class T>(T a, T b) {
+    using Wide = std::conditional_t<std::is_signed_v<T>, std::int64_t, std::uint64_t>;
+    return static_cast<Wide>(a) * static_cast<Wide>(b);
+  };
+  constexpr auto high = []<std::integral T>(T a, T b) {
+    return static_cast<__int128>(a) * static_cast<__int128>(b) >> 8 * sizeof(T);
+  };
+  if (s.has("hi")) return two<high>(s, op);
+  if (!s.has("wide")) return two<[](auto a, decltype(a) b) { return a * b; }>(s, op);
+  if (s.type() == Type::S32) return each<wide, std::int64_t, std::int32_t, std::int32_t>;
+  return s.type() == Type::U32 ? each<wide, std::uint64_t, std::uint32_t, std::uint32_t> : nullptr;
+}
+Run exp2(const Statement& s, Op&) {
+  if (s.type() != Type::F32 || !s.has("approx")) return nullptr;
+  return s.has("ftz") ? each<power_of_2<true>, float, float> : each<power_of_2<false>, float, float>;
+}
+Run negation(const Statement& s, Op& op) {
+  if (s.type() != Type::Pred) return one<[](std::integral auto a) { return ~a; }>(s, op);
+  return [](Warp& w, const Op& now) { w.put_predicate(now.at[0], ~w.predicate(now.at[1])); };
+}
+template <bool is_left>
+Run shifting(const Statement& s, Op&) {
+  return for_type(is_left ? bits(s.type()) : s.type(), []<class T>() -> Run {
+    if constexpr (std::integral<T>) return each<shifted<is_left>, T, T, std::uint32_t>;
+    return nullptr;
+  });
+}
+template <auto f>
+Run counting(const Statement& s, Op&) {
+  return bytes_of(s.type()) == 8 ? each<f, std::uint32_t, std::uint64_t> : each<f, std::uint32_t, std::uint32_t>;
+}
+Run insertion(const Statement& s, Op&) {
+  using Word = std::uint32_t;
+  return bytes_of(s.type()) == 8 ? each<inserted, std::uint64_t, std::uint64_t, std::uint64_t, Word, Word>
+                                 : each<inserted, Word, Word, Word, Word, Word>;
+}
+Run permutation(const Statement& s, Op&) {
+  return s.word.size() == 2 ? each<permuted, std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t> : nullptr;
+}
+
+/// Compares; of kind 1 the operands are exchanged, of kind 2 the result is inverted: so four relations are all.
+template <auto f, class T>
+void compare(Warp& w, const Op& op) {
+  const T *const a = w.of<T>(op.at[1 + (op.kind & 1)]), *const b = w.of<T>(op.at[2 - (op.kind & 1)]);
+  std::uint32_t holds = 0;
+  for (int i = 0; i < 32; ++i) holds |= static_cast<std::uint32_t>(f(a[i], b[i])) << i;
+  w.put_predicate(op.at[0], (op.kind & 2) != 0 ? ~holds : holds);
+}
+template <auto f>
+Run comparing(Type type) {
+  return for_type(type, []<class T>() -> Run { return compare<f, T>; });
+}
+Run comparison(const Statement& s, Op& op) {
+  // a > b is b < a. What holds for NaN too is the opposite of the opposite relation. (An ordered "ne" of floats is none of
+  // these.)
+  static constexpr struct {
+    std::string_view name;
+    int relation, kind;
+    bool is_of_whole, is_of_float;
+  } kRelations[] = {{"eq", 0, 0, true, true},   {"ne", 0, 2, true, false},  {"lt", 1, 0, true, true},
+                    {"gt", 1, 1, true, true},   {"le", 2, 0, true, true},   {"ge", 2, 1, true, true},
+                    {"neu", 0, 2, false, true}, {"ltu", 2, 3, false, true}, {"gtu", 2, 2, false, true},
+                    {"leu", 1, 3, false, true}, {"geu", 1, 2, false, true}, {"num", 3, 0, false, true},
+                    {"nan", 3, 2, false, true}};
+  if (s.operand.size() != 3 || s.word.size() != 3) return nullptr;
+  const bool is_float = s.type() == Type::F32 || s.type() == Type::F64;
+  for (const auto& relation : kRelations) {
+    if (relation.name != s.word[1] || !(is_float ? relation.is_of_float : relation.is_of_whole)) continue;
+    op.kind = static_cast<std::uint8_t>(relation.kind);
+    switch (relation.relation) {
+      case 0: return comparing<[](auto a, auto b) { return a == b; }>(s.type());
+      case 1: return comparing<[](auto a, auto b) { return a < b; }>(s.type());
+      case 2: return comparing<[](auto a, auto b) { return a <= b; }>(s.type());
+      default: return comparing<[](auto a, auto b) { return a == a && b == b; }>(s.type());
+    }
+  }
+  return nullptr;
+}
+template <class T>
+void select(Warp& w, const Op& op) {
+  const T *const a = w.of<T>(op.at[1]), *const b = w.of<T>(op.at[2]);
+  const std::uint32_t p = w.predicate(op.at[3]);
+  T d[32];
+  for (int i = 0; i < 32; ++i) d[i] = (p >> i & 1) != 0 ? a[i] : b[i];
+  w.put(op.at[0], d);
+}
+Run selection(const Statement& s, Op&) {
+  return for_type(bits(s.type()), []<class T>() -> Run { return select<T>; });
+}
+
+// ---- Moves
+
+/// Elements side by side in one register, and apart again.
+template <class Whole, class Part>
+void pack(Warp& w, const Op& op) {
+  constexpr int n = sizeof(Whole) / sizeof(Part);
+  Whole d[32];
+  for (int k = 0; k < n; ++k) {
+    for (int i = 0; i < 32; ++i) std::memcpy(reinterpret_cast<Part*>(&d[i]) + k, &w.of<Part>(op.at[1 + k])[i], sizeof(Part));
+  }
+  w.put(op.at[0], d);
+}
+template <class Whole, class Part>
+void unpack(Warp& w, const Op& op) {
+  constexpr int n = sizeof(Whole) / sizeof(Part);
+  Part d[n][32];
+  for (int k = 0; k < n; ++k) {
+    for (int i = 0; i < 32; ++i)
+      std::memcpy(&d[k][i], reinterpret_cast<const Part*>(&w.of<Whole>(op.at[n])[i]) + k, sizeof(Part));
+  }
+  for (int k = 0; k < n; ++k) w.put(op.at[k], d[k]);
+}
+template <class T>
+void special(Warp& w, const Op& op) {
+  const auto axis = static_cast<std::size_t>(op.n);
+  const LaunchShape& shape = w.grid->shape;
+  const auto value = [&](int lane) -> std::uint64_t {
+    switch (op.kind) {
+      case 0: return place(w.thread(lane), shape.block)[axis];
+      case 1: return shape.block[axis];
+      case 2: return w.block->index[axis];
+      case 3: return shape.grid[axis];
+      case 4: return static_cast<std::uint64_t>(lane);
+      case 5: return w.block->rank;
+      case 6: return shape.cluster;
+      case 7: return w.block->index[0] % static_cast<unsigned>(settings().n_multiprocessors);
+      case 8: return w.grid->n_instructions;
+      default: return static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
+    }
+  };
+  T d[32];
+  for (int lane = 0; lane < 32; ++lane) d[lane] = static_cast<T>(value(lane));
+  w.put(op.at[0], d);
+}
+Run special_register(std::string_view name, Type type, Op& op) {
+  static constexpr std::string_view kNames[] = {
+      "%tid",  "%ntid",    "%ctaid",      "%nctaid", "%laneid", "%cluster_ctarank", "%cluster_nctarank",
+      "%smid", "%clock64", "%globaltimer"};
+  const std::size_t point = std::min(name.find('.'), name.size());
+  const auto found = std::find(std::begin(kNames), std::end(kNames), name.substr(0, point));
+  if (found == std::end(kNames)) return nullptr;
+  op.kind = static_cast<std::uint8_t>(found - std::begin(kNames));
+  op.n = point < name.size() ? static_cast<std::uint8_t>(name[point + 1] - 'x') : 0;
+  return bytes_of(type) == 8 ? special<std::uint64_t> : special<std::uint32_t>;
+}
+Run moving(const Statement& s, Op& op) {
+  const std::size_t n_to = s.operand.at(0).at.size(), n_from = s.operand.at(1).at.size();
+  if (s.operand[1].is_special) return special_register(s.operand[1].name, s.type(), op);
+  if (s.operand[1].is_label) throw Fault("what is '" + std::string(s.operand[1].name) + "'?");
+  if (s.type() == Type::Pred) return [](Warp& w, const Op& now) { w.put_predicate(now.at[0], w.predicate(now.at[1])); };
+  constexpr auto same = [](auto a) { return a; };
+  switch (100 * static_cast<std::size_t>(bytes_of(s.type())) + 10 * std::max(n_to, n_from) + (n_to > 1)) {
+    case 210: return each<same, std::uint16_t, std::uint16_t>;
+    case 410: return each<same, std::uint32_t, std::uint32_t>;
+    case 810: return each<same, std::uint64_t, std::uint64_t>;
+    case 420: return pack<std::uint32_t, std::uint16_t>;
+    case 421: return unpack<std::uint32_t, std::uint16_t>;
+    case 820: return pack<std::uint64_t, std::uint32_t>;
+    case 821: return unpack<std::uint64_t, std::uint32_t>;
+    case 840: return pack<std::uint64_t, std::uint16_t>;
+    case 1620: return pack<B128, std::uint64_t>;
+    case 1621: return unpack<B128, std::uint64_t>;
+    default: return nullptr;
+  }
+}
+
+// ---- Conversions
+
+float widen(Bfloat x) { return std::bit_cast<float>(static_cast<std::uint32_t>(x.bits) << 16); }
+float widen(_Float16 x) { return static_cast<float>(x); }
+template <class T>
+T widen(T x) {
+  return x;
+}
+/// Where conversions to whole numbers round to.
+enum class Rounding : std::uint8_t { None, Nearest, Down, Up, Zero };
+template <class D, class S>
+D convert_one(S x, Rounding to_whole) {
+  if constexpr (std::floating_point<S>) {
+    switch (to_whole) {
+      case Rounding::Nearest: x = std::nearbyint(x); break;
+      case Rounding::Down: x = std::floor(x); break;
+      case Rounding::Up: x = std::ceil(x); break;
+      case Rounding::Zero: x = std::trunc(x); break;
+      case Rounding::None: break;
+    }
+    if constexpr (std::integral<D>) {
+      // Past the ends, the nearest number there is; NaN is 0.
+      constexpr D kLeast = std::numeric_limits<D>::min(), kMost = std::numeric_limits<D>::max();
+      return x != x ? D{0} : x <= static_cast<S>(kLeast) ? kLeast : x >= static_cast<S>(kMost) ? kMost : static_cast<D>(x);
+    }
+  }
+  if constexpr (std::same_as<D, Bfloat>) {
+    const auto bits = std::bit_cast<std::uint32_t>(static_cast<float>(x));
+    return {static_cast<std::uint16_t>(x != x ? 0x7FFF : (bits + 0x7FFF + (bits >> 16 & 1)) >> 16)};
+  } else {
+    return static_cast<D>(x);
+  }
+}
+template <class D, class S>
+void convert(Warp& w, const Op& op) {
+  const S* const a = w.of<S>(op.at[1]);
+  D d[32];
+  for (int i = 0; i < 32; ++i) d[i] = convert_one<D>(widen(a[i]), static_cast<Rounding>(op.kind));
+  w.put(op.at[0], d);
+}
+template <class S>
+Run converting(Type to) {
+  if (to == Type::F16) return convert<_Float16, S>;
+  if (to == Type::Bf16) return convert<Bfloat, S>;
+  return for_type(to, []<class D>() -> Run { return convert<D, S>; });
+}
+/// Whole numbers: the lowest bits of a register, of which op.kind says how many and, by its highest bit, whether they have a
+/// sign.
+template <class D, class S>
+void resize(Warp& w, const Op& op) {
+  const S* const a = w.of<S>(op.at[1]);
+  const int n_cut = 64 - (op.kind & 0x7F);
+  D d[32];
+  for (int i = 0; i < 32; ++i) {
+    const std::uint64_t top = static_cast<std::uint64_t>(a[i]) << n_cut;
+    d[i] = static_cast<D>((op.kind & 0x80) != 0 ? static_cast<std::uint64_t>(static_cast<std::int64_t>(top) >> n_cut)
+                                                : top >> n_cut);
+  }
+  w.put(op.at[0], d);
+}
+Run conversion(const Statement& s, Op& op) {
+  const Type to = s.type(0), from = s.type(1);
+  const auto is_float = [](Type type) {
+    return type == Type::F16 || type == Type::Bf16 || type == Type::F32 || type == Type::F64;
+  };
+  const int from_bytes = bytes_of(s.operand.at(1).type == Type::None ? from : s.operand[1].type);
+  if (bytes_of(to) != bytes_of(s.operand[0].type)) return nullptr;
+  if (!is_float(to) && !is_float(from)) {
+    const bool is_signed = from == Type::S8 || from == Type::S16 || from == Type::S32;
+    op.kind = static_cast<std::uint8_t>(8 * bytes_of(from) | (is_signed ? 0x80 : 0));
+    return for_type(bits(to), [=]<class D>() -> Run {
+      if constexpr (std::integral<D>)
+        return from_bytes == 2   ? resize<D, std::uint16_t>
+               : from_bytes == 4 ? resize<D, std::uint32_t>
+                                 : resize<D, std::uint64_t>;
+      return nullptr;
+    });
+  }
+  static constexpr std::string_view kRoundings[] = {"", "rni", "rmi", "rpi", "rzi"};
+  for (std::uint8_t i = 1; i < 5; ++i) op.kind = s.has(kRoundings[i]) ? i : op.kind;
+  if (bytes_of(from) != from_bytes) return nullptr;
+  if (from == Type::F16) return converting<_Float16>(to);
+  if (from == Type::Bf16) return converting<Bfloat>(to);
+  return for_type(from, [=]<class S>() -> Run { return converting<S>(to); });
+}
+
+}  // namespace
+
+const std::vector<Instruction>& computing_instructions() {
+  static const std::vector<Instruction> all = {
+      {"abs", "", one<[](std::floating_point auto a) { return std::fabs(a); }>},
+      {"add", "rn", two<[](auto a, decltype(a) b) { return a + b; }>},
+      {"and", "", logic<[](std::integral auto a, decltype(a) b) { return a & b; }>},
+      {"bfi", "", insertion},
+      {"bra", "uni", always<[](Warp& w, const Op& op) { w.branch(static_cast<std::uint32_t>(op.offset)); }>},
+      {"clz", "", counting<[](auto a) { return std::countl_zero(a); }>},
+      {"copysign", "", two<[](std::floating_point auto a, decltype(a) b) { return std::copysign(b, a); }>},
+      {"cvt", "rn rni rmi rpi rzi", conversion},
+      {"div", "rn", two<divide>},
+      {"ex2", "approx ftz", exp2},
+      {"exit", "", always<[](Warp& w, const Op&) { w.exit(); }>},
+      {"fma", "rn", three<multiply_add>},
+      {"griddepcontrol", "wait launch_dependents", always<nothing>},
+      {"mad", "lo", three<multiply_add>},
+      {"max", "", two<extreme<true>>},
+      {"min", "", two<extreme<false>>},
+      {"mov", "", moving},
+      {"mul", "rn lo hi wide", multiply},
+      {"neg", "", one<[](auto a) { return -a; }>},
+      {"not", "", negation},
+      {"or", "", logic<[](std::integral auto a, decltype(a) b) { return a | b; }>},
+      {"popc", "", counting<[](auto a) { return std::popcount(a); }>},
+      {"prmt", "", permutation},
+      {"rem", "", two<remainder>},
+      {"ret", "", always<[](Warp& w, const Op&) { w.exit(); }>},
+      {"selp", "", selection},
+      {"setp", "eq ne lt le gt ge neu ltu leu gtu geu num nan", comparison},
+      {"shl", "", shifting<true>},
+      {"shr", "", shifting<false>},
+      {"sub", "rn", two<[](auto a, decltype(a) b) { return a - b; }>},
+      {"trap", "", always<[](Warp&, const Op&) { throw Fault("trap"); }>},
+      {"xor", "", logic<[](std::integral auto a, decltype(a) b) { return a ^ b; }>},
+  };
+  return all;
+}
+
+void decode(const Statement& statement, Op& op) {
+  for (const auto* list : {&computing_instructions(), &memory_instructions()}) {
+    const auto found =
+        std::find_if(list->begin(), list->end(), [&](const Instruction& one) { return one.name == statement.word.at(0); });
+    if (found == list->end()) continue;
+    const std::string allowed = ' ' + std::string(found->words) + ' ';
+    for (std::size_t i = 1; i < statement.word.size(); ++i) {
+      const std::string word(statement.word[i]);
+      if (type_named(word) == Type::None && allowed.find(' ' + word + ' ') == std::string::npos)
+        throw Fault("'" + word + "' is not known to this GPU");
+    }
+    op.run = found->decode(statement, op);
+    if (op.run == nullptr) throw Fault("this form is not known to this GPU");
+    return;
+  }
+  throw Fault("an instruction that is not known to this GPU");
+}
+
+}  // namespace tree_attn::soft_gpu

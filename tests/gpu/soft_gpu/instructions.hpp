@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The tables of instructions.
+#pragma once
+
+#include "tree_attn/tests/gpu/soft_gpu/machine.hpp"
+
+namespace tree_attn::soft_gpu {
+
+using Run = void (*)(Warp&, const Op&);
+
+/// An instruction: what its name may be followed by besides types, and which function runs the form that is written.
+struct Instruction {
+  std::string_view name, words;
+  Run (*decode)(const Statement&, Op&);  ///< nullptr for a form that is not known
+};
+const std::vector<Instruction>& computing_instructions();
+const std::vector<Instruction>& memory_instructions();
+
+/// One function whatever the form.
+template <auto run>
+Run always(const Statement&, Op&) {
+  return run;
+}
+inline constexpr auto nothing = [](Warp&, const Op&) {};
+
+/// What make<T>() returns for the type T that lanes of this type have; nullptr if they have none.
+template <class Make>
+Run for_type(Type type, const Make& make) {
+  switch (type) {
+    case Type::B16:
+    case Type::U16: return make.template operator()<std::uint16_t>();
+    case Type::S16: return make.template operator()<std::int16_t>();
+    case Type::B32:
+    case Type::U32: return make.template operator()<std::uint32_t>();
+    case Type::S32: return make.template operator()<std::int32_t>();
+    case Type::F32: return make.template operator()<float>();
+    case Type::B64:
+    case Type::U64: return make.template operator()<std::uint64_t>();
+    case Type::S64: return make.template operator()<std::int64_t>();
+    case Type::F64: return make.template operator()<double>();
+    default: return nullptr;
+  }
+}
+/// The type of the same width without a sign.
+inline Type bits(Type type) {
+  const int n = bytes_of(type);
+  return n == 2 ? Type::B16 : n == 4 ? Type::B32 : Type::B64;
+}
+
+/// Registers of 128 bits, and of 16 of which a float is the upper half.
+struct B128 {
+  std::uint64_t half[2];
+};
+struct Bfloat {
+  std::uint16_t bits;
+};
+
+}  // namespace tree_attn::soft_gpu

@@ -1,0 +1,470 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief What the instructions of PTX do that touch memory or make threads meet (PTX ISA 9.0, sections 9.7.9 and 9.7.13
+/// to 9.7.15).
+#include "tree_attn/tests/gpu/soft_gpu/instructions.hpp"
+
+#include <concepts>
+#include <thread>
+
+namespace tree_attn::soft_gpu {
+namespace {
+
+// ---- Addresses: Op::kind holds the space, whether registers of 64 bits hold the address, and one more bit for the
+// instruction.
+constexpr std::uint8_t kSpace = 7, kIsWide = 8, kFlag = 16;
+
+std::uint32_t word(Warp& w, Place place, int lane) { return w.of<std::uint32_t>(place)[lane]; }
+std::uint64_t address(Warp& w, const Op& op, Place place, int lane) {
+  const std::uint64_t base = (op.kind & kIsWide) != 0 ? w.of<std::uint64_t>(place)[lane] : word(w, place, lane);
+  return base + static_cast<std::uint64_t>(op.offset);
+}
+Space space_of(const Op& op) { return static_cast<Space>(op.kind & kSpace); }
+std::uint8_t kind_of_address(const Statement& s, std::size_t i, bool flag) {
+  static constexpr std::pair<std::string_view, Space> kSpaces[] = {{"global", Space::Global},
+                                                                   {"shared", Space::Shared},
+                                                                   {"shared::cta", Space::Shared},
+                                                                   {"local", Space::Local},
+                                                                   {"param", Space::Param}};
+  auto kind = static_cast<std::uint8_t>(flag ? kFlag : 0);
+  for (const auto& [name, space] : kSpaces) kind |= s.has(name) ? static_cast<std::uint8_t>(space) : 0;
+  return static_cast<std::uint8_t>(kind |
+                                   (bytes_of(s.operand.at(i).type) == 8 || s.operand[i].type == Type::None ? kIsWide : 0));
+}
+
+/// Memory holds elements of type M, registers those of type R, which may be wider.
+template <class M, class R>
+void load(Warp& w, const Op& op) {
+  R d[4][32];
+  w.for_lanes([&](int lane) {
+    const std::byte* const from = w.at(space_of(op), lane, address(w, op, op.at[op.n], lane), op.n * sizeof(M), op, false);
+    for (std::size_t k = 0; k < op.n; ++k) {
+      M element;
+      std::memcpy(&element, from + k * sizeof(M), sizeof(M));
+      d[k][lane] = static_cast<R>(element);
+    }
+  });
+  for (int k = 0; k < op.n; ++k) w.put(op.at[k], d[k]);
+  // What a strong load waits for may be for another warp, or another grid, to do.
+  if ((op.kind & kFlag) != 0 && w.grid->draw(4) == 0) w.left = 0, std::this_thread::yield();
+}
+template <class M, class R>
+void store(Warp& w, const Op& op) {
+  w.for_lanes([&](int lane) {
+    std::byte* const to = w.at(space_of(op), lane, address(w, op, op.at[0], lane), op.n * sizeof(M), op, true);
+    for (std::size_t k = 0; k < op.n; ++k) {
+      const M element = static_cast<M>(w.of<R>(op.at[1 + k])[lane]);
+      std::memcpy(to + k * sizeof(M), &element, sizeof(M));
+    }
+  });
+}
+template <bool is_load>
+Run accessing(const Statement& s, Op& op) {
+  const auto& value = s.operand.at(is_load ? 0 : 1);
+  op.kind = kind_of_address(s, is_load ? 1 : 0, s.has("relaxed") || s.has("acquire"));
+  op.n = static_cast<std::uint8_t>(value.at.size());
+  const Type type = s.type();
+  const Type in_register = value.type != Type::None ? bits(value.type) : bytes_of(type) == 1 ? Type::B16 : bits(type);
+  if (type == Type::B128) return is_load ? load<B128, B128> : store<B128, B128>;
+  const auto with = [=]<class M>() -> Run {
+    return for_type(in_register, []<class R>() -> Run {
+      if constexpr (std::integral<M> && std::integral<R> && sizeof(M) <= sizeof(R))
+        return is_load ? load<M, R> : store<M, R>;
+      return nullptr;
+    });
+  };
+  if (type == Type::U8) return with.template operator()<std::uint8_t>();
+  return for_type(type == Type::F32 || type == Type::F64 ? bits(type) : type, with);
+}
+
+/// Addresses of a space as generic ones: windows, of which only that of shared memory has other numbers.
+Run between_spaces(const Statement& s, Op& op) {
+  if (bytes_of(s.type()) != 8) return nullptr;
+  op.offset = s.has("shared")  ? static_cast<std::int64_t>(kSharedWindow)
+              : s.has("local") ? static_cast<std::int64_t>(kLocalWindow)
+                               : 0;
+  op.kind = s.has("to");
+  return [](Warp& w, const Op& now) {
+    const auto window = static_cast<std::uint64_t>(now.offset);
+    std::uint64_t d[32];
+    for (int i = 0; i < 32; ++i)
+      d[i] = now.kind != 0 ? w.of<std::uint64_t>(now.at[1])[i] & ~window : w.of<std::uint64_t>(now.at[1])[i] | window;
+    w.put(now.at[0], d);
+  };
+}
+void map_shared(Warp& w, const Op& op) {
+  std::uint64_t d[32] = {};
+  w.for_lanes([&](int lane) {
+    const std::uint32_t rank = word(w, op.at[2], lane);
+    if (rank >= w.grid->shape.cluster)
+      throw Fault("rank " + std::to_string(rank) + " of " + std::to_string(w.grid->shape.cluster));
+    d[lane] = kSharedWindow | (rank + 1) * kSharedSpan | (w.of<std::uint64_t>(op.at[1])[lane] & (kSharedSpan - 1));
+  });
+  w.put(op.at[0], d);
+}
+Run mapping(const Statement& s, Op&) { return s.type() == Type::U64 ? map_shared : nullptr; }
+
+template <auto f>
+void atomic(Warp& w, const Op& op) {
+  std::uint32_t d[32] = {};
+  w.for_lanes([&](int lane) {
+    std::atomic_ref counter(
+        *reinterpret_cast<std::uint32_t*>(w.at(space_of(op), lane, address(w, op, op.at[1], lane), 4, op, true)));
+    d[lane] = counter.load();
+    while (!counter.compare_exchange_weak(d[lane], f(d[lane], word(w, op.at[2], lane)))) {
+    }
+  });
+  w.put(op.at[0], d);
+}
+Run atomics(const Statement& s, Op& op) {
+  op.kind = kind_of_address(s, 1, false);
+  if (s.type() != Type::U32) return nullptr;
+  if (s.has("inc")) return atomic<[](std::uint32_t a, std::uint32_t b) { return a >= b ? 0 : a + 1; }>;
+  return s.has("add") ? atomic<[](std::uint32_t a, std::uint32_t b) { return a + b; }> : nullptr;
+}
+
+// ---- Lanes of a warp
+
+bool meets(Warp& w, Place members) {
+  const std::uint32_t of_first = word(w, members, std::countr_zero(w.mask));
+  w.for_lanes([&](int lane) {
+    if (word(w, members, lane) != of_first || (of_first >> lane & 1) == 0)
+      throw Fault("lane " + std::to_string(lane) + " is not among the members " + hex(of_first));
+  });
+  return w.meet(of_first);
+}
+/// Lane i takes what lane j brings. Of kind 0 to 3: up, down, bfly, idx.
+void shuffle(Warp& w, const Op& op) {
+  const Place* const from = op.at + op.n;
+  if (!meets(w, from[3])) return;
+  std::uint32_t d[32] = {}, is_inside = 0;
+  w.for_lanes([&](int i) {
+    const int b = static_cast<int>(word(w, from[1], i) & 31), c = static_cast<int>(word(w, from[2], i)),
+              segment = c >> 8 & 31;
+    const int last = (i & segment) | (c & 31 & ~segment);
+    int j = op.kind == 0 ? i - b : op.kind == 1 ? i + b : op.kind == 2 ? i ^ b : (i & segment) | (b & ~segment);
+    const bool is_in = op.kind == 0 ? j >= last : j <= last;
+    if (!is_in) j = i;
+    if ((w.mask >> j & 1) == 0)
+      throw Fault("lane " + std::to_string(i) + " takes from lane " + std::to_string(j) + ", which does not take part");
+    d[i] = word(w, from[0], j), is_inside |= static_cast<std::uint32_t>(is_in) << i;
+  });
+  w.put(op.at[0], d);
+  if (op.n == 2) w.put_predicate(op.at[1], is_inside);
+}
+Run shuffling(const Statement& s, Op& op) {
+  op.n = static_cast<std::uint8_t>(s.operand.size() - 4);
+  op.kind = s.has("up") ? 0 : s.has("down") ? 1 : s.has("bfly") ? 2 : 3;
+  return s.type() == Type::B32 && s.has("sync") ? shuffle : nullptr;
+}
+/// Of kind 0 to 2: all, any, ballot.
+void vote(Warp& w, const Op& op) {
+  if (!meets(w, op.at[2])) return;
+  const std::uint32_t ayes = w.predicate(op.at[1]) & w.mask;
+  std::uint32_t d[32];
+  std::fill(d, d + 32, ayes);
+  if (op.kind == 2) return w.put(op.at[0], d);
+  w.put_predicate(op.at[0], (op.kind == 0 ? ayes == w.mask : ayes != 0) ? ~0U : 0);
+}
+Run voting(const Statement& s, Op& op) {
+  return op.kind = s.has("all") ? 0 : s.has("any") ? 1 : 2, s.has("sync") ? vote : nullptr;
+}
+/// Which lane, the manual leaves open: the same for the same members.
+void elect(Warp& w, const Op& op) {
+  if (!meets(w, op.at[2])) return;
+  std::uint32_t left = w.mask, d[32];
+  for (std::uint32_t n = settings().seed % static_cast<std::uint32_t>(std::popcount(w.mask)); n > 0; --n) left &= left - 1;
+  std::fill(d, d + 32, static_cast<std::uint32_t>(std::countr_zero(left)));
+  w.put(op.at[0], d), w.put_predicate(op.at[1], left & (0 - left));
+}
+
+// ---- Barriers of blocks and clusters
+
+/// Whole warps meet: all of the block.
+void barrier(Warp& w, const Op& op) {
+  if (!w.meet(w.all)) return;
+  Block& block = *w.block;
+  const std::uint32_t number = word(w, op.at[0], std::countr_zero(w.mask));
+  if (number >= std::size(block.barriers)) throw Fault("barrier " + std::to_string(number));
+  auto& [n_arrived, generation] = block.barriers[number];
+  n_arrived += static_cast<std::uint32_t>(std::popcount(w.mask));
+  if (n_arrived < count(w.grid->shape.block)) return w.hold({Wait::Barrier, &block, number, generation}, false);
+  n_arrived = 0, ++generation;
+}
+void cluster_arrive(Warp& w, const Op&) {
+  if (!w.meet(w.all)) return;
+  Cluster& cluster = *w.block->cluster;
+  w.cluster_generation = cluster.generation;
+  cluster.n_arrived += static_cast<std::uint32_t>(std::popcount(w.mask));
+  if (cluster.n_arrived == cluster.n_threads) cluster.n_arrived = 0, ++cluster.generation;
+}
+void cluster_wait(Warp& w, const Op&) {
+  if (w.meet(w.all) && w.block->cluster->generation == w.cluster_generation)
+    w.hold({Wait::Cluster, w.block, 0, w.cluster_generation}, false);
+}
+Run barriers(const Statement& s, Op&) {
+  if (s.has("cluster")) return s.has("arrive") ? cluster_arrive : cluster_wait;
+  if (s.has("warp")) return [](Warp& w, const Op& op) { meets(w, op.at[0]); };
+  return s.operand.size() == 1 ? barrier : nullptr;
+}
+
+// ---- mbarriers, and what the thread has stored before the async proxy comes
+
+void phase_init(Warp& w, const Op& op) {
+  w.for_lanes([&](int lane) {
+    const auto [block, at] = w.shared(address(w, op, op.at[0], lane), 8, 8);
+    const std::uint32_t expected = word(w, op.at[1], lane);
+    if (block != w.block || expected == 0 || expected >= 1U << 20)
+      throw Fault("an mbarrier of " + std::to_string(expected) + " arrivals");
+    block->phase_barriers[at] = {expected, expected};
+    std::memcpy(&block->shared[at], &PhaseBarrier::kMark, 8);
+    block->stored(at, 8, w.thread(lane));
+  });
+}
+void phase_arrive(Warp& w, const Op& op) {
+  w.for_lanes([&](int lane) {
+    const auto [block, at] = w.shared(address(w, op, op.at[1], lane), 8, 8);
+    block->arrive(at, 1, (op.kind & kFlag) != 0 ? word(w, op.at[2], lane) : 0);
+  });
+}
+/// Waits, as the manual allows try_wait, or now and then says at once that the phase has not ended.
+void phase_wait(Warp& w, const Op& op) {
+  const int first = std::countr_zero(w.mask);
+  const std::uint64_t where = address(w, op, op.at[1], first);
+  const auto [block, at] = w.shared(where, 8, 8);
+  const std::uint32_t parity = word(w, op.at[2], first);
+  w.for_lanes([&](int lane) {
+    if (address(w, op, op.at[1], lane) != where || word(w, op.at[2], lane) != parity)
+      throw Fault("lanes wait for different mbarriers at once");
+  });
+  if (block != w.block) throw Fault("a wait for an mbarrier of another block");
+  const bool has_ended = (block->phase_barrier(at).phase & 1) != parity;
+  if (!has_ended && w.grid->draw(16) != 0) return w.hold({Wait::Phase, block, at, parity}, true);
+  w.put_predicate(op.at[0], has_ended ? ~0U : 0);
+}
+Run phase_barriers(const Statement& s, Op& op) {
+  const bool is_init = s.has("init"), has_result = s.operand.at(0).at[0] != kNowhere;
+  op.kind = kind_of_address(s, is_init ? 0 : 1, s.has("expect_tx"));
+  if (is_init) return phase_init;
+  if (s.has("arrive")) return has_result ? nullptr : phase_arrive;
+  return s.has("try_wait") && s.has("parity") ? phase_wait : nullptr;
+}
+void fence_proxy(Warp& w, const Op&) {
+  w.for_lanes([&](int lane) { ++w.block->n_fences[w.thread(lane)]; });
+}
+Run fences(const Statement& s, Op&) {
+  return s.has("async") ? fence_proxy : [](Warp&, const Op&) { std::atomic_thread_fence(std::memory_order_seq_cst); };
+}
+
+// ---- Asynchronous copies
+
+constexpr std::byte kUnknown{0xFF};  // what is there until a copy arrives: NaN
+
+/// cp.async: 4, 8 or 16 bytes of each thread.
+void copy_async(Warp& w, const Op& op) {
+  w.for_lanes([&](int lane) {
+    const std::uint32_t n = word(w, op.at[2], lane), n_copied = op.n > 3 ? word(w, op.at[3], lane) : n;
+    const std::uint64_t source = w.of<std::uint64_t>(op.at[1])[lane];
+    if ((n != 4 && n != 8 && n != 16) || n_copied > n || source % n != 0)
+      throw Fault(std::to_string(n_copied) + " of " + std::to_string(n) + " bytes from " + hex(source));
+    std::byte* const to = w.at(Space::Shared, lane, word(w, op.at[0], lane), n, op, true);
+    const std::byte* const from = n_copied > 0 ? w.at(Space::Global, lane, source, n_copied, op, false) : nullptr;
+    const Copy copy{to, from, n, n_copied, lane, w.copy_group[static_cast<std::size_t>(lane)]};
+    std::fill(to, to + n, kUnknown);
+    if (w.grid->draw(8) == 0) return copy.arrive();
+    w.copies.push_back(copy);
+  });
+}
+void copy_commit(Warp& w, const Op&) {
+  w.for_lanes([&](int lane) { ++w.copy_group[static_cast<std::size_t>(lane)]; });
+}
+void copy_wait(Warp& w, const Op& op) {
+  const std::uint32_t n_pending = word(w, op.at[0], 0);
+  std::erase_if(w.copies, [&](const Copy& copy) {
+    const bool is_due =
+        (w.mask >> copy.lane & 1) != 0 && copy.group + n_pending < w.copy_group[static_cast<std::size_t>(copy.lane)];
+    if (is_due) copy.arrive();
+    return is_due;
+  });
+}
+/// The copies of one thread that complete on an mbarrier: the bytes count whether they come from the array or are zeros.
+void start_bulk(Warp& w, int lane, Block* block, std::vector<Copy> pieces, Place barrier) {
+  const auto [of_barrier, at] = w.shared(word(w, barrier, lane), 8, 8);
+  if (of_barrier != block) throw Fault("a copy to one block that completes on another");
+  std::int64_t n_bytes = 0;
+  for (const Copy& piece : pieces) {
+    block->check_fenced(static_cast<std::uint32_t>(piece.to - block->shared.data()), piece.n_bytes);
+    std::fill(piece.to, piece.to + piece.n_bytes, kUnknown);
+    n_bytes += piece.n_bytes;
+  }
+  block->phase_barrier(at), block->check_fenced(at, 8);
+  ++counts().bulk_copies;
+  block->cluster->copies.push_back({std::move(pieces), block, at, n_bytes});
+}
+void copy_bulk(Warp& w, const Op& op) {
+  w.for_lanes([&](int lane) {
+    const std::uint32_t n = word(w, op.at[2], lane);
+    const std::uint64_t source = w.of<std::uint64_t>(op.at[1])[lane];
+    const auto [block, at] = w.shared(word(w, op.at[0], lane), n, 16);
+    if (n % 16 != 0 || source % 16 != 0 || n == 0) throw Fault(std::to_string(n) + " bytes from " + hex(source));
+    start_bulk(w, lane, block, {{&block->shared[at], w.at(Space::Global, lane, source, n, op, false), n, n, lane, 0}},
+               op.at[3]);
+  });
+}
+/// A box of a tensor: rows of units of 16 bytes, swizzled by the address where a unit goes.
+void copy_tensor(Warp& w, const Op& op) {
+  w.for_lanes([&](int lane) {
+    TensorMap map;
+    std::memcpy(&map, w.at(Space::Generic, lane, w.of<std::uint64_t>(op.at[1])[lane], 128, op, false), sizeof map);
+    if (map.mark != TensorMap::kMark || map.rank != op.n) throw Fault("no tensor map of " + std::to_string(op.n) + " axes");
+    std::int64_t corner[5] = {};
+    std::uint32_t n_rows = 1;
+    for (std::uint32_t i = 0; i < map.rank; ++i)
+      corner[i] = w.of<std::int32_t>(op.at[2 + i])[lane], n_rows *= i > 0 ? map.box[i] : 1;
+    const std::uint32_t row_bytes = map.box[0] * map.element_bytes, swizzled = map.swizzle_bytes / 16;
+    const auto [block, at] = w.shared(word(w, op.at[0], lane), n_rows * row_bytes, 128);
+    std::vector<Copy> pieces;
+    for (std::uint32_t row = 0; row < n_rows; ++row) {
+      std::uint64_t from = map.address;
+      bool is_inside = true;
+      for (std::uint32_t i = 1, rest = row; i < map.rank; rest /= map.box[i], ++i) {
+        const std::int64_t x = corner[i] + rest % map.box[i];
+        is_inside = is_inside && x >= 0 && x < map.extent[i];
+        from += static_cast<std::uint64_t>(x) * map.stride[i - 1];
+      }
+      for (std::uint32_t unit = 0; unit < row_bytes; unit += 16) {
+        const std::int64_t x = corner[0] * map.element_bytes + unit,
+                           n_inside = std::int64_t{map.extent[0]} * map.element_bytes - x;
+        if (x % 16 != 0) throw Fault("a column that is no multiple of 16 bytes");
+        const std::uint32_t n =
+            !is_inside || x < 0 ? 0 : static_cast<std::uint32_t>(std::clamp<std::int64_t>(n_inside, 0, 16));
+        std::uint32_t to = at + row * row_bytes + unit;
+        if (swizzled > 1) to ^= (to >> 7 & (swizzled - 1)) << 4;
+        const std::byte* const bytes =
+            n > 0 ? w.at(Space::Global, lane, from + static_cast<std::uint64_t>(x), n, op, false) : nullptr;
+        pieces.push_back({&block->shared[to], bytes, 16, n, lane, 0});
+      }
+    }
+    start_bulk(w, lane, block, std::move(pieces), op.at[2 + map.rank]);
+  });
+}
+Run copies(const Statement& s, Op& op) {
+  op.n = static_cast<std::uint8_t>(s.operand.size());
+  if (!s.has("async")) return nullptr;
+  if (s.has("commit_group")) return copy_commit;
+  if (s.has("wait_group")) return copy_wait;
+  if (!s.has("bulk")) return s.has("shared") && s.has("global") ? copy_async : nullptr;
+  const std::size_t target = s.has("tensor") ? 5 : 3;
+  if (s.word.size() < target + 2 || s.word[target] != "shared::cluster" || s.word[target + 1] != "global" ||
+      !s.has("mbarrier::complete_tx::bytes"))
+    return nullptr;
+  if (!s.has("tensor")) return copy_bulk;
+  op.n = static_cast<std::uint8_t>(s.operand[1].at.size() - 1);
+  return copy_tensor;
+}
+
+// ---- Tensor cores
+
+/// Matrices of 8 x 8 elements of 16 bits: lane i holds elements 2 (i % 4) and the next of row i / 4, of a transposed one of
+/// column i / 4.
+void spread(const std::uint16_t (&matrix)[8][8], bool is_transposed, std::uint32_t* d) {
+  for (int i = 0; i < 32; ++i) {
+    const int row = i / 4, column = 2 * (i % 4);
+    const std::uint32_t second = is_transposed ? matrix[column + 1][row] : matrix[row][column + 1];
+    d[i] = (is_transposed ? matrix[column][row] : matrix[row][column]) | second << 16;
+  }
+}
+void load_matrices(Warp& w, const Op& op) {
+  if (!w.meet(~0U)) return;
+  for (int k = 0; k < op.n; ++k) {
+    std::uint16_t matrix[8][8];
+    std::uint32_t d[32];
+    for (int row = 0; row < 8; ++row)
+      std::memcpy(matrix[row], w.at(Space::Shared, 8 * k + row, address(w, op, op.at[op.n], 8 * k + row), 16, op, false),
+                  16);
+    spread(matrix, (op.kind & kFlag) != 0, d);
+    w.put(op.at[k], d);
+  }
+}
+Run matrix_loads(const Statement& s, Op& op) {
+  op.kind = kind_of_address(s, 1, s.has("trans"));
+  op.n = static_cast<std::uint8_t>(s.operand.at(0).at.size());
+  return s.has("m8n8") && s.has("sync") && s.type() == Type::B16 ? load_matrices : nullptr;
+}
+void transpose_matrix(Warp& w, const Op& op) {
+  if (!w.meet(~0U)) return;
+  std::uint16_t matrix[8][8];
+  std::uint32_t d[32];
+  std::memcpy(matrix, w.of<std::uint32_t>(op.at[1]), sizeof matrix);
+  spread(matrix, true, d);
+  w.put(op.at[0], d);
+}
+Run matrix_moves(const Statement& s, Op&) { return s.has("trans") && s.type() == Type::B16 ? transpose_matrix : nullptr; }
+
+/// d [16, 8] <- a [16, 16] b [16, 8] + c. The manual promises no order of the sum: it is made in double and rounded once.
+template <class T>
+void multiply_matrices(Warp& w, const Op& op) {
+  if (!w.meet(~0U)) return;
+  ++counts().products;
+  double a[16][16], b[16][8], sum[16][8];
+  const auto number = [](std::uint32_t bits) {
+    if constexpr (std::same_as<T, _Float16>)
+      return static_cast<double>(std::bit_cast<_Float16>(static_cast<std::uint16_t>(bits)));
+    else
+      return static_cast<double>(std::bit_cast<float>(bits << 16));
+  };
+  for (int i = 0; i < 32; ++i) {
+    const int g = i / 4, t = 2 * (i % 4);
+    for (int k = 0; k < 8; ++k)
+      a[g + 8 * (k / 2 % 2)][t + 8 * (k / 4) + k % 2] = number(word(w, op.at[4 + k / 2], i) >> 16 * (k % 2) & 0xFFFF);
+    for (int k = 0; k < 4; ++k)
+      b[t + 8 * (k / 2) + k % 2][g] = number(word(w, op.at[8 + k / 2], i) >> 16 * (k % 2) & 0xFFFF);
+    for (int k = 0; k < 4; ++k) sum[g + 8 * (k / 2)][t + k % 2] = static_cast<double>(w.of<float>(op.at[10 + k])[i]);
+  }
+  for (int row = 0; row < 16; ++row) {
+    for (int k = 0; k < 16; ++k) {
+      for (int column = 0; column < 8; ++column) sum[row][column] += a[row][k] * b[k][column];
+    }
+  }
+  float d[4][32];
+  for (int i = 0; i < 32; ++i) {
+    for (int k = 0; k < 4; ++k) d[k][i] = static_cast<float>(sum[i / 4 + 8 * (k / 2)][2 * (i % 4) + k % 2]);
+  }
+  for (int k = 0; k < 4; ++k) w.put(op.at[k], d[k]);
+}
+Run products(const Statement& s, Op&) {
+  if (!s.has("m16n8k16") || s.type(0) != Type::F32 || s.type(3) != Type::F32 || s.type(1) != s.type(2)) return nullptr;
+  return s.type(1) == Type::F16    ? multiply_matrices<_Float16>
+         : s.type(1) == Type::Bf16 ? multiply_matrices<Bfloat>
+                                   : nullptr;
+}
+
+}  // namespace
+
+const std::vector<Instruction>& memory_instructions() {
+  static const std::vector<Instruction> all = {
+      {"atom", "acq_rel gpu global inc add", atomics},
+      {"bar", "sync warp", barriers},
+      {"barrier", "aligned cluster arrive wait acquire release relaxed", barriers},
+      {"cp",
+       "async ca cg shared global bulk tensor 2d 4d tile shared::cluster mbarrier::complete_tx::bytes L2::cache_hint "
+       "commit_group wait_group",
+       copies},
+      {"createpolicy", "fractional L2::evict_first", always<nothing>},
+      {"cvta", "to global shared local param", between_spaces},
+      {"elect", "sync", always<elect>},
+      {"fence", "mbarrier_init release cluster proxy async shared::cta acq_rel sc gpu sys", fences},
+      {"ld", "global shared local param relaxed acquire sys nc cg L1::no_allocate v2 v4", accessing<true>},
+      {"ldmatrix", "sync aligned m8n8 x4 trans shared", matrix_loads},
+      {"mapa", "", mapping},
+      {"mbarrier", "init arrive expect_tx try_wait parity shared::cta", phase_barriers},
+      {"mma", "sync aligned m16n8k16 row col", products},
+      {"movmatrix", "sync aligned m8n8 trans", matrix_moves},
+      {"shfl", "sync up down bfly idx", shuffling},
+      {"st", "global shared local relaxed release sys cg v2 v4", accessing<false>},
+      {"vote", "sync all any ballot", voting},
+  };
+  return all;
+}
+
+}  // namespace tree_attn::soft_gpu

@@ -1,0 +1,478 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The CUDA runtime that programs find in place of libcudart.so.13: the calls that this project makes. What a card
+/// would refuse is refused, with a line that says why.
+#include "tree_attn/tests/gpu/soft_gpu/runtime.hpp"
+
+#include <cuda_runtime_api.h>
+
+#include <cstdio>
+
+using namespace tree_attn::soft_gpu;
+
+struct CUstream_st : Stream {
+  using Stream::Stream;
+};
+struct CUevent_st {
+  std::shared_ptr<Event> event;
+  bool is_timed;
+};
+struct CUgraph_st {
+  std::shared_ptr<Capture> capture;
+};
+struct CUgraphExec_st : CUgraph_st {};
+/// A kernel of the program, decoded when it is first needed.
+struct CUkern_st {
+  std::string name;
+  std::vector<std::pair<int, Module>> modules;  ///< by architecture
+  std::once_flag is_decoded;
+  std::optional<Kernel> kernel;
+  std::uint32_t most_dynamic_shared = kSharedWithoutAsking, most_cluster = 8;
+  int architecture() const {
+    int best = 0;
+    for (const auto& [architecture, module] : modules)
+      best = architecture <= 10 * settings().major ? std::max(best, architecture) : best;
+    return best;
+  }
+};
+using Images = std::vector<std::pair<int, Module>>;
+
+namespace {
+
+thread_local cudaError_t last_error = cudaSuccess;
+std::atomic<cudaError_t> broken{cudaSuccess};  // by a kernel: every later call fails, as on a card
+std::atomic<std::uint32_t> reached[16];        // devices that each may reach
+std::mutex functions_mutex;
+std::map<const void*, CUkern_st*> functions;
+
+cudaError_t give(cudaError_t status, const std::string& why = "") {
+  if (!why.empty()) std::fprintf(stderr, "soft_gpu: %s\n", why.c_str());
+  if (status != cudaSuccess) last_error = status;
+  return status;
+}
+cudaError_t well() { return give(broken); }
+/// An error if the status is one, otherwise what the call does after it.
+template <class Then>
+cudaError_t then(cudaError_t status, const Then& what) {
+  return status != cudaSuccess ? status : what();
+}
+/// For calls that wait for the device or change its memory.
+cudaError_t no_capture(const char* call) {
+  return breaks_capture() ? give(cudaErrorStreamCaptureUnsupported, std::string(call) + " while a stream is captured")
+                          : well();
+}
+Stream& of(cudaStream_t stream) { return stream == nullptr ? *current_context().default_stream : *stream; }
+std::uint64_t number(const void* pointer) { return reinterpret_cast<std::uint64_t>(pointer); }
+
+/// Calls what(function, kernel) for the kernel of a handle.
+template <class What>
+cudaError_t with_kernel(const void* handle, const What& what) {
+  std::unique_lock lock(functions_mutex);
+  const auto found = functions.find(handle);
+  lock.unlock();
+  if (found == functions.end()) return give(cudaErrorInvalidDeviceFunction);
+  CUkern_st& function = *found->second;
+  if (function.architecture() == 0) return give(cudaErrorNoKernelImageForDevice);
+  try {
+    std::call_once(function.is_decoded, [&] {
+      for (const auto& [architecture, module] : function.modules) {
+        if (architecture == function.architecture()) function.kernel = module.kernel(function.name);
+      }
+    });
+    return then(well(), [&] { return what(function, *function.kernel); });
+  } catch (const Fault& fault) {
+    return give(cudaErrorInvalidPtx, function.name + ": " + fault.what());
+  }
+}
+
+/// Clusters of a launch that the device, or the part of it, holds at once. Registers are not known before ptxas: they would
+/// limit it further.
+int n_resident(const Kernel& kernel, const LaunchShape& shape, int n_multiprocessors) {
+  // Multiprocessors of the processing clusters of an H100; a cluster of blocks lies in one of them.
+  static constexpr int kSizes[] = {18, 18, 18, 16, 16, 16, 16, 14};
+  const std::uint32_t shared = kernel.shared_bytes(shape.dynamic_shared) - kSharedBegin + kReserved;
+  const auto of_each =
+      static_cast<int>(std::min({32U, 64 / ((count(shape.block) + 31) / 32), facts().shared_of_multiprocessor / shared}));
+  int n = 0;
+  for (int i = 0, left = n_multiprocessors; left > 0; left -= kSizes[i++ % 8])
+    n += std::min(left, kSizes[i % 8]) * of_each / static_cast<int>(shape.cluster);
+  return n;
+}
+
+/// What a launch asks that the device does not do.
+std::string refusal(const CUkern_st& function, const Kernel& kernel, const LaunchShape& shape, int n_multiprocessors) {
+  const auto text = [](std::uint64_t n) { return std::to_string(n); };
+  const std::uint32_t n_threads = count(shape.block), shared = kernel.shared_bytes(shape.dynamic_shared) - kSharedBegin;
+  for (std::size_t i = 0; i < 3; ++i) {
+    if (shape.grid[i] == 0 || shape.grid[i] > (i == 0 ? 0x7FFFFFFFU : 65535U))
+      return text(shape.grid[i]) + " blocks along axis " + text(i);
+  }
+  if (n_threads == 0 || n_threads > kernel.most_threads)
+    return text(n_threads) + " threads of at most " + text(kernel.most_threads);
+  if (shape.dynamic_shared > function.most_dynamic_shared)
+    return text(shape.dynamic_shared) + " bytes of dynamic shared memory, allowed are " + text(function.most_dynamic_shared);
+  if (shared > facts().shared_of_block) return text(shared) + " bytes of shared memory";
+  if (shape.cluster > (settings().major < 9 ? 1 : function.most_cluster)) return "clusters of " + text(shape.cluster);
+  if (shape.grid[0] % shape.cluster != 0) return text(shape.grid[0]) + " blocks in clusters of " + text(shape.cluster);
+  const auto n_fit = static_cast<unsigned>(n_resident(kernel, shape, n_multiprocessors));
+  if (n_fit == 0 || (shape.is_cooperative && count(shape.grid) / shape.cluster > n_fit))
+    return "of " + text(count(shape.grid) / shape.cluster) + " clusters " + text(n_fit) + " fit the device";
+  return "";
+}
+cudaError_t launch(const void* handle, const LaunchShape& shape, void** arguments, cudaStream_t on) {
+  return with_kernel(handle, [&](CUkern_st& function, const Kernel& kernel) {
+    Stream& stream = of(on);
+    const std::string why = refusal(function, kernel, shape, stream.context.n_multiprocessors);
+    if (!why.empty()) return give(cudaErrorInvalidConfiguration, function.name + ": " + why);
+    std::vector<std::byte> parameters(kernel.parameter_bytes);
+    for (std::size_t i = 0; i < kernel.parameters.size(); ++i)
+      std::memcpy(&parameters[kernel.parameters[i].first], arguments[i], kernel.parameters[i].second);
+    static std::atomic<unsigned> n_launched;
+    stream.push([&kernel, shape, parameters, device = stream.context.device] {
+      if (broken != cudaSuccess) return;
+      try {
+        Grid grid(kernel, shape, parameters, reached[device] | 1U << device, settings().seed * 7919 + ++n_launched);
+        grid.run(shape.is_cooperative ? count(shape.grid) / shape.cluster : 1 + grid.draw(4));
+      } catch (const Fault& fault) {
+        std::fprintf(stderr, "soft_gpu: %s\n", fault.what());
+        broken = cudaErrorLaunchFailure;
+      }
+    });
+    return cudaSuccess;
+  });
+}
+Extent extent(dim3 d) { return {d.x, d.y, d.z}; }
+/// What a launch is given by attributes. @returns what is not allowed
+std::string read_attributes(const cudaLaunchConfig_t& config, LaunchShape& shape) {
+  shape = {extent(config.gridDim), extent(config.blockDim), 1, static_cast<std::uint32_t>(config.dynamicSmemBytes), false};
+  for (const auto* attribute = config.attrs; attribute != config.attrs + config.numAttrs; ++attribute) {
+    if (attribute->id == cudaLaunchAttributeClusterDimension) {
+      shape.cluster = attribute->val.clusterDim.x;
+      if (attribute->val.clusterDim.y * attribute->val.clusterDim.z != 1 || shape.cluster == 0)
+        return "clusters along other axes than x";
+    } else if (attribute->id == cudaLaunchAttributeCooperative) {
+      shape.is_cooperative = attribute->val.cooperative != 0;
+    } else if (attribute->id != cudaLaunchAttributeProgrammaticStreamSerialization) {
+      return "launch attribute " + std::to_string(attribute->id);
+    } else if (settings().major < 9) {
+      return "programmatic stream serialization, which takes compute capability 9.0";
+    }
+  }
+  return "";
+}
+
+/// Where the host keeps bytes that a copy names. @returns nullptr if they are not in one allocation, or not where they
+/// should be
+std::byte* bytes_at(const void* pointer, std::size_t n, bool is_on_device) {
+  const auto range = memory::find(number(pointer));
+  if ((range && !range->holds(number(pointer), n)) || (is_on_device ? !range : range && range->device >= 0)) return nullptr;
+  return range ? range->host(number(pointer)) : static_cast<std::byte*>(const_cast<void*>(pointer));
+}
+cudaError_t copy_rows(void* to, std::size_t pitch, const void* from, std::size_t from_pitch, std::size_t width,
+                      std::size_t n_rows, cudaMemcpyKind kind, cudaStream_t stream) {
+  if (broken != cudaSuccess || width == 0 || n_rows == 0) return well();
+  std::byte* const target = bytes_at(to, (n_rows - 1) * pitch + width, kind != cudaMemcpyDeviceToHost);
+  const std::byte* const source = bytes_at(from, (n_rows - 1) * from_pitch + width, kind != cudaMemcpyHostToDevice);
+  if (target == nullptr || source == nullptr || (n_rows > 1 && width > std::min(pitch, from_pitch)))
+    return give(cudaErrorInvalidValue,
+                "a copy of " + std::to_string(width) + " bytes from " + hex(number(from)) + " to " + hex(number(to)));
+  of(stream).push([=] {
+    for (std::size_t row = 0; row < n_rows && broken == cudaSuccess; ++row)
+      std::memmove(target + row * pitch, source + row * from_pitch, width);
+  });
+  return cudaSuccess;
+}
+cudaError_t finished(cudaStream_t stream) { return of(stream).wait(), well(); }
+cudaError_t released(const void* pointer) {
+  wait_for_streams(nullptr);
+  return pointer == nullptr || memory::release(number(pointer))
+             ? well()
+             : give(cudaErrorInvalidValue, "no allocation begins at " + hex(number(pointer)));
+}
+thread_local Context* context_of_thread = nullptr;
+thread_local std::vector<std::tuple<dim3, dim3, std::size_t, cudaStream_t>> configurations;
+
+}  // namespace
+
+namespace tree_attn::soft_gpu {
+
+const char* device_name() { return settings().major >= 9 ? "GPU in software, as an H100" : "GPU in software, as an A100"; }
+Context& primary_context(int device) {
+  static auto* const all = [] {
+    auto* const made = new std::vector<Context>(static_cast<std::size_t>(settings().n_devices));
+    for (Context& context : *made) {
+      context.device = static_cast<int>(&context - made->data()), context.n_multiprocessors = settings().n_multiprocessors;
+      context.default_stream = std::make_unique<Stream>(context);
+    }
+    return made;
+  }();
+  return all->at(static_cast<std::size_t>(device));
+}
+Context& current_context() { return context_of_thread != nullptr ? *context_of_thread : primary_context(0); }
+void set_context(Context& context) { context_of_thread = &context; }
+
+}  // namespace tree_attn::soft_gpu
+
+#pragma GCC visibility push(default)
+extern "C" {
+
+// ---- What nvcc compiles into a program
+
+void** __cudaRegisterFatBinary(void* wrapper) {
+  // A header of 16 bytes with the length, then images: each a header with its length, and the bytes. Of kind 1 is PTX.
+  const auto* at = *reinterpret_cast<const std::byte* const*>(static_cast<const std::byte*>(wrapper) + 8);
+  const auto read = [&]<class T>(std::size_t offset, T) {
+    T value;
+    std::memcpy(&value, at + offset, sizeof value);
+    return value;
+  };
+  auto* const images = new Images;
+  const std::byte* const end = at + 16 + read(8, std::uint64_t{});
+  for (at += 16; at < end; at += read(4, std::uint32_t{}) + read(8, std::uint64_t{})) {
+    const std::string_view text(reinterpret_cast<const char*>(at) + read(4, std::uint32_t{}), read(8, std::uint64_t{}));
+    if (read(0, std::uint16_t{}) == 1 && text.find(".version") != std::string_view::npos)
+      images->emplace_back(read(28, std::int32_t{}), Module(text));
+  }
+  return reinterpret_cast<void**>(images);
+}
+void __cudaRegisterFatBinaryEnd(void**) {}
+void __cudaUnregisterFatBinary(void**) {
+  static std::once_flag once;
+  if (std::getenv("SOFT_GPU_COUNTS") == nullptr) return;
+  std::call_once(once, [&, n = [](const auto& count) { return std::to_string(count.load()); }] {
+    const std::string text = n(counts().launches) + " launches, " + n(counts().instructions) + " instructions of threads, " +
+                             n(counts().bulk_copies) + " bulk copies, " + n(counts().products) + " products of matrices";
+    std::fprintf(stderr, "soft_gpu: %s\n", text.c_str());
+  });
+}
+void __cudaRegisterFunction(void** images, const char* host, char*, const char* name, int, void*, void*, void*, void*,
+                            int*) {
+  const std::lock_guard lock(functions_mutex);
+  auto* const function = new CUkern_st;
+  function->name = name, function->modules = *reinterpret_cast<Images*>(images);
+  functions[host] = functions[function] = function;
+}
+cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* host) {
+  const std::lock_guard lock(functions_mutex);
+  const auto found = functions.find(host);
+  return *kernel = found != functions.end() ? found->second : nullptr,
+         *kernel != nullptr ? cudaSuccess : give(cudaErrorInvalidDeviceFunction);
+}
+unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, std::size_t shared, cudaStream_t stream) {
+  return configurations.emplace_back(grid, block, shared, stream), 0;
+}
+cudaError_t __cudaPopCallConfiguration(dim3* grid, dim3* block, std::size_t* shared, void* stream) {
+  std::tie(*grid, *block, *shared, *static_cast<cudaStream_t*>(stream)) = configurations.back();
+  return configurations.pop_back(), cudaSuccess;
+}
+cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void** arguments, std::size_t shared,
+                               cudaStream_t stream) {
+  return launch(kernel, {extent(grid), extent(block), 1, static_cast<std::uint32_t>(shared), false}, arguments, stream);
+}
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* function, void** arguments) {
+  LaunchShape shape;
+  const std::string why = read_attributes(*config, shape);
+  return why.empty() ? launch(function, shape, arguments, config->stream) : give(cudaErrorNotSupported, why);
+}
+
+// ---- Errors, devices, kernels
+
+cudaError_t cudaGetLastError() {
+  const cudaError_t status = std::exchange(last_error, cudaSuccess);
+  return status != cudaSuccess ? status : broken.load();
+}
+const char* cudaGetErrorString(cudaError_t status) {
+  static const std::map<cudaError_t, const char*> kKnown = {
+      {cudaErrorMemoryAllocation, "out of memory"},
+      {cudaErrorInvalidDevice, "invalid device ordinal"},
+      {cudaErrorLaunchFailure, "unspecified launch failure"},
+      {cudaErrorNoKernelImageForDevice, "no kernel image is available for execution on the device"}};
+  static thread_local std::string text;
+  const auto known = kKnown.find(status);
+  return known != kKnown.end() ? known->second : (text = "error " + std::to_string(status)).c_str();
+}
+cudaError_t cudaGetDeviceCount(int* n) { return *n = settings().n_devices, cudaSuccess; }
+cudaError_t cudaGetDevice(int* device) { return *device = current_context().device, cudaSuccess; }
+cudaError_t cudaSetDevice(int device) {
+  if (device < 0 || device >= settings().n_devices) return give(cudaErrorInvalidDevice);
+  return set_context(primary_context(device)), well();
+}
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
+  if (device < 0 || device >= settings().n_devices) return give(cudaErrorInvalidDevice);
+  const std::map<int, int> known = {{cudaDevAttrMultiProcessorCount, settings().n_multiprocessors},
+                                    {cudaDevAttrMaxSharedMemoryPerBlockOptin, static_cast<int>(facts().shared_of_block)},
+                                    {cudaDevAttrL2CacheSize, 1 << 20},
+                                    {cudaDevAttrComputeCapabilityMajor, settings().major}};
+  const auto found = known.find(attribute);
+  return found == known.end() ? give(cudaErrorInvalidValue, "device attribute " + std::to_string(attribute))
+                              : (*value = found->second, cudaSuccess);
+}
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
+  if (device < 0 || device >= settings().n_devices) return give(cudaErrorInvalidDevice);
+  *properties = {};
+  std::snprintf(properties->name, sizeof properties->name, "%s", device_name());
+  properties->major = settings().major, properties->multiProcessorCount = settings().n_multiprocessors;
+  properties->totalGlobalMem = memory::kBytesOfDevice, properties->sharedMemPerBlockOptin = facts().shared_of_block;
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceEnablePeerAccess(int other, unsigned) {
+  const int own = current_context().device;
+  if (other < 0 || other >= settings().n_devices || other == own) return give(cudaErrorInvalidDevice);
+  return (reached[own].fetch_or(1U << other) >> other & 1) == 0 ? well() : give(cudaErrorPeerAccessAlreadyEnabled);
+}
+cudaError_t cudaDeviceSynchronize() {
+  return then(no_capture("cudaDeviceSynchronize"), [] { return wait_for_streams(&current_context()), well(); });
+}
+cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** entry, unsigned, unsigned long long,
+                                             cudaDriverEntryPointQueryResult* result) {
+  *entry = driver_function(name);
+  return *result = *entry != nullptr ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound, cudaSuccess;
+}
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* handle) {
+  return with_kernel(handle, [&](CUkern_st& function, const Kernel& kernel) {
+    *attributes = {};
+    attributes->sharedSizeBytes = kernel.static_shared,
+    attributes->maxThreadsPerBlock = static_cast<int>(kernel.most_threads);
+    attributes->ptxVersion = function.architecture(), attributes->binaryVersion = 10 * settings().major;
+    return cudaSuccess;
+  });
+}
+cudaError_t cudaFuncSetAttribute(const void* handle, cudaFuncAttribute attribute, int value) {
+  return with_kernel(handle, [&](CUkern_st& function, const Kernel& kernel) {
+    const bool is_shared = attribute == cudaFuncAttributeMaxDynamicSharedMemorySize;
+    if (is_shared && value >= 0 && static_cast<unsigned>(value) + kernel.static_shared <= facts().shared_of_block)
+      return function.most_dynamic_shared = static_cast<std::uint32_t>(value), cudaSuccess;
+    if (attribute == cudaFuncAttributeNonPortableClusterSizeAllowed && settings().major >= 9)
+      return function.most_cluster = value != 0 ? 16 : 8, cudaSuccess;
+    return give(cudaErrorInvalidValue);
+  });
+}
+cudaError_t cudaOccupancyMaxActiveClusters(int* n, const void* handle, const cudaLaunchConfig_t* config) {
+  LaunchShape shape;
+  if (const std::string why = read_attributes(*config, shape); !why.empty()) return give(cudaErrorNotSupported, why);
+  return with_kernel(handle, [&](CUkern_st& function, const Kernel& kernel) {
+    if (shape.cluster > function.most_cluster) return give(cudaErrorInvalidClusterSize);
+    return *n = n_resident(kernel, shape, current_context().n_multiprocessors), cudaSuccess;
+  });
+}
+
+// ---- Memory
+
+cudaError_t cudaMalloc(void** pointer, std::size_t n) {
+  return then(no_capture("cudaMalloc"), [&] {
+    const auto address = memory::allocate(current_context().device, n);
+    return address ? (*pointer = reinterpret_cast<void*>(*address), cudaSuccess) : give(cudaErrorMemoryAllocation);
+  });
+}
+cudaError_t cudaFree(void* pointer) {
+  return then(no_capture("cudaFree"), [=] { return released(pointer); });
+}
+cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* all) {
+  return *free = memory::n_free(current_context().device), *all = memory::kBytesOfDevice, well();
+}
+cudaError_t cudaHostAlloc(void** pointer, std::size_t n, unsigned) {
+  return then(no_capture("cudaHostAlloc"), [&] { return memory::pin(*pointer = std::malloc(n), n), cudaSuccess; });
+}
+cudaError_t cudaFreeHost(void* pointer) {
+  return then(no_capture("cudaFreeHost"),
+              [=] { return then(released(pointer), [=] { return std::free(pointer), cudaSuccess; }); });
+}
+cudaError_t cudaHostRegister(void* pointer, std::size_t n, unsigned) { return memory::pin(pointer, n), well(); }
+cudaError_t cudaHostUnregister(void* pointer) { return released(pointer); }
+cudaError_t cudaHostGetDevicePointer(void** on_device, void* pointer, unsigned) {
+  return memory::find(number(pointer)) ? (*on_device = pointer, well()) : give(cudaErrorInvalidValue);
+}
+cudaError_t cudaMemcpy2DAsync(void* to, std::size_t pitch, const void* from, std::size_t from_pitch, std::size_t width,
+                              std::size_t n_rows, cudaMemcpyKind kind, cudaStream_t stream) {
+  return copy_rows(to, pitch, from, from_pitch, width, n_rows, kind, stream);
+}
+cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t n, cudaMemcpyKind kind, cudaStream_t stream) {
+  return copy_rows(to, n, from, n, n, 1, kind, stream);
+}
+cudaError_t cudaMemcpy2D(void* to, std::size_t pitch, const void* from, std::size_t from_pitch, std::size_t width,
+                         std::size_t n_rows, cudaMemcpyKind kind) {
+  if (const cudaError_t status = no_capture("cudaMemcpy2D"); status != cudaSuccess) return status;
+  return then(copy_rows(to, pitch, from, from_pitch, width, n_rows, kind, nullptr), [] { return finished(nullptr); });
+}
+cudaError_t cudaMemcpy(void* to, const void* from, std::size_t n, cudaMemcpyKind kind) {
+  return cudaMemcpy2D(to, n, from, n, n, 1, kind);
+}
+cudaError_t cudaMemsetAsync(void* to, int value, std::size_t n, cudaStream_t stream) {
+  std::byte* const target = bytes_at(to, n, true);
+  if (target == nullptr)
+    return give(cudaErrorInvalidValue, std::to_string(n) + " bytes at " + hex(number(to)) + " are not there");
+  return of(stream).push([=] { std::memset(target, value, n); }), well();
+}
+cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* handle, void* pointer) {
+  const auto found = memory::handle_of(number(pointer));
+  return found ? (std::memcpy(handle, &*found, sizeof *found), well()) : give(cudaErrorInvalidValue);
+}
+cudaError_t cudaIpcOpenMemHandle(void** pointer, cudaIpcMemHandle_t handle, unsigned) {
+  memory::Handle known;
+  std::memcpy(&known, &handle, sizeof known);
+  const auto address = memory::open(known);
+  if (!address) return give(cudaErrorMapBufferObjectFailed);
+  reached[current_context().device].fetch_or(1U << known.device);
+  return *pointer = reinterpret_cast<void*>(*address), well();
+}
+cudaError_t cudaIpcCloseMemHandle(void* pointer) { return released(pointer); }
+
+// ---- Streams, events, graphs
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+  return *stream = new CUstream_st(current_context()), well();
+}
+cudaError_t cudaStreamCreate(cudaStream_t* stream) { return cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking); }
+cudaError_t cudaStreamDestroy(cudaStream_t stream) { return delete stream, cudaSuccess; }
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  if (of(stream).capture)
+    return give(cudaErrorStreamCaptureUnsupported, "cudaStreamSynchronize of a stream that is captured");
+  return finished(stream);
+}
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+  return hold(event->event, of(stream)), well();
+}
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode) {
+  if (stream == nullptr) return give(cudaErrorStreamCaptureUnsupported, "a capture of the default stream");
+  return begin_capture(*stream, mode == cudaStreamCaptureModeGlobal) ? well() : give(cudaErrorIllegalState);
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
+  const auto capture = end_capture(of(stream));
+  *graph = capture && !capture->is_broken ? new CUgraph_st{capture} : nullptr;
+  return !capture ? give(cudaErrorIllegalState) : capture->is_broken ? give(cudaErrorStreamCaptureInvalidated) : well();
+}
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long) {
+  return *executable = new CUgraphExec_st{{graph->capture}}, well();
+}
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) { return delete graph, cudaSuccess; }
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) { return delete executable, cudaSuccess; }
+cudaError_t cudaGraphUpload(cudaGraphExec_t, cudaStream_t) { return well(); }
+cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
+  of(stream).push([capture = executable->capture] {
+    for (const Job& job : capture->jobs) job();
+  });
+  return well();
+}
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
+  return *event = new CUevent_st{std::make_shared<Event>(), (flags & cudaEventDisableTiming) == 0}, well();
+}
+cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, 0); }
+cudaError_t cudaEventDestroy(cudaEvent_t event) { return delete event, cudaSuccess; }
+cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned flags) {
+  return record(event->event, of(stream), flags == cudaEventRecordExternal), well();
+}
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) { return cudaEventRecordWithFlags(event, stream, 0); }
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+  const std::lock_guard lock(event->event->mutex);
+  return then(well(),
+              [&] { return event->event->n_passed >= event->event->n_recorded ? cudaSuccess : give(cudaErrorNotReady); });
+}
+cudaError_t cudaEventSynchronize(cudaEvent_t event) { return event->event->wait(event->event->recorded()), well(); }
+cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t from, cudaEvent_t to) {
+  if (!from->is_timed || !to->is_timed) return give(cudaErrorInvalidResourceHandle);
+  *milliseconds = std::chrono::duration<float, std::milli>(to->event->time - from->event->time).count();
+  return well();
+}
+
+}  // extern "C"
+#pragma GCC visibility pop
