@@ -156,28 +156,31 @@ def _form(lse):
     return _FORMS[lse]
 
 
-def energy(q, k, v, zeta, scale=1.0, causal=False):
+def energy(q, k, v, zeta, scale=1.0, causal=False, window=None, sinks=None):
     """F(zeta) = log sum_a exp(s_a + zeta.v_a) of every query: eq. (6). @returns [b, n_h, l] in double"""
+    seen, _capsule = _seen(causal, window, sinks)
     values = numpy.empty(_shape(q, 4, "q")[:3])
-    _call("oracle", q, k, v, zeta, scale, _seen(causal, None, None)[0], None, None, values, None)
+    _call("oracle", q, k, v, zeta, scale, seen, None, None, values, None)
     return _back(q, values)
 
 
-def energy_gradient(q, k, v, zeta=None, scale=1.0, causal=False):
+def energy_gradient(q, k, v, zeta=None, scale=1.0, causal=False, window=None, sinks=None):
     """dF/dzeta, which is attention at zeta = 0: eq. (5). @returns [b, n_h, l, d_v] in double"""
+    seen, _capsule = _seen(causal, window, sinks)
     gradient = numpy.empty((*_shape(q, 4, "q")[:3], _shape(v, 4, "v")[3]))
     zeta = numpy.zeros_like(gradient) if zeta is None else zeta
-    _call("oracle", q, k, v, zeta, scale, _seen(causal, None, None)[0], None, None, None, gradient)
+    _call("oracle", q, k, v, zeta, scale, seen, None, None, None, gradient)
     return _back(q, gradient)
 
 
-def error_bound(q, k, v, scale=None, causal=False, n_additions=0, n_rescalings=0, output_roundoff=0):
+def error_bound(q, k, v, scale=None, causal=False, window=None, sinks=None, n_additions=0, n_rescalings=0, output_roundoff=0):
     """The a-priori bound of the rounding errors of attention() for each component of its output, in double.
 
     n_additions, n_rescalings, output_roundoff: of another kernel with sums in float32, whose order and type differ.
     """
+    seen, _capsule = _seen(causal, window, sinks)
     bound = numpy.empty((*_shape(q, 4, "q")[:3], _shape(v, 4, "v")[3]))
-    _call("error_bound", q, k, v, scale or 0, _seen(causal, None, None)[0], n_additions, n_rescalings, output_roundoff, bound)
+    _call("error_bound", q, k, v, scale or 0, seen, n_additions, n_rescalings, output_roundoff, bound)
     return _back(q, bound)
 
 
