@@ -4,6 +4,7 @@
 #include "tree_attn/tests/distributed/program/command.hpp"
 #include "tree_attn/tests/distributed/program/file_workload.hpp"
 #include "tree_attn/tests/support/algorithm_names.hpp"
+#include "tree_attn/tests/support/sweep.hpp"
 
 #include <nlohmann/json.hpp>
 
@@ -190,6 +191,7 @@ TEST_CASE("decode: an order of leaves has the same bits for any ranks, nodes and
   // More steps than a leaf has keys.
   for (const auto& [backend, dtype, n_steps] :
        {Case{"cpu", "bf16", "70"}, {"emulated", "f32"}, {"emulated", "f16"}, {"emulated", "bf16"}}) {
+    if (!tree_attn::test::takes_all_cases() && dtype == "f16") continue;
     for (const std::string order : {"contiguous", "dealt"}) {
       std::set<std::string> found;
       const auto decode = [&](int n_ranks, const Words& options) {
@@ -215,7 +217,7 @@ TEST_CASE("decode: an order of leaves has the same bits for any ranks, nodes and
       of_all.merge(found);
     }
   }
-  CHECK(of_all.size() == 8);
+  CHECK(of_all.size() == (tree_attn::test::takes_all_cases() ? 8 : 6));
 }
 
 TEST_CASE("decode: a file in the dealt order, read leaf by leaf") {

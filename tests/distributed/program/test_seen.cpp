@@ -4,6 +4,7 @@
 /// ranks, and what is refused.
 #include "tree_attn/tests/distributed/program/command.hpp"
 #include "tree_attn/tests/distributed/program/file_workload.hpp"
+#include "tree_attn/tests/support/sweep.hpp"
 
 TEST_CASE("decode: causal edges, windows, sinks and learned sinks: the same bits on 1 and 3 ranks, near the oracle") {
   const Scratch scratch;
@@ -18,6 +19,9 @@ TEST_CASE("decode: causal edges, windows, sinks and learned sinks: the same bits
                                                 {"--causal", "--window", "1"},
                                                 {"--causal", "--window", "100", "--sinks", "66"}}) {
       for (const char* backend : {"cpu", "emulated"}) {
+        if (!tree_attn::test::takes_all_cases() && backend == std::string("emulated") && rule.size() < 5 &&
+            rule != Words{"--causal"})
+          continue;
         CAPTURE(backend);
         CAPTURE(rule.size());
         const auto decode = [&](const char* out) {
@@ -34,9 +38,8 @@ TEST_CASE("decode: causal edges, windows, sinks and learned sinks: the same bits
       }
       // The oracle's numbers, from both commands.
       check_silent_success(run(alone(Words{"oracle", scratch.path("in"), scratch.path("exact")} + rule)));
-      check_silent_success(run(ranks(2, Words{"decode", scratch.path("in"), scratch.path("out")} + rule)));
       const std::vector<std::int64_t> shape{2, 4, 3, 24};
-      const std::vector<float> out = tensor<float>(scratch.path("out"), "out", shape);
+      const std::vector<float> out = tensor<float>(scratch.path("three"), "out", shape);
       check_near(std::vector<double>(out.begin(), out.end()), tensor<double>(scratch.path("exact"), "out", shape), 1e-5);
     }
   }
