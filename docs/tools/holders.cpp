@@ -230,6 +230,30 @@ void print_leaf() {
   std::printf("},\n");
 }
 
+/// Which thread runs, and in which part of the kernel: 0 up to the shuffle, 1 up to the barrier, 2 after it.
+std::vector<std::pair<unsigned, int>> ran;
+__global__ void watch_fibers() {
+  ran.emplace_back(threadIdx.x, 0);
+  __shfl_xor_sync(0xFF, 1.0f, 1);
+  ran.emplace_back(threadIdx.x, 1);
+  __syncthreads();
+  ran.emplace_back(threadIdx.x, 2);
+}
+
+/// In which order the fibers of eight threads run, for three seeds.
+void print_fibers() {
+  std::printf("  \"fibers\": {");
+  for (const std::uint64_t seed : {0, 1, 2}) {
+    const SettingsScope scope({.seed = seed, .n_workers = 1});
+    ran.clear(), received.clear(), n_calls.assign(32, 0);
+    launch(watch_fibers, {.grid = {1}, .block = {8}}, Stream{});
+    std::printf("%s\"%d\": [", seed == 0 ? "" : ", ", static_cast<int>(seed));
+    for (std::size_t i = 0; i < ran.size(); ++i) std::printf("%s[%u, %d]", i == 0 ? "" : ", ", ran[i].first, ran[i].second);
+    std::printf("]");
+  }
+  std::printf("},\n");
+}
+
 /// A batch of four lengths, two heads each, on six multiprocessors: a block a split, and equal runs.
 void print_schedules() {
   const SettingsScope scope({.n_multiprocessors = 6});
@@ -318,6 +342,7 @@ int main(int n_arguments, char** arguments) {
   print_leaf_forest();
   print_leaf();
   print_warp_leaf();
+  print_fibers();
   print_plans();
   print_schedules();
   std::printf("}\n");

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Draws one picture for each central idea, computed from its formula: states on a ruler, the energy and its tangent, the saddle, two orders
-of leaves, two halves of a window, and heads beside the sequence.
+of leaves, two halves of a window, heads beside the sequence, what a query sees, the halo of a text, and the memory of a ring.
 
 Run: docs/tools/ideas.py FOLDER
 """
@@ -233,10 +233,46 @@ def seen(N=1000, p=4, l=4, window=200, sinks=66, leaf=64):
     return drawing.svg()
 
 
+def halo(n_layers=2, window=24, shard=120, n_ranks=3):
+    """What the ranks compute of a text: every windowed layer needs the positions before it that its window reaches."""
+    drawing, left, scale, colours = Drawing(760, 268), 176, 1.6, ("a", "b", "c")
+    x = lambda position: left + scale * position
+    drawing.text(8, 24, "the text", "left")
+    for rank in range(n_ranks):
+        drawing.box(x(rank * shard), 10, scale * shard - 2, 22, colours[rank], 3)
+        drawing.text(x((rank + 0.5) * shard), 25, f"shard of rank {rank}")
+    names = ["characters that are read", *(f"after windowed layer {i + 1}" for i in range(n_layers))]
+    names[-1] += ": the shard"
+    for layer, name in enumerate(names):
+        for rank in range(n_ranks):
+            begin, top = max(0, rank * shard - (n_layers - layer) * (window - 1)), 54 + 62 * layer + 17 * rank
+            drawing.box(x(begin), top, scale * ((rank + 1) * shard - begin) - 2, 13, colours[rank], 2)
+            if begin < rank * shard:
+                drawing.box(x(begin), top, scale * (rank * shard - begin), 13, "empty", 2)
+        drawing.text(8, 84 + 62 * layer, name, "left small")
+    drawing.text(8, 258, f"Dashed: the halo, computed a second time. A rank starts {n_layers} x {window - 1} = {n_layers * (window - 1)} characters early; no message is sent.", "small left")
+    return drawing.svg()
+
+
+def memory(t=64000, d=2048, size=2):
+    """Keys and values that a device holds, eq. (8) and eq. (9), and in a ring of more than two."""
+    drawing, left, unit = Drawing(760, 150), 190, 170
+    shard = 2 * t * d * size / 1e6
+    for row, (name, parts) in enumerate((("tree, eq. (9)", ("own",)), ("ring of two, eq. (8)", ("own", "arrives")), ("longer ring, as counted", ("own", "arrives", "leaves")))):
+        y = 14 + 38 * row
+        drawing.text(8, y + 19, name, "left")
+        for i, part in enumerate(parts):
+            drawing.box(left + unit * i, y, unit - 3, 28, "abc"[i], 3)
+            drawing.text(left + unit * (i + 0.5), y + 19, part)
+        drawing.text(left + unit * len(parts) + 8, y + 19, f"{len(parts) * shard:.0f} MB", "small left")
+    drawing.text(8, 142, f"{t} keys per device, d = {d}, BF16: a shard has {shard:.0f} MB.", "small left")
+    return drawing.svg()
+
+
 def main():
     folder = pathlib.Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
-    for figure in (ruler, tangent, saddle, orders, halves, heads, seen):
+    for figure in (ruler, tangent, saddle, orders, halves, heads, seen, halo, memory):
         (folder / f"idea_{figure.__name__}.svg").write_text(figure(), encoding="utf-8")
 
 

@@ -514,11 +514,33 @@ def measured(record):
     return drawing.svg()
 
 
+def fibers(data):
+    """Which of eight fibers runs when, up to a shuffle, up to a barrier and after it, for three seeds."""
+    n_threads, w, h, left, drawing = 8, 26, 15, 74, Drawing(790, 456)
+    for panel, (seed, order) in enumerate(data["fibers"].items()):
+        top = 40 + 140 * panel
+        if sorted(order[:n_threads]) != [[thread, 0] for thread in range(n_threads)] or any(order[i][1] > order[i + 1][1] for i in range(len(order) - 1)):
+            raise ValueError("this figure is drawn for fibers that all stop at the same places")
+        drawing.text(4, top - 6, f"seed {seed}", "left")
+        for thread in range(n_threads):
+            drawing.text(left - 12, top + 11 + h * thread, thread, "small")
+            drawing.line(left, top + 7 + h * thread, left + w * len(order), top + 7 + h * thread, "frame")
+        for time, (thread, part) in enumerate(order):
+            drawing.box(left + w * time + 1, top + h * thread, w - 2, h - 2, RANKS[part], 2)
+        for place, words in ((1, "the last to arrive at the shuffle hands out the values"), (2, "the last at the barrier")):
+            x = left + w * n_threads * place
+            drawing.line(x, top - 4, x, top + h * n_threads + 2, "slow")
+            if panel == 0:
+                drawing.text(x, 16, words, "small")
+    drawing.text(left, 450, "to the right: time on one host thread. One fiber runs at a time; the line is where all are parked, or have arrived.", "small left")
+    return drawing.svg()
+
+
 def main():
     data, record = (json.loads(pathlib.Path(path).read_text(encoding="utf-8")) for path in sys.argv[1:3])
     folder = pathlib.Path(sys.argv[3])
     folder.mkdir(parents=True, exist_ok=True)
-    for figure in (first_steps, sub_warp, exchange, warp_leaf, leaf, leaf_forest, parts, ends, rings, tile, equal_runs):
+    for figure in (first_steps, sub_warp, exchange, warp_leaf, leaf, leaf_forest, parts, ends, rings, tile, equal_runs, fibers):
         (folder / f"kernel_{figure.__name__}.svg").write_text(figure(data), encoding="utf-8")
     (folder / "kernel_measured.svg").write_text(measured(record), encoding="utf-8")
     (folder / "kernel_steps.svg").write_text(steps(kernel_tables.CARD), encoding="utf-8")

@@ -45,9 +45,16 @@ class Ideas(unittest.TestCase):
         for z, zeta in near:
             self.assertTrue(math.isclose(z, ideas.output(zeta / 2), rel_tol=1e-6))
 
+    def test_the_halo_and_the_memory_are_those_of_the_chapters(self):
+        chapters = {name: (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("IV.3-cost", "IV.6-model")}
+        layers, back, halo = re.search(r"L \(w - 1\) = (\d+) \\cdot (\d+) = (\d+)", chapters["IV.6-model"]).groups()
+        self.assertIn(f"starts {layers} x {back} = {halo} characters early", ideas.halo())
+        self.assertEqual(re.findall(r">(\d+) MB<", ideas.memory()), [f"{n * 2 * 64000 * 2048 * 2 / 1e6:.0f}" for n in (1, 2, 3)])
+        self.assertIn("$6btd + 2bd$: three shards", chapters["IV.3-cost"])
+
     def test_every_picture_is_in_a_chapter(self):
         text = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md"))
-        for name in ("ruler", "tangent", "saddle", "orders", "halves", "heads"):
+        for name in ("ruler", "tangent", "saddle", "orders", "halves", "heads", "seen", "halo", "memory"):
             self.assertEqual(text.count(f"(figures/idea_{name}.svg)"), 1, name)
 
 

@@ -59,6 +59,16 @@ class WarpLeaf(unittest.TestCase):
                 kernel_figures.warp_leaf({"warp_leaf": self.RUN | {"events": wrong}})
 
 
+class Fibers(unittest.TestCase):
+    def test_one_fiber_runs_at_a_time_and_all_meet_before_any_goes_on(self):
+        order = [[thread, part] for part in range(3) for thread in (3, 1, 0, 2, 7, 6, 5, 4)]
+        svg = kernel_figures.fibers({"fibers": {"0": order}})
+        places = re.findall(r'class="[abc]" x="(\d+)"', svg)
+        self.assertEqual((len(places), len(set(places))), (24, 24))
+        with self.assertRaises(ValueError):
+            kernel_figures.fibers({"fibers": {"0": order[1:9] + order[:1] + order[9:]}})
+
+
 class Tile(unittest.TestCase):
     DATA = {"tile": [[lane, lane % 4 * 2 + slot, lane // 4 + 8 * c] for lane in range(32) for slot in range(2) for c in range(2)],
             "transposed": [[8 * row + lane // 4 for row in (2 * (lane % 4), 2 * (lane % 4) + 1)] for lane in range(32)]}
