@@ -106,7 +106,7 @@ class Commands(unittest.TestCase):
         self.assertEqual([f"{where}: {command}: {fault}" for where, block, command in found for fault in faults(block, command)], [])
 
     def test_faults_are_found(self):
-        for command in ("./run nothing", "./run test --none", "./run decode -n 8 --sequence 3", "./run notebook 99", "./run exercise 5.9", "./run bench --fast",
+        for command in ("./run nothing", "./run test --none", "./run decode -n 8 --sequence 3", "./run notebook 99", "./run exercise 5.9", "./run bench --quickly",
                         "build/tree_attn encode", "tree_attn predict --keys 8", "tests/none.py --all", "mpirun -n 8 build/tree_attn decode --seq-len 65536"):
             self.assertRegex(command, STARTS)
             self.assertEqual(len(faults(True, command)), 1, command)
