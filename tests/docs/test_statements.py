@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Numbers in sentences of the book are those of the records, tables and formulas that they come from."""
+import fnmatch
 import json
 import math
 import pathlib
@@ -242,6 +243,16 @@ class Arithmetic(Statements):
     def test_no_page_promises_a_colour_per_rank(self):
         colours = re.search(r'classes = \[([^\]]*)\]', (ROOT / "docs" / "cut_the_tree.js").read_text(encoding="utf-8"))[1].count('"') // 2
         self.says("docs/II.2-tree.md", f"which take {['no', 'one', 'two', 'three', 'four'][colours]} colours in turn")
+
+
+class Filters(unittest.TestCase):
+    def test_every_pattern_of_a_build_file_names_a_test_case(self):
+        """doctest runs the cases that other patterns name, and says nothing of one that names none."""
+        sources = [path for folder in ("tests", "docs") for path in (ROOT / folder).rglob("*.cpp")]
+        titles = {title for path in sources for title in re.findall(r'TEST_CASE(?:_TEMPLATE)?\("([^"]+)"', path.read_text(encoding="utf-8"))}
+        patterns = [pattern for path in (ROOT / "tests").rglob("CMakeLists.txt") for found in re.findall(r'"?-tce?=([^"\n]+)"', path.read_text(encoding="utf-8")) for pattern in found.split(",")]
+        self.assertGreater(len(patterns), 5)
+        self.assertEqual([pattern for pattern in patterns if not fnmatch.filter(titles, pattern)], [])
 
 
 if __name__ == "__main__":
