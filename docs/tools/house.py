@@ -242,6 +242,15 @@ def check_words(names):
                     fault("word", name, number, word, f"'{word}' in a comment: say which thread or rank, and after or past")
 
 
+def check_pages(names):
+    """A source beside a header with @file has it too: the site has links from the one to the other."""
+    for name in names:
+        stem, _, ending = name.rpartition(".")
+        header = f"{stem}.hpp"
+        if ending in ("cpp", "cu") and header in names and any("@file" in line for line in lines_of(header)) and not any("@file" in line for line in lines_of(name)):
+            fault("page", name, 1, "@file", f"no @file and @brief, which {header} has")
+
+
 def registered():
     """The names of algorithms, steps and backends, and the files that may compare them: their registries."""
     names = {"cpu", "emulated", "cuda"}
@@ -306,6 +315,7 @@ def check(files):
     check_include_order(names)
     check_comments(files, names)
     check_words(names)
+    check_pages(names)
     check_names(names)
     check_test_names(names)
     check_device_branches(names)

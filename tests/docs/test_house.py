@@ -76,6 +76,11 @@ class House(unittest.TestCase):
                                                  'int x = f("other.hpp");  // of state/other.hpp\n'})
         self.assertEqual([fault.split(" names ")[1].split(",")[0] for fault in faults], ["elsewhere.hpp", "state/other.hpp"])
 
+    def test_a_source_without_a_page(self):
+        header = {"tests/gpu/a.hpp": "/// @file\n"}
+        self.assertEqual(self.faults(header | {"tests/gpu/a.cpp": "int x;\n"}), ["tests/gpu/a.cpp:1: no @file and @brief, which tests/gpu/a.hpp has"])
+        self.assertEqual(self.faults(header | {"tests/gpu/a.cpp": "/// @file\n"}), [])
+
     def test_words(self):
         self.assertEqual(self.faults({"gpu/engine/a.hpp": "// after the last key; the thread that reads; `who` is a name\nint x;  // \"behind\" may not stand here\n"}),
                          ["gpu/engine/a.hpp:2: 'behind' in a comment: say which thread or rank, and after or past"])

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Allocations of the devices in software, and what an access of a kernel may touch.
 #include "tree_attn/tests/gpu/soft_gpu/memory.hpp"
 
 #include <fcntl.h>

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The threads of streams, and the order that events and captures give to what is queued.
 #include "tree_attn/tests/gpu/soft_gpu/streams.hpp"
 
 #include <algorithm>
