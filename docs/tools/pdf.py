@@ -30,6 +30,7 @@ div.line { white-space: pre-wrap; }
 h1, h2, h3 { break-after: avoid; }
 figure, p.formulaDsp, tr { break-inside: avoid; }
 div.contents table, div.contents td, div.contents th { font-size: 11px !important; }
+div.contents table.markdownTable td, div.contents table.markdownTable th { padding: 3px 8px; }
 div.contents p code, div.contents li code, div.contents td code { font-size: 11px; }
 @page { size: A4; margin: 18mm 16mm; }
 """
