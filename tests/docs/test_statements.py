@@ -245,6 +245,34 @@ class Arithmetic(Statements):
         self.says("docs/II.2-tree.md", f"which take {['no', 'one', 'two', 'three', 'four'][colours]} colours in turn")
 
 
+class Code(Statements):
+    """Numbers of lines, bytes and functions are those of the sources."""
+
+    def test_sizes(self):
+        lines = {name: round(len((ROOT / "gpu" / "ladder" / name).read_text(encoding="utf-8").splitlines()), -1) for name in ("04_split.cu", "06_tensor.cu")}
+        self.says("docs/III.1-kernels.md", f"in one file of {lines['04_split.cu']} lines", f"in one file of {lines['06_tensor.cu']} lines")
+        leaf = re.search(r"struct ListedLeaf \{(.*?)\};", (ROOT / "gpu/engine/listed_params.hpp").read_text(encoding="utf-8"), re.DOTALL)[1]
+        members = re.findall(r"^ *([\w:]+) \w+;", leaf, re.MULTILINE)
+        self.assertEqual(set(members), {"std::int32_t"})
+        self.says("docs/III.1-kernels.md", f"takes {4 * len(members)} bytes per leaf")
+        interface = (ROOT / "distributed/interface/tree_attn.h").read_text(encoding="utf-8")
+        self.assertEqual(len(re.findall(r"^TREE_ATTN_API ", interface, re.MULTILINE)), 15)
+        self.says("docs/IV.9-engine.md", "fifteen functions on DLPack tensors")
+        exercises = list((ROOT / "notebooks_cpp" / "exercises").glob("[0-9]*_*.cpp"))
+        kernels = [path for path in exercises if "puzzle.hpp" in path.read_text(encoding="utf-8")]
+        self.assertEqual((len(exercises), len(kernels)), (30, 12))
+        self.says("docs/mainpage.md", "Thirty exercises", "Fourteen notebooks")
+        self.assertIn("of which twelve are kernels", text("run"))
+        self.assertEqual(len(list((ROOT / "notebooks_cpp").glob("[0-9]*_*.cpp"))), 14)
+
+    def test_tests_that_the_chapters_name_compare_what_they_say(self):
+        for name, case in (("tests/reference/decode/test_plain.cpp", "plain: one shift per leaf has the bits of merging key by key"),
+                           ("tests/gpu/ladder/test_plain.cpp", "plain kernels: the library kernels have their bits for every N below 200, and for others up to 3000"),
+                           ("tests/gpu/backend/test_seen.cpp", "a row has the bits of itself alone"), ("tests/gpu/ladder/test_bits.cpp", "bits: no device changes any"),
+                           ("tests/gpu/engine/test_page_table.cpp", "pages anywhere in a pool have the bits of rows one after the other")):
+            self.assertIn(case, (ROOT / name).read_text(encoding="utf-8"), name)
+
+
 class Filters(unittest.TestCase):
     def test_every_pattern_of_a_build_file_names_a_test_case(self):
         """doctest runs the cases that other patterns name, and says nothing of one that names none."""
