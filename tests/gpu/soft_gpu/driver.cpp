@@ -4,6 +4,7 @@
 #include "tree_attn/tests/gpu/soft_gpu/runtime.hpp"
 
 #include <cuda.h>
+#include <dlfcn.h>
 
 #include <cstdio>
 
@@ -114,19 +115,4 @@ CUresult cuStreamGetGreenCtx(CUstream stream, CUgreenCtx* context) {
 }  // extern "C"
 #pragma GCC visibility pop
 
-void* tree_attn::soft_gpu::driver_function(std::string_view name) {
-#define SOFT_GPU_ENTRY(call) \
-  { #call, reinterpret_cast < void*>(&call) }
-  static const std::map<std::string_view, void*> all = {SOFT_GPU_ENTRY(cuTensorMapEncodeTiled),
-                                                        SOFT_GPU_ENTRY(cuDeviceGetDevResource),
-                                                        SOFT_GPU_ENTRY(cuDevSmResourceSplitByCount),
-                                                        SOFT_GPU_ENTRY(cuDevResourceGenerateDesc),
-                                                        SOFT_GPU_ENTRY(cuGreenCtxCreate),
-                                                        SOFT_GPU_ENTRY(cuGreenCtxDestroy),
-                                                        SOFT_GPU_ENTRY(cuCtxFromGreenCtx),
-                                                        SOFT_GPU_ENTRY(cuCtxSetCurrent),
-                                                        SOFT_GPU_ENTRY(cuStreamGetGreenCtx)};
-#undef SOFT_GPU_ENTRY
-  const auto found = all.find(name);
-  return found != all.end() ? found->second : nullptr;
-}
+void* tree_attn::soft_gpu::driver_function(const char* name) { return dlsym(RTLD_DEFAULT, name); }

@@ -267,7 +267,7 @@ Run special_register(std::string_view name, Type type, Op& op) {
 Run moving(const Statement& s, Op& op) {
   const std::size_t n_to = s.operand.at(0).at.size(), n_from = s.operand.at(1).at.size();
   if (s.operand[1].is_special) return special_register(s.operand[1].name, s.type(), op);
-  if (s.operand[1].is_label) throw Fault("what is '" + std::string(s.operand[1].name) + "'?");
+  if (s.operand[1].is_label) throw Fault("what is '", std::string(s.operand[1].name), "'?");
   if (s.type() == Type::Pred) return [](Warp& w, const Op& now) { w.put_predicate(now.at[0], w.predicate(now.at[1])); };
   constexpr auto same = [](auto a) { return a; };
   switch (100 * static_cast<std::size_t>(bytes_of(s.type())) + 10 * std::max(n_to, n_from) + (n_to > 1)) {
@@ -420,7 +420,7 @@ void decode(const Statement& statement, Op& op) {
     for (std::size_t i = 1; i < statement.word.size(); ++i) {
       const std::string word(statement.word[i]);
       if (type_named(word) == Type::None && allowed.find(' ' + word + ' ') == std::string::npos)
-        throw Fault("'" + word + "' is not known to this GPU");
+        throw Fault("'", word, "' is not known to this GPU");
     }
     op.run = found->decode(statement, op);
     if (op.run == nullptr) throw Fault("this form is not known to this GPU");

@@ -37,22 +37,20 @@ std::pair<Block*, std::uint32_t> Warp::shared(std::uint64_t address, std::uint32
   const auto offset = static_cast<std::uint32_t>(inside & (kSharedSpan - 1));
   if (inside >= kSharedSpan) {
     const std::uint64_t rank = inside / kSharedSpan - 1;
-    if (rank >= block->cluster->blocks.size()) throw Fault("address " + hex(address) + " is of no block of the cluster");
+    if (rank >= block->cluster->blocks.size()) throw Fault("address ", hex(address), " is of no block of the cluster");
     of = block->cluster->blocks[rank].get();
-    if (of->n_alive == 0)
-      throw Fault("address " + hex(address) + " is of block " + std::to_string(rank) + " of the cluster, which has ended");
+    if (of->n_alive == 0) throw Fault("address ", hex(address), " is of block ", rank, " of the cluster, which has ended");
   }
   if (offset < kSharedBegin || offset + n > of->shared.size())
-    throw Fault("address " + hex(address) + ": " + std::to_string(n) + " bytes at " +
-                std::to_string(static_cast<std::int64_t>(offset) - kSharedBegin) + " of " +
-                std::to_string(of->shared.size() - kSharedBegin) + " bytes of shared memory");
-  if (offset % alignment != 0) throw Fault("address " + hex(address) + " is no multiple of " + std::to_string(alignment));
+    throw Fault("address ", hex(address), ": ", n, " bytes at ", static_cast<std::int64_t>(offset) - kSharedBegin, " of ",
+                of->shared.size() - kSharedBegin, " bytes of shared memory");
+  if (offset % alignment != 0) throw Fault("address ", hex(address), " is no multiple of ", alignment);
   return {of, offset};
 }
 
-std::byte* Warp::at(Space space, int lane, std::uint64_t address, std::uint32_t n, const Op& op, bool is_store) {
+std::byte* Warp::at(Space space, int lane, std::uint64_t address, std::uint32_t n, const Op& of_op, bool is_store) {
   if (n <= 16 && (n & (n - 1)) == 0 && (address & (n - 1)) != 0)
-    throw Fault("address " + hex(address) + " is no multiple of " + std::to_string(n));
+    throw Fault("address ", hex(address), " is no multiple of ", n);
   constexpr std::uint64_t kWindow = std::uint64_t{1} << 40;
   if (space == Space::Generic) {
     const std::uint64_t window = address & ~(kWindow - 1);
@@ -64,45 +62,43 @@ std::byte* Warp::at(Space space, int lane, std::uint64_t address, std::uint32_t 
   switch (space) {
     case Space::Shared: {
       const auto [of, offset] = shared(address, n, 1);
-      if (is_store) of->stored(offset, n, of == block ? thread(lane) : 0);
+      if (is_store && of == block) block->stored(offset, n, thread(lane));
       return &of->shared[offset];
     }
     case Space::Local: {
       const std::uint64_t offset = address & (kWindow - 1);
-      if (offset + n > grid->kernel.local_bytes) throw Fault("address " + hex(address) + " is outside of local memory");
+      if (offset + n > grid->kernel.local_bytes) throw Fault("address ", hex(address), " is outside of local memory");
       return &local[static_cast<std::size_t>(lane) * grid->kernel.local_bytes + offset];
     }
     case Space::Param: {
       const std::uint64_t offset = address & (kWindow - 1);
       if (offset + n > grid->parameters.size() || is_store)
-        throw Fault("address " + hex(address) + " is no parameter to read");
+        throw Fault("address ", hex(address), " is no parameter to read");
       return &grid->parameters[offset];
     }
     default: break;
   }
-  Range& recent = grid->recent[op.cache];
+  Range& recent = grid->recent[of_op.cache];
   if (!recent.holds(address, n)) {
     const auto found = memory::find(address);
     if (!found || !found->holds(address, n))
-      throw Fault(std::string(is_store ? "store" : "load") + " of " + std::to_string(n) + " bytes at " + hex(address) +
-                  ", " + memory::around(address));
+      throw Fault(std::string(is_store ? "store" : "load"), " of ", n, " bytes at ", hex(address), ", ",
+                  memory::around(address));
     if (found->device >= 0 && (grid->can_reach >> found->device & 1) == 0)
-      throw Fault("address " + hex(address) + " is of device " + std::to_string(found->device) +
-                  ", which this one may not reach");
+      throw Fault("address ", hex(address), " is of device ", found->device, ", which this one may not reach");
     recent = *found;
   }
   return recent.host(address);
 }
 
 void Block::stored(std::uint32_t at, std::uint32_t n, std::uint32_t thread) {
-  for (std::uint32_t unit = at / 16; unit <= (at + n - 1) / 16; ++unit)
-    unfenced[unit] = (thread + 1) | n_fences[thread] << 11;
+  for (std::uint32_t unit = at / 8; unit <= (at + n - 1) / 8; ++unit) unfenced[unit] = (thread + 1) | n_fences[thread] << 11;
 }
 void Block::check_fenced(std::uint32_t at, std::uint32_t n) const {
-  for (std::uint32_t unit = at / 16; unit <= (at + n - 1) / 16; ++unit) {
+  for (std::uint32_t unit = at / 8; unit <= (at + n - 1) / 8; ++unit) {
     const std::uint32_t thread = (unfenced[unit] & 0x7FF) - 1;
     if (unfenced[unit] != 0 && unfenced[unit] >> 11 == (n_fences[thread] & 0x1FFFFF))
-      throw Fault("a bulk copy to shared memory where thread " + std::to_string(thread) +
+      throw Fault("a bulk copy to shared memory where thread ", thread,
                   " has stored without a fence of the async proxy since");
   }
 }
@@ -118,8 +114,8 @@ void Block::arrive(std::uint32_t at, std::uint32_t n_arrivals, std::int64_t n_by
   PhaseBarrier& barrier = phase_barrier(at);
   barrier.bytes += n_bytes;
   if (n_arrivals > barrier.pending)
-    throw Fault("more arrivals at an mbarrier than the " + std::to_string(barrier.expected) + " that it expects");
-  if (std::abs(barrier.bytes) >= 1 << 20) throw Fault("an mbarrier waits for " + std::to_string(barrier.bytes) + " bytes");
+    throw Fault("more arrivals at an mbarrier than the ", barrier.expected, " that it expects");
+  if (std::abs(barrier.bytes) >= 1 << 20) throw Fault("an mbarrier waits for ", barrier.bytes, " bytes");
   barrier.pending -= n_arrivals;
   if (barrier.pending == 0 && barrier.bytes == 0) barrier.pending = barrier.expected, ++barrier.phase;
 }
@@ -147,7 +143,7 @@ bool is_over(const Wait& wait) {
 
 bool Warp::meet(std::uint32_t members) {
   members &= all;
-  if ((members & ~alive) != 0) throw Fault("lanes " + hex(members & ~alive) + " that should take part have ended");
+  if ((members & ~alive) != 0) throw Fault("lanes ", hex(members & ~alive), " that should take part have ended");
   if ((mask & members) == members) return true;
   hold({Wait::Lanes}, true);
   return false;
@@ -157,6 +153,11 @@ void Warp::hold(const Wait& what, bool again) {
   if (lanes != mask) groups.push_back({pc, lanes & ~mask, {}});
   lanes = mask, wait = what, limit = 0;
   if (again) --pc;
+}
+
+void Warp::part(std::uint32_t others) {
+  groups.push_back({pc - 1, others, {}});
+  lanes &= ~others, mask &= ~others, limit = 0;
 }
 
 void Warp::branch(std::uint32_t target) {
@@ -233,7 +234,7 @@ void Grid::start_cluster(std::uint32_t first_block) {
     block->grid = this, block->cluster = cluster.get(), block->rank = rank;
     block->index = place(first_block + rank, shape.grid);
     block->shared.assign(kernel.shared_bytes(shape.dynamic_shared), std::byte{0xFF});
-    block->unfenced.assign(block->shared.size() / 16 + 1, 0);
+    block->unfenced.assign(block->shared.size() / 8 + 1, 0);
     block->n_fences.assign(n_threads, 0);
     for (std::uint32_t first = 0; first < n_threads; first += 32) {
       auto warp = std::make_unique<Warp>();
@@ -307,7 +308,7 @@ void Grid::run(std::uint32_t n_resident) {
       if (i == n && !has_arrived) throw Fault("no thread can go on");
       if (turn % 256 == 0 &&
           std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() > settings().limit_seconds)
-        throw Fault("no end within " + std::to_string(static_cast<int>(settings().limit_seconds)) + " s");
+        throw Fault("no end within ", static_cast<int>(settings().limit_seconds), " s");
     }
   } catch (const Fault& fault) {
     int status = 0;

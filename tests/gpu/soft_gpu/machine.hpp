@@ -128,6 +128,8 @@ struct Warp {
   bool meet(std::uint32_t members);
   /// The lanes of the instruction wait, and, if `again`, execute it anew afterwards.
   void hold(const Wait& what, bool again);
+  /// These lanes execute the instruction by themselves.
+  void part(std::uint32_t others);
   void branch(std::uint32_t target);
   void exit();
 
@@ -145,7 +147,7 @@ struct Block {
   std::uint32_t rank;  ///< in its cluster
   Extent index;
   std::vector<std::byte> shared;
-  /// Of every 16 bytes the thread that has stored there, plus 1, and how many proxy fences it had executed: the async proxy
+  /// Of every 8 bytes the thread that has stored there, plus 1, and how many proxy fences it had executed: the async proxy
   /// may only write there after another.
   std::vector<std::uint32_t> unfenced;
   std::vector<std::uint32_t> n_fences;  ///< of every thread

@@ -6,14 +6,23 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 
 namespace tree_attn::soft_gpu {
 
+/// Texts and numbers, one after the other.
+template <class... Parts>
+std::string joined(const Parts&... parts) {
+  std::ostringstream text;
+  (text << ... << parts);
+  return text.str();
+}
 /// What a kernel did wrong; the machine adds where.
 struct Fault : std::runtime_error {
-  using std::runtime_error::runtime_error;
+  template <class... Parts>
+  explicit Fault(const Parts&... parts) : std::runtime_error(joined(parts...)) {}
 };
 
 /// The address in hexadecimal.

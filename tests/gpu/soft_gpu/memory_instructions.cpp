@@ -96,8 +96,7 @@ void map_shared(Warp& w, const Op& op) {
   std::uint64_t d[32] = {};
   w.for_lanes([&](int lane) {
     const std::uint32_t rank = word(w, op.at[2], lane);
-    if (rank >= w.grid->shape.cluster)
-      throw Fault("rank " + std::to_string(rank) + " of " + std::to_string(w.grid->shape.cluster));
+    if (rank >= w.grid->shape.cluster) throw Fault("rank ", rank, " of ", w.grid->shape.cluster);
     d[lane] = kSharedWindow | (rank + 1) * kSharedSpan | (w.of<std::uint64_t>(op.at[1])[lane] & (kSharedSpan - 1));
   });
   w.put(op.at[0], d);
@@ -129,7 +128,7 @@ bool meets(Warp& w, Place members) {
   const std::uint32_t of_first = word(w, members, std::countr_zero(w.mask));
   w.for_lanes([&](int lane) {
     if (word(w, members, lane) != of_first || (of_first >> lane & 1) == 0)
-      throw Fault("lane " + std::to_string(lane) + " is not among the members " + hex(of_first));
+      throw Fault("lane ", lane, " is not among the members ", hex(of_first));
   });
   return w.meet(of_first);
 }
@@ -145,8 +144,7 @@ void shuffle(Warp& w, const Op& op) {
     int j = op.kind == 0 ? i - b : op.kind == 1 ? i + b : op.kind == 2 ? i ^ b : (i & segment) | (b & ~segment);
     const bool is_in = op.kind == 0 ? j >= last : j <= last;
     if (!is_in) j = i;
-    if ((w.mask >> j & 1) == 0)
-      throw Fault("lane " + std::to_string(i) + " takes from lane " + std::to_string(j) + ", which does not take part");
+    if ((w.mask >> j & 1) == 0) throw Fault("lane ", i, " takes from lane ", j, ", which does not take part");
     d[i] = word(w, from[0], j), is_inside |= static_cast<std::uint32_t>(is_in) << i;
   });
   w.put(op.at[0], d);
@@ -185,7 +183,7 @@ void barrier(Warp& w, const Op& op) {
   if (!w.meet(w.all)) return;
   Block& block = *w.block;
   const std::uint32_t number = word(w, op.at[0], std::countr_zero(w.mask));
-  if (number >= std::size(block.barriers)) throw Fault("barrier " + std::to_string(number));
+  if (number >= std::size(block.barriers)) throw Fault("barrier ", number);
   auto& [n_arrived, generation] = block.barriers[number];
   n_arrived += static_cast<std::uint32_t>(std::popcount(w.mask));
   if (n_arrived < count(w.grid->shape.block)) return w.hold({Wait::Barrier, &block, number, generation}, false);
@@ -214,8 +212,7 @@ void phase_init(Warp& w, const Op& op) {
   w.for_lanes([&](int lane) {
     const auto [block, at] = w.shared(address(w, op, op.at[0], lane), 8, 8);
     const std::uint32_t expected = word(w, op.at[1], lane);
-    if (block != w.block || expected == 0 || expected >= 1U << 20)
-      throw Fault("an mbarrier of " + std::to_string(expected) + " arrivals");
+    if (block != w.block || expected == 0 || expected >= 1U << 20) throw Fault("an mbarrier of ", expected, " arrivals");
     block->phase_barriers[at] = {expected, expected};
     std::memcpy(&block->shared[at], &PhaseBarrier::kMark, 8);
     block->stored(at, 8, w.thread(lane));
@@ -233,10 +230,13 @@ void phase_wait(Warp& w, const Op& op) {
   const std::uint64_t where = address(w, op, op.at[1], first);
   const auto [block, at] = w.shared(where, 8, 8);
   const std::uint32_t parity = word(w, op.at[2], first);
+  // Lanes that wait for another barrier, or phase, come to it by themselves.
+  std::uint32_t others = 0;
   w.for_lanes([&](int lane) {
-    if (address(w, op, op.at[1], lane) != where || word(w, op.at[2], lane) != parity)
-      throw Fault("lanes wait for different mbarriers at once");
+    const bool is_same = address(w, op, op.at[1], lane) == where && word(w, op.at[2], lane) == parity;
+    others |= static_cast<std::uint32_t>(!is_same) << lane;
   });
+  if (others != 0) w.part(others);
   if (block != w.block) throw Fault("a wait for an mbarrier of another block");
   const bool has_ended = (block->phase_barrier(at).phase & 1) != parity;
   if (!has_ended && w.grid->draw(16) != 0) return w.hold({Wait::Phase, block, at, parity}, true);
@@ -266,7 +266,7 @@ void copy_async(Warp& w, const Op& op) {
     const std::uint32_t n = word(w, op.at[2], lane), n_copied = op.n > 3 ? word(w, op.at[3], lane) : n;
     const std::uint64_t source = w.of<std::uint64_t>(op.at[1])[lane];
     if ((n != 4 && n != 8 && n != 16) || n_copied > n || source % n != 0)
-      throw Fault(std::to_string(n_copied) + " of " + std::to_string(n) + " bytes from " + hex(source));
+      throw Fault(n_copied, " of ", n, " bytes from ", hex(source));
     std::byte* const to = w.at(Space::Shared, lane, word(w, op.at[0], lane), n, op, true);
     const std::byte* const from = n_copied > 0 ? w.at(Space::Global, lane, source, n_copied, op, false) : nullptr;
     const Copy copy{to, from, n, n_copied, lane, w.copy_group[static_cast<std::size_t>(lane)]};
@@ -306,7 +306,7 @@ void copy_bulk(Warp& w, const Op& op) {
     const std::uint32_t n = word(w, op.at[2], lane);
     const std::uint64_t source = w.of<std::uint64_t>(op.at[1])[lane];
     const auto [block, at] = w.shared(word(w, op.at[0], lane), n, 16);
-    if (n % 16 != 0 || source % 16 != 0 || n == 0) throw Fault(std::to_string(n) + " bytes from " + hex(source));
+    if (n % 16 != 0 || source % 16 != 0 || n == 0) throw Fault(n, " bytes from ", hex(source));
     start_bulk(w, lane, block, {{&block->shared[at], w.at(Space::Global, lane, source, n, op, false), n, n, lane, 0}},
                op.at[3]);
   });
@@ -316,7 +316,7 @@ void copy_tensor(Warp& w, const Op& op) {
   w.for_lanes([&](int lane) {
     TensorMap map;
     std::memcpy(&map, w.at(Space::Generic, lane, w.of<std::uint64_t>(op.at[1])[lane], 128, op, false), sizeof map);
-    if (map.mark != TensorMap::kMark || map.rank != op.n) throw Fault("no tensor map of " + std::to_string(op.n) + " axes");
+    if (map.mark != TensorMap::kMark || map.rank != op.n) throw Fault("no tensor map of ", map.rank, " axes");
     std::int64_t corner[5] = {};
     std::uint32_t n_rows = 1;
     for (std::uint32_t i = 0; i < map.rank; ++i)

@@ -98,7 +98,7 @@ class Reader {
         for (n = number<std::uint32_t>(); take(",");) n *= number<std::uint32_t>();
         if (is_limit) kernel_.most_threads = n;
       } else {
-        throw Fault("'" + std::string(tokens_[at_ - 1].text) + "' in the head of a kernel");
+        throw Fault("'", std::string(tokens_[at_ - 1].text), "' in the head of a kernel");
       }
     }
     while (!scopes_.empty()) {
@@ -118,7 +118,7 @@ class Reader {
   std::string_view next() { return tokens_.at(at_++).text; }
   bool take(std::string_view what) { return peek() == what && ++at_ > 0; }
   void expect(std::string_view what) {
-    if (!take(what)) throw Fault("'" + std::string(what) + "' expected before '" + std::string(peek()) + "'");
+    if (!take(what)) throw Fault("'", std::string(what), "' expected before '", std::string(peek()), "'");
   }
   /// A whole number; one with a point is a fraction of a policy of the cache, of which nothing depends.
   template <class T>
@@ -128,7 +128,7 @@ class Reader {
     text.remove_prefix((is_negative ? 1 : 0) + (is_hexadecimal ? 2 : 0));
     std::uint64_t value = 0;
     if (std::from_chars(text.data(), text.data() + text.size(), value, is_hexadecimal ? 16 : 10).ec != std::errc())
-      throw Fault("no number: '" + std::string(text) + "'");
+      throw Fault("no number: '", std::string(text), "'");
     return static_cast<T>(is_negative ? 0 - value : value);
   }
 
@@ -209,9 +209,9 @@ class Reader {
       }
       add(now, op, {name.data(), tokens_[at_ - 1].text.data() + 1});
     } catch (const Fault& fault) {
-      throw Fault("line " + std::to_string(first.line) + ", '" +
-                  std::string(first.text.data(), tokens_[at_ - 1].text.data() + tokens_[at_ - 1].text.size()) +
-                  "': " + fault.what());
+      throw Fault("line ", first.line, ", '",
+                  std::string(first.text.data(), tokens_[at_ - 1].text.data() + tokens_[at_ - 1].text.size()),
+                  "': ", fault.what());
     }
   }
   /// The type that a constant has as the next operand: that of the instruction, if none is prescribed.
@@ -311,8 +311,8 @@ class Reader {
     });
     scopes_.pop_back();
     if (scopes_.empty() && !branches_.empty())
-      throw Fault("there is no '" + std::string(branches_[0].label) + "', which line " +
-                  std::to_string(kernel_.ops[branches_[0].op].line) + " names");
+      throw Fault("there is no '", std::string(branches_[0].label), "', which line ", kernel_.ops[branches_[0].op].line,
+                  " names");
   }
 
   struct Branch {

@@ -184,7 +184,7 @@ cudaError_t copy_rows(void* to, std::size_t pitch, const void* from, std::size_t
 }
 cudaError_t finished(cudaStream_t stream) { return of(stream).wait(), well(); }
 cudaError_t released(const void* pointer) {
-  wait_for_streams(nullptr);
+  wait_for_streams(current_context());
   return pointer == nullptr || memory::release(number(pointer))
              ? well()
              : give(cudaErrorInvalidValue, "no allocation begins at " + hex(number(pointer)));
@@ -282,14 +282,11 @@ cudaError_t cudaGetLastError() {
   return status != cudaSuccess ? status : broken.load();
 }
 const char* cudaGetErrorString(cudaError_t status) {
-  static const std::map<cudaError_t, const char*> kKnown = {
-      {cudaErrorMemoryAllocation, "out of memory"},
-      {cudaErrorInvalidDevice, "invalid device ordinal"},
-      {cudaErrorLaunchFailure, "unspecified launch failure"},
-      {cudaErrorNoKernelImageForDevice, "no kernel image is available for execution on the device"}};
   static thread_local std::string text;
-  const auto known = kKnown.find(status);
-  return known != kKnown.end() ? known->second : (text = "error " + std::to_string(status)).c_str();
+  text = status == cudaErrorMemoryAllocation ? "out of memory"
+         : status == cudaErrorLaunchFailure  ? "unspecified launch failure"
+                                             : "error " + std::to_string(status);
+  return text.c_str();
 }
 cudaError_t cudaGetDeviceCount(int* n) { return *n = settings().n_devices, cudaSuccess; }
 cudaError_t cudaGetDevice(int* device) { return *device = current_context().device, cudaSuccess; }
@@ -321,7 +318,7 @@ cudaError_t cudaDeviceEnablePeerAccess(int other, unsigned) {
   return (reached[own].fetch_or(1U << other) >> other & 1) == 0 ? well() : give(cudaErrorPeerAccessAlreadyEnabled);
 }
 cudaError_t cudaDeviceSynchronize() {
-  return then(no_capture("cudaDeviceSynchronize"), [] { return wait_for_streams(&current_context()), well(); });
+  return then(no_capture("cudaDeviceSynchronize"), [] { return wait_for_streams(current_context()), well(); });
 }
 cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** entry, unsigned, unsigned long long,
                                              cudaDriverEntryPointQueryResult* result) {

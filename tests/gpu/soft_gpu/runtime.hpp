@@ -25,6 +25,6 @@ Context& current_context();
 void set_context(Context& context);
 const char* device_name();
 /// A call of the driver by its name; nullptr if it is none of those here.
-void* driver_function(std::string_view name);
+void* driver_function(const char* name);
 
 }  // namespace tree_attn::soft_gpu

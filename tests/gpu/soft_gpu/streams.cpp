@@ -60,12 +60,12 @@ void Stream::wait() {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [this] { return jobs_.empty() && !is_busy_; });
 }
-void wait_for_streams(const Context* context) {
+void wait_for_streams(const Context& context) {
   std::unique_lock lock(registry().mutex);
   const std::set<Stream*> all = registry().streams;
   lock.unlock();
   for (Stream* const stream : all) {
-    if (context == nullptr || &stream->context == context) stream->wait();
+    if (&stream->context == &context) stream->wait();
   }
 }
 

@@ -77,8 +77,8 @@ void record(const std::shared_ptr<Event>& event, Stream& stream, bool in_graph);
 /// What is queued on the stream from now on comes after an event.
 void hold(const std::shared_ptr<Event>& event, Stream& stream);
 
-/// Waits for all streams, or those of a context.
-void wait_for_streams(const Context* context);
+/// Waits for all streams of a context.
+void wait_for_streams(const Context& context);
 /// Whether a capture forbids this thread what waits for a device or changes its memory; that breaks it.
 bool breaks_capture();
 /// Starts a capture and ends it. @returns nullptr if the stream is captured already, or not

@@ -157,7 +157,7 @@ int time_all(bool quick, const std::string& steps, const std::string& only_shape
 
   // The ceiling: a read of 4 GiB, or of what there is room for.
   {
-    const std::int64_t n_bytes = std::min(std::int64_t{1} << 32, free_bytes() / 2) / 16 * 16;
+    const std::int64_t n_bytes = std::min(std::int64_t{1} << (is_rehearsal() ? 20 : 32), free_bytes() / 2) / 16 * 16;
     DeviceBuffer<unsigned char> large(n_bytes);
     const double seconds = time_of_read(
         n_bytes, 1, [&](int) { return large.data(); }, stream);
