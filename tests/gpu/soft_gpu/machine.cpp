@@ -212,6 +212,10 @@ bool Warp::regroup() {
 void Warp::run(int n) {
   left = n, limit = 0;
   if (!regroup()) return;
+  // Lanes are not bound to each other: now and then some run ahead of the rest, to the next branch or place where they meet.
+  if (const std::uint32_t behind = lanes & static_cast<std::uint32_t>(grid->random() * 0x9E3779B9);
+      grid->draw(4) == 0 && behind != 0 && behind != lanes)
+    groups.push_back({pc, behind, {}}), lanes &= ~behind, limit = ~0U;
   const Op* const ops = grid->kernel.ops.data();
   std::uint64_t n_executed = 0;
   while (left-- > 0) {

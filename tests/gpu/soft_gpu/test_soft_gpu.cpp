@@ -182,12 +182,12 @@ TEST_CASE("soft GPU: a store out of bounds, a misaligned one, an unknown instruc
 
 namespace {
 
-/// Thread i of 128 stores i in shared memory and loads what thread 127 - i stored.
-std::string reversal(const std::string& barrier) {
+/// Thread i of n stores i in shared memory and loads what thread n - 1 - i stored.
+std::string reversal(const std::string& barrier, int n = 128) {
   return "mov.u32 %r1, %tid.x;\nmov.u32 %r2, dynamic;\nshl.b32 %r3, %r1, 2;\nadd.s32 %r4, %r2, %r3;\nst.shared.u32 [%r4], "
          "%r1;\n" +
-         barrier +
-         "\nsub.s32 %r5, 508, %r3;\nadd.s32 %r6, %r2, %r5;\nld.shared.u32 %r7, [%r6];\nld.param.u64 %d1, [p0];\ncvt.u64.u32 "
+         barrier + "\nsub.s32 %r5, " + std::to_string(4 * (n - 1)) +
+         ", %r3;\nadd.s32 %r6, %r2, %r5;\nld.shared.u32 %r7, [%r6];\nld.param.u64 %d1, [p0];\ncvt.u64.u32 "
          "%d2, %r3;\nadd.s64 %d3, %d1, %d2;\nst.global.u32 [%d3], %r7;";
 }
 
@@ -206,6 +206,17 @@ TEST_CASE("soft GPU: threads of a block meet, a barrier that is missing, and one
     n_wrong += out.values() != reversed;
   }
   CHECK(n_wrong == 8);
+  // Lanes of a warp are not bound to each other either.
+  reversed.erase(reversed.begin(), reversed.begin() + 96);
+  n_wrong = 0;
+  for (unsigned seed = 0; seed < 32; ++seed) {
+    Array<std::uint32_t> out(std::vector<std::uint32_t>(32));
+    CHECK(run(reversal("bar.warp.sync -1;", 32), {out.address()}, {{1, 1, 1}, {32, 1, 1}, 1, 128}, seed) == "");
+    CHECK(out.values() == reversed);
+    CHECK(run(reversal("", 32), {out.address()}, {{1, 1, 1}, {32, 1, 1}, 1, 128}, seed) == "");
+    n_wrong += out.values() != reversed;
+  }
+  CHECK(n_wrong > 0);
   Array<std::uint32_t> out(std::vector<std::uint32_t>(128));
   const std::string wrong =
       run(reversal("setp.lt.u32 %p1, %r1, 96;\n@!%p1 bra past;\nbar.sync 0;\npast:"), {out.address()}, shape);
