@@ -126,26 +126,11 @@ void Copy::arrive() const {
 
 // ---- Lanes
 
-namespace {
-
-bool is_over(const Wait& wait) {
-  switch (wait.kind) {
-    case Wait::Nothing: return true;
-    case Wait::Lanes: return false;
-    case Wait::Barrier: return wait.block->barriers[wait.at].generation != wait.generation;
-    case Wait::Cluster: return wait.block->cluster->generation != wait.generation;
-    case Wait::Phase: return (wait.block->phase_barrier(wait.at).phase & 1) != wait.generation;
-  }
-  return true;
-}
-
-}  // namespace
-
 bool Warp::meet(std::uint32_t members) {
   members &= all;
   if ((members & ~alive) != 0) throw Fault("lanes ", hex(members & ~alive), " that should take part have ended");
   if ((mask & members) == members) return true;
-  hold({Wait::Lanes}, true);
+  hold({true}, true);
   return false;
 }
 
@@ -177,8 +162,8 @@ void Warp::exit() {
 }
 
 bool Warp::can_run() const {
-  return (lanes != 0 && is_over(wait)) ||
-         std::any_of(groups.begin(), groups.end(), [](const Group& group) { return is_over(group.wait); });
+  return (lanes != 0 && wait.is_over()) ||
+         std::any_of(groups.begin(), groups.end(), [](const Group& group) { return group.wait.is_over(); });
 }
 
 /// Lanes at the same instruction go on together. The group that is furthest behind runs until it reaches another one, so
@@ -189,7 +174,9 @@ bool Warp::regroup() {
   lanes = 0, wait = {};
   for (std::size_t i = 0; i < groups.size(); ++i) {
     for (std::size_t j = groups.size() - 1; j > i; --j) {
-      if (groups[i].pc != groups[j].pc || groups[i].wait.kind != groups[j].wait.kind || groups[i].wait.kind > Wait::Lanes)
+      const Wait &one = groups[i].wait, &other = groups[j].wait;
+      if (groups[i].pc != groups[j].pc || one.is_for_lanes != other.is_for_lanes || one.count != nullptr ||
+          other.count != nullptr)
         continue;
       groups[i].lanes |= groups[j].lanes, groups[i].wait = {};
       groups.erase(groups.begin() + static_cast<std::ptrdiff_t>(j));
@@ -197,7 +184,7 @@ bool Warp::regroup() {
   }
   std::uint32_t ready[32], n_ready = 0;
   for (std::uint32_t i = 0; i < groups.size(); ++i) {
-    if (is_over(groups[i].wait)) ready[n_ready++] = i;
+    if (groups[i].wait.is_over()) ready[n_ready++] = i;
   }
   if (n_ready == 0) return false;
   std::uint32_t chosen = *std::min_element(ready, ready + n_ready,
@@ -205,7 +192,7 @@ bool Warp::regroup() {
   if (n_ready > 1 && grid->draw(64) == 0) chosen = ready[grid->draw(n_ready)];
   pc = groups[chosen].pc, lanes = groups[chosen].lanes, limit = ~0U;
   groups.erase(groups.begin() + chosen);
-  for (const Group& group : groups) limit = group.pc > pc && is_over(group.wait) ? std::min(limit, group.pc) : limit;
+  for (const Group& group : groups) limit = group.pc > pc && group.wait.is_over() ? std::min(limit, group.pc) : limit;
   return true;
 }
 
@@ -337,9 +324,9 @@ void Grid::run(std::uint32_t n_resident) {
 std::string Grid::places() const {
   std::map<std::uint32_t, std::uint32_t> n_at;
   const auto add = [&](const Group& group) {
-    // What waits for a barrier has executed its instruction.
-    const std::uint32_t pc = group.pc - (group.wait.kind == Wait::Barrier || group.wait.kind == Wait::Cluster ? 1 : 0);
-    n_at[pc] += static_cast<std::uint32_t>(std::popcount(group.lanes));
+    // What waits for a barrier of the block or cluster has executed its instruction.
+    const bool is_past = !group.wait.is_over() && !kernel.text[group.pc].starts_with("mbarrier") && !group.wait.is_for_lanes;
+    n_at[group.pc - is_past] += static_cast<std::uint32_t>(std::popcount(group.lanes));
   };
   for (const Warp* warp : running) {
     if (warp->lanes != 0) add({warp->pc, warp->lanes, warp->wait});

@@ -51,12 +51,12 @@ struct PhaseBarrier {
   std::uint32_t phase = 0;
 };
 
-/// What a group of lanes waits for.
+/// What a group of lanes waits for: other lanes, or a number that counts what has happened and has to change.
 struct Wait {
-  enum Kind : std::uint8_t { Nothing, Lanes, Barrier, Cluster, Phase } kind = Nothing;
-  Block* block = nullptr;
-  std::uint32_t at = 0;          ///< a barrier's number, an mbarrier's place
-  std::uint32_t generation = 0;  ///< that has to pass; of an mbarrier the parity
+  bool is_for_lanes = false;
+  const std::uint32_t* count = nullptr;
+  std::uint32_t before = 0;
+  bool is_over() const { return !is_for_lanes && (count == nullptr || *count != before); }
 };
 
 /// Lanes of a warp that are at the same instruction.

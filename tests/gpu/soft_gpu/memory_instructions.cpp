@@ -186,7 +186,7 @@ void barrier(Warp& w, const Op& op) {
   if (number >= std::size(block.barriers)) throw Fault("barrier ", number);
   auto& [n_arrived, generation] = block.barriers[number];
   n_arrived += static_cast<std::uint32_t>(std::popcount(w.mask));
-  if (n_arrived < count(w.grid->shape.block)) return w.hold({Wait::Barrier, &block, number, generation}, false);
+  if (n_arrived < count(w.grid->shape.block)) return w.hold({false, &generation, generation}, false);
   n_arrived = 0, ++generation;
 }
 void cluster_arrive(Warp& w, const Op&) {
@@ -198,7 +198,7 @@ void cluster_arrive(Warp& w, const Op&) {
 }
 void cluster_wait(Warp& w, const Op&) {
   if (w.meet(w.all) && w.block->cluster->generation == w.cluster_generation)
-    w.hold({Wait::Cluster, w.block, 0, w.cluster_generation}, false);
+    w.hold({false, &w.block->cluster->generation, w.cluster_generation}, false);
 }
 Run barriers(const Statement& s, Op&) {
   if (s.has("cluster")) return s.has("arrive") ? cluster_arrive : cluster_wait;
@@ -238,8 +238,9 @@ void phase_wait(Warp& w, const Op& op) {
   });
   if (others != 0) w.part(others);
   if (block != w.block) throw Fault("a wait for an mbarrier of another block");
-  const bool has_ended = (block->phase_barrier(at).phase & 1) != parity;
-  if (!has_ended && w.grid->draw(16) != 0) return w.hold({Wait::Phase, block, at, parity}, true);
+  const std::uint32_t& phase = block->phase_barrier(at).phase;
+  const bool has_ended = (phase & 1) != parity;
+  if (!has_ended && w.grid->draw(16) != 0) return w.hold({false, &phase, phase}, true);
   w.put_predicate(op.at[0], has_ended ? ~0U : 0);
 }
 Run phase_barriers(const Statement& s, Op& op) {

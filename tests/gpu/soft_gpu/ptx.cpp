@@ -75,8 +75,7 @@ struct Symbol {
   std::int64_t value;
 };
 struct Scope {
-  std::map<std::string_view, Symbol> names;
-  std::map<std::string, Symbol, std::less<>> families;  ///< %r<100>: each of its registers by name
+  std::map<std::string, Symbol, std::less<>> names;  ///< of %r<100>, each of its registers
   std::map<std::string_view, std::int64_t> labels;
 };
 
@@ -162,7 +161,7 @@ class Reader {
       address = kSharedBegin + put(kernel_.static_shared);
       if (is_extern) kernel_.dynamic_at = static_cast<std::uint32_t>(address);
     }
-    scopes_.back().names[name] = {type, true, address};
+    scopes_.back().names[std::string(name)] = {type, true, address};
   }
   /// A register, or a family of them; 64 bytes are a line of the cache.
   void declare_register(Type type) {
@@ -173,9 +172,7 @@ class Reader {
     if (is_family) expect(">");
     if (type != Type::Pred) kernel_.register_bytes = (kernel_.register_bytes + 63) / 64 * 64;
     for (std::uint32_t i = 0; i < n; ++i, kernel_.register_bytes += size) {
-      const Symbol symbol{type, false, kernel_.register_bytes};
-      is_family ? scopes_.back().families[std::string(name) + std::to_string(i)] = symbol
-                : scopes_.back().names[name] = symbol;
+      scopes_.back().names[std::string(name) + (is_family ? std::to_string(i) : "")] = {type, false, kernel_.register_bytes};
     }
   }
 
@@ -285,7 +282,6 @@ class Reader {
   }
   const Symbol* find(std::string_view name) const {
     for (auto scope = scopes_.rbegin(); scope != scopes_.rend(); ++scope) {
-      if (const auto found = scope->families.find(name); found != scope->families.end()) return &found->second;
       if (const auto found = scope->names.find(name); found != scope->names.end()) return &found->second;
     }
     return nullptr;
