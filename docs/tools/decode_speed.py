@@ -17,6 +17,9 @@ BEGIN, END = "<!-- measurements: begin (./run bench --update) -->", "<!-- measur
 # What the decode is compared with: its name in the file, in a table, and how its bars are drawn.
 BASELINES = [("plain", "two loops", "b"), ("Eigen", "Eigen", "c"), ("PyTorch", "PyTorch", "node")]
 
+# What the processor could do at most with the arithmetic of a decode; reports from before 2026-11-26 have none.
+LIMITS = [("of_arithmetic", "multiplies and adds"), ("of_fused", "them fused")]
+
 
 def check(report):
     """@throws ValueError that names what is missing or wrong"""
@@ -62,9 +65,10 @@ def read(path=MEASURED):
 
 
 def name_of(case):
+    rows = "" if case.get("queries", 1) == 1 else f", {case['queries']} causal queries"
     groups = "" if case["heads"] == case["kv_heads"] else f" over {case['kv_heads']} kv heads"
     threads = "" if case["threads"] == 1 else f", {case['threads']} threads"
-    return f"{case['dtype']}, {case['heads']} heads of {case['head_dim']}{groups}, {case['keys']} keys{threads}"
+    return f"{case['dtype']}, {case['heads']} heads of {case['head_dim']}{groups}, {case['keys']} keys{rows}{threads}"
 
 
 def clock_of(case):
@@ -88,11 +92,16 @@ def table(report=None):
     """Lines of Markdown."""
     report = report or read()
     columns = baselines(report)
-    lines = ["| batch 1, one query | of read, CPU time | of read, wall time |" + "".join(f" relative to {name} |" for _, name, _ in columns),
-             "| --- |" + " ---: |" * (2 + len(columns))]
+    limits = [limit for limit in LIMITS if any(limit[0] in case for case in report["cases"])]
+    counted = ["counted per key and group"] if limits else []
+    titles = [*counted, "of read, CPU time", "of read, wall time", *(f"of {name}" for _, name in limits), *(f"relative to {name}" for _, name, _ in columns)]
+    lines = ["| ".join(["", "batch 1, one query ", *(f"{title} " for title in titles)]) + "|",
+             "| --- |" + " --- |" * len(counted) + " ---: |" * (len(titles) - len(counted))]
     for case in report["cases"]:
         of_read = case["of_read"]["decode"]
-        cells = [name_of(case), *(f"{of_read[clock]:.2f} ({' to '.join(f'{end:.2f}' for end in of_read[f'{clock}_range'])})" for clock in ("cpu", "wall"))]
+        cells = [name_of(case), *(", ".join(f"{n:g} {what}" for what, n in case.get("of_key", {}).items() if n) for _ in counted), *(f"{of_read[clock]:.2f} ({' to '.join(f'{end:.2f}' for end in of_read[f'{clock}_range'])})" for clock in ("cpu", "wall"))]
+        for limit, _ in limits:
+            cells.append(f"{case[limit]['decode'][clock_of(case)]:.2f}" if limit in case else "")
         for key, _, _ in columns:
             ratio = case["times_faster"].get(key)
             cells.append(f"{ratio[clock_of(case)]:.2f}" if ratio else "")

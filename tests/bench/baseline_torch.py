@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times PyTorch's scaled_dot_product_attention on request, as bench_decode.cpp does the decode: same protocol, same elements.
 
-Run: echo 'case F32 4096 4 4 64 1
+Run: echo 'case F32 4096 4 4 64 1 1
      time PyTorch 0.02' | build-peers/bin/python tests/bench/baseline_torch.py
 """
 import json
@@ -46,15 +46,18 @@ class Bench:
             self.filled = (dtype, n)
         return array
 
-    def open(self, dtype, keys, heads, kv_heads, dim, threads):
-        keys, heads, kv_heads, dim = int(keys), int(heads), int(kv_heads), int(dim)
+    def open(self, dtype, keys, heads, kv_heads, dim, queries, threads):
+        keys, heads, kv_heads, dim, queries = map(int, (keys, heads, kv_heads, dim, queries))
         torch.set_num_threads(int(threads))
         n_cache = kv_heads * keys * dim
-        array = self.array(TYPES[dtype], 2 * n_cache + heads * dim)
+        array = self.array(TYPES[dtype], 2 * n_cache + heads * queries * dim)
         k, v = array[:2 * n_cache].view(2, 1, kv_heads, keys, dim)
         # The heads of a group as positions of one head: one read of its keys serves them all, as with enable_gqa it does not.
-        q = array[2 * n_cache:].view(1, kv_heads, heads // kv_heads, dim)
-        self.step = q, k, v
+        group = heads // kv_heads
+        q = array[2 * n_cache:].view(1, kv_heads, group * queries, dim)
+        # Query j of l sees the keys up to position N - l + j.
+        seen = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries).repeat(group, 1) if queries > 1 else None
+        self.step = q, k, v, seen
 
     def run(self):
         return torch.nn.functional.scaled_dot_product_attention(*self.step)

@@ -2,19 +2,21 @@
 /// @file
 /// @brief Times one decode step, or one of its baselines, on request (sections 3 and 5).
 ///
-/// Run: echo 'case F32 4096 4 4 64 1
+/// Run: echo 'case F32 4096 4 4 64 1 1
 ///      time decode 0.02' | build-bench/bench_decode
 ///
 /// tests/bench/decode_rounds.py lets this program and baseline_torch.py take turns. Both speak one protocol, a line of
 /// answer per line of request:
 ///
-///     versions                                    JSON: compiler and libraries
-///     case TYPE KEYS HEADS KV_HEADS DIM THREADS   "ok"
+///     versions                                    JSON: compiler, libraries and the instruction set of the decode
+///     case TYPE KEYS HEADS KV_HEADS DIM QUERIES THREADS
+///                                                 multiplies, adds, conversions and exponentials per key and group
 ///     time NAME SECONDS                           seconds of one run of NAME: CPU time of all threads, wall time
-///     result NAME                                 z [n_h, d_h]
+///     result NAME                                 z [n_h, l, d_h]
 ///
-/// NAME is read, decode, plain or Eigen. A run that is not timed comes first; then as many as fit into SECONDS, at least
-/// one; the answer is their mean.
+/// NAME is read, arithmetic, fused, decode, plain or Eigen; several QUERIES have a causal edge, without plain and Eigen. A
+/// run that is not timed comes first; then as many as fit into SECONDS, at least one; the answer is their mean.
+#include "tree_attn/reference/cpu/leaf_kernel.hpp"
 #include "tree_attn/reference/cpu/thread_pool.hpp"
 #include "tree_attn/reference/decode/backend.hpp"
 #include "tree_attn/reference/decode/decode.hpp"
@@ -37,6 +39,7 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace {
@@ -99,14 +102,15 @@ class Decode {
  public:
   /// @param q queries in the type of the keys
   Decode(const bench::Step& step, const std::byte* q, int n_threads)
-      : q_(TensorView::dense(q, step.dtype, {1, step.heads, 1, step.head_dim})),
+      : q_(TensorView::dense(q, step.dtype, {1, step.heads, step.n_queries, step.head_dim})),
         lengths_{step.n_keys},
-        n_rows_(step.heads),
+        n_rows_(step.heads * step.n_queries),
         d_(step.head_dim) {
     const AttentionShape shape{.dtype = step.dtype,
                                .value_dtype = step.dtype,
                                .heads = step.heads,
                                .kv_heads = step.kv_heads,
+                               .n_queries = step.n_queries,
                                .head_dim = d_,
                                .value_dim = d_};
     const std::array<std::int64_t, 4> axes{1, step.kv_heads, step.n_keys, d_};
@@ -115,7 +119,7 @@ class Decode {
     session_ = cache_->open(step.scale);
   }
   void run(float* z) {
-    const DecodeOutput output = finish_rows(session_->decode({q_, lengths_}).host().fold(), n_rows_, d_);
+    const DecodeOutput output = finish_rows(session_->decode({q_, lengths_, {.causal = true}}).host().fold(), n_rows_, d_);
     std::copy(output.out.begin(), output.out.end(), z);
   }
 
@@ -144,12 +148,13 @@ double seconds(clockid_t clock) {
 /// One case, and everything that may be timed in it.
 class Bench {
  public:
-  void open(std::istream& request) {
+  /// @returns what each key takes
+  bench::Operations open(std::istream& request) {
     std::string type;
     int n_threads = 0;
     bench::Step step;
-    if (!(request >> type >> step.n_keys >> step.heads >> step.kv_heads >> step.head_dim >> n_threads))
-      throw std::invalid_argument("case TYPE KEYS HEADS KV_HEADS DIM THREADS");
+    if (!(request >> type >> step.n_keys >> step.heads >> step.kv_heads >> step.head_dim >> step.n_queries >> n_threads))
+      throw std::invalid_argument("case TYPE KEYS HEADS KV_HEADS DIM QUERIES THREADS");
     const auto dtype = std::find_if(kDTypes.begin(), kDTypes.end(), [&](DType t) { return name_of(t) == type; });
     if (dtype == kDTypes.end()) throw std::invalid_argument("no type " + type);
     step.dtype = *dtype;
@@ -157,7 +162,7 @@ class Bench {
 
     // Keys, values and queries lie one after the other.
     const std::size_t n_cache = static_cast<std::size_t>(step.kv_heads * step.n_keys * step.head_dim);
-    const std::size_t n_z = static_cast<std::size_t>(step.heads * step.head_dim);
+    const std::size_t n_z = static_cast<std::size_t>(step.heads * step.n_queries * step.head_dim);
     const std::size_t cache_bytes = 2 * n_cache * bytes_of(step.dtype);
     decode_.reset();
     step.k = elements_.get(step.dtype, 2 * n_cache + n_z);
@@ -171,6 +176,7 @@ class Bench {
     pool_ = std::make_unique<ThreadPool>(n_threads);
 
     float* z = z_.data();
+    runs_.clear();
     runs_["decode"] = [this, z] { decode_->run(z); };
     runs_["read"] = [this, step, cache_bytes] {
       const std::size_t bytes_of_head = cache_bytes / static_cast<std::size_t>(step.kv_heads);
@@ -179,12 +185,25 @@ class Bench {
         sum_ = bench::read_bytes(step.k + first, static_cast<std::size_t>(end) * bytes_of_head - first);
       });
     };
+    const bench::Operations of_key = operations(step);
+    for (const bool fused : {false, true}) {
+      runs_[fused ? "fused" : "arithmetic"] = [this, step, of_key, fused] {
+        on_threads(*pool_, step.kv_heads, [&](std::int64_t begin, std::int64_t end) {
+          const double n = static_cast<double>((end - begin) * step.n_keys);
+          const bench::Operations all{n * of_key.multiplies, n * of_key.adds, n * of_key.conversions,
+                                      n * of_key.exponentials};
+          sum_ = static_cast<std::uint64_t>(arithmetic(all, lanes(), fused));
+        });
+      };
+    }
+    if (step.n_queries > 1) return of_key;
     runs_["plain"] = [this, step, z] {
       on_threads(*pool_, step.kv_heads, [&](auto begin, auto end) { bench::plain_decode(step, begin, end, z); });
     };
     runs_["Eigen"] = [this, step, z] {
       on_threads(*pool_, step.kv_heads, [&](auto begin, auto end) { bench::eigen_decode(step, begin, end, z); });
     };
+    return of_key;
   }
 
   void time(std::istream& request) const {
@@ -211,6 +230,12 @@ class Bench {
   }
 
  private:
+  /// Elements of a register of the decode's instruction set.
+  static int lanes() {
+    const std::string_view name = leaf_kernel().name;
+    return name == "x86-64-v4" ? 16 : name == "x86-64-v3" ? 8 : 4;
+  }
+
   const std::function<void()>& named(std::istream& request) const {
     std::string name;
     request >> name;
@@ -235,11 +260,11 @@ int main() try {
     std::string command;
     request >> command;
     if (command == "versions") {
-      std::printf("{\"compiler\": \"%s\", \"Eigen\": \"%s\"}\n", TREE_ATTN_COMPILER,
-                  tree_attn::bench::eigen_version().c_str());
+      std::printf("{\"compiler\": \"%s\", \"Eigen\": \"%s\", \"instructions\": \"%s\"}\n", TREE_ATTN_COMPILER,
+                  tree_attn::bench::eigen_version().c_str(), std::string(leaf_kernel().name).c_str());
     } else if (command == "case") {
-      bench.open(request);
-      std::printf("ok\n");
+      const bench::Operations n = bench.open(request);
+      std::printf("%g %g %g %g\n", n.multiplies, n.adds, n.conversions, n.exponentials);
     } else if (command == "time") {
       bench.time(request);
     } else if (command == "result") {

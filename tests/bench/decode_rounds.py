@@ -20,26 +20,38 @@ from pathlib import Path
 FOLDER = Path(__file__).resolve().parent
 PROGRAM = FOLDER.parent.parent / "build-bench" / "bench_decode"
 SECONDS = 0.02  # of one turn, at least
-NAMES = ["dtype", "keys", "heads", "kv_heads", "head_dim", "threads"]
+NAMES = ["dtype", "keys", "heads", "kv_heads", "head_dim", "queries", "threads"]
+OPERATIONS = ["multiplies", "adds", "conversions", "exponentials"]
 
-# The first case of each type is its largest: the others use the first part of its elements.
+# What no decode is faster than: reading the cache; multiplying and adding, each an instruction; both in one instruction.
+LIMITS = ["read", "arithmetic", "fused"]
+
+# Several queries have a causal edge. The first case of each type is its largest: the others use the first part of its elements.
 CASES = [dict(zip(NAMES, values)) for values in [
-    ("F32", 65536, 16, 16, 128, 1),
-    ("F32", 65536, 16, 16, 128, 2),
-    ("F32", 65536, 16, 4, 128, 1),
-    ("F32", 65536, 16, 16, 64, 1),
-    ("F32", 4096, 16, 4, 64, 1),
-    ("F32", 4096, 4, 4, 64, 1),
-    ("F32", 512, 16, 16, 128, 1),
-    ("F32", 512, 16, 16, 128, 2),
-    ("BF16", 65536, 16, 16, 128, 1),
-    ("BF16", 65536, 16, 16, 128, 2),
-    ("BF16", 65536, 16, 4, 128, 1),
-    ("BF16", 65536, 16, 16, 64, 1),
-    ("BF16", 4096, 16, 4, 64, 1),
-    ("BF16", 4096, 4, 4, 64, 1),
-    ("BF16", 512, 16, 16, 128, 1),
-    ("F16", 65536, 16, 16, 128, 1),
+    ("F32", 65536, 16, 16, 128, 1, 1),
+    ("F32", 65536, 16, 16, 128, 1, 2),
+    ("F32", 65536, 16, 4, 128, 1, 1),
+    ("F32", 65536, 16, 4, 128, 1, 2),
+    ("F32", 65536, 16, 4, 128, 8, 1),
+    ("F32", 65536, 16, 16, 64, 1, 1),
+    ("F32", 4096, 16, 4, 64, 1, 1),
+    ("F32", 4096, 16, 4, 64, 1, 2),
+    ("F32", 4096, 4, 4, 64, 1, 1),
+    ("F32", 512, 16, 16, 128, 1, 1),
+    ("F32", 512, 16, 16, 128, 1, 2),
+    ("F32", 2048, 16, 16, 128, 1, 1),
+    ("F32", 2048, 16, 16, 128, 1, 2),
+    ("BF16", 65536, 16, 16, 128, 1, 1),
+    ("BF16", 65536, 16, 16, 128, 1, 2),
+    ("BF16", 65536, 16, 4, 128, 1, 1),
+    ("BF16", 65536, 16, 4, 128, 1, 2),
+    ("BF16", 65536, 16, 4, 128, 8, 1),
+    ("BF16", 65536, 16, 16, 64, 1, 1),
+    ("BF16", 4096, 16, 4, 64, 1, 1),
+    ("BF16", 4096, 16, 4, 64, 1, 2),
+    ("BF16", 4096, 4, 4, 64, 1, 1),
+    ("BF16", 512, 16, 16, 128, 1, 1),
+    ("F16", 65536, 16, 16, 128, 1, 1),
 ]]
 
 
@@ -75,9 +87,11 @@ class Worker:
 
 def contestants(case, workers):
     """{name: worker} of all that take part in a case."""
-    names = {"read": workers[0], "decode": workers[0], "plain": workers[0]}
-    if case["dtype"] == "F32":
-        names["Eigen"] = workers[0]
+    names = dict.fromkeys([*LIMITS, "decode"], workers[0])
+    if case["queries"] == 1:
+        names["plain"] = workers[0]
+        if case["dtype"] == "F32":
+            names["Eigen"] = workers[0]
     if len(workers) > 1:
         names["PyTorch"] = workers[1]
     return names
@@ -85,7 +99,7 @@ def contestants(case, workers):
 
 def check_results(case, names):
     """All contestants compute attention: their outputs differ by less than any mistake would make them."""
-    z = {name: [float(x) for x in worker.ask("result", name).split()] for name, worker in names.items() if name != "read"}
+    z = {name: [float(x) for x in worker.ask("result", name).split()] for name, worker in names.items() if name not in LIMITS}
     largest = max(map(abs, z["decode"]))
     for name, values in z.items():
         # The comparison is false for NaN.
@@ -107,10 +121,10 @@ def ratios(starts, over, under):
 
 
 def time_case(case, workers, n_rounds, shuffle):
-    """Times of one start: {name: [[CPU time, wall time] of a round, ..]}."""
+    """Times of one start: {name: [[CPU time, wall time] of a round, ..]}; notes in the case what each key takes."""
     names = contestants(case, workers)
-    for worker in workers:
-        worker.ask("case", *(case[name] for name in NAMES))
+    of_key = [worker.ask("case", *(case[name] for name in NAMES)) for worker in workers][0]
+    case["of_key"] = dict(zip(OPERATIONS, map(float, of_key.split())))
     check_results(case, names)
     times = {name: [] for name in names}
     for _ in range(n_rounds):
@@ -121,8 +135,8 @@ def time_case(case, workers, n_rounds, shuffle):
 
 def compare(case, starts):
     """A case and its ratios. @param starts times of each start, see time_case()"""
-    others = [name for name in starts[0] if name not in ("read", "decode")]
-    return case | {"of_read": {name: ratios(starts, "read", name) for name in ["decode", *others]},
+    others = [name for name in starts[0] if name not in [*LIMITS, "decode"]]
+    return case | {f"of_{limit}": {"decode": ratios(starts, limit, "decode")} for limit in LIMITS[1:]} | {"of_read": {name: ratios(starts, "read", name) for name in ["decode", *others]},
                    "times_faster": {name: ratios(starts, name, "decode") for name in others}}
 
 

@@ -37,15 +37,16 @@ class Rounds(unittest.TestCase):
                          {"cpu": 0.5, "cpu_range": [0.2, 1], "wall": 0.5, "wall_range": [0.5, 0.5]})
 
     def test_a_case(self):
-        case = decode_rounds.CASES[0]
-        worker = Fake({"case F32": ["ok\n"], "result decode": ["1 -2\n"], "result plain": ["1.01 -2\n"], "result Eigen": ["1 -2.01\n"],
-                       "time read": ["1 1\n"] * 3, "time decode": ["2 4\n"] * 3, "time plain": ["1 2\n"] * 3, "time Eigen": ["4 2\n"] * 3})
+        case = dict(decode_rounds.CASES[0])
+        worker = Fake({"case F32": ["257 256 0 1\n"], "result decode": ["1 -2\n"], "result plain": ["1.01 -2\n"], "result Eigen": ["1 -2.01\n"],
+                       "time read": ["1 1\n"] * 3, "time decode": ["2 4\n"] * 3, "time arithmetic": ["1 3\n"] * 3, "time fused": ["0.5 1\n"] * 3, "time plain": ["1 2\n"] * 3, "time Eigen": ["4 2\n"] * 3})
         measured = decode_rounds.compare(case, [decode_rounds.time_case(case, [worker], 3, lambda names: names[::-1])])
 
         def ratio(cpu, wall):
             return {"cpu": cpu, "cpu_range": [cpu, cpu], "wall": wall, "wall_range": [wall, wall]}
 
-        self.assertEqual(measured, case | {"of_read": {"decode": ratio(0.5, 0.25), "plain": ratio(1, 0.5), "Eigen": ratio(0.25, 0.5)},
+        self.assertEqual(case["of_key"], {"multiplies": 257, "adds": 256, "conversions": 0, "exponentials": 1})
+        self.assertEqual(measured, case | {"of_arithmetic": {"decode": ratio(0.5, 0.75)}, "of_fused": {"decode": ratio(0.25, 0.25)}, "of_read": {"decode": ratio(0.5, 0.25), "plain": ratio(1, 0.5), "Eigen": ratio(0.25, 0.5)},
                                            "times_faster": {"plain": ratio(0.5, 0.5), "Eigen": ratio(2, 0.5)}})
         self.assertFalse(any(worker.answers.values()))
 
@@ -62,7 +63,7 @@ class Rounds(unittest.TestCase):
     def test_the_first_case_of_a_type_is_its_largest(self):
         size = {}
         for case in decode_rounds.CASES:
-            n = (2 * case["kv_heads"] * case["keys"] + case["heads"]) * case["head_dim"]
+            n = (2 * case["kv_heads"] * case["keys"] + case["heads"] * case["queries"]) * case["head_dim"]
             self.assertLessEqual(n, size.setdefault(case["dtype"], n))
 
 

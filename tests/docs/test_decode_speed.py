@@ -21,8 +21,10 @@ def ratio(cpu, wall):
 
 CASE = {"dtype": "F32", "keys": 512, "heads": 16, "kv_heads": 16, "head_dim": 128, "threads": 1,
         "of_read": {"decode": ratio(0.9, 0.8), "plain": ratio(0.45, 0.4), "Eigen": ratio(0.3, 0.2)},
-        "times_faster": {"plain": ratio(2, 2.1), "Eigen": ratio(3, 4)}}
-GROUPED = {"dtype": "BF16", "keys": 65536, "heads": 16, "kv_heads": 4, "head_dim": 128, "threads": 2,
+        "times_faster": {"plain": ratio(2, 2.1), "Eigen": ratio(3, 4)},
+        "of_key": {"multiplies": 257, "adds": 256, "conversions": 0, "exponentials": 1},
+        "of_arithmetic": {"decode": ratio(0.6, 0.7)}, "of_fused": {"decode": ratio(0.3, 0.35)}}
+GROUPED = {"dtype": "BF16", "keys": 65536, "queries": 8, "heads": 16, "kv_heads": 4, "head_dim": 128, "threads": 2,
            "of_read": {"decode": ratio(0.5, 0.6), "plain": ratio(0.1, 0.15)},
            "times_faster": {"plain": ratio(5, 4)}}
 REPORT = {"date": "2026-11-21", "processor": "a processor", "cores": 2, "versions": {"compiler": "GNU 12.2.0", "Eigen": "3.4.0"},
@@ -35,10 +37,10 @@ class Measured(unittest.TestCase):
             "Measured 2026-11-21, a processor, 2 cores, GNU 12.2.0, Eigen 3.4.0; pages of 2 MiB; "
             "medians over 5 starts of 7 rounds; in brackets, the range over the starts.",
             "",
-            "| batch 1, one query | of read, CPU time | of read, wall time | relative to two loops | relative to Eigen |",
-            "| --- | ---: | ---: | ---: | ---: |",
-            "| F32, 16 heads of 128, 512 keys | 0.90 (0.89 to 0.92) | 0.80 (0.80 to 0.80) | 2.00 | 3.00 |",
-            "| BF16, 16 heads of 128 over 4 kv heads, 65536 keys, 2 threads | 0.50 (0.49 to 0.52) | 0.60 (0.60 to 0.60) | 4.00 |  |",
+            "| batch 1, one query | counted per key and group | of read, CPU time | of read, wall time | of multiplies and adds | of them fused | relative to two loops | relative to Eigen |",
+            "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+            "| F32, 16 heads of 128, 512 keys | 257 multiplies, 256 adds, 1 exponentials | 0.90 (0.89 to 0.92) | 0.80 (0.80 to 0.80) | 0.60 | 0.30 | 2.00 | 3.00 |",
+            "| BF16, 16 heads of 128 over 4 kv heads, 65536 keys, 8 causal queries, 2 threads |  | 0.50 (0.49 to 0.52) | 0.60 (0.60 to 0.60) |  |  | 4.00 |  |",
         ])
 
     def test_small_pages_are_said(self):
