@@ -73,7 +73,8 @@ struct SessionPlan {
     }
     // Whole lines, so that the workspace of every thread begins at one.
     constexpr double kLineFloats = 16;
-    workspace = n_queries * static_cast<double>(workspace_floats(chunk_keys / kLeafKeys, 1, shape.value_dim));
+    workspace = static_cast<double>(block_floats(shape.head_dim)) +
+                n_queries * static_cast<double>(query_floats(chunk_keys / kLeafKeys, shape.value_dim));
     workspace = std::ceil(workspace / kLineFloats) * kLineFloats;
   }
 };

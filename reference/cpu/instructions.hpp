@@ -197,7 +197,15 @@ TREE_ATTN_INLINE float largest(Part x) {
   return larger(two[0], two[1]);
 }
 /// Whether any lane of a mask is set.
-TREE_ATTN_INLINE bool any(PartBits mask) { return largest(select(mask, all(1), Part{})) > 0; }
+TREE_ATTN_INLINE bool any(PartBits mask) {
+#if defined(__AVX512F__)
+  return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;
+#elif defined(__AVX__)
+  return _mm256_testz_si256((__m256i)mask, (__m256i)mask) == 0;
+#else
+  return largest(select(mask, all(1), Part{})) > 0;
+#endif
+}
 
 /// ceil(x), +0 where it is zero. From 2^23 on every element is whole; NaN and Inf stay.
 TREE_ATTN_INLINE Part ceil(Part x) {

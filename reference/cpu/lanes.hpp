@@ -120,8 +120,8 @@ TREE_ATTN_INLINE Part exp2_fraction(Part f) {
 /// 2^x for whole x <= 0; 0 below -126, and for -inf and NaN: pow2() of state.hpp.
 TREE_ATTN_INLINE Part pow2(Part x) {
   const PartBits normal = x >= -126.0f;
-  const PartBits exponent = __builtin_convertvector(select(normal, x, Part{}), PartBits);
-  return (Part)(((exponent + 127) << 23) & normal);
+  const Part biased = x + (0x1.8p23f + 127);  // exact: the exponent's bits are the lowest
+  return (Part)(((PartBits)biased << 23) & normal);
 }
 
 }  // namespace tree_attn::lanes

@@ -29,13 +29,18 @@ struct Rows {
   TREE_ATTN_INLINE const std::byte* after(const std::byte* row, std::int64_t a) const {
     return row + (a < last ? stride : 0);
   }
+  /// The rows from element i on.
+  template <class T>
+  TREE_ATTN_INLINE Rows from(std::int64_t i) const {
+    return {first + i * static_cast<std::int64_t>(sizeof(T)), stride, last};
+  }
 };
 
 /// Requests rows ahead of an element that is being loaded, so that they are in the cache when their turn comes.
 ///
 /// The hardware prefetchers alone keep up with these loops on some processors, and on others not. A core drops requests
 /// while many are open, so the loops over several queries, which compute long enough to afford it, ask twice. The distances
-/// for the first level were chosen on a Zen 5, those for the second on a Zen 4.
+/// for the first level were chosen on a Zen 5, those for the second on a Zen 4, and for several queries on an Intel Xeon.
 /// @tparam T type of the rows
 /// @tparam kShared whether several queries share the rows
 template <class T, Requests kRequests, bool kShared>
@@ -44,31 +49,19 @@ TREE_ATTN_INLINE void request_ahead(const std::byte* from, std::int64_t n_bytes)
     if constexpr (kShared) request<1>(from, 12288, n_bytes);
     request<1>(from, !kShared && sizeof(T) >= sizeof(float) ? 3072 : 6144, n_bytes);
   } else if constexpr (kRequests == Requests::kSecondLevel) {
-    if constexpr (kShared) request<2>(from, 20480, n_bytes);
-    request<2>(from, kShared ? 8192 : 2048, n_bytes);
+    request<2>(from, kShared ? 16384 : 2048, n_bytes);
+    if constexpr (kShared) request<1>(from, 4096, n_bytes);
   }
 }
 
-/// Length of a row in pairs: kPairs if it is that many, known to the compiler; 0 if it is any number, the last in part.
-template <int kPairs>
-struct Axis {
-  std::int64_t size;  ///< elements
-  TREE_ATTN_INLINE std::int64_t pairs() const { return kPairs > 0 ? kPairs : (size + kPairElements - 1) / kPairElements; }
-  template <class T, Requests kRequests, bool kShared>
-  TREE_ATTN_INLINE Pair load(const std::byte* row, std::int64_t p) const {
-    const std::byte* const from = row + p * kPairBytes<T>;
-    request_ahead<T, kRequests, kShared>(from, kPairBytes<T>);
-    const std::int64_t rest = size - p * kPairElements;
-    return kPairs > 0 || rest >= kPairElements ? load_pair<T>(from) : load_pair<T>(from, rest);
-  }
-};
-
-/// Sixteen -0, the element that changes no sum.
-TREE_ATTN_INLINE Lanes none() {
-  Lanes x;
-  each<kParts>([&]<int i>() TREE_ATTN_LAMBDA { x.part[i] = all(-0.0f); });
-  return x;
+/// Pair p of a row that is read for one query. @param rest elements of the row from there on
+template <class T, Requests kRequests>
+TREE_ATTN_INLINE Pair load_once(const std::byte* row, std::int64_t p, std::int64_t rest) {
+  const std::byte* const from = row + p * kPairBytes<T>;
+  request_ahead<T, kRequests, false>(from, kPairBytes<T>);
+  return rest >= kPairElements ? load_pair<T>(from) : load_pair<T>(from, rest);
 }
+
 /// Whether a weight is -0, that of a key that is not seen. Its value is ignored and counts as -0, which changes no sum.
 TREE_ATTN_INLINE bool is_none(float weight) { return __builtin_bit_cast(std::uint32_t, weight) == 0x80000000; }
 
@@ -84,54 +77,87 @@ TREE_ATTN_INLINE void add_product(Lanes& sum, Pair k, Pair q) {
   sum = sum + k.y * q.y;
 }
 
-/// s_a = scale q.k_a of kQueries queries that share the keys, sixteen products at a time: each element of a key is loaded
-/// and widened once for these queries.
+/// s_a = scale q.k_a of one query, sixteen products at a time.
 ///
 /// Rows are read one after the other, by the same few instructions: the hardware prefetchers learn where an instruction
-/// reads next. With sixteen rows unrolled they do not: without requests a Zen 5 took 1.6 times as long for BF16. Where
-/// several queries share rows of 16 bits, arithmetic takes longer than reading: 16 / kQueries rows are taken at a time, and
-/// each element of a query is loaded once for all of these.
-/// @param[in] q packed queries, q_stride floats from one to the next
-/// @param[out] s [kQueries][64], s_stride floats from the scores of one query to those of the next
-template <class T, Requests kRequests, int kQueries, int kPairs>
-TREE_ATTN_INLINE void scores(Rows keys, Axis<kPairs> d_h, const float* q, std::int64_t q_stride, float scale, float* s,
-                             std::int64_t s_stride) {
-  constexpr int kAtOnce = 16 / kQueries, kRows = kQueries == 1 || sizeof(T) >= sizeof(float) ? 1 : kAtOnce;
-  constexpr int kHeld = kQueries == 1 ? kPairs : 0;  // pairs of the query that stay in registers
-  Pair held[kHeld + 1];                              // one more, since an array may not be empty
-  each<kHeld>([&]<int p>() TREE_ATTN_LAMBDA { held[p] = load_packed(q, p); });
+/// reads next. With sixteen rows unrolled they do not: without requests a Zen 5 took 1.6 times as long for BF16.
+/// @tparam kPairs pairs of a row, if that is known to the compiler; else 0
+/// @param[in] q a packed query
+/// @param[out] s [64]
+template <class T, Requests kRequests, int kPairs>
+TREE_ATTN_INLINE void scores(Rows keys, std::int64_t d_h, const float* q, float scale, float* s) {
+  Pair held[kPairs + 1];  // of the query; one more, since an array may not be empty
+  each<kPairs>([&]<int p>() TREE_ATTN_LAMBDA { held[p] = load_packed(q, p); });
   const std::byte* next = keys.first;
-  for (int a = 0; a < kKeys; a += kAtOnce) {
+  for (int a = 0; a < kKeys; a += 16) {
     Lanes products[16];  // in memory, since r is not a constant
 #pragma GCC unroll 1
-    for (int r = 0; r < kAtOnce; r += kRows) {
-      // With addresses that advance, groups of 16 bits are slower, and single queries are faster.
-      const std::byte* row[kRows];
-      for (int i = 0; i < kRows; ++i) row[i] = kQueries == 1 ? next : keys[a + r + i];
-      if constexpr (kQueries == 1) next = keys.after(next, a + r);
-      Lanes sums[kRows][kQueries];
-      const auto add_pair = [&]<bool kFirst>(std::int64_t p) TREE_ATTN_LAMBDA {
-        Pair k[kRows];
-        each<kRows>([&]<int i>() TREE_ATTN_LAMBDA { k[i] = d_h.template load<T, kRequests, (kQueries > 1)>(row[i], p); });
-        each<kQueries>([&]<int j>() TREE_ATTN_LAMBDA {
-          const Pair of_query = kHeld > 0 ? held[p] : load_packed(q + j * q_stride, p);
-          each<kRows>([&]<int i>() TREE_ATTN_LAMBDA { add_product<kFirst>(sums[i][j], k[i], of_query); });
-        });
-      };
-      add_pair.template operator()<true>(0);
+    for (int r = 0; r < 16; ++r) {
+      const std::byte* const row = next;
+      next = keys.after(next, a + r);
+      Lanes sum;
       if constexpr (kPairs > 0) {
-        each<kPairs - 1>([&]<int p>() TREE_ATTN_LAMBDA { add_pair.template operator()<false>(p + 1); });
+        each<kPairs>([&]<int p>() TREE_ATTN_LAMBDA {
+          add_product<p == 0>(sum, load_once<T, kRequests>(row, p, kPairElements), held[p]);
+        });
       } else {
-        for (std::int64_t p = 1; p < d_h.pairs(); ++p) add_pair.template operator()<false>(p);
+        add_product<true>(sum, load_once<T, kRequests>(row, 0, d_h), load_packed(q, 0));
+        for (std::int64_t p = 1; p * kPairElements < d_h; ++p)
+          add_product<false>(sum, load_once<T, kRequests>(row, p, d_h - p * kPairElements), load_packed(q, p));
       }
-      each<kQueries>([&]<int j>() TREE_ATTN_LAMBDA {
-        each<kRows>([&]<int i>() TREE_ATTN_LAMBDA { products[j * kAtOnce + r + i] = sums[i][j]; });
-      });
+      products[r] = sum;
     }
-    float sums[16];
-    sum_each(products, scale, sums);
-    for (int j = 0; j < kQueries; ++j) __builtin_memcpy(s + j * s_stride + a, sums + j * kAtOnce, kAtOnce * sizeof(float));
+    sum_each(products, scale, s + a);
   }
+}
+
+/// Keys whose products with some queries are summed together.
+inline constexpr int kBlock = static_cast<int>(kBlockRows);
+/// s_a of kQueries queries that share the keys a .. a + kBlock - 1: each element of a key is loaded and widened once. All
+/// sums are in registers if there are enough, so that each element of a query is loaded once too.
+/// @param[in] q packed queries, q_stride floats from one to the next
+/// @param[out] s [kQueries][kBlock], s_stride floats from the scores of one query to those of the next
+/// @param[out] block [kBlock][padded d_h] the keys, widened, for other queries; not written for F32
+template <class T, Requests kRequests, int kQueries>
+TREE_ATTN_INLINE void scores_of_block(Rows keys, std::int64_t a, std::int64_t d_h, const float* q, std::int64_t q_stride,
+                                      float scale, float* s, std::int64_t s_stride, float* block) {
+  constexpr int kRows = kPartLanes == kLanes ? kBlock : 1;
+  Lanes products[16] = {};
+  for (int first = 0; first < kBlock; first += kRows) {
+    const std::byte* row[kRows];
+    Lanes sums[kRows][kQueries];
+    for (int r = 0; r < kRows; ++r) row[r] = keys[a + first + r];
+    const auto add_pair = [&]<bool kFirst>(std::int64_t i, const auto& load_key) TREE_ATTN_LAMBDA {
+      Pair k[kRows];
+      each<kRows>([&]<int r>() TREE_ATTN_LAMBDA {
+        const std::byte* const from = row[r] + i * static_cast<std::int64_t>(sizeof(T));
+        request_ahead<T, kRequests, true>(from, kPairBytes<T>);
+        k[r] = load_key(from);
+        if constexpr (DTypeTraits<T>::kDType == DType::F32) return;
+        store(block + (first + r) * q_stride + i, k[r].x), store(block + (first + r) * q_stride + i + kLanes, k[r].y);
+      });
+      each<kQueries>([&]<int j>() TREE_ATTN_LAMBDA {
+        const Pair of_query = load_packed(q + j * q_stride, i / kPairElements);
+        each<kRows>([&]<int r>() TREE_ATTN_LAMBDA { add_product<kFirst>(sums[r][j], k[r], of_query); });
+      });
+    };
+    const std::int64_t rest = d_h % kPairElements, whole = d_h - rest;
+    const auto load_whole = [](const std::byte* from) TREE_ATTN_LAMBDA { return load_pair<T>(from); };
+    const auto load_rest = [rest](const std::byte* from) TREE_ATTN_LAMBDA { return load_pair<T>(from, rest); };
+    if (whole == 0) {
+      add_pair.template operator()<true>(0, load_rest);
+    } else {
+      add_pair.template operator()<true>(0, load_whole);
+      for (std::int64_t i = kPairElements; i < whole; i += kPairElements) add_pair.template operator()<false>(i, load_whole);
+      if (rest > 0) add_pair.template operator()<false>(whole, load_rest);
+    }
+    each<kQueries>([&]<int j>() TREE_ATTN_LAMBDA {
+      each<kRows>([&]<int r>() TREE_ATTN_LAMBDA { products[j * kBlock + first + r] = sums[r][j]; });
+    });
+  }
+  float sums[16];
+  sum_each(products, scale, sums);
+  for (int j = 0; j < kQueries; ++j) __builtin_memcpy(s + j * s_stride, sums + j * kBlock, kBlock * sizeof(float));
 }
 
 /// What the weights of a leaf have in common.
@@ -174,53 +200,83 @@ TREE_ATTN_INLINE float sum_of_weights(const float* w) {
   return sums[0][0] + 0.0f;
 }
 
-/// Queries whose sums share a pass over the values.
-inline constexpr std::int64_t kGroup = 4;
-
-/// The first kPairs pairs of n = sum_a w_a v_a for up to kGroup queries, each element loaded and widened once. Rows are read
-/// in the order of memory. Two of them are added in registers; partial sums of the levels above wait in memory, in the first
-/// level of the cache.
-/// @tparam kShared whether there are several queries
+/// The sum of the products w_a v_a of kRows keys over their tree.
 /// @tparam kAll whether all queries see all keys
+template <bool kAll, int kRows>
+TREE_ATTN_INLINE Part sum_of_products(const float* w, const Part* v) {
+  if constexpr (kRows > 1)
+    return sum_of_products<kAll, kRows / 2>(w, v) + sum_of_products<kAll, kRows / 2>(w + kRows / 2, v + kRows / 2);
+  else if constexpr (kAll)
+    return *w * *v;
+  else
+    return is_none(*w) ? all(-0.0f) : *w * *v;
+}
+
+/// Levels of the tree of a leaf above kRows keys.
+template <int kRows>
+inline constexpr int kLevels = std::bit_width(static_cast<unsigned>(kKeys / kRows)) - 1;
+
+/// kPairs pairs of n = sum_a w_a v_a for one query that sees all keys. Rows are read in the order of memory.
 /// @param[in] v rows, from the first of the pairs on
-/// @param size elements of a row from there on; fewer than kPairs pairs only if that is one
-/// @param[in] w weights [n_queries][64], w_stride floats from one query to the next
-/// @param[out] n [n_queries] rows of which the pairs are the first, n_stride floats from one query to the next
-template <class T, Requests kRequests, bool kShared, bool kAll, int kPairs>
-TREE_ATTN_INLINE void weighted_sums(Rows v, std::int64_t size, std::int64_t n_queries, const float* w, std::int64_t w_stride,
-                                    float* n, std::int64_t n_stride) {
-  constexpr int kLevels = 5, kRow = 2 * kPairs;  // levels of the tree above two keys; lanes of a row
-  static_assert(kKeys == 2 << kLevels);
-  const Axis<(kPairs > 1 ? kPairs : 0)> axis{size};
+/// @param rest elements of a row from there on; less than kPairs pairs only if that is one
+/// @param[in] w weights [64]
+/// @param[out] n the first of the pairs
+template <class T, Requests kRequests, int kPairs>
+TREE_ATTN_INLINE void weighted_sum(Rows v, std::int64_t rest, const float* w, float* n) {
+  constexpr int kColumns = 2 * kPairs;
+  alignas(64) float waiting[kLevels<2>][kPairs * kPairElements];
   const std::byte* next = v.first;
-  const auto load_row = [&](std::int64_t a, Lanes(&x)[kRow]) TREE_ATTN_LAMBDA {
-    const std::byte* const row = kShared ? v[a] : next;  // as in scores()
-    if constexpr (!kShared) next = v.after(next, a);
-    each<kPairs>([&]<int p>() TREE_ATTN_LAMBDA {
-      const Pair pair = axis.template load<T, kRequests, kShared>(row, p);
-      x[2 * p] = pair.x, x[2 * p + 1] = pair.y;
-    });
-    if constexpr (sizeof(T) == sizeof(float)) each<kRow>([&]<int c>() TREE_ATTN_LAMBDA { in_order(x[c]); });
-  };
-  const auto product = [&](float weight, const Lanes& x) TREE_ATTN_LAMBDA {
-    if constexpr (kAll) return weight * x;
-    return is_none(weight) ? none() : weight * x;
-  };
-  alignas(64) float waiting[kLevels][kGroup][kPairs * kPairElements];
 #pragma GCC unroll 1
   for (int i = 0; i < kKeys / 2; ++i) {
-    Lanes even[kRow], odd[kRow];
-    load_row(2 * i, even), load_row(2 * i + 1, odd);
-    for (std::int64_t j = 0; j < n_queries; ++j) {
-      const float* const weights = w + j * w_stride + 2 * i;
-      Lanes sum[kRow];
-      each<kRow>([&]<int c>() TREE_ATTN_LAMBDA { sum[c] = product(weights[0], even[c]) + product(weights[1], odd[c]); });
-      int level = 0;
-      for (int k = i; k & 1; k >>= 1, ++level)
-        each<kRow>([&]<int c>() TREE_ATTN_LAMBDA { sum[c] = load(waiting[level][j] + c * kLanes) + sum[c]; });
-      float* const to = level == kLevels ? n + j * n_stride : waiting[level][j];
-      each<kRow>([&]<int c>() TREE_ATTN_LAMBDA { store(to + c * kLanes, sum[c]); });
-    }
+    Lanes x[kColumns][2], sum[kColumns];
+    each<2>([&]<int r>() TREE_ATTN_LAMBDA {
+      const std::byte* const row = next;
+      next = v.after(next, 2 * i + r);
+      each<kPairs>([&]<int p>() TREE_ATTN_LAMBDA {
+        const Pair pair = load_once<T, kRequests>(row, p, kPairs > 1 ? kPairElements : rest);
+        x[2 * p][r] = pair.x, x[2 * p + 1][r] = pair.y;
+      });
+      if constexpr (sizeof(T) == sizeof(float)) each<kColumns>([&]<int c>() TREE_ATTN_LAMBDA { in_order(x[c][r]); });
+    });
+    each<kColumns>([&]<int c>() TREE_ATTN_LAMBDA { sum[c] = w[2 * i] * x[c][0] + w[2 * i + 1] * x[c][1]; });
+    int level = 0;
+    for (int k = i; k & 1; k >>= 1, ++level)
+      each<kColumns>([&]<int c>() TREE_ATTN_LAMBDA { sum[c] = load(waiting[level] + c * kLanes) + sum[c]; });
+    float* const to = level == kLevels<2> ? n : waiting[level];
+    each<kColumns>([&]<int c>() TREE_ATTN_LAMBDA { store(to + c * kLanes, sum[c]); });
+  }
+}
+
+/// Queries whose sums share a pass over the values, and elements of a value in a pass.
+inline constexpr std::int64_t kGroup = 16, kPassElements = 4 * kPairElements;
+/// Keys whose values are in registers, one each, while the queries of a group take turns.
+inline constexpr int kHeld = 8;
+
+/// Sums w_a v_a over the keys a .. a + kHeld - 1, for the queries of a group: each element is loaded and widened once.
+/// @param[in] w weights of these keys [n_queries][kHeld], w_stride floats from one query to the next
+/// @param[out] sums [n_queries][n_pairs pairs], kPassElements floats from one query to the next
+template <class T, Requests kRequests, bool kAll>
+TREE_ATTN_INLINE void weighted_sums(Rows v, std::int64_t a, std::int64_t n_pairs, std::int64_t n_queries, const float* w,
+                                    std::int64_t w_stride, float* sums) {
+  const std::byte* row[kHeld];
+  for (int r = 0; r < kHeld; ++r) row[r] = v[a + r];
+#pragma GCC unroll 1
+  for (std::int64_t p = 0; p < n_pairs; ++p) {
+    each<2 * kParts>([&]<int part>() TREE_ATTN_LAMBDA {
+      Part x[kHeld];
+      each<kHeld>([&]<int r>() TREE_ATTN_LAMBDA {
+        const std::byte* const from = row[r] + p * kPairBytes<T>;
+        if constexpr (part == r % (2 * kParts)) request_ahead<T, kRequests, true>(from, kPairBytes<T>);
+        const Pair pair = load_pair<T>(from);
+        x[r] = part < kParts ? pair.x.part[part % kParts] : pair.y.part[part % kParts];
+      });
+      float* to = sums + p * kPairElements + part * kPartLanes;
+      const float* weights = w;
+      for (std::int64_t j = 0; j < n_queries; ++j, weights += w_stride, to += kPassElements) {
+        const Part sum = sum_of_products<kAll, kHeld>(weights, x);
+        __builtin_memcpy(to, &sum, sizeof sum);
+      }
+    });
   }
 }
 

@@ -13,18 +13,6 @@ namespace {
 
 using namespace lanes;
 
-/// Calls f(Axis<kPairs>). Rows of 64 and 128 elements have a length that the compiler knows, except those of F64, whose
-/// speed does not matter.
-template <class T, class F>
-TREE_ATTN_INLINE void with_axis(std::int64_t size, const F& f) {
-  if constexpr (DTypeTraits<T>::kDType == DType::F64) return f(Axis<0>{size});
-  switch (size) {
-    case 2 * kPairElements: return f(Axis<2>{size});
-    case 4 * kPairElements: return f(Axis<4>{size});
-    default: return f(Axis<0>{size});
-  }
-}
-
 /// Calls f<requests>(). F64, whose speed does not matter, has one build of the loops.
 template <class T, class F>
 TREE_ATTN_INLINE void with_requests(Requests requests, const F& f) {
@@ -83,33 +71,19 @@ class ChunkLoop {
         q_stride_(packed_size(chunk.d_h)),
         n_leaves_(chunk.n_leaves),
         s_stride_(n_leaves_ * kLeafKeys),
-        scores_(workspace),
+        block_(workspace),
+        scores_(workspace + block_floats(chunk.d_h)),
         weights_(scores_ + chunk.n_queries * s_stride_),
         counter_(chunk.apart ? states : weights_ + kLeafWeights * chunk.n_queries * n_leaves_) {}
 
   /// The scores of all leaves, turned into weights.
   template <class T, Requests kRequests>
   __attribute__((noinline)) void score() {
-    with_axis<T>(chunk_.d_h, [&]<int kPairs>(Axis<kPairs> d_h) TREE_ATTN_LAMBDA {
-      for (std::int64_t leaf = 0; leaf < n_leaves_; ++leaf) {
-        const LeafRows& at = chunk_.leaves[leaf];
-        const Rows keys = rows(leaf, at.k, at.k_stride);
-        float* const s = scores_ + leaf * kLeafKeys;
-        std::int64_t j = at.is_hidden ? chunk_.n_queries : 0;  // hide() makes the scores of a hidden leaf
-        const auto queries = [&]<int kQueries>() TREE_ATTN_LAMBDA {
-          for (; j + kQueries <= chunk_.n_queries; j += kQueries) {
-            scores<T, kRequests, kQueries>(keys, d_h, chunk_.queries + j * q_stride_, q_stride_, chunk_.score_scale,
-                                           s + j * s_stride_, s_stride_);
-          }
-        };
-        if constexpr (kPartLanes == kLanes) {  // only AVX-512 has registers for the sums of several queries
-          queries.template operator()<4>();
-          queries.template operator()<2>();
-        }
-        queries.template operator()<1>();
-        if ((leaf & 1) != 0 || leaf + 1 == n_leaves_) weigh_leaves(leaf & ~std::int64_t{1}, leaf + 1);
-      }
-    });
+    for (std::int64_t leaf = 0; leaf < n_leaves_; ++leaf) {
+      const LeafRows& at = chunk_.leaves[leaf];
+      if (!at.is_hidden) scores_of_leaf<T, kRequests>(rows(leaf, at.k, at.k_stride), scores_ + leaf * kLeafKeys);
+      if ((leaf & 1) != 0 || leaf + 1 == n_leaves_) weigh_leaves(leaf & ~std::int64_t{1}, leaf + 1);
+    }
   }
 
   /// The states of the leaves, merged as their subtrees fill, or written one by one.
@@ -186,32 +160,96 @@ class ChunkLoop {
   }
   float* slot(std::int64_t i) const { return counter_ + i * chunk_.n_queries * state_floats(); }
 
+  /// The scores of one leaf for all queries. Rows of 64 and 128 elements have a length that the compiler knows, where there
+  /// is one query, except those of F64, whose speed does not matter.
+  template <class T, Requests kRequests>
+  TREE_ATTN_INLINE void scores_of_leaf(Rows keys, float* s) {
+    const auto single = [&]<int kPairs>() TREE_ATTN_LAMBDA {
+      scores<T, kRequests, kPairs>(keys, chunk_.d_h, chunk_.queries, chunk_.score_scale, s);
+    };
+    if (chunk_.n_queries == 1) {
+      if constexpr (sizeof(T) <= sizeof(float)) {
+        if (chunk_.d_h == 2 * kPairElements) return single.template operator()<2>();
+        if (chunk_.d_h == 4 * kPairElements) return single.template operator()<4>();
+      }
+      return single.template operator()<0>();
+    }
+    for (int a = 0; a < kKeys; a += kBlock) {
+      if (chunk_.n_queries >= 4)
+        scores_of_queries<T, kRequests, 4>(keys, a, chunk_.d_h, 0, s + a), scores_of_others(keys, a, 4, s + a);
+      else
+        scores_of_queries<T, kRequests, 2>(keys, a, chunk_.d_h, 0, s + a), scores_of_others(keys, a, 2, s + a);
+    }
+  }
+  template <class T, Requests kRequests, int kQueries>
+  TREE_ATTN_INLINE void scores_of_queries(Rows keys, std::int64_t a, std::int64_t d_h, std::int64_t j, float* s) const {
+    scores_of_block<T, kRequests, kQueries>(keys, a, d_h, chunk_.queries + j * q_stride_, q_stride_, chunk_.score_scale,
+                                            s + j * s_stride_, s_stride_, block_);
+  }
+  /// The scores of the queries from j on, with keys of F32 or those that the first queries have left in block_.
+  __attribute__((noinline)) void scores_of_others(Rows keys, std::int64_t a, std::int64_t j, float* s) const {
+    const bool in_place = chunk_.key_type == DType::F32;
+    const Rows rows = in_place ? keys
+                               : Rows{reinterpret_cast<const std::byte*>(block_),
+                                      q_stride_ * static_cast<std::int64_t>(sizeof(float)), kBlock - 1};
+    const std::int64_t first = in_place ? a : 0, d_h = in_place ? chunk_.d_h : q_stride_;
+    const auto queries = [&]<int kQueries>() TREE_ATTN_LAMBDA {
+      for (; j + kQueries <= chunk_.n_queries; j += kQueries)
+        scores_of_queries<float, Requests::kNone, kQueries>(rows, first, d_h, j, s);
+    };
+    queries.template operator()<4>(), queries.template operator()<2>(), queries.template operator()<1>();
+  }
+
   /// n of one leaf for all queries, block by block of the elements.
   /// @tparam kAll whether all queries see all keys
   template <class T, Requests kRequests, bool kAll>
   TREE_ATTN_INLINE void values_of_leaf(Rows values, const float* w) {
-    for (std::int64_t j = 0; j < chunk_.n_queries; j += kGroup) {
-      const std::int64_t n_queries = chunk_.n_queries - j < kGroup ? chunk_.n_queries - j : kGroup;
-      std::int64_t done = 0;
-      const auto blocks = [&]<int kPairs>() TREE_ATTN_LAMBDA {
-        for (; done + (kPairs > 1 ? kPairs * kPairElements : 1) <= chunk_.d_v; done += kPairs * kPairElements) {
-          Rows block = values;
-          block.first += done * static_cast<std::int64_t>(sizeof(T));
-          const float* const weights = w + j * s_stride_;
-          float* const n = slot(n_held_) + j * state_floats() + kValues + done;
-          const auto sums = [&]<bool kShared>() TREE_ATTN_LAMBDA {
-            weighted_sums<T, kRequests, kShared, kAll, kPairs>(block, chunk_.d_v - done, n_queries, weights, s_stride_, n,
-                                                               state_floats());
-          };
-          if (n_queries > 1)
-            sums.template operator()<true>();
-          else
-            sums.template operator()<false>();
-        }
+    float* const n = slot(n_held_) + kValues;
+    std::int64_t done = 0;
+    if constexpr (kAll && sizeof(T) <= sizeof(float)) {  // other leaves are few
+      const auto single = [&]<int kPairs>() TREE_ATTN_LAMBDA {
+        for (; chunk_.n_queries == 1 && done + (kPairs > 1 ? kPairs * kPairElements : 1) <= chunk_.d_v;
+             done += kPairs * kPairElements)
+          weighted_sum<T, kRequests, kPairs>(values.template from<T>(done), chunk_.d_v - done, w, n + done);
       };
-      // Other leaves are few, and their loops would be as long again.
-      if constexpr (kAll) blocks.template operator()<4>(), blocks.template operator()<2>();
-      blocks.template operator()<1>();
+      single.template operator()<4>(), single.template operator()<2>(), single.template operator()<1>();
+    }
+    while (done < chunk_.d_v) {
+      const std::int64_t rest = chunk_.d_v - done, whole = (rest < kPassElements ? rest : kPassElements) / kPairElements;
+      Rows rows = values.template from<T>(done);
+      alignas(64) std::byte last_pair[kKeys * kPairBytes<T>];
+      if (whole == 0) {  // what there is of it, then zeros
+        __builtin_memset(last_pair, 0, sizeof last_pair);
+        for (std::int64_t a = 0; a <= rows.last; ++a)
+          __builtin_memcpy(last_pair + a * kPairBytes<T>, rows[a], static_cast<std::size_t>(rest) * sizeof(T));
+        rows = {last_pair, kPairBytes<T>, rows.last};
+      }
+      const std::int64_t n_pairs = whole == 0 ? 1 : whole;
+      for (std::int64_t j = 0; j < chunk_.n_queries; j += kGroup) {
+        const std::int64_t n_queries = chunk_.n_queries - j < kGroup ? chunk_.n_queries - j : kGroup;
+        alignas(64) GroupSums sums[kLevels<kHeld> + 1];
+        int n_sums = 0;
+        for (int i = 0; i < kKeys / kHeld; ++i, ++n_sums) {
+          weighted_sums<T, kRequests, kAll>(rows, i * kHeld, n_pairs, n_queries, w + j * s_stride_ + i * kHeld, s_stride_,
+                                            sums[n_sums][0]);
+          for (int k = i; k & 1; k >>= 1, --n_sums) {
+            const bool is_last = n_sums == 1 && i + 1 == kKeys / kHeld;
+            add_sums(sums[n_sums - 1], sums[n_sums], n_pairs, n_queries,
+                     is_last ? n + j * state_floats() + done : sums[n_sums - 1][0],
+                     is_last ? state_floats() : kPassElements);
+          }
+        }
+      }
+      done += n_pairs * kPairElements;
+    }
+  }
+  /// Sums of a group over some keys.
+  using GroupSums = float[kGroup][kPassElements];
+  __attribute__((noinline)) static void add_sums(const GroupSums& left, const GroupSums& right, std::int64_t n_pairs,
+                                                 std::int64_t n_queries, float* to, std::int64_t to_stride) {
+    for (std::int64_t j = 0; j < n_queries; ++j, to += to_stride) {
+      for (std::int64_t i = 0; i < n_pairs * kPairElements; i += kLanes)
+        store(to + i, load(left[j] + i) + load(right[j] + i));
     }
   }
 
@@ -222,7 +260,7 @@ class ChunkLoop {
 
   const Chunk& chunk_;
   std::int64_t d_v_, q_stride_, n_leaves_, s_stride_;
-  float *scores_, *weights_, *counter_;
+  float *block_, *scores_, *weights_, *counter_;
   std::int64_t n_held_ = 0;
 };
 

@@ -80,11 +80,17 @@ constexpr std::int64_t packed_size(std::int64_t d) { return (d + 31) / 32 * 32; 
 
 /// Floats that are kept of a leaf's weights for each query until its values are read.
 inline constexpr std::int64_t kLeafWeights = 3;
-/// Floats of workspace for chunks of up to n_leaves leaves: the scores and what is kept of each leaf, and the states
-/// of leaves that wait for their siblings, one per level and the one at hand.
-constexpr std::int64_t workspace_floats(std::int64_t n_leaves, std::int64_t n_queries, std::int64_t d_v) {
+/// Rows of keys that are widened at once for a group of queries.
+inline constexpr std::int64_t kBlockRows = 4;
+/// Floats of workspace for chunks of up to n_leaves leaves: those rows; of every query the scores, what is kept of each
+/// leaf, and the states of leaves that wait for their siblings, one per level and the one at hand.
+constexpr std::int64_t block_floats(std::int64_t d_h) { return kBlockRows * packed_size(d_h); }
+constexpr std::int64_t query_floats(std::int64_t n_leaves, std::int64_t d_v) {
   const int n_waiting = std::bit_width(static_cast<std::uint64_t>(n_leaves)) + 1;
-  return n_queries * (n_leaves * (kLeafKeys + kLeafWeights) + n_waiting * state_size(packed_size(d_v)));
+  return n_leaves * (kLeafKeys + kLeafWeights) + n_waiting * state_size(packed_size(d_v));
+}
+constexpr std::int64_t workspace_floats(std::int64_t n_leaves, std::int64_t n_queries, std::int64_t d_h, std::int64_t d_v) {
+  return block_floats(d_h) + n_queries * query_floats(n_leaves, d_v);
 }
 
 /// The kernels that this processor can run, the widest first.

@@ -36,7 +36,7 @@ TEST_CASE("leaf: every F16 and every BF16 is widened as widen() does, by every b
         for (std::int64_t i = 0; i < kPerRow; ++i) row[static_cast<std::size_t>(i)] = static_cast<std::uint16_t>(first + i);
         const LeafRows leaf{reinterpret_cast<const std::byte*>(&k), reinterpret_cast<const std::byte*>(row.data()), 0, 0};
         for (const std::int64_t n_queries : {1, 2}) {
-          std::vector<float> packed(64, 0), workspace(static_cast<std::size_t>(workspace_floats(1, 2, kPerRow))),
+          std::vector<float> packed(64, 0), workspace(static_cast<std::size_t>(workspace_floats(1, 2, 1, kPerRow))),
               states(2 * (2 + kPerRow));
           kernel->states({&leaf, 1, 1, DType::F32, dtype, 1, kPerRow, n_queries, packed.data(), 1.0f}, workspace.data(),
                          states.data());
@@ -124,7 +124,7 @@ TEST_CASE("leaf: no element after the last row is read") {
         for (std::int64_t a = 0; a < n; a += kLeafKeys)
           leaves.push_back({end - (n - a) * kRow, end - (n - a) * kRow, kRow, kRow});
         std::vector<float> packed(static_cast<std::size_t>(n_queries * packed_size(kLength)), 0),
-            workspace(static_cast<std::size_t>(workspace_floats(std::ssize(leaves), n_queries, kLength))),
+            workspace(static_cast<std::size_t>(workspace_floats(std::ssize(leaves), n_queries, kLength, kLength))),
             states(static_cast<std::size_t>(n_queries * state_size(kLength)));
         kernel->states(
             {leaves.data(), std::ssize(leaves), n, DType::F32, DType::F32, kLength, kLength, n_queries, packed.data(), 1.0f},
