@@ -105,6 +105,15 @@ class Packages(unittest.TestCase):
             self.assertEqual(ended.stderr,
                              f"run: test accepts options of ctest, not '{name}' (to select a test by name: ./run test -R '{name}')\n")
 
+    def test_compiled_kernels_are_left_out_without_nvcc_and_said_to_be(self):
+        machine = self.machine()
+        ended = machine.run(command=("test", "--compiled", "--all"), CUDACXX="/nowhere/nvcc")
+        self.assertEqual((ended.returncode, ended.stderr), (0, ""))
+        self.assertIn("skipped: the tests of the compiled kernels need nvcc", ended.stdout)
+        ended = machine.run("-R", "x", command=("test", "--compiled"), CUDACXX="/nowhere/nvcc")
+        self.assertEqual(ended.returncode, 2)
+        self.assertIn("test --compiled takes no argument '-R'", ended.stderr)
+
     def test_peers_need_an_environment_only_without_pytorch(self):
         machine = self.machine()
         self.assertEqual(machine.run("--peers", **FOLDERS).returncode, 0)

@@ -416,6 +416,7 @@ cudaError_t cudaIpcCloseMemHandle(void* pointer) { return released(pointer); }
 
 // ---- Streams, events, graphs
 
+/// No stream waits for the default one: those that are made without a flag are less strict on a card.
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
   return *stream = new CUstream_st(current_context()), well();
 }
