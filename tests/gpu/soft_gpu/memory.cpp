@@ -25,7 +25,8 @@ namespace memory {
 namespace {
 
 constexpr std::uint64_t kGap = 512;  // between allocations, and their alignment: what leaves one does not enter the next
-constexpr std::uint64_t kFilled = std::uint64_t{64} << 20;
+constexpr std::uint64_t kFilled =
+    1 << 20;  // bytes of an allocation that begin as NaN: to touch all of a large one takes longer than kernels
 constexpr int kMostDevices = 16;
 
 std::uint64_t reserve(std::uint64_t n_bytes) {

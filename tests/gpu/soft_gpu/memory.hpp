@@ -46,7 +46,7 @@ namespace memory {
 
 constexpr std::uint64_t kBytesOfDevice = std::uint64_t{32} << 30;
 
-/// The address of n_bytes bytes of a device, whose contents are NaN; none if the device is full.
+/// The address of n_bytes bytes of a device, the first MiB of them NaN; none if the device is full.
 std::optional<std::uint64_t> allocate(int device, std::uint64_t n_bytes);
 /// Bytes of a device that are not allocated.
 std::uint64_t n_free(int device);
