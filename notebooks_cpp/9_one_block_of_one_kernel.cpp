@@ -181,11 +181,12 @@ __global__ void watch_leaf(DecodeParams params, float* scores, float* states) {
 // %%
 /// @param memory of the forest, n_entries @param[out] sums [leaves of the range][n_entries]
 __global__ void watch_forest(KeyRange range, float* memory, float* sums, int n_entries) {
-  LeafForest<1, 1> forest(memory, 0, ContiguousLeaves(range, range), 0);
+  LeafForest<4, 1> forest(memory, 0, ContiguousLeaves(range, range), 0);
   for (int i = 0; i < static_cast<int>(range.size() / kLeafKeys); ++i) {
-    LaneState<1> leaf{0, 1, {0}};
+    LaneState<4> leaf{0, 1, {}};
     forest.push(i, leaf);
-    for (int entry = 0; entry < n_entries; ++entry) sums[i * n_entries + entry] = memory[3 * entry + 1];
+    for (int entry = 0; entry < n_entries; ++entry)
+      sums[i * n_entries + entry] = memory[entry * LaneForest<4, 1>::kEntry + 1];
   }
 }
 
@@ -372,7 +373,7 @@ int main() {
   // %%
   const KeyRange leaves{1 * kLeafKeys, 11 * kLeafKeys};
   constexpr int kEntries = 8;
-  DeviceBuffer<float> memory(3 * kEntries), sums(10 * kEntries);
+  DeviceBuffer<float> memory(kEntries * LaneForest<4, 1>::kEntry), sums(10 * kEntries);
   memory.fill(0xFF);
   launch(watch_forest, {.grid = {1}, .block = {1}}, Stream{}, leaves, memory.data(), sums.data(), kEntries);
   const std::vector<float> in_memory = sums.download();

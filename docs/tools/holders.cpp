@@ -162,19 +162,21 @@ void print_parts() {
 /// Pushes the leaves of a range, leaf i with the sum 2^i. @param memory of the forest, n_entries
 /// @param[out] sums in memory after every push [leaves][n_entries]
 __global__ void watch_leaf_forest(KeyRange range, float* memory, float* sums, int n_entries) {
-  LeafForest<1, 1> forest(memory, 0, ContiguousLeaves(range, range), 0);
+  LeafForest<4, 1> forest(memory, 0, ContiguousLeaves(range, range), 0);
   for (int i = 0; i < static_cast<int>(range.size() / kLeafKeys); ++i) {
-    LaneState<1> leaf{0, static_cast<float>(1 << i), {0}};
+    LaneState<4> leaf{0, static_cast<float>(1 << i), {}};
     forest.push(i, leaf);
-    for (int entry = 0; entry < n_entries; ++entry) sums[i * n_entries + entry] = memory[3 * entry + 1];
+    for (int entry = 0; entry < n_entries; ++entry)
+      sums[i * n_entries + entry] = memory[entry * LaneForest<4, 1>::kEntry + 1];
   }
 }
 
 /// Which leaves are summed in memory after each of the leaves 1 to 12 of a sub-warp.
 void print_leaf_forest() {
   const KeyRange range{64, 832};
-  const std::int64_t n_leaves = range.size() / kLeafKeys, n_entries = LaneForest<1, 1>::n_floats(range.size()) / 3;
-  DeviceBuffer<float> memory(3 * n_entries), sums(n_leaves * n_entries);
+  const std::int64_t n_leaves = range.size() / kLeafKeys,
+                     n_entries = LaneForest<4, 1>::n_floats(range.size()) / LaneForest<4, 1>::kEntry;
+  DeviceBuffer<float> memory(n_entries * LaneForest<4, 1>::kEntry), sums(n_leaves * n_entries);
   memory.fill(0xFF);
   launch(watch_leaf_forest, {.grid = {1}, .block = {1}}, Stream{}, range, memory.data(), sums.data(),
          static_cast<int>(n_entries));

@@ -103,6 +103,9 @@ class DeviceOneShot final : public OneShotSession, private StepKernel {
     if (ranges.size() > kMaxPeers)
       throw DeviceError("one-shot: " + std::to_string(ranges.size()) + " ranks; at most " + std::to_string(kMaxPeers));
     require_neighbours("OneShotSession::open_window", ranges);
+    // A join of ranges that may be cut anywhere counts positions in 32 bits.
+    if (!ranges.empty() && ranges.back().end >> 32 != 0)
+      throw DeviceError("one-shot: position " + std::to_string(ranges.back().end) + "; fewer than 2^32");
     require<std::out_of_range>(me >= 0 && me < std::ssize(ranges), "OneShotSession::open_window: place ", me, " among ",
                                ranges.size(), " ranks");
     const KeyRange held = cache_.leaves().range();

@@ -145,21 +145,21 @@ __device__ __forceinline__ void equal_runs_block(const typename Pipeline::Params
           return params.in_tree(work.kv_head, work.positions_of(begin > work.tile_begin ? begin : work.tile_begin,
                                                                 all.begin_of(first + i + 1)));
         };
-        const auto copy = [&](const auto& pair, int i, int j, const auto& states, int place) {
+        const auto copy = [&](const auto& quad, int i, int j, const auto& states, int place) {
           const float* const part =
               joins_blocks ? forests.of_work_range(first + i, i > 0) : forests.of_thread_group(block, i);
-          states.copy(place, pair, part + pair.slot * (joins_blocks ? forests.n_work_range : forests.n_thread_group), j);
+          states.copy(place, quad, part + quad.slot * (joins_blocks ? forests.n_work_range : forests.n_thread_group), j);
         };
         is_end = joins_blocks || n_sharing == 1;
         join_parts<ThreadGroup>(
             pipeline.scratch(), rows_in_use<ThreadGroup>(params, work.first_row),
             params.in_tree(work.kv_head, joins_blocks ? work.whole : work.positions),
-            joins_blocks ? n_sharing : forests.n_thread_groups, positions, copy, [&](const auto& pair, const auto& roots) {
+            joins_blocks ? n_sharing : forests.n_thread_groups, positions, copy, [&](const auto& quad, const auto& roots) {
               if (is_end) {
-                write_output<ThreadGroup>(params, epilogue.output(), work.kv_head, work.first_row, pair, roots,
+                write_output<ThreadGroup>(params, epilogue.output(), work.kv_head, work.first_row, quad, roots,
                                           params.in_tree(work.kv_head, work.whole));
               } else {
-                store_forest<ThreadGroup>(pair, roots, forests.of_work_range(block, block > first), forests.n_work_range);
+                store_forest<ThreadGroup>(quad, roots, forests.of_work_range(block, block > first), forests.n_work_range);
               }
             });
         if (is_end) break;

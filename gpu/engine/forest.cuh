@@ -120,15 +120,40 @@ __device__ __forceinline__ void merge(LaneState<kElements>& left, const LaneStat
   for (int c = 0; c < kElements; ++c) left.n[c] = merge_element(r, left.n[c], right.n[c]);
 }
 
+/// A lane's part of a state in vectors of 16 bytes: the shift and the sum, then four components each.
+template <int kElements>
+inline constexpr int kStateVectors = 1 + kElements / 4;
+template <int kElements>
+__device__ __forceinline__ Bytes16 state_vector(const LaneState<kElements>& state, int i) {
+  static_assert(kElements % 4 == 0);
+  float elements[4] = {state.shift, state.sum};
+  TREE_ATTN_UNROLL
+  for (int c = 0; c < 4; ++c)
+    if (i > 0) elements[c] = state.n[4 * (i - 1) + c];
+  Bytes16 bytes;
+  std::memcpy(&bytes, elements, sizeof bytes);
+  return bytes;
+}
+template <int kElements>
+__device__ __forceinline__ void set_state_vector(LaneState<kElements>& state, int i, const Bytes16& bytes) {
+  float elements[4];
+  std::memcpy(elements, &bytes, sizeof bytes);
+  if (i == 0) state.shift = elements[0], state.sum = elements[1];
+  TREE_ATTN_UNROLL
+  for (int c = 0; c < 4; ++c)
+    if (i > 0) state.n[4 * (i - 1) + c] = elements[c];
+}
+
 /// The forest of a range of positions in global memory, one lane's part of it.
 ///
 /// The states of the subtrees that cover the range lie one after the other, left to right. Which subtrees these are follows
-/// from the ends of the range, so only states are stored. The lanes of a thread group lie side by side and never read each
-/// other's elements, so no barrier is needed while a forest is filled.
+/// from the ends of the range, so only states are stored. The lanes of a thread group lie side by side, vector by vector,
+/// and never read each other's elements, so no barrier is needed while a forest is filled.
 template <int kElements, int kLanes>
 class LaneForest {
  public:
-  static constexpr int kEntry = (2 + kElements) * kLanes;  ///< floats of one subtree, for all lanes
+  static constexpr int kVectors = kStateVectors<kElements>;  ///< of a lane's part of one subtree
+  static constexpr int kEntry = 4 * kVectors * kLanes;       ///< floats of one subtree, for all lanes
 
   /// Floats of a forest for all lanes of a thread group.
   /// @param longest positions of the longest range it may hold
@@ -139,22 +164,18 @@ class LaneForest {
   }
 
   /// @param memory of the thread group @param place of the lane in a state
-  __device__ __forceinline__ LaneForest(float* memory, int place) : memory_(memory + place) {}
+  __device__ __forceinline__ LaneForest(float* memory, int place) : memory_(memory + 4 * place) {}
 
   /// Reads, or writes, the i-th subtree from the left.
   __device__ __forceinline__ void load(int i, LaneState<kElements>& state) const {
-    const float* const from = memory_ + i * kEntry;
-    state.shift = load_fresh(from);
-    state.sum = load_fresh(from + kLanes);
     TREE_ATTN_UNROLL
-    for (int c = 0; c < kElements; ++c) state.n[c] = load_fresh(from + (2 + c) * kLanes);
+    for (int vector = 0; vector < kVectors; ++vector)
+      set_state_vector(state, vector, load_fresh16(memory_ + i * kEntry + vector * (4 * kLanes)));
   }
   __device__ __forceinline__ void store(int i, const LaneState<kElements>& state) const {
-    float* const to = memory_ + i * kEntry;
-    store_fresh(to, state.shift);
-    store_fresh(to + kLanes, state.sum);
     TREE_ATTN_UNROLL
-    for (int c = 0; c < kElements; ++c) store_fresh(to + (2 + c) * kLanes, state.n[c]);
+    for (int vector = 0; vector < kVectors; ++vector)
+      store_fresh16(memory_ + i * kEntry + vector * (4 * kLanes), state_vector(state, vector));
   }
 
  private:
@@ -179,32 +200,20 @@ class InSharedMemory {
  public:
   using State = LaneState<ThreadGroup::kElements>;
   static constexpr int kSlots = ThreadGroup::kSlots;
-  static constexpr int kOfState = (2 + ThreadGroup::kElements + 3) / 4;     ///< 16-byte vectors of a lane's part of a state
+  static constexpr int kOfState = kStateVectors<ThreadGroup::kElements>;
   static constexpr int kVectors = kSlots * kOfState * ThreadGroup::kLanes;  ///< of shared memory, for one thread group
 
   /// @param memory [kVectors] of this thread group
   __device__ __forceinline__ InSharedMemory(Shared<Bytes16> memory, int lane) : memory_(memory + lane) {}
   __device__ __forceinline__ void load(int slot, State& state) const {
-    float elements[4 * kOfState];
     TREE_ATTN_UNROLL
-    for (int i = 0; i < kOfState; ++i) {
-      const Bytes16 bytes = load16(memory_ + (slot * kOfState + i) * ThreadGroup::kLanes);
-      std::memcpy(elements + 4 * i, &bytes, sizeof bytes);
-    }
-    state.shift = elements[0], state.sum = elements[1];
-    TREE_ATTN_UNROLL
-    for (int c = 0; c < ThreadGroup::kElements; ++c) state.n[c] = elements[2 + c];
+    for (int i = 0; i < kOfState; ++i)
+      set_state_vector(state, i, load16(memory_ + (slot * kOfState + i) * ThreadGroup::kLanes));
   }
   __device__ __forceinline__ void store(int slot, const State& state) const {
-    float elements[4 * kOfState] = {state.shift, state.sum};
     TREE_ATTN_UNROLL
-    for (int c = 0; c < ThreadGroup::kElements; ++c) elements[2 + c] = state.n[c];
-    TREE_ATTN_UNROLL
-    for (int i = 0; i < kOfState; ++i) {
-      Bytes16 bytes;
-      std::memcpy(&bytes, elements + 4 * i, sizeof bytes);
-      store16(memory_ + (slot * kOfState + i) * ThreadGroup::kLanes, bytes);
-    }
+    for (int i = 0; i < kOfState; ++i)
+      store16(memory_ + (slot * kOfState + i) * ThreadGroup::kLanes, state_vector(state, i));
   }
 
  private:

@@ -131,10 +131,12 @@ class MmaPipeline {
   static Arguments arguments(const Params& params, int n_stages) {
     Arguments arguments{starts_aligned(params, DTypeTraits<typename Tile::T>::kDType), {}};
     if constexpr (Ring::kHasMaps) {
-      const auto array_of = [&params](const DeviceView& view, int d) {
+      // In a pool of pages all entries begin at the same place: one entry, see TileRing::begin().
+      const std::int64_t n_entries = params.k.stride[0] == 0 && params.v.stride[0] == 0 ? 1 : params.batch;
+      const auto array_of = [&params, n_entries](const DeviceView& view, int d) {
         return TensorArray{view.data,
                            DTypeTraits<typename Tile::T>::kDType,
-                           {params.batch, params.kv_heads, params.rows_end() - params.begin, d},
+                           {n_entries, params.kv_heads, params.rows_end() - params.begin, d},
                            {view.stride[0], view.stride[1], view.stride[2]},
                            kLeafKeys};
       };

@@ -98,7 +98,7 @@ __device__ __forceinline__ float score_of_eight(const float (&q)[SubWarp::kEleme
   TREE_ATTN_UNROLL
   for (int distance = kKeysPerStep; distance < SubWarp::kLanes; distance *= 2)
     sum[0] += __shfl_xor_sync(kAllLanes, sum[0], distance);
-  return score_scale * sum[0];
+  return multiply(score_scale, sum[0]);
 }
 
 /// Tells all lanes of a sub-warp what each has for its key_of_lane().

@@ -86,17 +86,17 @@ __device__ __forceinline__ void split_block(const DecodeParams& params, const De
   const Scratch all = pipeline.scratch(), scratch = Epilogue::rest(all);
   join_splits<ThreadGroup>(scratch, n_rows, forests.of_thread_group(query_tile, split, 0), forests.n_thread_group, range,
                            forests.n_thread_groups,
-                           [&](const auto& pair, const auto& roots) { epilogue.keep(pair, roots, all); });
+                           [&](const auto& quad, const auto& roots) { epilogue.keep(quad, roots, all); });
 
   // One block joins the splits, and writes the rows.
   if (epilogue.joins()) {
     join_parts<ThreadGroup>(
         scratch, n_rows, whole, n_splits, [whole, n_splits](int i) { return split_range(whole, i, n_splits); },
-        [&](const auto& pair, int i, int j, const auto& states, int place) {
-          epilogue.copy(pair, i, j, states, place, all);
+        [&](const auto& quad, int i, int j, const auto& states, int place) {
+          epilogue.copy(quad, i, j, states, place, all);
         },
-        [&](const auto& pair, const auto& roots) {
-          write_output<ThreadGroup>(params, output, tile.kv_head, tile.first_row, pair, roots, whole);
+        [&](const auto& quad, const auto& roots) {
+          write_output<ThreadGroup>(params, output, tile.kv_head, tile.first_row, quad, roots, whole);
         });
   }
   epilogue.done();
@@ -146,6 +146,8 @@ void run_splits(const Kernel& kernel, const DecodeParams& params, const DeviceOu
 inline constexpr int kLargestCluster = 16;
 /// Leaves of a short sequence, 16k keys; and of one of its splits, whose forest then fits into the block's shared memory.
 inline constexpr std::int64_t kShortLeaves = 256, kShortSplitLeaves = 32;
+/// Thread groups of a block on a device with clusters, at least.
+inline constexpr std::int64_t kFewestGroups = 4;
 
 /// The epilogue: the splits of a query tile are a cluster. The forest of each lies in front of the memory that its
 /// pipeline no longer needs, and the first block joins them where they lie.
@@ -158,24 +160,24 @@ class InCluster {
 
  public:
   /// Scratch memory that it takes, for the forest and beside it a join of two parts.
-  static constexpr int kFloats = kForests + kJoinFloats + 2 * kSubtrees * kWarp * PairStates<ThreadGroup>::kFloats;
+  static constexpr int kFloats = kForests + kJoinFloats + 2 * kSubtrees * kWarp * QuadStates<ThreadGroup>::kFloats;
 
   __device__ __forceinline__ InCluster(Arena&, const SplitWorkspace&) {}
   __device__ __forceinline__ static Scratch rest(Scratch all) { return {all.memory + kForests, all.n_floats - kForests}; }
-  __device__ __forceinline__ static void keep(const ElementPair<ThreadGroup>& pair, const JoinedRoots<ThreadGroup>& roots,
+  __device__ __forceinline__ static void keep(const ElementQuad<ThreadGroup>& quad, const JoinedRoots<ThreadGroup>& roots,
                                               Scratch all) {
-    store_forest<ThreadGroup, InShared>(pair, roots, all.memory, kForest);
+    store_forest<ThreadGroup, InShared>(quad, roots, all.memory, kForest);
   }
   __device__ __forceinline__ static bool joins() {
     cluster_sync();
     return cluster_rank() == 0;
   }
-  __device__ __forceinline__ static void copy(const ElementPair<ThreadGroup>& pair, int split, int j,
-                                              const PairStates<ThreadGroup>& states, int place, Scratch all) {
-    states.copy_shared(place, pair, remote(all.memory, split) + pair.slot * kForest, j);
+  __device__ __forceinline__ static void copy(const ElementQuad<ThreadGroup>& quad, int split, int j,
+                                              const QuadStates<ThreadGroup>& states, int place, Scratch all) {
+    states.copy_shared(place, quad, remote(all.memory, split) + quad.slot * kForest, j);
   }
   /// A block that has ended has no shared memory to read.
-  __device__ __forceinline__ static void done() { cluster_sync(); }
+  __device__ __forceinline__ static void done() { cluster_meet(); }
 };
 
 /// A block of the kernel.
@@ -206,8 +208,8 @@ __global__ void __launch_bounds__(Pipeline::kThreads, 1)
 
 /// Blocks of the cluster that a query tile gets, or 0 if it should have none: too many leaves for a cluster, more query
 /// tiles than the device holds clusters at once, or so few that clusters would leave a tenth of it idle where equal runs
-/// would not. On 132 multiprocessors 16 query tiles get clusters of 8, and 8 query tiles get clusters of 16 if the device
-/// holds 8 of those at once.
+/// would not. For the rate of copies follows the number of multiprocessors; but where no thread group has a second leaf, the
+/// walk takes as long on fewer of them. An H200 holds 15 clusters of 8 or 7, 20 of 6 and 7 of 16.
 /// @param wanted 0: as many as there are leaves and the device holds for all query tiles at once, up to kLargestCluster;
 /// clusters of a size that is asked for may take turns
 /// @param n_resident size -> clusters that the device holds at once, see n_resident_clusters()
@@ -221,7 +223,8 @@ int choose_cluster(const DecodeParams& params, std::int64_t n_query_tiles, int w
   while (n >= least && n_resident(static_cast<int>(n)) < at_once) --n;
   if (n < least) return 0;
   const std::int64_t here = device().n_multiprocessors;
-  const bool leaves_idle = 10 * n * n_query_tiles < 9 * std::min(here, n_leaves * n_query_tiles);
+  const bool leaves_idle =
+      n_leaves > kFewestGroups * n && 10 * n * n_query_tiles < 9 * std::min(here, n_leaves * n_query_tiles);
   return wanted == 0 && leaves_idle ? 0 : static_cast<int>(n);
 }
 

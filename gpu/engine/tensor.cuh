@@ -41,13 +41,13 @@ struct MmaTile {
   static constexpr int kSteps = kDim / 16;           ///< 16 x 16 tiles across a row
 
   /// Which of the kRows queries a slot of a lane is about.
-  __host__ __device__ static int row(int lane, int slot) { return (lane % 4 * 2 + slot) / kColumns; }
+  __host__ __device__ static int row(int lane, int slot) { return ((lane & 3) * 2 + slot) >> (kColumns - 1); }
   /// Where a lane has its part of a state, and the lane of a place: the eight lanes of a query side by side, the first
   /// queries first.
-  __host__ __device__ static int place(int lane) { return lane % 4 * 8 + lane / 4; }
-  __host__ __device__ static int lane_at(int place) { return place % 8 * 4 + place / 8; }
+  __host__ __device__ static int place(int lane) { return (lane & 3) * 8 + (lane >> 2); }
+  __host__ __device__ static int lane_at(int place) { return (place & 7) * 4 + (place >> 3); }
   /// Index in the row of element c of a lane.
-  __host__ __device__ static int component(int lane, int c) { return c / 2 * 16 + lane / 4 + c % 2 * 8; }
+  __host__ __device__ static int component(int lane, int c) { return c / 2 * 16 + (lane >> 2) + c % 2 * 8; }
 };
 
 /// Items of 16 keys in a leaf.

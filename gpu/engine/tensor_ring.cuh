@@ -91,7 +91,8 @@ class TileRing {
   template <bool kCopies>
   __device__ __forceinline__ void begin(const DecodeParams& params, std::int64_t kv_head, const Leaves& leaves,
                                         bool only_finite = false) {
-    entry_ = static_cast<int>(params.entry_of(kv_head)), head_ = static_cast<int>(params.head_of(kv_head));
+    entry_ = params.k.stride[0] == 0 ? 0 : static_cast<int>(params.entry_of(kv_head)),
+    head_ = static_cast<int>(params.head_of(kv_head));
     leaves_ = leaves, first_row_ = static_cast<int>(leaves.origin() - params.begin);
     keys_ = params.key<T>(kv_head, leaves.origin()), values_ = params.value<T>(kv_head, leaves.origin());
     only_finite_ = only_finite;

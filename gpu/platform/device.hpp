@@ -17,7 +17,7 @@
 /// | `shared_as<U>` | the same shared memory as elements of another type |
 /// | `load16 store16` | 16 bytes of shared memory at once; the address is a multiple of 16 |
 /// | `load16_global load_once` | 16 bytes of read-only global memory; one element of it |
-/// | `load_fresh store_fresh` | one element of global memory that other threads or operations write, or read |
+/// | `load_fresh store_fresh load_fresh16 store_fresh16` | one element of global memory, or 16 bytes, that other threads or operations write, or read |
 /// | `atomic_inc_acq_rel` | a counter in global memory that wraps to zero, with acquire and release |
 /// | `wait_until store_release load_acquire` | waits for memory that other blocks, launches or devices write; a word that says so |
 /// | `store_far store_packet load_packet` | stores into windows of other devices: 4 bytes; a Packet of 16 that arrives as a whole |
@@ -27,7 +27,7 @@
 /// | `barrier_wait bulk_copy` | bulk copies that complete on an mbarrier |
 /// | `TensorMap bulk_copy_tensor swizzled_unit` | boxes of a strided array, swizzled, completing on an mbarrier |
 /// | `launch_dependents wait_for_previous_launch` | launches on a stream that overlap |
-/// | `cluster_rank cluster_size cluster_sync remote` | blocks of a cluster, and each other's shared memory |
+/// | `cluster_rank cluster_size cluster_sync cluster_meet remote` | blocks of a cluster, and each other's shared memory |
 /// | `load_matrices_x4 load_matrices_x4_transposed transpose_matrices mma_16x8x16` | tensor cores, several matrices a word |
 /// | `elect_one async_proxy_fence` | one lane of a warp; writes to shared memory before bulk copies to it |
 /// | `multiply fused_multiply_add` | rounded as written: no compiler may contract or split them |

@@ -119,6 +119,14 @@ __device__ inline void store_fresh(T* to, std::type_identity_t<T> x) {
   static_assert(sizeof(T) == 4);
   __stcg(to, x);
 }
+/// The same for 16 bytes, at a multiple of 16.
+__device__ inline Bytes16 load_fresh16(const float* from) {
+  const uint4 words = __ldcg(reinterpret_cast<const uint4*>(from));
+  return {{words.x, words.y, words.z, words.w}};
+}
+__device__ inline void store_fresh16(float* to, const Bytes16& bytes) {
+  __stcg(reinterpret_cast<uint4*>(to), make_uint4(bytes.word[0], bytes.word[1], bytes.word[2], bytes.word[3]));
+}
 
 /// A counter in global memory, incremented by one thread: 0, 1, ..., last, 0, ... @returns its value before
 ///
@@ -320,6 +328,10 @@ __device__ inline int cluster_size() {
 /// A barrier of all threads of the cluster; writes before it are visible after it.
 __device__ inline void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+/// A barrier of all threads of the cluster that orders no memory: what a thread has read before it has been read.
+__device__ inline void cluster_meet() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned; barrier.cluster.wait.aligned;" ::: "memory");
 }
 /// The same place in the shared memory of another block of the cluster. That block must not have ended.
 template <class T>

@@ -224,7 +224,10 @@ class DeviceBuffer {
       pages_ = PinnedPages(SharedPages(n_bytes));
       data_ = static_cast<T*>(pages_.on_device());
     } else {
-      if (const cudaError_t status = cudaMalloc(&data_, n_bytes); status != cudaSuccess) {
+      // A smaller allocation shares its 2 MiB with neighbours, and another process that opens it reaches those too.
+      constexpr std::size_t kShared = 2 << 20;
+      const std::size_t n_taken = use == MemoryUse::Window ? (n_bytes + kShared - 1) / kShared * kShared : n_bytes;
+      if (const cudaError_t status = cudaMalloc(&data_, n_taken); status != cudaSuccess) {
         std::size_t n_free = 0, n_all = 0;
         cudaGetLastError();
         cudaMemGetInfo(&n_free, &n_all);
@@ -419,7 +422,8 @@ void allow(void (*kernel)(Parameters...), const Launch& config) {
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1), "cudaFuncSetAttribute");
 }
 
-/// Clusters of a launch that the device, or the part of it that this process has, holds at once.
+/// Clusters of a launch that the device, or the part of it that this process has, holds at once: none of a size that the
+/// driver refuses, by whatever error.
 template <class... Parameters>
 int n_resident_clusters(void (*kernel)(Parameters...), const Launch& config) {
   if (device().major < 9) return 0;
@@ -434,13 +438,9 @@ int n_resident_clusters(void (*kernel)(Parameters...), const Launch& config) {
   attributes.attrs = &cluster;
   attributes.numAttrs = 1;
   int n = 0;
-  const cudaError_t status = cudaOccupancyMaxActiveClusters(&n, kernel, &attributes);
-  if (status == cudaErrorInvalidClusterSize) {
-    cudaGetLastError();  // or the next to ask takes it for its own
-    return 0;
-  }
-  check(status, "cudaOccupancyMaxActiveClusters");
-  return n;
+  if (cudaOccupancyMaxActiveClusters(&n, kernel, &attributes) == cudaSuccess) return n;
+  cudaGetLastError();  // or the next to ask takes it for its own
+  return 0;
 }
 
 /// Starts a kernel on a stream. @throws DeviceError if it could not be started

@@ -111,6 +111,8 @@ class Graph {
     const cudaError_t status = cudaGraphInstantiate(&exec_, graph, 0);
     cudaGraphDestroy(graph);
     check(status, "cudaGraphInstantiate");
+    // Or the first replay would do it, while kernels of other ranks wait for its kernel.
+    check(cudaGraphUpload(exec_, stream), "cudaGraphUpload");
     // Nothing has run: what was counted counts in every replay.
     const Counts after = Counts::now();
     copied_ = {after.uploads - before.uploads, after.uploaded - before.uploaded, after.downloaded - before.downloaded,

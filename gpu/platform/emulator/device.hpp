@@ -172,6 +172,19 @@ void store_fresh(T* to, std::type_identity_t<T> x, const Line& line = Line::curr
   runtime::check_global(to, sizeof(T), runtime::Reach::kWrite, "store_fresh", line);
   *to = x;
 }
+/// The same for 16 bytes, at a multiple of 16.
+inline Bytes16 load_fresh16(const float* from, const Line& line = Line::current()) {
+  runtime::check_global(from, 16, runtime::Reach::kRead, "load_fresh16", line);
+  runtime::check_aligned16(from, "load_fresh16", line);
+  Bytes16 bytes;
+  std::memcpy(&bytes, from, sizeof bytes);
+  return bytes;
+}
+inline void store_fresh16(float* to, const Bytes16& bytes, const Line& line = Line::current()) {
+  runtime::check_global(to, 16, runtime::Reach::kWrite, "store_fresh16", line);
+  runtime::check_aligned16(to, "store_fresh16", line);
+  std::memcpy(to, &bytes, sizeof bytes);
+}
 
 // ---- Waiting for memory that others write
 
@@ -292,6 +305,7 @@ inline void wait_for_previous_launch() { runtime::wait_for_previous_launch(); }
 inline int cluster_rank() { return runtime::cluster_rank(); }
 inline int cluster_size() { return runtime::cluster_size(); }
 inline void cluster_sync(const Line& line = Line::current()) { runtime::meet_cluster(line); }
+inline void cluster_meet(const Line& line = Line::current()) { runtime::meet_cluster(line); }
 /// The same place in the shared memory of another block of the cluster. That block must not have ended.
 template <class T>
 Shared<T> remote(Shared<T> shared, int rank, const Line& line = Line::current()) {

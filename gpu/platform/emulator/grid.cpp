@@ -59,7 +59,7 @@ void check(const Launch& config, const Settings& how) {
     throw DeviceError("launch: clusters of " + std::to_string(config.cluster) + " blocks in a grid of " +
                       name_of(config.grid) + ": 1 to 16, and a divisor of the first extent");
   }
-  if (config.cluster > 1 && (how.major < 9 || config.cluster > std::min(how.largest_cluster, how.n_multiprocessors))) {
+  if (config.cluster > 1 && (how.major < 9 || n_clusters(how, how.n_multiprocessors, config.cluster) == 0)) {
     throw DeviceError("launch: clusters of " + std::to_string(config.cluster) + " blocks; the device has " +
                       std::to_string(how.n_multiprocessors) + " multiprocessors, compute capability " +
                       std::to_string(how.major) + " and clusters of up to " + std::to_string(how.largest_cluster));

@@ -237,8 +237,7 @@ class DeviceBuffer {
 /// Clusters of a launch that the device holds at once, as if each block filled a multiprocessor.
 template <class... Parameters>
 int n_resident_clusters(void (*)(Parameters...), const Launch& config) {
-  if (device().major < 9 || config.cluster > settings().largest_cluster) return 0;
-  return device().n_multiprocessors / config.cluster;
+  return device().major < 9 ? 0 : n_clusters(settings(), device().n_multiprocessors, config.cluster);
 }
 
 /// Queues a kernel; on the default stream it has run when this returns.

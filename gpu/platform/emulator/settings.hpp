@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 namespace tree_attn::emulated {
 
@@ -30,8 +31,21 @@ struct Settings {
   bool has_peer_access = true;   ///< whether devices reach windows in each other's memory
   int major = 9;                 ///< major compute capability that device() reports
   int largest_cluster = 16;      ///< blocks of a cluster that the device can hold; 8 on some of compute capability 9
+  std::vector<int> gpcs = {};    ///< multiprocessors of each group that can hold clusters; empty: all of the device are one
   std::size_t shared_bytes = 0;  ///< dynamic shared memory that a block may have; 0: least_shared_bytes(major)
 };
+
+/// Groups that hold as many clusters of 2, 4, 8 and 16 blocks as an H200 said that it does: 66, 30, 15 and 7.
+inline const std::vector<int> kLargeDevice = {18, 18, 18, 18, 18, 16, 16, 10};
+
+/// Clusters of so many blocks that a device holds at once, if each block fills a multiprocessor.
+inline int n_clusters(const Settings& settings, int n_multiprocessors, int size) {
+  if (size > settings.largest_cluster) return 0;
+  if (settings.gpcs.empty()) return n_multiprocessors / size;
+  int n = 0;
+  for (const int gpc : settings.gpcs) n += gpc / size;
+  return n;
+}
 
 /// The settings of the process. Starts from the environment: TREE_ATTN_EMULATOR_SEED, _WORKERS, _MAJOR and _SHARED_KIB.
 Settings& settings();

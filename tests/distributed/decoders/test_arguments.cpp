@@ -266,6 +266,8 @@ TEST_CASE("arguments: one-shot opens windows for ranges that touch, and steps af
   CHECK_THROWS_AS(session->step({q, Lengths{0}}, {}), std::logic_error);
   CHECK_THROWS_AS(session->open_window(Ranges{{0, 64}, {0, 64}}, 0, 0, false), std::invalid_argument);
   CHECK_THROWS_AS(session->open_window(Ranges{{0, 64}}, 1, 0, false), std::out_of_range);
+  CHECK_THROWS_WITH_AS(session->open_window(Ranges{{0, std::int64_t{1} << 32}}, 0, 0, false),
+                       "one-shot: position 4294967296; fewer than 2^32", DeviceError);
   CHECK_THROWS_AS(session->open_window(Ranges{{0, 64}, {64, 128}}, 1, 0, false), std::invalid_argument);
   session->open_window(Ranges{{0, 64}}, 0, 0, false);
   CHECK_THROWS_AS(session->connect({}), std::invalid_argument);

@@ -14,10 +14,9 @@ namespace {
 using Joiner = SubWarp<float, 8, 1>;
 static_assert(Joiner::kLanes * Joiner::kElements == kJoinDim);
 
-/// Threads of the block that joins: one for each part that is listed at once, and four times as many as there are pairs.
-constexpr unsigned kJoinThreads = kListedParts;
-static_assert(kJoinThreads == 4 * ElementPair<Joiner>::kPairs);
-constexpr int kJoinEntry = ElementPair<Joiner>::kPairs * PairStates<Joiner>::kFloats;
+/// Threads of the block that joins: as many groups as there may be, and one more.
+constexpr int kQuads = ElementQuad<Joiner>::kQuads, kJoinEntry = kQuads * QuadStates<Joiner>::kFloats;
+constexpr unsigned kJoinThreads = kQuads * ((1 << kLogJoinGroups) + 1);
 
 __global__ void join(const float* states, KeyRange range, int n_parts, int n_entries, float* forests, std::int64_t n_floats,
                      float* out, int* n_roots) {
@@ -46,15 +45,15 @@ __global__ void join(const float* states, KeyRange range, int n_parts, int n_ent
     }
   }
   __syncthreads();
-  join_splits<Joiner>(scratch, 1, forests, n_floats, range, n_parts, [&](const auto& pair, const auto& roots) {
-    if (pair.component(0) == 0) *n_roots = roots.size();
+  join_splits<Joiner, 0>(scratch, 1, forests, n_floats, range, n_parts, [&](const auto& quad, const auto& roots) {
+    if (quad.component(0) == 0) *n_roots = roots.size();
     // Each of them, and their fold.
     for (int i = 0; i <= roots.size(); ++i) {
-      ElementPair<Joiner>::State state;
+      ElementQuad<Joiner>::State state;
       i < roots.size() ? roots.load(i, state) : roots.fold(0, i, state);
       float* const to = out + i * state_size(kJoinDim);
-      if (pair.component(0) == 0) to[kShift] = state.shift, to[kSum] = state.sum;
-      for (int c = 0; c < ElementPair<Joiner>::kElements; ++c) to[kValues + pair.component(c)] = state.n[c];
+      if (quad.component(0) == 0) to[kShift] = state.shift, to[kSum] = state.sum;
+      for (int c = 0; c < ElementQuad<Joiner>::kElements; ++c) to[kValues + quad.component(c)] = state.n[c];
     }
   });
 }
@@ -197,6 +196,15 @@ unsigned n_asked_on_device(std::int64_t batch, int n_blocks) {
 
 void queue_write(unsigned* word) { launch(write_word, {}, Stream{}, word); }
 void queue_early_read(const unsigned* word) { launch(read_word, {.overlaps = device().major >= 9}, Stream{}, word); }
+
+bool copies_listed_rows(const ListedParams& params, DType dtype) {
+  bool copies = false;
+  with_type(dtype, [&](auto type) {
+    with_pipeline<decltype(type)>(params,
+                                  [&](auto pipeline) { copies = decltype(pipeline)::type::arguments(params, 2).aligned; });
+  });
+  return copies;
+}
 
 void run_listed(const ListedParams& params, DType dtype, const DeviceOutput& output) {
   const LaunchPlan plan = plan_equal_runs(params, dtype, {});

@@ -54,6 +54,9 @@ unsigned n_asked_on_device(std::int64_t batch, int n_blocks);
 void queue_write(unsigned* word);
 void queue_early_read(const unsigned* word);
 
+/// Whether the library kernel copies rows of listed leaves in the background, as its ring does where they are aligned.
+bool copies_listed_rows(const ListedParams& params, DType dtype);
+
 /// Launches the library kernel over listed leaves.
 void run_listed(const ListedParams& params, DType dtype, const DeviceOutput& output);
 

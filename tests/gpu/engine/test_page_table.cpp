@@ -83,6 +83,7 @@ TEST_CASE("page table: pages anywhere in a pool have the bits of rows one after 
     const auto workload = normal_workload(7300, axes, std::vector<std::int64_t>{700, 0, 1, 65, 320});
     const DeviceShard dense(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
     const PagePool pool(*workload, dense);
+    CHECK(device::copies_listed_rows(pool.params, dtype) == (d % 8 == 0));
     const DecodeParams& params = dense.params;
     device::DeviceBuffer<float> out(params.n_rows() * params.d_v), lse(params.n_rows());
     out.fill(0xFF), lse.fill(0xFF);

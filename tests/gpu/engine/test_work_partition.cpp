@@ -124,6 +124,11 @@ TEST_CASE("work partition: what 32 bits cannot count is refused by every step") 
     CHECK(step->refusal(params, dtype) == "");
     params.end = kMostWorkItems / 255 * kLeafKeys + 1;
     CHECK(step->refusal(params, dtype) == "255 rows over 16843010 leaves: more than 4294967295 work items");
+    DecodeParams far = params;
+    far.end = kMostWorkItems * kLeafKeys, far.begin = far.end - kLeafKeys;
+    CHECK(step->refusal(far, dtype) == "");
+    ++far.end;
+    CHECK(step->refusal(far, dtype) == "position 274877906881: more than 2^38");
   }
 }
 

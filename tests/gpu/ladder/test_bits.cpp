@@ -31,7 +31,7 @@ std::vector<Axes> shapes() {
 /// More parts than are listed at once, whose subtrees are more than a list holds although their states would fit.
 /// @tested{thm_1, Thm. 1}
 TEST_CASE("bits: parts of many subtrees are joined in rounds") {
-  constexpr int kSplits = 70, kListedParts = 64, kListedSubtrees = 256;  // as join_parts() has them
+  constexpr int kSplits = 70, kListedParts = 32, kListedSubtrees = 128;  // as JoinList has them
   const Axes axes{.heads = 1, .kv_heads = 1, .head_dim = 4, .value_dim = 4, .n_keys = kSplits * 23 * kLeafKeys};
   int n = 0;
   for (int i = 0; i < kListedParts; ++i) {
