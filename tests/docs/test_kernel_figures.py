@@ -85,7 +85,7 @@ class Tile(unittest.TestCase):
 
 class Instructions(unittest.TestCase):
     def test_the_counts_of_a_build_come_before_those_that_are_recorded(self):
-        walk = {"kernel": "equal_runs", "architecture": "sm_90a", "worker": "SubWarp<float, 32, 1>", "rows": "bulk", "start": 345, "pass": 1, "leaf": 4321, "per_8_kib": 1,
+        walk = {"kernel": "equal_runs", "architecture": "sm_90a", "worker": "SubWarp<float, 32, 1>", "rows": "bulk", "start": 345, "arrival": 320, "exit": 280, "state": 80, "pass": 1, "leaf": 4321, "per_8_kib": 1,
                 "hot_bytes": 2048, "loop_bytes": 1, "kernel_bytes": 4096, "registers": 99, "stack": 0}
         large = walk | {"kernel": "one_shot", "worker": "MmaTile<Half, 64, 4>", "hot_bytes": 40 * 1024}
         recorded = kernel_tables.instructions()
@@ -100,7 +100,7 @@ class Instructions(unittest.TestCase):
             finally:
                 del os.environ["TREE_ATTN_DOCS_RESOURCES"]
         self.assertEqual([line for line in shown if line.startswith("| `")],
-                         ["| `SubWarp<float, 32, 1>` | bulk | sm_90a | 345 | 4321 | 1 | 768 | 2.0 KiB | 4 KiB | 99 |"])
+                         ["| `SubWarp<float, 32, 1>` | bulk | sm_90a | 345 | 320, 280, 80 | 4321 | 1 | 768 | 2.0 KiB | 4 KiB | 99 |"])
         self.assertIn("nvcc 99", shown[0])
         largest = "`one_shot` with `MmaTile<Half, 64, 4>`, rows by bulk."
         self.assertEqual(shown[-2:], [f"* sm_80: 1 walks of all kernels, 1 with more than 40 KiB of hot code. The largest has 49.0 KiB: {largest}",

@@ -25,10 +25,13 @@ What is counted
 * Hot code is the instructions on either of the two ways, each 16 bytes.
 * The start of a walk is the instructions before the first copy of its kind, on the cheapest way forward to one without a call: so a
   loop over the entries of a batch is passed by, and where the compiler asks whether a division of 64 bits fits 32, it does.
+* The ends of a launch are the cheapest way from the walk to the arrival of the block (an atomic increment; in a cluster there is none), and from there to the exit, that
+  copies a state (LDGSTS) and then merges one; a further state that is copied and merged takes the cheapest way around the two loops.
 """
 
 import argparse
 import concurrent.futures
+import heapq
 import json
 import re
 import subprocess
@@ -41,7 +44,7 @@ import toolkit
 SKIPPED = 77
 BYTES = 16  # of one instruction
 LEAF_KEYS, KEYS_PER_STEP, WARP = 64, 8, 32
-COPIES = {"UBLKCP": "bulk", "UTMALDG": "tensor map", "LDGSTS": "cp.async", "LDG.E.128": "loads"}  # in order of precedence
+COPIES = {"UBLKCP": "bulk", "UTMALDG": "tensor map", "LDGSTS": "cp.async", "LDG.E.128.CONSTANT": "loads"}  # in order of precedence
 MOST_CHANGE = 0.05  # of the instructions of a leaf, from what the documentation shows
 FEWEST_STORES, FEWEST_PRODUCTS = 4, 4  # FMULs and stores in a block that is about a state, not about one element
 
@@ -270,6 +273,56 @@ def start_of(blocks, place, copy):
     return min(found, default=None)
 
 
+def cheapest_way(blocks, starts, steps):
+    """Instructions of the cheapest way that begins with one of the blocks `starts` and passes one of each of the steps in their order; None if there is
+    none. @param steps block -> whether it is one"""
+    waiting = [(0, i, 0) for i in starts]
+    seen = set()
+    while waiting:
+        cost, i, passed = heapq.heappop(waiting)
+        if (i, passed) in seen:
+            continue
+        seen.add((i, passed))
+        cost += blocks[i].cost()
+        while passed < len(steps) and steps[passed](blocks[i]):
+            passed += 1
+        if passed == len(steps):
+            return cost
+        for j in blocks[i].after:
+            heapq.heappush(waiting, (cost, j, passed))
+    return None
+
+
+def copies_state(block):
+    return block.count("LDGSTS") > 0
+
+
+def merges_state(block):
+    return min(block.count("FMUL"), block.count("FADD")) >= 3
+
+
+def arrives(block):
+    return block.count("ATOMG") > 0
+
+
+def ends_of(blocks, loops, place, walk):
+    """The ends of the launch, see the top, behind a walk. @param walk its blocks"""
+    behind = [j for i in walk for j in blocks[i].after if j not in walk]
+    outside = [Block([]) if i in walk else block for i, block in enumerate(blocks)]
+    arrival = cheapest_way(outside, behind, [copies_state, merges_state, arrives])
+    if arrival is None:
+        return {"arrival": None, "exit": None, "state": None}
+    leave = cheapest_way(outside, [j for block in outside if arrives(block) for j in block.after],
+                         [copies_state, merges_state, lambda block: block.count("STG") > 0, lambda block: block.count("EXIT") > 0])
+    # The smallest loops that copy, and that merge.
+    ways = []
+    for work in (copies_state, merges_state):
+        around = [(len(body), head) for head, body in loops.items() if not body & walk and any(work(blocks[i]) for i in body)]
+        way = around and cheapest(blocks, loops[min(around)[1]], min(around)[1], place, lambda block: (work(block), 0), 1)
+        ways.append(way[0] if way else 0)
+    return {"arrival": arrival, "exit": leave, "state": sum(ways)}
+
+
 class Worker:
     """What a pass of a worker does, by the name of its kernel."""
 
@@ -342,7 +395,7 @@ def walks_of(name, instructions):
             "per_8_kib": round(per_leaf * 8192 / worker.leaf_bytes),
             "hot_bytes": BYTES * sum(len(blocks[b].instructions) for b in {*one[1], *end[1]}),
             "loop_bytes": BYTES * sum(len(blocks[b].instructions) for b in body),
-            "kernel_bytes": BYTES * len(instructions)})
+            "kernel_bytes": BYTES * len(instructions)} | ends_of(blocks, loops, place, body))
     return sorted(walks, key=lambda walk: walk["rows"])
 
 
@@ -395,8 +448,8 @@ def key_of(walk):
 
 
 def changes(walks, recorded):
-    """Walks that only one of two lists has, and those whose instructions per leaf, or before the first copy, differ by more than
-    MOST_CHANGE. What only one of the two was compiled for says nothing."""
+    """Walks that only one of two lists has, and those whose instructions per leaf, before the first copy, or at the ends differ by more
+    than MOST_CHANGE. What only one of the two was compiled for says nothing."""
     def counts(these, others, what):
         found = {}
         for walk in these:
@@ -405,7 +458,8 @@ def changes(walks, recorded):
         return {key: sorted(numbers) for key, numbers in found.items()}
 
     found = []
-    for what, words in (("leaf", "per leaf"), ("start", "before the first copy")):
+    for what, words in (("leaf", "per leaf"), ("start", "before the first copy"), ("arrival", "to the arrival"), ("exit", "to the exit"),
+                        ("state", "per further state")):
         now, before = counts(walks, recorded, what), counts(recorded, walks, what)
         for key in sorted(now.keys() | before.keys()):
             a, b = now.get(key, []), before.get(key, [])
@@ -415,11 +469,11 @@ def changes(walks, recorded):
 
 
 def table(walks):
-    rows = ["| kernel | architecture | worker | rows by | start | pass | leaf of 64 keys | per 8 KiB | hot code, KiB | loop, KiB | kernel, KiB | registers |",
-            "| --- | --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"]
+    rows = ["| kernel | architecture | worker | rows by | start | pass | leaf of 64 keys | arrival | exit | state | per 8 KiB | hot code, KiB | loop, KiB | kernel, KiB | registers |",
+            "| --- | --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"]
     for w in walks:
         sizes = " | ".join(f"{w[key] / 1024:.1f}" for key in ("hot_bytes", "loop_bytes", "kernel_bytes"))
-        rows.append(f"| {w['kernel']} | {w['architecture']} | {w['worker']} | {w['rows']} | {w['start'] or ''} | {w['pass']} | {w['leaf']} | {w['per_8_kib']} | {sizes} | {w['registers']} |")
+        rows.append(f"| {w['kernel']} | {w['architecture']} | {w['worker']} | {w['rows']} | {w['start'] or ''} | {w['pass']} | {w['leaf']} | {w['arrival'] or ''} | {w['exit'] or ''} | {w['state'] or ''} | {w['per_8_kib']} | {sizes} | {w['registers']} |")
     return rows
 
 

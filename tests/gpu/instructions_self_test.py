@@ -106,6 +106,15 @@ def main():
     assert only(start + loop)["start"] == 5 + 1 + 1 + 20 + 1 + 129 + 2 and only(plain)["start"] is None
     assert only(start + "UBLKCP.S.G [UR14], [UR12], UR10\n" + loop)["start"] == 5 + 1 + 1 + 20 + 1
 
+    # The ends: from the walk to the arrival, and back to the join from there to the exit, each with one state that is copied and merged.
+    copies, merges = "IADD3 R1, R1, R1, R1 x 4\nLDGSTS.E.BYPASS.128 [R1], desc[UR16][R2.64]\n@P1 BRA -> copies\n", "FMUL R1, R1, R2 x 5\nFADD R1, R1, R2 x 5\n@P2 BRA -> merges\n"
+    ends = (plain.replace("EXIT", "FADD R1, R2, R3 x 9\njoin:\nFADD R1, R2, R3 x 20\n@P1 BRA -> none\ncopies:\n" + copies + "none:\nMOV R1, R2\n@P2 BRA -> over\nmerges:\n" + merges + "over:\n")
+            + "@P4 BRA -> out\nATOMG.E.INC.STRONG.GPU PT, R1, desc[UR4][R2.64], R3\n@P3 BRA -> join\nEXIT\nout:\nSTG.E desc[UR4][R2.64], R1 x 3\nEXIT")
+    walk, to_copies, to_merges = only(ends), 20 + 1 + 6, 2 + 11
+    assert (walk["arrival"], walk["exit"], walk["state"]) == (9 + to_copies + to_merges + 1 + 2, to_copies + to_merges + 1 + 3 + 1, 6 + 11)
+    # Without a copy, or a merge, on the way there is no end.
+    assert only(ends.replace("LDGSTS.E.BYPASS.128", "LDG.E.128.CONSTANT"))["arrival"] is None and only(ends.replace("FADD R1, R1, R2 x 5", "FADD R1, R1, R2"))["arrival"] is None
+
     # Code for sm_80 may leave a loop by a CALL that does not return; what comes after it is found, and is no way with a call.
     left = "MOV R1, R2 x 5\nwait:\nFADD R1, R2, R3\n@P0 CALL.REL.NOINC -> on\nBRA -> wait\non:\nLDGSTS.E.BYPASS.128 [R1], desc[UR16][R2.64]\n"
     walk = only(left + copy.replace("-> on", "-> after").replace("on:", "after:").format("LDGSTS.E.BYPASS.128 [R1], desc[UR16][R2.64]\n"))
@@ -161,6 +170,7 @@ def main():
 
     assert changed(127) == 0 and changed(122) == 1 and changed(139) == 1
     assert changed(130, start=127) == 0 and changed(130, start=122) == changed(130, start=None) == 1
-    assert changed(130, 130) == 2 and changed(130, rows="bulk") == 4
+    assert changed(130, arrival=100) == changed(130, exit=100) == changed(130, state=100) == 1
+    assert changed(130, 130) == 5 and changed(130, rows="bulk") == 10
     assert changed(122, architecture="sm_80") == 0
     print("instructions: the self-test is well")

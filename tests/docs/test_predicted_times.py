@@ -1,0 +1,31 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The predicted times: how long the chains of a join are, and what follows from counts that are known."""
+import pathlib
+import sys
+import unittest
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "docs" / "tools"))
+import predicted_times
+
+
+class Predicted(unittest.TestCase):
+    def test_a_chain_has_the_parts_of_a_group_and_what_the_other_groups_left(self):
+        self.assertEqual([predicted_times.chain(*shape) for shape in ((1, 4, 128), (1, 8, 128), (1, 16, 128), (4, 16, 128), (8, 16, 128), (1, 8, 256))], [4, 5, 7, 16, 32, 5])
+
+    def test_a_time_is_the_read_and_the_instructions_of_the_start_of_the_last_pass_and_of_the_ends(self):
+        walk = {"kernel": "equal_runs", "architecture": "sm_90a", "worker": "MmaTile<BFloat16, 128, 8>", "rows": "tensor map", "start": 100, "pass": 200, "arrival": 300, "exit": 400, "state": 50}
+        line = {"shape": "BF16, 32/8 heads, 8k keys", "step": "short-end", "read_seconds": 1e-5, "graph_seconds": 3e-5, "apart_seconds": 2e-5}
+        (name, read, before, predicted), = predicted_times.seconds(("BF16", "32/8", 4, 16, 4), [walk | {"rows": "loaded"}, walk], [line, line | {"step": "copies"}, line | {"shape": "BF16, 8/8 heads, 8k keys"}])
+        self.assertEqual((name, read, before), (line["shape"], 1e-5, 2e-5))
+        self.assertAlmostEqual(predicted - read - predicted_times.FIXED, (1000 + 18 * 50) * predicted_times.CYCLES / predicted_times.CLOCK)
+
+    def test_no_prediction_is_below_the_read(self):
+        rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in predicted_times.table()[2:]]
+        self.assertGreater(len(rows), 8)
+        self.assertTrue(all(float(row[1].split()[0]) < float(row[3].split()[0]) and float(row[4]) < 1 for row in rows), rows)
+
+
+if __name__ == "__main__":
+    unittest.main()
