@@ -144,18 +144,23 @@ void Decoder::check(const Step& step) const {
 }
 
 void Decoder::compare_rule(const Step& step) {
-  if (step.rule == rule_ && std::ranges::equal(std::as_bytes(step.sink), std::as_bytes(std::span(sink_)))) return;
-  rule_ = step.rule;
+  const auto& axes = step.mask.shape;
+  const std::int64_t mask = step.mask.data == nullptr ? 0 : 1 + step.mask.is_boolean + 2 * (axes[0] > 1) + 4 * (axes[1] > 1);
+  if (step.rule == rule_ && mask == mask_ && step.softcap == softcap_ &&
+      std::ranges::equal(std::as_bytes(step.sink), std::as_bytes(std::span(sink_))))
+    return;
+  rule_ = step.rule, mask_ = mask, softcap_ = step.softcap;
   sink_.assign(step.sink.begin(), step.sink.end());
   if (transport_.size() == 1) return;
   struct Rule {
-    std::int64_t causal, window, sinks;
+    std::int64_t causal, window, sinks, mask;
+    double softcap;
     std::uint64_t hash;
   };
-  const Rule mine{rule_.causal, rule_.window, rule_.sinks, fnv1a(std::as_bytes(std::span(sink_)))};
+  const Rule mine{rule_.causal, rule_.window, rule_.sinks, mask_, softcap_, fnv1a(std::as_bytes(std::span(sink_)))};
   const std::vector<Rule> all = transport_.tell_all(mine, "what queries see on all ranks");
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
-    const auto& [causal, window, sinks, hash] = all[rank];
+    const auto& [causal, window, sinks, kind, cap, hash] = all[rank];
     const auto line = [&](const char* what, auto first, auto other) {
       throw InputError("Decoder::step: ranks 0 and " + std::to_string(rank) + " differ in " + what + " (" +
                        std::to_string(first) + " and " + std::to_string(other) + ")");
@@ -163,6 +168,8 @@ void Decoder::compare_rule(const Step& step) {
     if (causal != all[0].causal) line("the causal edge", all[0].causal, causal);
     if (window != all[0].window) line("the window", all[0].window, window);
     if (sinks != all[0].sinks) line("the number of sinks", all[0].sinks, sinks);
+    if (kind != all[0].mask) line("the kind of the mask", all[0].mask, kind);
+    if (cap != all[0].softcap) line("the soft cap", all[0].softcap, cap);
     if (hash != all[0].hash) line("the hash of learned sinks", all[0].hash, hash);
   }
 }

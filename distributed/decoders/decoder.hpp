@@ -33,8 +33,9 @@ class Decoder {
   Decoder& operator=(const Decoder&) = delete;
 
   /// Decodes one step; collective over the ranks of the transport.
-  /// @param step the same on every rank. When its rule or its learned sinks are others than in the step before, and first of
-  ///   all if there are any, the ranks compare them
+  /// @param step the same on every rank. When its rule, its learned sinks, its soft cap or the kind of its mask are others
+  /// than in
+  ///   the step before, and first of all if there are any, the ranks compare them. Of the mask a rank reads its own keys
   /// @returns the output, valid until the next step @throws as DecodeSession::decode(); std::out_of_range also for a length
   ///   beyond the ranges of all ranks; InputError if ranks differ, or the decoder has no kernel for a rule; TransportError
   OutputView step(const Step& step);
@@ -84,6 +85,8 @@ class Decoder {
   bool is_started_ = false;
   double states_ready_ = 0;
   SeenRule rule_;                      ///< of the step before
+  std::int64_t mask_ = 0;              ///< kind of its mask
+  double softcap_ = 0;                 ///< its soft cap
   std::vector<float> sink_;            ///< of the heads in that step
   std::vector<float> of_rows_;         ///< the same of all rows
   std::int64_t most_keys_ = kOpenEnd;  ///< where the ranges of all ranks end: set by Algorithm::open()

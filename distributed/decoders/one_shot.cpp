@@ -122,6 +122,8 @@ class OneShotDecoder : public Decoder {
     if (transport_.device() == nullptr) transport_.abandon();
   }
   OutputView decode(const Step& step) {
+    if (step.mask.data != nullptr || step.softcap != 0)
+      throw InputError("one-shot: its kernel has no mask and no soft cap; use two-level with the backend cpu");
     if (step.rule.window > 0 || !step.sink.empty())
       throw InputError("one-shot: its kernel has no window and no learned sinks; use two-level");
     // The lengths are the same on every rank, so all ranks come here in the same step.

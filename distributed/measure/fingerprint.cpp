@@ -53,6 +53,16 @@ std::uint64_t hash_of_queries(Workload& workload) {
   return hash;
 }
 
+/// The hash of what is added to the scores of a key, for all queries of its group.
+std::uint64_t hash_of_mask(Workload& workload, std::int64_t i, std::int64_t kv_head, std::int64_t n) {
+  const WorkloadShape& shape = workload.shape();
+  const std::int64_t group = shape.heads / shape.kv_heads;
+  std::vector<float> elements;
+  for (std::int64_t h = kv_head * group; h < (kv_head + 1) * group; ++h)
+    for (std::int64_t j = 0; j < shape.mask.shape[2]; ++j) elements.push_back(shape.mask.add(0.0f, 1.0f, i, h, j, n));
+  return fnv1a(std::as_bytes(std::span(elements)));
+}
+
 }  // namespace
 
 std::vector<CacheRow> sampled_rows(std::span<const KeyRange> ranges, std::span<const std::int64_t> lengths,
@@ -89,6 +99,8 @@ void agree_on_input(const Ranks& ranks, Workload& workload, const SafetensorsFil
     const std::string row = "row [" + std::to_string(i) + ", " + std::to_string(h) + ", " + std::to_string(n) + "] of ";
     parts.push_back({row + "k", hash_of_row(cache.k, i, h, n)});
     parts.push_back({row + "v", hash_of_row(cache.v, i, h, n)});
+    if (workload.shape().mask.data != nullptr)
+      parts.push_back({"the mask of row" + row.substr(3) + "k", hash_of_mask(workload, i, h, n)});
     file->release_pages();  // most belong to other shards
   }
   agree_on(ranks, file, parts);

@@ -148,6 +148,7 @@ Verifier::Verifier(Workload& workload, double scale, int n_ranks, const Backend&
   truth.options.scale = scale;
   truth.options.lengths = workload.lengths(last);
   truth.options.rule = workload.shape().rule;
+  truth.options.mask = workload.mask(last), truth.options.softcap = workload.shape().softcap;
   truth.options.sink.assign(workload.shape().sink.begin(), workload.shape().sink.end());
   truth.oracle = attention(truth.q, truth.k, truth.v, truth.options);
 

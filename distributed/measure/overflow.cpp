@@ -138,7 +138,8 @@ std::string overflow_of(const Step& step, const std::optional<Shard>& all, doubl
     const Seen seen = step.seen(i, j);
     const std::span z(output.out.data() + r * d_v, static_cast<std::size_t>(d_v));
     const bool lse_finite = std::isfinite(output.lse[static_cast<std::size_t>(r)]);
-    if (seen.end == 0 || (lse_finite && is_finite(z))) continue;
+    const bool is_masked = !lse_finite && step.mask.data != nullptr;  // maybe on purpose
+    if (seen.end == 0 || is_masked || (lse_finite && is_finite(z))) continue;
 
     // Look for the cause in the input of this row alone.
     Row query(static_cast<std::size_t>(d_h));

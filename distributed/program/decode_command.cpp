@@ -150,8 +150,8 @@ struct Setup {
       throw InputError("--expect " + readable(options.expect) + ": needs IN, the file that contains the tensor");
     const LeafOrder order = order_of(options, chosen);
     WorkloadShape synthetic = file ? WorkloadShape{} : synthetic_shape(options, order);
-    synthetic.rule = options.rule;
-    workload = file ? open_workload(*file, options.steps, order, options.rule)
+    synthetic.rule = options.rule, synthetic.softcap = options.softcap;
+    workload = file ? open_workload(*file, options.steps, order, options.rule, options.softcap)
                     : make_workload(synthetic, options.seed, options.steps);
     if (file && !options.expect.empty()) expected_tensor(*file, options.expect, workload->shape());
     check(options, ranks.size(), workload->shape());

@@ -20,6 +20,13 @@
 namespace tree_attn {
 namespace {
 
+/// Whether the text is a soft cap that steps take: empty, or why not.
+std::string is_cap(const std::string& text) {
+  double cap = 0;
+  const bool is_one = read_number(text, cap) && (cap == 0 || (cap >= 0x1p-60 && cap <= 0x1p60));
+  return is_one ? "" : readable(text) + " is no soft cap: 0 (none), or 2^-60 to 2^60";
+}
+
 /// Lets this rank decode on its GPU, or on its emulated device. @throws InputError if it cannot
 void use_gpu(const ClusterOptions& options, const Backend& backend, int rank, const Topology& machines) {
   const int n_gpus = static_cast<int>(backend.gpus().size());
@@ -75,6 +82,8 @@ void check(const DecodeOptions& options, int n_ranks, const WorkloadShape& shape
   const std::string ranks = ranks_text(n_ranks);
   if (options.moments > 1 && !shape.sink.empty())
     refuse("--moments 2: a learned sink has no moments; leave the tensor \"sink\" out");
+  if (options.moments > 1 && (shape.mask.data != nullptr || shape.softcap > 0))
+    refuse("--moments 2: the entropy needs scores that are linear in the keys, without --softcap and the tensor \"mask\"");
   if (options.steps > 1 && options.steps > shape.n_keys) {
     refuse("--steps " + std::to_string(options.steps) + ": every step appends one key, but the sequence has only " +
            std::to_string(shape.n_keys));
@@ -142,6 +151,9 @@ std::unique_ptr<Transport> open_transport(const ClusterOptions& options, const B
 
 void check(std::span<const Algorithm* const> chosen, const Backend& backend, Transport& transport,
            std::span<const KeyRange> ranges, const WorkloadShape& shape) {
+  if ((shape.mask.data != nullptr || shape.softcap > 0) && !backend.has_masks())
+    throw InputError("--backend " + std::string(backend.name()) + ": no kernel has --softcap or the tensor \"mask\"; use " +
+                     "--backend cpu");
   if (!shape.sink.empty() && transport.device() != nullptr)
     throw InputError("--transport " + std::string(transport.name()) +
                      ": no kernel adds the tensor \"sink\"; use --transport mpi or shared");
@@ -247,13 +259,15 @@ std::vector<const Algorithm*> chosen_algorithms(const ClusterOptions& options) {
   return chosen;
 }
 
-void add_seen_options(CLI::App& command, SeenRule& rule) {
+void add_seen_options(CLI::App& command, SeenRule& rule, double& softcap) {
   command.add_flag("--causal", rule.causal, "Query j of l stands at position N - l + j, and sees the keys up to there");
   CLI::Option* window = command.add_option("--window", rule.window, "A query sees the last W of its keys (default: all)")
                             ->check(within(1, kOpenEnd));
   command.add_option("--sinks", rule.sinks, "The first keys of the sequence, which it sees beside its window")
       ->check(within(0, kOpenEnd))
       ->needs(window);
+  command.add_option("--softcap", softcap, "c: scores s become c tanh(s / c), before a mask is added (default: no cap)")
+      ->check(is_cap);
 }
 
 void add_devices_option(CLI::App& command, std::string& devices) {
@@ -320,7 +334,9 @@ std::vector<const CLI::Option*> add_decode_options(CLI::App& command, DecodeOpti
   command
       .add_option("IN", options.in,
                   "safetensors file with q [b, n_h, l, d_h], k [b, n_kv, N, d_h], v [b, n_kv, N, d_v] (heads before"
-                  "\npositions), optional lengths [b] and learned sinks, sink [n_h]; each rank reads only its own shard")
+                  "\npositions), optional lengths [b], learned sinks, sink [n_h], and a mask, mask [b or 1, n_h or 1, l, N] "
+                  "(BOOL, U8 or"
+                  "\nF32; --backend cpu); each rank reads only its own shard")
       ->check(not_empty);
   command
       .add_option("OUT", options.out,
@@ -344,7 +360,7 @@ std::vector<const CLI::Option*> add_decode_options(CLI::App& command, DecodeOpti
                   "IN dealt, but for one-shot)")
       ->check(CLI::IsMember({"contiguous", "dealt"}).description(""));
   command.add_option("--scale", options.scale, "Factor of q.k (default 1/sqrt(d_h))")->check(is_finite);
-  add_seen_options(command, options.rule);
+  add_seen_options(command, options.rule, options.softcap);
   command
       .add_option(
           "--moments", options.moments,

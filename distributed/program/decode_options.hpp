@@ -43,6 +43,7 @@ struct DecodeOptions : ShapeOptions, ClusterOptions {
   double tolerance = 1e-5;
   int steps = 1, repeat = 1, warmup = 0, moments = 1;
   SeenRule rule;
+  double softcap = 0;
   bool verify = false;
 };
 
@@ -55,8 +56,8 @@ std::string dtype_help();
 /// The type of that name, "bf16".
 DType dtype_named(std::string_view name);
 
-/// Adds --causal, --window and --sinks. `rule` must live until the command line is parsed.
-void add_seen_options(CLI::App& command, SeenRule& rule);
+/// Adds --causal, --window, --sinks and --softcap. `rule` and `softcap` must live until the command line is parsed.
+void add_seen_options(CLI::App& command, SeenRule& rule, double& softcap);
 /// Adds --devices. `devices` must live until the command line is parsed.
 void add_devices_option(CLI::App& command, std::string& devices);
 /// Adds the options of the ranks and the algorithm. `options` must live until the command line is parsed.

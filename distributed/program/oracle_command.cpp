@@ -18,6 +18,7 @@ struct OracleOptions {
   std::string in, out;
   std::optional<double> scale;
   SeenRule rule;
+  double softcap = 0;
 };
 
 int run_oracle(const OracleOptions& options) {
@@ -28,7 +29,9 @@ int run_oracle(const OracleOptions& options) {
   AttentionOptions attention_options{.scale = options.scale,
                                      .rule = options.rule,
                                      .sink = {tensors.sink.begin(), tensors.sink.end()},
-                                     .lengths = tensors.lengths};
+                                     .lengths = tensors.lengths,
+                                     .mask = tensors.mask,
+                                     .softcap = options.softcap};
   if (file.find("zeta")) attention_options.zeta = view4(file, "zeta", "b, n_h, l, d_v");
   const WorkloadShape shape = shape_of(tensors);
   require_memory(readable(options.in, 200) + ": attention over " + axes_text(shape),
@@ -66,14 +69,15 @@ Command add_oracle(CLI::App& program) {
   command
       ->add_option("IN", options->in,
                    "safetensors file with q [b, n_h, l, d_h], k [b, n_kv, N, d_h], v [b, n_kv, N, d_v] (heads before"
-                   "\npositions); optional zeta [b, n_h, l, d_v], lengths [b], learned sinks: sink [n_h]")
+                   "\npositions); optional zeta [b, n_h, l, d_v], lengths [b], learned sinks: sink [n_h], mask [b or 1, n_h "
+                   "or 1, l, N]")
       ->required()
       ->check(not_empty);
   command->add_option("OUT", options->out, "safetensors file to write: F64 out, lse (natural), energy, gradient")
       ->required()
       ->check(not_empty);
   command->add_option("--scale", options->scale, "Factor of q.k (default 1/sqrt(d_h))")->check(is_finite);
-  add_seen_options(*command, options->rule);
+  add_seen_options(*command, options->rule, options->softcap);
   return [options](const Ranks& ranks) {
     // Rank 0 computes; the other ranks learn whether it succeeded.
     run_on_all(ranks, [&] {

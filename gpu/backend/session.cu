@@ -72,6 +72,8 @@ void StepRunner::prepare(std::int64_t longest) {
 }
 
 void StepRunner::run(const Step& step, StepEnd* end, const std::function<void()>& progress) {
+  if (step.mask.data != nullptr || step.softcap != 0)
+    throw std::invalid_argument("DecodeSession::decode: no kernel caps scores or adds a mask to them; use the backend cpu");
   if (end != std::exchange(last_end_, end)) stream_.forget();
   if (step.rule != plan_.rule) {
     plan_.rule = step.rule;

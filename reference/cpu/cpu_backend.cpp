@@ -202,12 +202,15 @@ class CpuSession final : public DecodeSession, public States {
 
   /// What the queries of each sequence see, and what none of any sequence sees.
   void see(const Step& step) {
+    const std::int64_t b = step.q.shape[0], n_h = step.q.shape[1], l = step.q.shape[2];
+    masks_.clear();
+    for (std::int64_t r = 0; step.mask.data != nullptr && r < b * n_h * l; ++r)
+      masks_.push_back(step.mask.row(r / (n_h * l), r / l % n_h, r % l));
     seen_.clear();
     hidden_ = {};
     if (step.sees_all()) return;
-    const std::int64_t l = step.q.shape[2];
     hidden_ = {0, kOpenEnd};
-    for (std::int64_t i = 0; i < step.q.shape[0]; ++i) {
+    for (std::int64_t i = 0; i < b; ++i) {
       for (std::int64_t j = 0; j < l; ++j) seen_.push_back(step.seen(i, j));
       const Seen any = step.seen_by_any(i);
       hidden_ = {std::max(hidden_.begin, any.sinks), std::min(hidden_.end, any.begin)};
@@ -283,7 +286,7 @@ class CpuSession final : public DecodeSession, public States {
     const std::int64_t entry = head / shape.kv_heads;
     for (std::int64_t a = rows.begin; a < rows.end; a += kLeafKeys, ++n_leaves) {
       leaves[n_leaves] = cache_.leaf(entry, head % shape.kv_heads, a);
-      if (seen_.empty()) continue;
+      if (seen_.empty() && masks_.empty()) continue;
       const std::int64_t first = leaves[n_leaves].position = cache_.leaves().position(a);
       leaves[n_leaves].is_hidden = !step_.seen_by_any(entry).touches(first, first + kLeafKeys);
     }
@@ -299,6 +302,10 @@ class CpuSession final : public DecodeSession, public States {
                       .score_scale = scale_.score,
                       .seen = seen_.empty() ? nullptr : seen_.data() + entry * step_.q.shape[2],
                       .n_rules = step_.q.shape[2],
+                      .cap = static_cast<float>(kLog2E * step_.softcap),
+                      .cap_inverse = step_.softcap > 0 ? static_cast<float>(1 / (kLog2E * step_.softcap)) : 0,
+                      .masks = masks_.empty() ? nullptr : masks_.data() + head * n_queries_,
+                      .is_boolean = step_.mask.is_boolean,
                       .apart = apart,
                       .requests = choice.requests()};
     using Clock = std::chrono::steady_clock;
@@ -321,10 +328,11 @@ class CpuSession final : public DecodeSession, public States {
   std::optional<DealtMerges> merges_;                             ///< in the dealt order
   float* nodes_ = nullptr;                                        ///< the states of its subtrees in the forest
   Forest<float> forest_;
-  Step step_;                           ///< the step at hand
-  std::vector<Seen> seen_;              ///< [b, l] what its queries see; empty if that is everything
-  KeyRange hidden_;                     ///< positions that none of them sees
-  std::vector<RequestChoice> choices_;  ///< [threads]
+  Step step_;                            ///< the step at hand
+  std::vector<Seen> seen_;               ///< [b, l] what its queries see; empty if that is everything
+  std::vector<const std::byte*> masks_;  ///< [n_rows] the mask of every row; empty if there is none
+  KeyRange hidden_;                      ///< positions that none of them sees
+  std::vector<RequestChoice> choices_;   ///< [threads]
   ThreadPool pool_;
 };
 
@@ -342,6 +350,7 @@ class CpuBackend final : public Backend {
   }
   std::vector<std::string> gpus() const override { return {}; }
   bool has_threads() const override { return true; }
+  bool has_masks() const override { return true; }
   std::string refusal(const AttentionShape&) const override { return ""; }
   ErrorTerms error_terms(const AttentionShape&) const override { return {}; }
   AttentionShape stored(const AttentionShape& shape) const override { return shape; }

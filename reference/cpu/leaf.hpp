@@ -160,6 +160,24 @@ TREE_ATTN_INLINE void scores_of_block(Rows keys, std::int64_t a, std::int64_t d_
   for (int j = 0; j < kQueries; ++j) __builtin_memcpy(s + j * s_stride, sums + j * kBlock, kBlock * sizeof(float));
 }
 
+/// soft_cap() of mask.hpp, for the scores of a leaf. @param limit, inverse log2(e) c and its inverse
+TREE_ATTN_INLINE void soft_cap(float* s, float limit, float inverse) {
+  for (int a = 0; a < kKeys; a += kPartLanes) {
+    const Part score = load_vector<Part>(s + a);
+    const PartBits sign = (PartBits)score & static_cast<std::int32_t>(0x80000000);
+    const Part x = (Part)((PartBits)score ^ sign) * inverse, z = x * x, product = x * 0x1.715476p+1f;
+    const Part y = select(product > 64.0f, all(64), product), shift = ceil(-y), u = exp2_fraction(-y - shift) * pow2(shift);
+    Part series = all(0x1.664f48p-6f);
+    series = series * z - 0x1.ba1ba2p-5f;
+    series = series * z + 0x1.111112p-3f;
+    series = series * z - 0x1.555556p-2f;
+    series = series * z + 1.0f;
+    const Part capped = limit * select(x < 0.17f, series * x, (1.0f - u) / (1.0f + u));
+    const PartBits bits = (PartBits)capped | sign;
+    __builtin_memcpy(s + a, &bits, sizeof bits);
+  }
+}
+
 /// What the weights of a leaf have in common.
 struct LeafShift {
   float shift;  ///< e

@@ -126,6 +126,23 @@ class ChunkLoop {
   Rows rows(std::int64_t leaf, const std::byte* first, std::int64_t stride) const {
     return {first, stride, keys_of(leaf) - 1};
   }
+  /// Caps the scores of a query, and adds its mask.
+  void cap_and_mask(std::int64_t leaf, std::int64_t j, float* s) const {
+    const LeafRows& at = chunk_.leaves[leaf];
+    if (at.is_hidden) return;
+    if (chunk_.cap > 0) soft_cap(s, chunk_.cap, chunk_.cap_inverse);
+    const std::int64_t n = chunk_.masks == nullptr ? 0 : keys_of(leaf);
+    for (std::int64_t a = 0; a < n; ++a) {
+      const std::byte* const mask = chunk_.masks[j];
+      if (chunk_.is_boolean) {
+        if (mask[at.position + a] == std::byte{0}) s[a] = -__builtin_inff();
+      } else {
+        float element;
+        __builtin_memcpy(&element, mask + (at.position + a) * static_cast<std::int64_t>(sizeof element), sizeof element);
+        s[a] = s[a] + static_cast<float>(kLog2E) * element;
+      }
+    }
+  }
   /// Makes the scores of the keys that a query does not see -inf.
   static void hide(const Seen& seen, const LeafRows& at, float* s) {
     if (at.position >= seen.begin && at.position + kLeafKeys <= seen.end && !at.is_hidden) return;
@@ -143,6 +160,7 @@ class ChunkLoop {
       }
     };
     each_leaf([&](std::int64_t leaf, std::int64_t j, float* s, float* of_leaf) TREE_ATTN_LAMBDA {
+      cap_and_mask(leaf, j, s);
       for (std::int64_t a = keys_of(leaf); a < kLeafKeys; ++a) s[a] = -__builtin_inff();
       if (chunk_.seen != nullptr) hide(chunk_.seen[j % chunk_.n_rules], chunk_.leaves[leaf], s);
       const LeafShift leaf_shift = shift_of(s);

@@ -21,7 +21,7 @@ namespace tree_attn {
 struct LeafRows {
   const std::byte *k, *v;           ///< the key and the value of its first position
   std::int64_t k_stride, v_stride;  ///< bytes from one position to the next
-  std::int64_t position = 0;        ///< of its first row in the sequence, for Chunk::seen
+  std::int64_t position = 0;        ///< of its first row in the sequence, for Chunk::seen and Chunk::masks
   bool is_hidden = false;           ///< whether no query sees any of its keys: then none is read
 };
 
@@ -43,7 +43,10 @@ struct Chunk {
   float score_scale;           ///< multiplies q.k: ScoreScale::score
   const Seen* seen = nullptr;  ///< [n_rules] what query i sees is seen[i % n_rules]; null: all see all keys
   std::int64_t n_rules = 1;
-  bool apart = false;  ///< whether each leaf has states of its own, packed
+  float cap = 0, cap_inverse = 0;           ///< of soft_cap(), in base two; 0: none
+  const std::byte* const* masks = nullptr;  ///< [n_queries] Mask::row(); null: none
+  bool is_boolean = false;                  ///< Mask::is_boolean
+  bool apart = false;                       ///< whether each leaf has states of its own, packed
   Requests requests = Requests::kNone;
 };
 

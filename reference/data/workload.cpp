@@ -90,14 +90,13 @@ void fill_at_start(KvCache& cache, Workload& workload, std::span<const std::int6
 namespace {
 
 /// Names that other programs give to tensors by which the output would be another one.
-constexpr std::string_view kOtherAttention[] = {"mask",       "attn_mask",    "attention_mask", "bias",
-                                                "attn_bias",  "alibi_slopes", "block_table",    "block_tables",
-                                                "page_table", "k_scale",      "v_scale"};
+constexpr std::string_view kOtherAttention[] = {"attn_mask",   "attention_mask", "bias",       "attn_bias", "alibi_slopes",
+                                                "block_table", "block_tables",   "page_table", "k_scale",   "v_scale"};
 
 }  // namespace
 
 std::string ignored_tensors(const SafetensorsFile& file, std::string_view expected) {
-  constexpr std::string_view kRead[] = {"q", "k", "v", "zeta", "lengths", "sink", "sinks"};
+  constexpr std::string_view kRead[] = {"q", "k", "v", "zeta", "lengths", "sink", "sinks", "mask"};
   std::string names;
   for (const TensorInfo& tensor : file.tensors()) {
     if (tensor.name == expected || std::ranges::count(kRead, tensor.name) > 0) continue;
@@ -140,6 +139,18 @@ FileTensors read_tensors(const SafetensorsFile& file) {
       load_row(TensorView::dense(file.data(*info), *dtype, {1, 1, 1, tensors.q.shape[1]}), 0, 0, 0, tensors.sink.data());
     }
   }
+  // Read a mask [b or 1, n_h or 1, l, N].
+  if (const TensorInfo* info = file.find("mask")) {
+    const bool is_boolean = info->dtype == "BOOL" || info->dtype == "U8";
+    const auto& [b, n_h, l, d_h] = tensors.q.shape;
+    const std::int64_t n_keys = tensors.k.shape[2];
+    const auto& n = info->shape;
+    if ((!is_boolean && info->dtype != "F32") || n.size() != 4 || (n[0] != 1 && n[0] != b) || (n[1] != 1 && n[1] != n_h) ||
+        n[2] != l || n[3] != n_keys)
+      refuse("tensor \"mask\" must be BOOL, U8 or F32 of shape [" + std::to_string(b) + " or 1, " + std::to_string(n_h) +
+             " or 1, " + std::to_string(l) + ", " + std::to_string(n_keys) + "]");
+    tensors.mask = Mask::dense(file.data(*info), is_boolean, {n[0], n[1], n[2], n[3]});
+  }
   AttentionOptions options;
   options.lengths = tensors.lengths;
   try {
@@ -153,7 +164,7 @@ FileTensors read_tensors(const SafetensorsFile& file) {
 
 WorkloadShape shape_of(const FileTensors& tensors) {
   WorkloadShape shape{shape_of(tensors.q, tensors.k, tensors.v), tensors.k.shape[2], tensors.lengths};
-  shape.sink = tensors.sink;
+  shape.sink = tensors.sink, shape.mask = tensors.mask;
   return shape;
 }
 
@@ -186,7 +197,8 @@ class FileWorkload : public Workload {
 
 }  // namespace
 
-std::unique_ptr<Workload> open_workload(const SafetensorsFile& file, int steps, LeafOrder order, const SeenRule& rule) {
+std::unique_ptr<Workload> open_workload(const SafetensorsFile& file, int steps, LeafOrder order, const SeenRule& rule,
+                                        double softcap) {
   FileTensors tensors = read_tensors(file);
   const auto& q = tensors.q.shape;
   if (steps > 1 && q[2] != steps) {
@@ -194,7 +206,7 @@ std::unique_ptr<Workload> open_workload(const SafetensorsFile& file, int steps, 
                      " needs as many query positions in q, which has l = " + std::to_string(q[2]));
   }
   WorkloadShape shape = shape_of(tensors);
-  shape.order = order, shape.rule = rule;
+  shape.order = order, shape.rule = rule, shape.softcap = softcap;
   if (steps > 1) shape.n_queries = 1;
   return std::make_unique<FileWorkload>(std::move(tensors), std::move(shape), steps);
 }

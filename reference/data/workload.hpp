@@ -26,6 +26,8 @@ struct WorkloadShape : AttentionShape {
   LeafOrder order = LeafOrder::kContiguous;
   SeenRule rule{};            ///< which keys a query sees
   std::vector<float> sink{};  ///< learned natural logits of the heads [n_h]; empty: none
+  Mask mask{};                ///< of all steps; l is that of all of them
+  double softcap = 0;         ///< of the scores; 0: none
 
   /// Keys of the longest batch entry; 0 without entries.
   std::int64_t longest() const {
@@ -64,7 +66,11 @@ class Workload {
   /// The queries of step t, [b, n_h, l, d_h]. Valid until the next call.
   virtual TensorView query(int step) = 0;
   /// Step t, which refers to its queries, to the workload, and to the lengths of that step.
-  Step step(int t, std::span<const std::int64_t> lengths) { return {query(t), lengths, shape_.rule, shape_.sink}; }
+  Step step(int t, std::span<const std::int64_t> lengths) {
+    return {query(t), lengths, shape_.rule, shape_.sink, mask(t), shape_.softcap};
+  }
+  /// The mask of step t.
+  Mask mask(int step) const { return steps_ == 1 ? shape_.mask : shape_.mask.query(step); }
   /// Keys [1, n_kv, n, d_h] and values [1, n_kv, n, d_v] of a range of positions of one batch entry. Valid until the next
   /// call.
   virtual Shard keys_and_values(std::int64_t entry, KeyRange positions) = 0;
@@ -94,16 +100,17 @@ void fill_at_start(KvCache& cache, Workload& workload, std::span<const std::int6
 /// With steps > 1 the file must have l = steps query positions: step t uses position t alone.
 /// @throws InputError in one line that names the file, the tensor and the values
 std::unique_ptr<Workload> open_workload(const SafetensorsFile& file, int steps, LeafOrder order = LeafOrder::kContiguous,
-                                        const SeenRule& rule = {});
+                                        const SeenRule& rule = {}, double softcap = 0);
 
 /// The checked q, k, v and lengths of a file, for `oracle` and `decode`.
 struct FileTensors {
   TensorView q, k, v;
   std::vector<std::int64_t> lengths;  ///< [b]; empty if the file has none: N keys in every batch entry
   std::vector<float> sink{};          ///< [n_h], the tensor "sink" or "sinks"; empty if the file has none
+  Mask mask{};                        ///< [b or 1, n_h or 1, l, N], the tensor "mask", if the file has one
 };
 /// @throws InputError in one line that names the file, the tensor and the values; also for a tensor whose name asks for
-/// another attention, such as a mask
+/// another attention, such as a bias
 FileTensors read_tensors(const SafetensorsFile& file);
 /// The names of the other tensors, "expected, weights", in the order of the file and truncated to a readable length; empty
 /// if there are none. zeta counts as read.

@@ -43,6 +43,8 @@ class Backend {
   virtual void use_gpu(int index) const { static_cast<void>(index); }
   /// Whether a session computes a step on several threads of the host, as many as the caller chooses.
   virtual bool has_threads() const { return false; }
+  /// Whether a session caps scores and adds masks to them.
+  virtual bool has_masks() const { return false; }
   /// Whether kernels of one rank can store into memory of the device of another.
   virtual bool has_windows() const { return false; }
   /// The reason why the backend does not accept the shape, in a few words; empty if it does.

@@ -22,7 +22,6 @@ inline float dot(const std::vector<float>& q, const std::vector<float>& k, DType
   // Add the products in sixteen lanes: element i in lane i mod 16; of BF16, two neighbours share a lane.
   std::vector<float> lane(16, -0.0f);
   for (std::size_t i = 0; i < q.size(); ++i) lane[(key_type == DType::BF16 ? i / 2 : i) % 16] += k[i] * q[i];
-
   // Add the lanes: 8 + 8, 4 + 4, then neighbours.
   for (std::size_t i = 0; i < 8; ++i) lane[i] += lane[i + 8];
   for (std::size_t i = 0; i < 4; ++i) lane[i] += lane[i + 4];
@@ -42,7 +41,7 @@ inline float exp2_fraction(float f) {
 ///
 /// Edges: a key that the step hides is not read, and the value of a key whose score is -inf is not; a leaf of which no key
 /// is seen is empty. A score of +inf or NaN makes D and n NaN. Values of Inf and NaN follow the formula.
-/// @param step the queries, the keys of each sequence, and which of them a query sees; add_sink() comes after the last merge
+/// @param step the queries, and what they see of each sequence; add_sink() comes after the last merge
 /// @param k, v, scale [b, n_kv, n, d_h] and [b, n_kv, n, d_v], row a is the key at leaves.position(a); the factor of q.k
 /// @paper{eq_7, eq. (7)}
 inline Forest<float> decode(const Step& step, const TensorView& k, const TensorView& v, const OwnedLeaves& leaves,
@@ -73,7 +72,8 @@ inline Forest<float> decode(const Step& step, const TensorView& k, const TensorV
       for (std::int64_t a = 0; a < n; ++a) {
         if (s[a] = -INFINITY; !seen.contains(first + a)) continue;
         load_row(k, i, g, row + a, key.data());
-        s[a] = c.score * dot(query, key, k.dtype);
+        s[a] = soft_cap(c.score * dot(query, key, k.dtype), step.softcap, exp2_fraction);
+        s[a] = step.mask.add(s[a], static_cast<float>(kLog2E), i, h, r % l, first + a);
         e = std::max(e, key_shift(s[a]));
       }
 

@@ -27,6 +27,7 @@ void check_step(const KvCache& cache, const Step& step) {
           step.rule.sinks, " sinks; neither is negative");
   require(step.sink.empty() || std::ssize(step.sink) == shape.heads, kHere, ": ", step.sink.size(), " learned sinks for ",
           shape.heads, " heads");
+  require_mask(kHere, step.mask, step.softcap, {shape.batch, shape.heads, shape.n_queries}, step.longest());
   for (std::size_t i = 0; i < lengths.size(); ++i) {
     require<std::out_of_range>(lengths[i] >= 0, kHere, ": batch entry ", i, " has ", lengths[i], " keys");
     const std::int64_t needed = cache.leaves().n_keys(lengths[i]);

@@ -3,6 +3,7 @@
 /// @brief What one decode step is asked: the queries, and the positions that each of them sees (section 5).
 #pragma once
 
+#include "tree_attn/reference/state/mask.hpp"
 #include "tree_attn/reference/state/seen.hpp"
 #include "tree_attn/reference/tensor/view.hpp"
 
@@ -19,6 +20,8 @@ struct Step {
   std::span<const std::int64_t> lengths;  ///< keys in use per batch entry [b], over the whole sequence and not over a shard
   SeenRule rule{};                        ///< which of them a query sees
   std::span<const float> sink{};          ///< a learned natural logit of every head [n_h], see add_sink(); empty: none
+  Mask mask{};                            ///< of all positions, see mask.hpp
+  double softcap = 0;                     ///< c of the scores c tanh(s / c), which come before the mask; 0: none
 
   /// Keys of the longest batch entry; 0 without entries.
   std::int64_t longest() const { return lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end()); }

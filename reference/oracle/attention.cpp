@@ -112,6 +112,7 @@ void check_options(const TensorView& q, const TensorView& k, const TensorView& v
           options.rule.sinks, " sinks; neither is negative");
   require(options.sink.empty() || std::ssize(options.sink) == q.shape[1], kHere, ": ", options.sink.size(),
           " learned sinks for ", q.shape[1], " heads");
+  require_mask(kHere, options.mask, options.softcap, {b, q.shape[1], q.shape[2]}, n_keys);
   const std::int64_t n_lengths = std::ssize(options.lengths);
   require(n_lengths == 0 || n_lengths == b, kHere, ": ", n_lengths, " lengths for a batch of ", b);
   for (std::size_t i = 0; i < options.lengths.size(); ++i) {

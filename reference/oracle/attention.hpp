@@ -6,6 +6,7 @@
 /// second one the sums relative to the largest score, without rescaling.
 #pragma once
 
+#include "tree_attn/reference/state/mask.hpp"
 #include "tree_attn/reference/state/seen.hpp"
 #include "tree_attn/reference/tensor/convert.hpp"
 
@@ -22,6 +23,8 @@ struct AttentionOptions {
   std::vector<double> sink{};           ///< natural logits [n_h] of learned sinks, keys of value 0; empty: none
   std::vector<std::int64_t> lengths{};  ///< N of each batch entry [b]; empty: all keys. Later keys are not read.
   std::optional<TensorView> zeta{};     ///< sources [b, n_h, l, d_v]; if given, energy and gradient are computed too
+  Mask mask{};                          ///< added to the scores, see mask.hpp
+  double softcap = 0;                   ///< c of the scores c tanh(s / c), which come before the mask; 0: none
 };
 
 /// The result of attention(), dense, last axis fastest.
@@ -34,7 +37,7 @@ struct AttentionResult {
 
 /// Attention of every query over the keys it sees.
 ///
-///     s_a = scale q.k_a,    lse = log sum_a exp(s_a),    z = sum_a exp(s_a - lse) v_a
+///     s_a = scale q.k_a or c tanh(scale q.k_a / c), + mask_a,    lse = log sum_a exp(s_a),    z = sum_a exp(s_a - lse) v_a
 ///     F(zeta) = log sum_a exp(s_a + zeta.v_a),    dF/dzeta = sum_a softmax(s + zeta.v)_a v_a
 ///
 /// Query head h reads key/value head h / (n_h / n_kv). Keys and values are converted to double in blocks, and the queries of
@@ -49,7 +52,7 @@ struct AttentionResult {
 /// @param[in] q queries [b, n_h, l, d_h]
 /// @param[in] k keys [b, n_kv, N, d_h]
 /// @param[in] v values [b, n_kv, N, d_v]
-/// @param[in] options scale, which keys are seen, learned sinks, lengths, zeta
+/// @param[in] options scale, which keys are seen, learned sinks, lengths, zeta, mask and soft cap
 /// @throws std::invalid_argument as check_shapes() and check_options() do
 /// @paper{eq_5, eq. (5)}
 /// @paper{eq_7, eq. (7)}
@@ -65,10 +68,10 @@ AttentionResult attention(const TensorView& q, const TensorView& k, const Tensor
 /// @throws std::invalid_argument in one line: "attention: head_dim of q (128) and k (64) differ"
 void check_shapes(const TensorView& q, const TensorView& k, const TensorView& v);
 
-/// Checks the lengths and the zeta of `options` against tensors that passed check_shapes().
+/// Checks the lengths, the zeta and the mask of `options` against tensors that passed check_shapes().
 ///
 /// @param[in] q, k, v the tensors
-/// @param[in] options only lengths and zeta are read
+/// @param[in] options all but the scale
 /// @throws std::invalid_argument in one line: "attention: length 9 of batch entry 1 is not in [0, 8]"
 void check_options(const TensorView& q, const TensorView& k, const TensorView& v, const AttentionOptions& options);
 

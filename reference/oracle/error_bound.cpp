@@ -37,6 +37,15 @@ ErrorBound error_bound(const TensorView& q, const TensorView& k, const TensorVie
       delta.middleCols(begin, K.rows()).noalias() = Q.cwiseAbs() * K.cwiseAbs().transpose();
     });
     delta *= static_cast<double>(d_h + 1) * u * std::abs(scale_of(q, options));
+    // A cap changes no difference between scores to a larger one. It and the mask have roundings of their own.
+    for (std::int64_t r = 0; r < rows.count && (options.softcap > 0 || options.mask.data != nullptr); ++r) {
+      const std::int64_t row = rows.begin + r, l = q.shape[2];
+      for (std::int64_t a = 0; a < N; ++a) {
+        if (s(r, a) == -std::numeric_limits<double>::infinity()) continue;
+        const double of_mask = options.mask.add(0.0, 1.0, rows.batch, row / l % q.shape[1], row % l, a);
+        delta(r, a) += 16 * u * (std::abs(s(r, a)) + std::abs(of_mask));
+      }
+    }
 
     // Take the maxima over the near keys. A key is far if its score is far below the largest with any errors of the two.
     const double of_sums = (2 * n_a + 2 * (c_e + 2) * (R + 1) + 3) * u + u_out;

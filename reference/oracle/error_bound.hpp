@@ -9,6 +9,7 @@
 ///
 ///     E     = Delta + (W + c_w) u                           the weights, the same in numerator and denominator
 ///     Delta = max_a (d_h + 1) u scale sum_k |q_k k_ak|      the score: a dot product of d_h elements
+///             + 16 u (|s_a| + |mask_a|)                     if it is capped or masked
 ///     W     = max_a (max s - s_a)                           the argument of exp, rounded
 ///     c_w u = further errors of a weight
 ///     r     = (2 n_a + 2 (c_e + 2)(R + 1) + 3) u + u_out    the sums and products

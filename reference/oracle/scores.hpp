@@ -11,6 +11,7 @@
 #include <Eigen/Core>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <limits>
 
@@ -73,11 +74,11 @@ inline Eigen::VectorXd sinks_of(const TensorView& q, const QueryRows& rows, cons
   return sinks;
 }
 
-/// s_ra = scale q_r.k_a for the keys that any of the rows sees; -inf where row r does not see key a.
+/// s_ra = scale q_r.k_a, capped and masked, for the keys that any of the rows sees; -inf where row r does not see key a.
 /// @param[in] q queries [b, n_h, l, d_h]
 /// @param[in] k keys [b, n_kv, N, d_h]
 /// @param[in] rows the query rows
-/// @param[in] options scale, which keys are seen, lengths
+/// @param[in] options scale, which keys are seen, lengths, mask and soft cap
 /// @returns [rows, N]; N is where the last key ends that a row sees, so keys from options.lengths on are not read
 inline RowMatrix scores(const TensorView& q, const TensorView& k, const QueryRows& rows, const AttentionOptions& options) {
   const auto seen = [&](std::int64_t r) { return seen_by(q, k, options, rows.batch, (rows.begin + r) % q.shape[2]); };
@@ -91,10 +92,13 @@ inline RowMatrix scores(const TensorView& q, const TensorView& k, const QueryRow
     s.middleCols(begin, K.rows()).noalias() = Q * K.transpose();
   });
   s *= scale_of(q, options);
+  if (const double c = options.softcap; c > 0) s = s.unaryExpr([c](double x) { return c * std::tanh(x / c); });
 
-  // Mask the keys that a row does not see.
+  // Add the mask, and hide the keys that a row does not see.
   for (std::int64_t r = 0; r < rows.count; ++r) {
+    const std::int64_t row = rows.begin + r, l = q.shape[2];
     for (std::int64_t a = 0; a < n_keys; ++a) {
+      s(r, a) = options.mask.add(s(r, a), 1.0, rows.batch, row / l % q.shape[1], row % l, a);
       if (!seen(r).contains(a)) s(r, a) = -std::numeric_limits<double>::infinity();
     }
   }

@@ -6,7 +6,7 @@
 #include "tree_attn/reference/oracle/error_bound.hpp"
 #include "tree_attn/tests/support/compare.hpp"
 #include "tree_attn/tests/support/decoding.hpp"
-#include "tree_attn/tests/support/seen_cases.hpp"
+#include "tree_attn/tests/support/mask_of_case.hpp"
 
 namespace tree_attn::test {
 namespace {
@@ -57,17 +57,22 @@ TEST_CASE("decoders: what a query sees: the bits of the plain decode over all ke
       std::vector<float> sink(static_cast<std::size_t>(c.axes.heads));
       for (float& s : sink) s = std::normal_distribution<float>(0, 4)(random);
       if (i % 3 == 0) sink.clear();
-      const Step step{workload->query(0), workload->lengths(), c.rule, sink};
+      const MaskOfCase of_case(random, c);
+      const Step step{workload->query(0), workload->lengths(), c.rule, sink, of_case.mask, of_case.softcap};
       const DecodeOutput want = plainly(*workload, c, step);
       const Shard all = workload->whole();
-      const AttentionOptions options{
-          .scale = workload->scale, .rule = c.rule, .sink = {sink.begin(), sink.end()}, .lengths = c.lengths};
+      const AttentionOptions options{.scale = workload->scale,
+                                     .rule = c.rule,
+                                     .sink = {sink.begin(), sink.end()},
+                                     .lengths = c.lengths,
+                                     .mask = of_case.mask,
+                                     .softcap = of_case.softcap};
       const AttentionResult exact = attention(step.q, all.k, all.v, options);
       ErrorModel model = tree_decode_model(c.axes.n_keys + 1);
       model.weight_error = 200, model.n_additions += 4 * p, model.n_rescalings = 2;  // of algorithms without a tree
       const ErrorBound bound = error_bound(step.q, all.k, all.v, options, model);
       for (const Algorithm& algorithm : algorithms()) {
-        INFO(algorithm.name << ", " << c.text() << (sink.empty() ? "" : ", a learned sink"));
+        INFO(algorithm.name << ", " << c.text() << of_case.text() << (sink.empty() ? "" : ", a learned sink"));
         const std::vector<RankResult> results = rank_group->run(
             mixed_grouping(p), [&](Transport& transport) { return step_of(transport, algorithm, *workload, c, step); });
         for (const RankResult& rank : results) {
@@ -90,11 +95,16 @@ TEST_CASE("decoders: ranks that disagree on what queries see are refused on all 
     SeenRule rule;
     std::vector<float> sink;
     std::string line;
+    bool is_masked = false;
+    double softcap = 0;
   };
+  const std::vector<std::uint8_t> mask(2 * 200, 1);
   const Odd all[] = {{{.causal = false, .window = 30, .sinks = 4}, sink, "the causal edge (1 and 0)"},
                      {{.causal = true, .window = 31, .sinks = 4}, sink, "the window (30 and 31)"},
                      {{.causal = true, .window = 30, .sinks = 0}, sink, "the number of sinks (4 and 0)"},
-                     {common, other, "the hash of learned sinks ("}};
+                     {common, other, "the hash of learned sinks ("},
+                     {common, sink, "the kind of the mask (0 and 2)", true},
+                     {common, sink, "the soft cap (0.000000 and 30.000000)", false, 30}};
   const auto workload = normal_workload(4710, {.n_queries = 2, .n_keys = 200});
   for (RankGroup* rank_group : rank_groups()) {
     const int p = rank_group->size();
@@ -105,8 +115,10 @@ TEST_CASE("decoders: ranks that disagree on what queries see are refused on all 
       try {
         rank_group->run(Topology::pretend(p, p), [&](Transport& transport) {
           const bool is_odd = transport.rank() == p - 1;
-          return step_of(transport, find_algorithm("two-level"), *workload, c,
-                         {workload->query(0), workload->lengths(), is_odd ? odd.rule : common, is_odd ? odd.sink : sink});
+          Step step{workload->query(0), workload->lengths(), is_odd ? odd.rule : common, is_odd ? odd.sink : sink};
+          if (is_odd && odd.is_masked) step.mask = Mask::dense(mask.data(), true, {1, 1, 2, 200});
+          if (is_odd) step.softcap = odd.softcap;
+          return step_of(transport, find_algorithm("two-level"), *workload, c, step);
         });
       } catch (const InputError& refused) {
         error = refused.what();

@@ -56,6 +56,8 @@ struct FileWorkload {
   std::optional<Elements> zeta;
   std::vector<std::int64_t> lengths;
   std::vector<float> sink{};
+  std::vector<std::int64_t> mask_shape{};  ///< of a mask of a few unseen keys, BOOL or F32; empty: none
+  bool mask_is_boolean = false;
 
   /// Draws one with b batch entries, n_h over n_kv heads, l queries, n keys of d_h numbers and values of d_v.
   static FileWorkload draw(std::int64_t b, std::int64_t n_h, std::int64_t n_kv, std::int64_t l, std::int64_t n,
@@ -113,6 +115,14 @@ struct FileWorkload {
     if (!lengths.empty()) writer.add("lengths", "I64", shape, std::as_bytes(std::span(lengths)));
     const std::vector<std::int64_t> heads{static_cast<std::int64_t>(sink.size())};
     if (!sink.empty()) writer.add("sink", "F32", heads, std::as_bytes(std::span(sink)));
+    std::vector<float> added;
+    std::vector<std::uint8_t> seen;
+    for (std::int64_t i = 0; !mask_shape.empty() && i < mask_shape[0] * mask_shape[1] * mask_shape[2] * mask_shape[3]; ++i) {
+      const bool is_seen = i * i % 7 != 2;
+      seen.push_back(is_seen), added.push_back(is_seen ? static_cast<float>(i % 5) / 4 : -INFINITY);
+    }
+    if (mask_is_boolean && !mask_shape.empty()) writer.add("mask", "BOOL", mask_shape, std::as_bytes(std::span(seen)));
+    if (!mask_is_boolean && !mask_shape.empty()) writer.add("mask", "F32", mask_shape, std::as_bytes(std::span(added)));
     writer.write(path);
   }
 };
@@ -125,7 +135,7 @@ struct Truth {
 /// Eq. (5)-(7) word for word, in double: scores, weights exp(s - max s), their mean of the values; lse and energy are the
 /// logarithms of their sums.
 inline Truth work_out(const FileWorkload& workload, std::optional<double> scale = {}, bool causal = false) {
-  const auto& [q, k, v, zeta, lengths, sink] = workload;
+  const auto& [q, k, v, zeta, lengths, sink, mask_shape, mask_is_boolean] = workload;
   const std::int64_t n_h = q.shape[1], l = q.shape[2], d_h = q.shape[3], d_v = v.shape[3];
   Truth truth;
   const auto reduce = [&](const std::vector<double>& s, std::int64_t b, std::int64_t head, std::vector<double>& lse,

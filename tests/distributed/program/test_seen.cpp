@@ -63,3 +63,52 @@ TEST_CASE("decode: rules that a kernel does not have, and learned sinks of anoth
                    "its kernel has no window and no learned sinks; use two-level");
   }
 }
+
+TEST_CASE("decode: masks and soft caps: the same bits on 1 and 3 ranks and with --steps, near the oracle") {
+  const Scratch scratch;
+  FileWorkload workload = FileWorkload::draw(2, 4, 2, 3, 500, 16, 24);
+  workload.lengths = {500, 70};
+  for (const std::vector<std::int64_t>& shape : std::vector<std::vector<std::int64_t>>{{}, {1, 1, 3, 500}, {2, 4, 3, 500}}) {
+    for (const bool is_boolean : {false, true}) {
+      workload.mask_shape = shape, workload.mask_is_boolean = is_boolean;
+      workload.write(scratch.path("in"), "F32");
+      for (const Words& more : std::vector<Words>{{"--softcap", "2"}, {"--causal", "--window", "100", "--sinks", "66"}}) {
+        CAPTURE(shape.size() + more.size());
+        const auto decode = [&](const char* out) {
+          return Words{"decode", scratch.path("in"), scratch.path(out), "--verify"} + more;
+        };
+        check_silent_success(run(alone(decode("one"))));
+        check_silent_success(run(ranks(3, decode("three") + Words{"--compare", "paper,ring"})));
+        CHECK((Scratch::read(scratch.path("one")) == Scratch::read(scratch.path("three"))));
+        check_silent_success(run(alone(Words{"oracle", scratch.path("in"), scratch.path("exact")} + more)));
+        const std::vector<std::int64_t> axes{2, 4, 3, 24};
+        const std::vector<float> out = tensor<float>(scratch.path("one"), "out", axes);
+        check_near(std::vector<double>(out.begin(), out.end()), tensor<double>(scratch.path("exact"), "out", axes), 1e-5);
+        // The last step has the last row of the mask.
+        check_silent_success(run(ranks(2, decode("steps") + Words{"--steps", "3"})));
+        const std::vector<float> last = tensor<float>(scratch.path("steps"), "out", {2, 4, 1, 24});
+        for (std::size_t r = 0; r < 8; ++r)
+          for (std::size_t c = 0; c < 24; ++c) CHECK(last[r * 24 + c] == out[(r * 3 + 2) * 24 + c]);
+      }
+    }
+  }
+}
+
+TEST_CASE("decode: masks and caps that cannot be had are one line") {
+  const Scratch scratch;
+  FileWorkload workload = FileWorkload::draw(2, 4, 2, 1, 100, 8, 8);
+  workload.mask_shape = {1, 2, 1, 100};
+  workload.write(scratch.path("two heads"), "F32");
+  workload.mask_shape = {1, 4, 1, 100};
+  workload.write(scratch.path("in"), "F32");
+  const char* const axes = "tensor \"mask\" must be BOOL, U8 or F32 of shape [2 or 1, 4 or 1, 1, 100]";
+  check_one_line(run(alone({"decode", scratch.path("two heads")})), axes);
+  check_one_line(run(alone({"oracle", scratch.path("two heads"), scratch.path("out")})), axes);
+  check_one_line(run(alone({"decode", scratch.path("in"), "--moments", "2"})), "the entropy needs scores that are linear");
+  check_one_line(run(alone({"decode", "--softcap", "3", "--moments", "2"})), "the entropy needs scores that are linear");
+  check_one_line(run(alone({"decode", "--softcap", "-3"})), "-3 is no soft cap");
+  check_one_line(run(alone({"decode", "--softcap", "nan"})), "nan is no soft cap");
+  for (const Words& more : std::vector<Words>{{"--softcap", "3"}, {scratch.path("in")}})
+    check_one_line(run(ranks(2, Words{"decode"} + more + Words{"--backend", "emulated"})),
+                   "--backend emulated: no kernel has --softcap or the tensor \"mask\"; use --backend cpu");
+}

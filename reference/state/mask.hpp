@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief What becomes of a score before it is weighed: the soft cap, and then the mask (section 5).
+///
+/// The order is that of ONNX Attention: a cap after the mask would make a key of score -inf one of score -c.
+#pragma once
+
+#include "tree_attn/reference/state/require.hpp"
+#include "tree_attn/reference/state/state.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+namespace tree_attn {
+
+/// A mask [b or 1, n_h or 1, l, N], in memory of the caller. Of a shard only the elements of its keys are read.
+struct Mask {
+  const std::byte* data = nullptr;  ///< first byte, at any alignment; null: no mask
+  bool is_boolean = false;          ///< bytes, 0 where a query does not see a key; otherwise F32, added to natural scores
+  std::array<std::int64_t, 4> shape{};   ///< an axis of length 1 counts for all entries or all heads
+  std::array<std::int64_t, 3> stride{};  ///< distances in elements along the first three axes
+
+  /// A dense mask, last axis fastest.
+  static Mask dense(const void* data, bool is_boolean, std::array<std::int64_t, 4> shape) {
+    return {static_cast<const std::byte*>(data),
+            is_boolean,
+            shape,
+            {shape[1] * shape[2] * shape[3], shape[2] * shape[3], shape[3]}};
+  }
+  /// That of query j alone.
+  Mask query(std::int64_t j) const {
+    Mask mask = *this;
+    if (data != nullptr) mask.data = row(0, 0, j), mask.shape[2] = 1;
+    return mask;
+  }
+  /// First byte of the elements of a query. @pre there is a mask
+  const std::byte* row(std::int64_t i, std::int64_t h, std::int64_t j) const {
+    const std::int64_t at = (shape[0] == 1 ? 0 : i * stride[0]) + (shape[1] == 1 ? 0 : h * stride[1]) + j * stride[2];
+    return data + (is_boolean ? at : at * std::int64_t{sizeof(float)});
+  }
+  /// A score with the element of a key. @param unit of the score: 1, or log2(e) where it is in base two
+  template <class Real>
+  Real add(Real s, Real unit, std::int64_t i, std::int64_t h, std::int64_t j, std::int64_t a) const {
+    if (data == nullptr) return s;
+    if (is_boolean) return row(i, h, j)[a] == std::byte{0} ? -std::numeric_limits<Real>::infinity() : s;
+    float element;
+    std::memcpy(&element, row(i, h, j) + a * std::int64_t{sizeof element}, sizeof element);
+    return s + unit * Real{element};
+  }
+};
+
+/// Throws std::invalid_argument unless the mask, if there is one, has these axes, with `n_keys` or more, and the cap is 0
+/// (none) or a number from 2^-60 to 2^60.
+inline void require_mask(const char* function, const Mask& mask, double softcap, const std::array<std::int64_t, 3>& axes,
+                         std::int64_t n_keys) {
+  const auto& [b, n_h, l] = axes;
+  const auto& n = mask.shape;
+  require(mask.data == nullptr || ((n[0] == 1 || n[0] == b) && (n[1] == 1 || n[1] == n_h) && n[2] == l && n[3] >= n_keys),
+          function, ": the mask is [", n[0], ", ", n[1], ", ", n[2], ", ", n[3], "] instead of [", b, " or 1, ", n_h,
+          " or 1, ", l, ", ", n_keys, "]");
+  require(softcap == 0 || (softcap >= 0x1p-60 && softcap <= 0x1p60), function, ": a soft cap of ", softcap,
+          ", which is not 0 (none) or 2^-60 to 2^60");
+}
+
+/// c tanh(s / c) = c (1 - 2^-y) / (1 + 2^-y) with y = 2 log2(e) |s| / c, and by a series for small scores; s if c = 0.
+///
+/// Edges: s = +-inf gives +-c, and NaN stays NaN. The bits of std::tanh differ between C libraries.
+/// @param s score in base two @param c natural @param exp2 2^f for -1 < f <= 0
+template <class Exp2>
+float soft_cap(float s, double c, Exp2 exp2) {
+  if (c == 0) return s;
+  const auto limit = static_cast<float>(kLog2E * c), inverse = static_cast<float>(1 / (kLog2E * c));
+  const float x = std::fabs(s) * inverse, z = x * x, y = std::min(x * 0x1.715476p+1f, 64.0f), shift = std::ceil(-y);
+  const float u = exp2(-y - shift) * pow2(shift);
+  float t = (1 - u) / (1 + u);
+  if (x < 0.17f) {
+    t = 0x1.664f48p-6f;
+    for (const float coefficient : {-0x1.ba1ba2p-5f, 0x1.111112p-3f, -0x1.555556p-2f, 1.0f}) t = t * z + coefficient;
+    t = t * x;
+  }
+  return std::copysign(limit * t, s);
+}
+
+}  // namespace tree_attn
