@@ -158,8 +158,13 @@ struct Setup {
     if (ranks.rank() == 0) outputs.emplace(options);
     if (options.moments > 1) enlarged = with_moments(*workload);
   }
+  /// Whether the decode over enlarged values has the bits of the other one. A kernel that stores keys of 16 bits has not: it
+  /// widens them beside values of F32.
+  bool moments_ride() const {
+    return enlarged && backend->stored(enlarged->shape()).dtype == backend->stored(workload->shape()).dtype;
+  }
   /// The workload to decode.
-  Workload& reduced() { return enlarged ? *enlarged : *workload; }
+  Workload& reduced() { return moments_ride() ? *enlarged : *workload; }
 };
 
 /// The positions of every rank, in the order of the topology. @param n_keys to cut evenly
@@ -245,10 +250,23 @@ int run_decode(const DecodeOptions& options, const Ranks& ranks) {
   }
   show_progress(bar, n_stages, n_stages, "");
 
-  std::vector<Moments> moments;
-  for (Measurement& m : measurements) {
-    if (!setup->enlarged) break;
-    moments.push_back(take_moments(moment_layout(shape), m.output, setup->workload->query(options.steps - 1), scale));
+  // Take the moments from the outputs, or from one more decode.
+  std::optional<Moments> moments;
+  const auto take = [&](DecodeOutput& output) {
+    Moments of_output = take_moments(moment_layout(shape), output, setup->workload->query(options.steps - 1), scale);
+    if (!moments) moments = std::move(of_output);
+  };
+  if (setup->moments_ride()) {
+    for (Measurement& m : measurements) take(m.output);
+  } else if (setup->enlarged) {
+    std::optional<OpenShard> enlarged;
+    run_on_all(ranks, [&] {
+      check_backend(*setup->backend, setup->enlarged->shape(), ranges, setup->chosen);
+      enlarged = fill_shard(*setup->backend, *setup->enlarged, topology.range_of(ranks.rank(), ranges), scale);
+    });
+    const Bench again{ranks, *transport, *setup->backend, *setup->enlarged, ranges, scale, 0, 1, bench.options};
+    DecodeOutput with_moments = measure(again, *enlarged, *setup->chosen.front()).output;
+    take(with_moments);
   }
 
   // Read what is left to read of the input, write the temporary files, print, and only then rename: an error before that
@@ -272,7 +290,7 @@ int run_decode(const DecodeOptions& options, const Ranks& ranks) {
                         topology.n_nodes(),
                         this_machine()};
     report.machine.nccl = transport->library();
-    if (outputs.out) write_tensors(*outputs.out, shape, measurements[0].output, moments.empty() ? nullptr : moments.data());
+    if (outputs.out) write_tensors(*outputs.out, shape, measurements[0].output, moments ? &*moments : nullptr);
     if (outputs.report) outputs.report->write(json(report, measurements));
     for (OutputFile* const file : outputs.files()) file->finish();
     std::fputs(table(report, measurements).c_str(), stdout);

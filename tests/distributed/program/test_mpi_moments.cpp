@@ -27,21 +27,22 @@ TEST_CASE("moments: variance and entropy are those of the definition, over ranks
   const std::int64_t d_h = 16, d_v = 8, l = 2, n_h = 4;
   FileWorkload workload = FileWorkload::draw(2, n_h, 2, l, 300, d_h, d_v);
   workload.lengths = {300, 0};
-  workload.write(scratch.path("in"), "F16");
-  check_silent_success(run(alone({"decode", scratch.path("in"), scratch.path("plain")})));
-  const std::vector<float> plain = tensor<float>(scratch.path("plain"), "out", {2, n_h, l, d_v});
-
-  const auto check = [&](const std::string& backend, bool keeps_type, const tree_attn::Algorithm& algorithm) {
+  std::string dtype;
+  const auto check = [&](const std::string& backend, const tree_attn::Algorithm& algorithm) {
     CAPTURE(backend);
     CAPTURE(algorithm.name);
+    CAPTURE(dtype);
+    const Words options{"--backend", backend,     "--algorithm", std::string(algorithm.name),
+                        "--shards",  "128,0,172", "--verify"};
+    check_silent_success(run(ranks(3, Words{"decode", scratch.path("in"), scratch.path("plain")} + options)));
     check_silent_success(
-        run(ranks(3, {"decode", scratch.path("in"), scratch.path("out"), "--backend", backend, "--algorithm",
-                      std::string(algorithm.name), "--moments", "2", "--shards", "128,0,172", "--verify"})));
+        run(ranks(3, Words{"decode", scratch.path("in"), scratch.path("out"), "--moments", "2"} + options)));
     const std::vector<float> out = tensor<float>(scratch.path("out"), "out", {2, n_h, l, d_v});
     const std::vector<float> variance = tensor<float>(scratch.path("out"), "variance", {2, n_h, l, d_v});
     const std::vector<float> entropy = tensor<float>(scratch.path("out"), "entropy", {2, n_h, l});
-    check_near(out, std::vector<double>(plain.begin(), plain.end()), 1e-5);
-    if (algorithm.keeps_bits && keeps_type) CHECK(out == plain);
+    CHECK(out == tensor<float>(scratch.path("plain"), "out", {2, n_h, l, d_v}));
+    CHECK(tensor<float>(scratch.path("out"), "lse", {2, n_h, l}) ==
+          tensor<float>(scratch.path("plain"), "lse", {2, n_h, l}));
 
     // Each query by itself, in double.
     std::vector<double> variances, entropies;
@@ -57,8 +58,13 @@ TEST_CASE("moments: variance and entropy are those of the definition, over ranks
     check_near(variance, variances, 1e-5);
     check_near(entropy, entropies, 1e-5);
   };
-  for (const tree_attn::Algorithm& algorithm : tree_attn::algorithms()) check("cpu", true, algorithm);
-  for (const char* name : {"two-level", "ring", "paper"}) check("emulated", false, tree_attn::find_algorithm(name));
+  for (const char* stored : {"F16", "BF16", "F32"}) {
+    dtype = stored;
+    workload.write(scratch.path("in"), dtype);
+    if (dtype == "F16")
+      for (const tree_attn::Algorithm& algorithm : tree_attn::algorithms()) check("cpu", algorithm);
+    for (const char* name : {"two-level", "ring", "paper"}) check("emulated", tree_attn::find_algorithm(name));
+  }
 }
 
 TEST_CASE("moments: anything but 1 and 2 is refused") {
