@@ -6,6 +6,7 @@
 #include "tree_attn/distributed/decoders/agreement.hpp"
 #include "tree_attn/distributed/decoders/device_fabric.hpp"
 #include "tree_attn/distributed/decoders/host_fabric.hpp"
+#include "tree_attn/distributed/decoders/keys_read.hpp"
 #include "tree_attn/reference/data/fnv1a.hpp"
 #include "tree_attn/reference/data/input_error.hpp"
 
@@ -275,7 +276,7 @@ RankCost Algorithm::cost(const Topology& topology, int rank, std::span<const Key
       cost_of(std::get<PlanOf>(exchange)(topology, rank, closed(ranges, shape.longest()), options.for_shape(shape)),
               shape.n_rows(), shape.value_dim);
   const OwnedLeaves leaves(topology.range_of(rank, ranges), shape.order);
-  cost.rounds.front().decoded_bytes = leaves.n_keys(shape.longest()) * shape.bytes_per_position();
+  cost.rounds.front().decoded_bytes = bytes_read(leaves, shape);
   return cost;
 }
 

@@ -8,6 +8,7 @@
 #include "tree_attn/distributed/decoders/decoder.hpp"
 #include "tree_attn/distributed/decoders/device_fabric.hpp"
 #include "tree_attn/distributed/decoders/host_fabric.hpp"
+#include "tree_attn/distributed/decoders/keys_read.hpp"
 #include "tree_attn/distributed/plan/plan_builder.hpp"
 #include "tree_attn/distributed/transport/device_transport.hpp"
 #include "tree_attn/gpu/backend/one_shot_session.hpp"
@@ -242,7 +243,7 @@ RankCost cost(const Topology& topology, int rank, std::span<const KeyRange> open
   const std::int64_t n_rows = shape.n_rows(), d_v = shape.value_dim;
   RankCost cost;
   const OwnedLeaves leaves(topology.range_of(rank, open), shape.order);
-  cost.rounds.push_back({.decoded_bytes = leaves.n_keys(shape.longest()) * shape.bytes_per_position()});
+  cost.rounds.push_back({.decoded_bytes = bytes_read(leaves, shape)});
   std::vector<RankCost::Round> exchange = exchange_of(node, leaves_states(topology), n_rows, d_v);
   Forest<float> joined(0, 0);
   for (const KeyRange& each : node.ranges) joined.append(cover(each.begin, each.end), nullptr);

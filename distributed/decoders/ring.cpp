@@ -2,6 +2,7 @@
 /// @file
 /// @brief Ring attention, the baseline: keys and values travel (section 6, eq. (10)).
 #include "tree_attn/distributed/decoders/decoder.hpp"
+#include "tree_attn/distributed/decoders/keys_read.hpp"
 #include "tree_attn/distributed/transport/buffer.hpp"
 #include "tree_attn/distributed/transport/device_transport.hpp"
 
@@ -78,7 +79,7 @@ std::vector<OwnedLeaves> owned_leaves(std::span<const KeyRange> ranges, LeafOrde
 
 /// Keys and values travel p - 1 hops, the next shard in flight while this one is computed; states are kept by source and
 /// merged in the order of the ranks. What travels of a shard are the rows in use by the longest sequence, all batch entries
-/// side by side.
+/// side by side; of a shard that no query sees, nothing.
 class RingDecoder : public Decoder {
  public:
   RingDecoder(Transport& transport, OpenShard& shard, std::span<const KeyRange> ranges)
@@ -144,13 +145,14 @@ class RingDecoder : public Decoder {
     const auto leaves_of = [&](int hop) -> const OwnedLeaves& {
       return leaves_[static_cast<std::size_t>((me - hop + p) % p)];
     };
+    const auto n_sent = [&](int hop) { return is_seen(leaves_of(hop), step) ? leaves_of(hop).n_keys(longest) : 0; };
 
     // Hop i: compute on the block of index me - i while it goes on to the right and the next one comes in from the left.
     KvBlock here{&memory_[0]}, next{&memory_[1]};
-    if (p > 1) pack_shard(here, *shard_.cache, leaves_of(0).n_keys(longest), device_ != nullptr);
+    if (p > 1) pack_shard(here, *shard_.cache, n_sent(0), device_ != nullptr);
     for (int hop = 0; hop < p; ++hop) {
       if (hop + 1 < p) {
-        prepare_receive(next, shard_.cache->shape(), leaves_of(hop + 1).n_keys(longest));
+        prepare_receive(next, shard_.cache->shape(), n_sent(hop + 1));
         transport_.receive(next.held.first(n_bytes(next.shard.k)), left);
         transport_.receive(next.held.subspan(n_bytes(next.shard.k)), left);
         transport_.send({here.shard.k.data, n_bytes(here.shard.k)}, right);
@@ -159,9 +161,16 @@ class RingDecoder : public Decoder {
         if (device_ != nullptr) queue_messages();
       }
       here.shard.begin = leaves_of(hop).range().begin;
-      const Forest<float>& states = hop == 0 ? decode_first(step) : decode_hop(here.shard, leaves_of(hop), step);
       Forest<float>& kept = forests_[static_cast<std::size_t>((me - hop + p) % p)];
-      std::ranges::copy(states.states(), kept.assign(states.subtrees()).begin());
+      if (hop > 0 && n_sent(hop) == 0) {
+        const KeyRange range = closed(leaves_of(hop).range(), longest);
+        const std::span<float> states = kept.assign(cover(range.begin, range.end));
+        for (std::size_t at = 0; at < states.size(); at += static_cast<std::size_t>(state_size(d_v_)))
+          set_empty(states.data() + at, d_v_);
+      } else {
+        const Forest<float>& states = hop == 0 ? decode_first(step) : decode_hop(here.shard, leaves_of(hop), step);
+        std::ranges::copy(states.states(), kept.assign(states.subtrees()).begin());
+      }
       if (device_ == nullptr) transport_.wait();
       std::swap(here, next);
     }
@@ -177,6 +186,12 @@ class RingDecoder : public Decoder {
     return {out_, lse_};
   }
 
+  /// Whether a query sees a key of a shard.
+  static bool is_seen(const OwnedLeaves& leaves, const Step& step) {
+    for (std::int64_t i = 0; i < step.q.shape[0]; ++i)
+      if (keys_read(leaves, step.seen_by_any(i)) > 0) return true;
+    return false;
+  }
   /// States of a shard that has arrived.
   const Forest<float>& decode_hop(const Shard& arrived, const OwnedLeaves& leaves, const Step& step) {
     std::ranges::transform(step.lengths, hop_lengths_.begin(),
@@ -233,7 +248,9 @@ RankCost ring_cost(const Topology& topology, int rank, std::span<const KeyRange>
                          shape.batch * shape.kv_heads * shape.head_dim * static_cast<std::int64_t>(bytes_of(shape.dtype)),
                      value_bytes = shape.bytes_per_position() - key_bytes;
   const std::vector<OwnedLeaves> leaves = owned_leaves(ranges, shape.order);
-  const auto n_used = [&](std::size_t index) { return leaves[index].n_keys(shape.longest()); };
+  const auto n_used = [&](std::size_t index) {
+    return bytes_read(leaves[index], shape) == 0 ? 0 : leaves[index].n_keys(shape.longest());
+  };
   const auto messages = [&](int peer, std::size_t index) {
     std::vector<RankCost::Message> both{{peer, n_used(index) * key_bytes}, {peer, n_used(index) * value_bytes}};
     std::erase_if(both, [](const RankCost::Message& message) { return message.bytes == 0; });
@@ -243,7 +260,7 @@ RankCost ring_cost(const Topology& topology, int rank, std::span<const KeyRange>
   for (std::size_t hop = 0; hop < p; ++hop) {
     const std::size_t here = (me + p - hop) % p, next = (me + 2 * p - hop - 1) % p;
     RankCost::Round& round = cost.rounds.emplace_back();
-    round.decoded_bytes = n_used(here) * shape.bytes_per_position();
+    round.decoded_bytes = bytes_read(leaves[here], shape);
     if (hop + 1 == p) break;
     round.sends = messages(order[(me + 1) % p], here);
     round.receives = messages(order[(me + p - 1) % p], next);

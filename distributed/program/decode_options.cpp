@@ -259,13 +259,17 @@ std::vector<const Algorithm*> chosen_algorithms(const ClusterOptions& options) {
   return chosen;
 }
 
-void add_seen_options(CLI::App& command, SeenRule& rule, double& softcap) {
-  command.add_flag("--causal", rule.causal, "Query j of l stands at position N - l + j, and sees the keys up to there");
+void add_window_options(CLI::App& command, SeenRule& rule) {
   CLI::Option* window = command.add_option("--window", rule.window, "A query sees the last W of its keys (default: all)")
                             ->check(within(1, kOpenEnd));
   command.add_option("--sinks", rule.sinks, "The first keys of the sequence, which it sees beside its window")
       ->check(within(0, kOpenEnd))
       ->needs(window);
+}
+
+void add_seen_options(CLI::App& command, SeenRule& rule, double& softcap) {
+  command.add_flag("--causal", rule.causal, "Query j of l stands at position N - l + j, and sees the keys up to there");
+  add_window_options(command, rule);
   command.add_option("--softcap", softcap, "c: scores s become c tanh(s / c), before a mask is added (default: no cap)")
       ->check(is_cap);
 }
@@ -365,7 +369,7 @@ std::vector<const CLI::Option*> add_decode_options(CLI::App& command, DecodeOpti
       .add_option(
           "--moments", options.moments,
           "1: the output only; 2: also the variance of the values and the entropy of the attention, in the same reduction"
-          "\nkernels of 16-bit types then have other bits; the entropy has an error of about 1e-7 times the largest score")
+          "\n(kernels of 16-bit types: in one more decode); the entropy has an error of about 1e-7 times the largest score")
       ->check(within(1, 2))
       ->capture_default_str();
 

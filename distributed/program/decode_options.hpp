@@ -56,6 +56,8 @@ std::string dtype_help();
 /// The type of that name, "bf16".
 DType dtype_named(std::string_view name);
 
+/// Adds --window and --sinks. `rule` must live until the command line is parsed.
+void add_window_options(CLI::App& command, SeenRule& rule);
 /// Adds --causal, --window, --sinks and --softcap. `rule` and `softcap` must live until the command line is parsed.
 void add_seen_options(CLI::App& command, SeenRule& rule, double& softcap);
 /// Adds --devices. `devices` must live until the command line is parsed.

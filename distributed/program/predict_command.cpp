@@ -24,6 +24,7 @@ namespace {
 
 /// The options of `predict`; see its help.
 struct PredictOptions : ShapeOptions {
+  SeenRule rule;
   std::string command_line, report, order{name_of(LeafOrder::kContiguous)};
   int ranks = 8, ranks_per_node = 0, radix = 0;
   std::vector<double> latency, bandwidth;  ///< us and GB/s, inside a node and between nodes; empty: not given
@@ -73,6 +74,7 @@ std::string is_microseconds(const std::string& text) {
 /// The checked shape, and the ranks. @throws InputError
 PredictionHeader header_of(const PredictOptions& options) {
   WorkloadShape shape = synthetic_shape(options, order_named(options.order));
+  shape.rule = options.rule;
   // All ranks together may send about p^2 states. Their bytes are counted in 64 bits.
   const double state = static_cast<double>(shape.batch) * static_cast<double>(shape.heads) *
                        static_cast<double>(shape.value_dim + 2) * sizeof(float);
@@ -107,6 +109,7 @@ int run_predict(const PredictOptions& options) {
       std::string name(algorithm.name);
       std::string why = algorithm.refuses_ranks ? algorithm.refuses_ranks(header.topology) : "";
       if (header.shape.order == LeafOrder::kDealt && !algorithm.takes_dealt) why = "takes --order contiguous alone";
+      if (header.shape.rule.window > 0 && has_windows(&algorithm)) why = "its kernel has no window";
       if (!why.empty()) {
         header.left_out.push_back({std::move(name), std::move(why)});
         continue;
@@ -143,6 +146,7 @@ Command add_predict(CLI::App& program, std::string command_line) {
                    "contiguous: ranks hold chunks of the sequence; dealt: leaves go round the ranks")
       ->check(CLI::IsMember({"contiguous", "dealt"}).description(""))
       ->capture_default_str();
+  add_window_options(*command, options->rule);
 
   const std::string cluster = "The cluster (default: H100, NVLink 4, InfiniBand NDR)";
   const auto add = [&](const std::string& name, auto& value, const std::string& what, auto check) {

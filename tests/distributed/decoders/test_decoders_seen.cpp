@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief What a query sees, over ranks: every algorithm, both orders, any shards; and ranks that disagree (section 5).
+#include "tree_attn/distributed/decoders/keys_read.hpp"
+#include "tree_attn/distributed/measure/predict.hpp"
 #include "tree_attn/reference/data/input_error.hpp"
 #include "tree_attn/reference/decode/plain.hpp"
 #include "tree_attn/reference/oracle/error_bound.hpp"
@@ -71,10 +73,16 @@ TEST_CASE("decoders: what a query sees: the bits of the plain decode over all ke
       ErrorModel model = tree_decode_model(c.axes.n_keys + 1);
       model.weight_error = 200, model.n_additions += 4 * p, model.n_rescalings = 2;  // of algorithms without a tree
       const ErrorBound bound = error_bound(step.q, all.k, all.v, options, model);
+      WorkloadShape shape = workload->shape();
+      shape.rule = c.rule, shape.order = c.order;
       for (const Algorithm& algorithm : algorithms()) {
         INFO(algorithm.name << ", " << c.text() << of_case.text() << (sink.empty() ? "" : ", a learned sink"));
         const std::vector<RankResult> results = rank_group->run(
             mixed_grouping(p), [&](Transport& transport) { return step_of(transport, algorithm, *workload, c, step); });
+        std::int64_t messages = 0, bytes = 0;
+        for (const RankResult& rank : results) messages += rank.traffic.messages, bytes += rank.traffic.bytes;
+        CHECK(messages == predict(algorithm, shape, mixed_grouping(p), c.ranges).messages);
+        CHECK(bytes == predict(algorithm, shape, mixed_grouping(p), c.ranges).bytes);
         for (const RankResult& rank : results) {
           if (algorithm.keeps_bits) REQUIRE(same_bits(rank.output, want));
           const Comparison out = compare(rank.output.out, exact.out, bound.out),
@@ -85,6 +93,51 @@ TEST_CASE("decoders: what a query sees: the bits of the plain decode over all ke
       }
     }
     CHECK(most_holders > p / 3);
+  }
+}
+
+TEST_CASE("decoders: keys that are read: those in the leaves that a query sees, counted one by one") {
+  std::mt19937 random(4720);
+  for (int i = 0; i < 400; ++i) {
+    constexpr std::array kTypes{DType::F16};
+    const SeenCase c = random_seen_case(random, 3000, kTypes);
+    INFO(c.text());
+    WorkloadShape shape = workload_of(c, 1)->shape();
+    shape.rule = c.rule, shape.order = c.order;
+    std::int64_t predicted = 0, counted = 0;
+    for (const KeyRange& range : closed(c.ranges, shape.longest())) {
+      const OwnedLeaves leaves(range, c.order);
+      predicted += bytes_read(leaves, shape);
+      for (const std::int64_t length : c.lengths) {
+        const Seen any = c.rule.of_any(length, c.axes.n_queries);
+        for (std::int64_t a = 0; a < leaves.n_keys(length); ++a) {
+          const std::int64_t first = leaves.position(a) / kLeafKeys * kLeafKeys;
+          counted += any.touches(first, std::min(length, first + kLeafKeys));
+        }
+      }
+    }
+    CHECK(predicted == counted * shape.bytes_per_position() / shape.batch);
+  }
+}
+
+TEST_CASE("decoders: ring hands a shard that no query sees on as nothing") {
+  const auto workload = normal_workload(4721, {.n_queries = 2, .n_keys = 13 * 64});
+  for (RankGroup* rank_group : rank_groups()) {
+    const int p = rank_group->size();
+    const SeenCase c{.axes = {.n_queries = 2, .n_keys = 13 * 64},
+                     .rule = {.causal = true, .window = 70, .sinks = 3},
+                     .order = LeafOrder::kContiguous,
+                     .ranges = even_ranges(13 * 64, p, kLeafKeys)};
+    std::int64_t n_seen = 0;
+    for (const KeyRange& range : c.ranges) n_seen += keys_read(range, c.rule.of_any(13 * 64, 2)) > 0;
+    CHECK(n_seen <= 4);
+    std::int64_t messages = 0;
+    for (
+        const RankResult& rank : rank_group->run(Topology::pretend(p, p), [&](Transport& transport) {
+          return step_of(transport, find_algorithm("ring"), *workload, c, {workload->query(0), workload->lengths(), c.rule});
+        }))
+      messages += rank.traffic.messages;
+    CHECK(messages == 2 * n_seen * (p - 1));
   }
 }
 

@@ -112,3 +112,16 @@ TEST_CASE("decode: masks and caps that cannot be had are one line") {
     check_one_line(run(ranks(2, Words{"decode"} + more + Words{"--backend", "emulated"})),
                    "--backend emulated: no kernel has --softcap or the tensor \"mask\"; use --backend cpu");
 }
+
+TEST_CASE("predict: a window is in the predicted messages and times, and one-shot is left out") {
+  const auto predict = [](const Words& more) {
+    const Result result = run(alone(Words{"predict", "--seq-len", "640000", "--ranks", "8"} + more));
+    check_silent_success(result);
+    return result.out;
+  };
+  const std::string window = predict({"--window", "4096", "--sinks", "4"});
+  CHECK(window.find("without one-shot: its kernel has no window") != std::string::npos);
+  CHECK(predict({}).find("without") == std::string::npos);
+  // Of eight shards the first and the last are seen: two messages each, seven times.
+  CHECK(window.find("-       7        28") != std::string::npos);
+}
