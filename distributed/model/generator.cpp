@@ -101,19 +101,31 @@ Generator::Generator(const Model& model, const Backend& backend, Transport& tran
   for (std::int64_t layer = 0; layer < std::ssize(config.layers); ++layer) {
     if (config.layers[static_cast<std::size_t>(layer)] != LayerKind::kGlobal) continue;
     // Room for a question and its answer, so that the cache need not grow after every text.
-    caches_.push_back({layer, open_shard(backend, shape, leaves, leaves.n_keys(n_text) + 16 * kLeafKeys, scale_), nullptr});
+    const auto open = [&](std::int64_t n_queries) {
+      AttentionShape of_step = shape;
+      of_step.n_queries = n_queries;
+      return open_shard(backend, of_step, leaves, leaves.n_keys(n_text) + 16 * kLeafKeys, scale_);
+    };
+    caches_.push_back({layer, open(1), nullptr});
+    if (!is_last(layer)) caches_.back().block = open(kBlock);
   }
   use(algorithm);
 }
 
 void Generator::use(const Algorithm& algorithm) {
-  for (Cache& cache : caches_) cache.decoder = algorithm.open(transport_, cache.shard, ranges_, options_.plan);
+  for (Cache& cache : caches_) {
+    cache.decoder = algorithm.open(transport_, cache.shard, ranges_, options_.plan);
+    if (cache.block) cache.block_decoder = algorithm.open(transport_, *cache.block, ranges_, options_.plan);
+  }
 }
 
 void Generator::rewind(const Place& place) {
   require<std::out_of_range>(place.position >= 0 && place.position <= size(), "Generator::rewind: position ", place.position,
                              " of ", size());
-  for (Cache& cache : caches_) cache.shard.cache->truncate(0, leaves().n_keys(place.position));
+  for (Cache& cache : caches_) {
+    cache.shard.cache->truncate(0, leaves().n_keys(place.position));
+    if (cache.block) cache.block->cache->truncate(0, leaves().n_keys(place.position));
+  }
   place_ = place;
 }
 
@@ -195,39 +207,58 @@ Rows Generator::attend(Cache& cache, const Rows& h, const Rotation& rotation) {
   const ModelConfig& config = model_.config();
   const Rows q = model_.queries(cache.layer, h, rotation), k = model_.keys(cache.layer, h, rotation),
              v = model_.values(cache.layer, h);
-  // Of the last layer, only the last position is needed.
-  const bool is_last = cache.layer + 1 == std::ssize(config.layers);
-  Rows z = Rows::Zero(is_last ? 1 : h.rows(), q.cols());
-  const std::int64_t d = q.cols() / config.heads;
+  // The keys and values go to the ranks that hold their positions.
   for (std::int64_t i = 0; i < h.rows(); ++i) {
-    // The key and value go to the rank that holds their position.
     const std::int64_t n_keys = size() - h.rows() + i + 1;
     if (leaves().n_keys(n_keys) > leaves().n_keys(n_keys - 1)) hold(cache, k.row(i), v.row(i));
-    if (is_last && i + 1 < h.rows()) continue;
-    decode(cache, q.row(i).data(), n_keys);
-    for (std::int64_t head = 0; head < config.heads; ++head) {
-      z.row(is_last ? 0 : i).segment(head * d, config.head_dim) =
-          Eigen::Map<const Eigen::RowVectorXf>(output_.out.data() + head * config.head_dim, config.head_dim);
-    }
+  }
+  // Of the last layer, only the last position is needed.
+  const std::int64_t n = is_last(cache.layer) ? 1 : h.rows();
+  Rows z = Rows::Zero(n, q.cols());
+  for (std::int64_t i = 0; i < n; i += kBlock) {
+    const std::int64_t rows = std::min(kBlock, n - i);
+    decode(cache, q.middleRows(h.rows() - n + i, rows), size() - n + i + rows, z.row(i).data());
   }
   return z;
 }
 
-void Generator::decode(Cache& cache, const float* q, std::int64_t n_keys) {
+void Generator::decode(Cache& cache, const Rows& q, std::int64_t n_keys, float* z) {
+  // Query j of l is the character of position n_keys - l + j. The last queries of a block are those of the characters.
   const ModelConfig& config = model_.config();
-  const double factor = config.scale_base > 0 ? std::log(static_cast<double>(n_keys)) / std::log(config.scale_base) : 1;
-  const std::int64_t d_h = config.head_dim, d = padded(d_h);
-  q_.resize(static_cast<std::size_t>(config.heads * d_h));
-  for (std::int64_t i = 0; i < config.heads * d_h; ++i)
-    q_[static_cast<std::size_t>(i)] = q[i / d_h * d + i % d_h] * static_cast<float>(factor);
-  const TensorView view = TensorView::dense(q_.data(), DType::F32, {1, config.heads, 1, d_h});
+  const std::int64_t n = q.rows(), l = n == 1 ? 1 : kBlock, heads = config.heads, d_h = config.head_dim, d = padded(d_h);
+  std::vector<float> queries(static_cast<std::size_t>(heads * l * d_h));
+  for (std::int64_t r = 0; r < heads * n; ++r) {
+    const std::int64_t head = r / n, i = r % n;
+    const auto keys = static_cast<double>(n_keys - n + i + 1);
+    const auto factor = static_cast<float>(config.scale_base > 0 ? std::log(keys) / std::log(config.scale_base) : 1);
+    for (std::int64_t c = 0; c < d_h; ++c)
+      queries[static_cast<std::size_t>((head * l + l - n + i) * d_h + c)] = q(i, head * d + c) * factor;
+  }
+  const TensorView view = TensorView::dense(queries.data(), DType::F32, {1, heads, l, d_h});
   const std::array lengths{n_keys};
-  output_ = cache.decoder->step({view, lengths}).copy();
-  if (!options_.moments) return;
-  AttentionShape shape = cache.shard.cache->shape();
-  shape.value_dim = d_h;
-  entropy_ = take_moments(moment_layout(shape), output_, view, scale_).entropy;
+  DecodeOutput all = (l == 1 ? cache.decoder : cache.block_decoder)->step({view, lengths, {.causal = true}}).copy();
+  std::vector<float> entropy;
+  if (options_.moments) {
+    AttentionShape shape = cache.shard.cache->shape();
+    shape.value_dim = d_h;
+    entropy = take_moments(moment_layout(shape), all, view, scale_).entropy;
+  }
+
+  // Keep the last query and its output.
+  q_.clear(), output_ = {}, entropy_.clear();
+  for (std::int64_t head = 0; head < heads; ++head) {
+    for (std::int64_t i = 0; i < n; ++i) {
+      std::copy_n(all.out.data() + (head * l + l - n + i) * d_h, d_h, z + (i * heads + head) * d);
+    }
+    const std::int64_t last = head * l + l - 1;
+    q_.insert(q_.end(), queries.data() + last * d_h, queries.data() + (last + 1) * d_h);
+    output_.out.insert(output_.out.end(), all.out.data() + last * d_h, all.out.data() + (last + 1) * d_h);
+    output_.lse.push_back(all.lse[static_cast<std::size_t>(last)]);
+    if (options_.moments) entropy_.push_back(entropy[static_cast<std::size_t>(last)]);
+  }
 }
+
+bool Generator::is_last(std::int64_t layer) const { return layer + 1 == std::ssize(model_.config().layers); }
 
 void Generator::hold(Cache& cache, const Rows& k, const Rows& v) {
   const ModelConfig& config = model_.config();
@@ -244,6 +275,7 @@ void Generator::hold(Cache& cache, const Rows& k, const Rows& v) {
     values = TensorView::dense(enlarged.data(), DType::F32, {1, config.kv_heads, k.rows(), layout.size()});
   }
   cache.shard.cache->append(0, keys, values);
+  if (cache.block) cache.block->cache->append(0, keys, values);
 }
 
 LargestWeight Generator::largest_weight(const Ranks& ranks) const {

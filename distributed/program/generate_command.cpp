@@ -126,6 +126,8 @@ struct Setup {
     const std::vector<LayerKind>& layers = model->config().layers;
     return std::count(layers.begin(), layers.end(), LayerKind::kGlobal);
   }
+  /// How often keys are held: layers below another one have a second cache, see Generator.
+  double copies() const { return model->config().shards_alone() ? 1 : 2; }
 };
 
 /// A line that rank 0 reads from standard input, on every rank; nothing at the end of the input.
@@ -245,7 +247,7 @@ int run_generate(const GenerateOptions& options, const Ranks& ranks) {
     const double share = static_cast<double>(machines.node(machines.node_of(ranks.rank())).size()) / ranks.size();
     require_memory((options.text.empty() ? "MODEL" : readable(options.text, 200)) + ": keys and values of " +
                        std::to_string(n) + " characters",
-                   static_cast<double>(n) * static_cast<double>(bytes_per_character) * share);
+                   static_cast<double>(n) * static_cast<double>(bytes_per_character) * share * setup->copies());
   });
 
   // Where questions come from a file or a pipe, there is at least one.

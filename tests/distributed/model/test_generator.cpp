@@ -131,6 +131,38 @@ TEST_CASE("generator: a text that is read and a text that is appended character 
   }
 }
 
+TEST_CASE("generator: all layers global: a text that is read in blocks leaves the bits of one that is appended one by one") {
+  const Scratch scratch;
+  for (const std::string& config : {kLlamaConfig, kMixedConfig}) {
+    const auto file = SafetensorsFile::open(random_model(scratch, config));
+    const Model model(file);
+    for (const std::size_t n : {1, 2, 63, 64, 65, 200}) {
+      const std::string text = random_text(n, 9);
+      for (const LeafOrder order : {LeafOrder::kContiguous, LeafOrder::kDealt}) {
+        for (const auto* backend : {&cpu_backend(), &find_backend("emulated")}) {
+          if (backend != &cpu_backend() && n != 65) continue;
+          CAPTURE(n);
+          run_threads(Topology::pretend(2, 2), 60, [&](const ThreadRanks&, ThreadTransport& transport) {
+            const auto generator = [&] {
+              return Generator(model, *backend, transport, std::ssize(text), find_algorithm("two-level"), {.order = order});
+            };
+            Generator read = generator(), appended = generator();
+            transport.clear_traffic();
+            read.read(text);
+            const std::int64_t n_blocks = transport.traffic().collectives;
+            transport.clear_traffic();
+            for (const char c : text) appended.append(std::string(1, c));
+            const std::int64_t n_steps = transport.traffic().collectives;
+            CHECK(n_blocks * static_cast<std::int64_t>(n) == n_steps * static_cast<std::int64_t>((n + 63) / 64));
+            CHECK(same_bits(read.append("a"), appended.append("a")));
+            CHECK(same_bits(read.append("bcd"), appended.append("bcd")));
+          });
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("generator: a needle at the start, at the end, across the border of two shards, and in a halo") {
   const auto file = SafetensorsFile::open(kRecall);
   const Model model(file);
