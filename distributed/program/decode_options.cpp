@@ -338,9 +338,8 @@ std::vector<const CLI::Option*> add_decode_options(CLI::App& command, DecodeOpti
   command
       .add_option("IN", options.in,
                   "safetensors file with q [b, n_h, l, d_h], k [b, n_kv, N, d_h], v [b, n_kv, N, d_v] (heads before"
-                  "\npositions), optional lengths [b], learned sinks, sink [n_h], and a mask, mask [b or 1, n_h or 1, l, N] "
-                  "(BOOL, U8 or"
-                  "\nF32; --backend cpu); each rank reads only its own shard")
+                  "\npositions), optional lengths [b] and learned sinks, sink [n_h]; each rank reads only its own shard;"
+                  "\non the CPU also mask [b or 1, n_h or 1, l, N], BOOL, U8 or F32")
       ->check(not_empty);
   command
       .add_option("OUT", options.out,
@@ -369,7 +368,7 @@ std::vector<const CLI::Option*> add_decode_options(CLI::App& command, DecodeOpti
       .add_option(
           "--moments", options.moments,
           "1: the output only; 2: also the variance of the values and the entropy of the attention, in the same reduction"
-          "\n(kernels of 16-bit types: in one more decode); the entropy has an error of about 1e-7 times the largest score")
+          "\n(kernels of 16 bits: by one more decode); the entropy has an error of about 1e-7 times the largest score")
       ->check(within(1, 2))
       ->capture_default_str();
 

@@ -69,8 +69,8 @@ Command add_oracle(CLI::App& program) {
   command
       ->add_option("IN", options->in,
                    "safetensors file with q [b, n_h, l, d_h], k [b, n_kv, N, d_h], v [b, n_kv, N, d_v] (heads before"
-                   "\npositions); optional zeta [b, n_h, l, d_v], lengths [b], learned sinks: sink [n_h], mask [b or 1, n_h "
-                   "or 1, l, N]")
+                   "\npositions); optional zeta [b, n_h, l, d_v], lengths [b], learned sinks: sink [n_h],"
+                   "\nmask [b or 1, n_h or 1, l, N] (BOOL, U8 or F32)")
       ->required()
       ->check(not_empty);
   command->add_option("OUT", options->out, "safetensors file to write: F64 out, lse (natural), energy, gradient")
