@@ -16,7 +16,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 CLOCK, CYCLES = 1.98e9, 3.8  # of an H200; of an instruction in a chain, by the model of the compiled code
 FIXED = 2.7e-6  # of the ends: what the measured ends of the kernels before this join had left
 DIM, THREADS, QUAD, GROUPS = 128, 128, 4, 4
-SHAPES = [("BF16", "16/16", 1, 8, 4), ("BF16", "8/8", 1, 16, 4), ("BF16", "32/8", 4, 16, 4), ("F32", "16/16", 1, 8, 8)]  # type, heads, rows, blocks of a tile, thread groups
+# Type, heads, rows, blocks of a tile, thread groups of a block.
+SHAPES = [("BF16", "16/16", 1, 8, 4), ("BF16", "8/8", 1, 16, 4), ("BF16", "32/8", 4, 16, 4), ("F32", "16/16", 1, 8, 8)]
 
 
 def chain(rows, parts, threads):
