@@ -290,6 +290,7 @@ TREE_ATTN_INLINE void weighted_sums(Rows v, std::int64_t a, std::int64_t n_pairs
       });
       float* to = sums + p * kPairElements + part * kPartLanes;
       const float* weights = w;
+#pragma GCC unroll 4
       for (std::int64_t j = 0; j < n_queries; ++j, weights += w_stride, to += kPassElements) {
         const Part sum = sum_of_products<kAll, kHeld>(weights, x);
         __builtin_memcpy(to, &sum, sizeof sum);

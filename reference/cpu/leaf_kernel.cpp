@@ -192,12 +192,13 @@ class ChunkLoop {
       }
       return single.template operator()<0>();
     }
-    for (int a = 0; a < kKeys; a += kBlock) {
-      if (chunk_.n_queries >= 4)
-        scores_of_queries<T, kRequests, 4>(keys, a, chunk_.d_h, 0, s + a), scores_of_others(keys, a, 4, s + a);
-      else
-        scores_of_queries<T, kRequests, 2>(keys, a, chunk_.d_h, 0, s + a), scores_of_others(keys, a, 2, s + a);
-    }
+    const auto group = [&]<int kQueries>() TREE_ATTN_LAMBDA {
+      for (int a = 0; a < kKeys; a += kBlock) {
+        scores_of_queries<T, kRequests, kQueries>(keys, a, chunk_.d_h, 0, s + a);
+        if (chunk_.n_queries > kQueries) scores_of_others(keys, a, kQueries, s + a);
+      }
+    };
+    chunk_.n_queries < 4 ? group.template operator()<2>() : group.template operator()<4>();
   }
   template <class T, Requests kRequests, int kQueries>
   TREE_ATTN_INLINE void scores_of_queries(Rows keys, std::int64_t a, std::int64_t d_h, std::int64_t j, float* s) const {
