@@ -25,7 +25,8 @@ namespace tree_attn {
 /// Decode steps of one rank over one shard, by one algorithm. Algorithm::open() makes one.
 ///
 /// The plan, the blocks of states, the buffers of messages and the output live as long as the decoder. On the CPU backend
-/// step() allocates nothing from the second step on.
+/// step() allocates nothing from the second step on, but for a list of subtrees where the ring passes a shard that no query
+/// sees.
 class Decoder {
  public:
   virtual ~Decoder() = default;
