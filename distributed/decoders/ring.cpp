@@ -163,6 +163,7 @@ class RingDecoder : public Decoder {
       here.shard.begin = leaves_of(hop).range().begin;
       Forest<float>& kept = forests_[static_cast<std::size_t>((me - hop + p) % p)];
       if (hop > 0 && n_sent(hop) < leaves_of(hop).n_keys(longest)) {
+        if (device_ != nullptr) device_->settle();
         const KeyRange range = closed(leaves_of(hop).range(), longest);
         const std::span<float> states = kept.assign(cover(range.begin, range.end));
         for (std::size_t at = 0; at < states.size(); at += static_cast<std::size_t>(state_size(d_v_)))

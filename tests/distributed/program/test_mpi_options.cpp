@@ -73,6 +73,7 @@ TEST_CASE("options: any of them on rank 1 alone is refused by its name, or chang
                                             {"--store-latency", {"9"}},
                                             {"--temperature", {"1"}},
                                             {"--sinks", {"4"}},
+                                            {"--softcap", {"30"}},
                                             {"--threads", {"2"}},
                                             {"--timeout", {"50"}},
                                             {"--tokens", {"3"}},
