@@ -60,7 +60,7 @@ OutputView DeviceFabric::settle() {
 }
 
 OutputView DeviceFabric::step(const float* states) {
-  blocks_->stream().repeat([&] { queue(states); });
+  blocks_->stream().repeat([&] { queue(states); }, may_be_recorded());
   return settle();
 }
 

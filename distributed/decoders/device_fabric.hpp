@@ -30,6 +30,7 @@ class DeviceFabric : public Fabric, public StepEnd {
   /// @name A step of a DeviceTransport: all of it is queued on the stream
   /// @{
   void queue(const float* states) override;
+  bool may_be_recorded() const override { return device_->may_be_recorded(); }
   /// Waits for the plan after a step that ends with it. @returns the output, valid until the next step
   OutputView settle();
   /// A step of the plan alone, by DeviceStream::repeat(). @param states that are there, at the same place in every step

@@ -14,7 +14,8 @@
 namespace tree_attn {
 
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankFacts, node, host, cores, interface, no_backend, no_driver, driver, no_gpu, gpu,
-                                   capability, uuid, no_kernel, kernels, sees, reaches, no_nccl, nccl, nccl_path)
+                                   capability, uuid, no_kernel, kernels, sees, reaches, no_nccl, nccl, nccl_path,
+                                   no_nccl_windows, nccl_low_latency, is_thread, eager_variable, eager_bytes)
 
 namespace {
 

@@ -4,6 +4,7 @@
 /// that do not exist.
 #pragma once
 
+#include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
@@ -24,6 +25,12 @@ struct RankFacts {
   std::vector<std::string> reaches;     ///< of these, those into whose memory its GPU can store
   std::string no_nccl, nccl;            ///< "2.30.7"
   std::string nccl_path;
+  std::string no_nccl_windows;   ///< that the host can ask for
+  std::string nccl_low_latency;  ///< NCCL_ALLOC_P2P_NET_LL_BUFFERS
+  bool is_thread = false;        ///< of a process with all ranks
+  /// The variable of MPI for messages inside a node that no receiver has asked for, and their most bytes; "": not known.
+  std::string eager_variable;
+  std::int64_t eager_bytes = 0;
 };
 
 /// Facts as text, for messages between ranks.

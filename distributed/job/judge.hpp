@@ -29,9 +29,9 @@ struct Verdict {
 /// The text of a verdict, after the option that fails: as `info` prints it, and as an error of decode.
 std::string line(const Verdict& verdict);
 
-/// Judges the facts of all ranks: backends, GPUs, peer access, NCCL, interface and one-shot, in this order. Six faults end a
-/// decode that needs what is missing: no driver, a rank without a GPU, no kernel for a GPU, GPUs of a machine that do not
-/// reach each other, no usable NCCL, different versions of NCCL.
+/// Judges the facts of all ranks: backends, GPUs, peer access, NCCL, interface, one-shot and its windows, and MPI, in this
+/// order. Six faults end a decode that needs what is missing: no driver, a rank without a GPU, no kernel for a GPU, GPUs of
+/// a machine that do not reach each other, no usable NCCL, different versions of NCCL.
 /// @param facts of all ranks, by rank @throws std::invalid_argument if there is none
 std::vector<Verdict> judge(std::span<const RankFacts> facts);
 

@@ -64,6 +64,25 @@ std::optional<double> container_cores() {
   return std::nullopt;
 }
 
+EagerLimit eager_limit() {
+  EagerLimit limit;
+  int level = 0;
+  if (MPI_T_init_thread(MPI_THREAD_SINGLE, &level) != MPI_SUCCESS) return limit;
+  // Open MPI 4 and 5. The value is an unsigned number of 32 or 64 bits.
+  for (const char* const name : {"btl_vader_eager_limit", "btl_sm_eager_limit"}) {
+    int index = 0, n_values = 0;
+    MPI_T_cvar_handle handle = nullptr;
+    std::uint64_t value = 0;
+    if (!limit.variable.empty() || MPI_T_cvar_get_index(name, &index) != MPI_SUCCESS ||
+        MPI_T_cvar_handle_alloc(index, nullptr, &handle, &n_values) != MPI_SUCCESS)
+      continue;
+    if (n_values == 1 && MPI_T_cvar_read(handle, &value) == MPI_SUCCESS) limit = {name, static_cast<std::int64_t>(value)};
+    MPI_T_cvar_handle_free(&handle);
+  }
+  MPI_T_finalize();
+  return limit;
+}
+
 std::string mpi_library() {
   char version[MPI_MAX_LIBRARY_VERSION_STRING];
   int length = 0;

@@ -23,6 +23,7 @@
 #include <atomic>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <map>
 #include <optional>
@@ -199,10 +200,16 @@ int run_alone(int argc, char** argv, const std::optional<std::string>& list) {
       [&](const std::exception& error) { complain(error_line(error, list ? "--devices " + *list : "")); });
 }
 
+/// NCCL writes its log to standard output, where our tables go, unless a variable names another file.
+void send_log_of_nccl_to_standard_error() {
+  if (std::getenv("NCCL_DEBUG") != nullptr) ::setenv("NCCL_DEBUG_FILE", "/dev/stderr", 0);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) try {
   open_standard_descriptors();
+  send_log_of_nccl_to_standard_error();
   remove_temporary_files_on_signals();
   // A closed pipe and a limit of file sizes are then write errors, reported in one line.
   std::signal(SIGPIPE, SIG_IGN), std::signal(SIGXFSZ, SIG_IGN);

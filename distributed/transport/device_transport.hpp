@@ -38,6 +38,8 @@ class DeviceTransport : public Transport {
   DeviceTransport* device() final { return this; }
   /// Blocks on the device of this rank.
   virtual MakeBlocks make_blocks() const = 0;
+  /// Whether messages may be queued while a stream records a graph.
+  virtual bool may_be_recorded() const { return true; }
   /// Messages and reductions are queued on this stream until take_queued(). Forgets its marks.
   virtual void queue_on(DeviceStream& stream) = 0;
   /// What was queued since queue_on().

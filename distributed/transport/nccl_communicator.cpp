@@ -160,10 +160,11 @@ void NcclCommunicator::fail(std::string_view call, nccl::Status status) {
 }
 
 void NcclCommunicator::abort() noexcept {
-  if (comm_ == nullptr) return;
+  nccl::Comm* const comm = std::exchange(comm_, nullptr);
+  if (comm == nullptr) return;
   if (std::exchange(is_group_open_, false)) library_->functions().ncclGroupEnd();
   if (before_abort_) before_abort_();
-  library_->functions().ncclCommAbort(std::exchange(comm_, nullptr));
+  library_->functions().ncclCommAbort(comm);
 }
 
 NcclWindow::NcclWindow(NcclCommunicator& node, const Topology& topology, std::size_t n_bytes)

@@ -15,6 +15,10 @@ namespace tree_attn {
 /// finds.
 inline constexpr const char* kNcclVariable = "TREE_ATTN_NCCL_LIBRARY";
 
+/// The environment variable by which NCCL takes buffers for its low-latency protocol between nodes, if it is 1; sends and
+/// receives have none by default (allocP2pNetLLBuffers in src/init.cc and src/transport/net.cc).
+inline constexpr const char* kNcclLowLatencyVariable = "NCCL_ALLOC_P2P_NET_LL_BUFFERS";
+
 /// The library to load: that which the variable names, else libnccl.so.2.
 struct WantedNccl {
   std::string name;

@@ -4,19 +4,40 @@
 #include "tree_attn/distributed/transport/nccl_transport.hpp"
 
 #include <algorithm>
+#include <cstdint>
+#include <cstdlib>
 #include <stdexcept>
 #include <string>
 #include <thread>
 #include <utility>
 
 namespace tree_attn {
+namespace {
+
+/// Whether NCCL sends by its low-latency protocol between nodes too.
+bool has_low_latency_buffers() {
+  const char* const value = std::getenv(kNcclLowLatencyVariable);
+  return value != nullptr && std::string_view(value) == "1";
+}
+
+}  // namespace
 
 NcclTransport::NcclTransport(const Ranks& ranks, Topology topology, const DevicePlatform& platform,
                              std::string_view interface)
     : DeviceTransport(std::move(topology), ranks.rank()),
       communicator_(ranks, platform.is_emulated, interface),
+      has_low_latency_(ranks.all_min(std::uint64_t{has_low_latency_buffers()}) != 0),
       platform_(platform) {
   require(size() == ranks.size(), "NcclTransport: a topology of ", size(), " ranks for ", ranks.size());
+  communicator_.before_abort([this]() noexcept {
+    drop_graphs();
+    if (node_) node_->abort();
+  });
+}
+
+/// The communicator of the node ends first, and from then on the other ends alone.
+NcclTransport::~NcclTransport() {
+  node_.reset();
   communicator_.before_abort([this]() noexcept { drop_graphs(); });
 }
 
@@ -46,7 +67,10 @@ void NcclTransport::finish_messages() {
 
 std::unique_ptr<NodeMemory> NcclTransport::allocate_on_node(std::size_t n_bytes) {
   if (!communicator_.library().has_window_addresses()) return nullptr;
-  if (!node_) node_.emplace(communicator_, topology());
+  if (!node_) {
+    node_.emplace(communicator_, topology());
+    node_->before_abort([this]() noexcept { communicator_.abort(); });
+  }
   return std::make_unique<NcclWindow>(*node_, topology(), n_bytes);
 }
 

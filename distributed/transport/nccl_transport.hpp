@@ -20,20 +20,27 @@ namespace tree_attn {
 /// settle() is the only wait of a step.
 ///
 /// In a graph NCCL asks for what DeviceTransport asks for. Ranks connect in the first exchange of two peers, which is
-/// therefore not recorded.
+/// therefore not recorded. Where ranks are threads nothing is: "Using multiple GPUs per process with CUDA graph capture may
+/// result in deadlocks" (NCCL's user guide, Using NCCL with CUDA Graphs).
 class NcclTransport final : public DeviceTransport {
  public:
   /// Joins all ranks: collective over them, and they outlive this object. The device of this rank is current.
   /// @param interface see NcclCommunicator
   /// @throws as NcclCommunicator
   NcclTransport(const Ranks& ranks, Topology topology, const DevicePlatform& platform, std::string_view interface = {});
+  ~NcclTransport() override;
   std::string_view name() const override { return "nccl"; }
-  const Network& network() const override { return kNcclNetwork; }
+  const Network& network() const override { return has_low_latency_ ? kNcclLowLatencyNetwork : kNcclNetwork; }
+  bool is_one_process() const override { return communicator_.ranks().is_one_process(); }
   std::string library() const override { return communicator_.library().version_text(); }
   double timeout() const override { return communicator_.ranks().deadline().seconds(); }
+  bool all_equal(std::uint64_t number, std::string_view what) override {
+    return communicator_.ranks().all_equal(number, what);
+  }
   void progress() override { communicator_.poll(); }
 
   MakeBlocks make_blocks() const override { return platform_.make_blocks; }
+  bool may_be_recorded() const override { return size() == 1 || !is_one_process(); }
   void queue_on(DeviceStream& stream) override;
   /// A window of NCCL, whose kernels take plain addresses: from NCCL 2.29 on.
   std::unique_ptr<NodeMemory> allocate_on_node(std::size_t n_bytes) override;
@@ -58,7 +65,8 @@ class NcclTransport final : public DeviceTransport {
   static std::string text_of(const Group& group);
 
   NcclCommunicator communicator_;
-  std::optional<NcclCommunicator> node_;  ///< of the node, once memory was allocated there
+  std::optional<NcclCommunicator> node_;  ///< of the node, once memory was allocated there; the two abort each other
+  bool has_low_latency_;                  ///< on all ranks, see kNcclLowLatencyNetwork
   DevicePlatform platform_;
   DeviceStream* stream_ = nullptr;
   std::vector<Send> sends_;

@@ -112,6 +112,7 @@ class ThreadRanks : public Ranks {
   ThreadRanks(ThreadNetwork& network, const Topology& topology, int rank)
       : Ranks(rank, topology.size()), network_(network), topology_(topology), deadline_(network, rank) {}
   using Ranks::all_gather;
+  bool is_one_process() const override { return true; }
   Deadline& deadline() const override { return deadline_; }
   void barrier() const override;
   void all_gather(std::span<const std::byte> mine, std::span<std::byte> all, std::string_view what) const override {

@@ -20,6 +20,8 @@ class StepEnd {
   /// Queues it on the stream of the step; called only when a step is queued or recorded, not when its graph is launched.
   /// @param states of the step, [subtrees][n_rows][2 + d_v] in device memory; null without subtrees
   virtual void queue(const float* states) = 0;
+  /// Whether a graph may hold what it queues.
+  virtual bool may_be_recorded() const { return true; }
 };
 
 /// A DecodeSession on a device.

@@ -32,7 +32,8 @@ class DeviceStream {
   /// in a graph, and from then on a call is one launch of that graph. The first also loads kernels, and lets a library
   /// connect ranks and take memory: a recording may not.
   /// @param queue queues them on this stream; called in the first two calls
-  virtual void repeat(const std::function<void()>& queue) = 0;
+  /// @param may_record whether a graph may hold them; if not, every call queues them
+  virtual void repeat(const std::function<void()>& queue, bool may_record = true) = 0;
   /// Drops the graph, and a recording that is under way. Replays that are under way go on. The next repeat() is the first.
   virtual void forget() noexcept = 0;
   /// Whether the next repeat() is the first.

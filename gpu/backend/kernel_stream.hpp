@@ -40,11 +40,15 @@ class KernelStream final : public DeviceStream {
   bool has_passed(std::size_t mark) override { return marks_.at(mark)->has_passed(); }
   void keep_marks(std::size_t n) override { n_marks_ = std::min(n, n_marks_); }
 
-  void repeat(const std::function<void()>& queue) override {
-    if (n_repeats_ == 0) queue();
+  void repeat(const std::function<void()>& queue, bool may_record) override {
+    if (n_repeats_ == 0 || !may_record) {
+      queue();
+      n_repeats_ = 1;
+      return;
+    }
     if (n_repeats_ == 1) record(queue);
-    if (n_repeats_ > 0) graph_.replay(stream_);
-    n_repeats_ = std::min(n_repeats_ + 1, 2);
+    graph_.replay(stream_);
+    n_repeats_ = 2;
   }
   void forget() noexcept override {
     if (is_recording_) drop_capture(stream_);

@@ -92,7 +92,7 @@ void StepRunner::run(const Step& step, StepEnd* end, const std::function<void()>
 
   set_scale(plan_.params, plan_.shape().dtype, scale_);
   stream_.follow_default();
-  stream_.repeat([&] { queue_step(end); });
+  stream_.repeat([&] { queue_step(end); }, end == nullptr || end->may_be_recorded());
 }
 
 void StepRunner::stage(const Step& step) {

@@ -29,7 +29,7 @@ inline std::vector<RankFacts> healthy_cluster(int n_nodes, int ranks_per_node) {
     one.uuid = one.sees[static_cast<std::size_t>(rank % ranks_per_node)];
     std::ranges::remove_copy(one.sees, std::back_inserter(one.reaches), one.uuid);
     one.kernels = "80-real,90a-real, by CUDA 13.0.88";
-    one.nccl = "2.30.7", one.nccl_path = "/opt/nccl/libnccl.so.2";
+    one.nccl = "2.30.7", one.nccl_path = "/opt/nccl/libnccl.so.2", one.nccl_low_latency = "1";
     facts.push_back(one);
   }
   return facts;
@@ -88,6 +88,10 @@ inline std::vector<Fault> faults() {
        "nvidia-nccl-cu13 (or -cu12), and add the folder of libnccl.so.2 to LD_LIBRARY_PATH"},
       {"different versions of NCCL", kFailure, Need::kNccl, 2, [](Facts& facts) { facts[3].nccl = "2.29.7"; },
        "--transport nccl: 2.29.7 on rank 3, 2.30.7 on ranks 0-2; install one version on all machines"},
+      {"few buffers of NCCL between machines", kWarning, Need::kNccl, 2,
+       [](Facts& facts) { facts[2].nccl_low_latency = "0", facts[3].nccl_low_latency = ""; },
+       "a message between machines takes 22.4 us by NCCL's model, and 9.3 us with more buffers; set "
+       "NCCL_ALLOC_P2P_NET_LL_BUFFERS=1 for ranks 2, 3 on node02"},
       {"a backend that was not built in", kFailure, Need::kNothing, 1, all([](RankFacts& one) {
          one.no_backend = {"--backend cuda: not built in (no nvcc found); build with nvcc 12.5 or later"};
        }),

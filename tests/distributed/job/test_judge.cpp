@@ -44,14 +44,15 @@ TEST_CASE("judge: a healthy cluster has one verdict per subject, and all are fin
     CHECK(!first_failure(judge(facts), kAllNeeds));
     std::vector<std::string> subjects;
     for (const Verdict& verdict : judge(facts)) subjects.push_back(verdict.subject);
-    CHECK(subjects == std::vector<std::string>{"GPUs", "peer access", "NCCL", "interface", "one-shot"});
+    CHECK(subjects == std::vector<std::string>{"GPUs", "peer access", "NCCL", "interface", "one-shot", "windows"});
   }
   CHECK(table(judge(healthy_cluster(2, 8))) ==
         "ok       GPUs         16 x NVIDIA H200, compute capability 9.0, driver of CUDA 13.0\n"
         "ok       peer access  all GPUs of a machine reach each other\n"
         "ok       NCCL         2.30.7 found (/opt/nccl/libnccl.so.2)\n"
         "ok       interface    eth0 192.168.1.1 for NCCL's bootstrap; NCCL_SOCKET_IFNAME chooses another\n"
-        "ok       one-shot     possible where the GPUs of a machine reach each other\n");
+        "ok       one-shot     possible where the GPUs of a machine reach each other\n"
+        "ok       windows      with --transport nccl registered by NCCL 2.30.7; else opened by CUDA IPC\n");
 }
 
 TEST_CASE("judge: every fault has its line, which names ranks and values and says what to do") {
@@ -122,6 +123,34 @@ TEST_CASE("judge: one-shot needs a GPU for every rank and windows on them") {
   facts[0].no_driver = "none";
   CHECK(line_of(facts) ==
         "--algorithm one-shot: not with --backend cuda, which needs a GPU for every rank; use --backend emulated");
+}
+
+TEST_CASE("judge: where windows will lie, and why") {
+  const auto line_of = [](const std::vector<RankFacts>& facts) { return line(judge(facts).back()); };
+  std::vector<RankFacts> facts = healthy_cluster(1, 2);
+  for (RankFacts& one : facts) one.is_thread = true;
+  CHECK(line_of(facts) == "with --transport nccl registered by NCCL 2.30.7; else in the memory of this process");
+  for (RankFacts& one : facts) one.no_nccl_windows = "NCCL 2.28.9 is old";
+  CHECK(line_of(facts) == "in the memory of this process, with --transport nccl too: NCCL 2.28.9 is old");
+  for (RankFacts& one : facts) one.is_thread = false;
+  CHECK(line_of(facts) == "opened by CUDA IPC, with --transport nccl too: NCCL 2.28.9 is old");
+  for (RankFacts& one : facts) one.no_nccl = "not there";
+  CHECK(line_of(facts) == "opened by CUDA IPC");
+}
+
+TEST_CASE("judge: the limit of eager messages, where MPI tells it") {
+  std::vector<RankFacts> facts = healthy_cluster(1, 2);
+  facts[0].eager_variable = "btl_vader_eager_limit", facts[0].eager_bytes = 4096;
+  CHECK(
+      line(judge(facts).back()) ==
+      "a message of more than 4096 bytes inside a node waits for its receiver; --mca btl_vader_eager_limit 16384 sends the "
+      "states of 16 heads of 128, 8320 bytes, at once");
+}
+
+TEST_CASE("judge: NCCL's buffers between machines matter where there are several") {
+  std::vector<RankFacts> facts = healthy_cluster(1, 2);
+  for (RankFacts& one : facts) one.nccl_low_latency = "";
+  CHECK(faults_in(facts).empty());
 }
 
 TEST_CASE("judge: the order of ranks on machines does not matter, and only what is compared has to be equal") {

@@ -11,7 +11,12 @@
 
 #include <cstdlib>
 #include <functional>
+#include <memory>
+#include <span>
+#include <stdexcept>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 namespace tree_attn::test {
@@ -38,10 +43,46 @@ class VariableScope {
   std::string before_;
 };
 
+/// Threads that say of themselves what processes would.
+class AsProcesses final : public Ranks {
+ public:
+  explicit AsProcesses(const ThreadRanks& threads) : Ranks(threads.rank(), threads.size()), threads_(threads) {}
+  using Ranks::all_gather;
+  bool is_one_process() const override { return false; }
+  Deadline& deadline() const override { return threads_.deadline(); }
+  void barrier() const override { threads_.barrier(); }
+  void all_gather(std::span<const std::byte> mine, std::span<std::byte> all, std::string_view what) const override {
+    threads_.all_gather(mine, all, what);
+  }
+  void broadcast(std::span<std::byte> bytes, int root, std::string_view what) const override {
+    threads_.broadcast(bytes, root, what);
+  }
+  std::unique_ptr<Transport> open_transport(Topology topology) const override {
+    return threads_.open_transport(std::move(topology));
+  }
+  std::unique_ptr<Transport> open_shared_transport(Topology topology) const override {
+    return threads_.open_shared_transport(std::move(topology));
+  }
+
+ protected:
+  std::vector<int> find_nodes() const override {
+    throw std::logic_error("AsProcesses: the nodes are those of the topology");
+  }
+  void announce(std::string_view phrase) const override { threads_.doing(phrase); }
+
+ private:
+  const ThreadRanks& threads_;
+};
+
+/// What ranks are for the transport.
+enum class Kind { kProcesses, kThreads };
+
 /// Runs a function on every rank, each with an emulated device of its own and a transport over the stand-in.
 /// @param fault as TREE_ATTN_NCCL_FAULT takes it @param first_device of rank 0; the others have those after it
+/// @param kind processes, whose steps are graphs
 inline void run_nccl(const Topology& topology, double timeout, const std::string& fault,
-                     const std::function<void(const ThreadRanks&, NcclTransport&)>& body, int first_device = 0) {
+                     const std::function<void(const Ranks&, NcclTransport&)>& body, int first_device = 0,
+                     Kind kind = Kind::kProcesses) {
   const VariableScope library(kNcclVariable, TREE_ATTN_NCCL_STAND_IN), wanted("TREE_ATTN_NCCL_FAULT", fault);
   emulated::Settings settings = emulated::settings();
   settings.n_workers = 1, settings.n_devices = first_device + topology.size();
@@ -49,9 +90,11 @@ inline void run_nccl(const Topology& topology, double timeout, const std::string
   run_threads(topology, timeout, ThreadBody([&](const ThreadRanks& ranks, ThreadTransport&) {
                 emulated::backend().use_gpu(first_device + ranks.rank());
                 // Rank 0 alone listens.
-                NcclTransport transport(ranks, topology, platform_of(emulated::backend()),
+                const AsProcesses processes(ranks);
+                const Ranks& shown = kind == Kind::kThreads ? static_cast<const Ranks&>(ranks) : processes;
+                NcclTransport transport(shown, topology, platform_of(emulated::backend()),
                                         ranks.rank() == 0 ? "eth7 10.0.0.1" : "");
-                body(ranks, transport);
+                body(shown, transport);
               }));
 }
 
@@ -61,7 +104,7 @@ class NcclGroup : public RankGroup {
   using RankGroup::RankGroup;
   std::vector<RankResult> run(const Topology& topology, const std::function<DecodeOutput(Transport&)>& body) override {
     std::vector<RankResult> results(static_cast<std::size_t>(size()));
-    run_nccl(topology, 60, "", [&](const ThreadRanks& ranks, NcclTransport& transport) {
+    run_nccl(topology, 60, "", [&](const Ranks& ranks, NcclTransport& transport) {
       RankResult& mine = results[static_cast<std::size_t>(ranks.rank())];
       mine.output = body(transport);
       mine.traffic = transport.traffic();

@@ -4,11 +4,15 @@
 #include "tree_attn/reference/data/input_error.hpp"
 #include "tree_attn/tests/distributed/nccl/nccl_ranks.hpp"
 
+#include <atomic>
 #include <chrono>
+#include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <stdexcept>
 #include <thread>
+#include <utility>
 
 namespace tree_attn::test {
 namespace {
@@ -25,7 +29,7 @@ std::string error_of(const std::string& fault, int p, const char* algorithm = "t
   const auto start = std::chrono::steady_clock::now();
   std::string error;
   try {
-    run_nccl(topology, kTimeout, fault, [&](const ThreadRanks& ranks, NcclTransport& transport) {
+    run_nccl(topology, kTimeout, fault, [&](const Ranks& ranks, NcclTransport& transport) {
       const Shard shard = workload->shard(topology.range_of(ranks.rank(), ranges));
       OpenShard own = open_shard(emulated::backend(), workload->query(0), shard, workload->lengths(), workload->scale);
       const std::unique_ptr<Decoder> decoder = find_algorithm(algorithm).open(transport, own, ranges);
@@ -100,7 +104,7 @@ TEST_CASE("nccl faults: the steps of a graph end as other steps do") {
 
 TEST_CASE("nccl faults: a rank that computes for longer than the deadline is waited for") {
   const auto start = std::chrono::steady_clock::now();
-  run_nccl(Topology::pretend(2, 2), kTimeout, "", [&](const ThreadRanks& ranks, NcclTransport& transport) {
+  run_nccl(Topology::pretend(2, 2), kTimeout, "", [&](const Ranks& ranks, NcclTransport& transport) {
     const std::unique_ptr<DeviceBlocks> blocks = emulated::make_blocks(4, 1);
     const std::span<float> elements(blocks->address(0), 4);
     transport.queue_on(blocks->stream());
@@ -123,7 +127,7 @@ TEST_CASE("nccl faults: a rank that computes for longer than the deadline is wai
 TEST_CASE("nccl faults: the other ranks end when one fails, long before the deadline") {
   const auto start = std::chrono::steady_clock::now();
   const auto run = [] {
-    run_nccl(Topology::pretend(3, 3), 60, "", [&](const ThreadRanks& ranks, NcclTransport& transport) {
+    run_nccl(Topology::pretend(3, 3), 60, "", [&](const Ranks& ranks, NcclTransport& transport) {
       const std::unique_ptr<DeviceBlocks> blocks = emulated::make_blocks(4, 1);
       transport.queue_on(blocks->stream());
       if (ranks.rank() == 1) throw std::runtime_error("the disk is on fire");
@@ -181,7 +185,7 @@ TEST_CASE("nccl faults: a null window means that devices do not reach each other
     errors.clear();
     const auto start = std::chrono::steady_clock::now();
     const Topology topology = Topology::pretend(3, 2);
-    run_nccl(topology, kTimeout, fault, [&](const ThreadRanks& ranks, NcclTransport& transport) {
+    run_nccl(topology, kTimeout, fault, [&](const Ranks& ranks, NcclTransport& transport) {
       std::string error;
       try {
         NcclCommunicator node(transport.communicator(), topology);
@@ -204,6 +208,41 @@ TEST_CASE("nccl faults: a null window means that devices do not reach each other
           "says "
           "which do), or NCCL_CUMEM_ENABLE or NCCL_WIN_ENABLE is 0; use --windows host");
   }
+}
+
+TEST_CASE("nccl faults: a rank that gives up leaves no communicator that waits for the others, that of its node included") {
+  const Topology topology = Topology::pretend(2, 2);
+  std::atomic<double> took = 0;
+  run_nccl(topology, kTimeout, "", [&](const Ranks& ranks, NcclTransport& transport) {
+    std::optional<NcclTransport> own(std::in_place, ranks, topology, platform_of(emulated::backend()));
+    std::unique_ptr<NodeMemory> memory = own->allocate_on_node(64);
+    CHECK(memory->of(1 - ranks.rank()) != nullptr);
+    if (ranks.rank() == 0) {
+      const auto start = std::chrono::steady_clock::now();
+      own->abandon();
+      memory.reset();
+      own.reset();
+      took = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    }
+    ranks.barrier();
+    if (own) own->abandon();
+    memory.reset();
+    transport.abandon();
+  });
+  CHECK(took < kTimeout / 2);
+}
+
+TEST_CASE("nccl: the constants of a network are those of the buffers that all ranks have") {
+  const auto latency = [](const char* value) {
+    const VariableScope variable(kNcclLowLatencyVariable, value);
+    std::atomic<double> between = 0;
+    run_nccl(Topology::pretend(2, 1), kTimeout, "",
+             [&](const Ranks&, NcclTransport& transport) { between = transport.network().between.latency_us; });
+    return between.load();
+  };
+  CHECK(latency("") == 22.4);
+  CHECK(latency("0") == 22.4);
+  CHECK(latency("1") == 9.3);
 }
 
 TEST_CASE("nccl: versions as NCCL codes them") {

@@ -13,6 +13,7 @@
 #include <atomic>
 #include <chrono>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -107,7 +108,7 @@ TEST_CASE("nccl: a ring computes while the next shard is on its way, on a stream
     const auto workload = normal_workload(1310, {.kv_heads = 2, .head_dim = 64, .value_dim = 64, .n_keys = 128 * p});
     const std::vector<KeyRange> ranges = even_ranges(128 * p, p, kLeafKeys);
     std::atomic<int> n_overlapped = 0, n_alone = 0, n_others = 0, n_arrived = 0;
-    run_nccl(Topology::pretend(p, p), 60, "", [&](const ThreadRanks& ranks, NcclTransport& inner) {
+    run_nccl(Topology::pretend(p, p), 60, "", [&](const Ranks& ranks, NcclTransport& inner) {
       LateTransport transport(ranks, inner);
       OpenShard shard =
           open_shard(emulated::backend(), workload->query(0),
@@ -144,7 +145,7 @@ TEST_CASE("nccl: a step is one upload of one position, queries and lengths, no a
   }
   for (const auto& [algorithm, further_bytes] : of_states) {
     CAPTURE(algorithm);
-    run_nccl(topology, 60, "", [&](const ThreadRanks& ranks, NcclTransport& transport) {
+    run_nccl(topology, 60, "", [&](const Ranks& ranks, NcclTransport& transport) {
       const auto workload = make_workload(shape, 47, run.steps);
       const OwnedLeaves leaves(topology.range_of(ranks.rank(), ranges), run.order);
       OpenShard shard = open_shard(emulated::backend(), shape, leaves, leaves.n_keys(kKeys + run.steps), one_shot::kScale);
@@ -192,7 +193,7 @@ TEST_CASE("nccl: 20 steps past the capacity have the bits of one rank, and all r
       std::atomic<int> n_wrong = 0;
       std::atomic<std::int64_t> n_messages = 0, n_bytes = 0, n_between_nodes = 0;  // of the last step
       std::vector<std::int64_t> n_graphs;                                          // in every step, of all ranks
-      run_nccl(one_shot::topology_of(run), 60, "", [&](const ThreadRanks& ranks, NcclTransport& transport) {
+      run_nccl(one_shot::topology_of(run), 60, "", [&](const Ranks& ranks, NcclTransport& transport) {
         one_shot::RankRun rank(run, kKeys, transport);
         const auto when_all_are_here = [&](const auto& act) {
           ranks.barrier();
@@ -230,7 +231,7 @@ TEST_CASE("nccl: on several nodes, one-shot launches a graph for the node and on
   const one_shot::Run run{.p = 3, .steps = 12, .nodes = {0, 0, 1}};
   const std::vector<DecodeOutput> want = one_shot::gather_alone(run, 250);
   std::atomic<int> n_wrong = 0;
-  run_nccl(one_shot::topology_of(run), 60, "", [&](const ThreadRanks&, NcclTransport& transport) {
+  run_nccl(one_shot::topology_of(run), 60, "", [&](const Ranks&, NcclTransport& transport) {
     std::vector<std::int64_t> n_launches;
     one_shot::RankRun rank(run, 250, transport);
     one_shot::decode_steps(
@@ -244,10 +245,44 @@ TEST_CASE("nccl: on several nodes, one-shot launches a graph for the node and on
   CHECK(n_wrong == 0);
 }
 
+TEST_CASE("nccl: where ranks are threads of one process, no graph holds a message") {
+  const one_shot::Run run{.p = 3, .steps = 6};
+  const std::vector<DecodeOutput> want = one_shot::gather_alone(run, 250);
+  // One-shot on one node sends nothing by NCCL; on several its kernels alone are a graph.
+  for (const auto& [algorithm, nodes, replays] :
+       {std::tuple{"two-level", std::vector{0, 0, 0}, 0}, std::tuple{"paper", std::vector{0, 0, 0}, 0},
+        std::tuple{"one-shot", std::vector{0, 0, 0}, 3}, std::tuple{"one-shot", std::vector{0, 0, 1}, 3}}) {
+    CAPTURE(algorithm);
+    one_shot::Run on_nodes = run;
+    on_nodes.nodes = nodes;
+    const bool keeps_bits = find_algorithm(algorithm).keeps_bits;
+    std::atomic<int> n_wrong = 0;
+    std::int64_t last = 0;
+    const auto body = [&](const Ranks& ranks, NcclTransport& transport) {
+      CHECK(transport.is_one_process());
+      one_shot::RankRun rank(on_nodes, 250, transport);
+      const auto when_all_are_here = [&](const auto& act) {
+        ranks.barrier();
+        if (ranks.rank() == 0) act();
+        ranks.barrier();
+      };
+      one_shot::decode_steps(
+          transport, rank, algorithm, [&] { when_all_are_here([&] { last = -emulated::traffic().n_replays; }); },
+          [&](int t, const DecodeOutput& output) {
+            when_all_are_here([&] { last += emulated::traffic().n_replays; });
+            n_wrong += keeps_bits && !same_bits(output, want[static_cast<std::size_t>(t)]);
+          });
+    };
+    run_nccl(one_shot::topology_of(on_nodes), 60, "", body, 0, Kind::kThreads);
+    CHECK(n_wrong == 0);
+    CHECK(last == replays);
+  }
+}
+
 TEST_CASE("nccl: decoders of one cache take turns") {
   const one_shot::Run run{.p = 2, .steps = 5, .cut = one_shot::Cut::kUneven};
   std::atomic<int> n_wrong = 0;
-  run_nccl(Topology::pretend(2, 2), 60, "", [&](const ThreadRanks&, NcclTransport& transport) {
+  run_nccl(Topology::pretend(2, 2), 60, "", [&](const Ranks&, NcclTransport& transport) {
     one_shot::RankRun rank(run, 250, transport);
     Workload& workload = *rank.workload;
     const std::vector<std::int64_t> lengths = workload.lengths(0);
@@ -277,7 +312,7 @@ TEST_CASE("nccl: a rank that begins a new graph by itself is told so") {
   // In the fourth step, when all launch a graph.
   const auto error_of = [&](const std::function<void(OpenShard&)>& change) -> std::string {
     try {
-      run_nccl(Topology::pretend(2, 2), 60, "", [&](const ThreadRanks& ranks, NcclTransport& transport) {
+      run_nccl(Topology::pretend(2, 2), 60, "", [&](const Ranks& ranks, NcclTransport& transport) {
         const Shard own = workload->shard(ranges[static_cast<std::size_t>(ranks.rank())]);
         OpenShard shard = open_shard(emulated::backend(), workload->query(0), own, workload->lengths(), workload->scale);
         const std::unique_ptr<Decoder> decoder = find_algorithm("gather").open(transport, shard, ranges);

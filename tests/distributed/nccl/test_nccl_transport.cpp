@@ -104,7 +104,7 @@ TEST_CASE("nccl: one-shot, whose kernels exchange by themselves, has the bits of
     int n_wrong = 0;
     one_shot::Counts counted{0, 0, 0, 0, 0};
     run_nccl(one_shot::topology_of(run), 60, fault,
-             [&, &run = run, n_keys = n_keys](const ThreadRanks&, NcclTransport& transport) {
+             [&, &run = run, n_keys = n_keys](const Ranks&, NcclTransport& transport) {
                Traffic last;
                const int n = one_shot::differences_on_rank(transport, run, n_keys, &want, last);
                const std::lock_guard lock(mutex);
@@ -119,7 +119,7 @@ TEST_CASE("nccl: one-shot, whose kernels exchange by themselves, has the bits of
 TEST_CASE("nccl: on one rank, an algorithm without messages follows one whose stream has ended") {
   const one_shot::Run run{.p = 1};
   const std::vector<DecodeOutput> want = one_shot::gather_alone(run, 100);
-  run_nccl(Topology::pretend(1, 1), 60, "", [&](const ThreadRanks&, NcclTransport& transport) {
+  run_nccl(Topology::pretend(1, 1), 60, "", [&](const Ranks&, NcclTransport& transport) {
     for (const char* algorithm : {"gather", "ring", "two-level", "ring"})
       CHECK(differing_steps(transport, run, 100, algorithm, want) == 0);
   });
@@ -130,7 +130,7 @@ TEST_CASE("nccl: what ranks queue, and the windows that they take, are on their 
   const std::vector<DecodeOutput> want = one_shot::gather_alone(run, 250);
   for (const int device : {0, 1, 2}) emulated::has_context(device) = false;
   std::atomic<int> n_wrong = 0;
-  const auto decode_all = [&](const ThreadRanks&, NcclTransport& transport) {
+  const auto decode_all = [&](const Ranks&, NcclTransport& transport) {
     for (const char* algorithm : {"two-level", "ring", "one-shot"})
       n_wrong += differing_steps(transport, run, 250, algorithm, want);
   };
@@ -143,7 +143,7 @@ TEST_CASE("nccl: what ranks queue, and the windows that they take, are on their 
 
 TEST_CASE("nccl: one-shot without windows is refused on all ranks, and says what can") {
   std::atomic<int> n_refused = 0;
-  run_nccl(Topology::pretend(3, 3), 60, "window", [&](const ThreadRanks&, NcclTransport& transport) {
+  run_nccl(Topology::pretend(3, 3), 60, "window", [&](const Ranks&, NcclTransport& transport) {
     Traffic last;
     try {
       one_shot::differences_on_rank(transport, {.p = 3}, 250, nullptr, last);
@@ -184,7 +184,7 @@ TEST_CASE("nccl: the library's AllReduce drops NaN from a maximum, and no output
   for (const char* name : {"paper", "packed"}) {
     CAPTURE(name);
     std::vector<DecodeOutput> outputs(3);
-    run_nccl(layout.topology, 60, "", [&](const ThreadRanks& ranks, NcclTransport& transport) {
+    run_nccl(layout.topology, 60, "", [&](const Ranks& ranks, NcclTransport& transport) {
       OpenShard own =
           open_shard(emulated::backend(), workload->query(0),
                      workload->shard(ranges[static_cast<std::size_t>(ranks.rank())]), workload->lengths(), workload->scale);
@@ -217,7 +217,7 @@ TEST_CASE("nccl: messages that are cut into slices of rows have the same bits") 
   const std::vector<KeyRange> ranges = ranges_of_lengths(std::vector<std::int64_t>{64, 192, 0, 128});
   const PlanOptions in_slices{.radix = 2, .slice_bytes = 0};
   std::vector<DecodeOutput> outputs(4);
-  run_nccl(topology, 60, "", [&](const ThreadRanks& ranks, NcclTransport& transport) {
+  run_nccl(topology, 60, "", [&](const Ranks& ranks, NcclTransport& transport) {
     const auto rank = static_cast<std::size_t>(ranks.rank());
     OpenShard own = open_shard(emulated::backend(), workload->query(0), workload->shard(ranges[rank]), workload->lengths(),
                                workload->scale);

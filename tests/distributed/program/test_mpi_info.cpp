@@ -33,6 +33,12 @@ TEST_CASE("info: ranks with GPUs that reach each other, as processes and as thre
     CHECK(has(result.out, "\nok       peer access  all GPUs of a machine reach each other\n"));
     CHECK(has(text, " ok NCCL 2.30.7 found (" TREE_ATTN_STAND_IN "/libnccl.so.2)"));
     CHECK(has(result.out, "\nok       one-shot     possible"));
+    const bool are_threads = command.back() == "0-1";
+    if (result.out.find("(Open MPI v4") != std::string::npos)
+      CHECK(has(result.out, "\nok       MPI          a message of more than 4096 bytes inside a node waits") ==
+            !are_threads);
+    CHECK(has(result.out, std::string("\nok       windows      with --transport nccl registered by NCCL 2.30.7; else ") +
+                              (are_threads ? "in the memory of this process\n" : "opened by CUDA IPC\n")));
     CHECK(has(result.out, " for NCCL's bootstrap; NCCL_SOCKET_IFNAME chooses another\n"));
   }
 }
@@ -45,6 +51,9 @@ TEST_CASE("info: what is wrong on one rank is found on all") {
   for (const Wrong& wrong :
        {Wrong{2, "STAND_IN_GPUS=2 STAND_IN_NCCL=$((23007 - 301 * RANK))",
               "fails NCCL --transport nccl: 2.27.6 on rank 1, 2.30.7 on rank 0; install one version"},
+        Wrong{2, "STAND_IN_GPUS=2 STAND_IN_NCCL=22809",
+              "opened by CUDA IPC, with --transport nccl too: NCCL 2.28.9 does not tell the host where a window is, 2.29.2 "
+              "does"},
         Wrong{1, "STAND_IN_NCCL=21402", "libnccl.so.2 is NCCL 2.14.2, older than 2.14.3, the first with communicators"},
         Wrong{2, "STAND_IN_GPUS=$((2 - 2 * RANK))", "fails GPUs --backend cuda: no GPU for rank 1 on "},
         Wrong{2, "STAND_IN_ERROR=999", "fails GPUs --backend cuda: no driver for ranks 0, 1 on "},

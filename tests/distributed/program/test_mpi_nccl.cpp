@@ -109,6 +109,22 @@ TEST_CASE("decode --transport nccl: paper and packed call ncclAllReduce, whose m
   }
 }
 
+TEST_CASE("decode --transport nccl: NCCL's log goes to standard error, or where a variable says") {
+  const NcclVariables variables;
+  const Scratch scratch;
+  const Words small = kDecode + Words{"--seq-len", "64", "--transport", "nccl"}, log{"env", "NCCL_DEBUG=INFO", kProgram};
+  for (const Words& command : {log + small, ranks(2, small, log)}) {
+    const Result result = run(command);
+    CAPTURE(result.err);
+    CHECK(result.status == 0);
+    CHECK(result.out.find("INFO") == std::string::npos);
+    CHECK(result.err.find("stand-in INFO ncclGetUniqueId\n") != std::string::npos);
+  }
+  const Result elsewhere = run(Words{"env", "NCCL_DEBUG=INFO", "NCCL_DEBUG_FILE=" + scratch.path("log"), kProgram} + small);
+  check_silent_success(elsewhere);
+  CHECK(Scratch::read(scratch.path("log")) == "stand-in INFO ncclGetUniqueId\n");
+}
+
 TEST_CASE("decode --transport nccl: learned sinks are refused in one line") {
   const NcclVariables variables;
   const Scratch scratch;
