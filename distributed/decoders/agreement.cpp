@@ -44,7 +44,7 @@ auto fields_of(std::string_view algorithm, const Topology& topology, const OpenS
   const auto& [dtype, value_dtype, batch, heads, kv_heads, n_queries, head_dim, value_dim] = shard.cache->shape();
   // The shape of the states, n_rows and d_v, follows from that of the cache.
   const auto& [radix, node_radix, slice_bytes, network, library, on_host, steps_done, n_rows, d_v] = options;
-  const auto& [inside, between, overhead] = network;
+  const auto& [inside, between, overhead, network_slice_bytes, n_links] = network;
   const auto& [latency, bandwidth] = inside;
   return std::array{Field{"algorithm", algorithm},
                     Field{"hash of nodes", hash_of(topology)},
@@ -62,12 +62,13 @@ auto fields_of(std::string_view algorithm, const Topology& topology, const OpenS
                     Field{"value dim", value_dim},
                     Field{"radix", radix},
                     Field{"radix of nodes", node_radix},
-                    Field{"slice bytes", slice_bytes},
+                    Field{"slice bytes", slice_bytes.value_or(network_slice_bytes)},
                     Field{"latency in a node", latency},
                     Field{"bandwidth in a node", bandwidth},
                     Field{"latency", between.latency_us},
                     Field{"bandwidth", between.bytes_per_us},
                     Field{"overhead", overhead},
+                    Field{"links per node", n_links},
                     Field{"sums by the library", library},
                     Field{"windows on the host", on_host},
                     Field{"steps done", steps_done}};
@@ -81,7 +82,9 @@ void require_agreement(std::string_view algorithm, Transport& transport, const O
   const auto fields = fields_of(algorithm, transport.topology(), shard, ranges, options);
   std::array<Text, std::tuple_size_v<decltype(fields)>> mine;
   std::ranges::transform(fields, mine.begin(), &Field::value);
-  const auto of_all = transport.tell_all(mine, "all ranks to open " + std::string(algorithm));
+  const std::string what = "all ranks to open " + std::string(algorithm);
+  if (transport.all_equal(fnv1a(std::as_bytes(std::span(mine))), what)) return;
+  const auto of_all = transport.tell_all(mine, what);
   const auto odd = std::ranges::find_if(of_all, [&](const auto& values) { return values != of_all[0]; });
   if (odd == of_all.end()) return;
   std::string line = "Algorithm::open: ranks 0 and " + std::to_string(odd - of_all.begin()) + " differ in";

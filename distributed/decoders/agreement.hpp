@@ -13,7 +13,7 @@
 namespace tree_attn {
 
 /// Compares what Algorithm::open() is called with over all ranks. Ranks that differ would merge states of different keys, or
-/// wait for messages that no rank sends. Collective: one all-gather, of hashes in place of lists.
+/// wait for messages that no rank sends. Collective: one reduction of a hash, and an all-gather if ranks differ.
 /// @throws InputError, the same line on every rank, with two ranks and what they have different; TransportError
 void require_agreement(std::string_view algorithm, Transport& transport, const OpenShard& shard,
                        std::span<const KeyRange> ranges, const PlanOptions& options);

@@ -49,17 +49,26 @@ std::vector<RankCost::Round> exchange_of(const Members& node, bool leaves_states
 /// 0 on one node, where no blocks are joined.
 int radix_of(const Topology& topology, std::span<const KeyRange> ranges, const PlanOptions& options) {
   if (!leaves_states(topology)) return 0;
-  if (options.radix > 0) return options.radix;
-  return default_radix(options.network, topology.n_nodes(),
-                       longest_forest_bytes(ranges_of_nodes(topology, ranges), options));
+  return radix_between_nodes(topology, longest_forest_bytes(ranges_of_nodes(topology, ranges), options), options);
 }
 
 /// What follows the kernel on several nodes. @param ranges closed
 Plan plan_between_nodes(const Topology& topology, int rank, std::span<const KeyRange> ranges, const PlanOptions& options) {
   PlanBuilder builder;
   const std::vector<KeyRange> nodes = ranges_of_nodes(topology, ranges);
-  BlockForest forest = builder.own(nodes[static_cast<std::size_t>(topology.node_of(rank))]);
-  forest = builder.join_nodes(topology, rank, ranges, radix_of(topology, ranges, options), std::move(forest));
+  const KeyRange own = nodes[static_cast<std::size_t>(topology.node_of(rank))];
+  const int radix = radix_of(topology, ranges, options);
+
+  // Cut by rows: each rank of the node joins one slice with the ranks of its index in the other nodes.
+  if (const int n = n_slices(topology, longest_forest_bytes(nodes, options), options); n > 1) {
+    const Members node = members_of_node(topology, rank, ranges);
+    BlockForest forest = builder.take_slice(node, builder.own_slices(own, n));
+    forest = builder.join_slices(topology, rank, nodes, radix, std::move(forest));
+    builder.gather_output(node, builder.root(std::move(forest)));
+    return builder.take();
+  }
+  BlockForest forest = builder.own(own);
+  forest = builder.join_nodes(topology, rank, ranges, radix, std::move(forest));
   builder.finish(builder.root(std::move(forest)));
   return builder.take();
 }
@@ -84,13 +93,14 @@ class OneShotDecoder : public Decoder {
     if (session_ == nullptr) throw std::logic_error("one-shot: the cache is on no device");
     if (ranges_.back().end != kOpenEnd) connect(ranges_);
   }
-  /// A window is freed after all others have closed it: collective where ranks are processes, except after an error.
+  /// A window is freed after all others have closed it: collective where ranks are processes or a library has mapped it,
+  /// except after an error.
   ~OneShotDecoder() override {
     // Kernels of this rank, and of the others, may wait for what this rank will not send any more.
     const bool has_failed = has_failed_ || std::uncaught_exceptions() > n_exceptions_;
     if (has_failed) session_->give_up();
     session_->disconnect();
-    if (transport_.is_one_process() || connected_.empty() || has_failed) return;
+    if ((transport_.is_one_process() && windows_ != "nccl") || connected_.empty() || has_failed) return;
     try {
       transport_.tell_all(transport_.rank(), "all ranks to close their windows");
     } catch (const std::exception&) {

@@ -4,7 +4,7 @@
 ///
 /// No rank leads and no output comes down: every rank of a node exchanges with the rank of its index in other nodes, so all
 /// links are in use, and every rank ends with the forest of the whole. PlanBuilder::join_blocks() states the rule and why
-/// its bits are canonical. If messages exceed PlanOptions::slice_bytes, the rows are cut: the ranks of a node first scatter
+/// its bits are canonical. Where n_slices() says so, the rows are cut: the ranks of a node first scatter
 /// slices of the rows, each joins its slice of all nodes, and they gather the output at the end. Rows are merged
 /// independently, so the bits are the same.
 #include "tree_attn/distributed/decoders/decoder.hpp"
@@ -21,38 +21,22 @@ double longest_message(const Topology& topology, std::span<const KeyRange> range
   return std::max(longest_forest_bytes(ranges, options), longest_forest_bytes(ranges_of_nodes(topology, ranges), options));
 }
 
-/// Number of slices that the rows are cut into: one for each rank of a node, or 1. In nodes of different sizes a slice has
-/// no counterpart in the other nodes, so there the rows stay together. Two ranks alone would send as many bytes in slices.
-int n_slices(const Topology& topology, double message_bytes, const PlanOptions& options) {
-  const std::size_t n = topology.node(0).size();
-  if (topology.size() <= 2) return 1;
-  for (int node = 1; node < topology.n_nodes(); ++node) {
-    if (topology.node(node).size() != n) return 1;
-  }
-  return message_bytes > static_cast<double>(options.slice_bytes) ? static_cast<int>(n) : 1;
-}
-
 int radix_of(const Topology& topology, std::span<const KeyRange> ranges, const PlanOptions& options) {
-  if (options.radix > 0) return options.radix;
-  const double bytes = longest_message(topology, ranges, options);
-  return default_radix(options.network, topology.n_nodes(), bytes / n_slices(topology, bytes, options));
+  return radix_between_nodes(topology, longest_message(topology, ranges, options), options);
 }
 
 Plan two_level_plan(const Topology& topology, int rank, std::span<const KeyRange> ranges, const PlanOptions& options) {
-  const int radix = radix_of(topology, ranges, options), node = topology.node_of(rank), me = topology.index_of(rank);
+  const double bytes = longest_message(topology, ranges, options);
+  const int radix = radix_between_nodes(topology, bytes, options), me = topology.index_of(rank);
   const Members neighbours = members_of_node(topology, rank, ranges);
   const int n_ranks = static_cast<int>(neighbours.ranks.size());
   PlanBuilder builder;
 
   // Cut by rows: each rank of the node joins one slice with the ranks of its index in the other nodes.
-  if (const int n = n_slices(topology, longest_message(topology, ranges, options), options); n > 1) {
+  if (const int n = n_slices(topology, bytes, options); n > 1) {
     const std::vector<BlockForest> slices = builder.own_slices(topology.range_of(rank, ranges), n);
     BlockForest forest = builder.scatter_rows(neighbours, slices);
-    std::vector<int> peers, units(static_cast<std::size_t>(topology.n_nodes()) + 1);
-    for (int i = 0; i < topology.n_nodes(); ++i) peers.push_back(topology.node(i)[static_cast<std::size_t>(neighbours.me)]);
-    std::iota(units.begin(), units.end(), 0);
-    const std::vector<KeyRange> nodes = ranges_of_nodes(topology, ranges);
-    forest = builder.join_blocks({peers, nodes, node}, units, radix, std::move(forest));
+    forest = builder.join_slices(topology, rank, ranges_of_nodes(topology, ranges), radix, std::move(forest));
     builder.gather_output(neighbours, builder.root(std::move(forest)));
     return builder.take();
   }
@@ -61,7 +45,9 @@ Plan two_level_plan(const Topology& topology, int rank, std::span<const KeyRange
   std::vector<int> units(static_cast<std::size_t>(n_ranks) + 1);
   std::iota(units.begin(), units.end(), me - neighbours.me);
   BlockForest forest = builder.own(topology.range_of(rank, ranges));
-  const int node_radix = options.node_radix > 0 ? options.node_radix : std::max(n_ranks, 2);
+  const int node_radix = options.node_radix > 0 ? options.node_radix
+                                                : default_radix(options.network.inside, options.network.overhead_us, n_ranks,
+                                                                longest_forest_bytes(neighbours.ranges, options));
   forest = builder.join_blocks({topology.order(), ranges, me}, units, node_radix, std::move(forest));
 
   // Level two: the nodes, `radix` of them at a time.

@@ -33,6 +33,17 @@ BlockForest PlanBuilder::join_nodes(const Topology& topology, int rank, std::spa
   return join_blocks({topology.order(), ranges, topology.index_of(rank)}, units, radix, std::move(mine));
 }
 
+BlockForest PlanBuilder::join_slices(const Topology& topology, int rank, std::span<const KeyRange> nodes, int radix,
+                                     BlockForest mine) {
+  const auto place = static_cast<std::size_t>(topology.place_of(rank));
+  std::vector<int> peers, units{0};
+  for (int i = 0; i < topology.n_nodes(); ++i) {
+    peers.push_back(topology.node(i)[place]);
+    units.push_back(i + 1);
+  }
+  return join_blocks({peers, nodes, topology.node_of(rank)}, units, radix, std::move(mine));
+}
+
 BlockForest PlanBuilder::join_neighbours(const Members& members, std::span<const int> bounds, BlockForest mine) {
   const std::size_t n = bounds.size() - 1;
   if (n == 1) return mine;

@@ -174,6 +174,11 @@ BlockForest PlanBuilder::scatter_rows(const Members& members, std::span<const Bl
   return join(forests);
 }
 
+BlockForest PlanBuilder::take_slice(const Members& members, std::span<const BlockForest> slices) {
+  rows_ = {members.me, static_cast<int>(members.ranks.size())};
+  return slices[static_cast<std::size_t>(members.me)];
+}
+
 void PlanBuilder::gather_output(const Members& members, Block state) {
   collective();
   const std::size_t n = members.ranks.size(), me = static_cast<std::size_t>(members.me);
@@ -238,18 +243,11 @@ Plan PlanBuilder::take() {
   return std::move(plan_);
 }
 
-std::vector<KeyRange> ranges_of_ranks(const Topology& topology, std::span<const int> ranks,
-                                      std::span<const KeyRange> ranges) {
-  std::vector<KeyRange> result;
-  for (const int rank : ranks) result.push_back(topology.range_of(rank, ranges));
-  return result;
-}
-
 std::vector<KeyRange> ranges_of_nodes(const Topology& topology, std::span<const KeyRange> ranges) {
   std::vector<KeyRange> result;
   for (int i = 0; i < topology.n_nodes(); ++i) {
-    const std::vector<KeyRange> members = ranges_of_ranks(topology, topology.node(i), ranges);
-    result.push_back({members.front().begin, members.back().end});
+    const std::vector<int>& node = topology.node(i);
+    result.push_back({topology.range_of(node.front(), ranges).begin, topology.range_of(node.back(), ranges).end});
   }
   return result;
 }
@@ -258,6 +256,32 @@ Members members_of_node(const Topology& topology, int rank, std::span<const KeyR
   const std::vector<int>& ranks = topology.node(topology.node_of(rank));
   const auto first = static_cast<std::size_t>(topology.index_of(ranks.front()));
   return {ranks, ranges.subspan(first, ranks.size()), topology.place_of(rank)};
+}
+
+namespace {
+
+/// Messages to one other node that a link carries at the same time, if every rank sends one.
+double copies_on_a_link(const Topology& topology, const PlanOptions& options) {
+  const int n = static_cast<int>(topology.node(0).size()), n_links = options.network.links_per_node;
+  return topology.n_nodes() == 1 || n_links == 0 ? 1 : std::max(1.0, static_cast<double>(n) / n_links);
+}
+
+}  // namespace
+
+int n_slices(const Topology& topology, double message_bytes, const PlanOptions& options) {
+  const std::size_t n = topology.node(0).size();
+  if (topology.size() <= 2) return 1;
+  for (int node = 1; node < topology.n_nodes(); ++node) {
+    if (topology.node(node).size() != n) return 1;
+  }
+  const double on_a_link = message_bytes * copies_on_a_link(topology, options);
+  return on_a_link > static_cast<double>(options.slice_limit()) ? static_cast<int>(n) : 1;
+}
+
+int radix_between_nodes(const Topology& topology, double message_bytes, const PlanOptions& options) {
+  if (options.radix > 0) return options.radix;
+  const double on_a_link = message_bytes * copies_on_a_link(topology, options) / n_slices(topology, message_bytes, options);
+  return default_radix(options.network, topology.n_nodes(), on_a_link);
 }
 
 double longest_forest_bytes(std::span<const KeyRange> ranges, const PlanOptions& options) {

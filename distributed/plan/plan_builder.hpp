@@ -105,10 +105,15 @@ class PlanBuilder {
   /// The same for all ranks, with the nodes as units.
   /// @param ranges of all ranks, in the order of the topology @param mine the forest of the node of this rank
   BlockForest join_nodes(const Topology& topology, int rank, std::span<const KeyRange> ranges, int radix, BlockForest mine);
+  /// The same for the ranks of this rank's place in all nodes, which have the same slice of the rows.
+  /// @param nodes the ranges of the nodes
+  BlockForest join_slices(const Topology& topology, int rank, std::span<const KeyRange> nodes, int radix, BlockForest mine);
   /// Scatters slices of the rows over members and joins what arrives: one round, after which member i has the forest of all
   /// members for slice i of the rows. Blocks that are allocated later for ranges have the rows of that slice.
   /// @param slices of the own forest, see own_slices()
   BlockForest scatter_rows(const Members& members, std::span<const BlockForest> slices);
+  /// The slice of member members.me, where all members have the same own forest. As scatter_rows(), without messages.
+  BlockForest take_slice(const Members& members, std::span<const BlockForest> slices);
   /// Finishes the slice of this rank and gathers the others from the members: one round, after which all have the output.
   /// @param state the slice of member members.me
   void gather_output(const Members& members, Block state);
@@ -132,13 +137,17 @@ class PlanBuilder {
   RowSlice rows_;  ///< of the states that this rank receives and merges
 };
 
-/// The ranges of some ranks, in their order. @param ranges of all ranks, in the order of the topology
-std::vector<KeyRange> ranges_of_ranks(const Topology& topology, std::span<const int> ranks,
-                                      std::span<const KeyRange> ranges);
 /// The range of each node: that of its ranks together.
 std::vector<KeyRange> ranges_of_nodes(const Topology& topology, std::span<const KeyRange> ranges);
 /// The ranks of the node of a rank. @param ranges of all ranks, which stay where they are
 Members members_of_node(const Topology& topology, int rank, std::span<const KeyRange> ranges);
+/// Slices that the rows are cut into: one for each rank of a node if a message is longer than PlanOptions::slice_limit(),
+/// or if the copies of it that the ranks of a node send to another node over a link that they share are; else 1. In nodes of
+/// different sizes a slice has no counterpart in the other nodes, so there the rows stay together. Two ranks alone would
+/// send as many bytes in slices.
+int n_slices(const Topology& topology, double message_bytes, const PlanOptions& options);
+/// The radix between nodes, by default for the slices of messages of so many bytes.
+int radix_between_nodes(const Topology& topology, double message_bytes, const PlanOptions& options);
 /// Bytes of the longest of the forests of some ranges. @param options with the shape of the states
 double longest_forest_bytes(std::span<const KeyRange> ranges, const PlanOptions& options);
 

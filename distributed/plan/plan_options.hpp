@@ -11,20 +11,17 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <optional>
 
 namespace tree_attn {
-
-/// Messages above this number of bytes are cut into slices of rows. Below it, the further round takes longer than the bytes
-/// that it saves.
-inline constexpr std::int64_t kSliceBytes = 32 * 1024;
 
 /// What a plan is written for, beside nodes and ranges. The same on every rank. It decides which rank sends what to which,
 /// and no bit of the output of an algorithm that keeps its bits.
 struct PlanOptions {
   int radix = 0;       ///< nodes, or blocks of nodes, that one round joins, at least 2; 0: default_radix()
-  int node_radix = 0;  ///< ranks of a node that one round joins, at least 2; 0: all of them
-  std::int64_t slice_bytes = kSliceBytes;  ///< messages above it are cut by rows
-  Network network = kMpiNetwork;           ///< for default_radix()
+  int node_radix = 0;  ///< ranks of a node, or blocks of them, that one round joins, at least 2; 0: default_radix()
+  std::optional<std::int64_t> slice_bytes{};  ///< messages above it are cut by rows; by default Network::slice_bytes
+  Network network = kMpiNetwork;              ///< for default_radix(), and where to cut
   /// Whether sums and maxima over all ranks are left to the library of the transport, a DeviceTransport.
   bool library_reduces = false;
   /// Whether windows lie in pinned memory of the host, which GPUs reach that do not reach each other.
@@ -34,6 +31,7 @@ struct PlanOptions {
   /// Shape of the states. Algorithm::open() and cost() set it.
   std::int64_t n_rows = 1, d_v = 1;
 
+  std::int64_t slice_limit() const { return slice_bytes.value_or(network.slice_bytes); }
   /// These options for the rows of a decode. The number of rows is limited to 2^62: axes may exceed 64 bits where another
   /// axis is 0.
   PlanOptions for_shape(const AttentionShape& shape) const {
@@ -54,24 +52,29 @@ inline int n_rounds(int n, int k) {
   return rounds;
 }
 
-/// The radix with the least time between nodes: the smallest
+/// The radix with the least time between nodes, or between the ranks of a node: the smallest
 ///
 ///     T(k) = ceil(log_k M) (alpha + (k - 1) (S / beta + 2 o)),  k = 2, 4, 8, ... < M and k = M
 ///
-/// for M nodes, messages of S bytes, latency alpha and bandwidth beta between nodes, and o per message at both ends. The
-/// smaller k among equals; 2 if there are fewer than three nodes. Other radices are left out: blocks of six nodes, say, hold
+/// for M of them, messages of S bytes, latency alpha and bandwidth beta of their links, and o per message at both ends. The
+/// smaller k among equals; 2 if there are fewer than three. Other radices are left out: blocks of six nodes, say, hold
 /// a range that is no aligned subtree, so their messages are several times as long in the next round.
-/// @param bytes S
-inline int default_radix(const Network& network, int n_nodes, double bytes) {
-  const double per_message = bytes / network.between.bytes_per_us + 2 * network.overhead_us;
+/// @param overhead_us o @param bytes S
+inline int default_radix(const Link& link, double overhead_us, int n_nodes, double bytes) {
+  const double per_message = bytes / link.bytes_per_us + 2 * overhead_us;
   int best = 2;
   double least = std::numeric_limits<double>::infinity();
   for (int k = 2;; k *= 2) {
     k = std::min(k, std::max(n_nodes, 2));
-    const double time = n_rounds(n_nodes, k) * (network.between.latency_us + (k - 1) * per_message);
+    const double time = n_rounds(n_nodes, k) * (link.latency_us + (k - 1) * per_message);
     if (time < least) least = time, best = k;
     if (k >= n_nodes) return best;
   }
+}
+
+/// The same between the nodes of a network. @param bytes S
+inline int default_radix(const Network& network, int n_nodes, double bytes) {
+  return default_radix(network.between, network.overhead_us, n_nodes, bytes);
 }
 
 }  // namespace tree_attn

@@ -169,7 +169,8 @@ void check(std::span<const Algorithm* const> chosen, const Backend& backend, Tra
 PlanOptions plan_options(const ClusterOptions& options, const Ranks& ranks, const Topology& machines, Transport& transport) {
   PlanOptions plan;
   plan.network = transport.network();
-  if (ranks_outnumber_cores(ranks, machines)) plan.radix = plan.node_radix = 2;
+  // Then messages cost processor time alone.
+  if (ranks_outnumber_cores(ranks, machines)) plan.radix = plan.node_radix = 2, plan.network.links_per_node = 0;
   if (options.radix) plan.radix = *options.radix;
   plan.library_reduces = transport.device() != nullptr;
   plan.windows_on_host = options.windows == "host";

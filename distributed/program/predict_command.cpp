@@ -49,10 +49,9 @@ void set_links(const std::string& name, const std::vector<double>& values, doubl
 /// @throws InputError
 Cluster cluster_of(const PredictOptions& options) {
   Network network = kPaperCluster.network;
-  auto& [inside, between, overhead_us] = network;
-  set_links("--bandwidth", options.bandwidth, kGigabytePerSecond, inside.bytes_per_us, between.bytes_per_us);
-  set_links("--latency", options.latency, 1, inside.latency_us, between.latency_us);
-  overhead_us = options.overhead_us;
+  set_links("--bandwidth", options.bandwidth, kGigabytePerSecond, network.inside.bytes_per_us, network.between.bytes_per_us);
+  set_links("--latency", options.latency, 1, network.inside.latency_us, network.between.latency_us);
+  network.overhead_us = options.overhead_us;
   return {network, options.memory_bandwidth * kGigabytePerSecond, options.merge_us, false, options.store_us};
 }
 
@@ -166,7 +165,7 @@ Command add_predict(CLI::App& program, std::string command_line) {
                             std::vector<double> defaults) {
     add_list_option(*command, name, values, what, check)->group(cluster)->default_str(CLI::detail::join(defaults, ","));
   };
-  const auto& [inside, between, overhead_us] = kPaperCluster.network;
+  const Link &inside = kPaperCluster.network.inside, &between = kPaperCluster.network.between;
   add_pair("--bandwidth", options->bandwidth, "GB/s of a rank inside its node and between nodes, in each direction",
            is_bandwidth, {inside.bytes_per_us / kGigabytePerSecond, between.bytes_per_us / kGigabytePerSecond});
   add_pair("--latency", options->latency, "us of a message inside a node and between nodes", is_microseconds,

@@ -45,7 +45,10 @@ struct Run {
   std::vector<int> nodes = {};           ///< of every rank; empty: all are on one node
   int radix = 0;                         ///< between nodes; 0: the default
 
-  PlanOptions options() const { return {.radix = radix, .windows_on_host = windows_on_host, .steps_done = steps_done}; }
+  std::optional<std::int64_t> slice_bytes{};
+  PlanOptions options() const {
+    return {.radix = radix, .slice_bytes = slice_bytes, .windows_on_host = windows_on_host, .steps_done = steps_done};
+  }
 };
 
 /// States of 134 KiB per rank: rows have owners.
@@ -143,7 +146,7 @@ inline std::string text(const Run& run) {
   std::ostringstream text;
   text << run.p << " ranks, " << run.steps << " steps, cut " << static_cast<int>(run.cut) << ", " << name_of(run.order)
        << ", " << name_of(run.dtype) << ", " << run.group << " queries, seed " << run.seed << ", compute capability "
-       << run.major << (run.windows_on_host ? ", windows on the host" : "");
+       << run.major << (run.windows_on_host ? ", windows on the host" : "") << (run.slice_bytes ? ", in slices" : "");
   for (const int node : run.nodes) text << (&node == run.nodes.data() ? ", nodes " : " ") << node;
   return text.str();
 }

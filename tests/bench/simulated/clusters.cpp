@@ -28,6 +28,7 @@ struct Cluster {
   Link inside, between;
   std::vector<unsigned> radix{};  ///< a fat tree over the nodes, children per switch from the leaves up; empty: one switch
   double seconds_per_switch_link = 0;  ///< latency that each of its links adds
+  bool shares_link = false;            ///< whether the ranks of a node have one link to the network together
 };
 
 const Cluster kClusters[] = {
@@ -38,6 +39,8 @@ const Cluster kClusters[] = {
     // Three levels of switches without oversubscription: 16 nodes per leaf switch, 16 leaf switches per pod, 2 pods. The
     // routes are fixed by the destination, so flows may meet on a link while another is idle.
     {"fat-tree", 8, 512, {450e9, 1.5e-6}, {50e9, 2e-6}, {16, 16, 2}, 0.25e-6},
+    // Processors without GPUs: nodes of 64 ranks, which share one adapter.
+    {"processors", 64, 16, {10e9, 1e-6}, {25e9, 3e-6}, {}, 0, true},
 };
 
 const Cluster& wanted() {
@@ -65,8 +68,9 @@ s4u::NetZone* add_node(s4u::NetZone* parent, const Cluster& cluster, int node) {
       made->set_latency(model.seconds / 2)->seal();
       return made;
     };
-    gpus.push_back(
-        {zone->create_host(gpu, 1e9), link("inside_" + gpu, cluster.inside), link("between_" + gpu, cluster.between)});
+    const auto* const between =
+        cluster.shares_link && i > 0 ? gpus.front().between : link("between_" + gpu, cluster.between);
+    gpus.push_back({zone->create_host(gpu, 1e9), link("inside_" + gpu, cluster.inside), between});
   }
   for (const Gpu& from : gpus) {
     for (const Gpu& to : gpus) {

@@ -55,6 +55,12 @@ class SimulatedRanks final : public MpiRanks {
   void broadcast(std::span<std::byte> bytes, int root, std::string_view) const override {
     MPI_Bcast(bytes.data(), static_cast<int>(bytes.size()), MPI_BYTE, root, comm());
   }
+
+ protected:
+  void all_reduce(std::span<std::uint64_t> numbers, Reduction reduction, std::string_view) const override {
+    const MPI_Op op = reduction == Reduction::kMax ? MPI_MAX : reduction == Reduction::kMin ? MPI_MIN : MPI_SUM;
+    MPI_Allreduce(MPI_IN_PLACE, numbers.data(), static_cast<int>(numbers.size()), MPI_UINT64_T, op, comm());
+  }
 };
 
 /// Messages and merges that take the time of a model.
@@ -105,6 +111,8 @@ std::map<std::string, std::string> options_of(int argc, char** argv) {
                                              {"--head-dim", "128"},
                                              {"--ranks-per-node", "8"},
                                              {"--radix", "0"},
+                                             {"--node-radix", "0"},
+                                             {"--links-per-node", "0"},
                                              {"--order", "contiguous"},
                                              {"--report", ""},
                                              {"--merge-us", "0"},
@@ -148,7 +156,11 @@ void run(int argc, char** argv) {
 
   PlanOptions plan;
   plan.network = transport.network();
+  plan.network.links_per_node = static_cast<int>(integer("--links-per-node"));
   plan.radix = static_cast<int>(integer("--radix"));
+  // GPUs of a node exchange at once, since their messages cost nothing here.
+  const auto node_radix = static_cast<int>(integer("--node-radix"));
+  plan.node_radix = node_radix > 0 ? node_radix : std::max(2, static_cast<int>(integer("--ranks-per-node")));
   const Bench bench{ranks, transport, backend, *workload, ranges, 1, 0, 1, plan};
   std::vector<Measurement> measurements;
   for (const Algorithm* algorithm : chosen) measurements.push_back(measure(bench, shard, *algorithm));

@@ -71,6 +71,22 @@ TEST_CASE("one-shot on nodes: 20 steps have the bits of gather, for five seeds, 
   check_20_steps_on_nodes(DType::BF16);
 }
 
+TEST_CASE("one-shot on nodes: rows in slices between nodes have the bits of gather, and send less") {
+  for (const std::vector<int>& nodes : {std::vector{0, 0, 1, 1}, {0, 0, 1, 1, 2, 2}, {0, 0, 0, 1, 1, 1}}) {
+    Run run = run_on(nodes);
+    run.steps = 3;
+    INFO(text(run));
+    Counts together, predicted;
+    CHECK(differences(run, 510, &together, &predicted) == 0);
+    run.slice_bytes = 0;
+    Counts counted;
+    CHECK(differences(run, 510, &counted, &predicted) == 0);
+    check_equal(counted, predicted);
+    const auto per_node = std::count(nodes.begin(), nodes.end(), 0);
+    CHECK(per_node * counted.between_nodes == together.between_nodes);
+  }
+}
+
 TEST_CASE("one-shot on nodes: nodes without keys, one rank of which is slow") {
   Run run = run_on({0, 0, 1, 1, 2});
   run.steps = 6, run.cut = Cut::kLast, run.seed = 1, run.slow_rank = 1;

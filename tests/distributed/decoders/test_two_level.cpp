@@ -19,6 +19,14 @@ namespace {
 constexpr double kTimeout = 60;
 constexpr std::int64_t kRows = 5, kValueDim = 3;
 constexpr std::int64_t kNeverCut = std::int64_t{1} << 60;
+/// Joins all ranks of a node in one round.
+constexpr int kFlat = 1 << 10;
+/// MPI, with a link for each rank.
+constexpr Network kOwnLinks = [] {
+  Network network = kMpiNetwork;
+  network.links_per_node = 0;
+  return network;
+}();
 
 /// The states of the keys [begin, end) of a fixed sequence.
 Forest<float> forest_of(std::int64_t begin, std::int64_t end) {
@@ -157,7 +165,8 @@ TEST_CASE("two-level: every member of a block receives one message from every ot
         }
       }
       INFO(p << " ranks, " << topology.n_nodes() << " nodes, radix " << radix);
-      CHECK(predicted(topology, aligned(p), {.radix = radix, .slice_bytes = kNeverCut}).messages == messages);
+      CHECK(predicted(topology, aligned(p), {.radix = radix, .node_radix = kFlat, .slice_bytes = kNeverCut}).messages ==
+            messages);
     }
   }
 }
@@ -171,7 +180,8 @@ TEST_CASE("two-level: messages, bytes and rounds of equal nodes, for rows togeth
         const Topology topology = Topology::pretend(p, per_node);
         CAPTURE(p);
         CAPTURE(radix);
-        const Prediction together = predicted(topology, aligned(p), {.radix = radix, .slice_bytes = kState});
+        PlanOptions options{.radix = radix, .node_radix = kFlat, .slice_bytes = kState, .network = kOwnLinks};
+        const Prediction together = predicted(topology, aligned(p), options);
         CHECK(together.messages == p * (per_node - 1) + full * p * (radix - 1));
         CHECK(together.bytes == kState * together.messages);
         CHECK(together.bytes_between_nodes == kState * full * p * (radix - 1));
@@ -179,7 +189,8 @@ TEST_CASE("two-level: messages, bytes and rounds of equal nodes, for rows togeth
         CHECK(together.collectives == 1 + full);
         CHECK(together.merge_steps == per_node - 1 + full * (radix - 1));
 
-        const Prediction cut = predicted(topology, aligned(p), {.radix = radix, .slice_bytes = kState - 1});
+        options.slice_bytes = kState - 1;
+        const Prediction cut = predicted(topology, aligned(p), options);
         CHECK(cut.bytes == n_nodes * (per_node - 1) * (kState + kOutput) + full * n_nodes * (radix - 1) * kState);
         CHECK(cut.bytes_between_nodes == full * n_nodes * (radix - 1) * kState);
         CHECK(cut.rounds == 2 + full);
@@ -196,18 +207,55 @@ TEST_CASE("two-level: rows are cut above 32 KiB a message, where all nodes have 
   const auto is_cut = [](const Topology& topology, std::int64_t n_rows) {
     WorkloadShape shape = kShape;
     shape.heads = shape.kv_heads = n_rows, shape.value_dim = 126;
-    return predicted(topology, aligned(topology.size()), {}, shape).bytes <
+    return predicted(topology, aligned(topology.size()), {.network = kOwnLinks}, shape).bytes <
            predicted(topology, aligned(topology.size()), {.slice_bytes = kNeverCut}, shape).bytes;
   };
-  CHECK(kSliceBytes == 64 * 512);
+  CHECK(kMpiNetwork.slice_bytes == 64 * 512);
   CHECK_FALSE(is_cut(nodes_of({4, 4}), 64));
   CHECK(is_cut(nodes_of({4, 4}), 65));
   CHECK(is_cut(nodes_of({4}), 65));
   CHECK(is_cut(nodes_of({2, 2}), 65));
   CHECK_FALSE(is_cut(nodes_of({4, 3}), 65));
   CHECK_FALSE(is_cut(nodes_of({1, 1, 1}), 65));
+  // NCCL's low-latency protocol ends at half of that.
+  CHECK(kNcclNetwork.slice_bytes == 32 * 512);
   const std::vector<KeyRange> halves = aligned(2);
   CHECK(predicted(nodes_of({2}), halves, {.slice_bytes = 0}).rounds == 1);
+}
+
+TEST_CASE("two-level: where the ranks of a node share a link, rows are cut once it carries 32 KiB in copies") {
+  WorkloadShape shape = kShape;
+  shape.heads = shape.kv_heads = 16, shape.value_dim = 128;
+  constexpr std::int64_t kBytes = 4 * 16 * 130;
+  const auto between_nodes = [&](const Topology& topology, int n_links) {
+    Network network = kMpiNetwork;
+    network.links_per_node = n_links;
+    return predicted(topology, aligned(topology.size()), {.radix = 2, .network = network}, shape).bytes_between_nodes;
+  };
+  // Two nodes, one message each way from every rank, or one slice of it: 8320 bytes by 3 or 4.
+  CHECK(between_nodes(nodes_of({3, 3}), 1) == 2 * 3 * kBytes);
+  CHECK(between_nodes(nodes_of({4, 4}), 1) == 2 * kBytes);
+  CHECK(between_nodes(nodes_of({4, 4}), 2) == 2 * 4 * kBytes);
+  CHECK(between_nodes(nodes_of({8, 8}), 2) == 2 * kBytes);
+  CHECK(between_nodes(nodes_of({4, 4}), 0) == 2 * 4 * kBytes);
+  CHECK(between_nodes(nodes_of({8, 8}), 16) == 2 * 8 * kBytes);
+  // 16 nodes of 64 ranks: a 64th of the bytes. On one node no link is shared.
+  const Topology large = Topology::pretend(1024, 64);
+  CHECK(between_nodes(large, 0) == 64 * between_nodes(large, 1));
+  CHECK(predicted(nodes_of({64}), aligned(64), {.network = kMpiNetwork}, shape).rounds == 6);
+}
+
+TEST_CASE("two-level: the ranks of a node are joined a few at a time where messages cost more than rounds") {
+  WorkloadShape shape = kShape;
+  shape.heads = shape.kv_heads = 16, shape.value_dim = 128;
+  const auto per_rank = [&](const PlanOptions& options) {
+    return predicted(nodes_of({128}), aligned(128), options, shape).messages / 128.0;
+  };
+  CHECK(per_rank({.node_radix = kFlat}) == 127);
+  CHECK(per_rank({.node_radix = 4}) == 10);
+  CHECK(per_rank({}) == 7);
+  CHECK(per_rank({.network = kSharedNetwork}) == 7);
+  CHECK(predicted(nodes_of({8}), aligned(8), {.network = kNcclNetwork}, shape).rounds == 1);
 }
 
 TEST_CASE("two-level: the default radix has the least time of the model, and 2 is the least") {
@@ -265,11 +313,11 @@ TEST_CASE("two-level: the plan has the radix that is reported, from the size of 
   const WorkloadShape large{{.batch = 64, .heads = 16, .value_dim = 128}, 0, {}};
   const auto of_large = [&](std::int64_t slice_bytes) {
     return two_level.radix(Topology::pretend(128, 8), aligned(128),
-                           PlanOptions{.slice_bytes = slice_bytes}.for_shape(large));
+                           PlanOptions{.slice_bytes = slice_bytes, .network = kOwnLinks}.for_shape(large));
   };
-  CHECK(of_large(kSliceBytes) == default_radix(kMpiNetwork, 16, 66560));
+  CHECK(of_large(kMpiNetwork.slice_bytes) == default_radix(kMpiNetwork, 16, 66560));
   CHECK(of_large(kNeverCut) == default_radix(kMpiNetwork, 16, 532480));
-  CHECK(of_large(kSliceBytes) > of_large(kNeverCut));
+  CHECK(of_large(kMpiNetwork.slice_bytes) > of_large(kNeverCut));
   for (const Algorithm& algorithm : algorithms()) CHECK((algorithm.radix != nullptr) == (&algorithm == &two_level));
 }
 

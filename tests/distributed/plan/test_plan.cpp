@@ -99,7 +99,7 @@ TEST_CASE("plans: forests of any cut, empty ranges included, end as the output o
         const auto* plan_of = std::get_if<PlanOf>(&algorithm.exchange);
         if (plan_of == nullptr || !algorithm.keeps_bits) continue;
         // Messages of all rows, and of slices.
-        for (const std::int64_t slice_bytes : {kSliceBytes, std::int64_t{1}}) {
+        for (const std::int64_t slice_bytes : {kMpiNetwork.slice_bytes, std::int64_t{1}}) {
           ++n_plans;
           std::vector<DecodeOutput> ended(static_cast<std::size_t>(p));
           run_threads(topology, kTimeout, [&](ThreadTransport& transport) {
@@ -219,7 +219,7 @@ TEST_CASE("plans: no operation reads what a combine or a finish has used up") {
         for (const Algorithm& algorithm : algorithms()) {
           const auto* plan_of = std::get_if<PlanOf>(&algorithm.exchange);
           for (int rank = 0; plan_of != nullptr && rank < p; ++rank) {
-            for (const std::int64_t slice_bytes : {kSliceBytes, std::int64_t{64}}) {
+            for (const std::int64_t slice_bytes : {kMpiNetwork.slice_bytes, std::int64_t{64}}) {
               INFO(algorithm.name << ", rank " << rank << " of " << p);
               CHECK(!reads_used_up((*plan_of)(topology, rank, ranges, {.slice_bytes = slice_bytes, .n_rows = 8, .d_v = 4})));
             }
