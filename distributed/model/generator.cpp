@@ -3,6 +3,7 @@
 /// @brief Reads a text into sharded caches and appends to it.
 #include "tree_attn/distributed/model/generator.hpp"
 
+#include "tree_attn/distributed/decoders/reshard.hpp"
 #include "tree_attn/reference/cpu/thread_pool.hpp"
 #include "tree_attn/reference/data/moment_workload.hpp"
 
@@ -11,6 +12,7 @@
 #include <cmath>
 #include <exception>
 #include <limits>
+#include <utility>
 
 namespace tree_attn {
 namespace {
@@ -91,25 +93,47 @@ std::vector<KeyRange> growing_ranges(LeafOrder order, std::int64_t n_keys, int n
 Generator::Generator(const Model& model, const Backend& backend, Transport& transport, std::int64_t n_text,
                      const Algorithm& algorithm, const GeneratorOptions& options)
     : model_(model),
+      backend_(backend),
       transport_(transport),
       options_(options),
       ranges_(growing_ranges(options.order, n_text, transport.size())),
       scale_(1 / std::sqrt(static_cast<double>(model.config().head_dim))) {
-  const ModelConfig& config = model.config();
-  const AttentionShape shape = cache_shape(config, options);
-  const OwnedLeaves leaves(transport.topology().range_of(transport.rank(), ranges_), options.order);
+  open_caches(n_text);
+  use(algorithm);
+}
+
+void Generator::open_caches(std::int64_t n_text) {
+  const ModelConfig& config = model_.config();
+  const AttentionShape shape = cache_shape(config, options_);
+  const OwnedLeaves leaves(transport_.topology().range_of(transport_.rank(), ranges_), options_.order);
   for (std::int64_t layer = 0; layer < std::ssize(config.layers); ++layer) {
     if (config.layers[static_cast<std::size_t>(layer)] != LayerKind::kGlobal) continue;
     // Room for a question and its answer, so that the cache need not grow after every text.
     const auto open = [&](std::int64_t n_queries) {
       AttentionShape of_step = shape;
       of_step.n_queries = n_queries;
-      return open_shard(backend, of_step, leaves, leaves.n_keys(n_text) + 16 * kLeafKeys, scale_);
+      return open_shard(backend_, of_step, leaves, leaves.n_keys(n_text) + 16 * kLeafKeys, scale_);
     };
     caches_.push_back({layer, open(1), nullptr});
     if (!is_last(layer)) caches_.back().block = open(kBlock);
   }
+}
+
+std::int64_t Generator::move_to(int n_ranks, const Algorithm& algorithm) {
+  const std::vector<OwnedLeaves> before = owned_leaves(ranges_, options_.order);
+  ranges_ = spread_over(growing_ranges(options_.order, size(), n_ranks), transport_.size());
+  const std::vector<OwnedLeaves> after = owned_leaves(ranges_, options_.order);
+  std::vector<Cache> old = std::exchange(caches_, {});
+  open_caches(size());
+  const std::int64_t sent_before = transport_.traffic().bytes, lengths[] = {size()};
+  for (std::size_t i = 0; i < old.size(); ++i) {
+    old[i].decoder.reset(), old[i].block_decoder.reset();
+    reshard(transport_, *old[i].shard.cache, *caches_[i].shard.cache, before, after, lengths);
+    if (old[i].block) reshard(transport_, *old[i].block->cache, *caches_[i].block->cache, before, after, lengths);
+  }
+  const std::int64_t sent = transport_.traffic().bytes - sent_before;
   use(algorithm);
+  return sent;
 }
 
 void Generator::use(const Algorithm& algorithm) {

@@ -75,6 +75,10 @@ class Generator {
   /// Forgets all characters after a place, on every rank; the caches keep their memory.
   /// @param place that place() returned earlier @throws std::out_of_range if it is not among those read and appended
   void rewind(const Place& place);
+  /// Moves the keys and values to the caches of n ranks: the others hold nothing from then on, and exchange with them.
+  /// Collective. @param algorithm combines the shards from then on @returns bytes that this rank has sent
+  /// @throws as reshard()
+  std::int64_t move_to(int n_ranks, const Algorithm& algorithm);
   /// Combines shards by another algorithm from now on.
   void use(const Algorithm& algorithm);
 
@@ -101,7 +105,10 @@ class Generator {
   void read_shard(std::string_view text, const std::function<void(double)>& progress);
   const OwnedLeaves& leaves() const { return caches_.front().shard.cache->leaves(); }
 
+  void open_caches(std::int64_t n_text);
+
   const Model& model_;
+  const Backend& backend_;
   Transport& transport_;
   GeneratorOptions options_;
   std::vector<KeyRange> ranges_;

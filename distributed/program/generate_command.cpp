@@ -35,6 +35,7 @@ struct GenerateOptions : ClusterOptions {
   std::string command_line, model, text, questions, report, order = "contiguous", dtype = "f32", stop = ".";
   std::optional<std::string> ask;
   int tokens = 32, moments = 1;
+  std::optional<int> reshard_at, ranks_after;
   Sampling sampling;
 };
 
@@ -85,6 +86,13 @@ struct Setup {
   Setup(const GenerateOptions& options, int n_threads, const Ranks& ranks, const Topology& machines) {
     if (options.ask && !options.questions.empty()) throw InputError("--ask and --questions: give one of them");
     if (options.ask && options.ask->empty()) throw InputError("--ask must not be empty");
+    if (options.reshard_at.has_value() != options.ranks_after.has_value())
+      throw InputError("--reshard-at and --ranks-after: give both of them, or neither");
+    if (options.ranks_after && *options.ranks_after > ranks.size())
+      throw InputError("--ranks-after " + std::to_string(*options.ranks_after) + " is larger than the job, which has " +
+                       ranks_text(ranks.size()));
+    if (options.reshard_at && options.transport == "nccl")
+      throw InputError("--reshard-at moves keys and values over host memory; use --transport mpi or shared");
     backend = &backend_of_rank(options, n_threads, ranks.rank(), machines);
     check(options, *backend, ranks.size());
     chosen = chosen_algorithms(options);
@@ -177,6 +185,7 @@ class Conversation {
     answer.position = largest.position, answer.rank = largest.rank, answer.head = largest.head;
     answer.weight = largest.weight, answer.entropy = largest.entropy;
     for (int step = 0; step < options_.tokens; ++step) {
+      if (step > 0 && step == options_.reshard_at) move_to(*options_.ranks_after);
       if (step > 0) logits = append(answer.text.substr(answer.text.size() - 1), token_us_);
       run_.digest = fnv1a(std::as_bytes(std::span(logits)), run_.digest);
       const auto is_finite = [](float score) { return std::isfinite(score); };
@@ -188,7 +197,9 @@ class Conversation {
       answer.text += next;
     }
     if (shown) std::fputc('\n', stdout);
+    if (shown && moved_) std::printf("%s\n", moved_->c_str());
     generator_.rewind(after_text);
+    if (std::exchange(moved_, {})) generator_.move_to(ranks_.size(), algorithm_);
     return answer;
   }
 
@@ -205,6 +216,12 @@ class Conversation {
   }
 
  private:
+  /// In the middle of an answer.
+  void move_to(int n_ranks) {
+    const std::int64_t bytes = ranks_.all_sum(generator_.move_to(n_ranks, algorithm_));
+    moved_ = "  after " + std::to_string(*options_.reshard_at) + " characters its keys and values went to " +
+             ranks_text(n_ranks) + ": " + std::to_string(bytes) + " bytes";
+  }
   std::vector<float> append(const std::string& text, std::vector<double>& times) {
     transport_.clear_traffic();
     const double start = transport_.seconds();
@@ -223,6 +240,7 @@ class Conversation {
   std::vector<double> question_us_, token_us_;
   Traffic traffic_;  ///< of the last character
   std::string not_finite_;
+  std::optional<std::string> moved_;  ///< in this answer: a line that says so
 };
 
 int run_generate(const GenerateOptions& options, const Ranks& ranks) {
@@ -395,6 +413,12 @@ Command add_generate(CLI::App& program, std::string command_line) {
   command->add_option("--moments", options->moments, "2: also the entropy of the attention, from the same reduction")
       ->check(within(1, 2))
       ->capture_default_str();
+  command
+      ->add_option("--reshard-at", options->reshard_at,
+                   "After so many characters of each answer, move the keys and values to other ranks; with --ranks-after")
+      ->check(within(1, 1 << 20));
+  command->add_option("--ranks-after", options->ranks_after, "Ranks that hold them from then on, to the end of the answer")
+      ->check(within(1, 1 << 20));
   command->add_option("--report", options->report, "Machine-readable report to write (JSON)")->check(not_empty);
   command->footer(
       "\nWithout --ask and --questions, each line of standard input is a question. Every question is asked about TEXT "

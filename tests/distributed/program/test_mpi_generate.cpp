@@ -48,6 +48,48 @@ TEST_CASE("generate: the same answer and the same bits of every logit on 1 to 13
   }
 }
 
+TEST_CASE("generate: keys and values that go to other ranks in the middle of an answer change no bit of it") {
+  const Scratch scratch;
+  std::string filler;
+  while (filler.size() < 600) filler += "that among these are life, liberty and the pursuit of happiness ";
+  const std::string text = scratch.write("text", filler + "The code of velora is 402913. " + filler);
+  const Words ask{"generate",
+                  kRecall,
+                  text,
+                  "--ask",
+                  "The code of velora is ",
+                  "--compare",
+                  "gather",
+                  "--report",
+                  scratch.path("report")};
+  const auto digest = [&](const Result& result) {
+    check_silent_success(result);
+    const nlohmann::json runs = nlohmann::json::parse(Scratch::read(scratch.path("report")))["runs"];
+    CHECK(runs[0]["logits_digest"] == runs[1]["logits_digest"]);
+    CHECK(runs[0]["answers"][0]["answer"] == "402913");
+    return runs[0]["logits_digest"].get<std::string>();
+  };
+  const std::string stays = digest(run(alone(ask)));
+  for (const std::string order : {"contiguous", "dealt"}) {
+    for (const std::string after : {"1", "2", "3"}) {
+      const Words job = ask + Words{"--order", order, "--reshard-at", "3", "--ranks-after", after};
+      const Result result = run(order == "dealt" ? ranks(3, job) : alone(job + Words{"--devices", "0-2"}));
+      CAPTURE(result.out);
+      CHECK(digest(result) == stays);
+      const std::size_t at = result.out.find("after 3 characters its keys and values went to " + after + " rank");
+      REQUIRE(at != std::string::npos);
+      // To as many ranks as before nothing moves, but for the last leaves, whose cut the contiguous order takes anew.
+      const long long bytes = std::stoll(result.out.substr(result.out.find(": ", at) + 2));
+      if (after != "3") CHECK(bytes > 0);
+      if (after == "3" && order == "dealt") CHECK(bytes == 0);
+    }
+  }
+  check_one_line(run(alone(ask + Words{"--reshard-at", "3"})),
+                 "--reshard-at and --ranks-after: give both of them, or neither");
+  check_one_line(run(ranks(2, ask + Words{"--reshard-at", "3", "--ranks-after", "3"})),
+                 "--ranks-after 3 is larger than the job, which has 2 ranks");
+}
+
 TEST_CASE("generate: ranks that read different texts, and a question of standard input on all ranks") {
   const Scratch scratch;
   const std::string text = scratch.write("text", "The code of velora is 402913. ");

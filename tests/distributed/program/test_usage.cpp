@@ -89,7 +89,7 @@ TEST_CASE("usage: help and version are there for the program and every command")
 
   for (const char* option :
        {"MODEL", "TEXT", "a regular file", "--ask", "--questions", "--tokens", "--stop", "--temperature", "--seed",
-        "--algorithm", "--compare", "--order", "--dtype", "--moments", "--report"}) {
+        "--algorithm", "--compare", "--order", "--dtype", "--moments", "--reshard-at", "--ranks-after", "--report"}) {
     CHECK_MESSAGE(results[8].out.find(option) != std::string::npos, option);
   }
 

@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Finds the owners of all leaves, packs rows for each of them, and appends what arrives by ascending position.
+#include "tree_attn/distributed/decoders/reshard.hpp"
+
+#include "tree_attn/reference/data/fnv1a.hpp"
+#include "tree_attn/reference/data/input_error.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <utility>
+
+namespace tree_attn {
+namespace {
+
+/// Rows from that of a key on that lie in the same leaf of the same rank.
+struct Place {
+  int index;
+  std::int64_t row, n;
+};
+
+/// Finds the owner of a position among ranges in ascending order.
+class Owners {
+ public:
+  explicit Owners(std::span<const OwnedLeaves> leaves) : leaves_(leaves) {}
+  Place of(std::int64_t position) const {
+    const LeafOrder order = leaves_.front().order();
+    const std::int64_t at = slot_of(order, position / kLeafKeys) * kLeafKeys + position % kLeafKeys;
+    const auto next = std::ranges::upper_bound(leaves_, at, {}, [](const OwnedLeaves& each) { return each.range().end; });
+    require<std::out_of_range>(next != leaves_.end() && next->range().begin <= at, "moves_between: no rank holds key ",
+                               position);
+    const std::int64_t row = next->n_keys(position);
+    return {static_cast<int>(next - leaves_.begin()), row, next->end_of_leaf(row) - row};
+  }
+
+ private:
+  std::span<const OwnedLeaves> leaves_;
+};
+
+/// The rows of a move that a batch entry of some length has.
+std::int64_t n_of_entry(const RowMove& move, std::span<const OwnedLeaves> before, std::int64_t length) {
+  return std::clamp<std::int64_t>(before[static_cast<std::size_t>(move.from)].n_keys(length) - move.row_from, 0, move.n);
+}
+
+std::int64_t longest_of(std::span<const std::int64_t> lengths) {
+  return lengths.empty() ? 0 : *std::ranges::max_element(lengths);
+}
+
+/// Bytes that ranks send each other, by the indices of both.
+std::map<std::pair<int, int>, std::int64_t> bytes_between(std::span<const RowMove> moves,
+                                                          std::span<const OwnedLeaves> before, const AttentionShape& shape,
+                                                          std::span<const std::int64_t> lengths) {
+  AttentionShape entry = shape;
+  entry.batch = 1;
+  std::map<std::pair<int, int>, std::int64_t> bytes;
+  for (const RowMove& move : moves) {
+    if (move.from == move.to) continue;
+    for (const std::int64_t length : lengths)
+      bytes[{move.from, move.to}] += n_of_entry(move, before, length) * entry.bytes_per_position();
+  }
+  return bytes;
+}
+
+/// Rows [first, first + n) of all heads of a view of one entry, dense one after the other.
+std::byte* pack(const TensorView& view, std::int64_t first, std::int64_t n, std::byte* to) {
+  const std::size_t n_bytes = static_cast<std::size_t>(n * view.shape[3]) * bytes_of(view.dtype);
+  const bool is_dense = view.stride[2] == view.shape[3];
+  for (std::int64_t h = 0; h < view.shape[1] && n_bytes > 0; ++h) {
+    if (is_dense) {
+      std::memcpy(to, view.row(0, h, first), n_bytes);
+      to += n_bytes;
+      continue;
+    }
+    const std::size_t row_bytes = n_bytes / static_cast<std::size_t>(n);
+    for (std::int64_t a = first; a < first + n; ++a, to += row_bytes) std::memcpy(to, view.row(0, h, a), row_bytes);
+  }
+  return to;
+}
+
+void require_agreement(Transport& transport, std::span<const OwnedLeaves> before, std::span<const OwnedLeaves> after,
+                       const AttentionShape& shape, std::span<const std::int64_t> lengths) {
+  std::vector<std::int64_t> all(lengths.begin(), lengths.end());
+  for (const auto& leaves : {before, after}) {
+    for (const OwnedLeaves& each : leaves)
+      all.insert(all.end(), {each.range().begin, each.range().end, static_cast<std::int64_t>(each.order())});
+  }
+  all.insert(all.end(), {shape.kv_heads, shape.head_dim, shape.value_dim, static_cast<std::int64_t>(shape.dtype),
+                         static_cast<std::int64_t>(shape.value_dtype)});
+  if (!transport.all_equal(fnv1a(std::as_bytes(std::span(all))), "all ranks to move their caches"))
+    throw InputError("reshard: ranks differ in the lengths, the leaves of all ranks, or the shape of the cache");
+}
+
+}  // namespace
+
+std::vector<OwnedLeaves> owned_leaves(std::span<const KeyRange> ranges, LeafOrder order) {
+  std::vector<OwnedLeaves> leaves;
+  for (const KeyRange& range : ranges) leaves.emplace_back(range, order);
+  return leaves;
+}
+
+std::vector<KeyRange> spread_over(std::span<const KeyRange> ranges, int n_ranks) {
+  require(!ranges.empty() && std::ssize(ranges) <= n_ranks, "spread_over: ", ranges.size(), " ranges over ", n_ranks,
+          " ranks");
+  std::vector<KeyRange> result(ranges.begin(), ranges.end());
+  const std::int64_t at = ranges.back().begin;
+  result.insert(result.end() - 1, static_cast<std::size_t>(n_ranks) - ranges.size(), {at, at});
+  return result;
+}
+
+std::vector<RowMove> moves_between(std::span<const OwnedLeaves> before, std::span<const OwnedLeaves> after,
+                                   std::int64_t n_keys) {
+  require(!before.empty() && before.size() == after.size(), "moves_between: ", before.size(), " and ", after.size(),
+          " ranks");
+  const Owners old_owners(before), new_owners(after);
+  std::vector<RowMove> moves;
+  std::map<std::pair<int, int>, std::size_t> last;  // move between two ranks
+  for (std::int64_t position = 0; position < n_keys;) {
+    const Place from = old_owners.of(position), to = new_owners.of(position);
+    const std::int64_t n = std::min({from.n, to.n, n_keys - position});
+    const auto [found, is_new] = last.try_emplace({from.index, to.index}, moves.size());
+    RowMove* const before_it = is_new ? nullptr : &moves[found->second];
+    if (before_it != nullptr && before_it->row_from + before_it->n == from.row &&
+        before_it->row_to + before_it->n == to.row) {
+      before_it->n += n;
+    } else {
+      found->second = moves.size();
+      moves.push_back({from.index, to.index, from.row, to.row, n});
+    }
+    position += n;
+  }
+  return moves;
+}
+
+std::vector<RankCost::Message> reshard_messages(const Topology& topology, int rank, std::span<const OwnedLeaves> before,
+                                                std::span<const OwnedLeaves> after, const AttentionShape& shape,
+                                                std::span<const std::int64_t> lengths) {
+  std::vector<RankCost::Message> messages;
+  for (const auto& [ranks, bytes] : bytes_between(moves_between(before, after, longest_of(lengths)), before, shape, lengths))
+    if (ranks.first == topology.index_of(rank) && bytes > 0)
+      messages.push_back({topology.order()[static_cast<std::size_t>(ranks.second)], bytes});
+  return messages;
+}
+
+void reshard(Transport& transport, const KvCache& from, KvCache& to, std::span<const OwnedLeaves> before,
+             std::span<const OwnedLeaves> after, std::span<const std::int64_t> lengths) {
+  constexpr const char* kHere = "reshard";
+  const Topology& topology = transport.topology();
+  const int rank = transport.rank(), me = topology.index_of(rank);
+  const AttentionShape& shape = from.shape();
+  require(transport.device() == nullptr, kHere, ": the transport ", transport.name(), " sends from device memory");
+  require_agreement(transport, before, after, shape, lengths);
+  require(before.size() == static_cast<std::size_t>(topology.size()) && after.size() == before.size(), kHere,
+          ": the leaves of ", before.size(), " and ", after.size(), " ranks, not ", topology.size());
+  require(before[static_cast<std::size_t>(me)] == from.leaves() && after[static_cast<std::size_t>(me)] == to.leaves(), kHere,
+          ": the leaves of rank ", rank, " are others than those of its caches");
+  require(to.longest() == 0, kHere, ": the new cache holds ", to.longest(), " rows");
+  require(std::ranges::equal(rows_in_use(lengths, from.leaves()), from.lengths()), kHere, ": rank ", rank,
+          " holds other rows than sequences of these lengths have");
+
+  // In host memory: rows of this rank as they lie, and messages.
+  std::vector<std::byte> copied;
+  const Shard own = from.shard(from.longest(), [&](std::size_t n_bytes) {
+    copied.resize(n_bytes);
+    return copied.data();
+  });
+  const std::vector<RowMove> moves = moves_between(before, after, longest_of(lengths));
+  std::vector<std::vector<std::byte>> sent(before.size()), received(before.size());
+  for (const auto& [ranks, bytes] : bytes_between(moves, before, shape, lengths)) {
+    if (ranks.second == me) received[static_cast<std::size_t>(ranks.first)].resize(static_cast<std::size_t>(bytes));
+    if (ranks.first == me) sent[static_cast<std::size_t>(ranks.second)].resize(static_cast<std::size_t>(bytes));
+  }
+
+  // A message has its moves in order, of each all entries, of each keys and then values.
+  std::vector<std::byte*> end(before.size());
+  std::ranges::transform(sent, end.begin(), [](auto& message) { return message.data(); });
+  for (const RowMove& move : moves) {
+    if (move.from != me || move.to == me) continue;
+    std::byte*& at = end[static_cast<std::size_t>(move.to)];
+    for (std::int64_t i = 0; i < shape.batch; ++i) {
+      const std::int64_t n = n_of_entry(move, before, lengths[static_cast<std::size_t>(i)]);
+      at = pack(own.k.entry(i), move.row_from, n, at);
+      at = pack(own.v.entry(i), move.row_from, n, at);
+    }
+  }
+  for (std::size_t index = 0; index < before.size(); ++index) {
+    transport.receive(received[index], topology.order()[index]);
+    transport.send(sent[index], topology.order()[index]);
+  }
+  transport.wait();
+
+  // Ascending positions are ascending rows.
+  to.reserve(to.leaves().n_keys(longest_of(lengths)));
+  std::vector<const std::byte*> next(before.size());
+  std::ranges::transform(received, next.begin(), [](const auto& message) { return message.data(); });
+  for (const RowMove& move : moves) {
+    if (move.to != me) continue;
+    for (std::int64_t i = 0; i < shape.batch; ++i) {
+      const std::int64_t n = n_of_entry(move, before, lengths[static_cast<std::size_t>(i)]);
+      if (n == 0) continue;
+      if (move.from == me) {
+        to.append(i, own.k.entry(i).positions(move.row_from, move.row_from + n),
+                  own.v.entry(i).positions(move.row_from, move.row_from + n));
+        continue;
+      }
+      const std::byte*& at = next[static_cast<std::size_t>(move.from)];
+      const TensorView k = TensorView::dense(at, shape.dtype, {1, shape.kv_heads, n, shape.head_dim});
+      at += static_cast<std::size_t>(shape.kv_heads * n * shape.head_dim) * bytes_of(shape.dtype);
+      const TensorView v = TensorView::dense(at, shape.value_dtype, {1, shape.kv_heads, n, shape.value_dim});
+      at += static_cast<std::size_t>(shape.kv_heads * n * shape.value_dim) * bytes_of(shape.value_dtype);
+      to.append(i, k, v);
+    }
+  }
+}
+
+}  // namespace tree_attn

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief A cache that moves from p to p' ranks: as many bytes as must move, those that were predicted, and the bits of a
+/// cache that was always there (section 5.3).
+#include "tree_attn/distributed/transport/thread_transport.hpp"
+#include "tree_attn/tests/support/decoding.hpp"
+#include "tree_attn/tests/support/reshard_walk.hpp"
+
+#include <atomic>
+#include <stdexcept>
+
+namespace tree_attn::test {
+
+TEST_CASE("reshard: a cache that goes from p to p' ranks, and on, has the bits of one that stays, in both orders") {
+  for (const LeafOrder order : {LeafOrder::kContiguous, LeafOrder::kDealt}) {
+    for (const DType dtype : {DType::F32, DType::BF16}) {
+      const ReshardWalk walk(order, dtype);
+      std::atomic<std::int64_t> n_wrong = 0;
+      run_threads(mixed_grouping(6), 60, [&](ThreadTransport& transport) {
+        n_wrong += walk.run(transport, {4, 6, 1, 3, 3, 2, 5});
+      });
+      CHECK(n_wrong == 0);
+    }
+  }
+}
+
+TEST_CASE("reshard: rows move between orders of leaves too, and from ranges that cut leaves") {
+  const std::vector<KeyRange> cut{{0, 100}, {100, 100}, {100, 300}, {300, 1000}};
+  const std::vector<OwnedLeaves> chunks = owned_leaves(cut, LeafOrder::kContiguous),
+                                 dealt = owned_leaves(dealt_ranges(4), LeafOrder::kDealt);
+  for (const auto& [before, after] : {std::pair{chunks, dealt}, {dealt, chunks}, {dealt, dealt}, {chunks, chunks}}) {
+    // Each key once, from the row that has it to the row that will.
+    std::vector<int> n_moves(1000, 0);
+    for (const RowMove& move : moves_between(before, after, 1000)) {
+      for (std::int64_t i = 0; i < move.n; ++i) {
+        const std::int64_t at = before[static_cast<std::size_t>(move.from)].position(move.row_from + i);
+        CHECK(at == after[static_cast<std::size_t>(move.to)].position(move.row_to + i));
+        ++n_moves[static_cast<std::size_t>(at)];
+      }
+    }
+    CHECK(n_moves == std::vector<int>(1000, 1));
+  }
+  // A chunk that stays where it is is one move.
+  CHECK(moves_between(chunks, chunks, 1000).size() == 3);
+}
+
+TEST_CASE("reshard: what does not fit is refused") {
+  CHECK_THROWS_WITH_AS(
+      moves_between(owned_leaves(dealt_ranges(2), LeafOrder::kDealt), owned_leaves(dealt_ranges(3), LeafOrder::kDealt), 1),
+      "moves_between: 2 and 3 ranks", std::invalid_argument);
+  const std::vector<KeyRange> short_range{{0, 64}};
+  const std::vector<OwnedLeaves> leaves = owned_leaves(short_range, LeafOrder::kContiguous);
+  CHECK_THROWS_WITH_AS(moves_between(leaves, leaves, 65), "moves_between: no rank holds key 64", std::out_of_range);
+  CHECK_THROWS_WITH_AS(spread_over(short_range, 0), "spread_over: 1 ranges over 0 ranks", std::invalid_argument);
+  const auto error_of = [&](const std::vector<std::int64_t>& lengths, std::int64_t n_in_new_cache) -> std::string {
+    const AttentionShape shape{.heads = 1, .kv_heads = 1, .head_dim = 2, .value_dim = 2};
+    const auto from = cpu_backend().make_cache(shape, leaves[0], 0), to = cpu_backend().make_cache(shape, leaves[0], 0);
+    const std::vector<float> zeros(2 * 64);
+    const auto view = [&](std::int64_t n) { return TensorView::dense(zeros.data(), DType::F32, {1, 1, n, 2}); };
+    from->append(0, view(10), view(10)), to->append(0, view(n_in_new_cache), view(n_in_new_cache));
+    try {
+      run_threads(Topology::pretend(1, 1), 60,
+                  [&](ThreadTransport& transport) { reshard(transport, *from, *to, leaves, leaves, lengths); });
+    } catch (const std::invalid_argument& error) {
+      return error.what();
+    }
+    return "";
+  };
+  CHECK(error_of({10}, 0) == "");
+  CHECK(error_of({11}, 0) == "rank 0: reshard: rank 0 holds other rows than sequences of these lengths have");
+  CHECK(error_of({10}, 1) == "rank 0: reshard: the new cache holds 1 rows");
+}
+
+TEST_CASE("reshard: ranks that differ are told so") {
+  std::atomic<int> n_told = 0;
+  run_threads(Topology::pretend(2, 2), 60, [&](ThreadTransport& transport) {
+    const std::vector<OwnedLeaves> leaves = owned_leaves(dealt_ranges(2), LeafOrder::kDealt);
+    const OwnedLeaves& own = leaves[static_cast<std::size_t>(transport.rank())];
+    const AttentionShape shape{.heads = 1, .kv_heads = 1, .head_dim = 2, .value_dim = 2};
+    const auto from = cpu_backend().make_cache(shape, own, 0), to = cpu_backend().make_cache(shape, own, 0);
+    const std::vector<std::int64_t> lengths{transport.rank()};
+    try {
+      reshard(transport, *from, *to, leaves, leaves, lengths);
+    } catch (const InputError& error) {
+      n_told += error.what() == std::string(
+                                    "reshard: ranks differ in the lengths, the leaves of all ranks, or the shape of "
+                                    "the cache");
+    }
+  });
+  CHECK(n_told == 2);
+}
+
+}  // namespace tree_attn::test
