@@ -31,7 +31,7 @@ struct AttentionSetup {
   std::vector<KeyRange> ranges{};
   int ranks_per_node = 0;      ///< 0: ranks that share memory form a node
   bool shares_memory = false;  ///< whether the ranks of a node exchange through shared memory
-  /// Whether each step compares the lengths of all ranks, and what queries see, by an all-gather of 24 bytes: ranks that
+  /// Whether each step compares the lengths of all ranks, and what queries see, by a reduction of 16 bytes: ranks that
   /// have appended other numbers of keys would return attention over different sequences.
   bool compares_lengths = true;
   PlanOptions plan{};  ///< its network is that of the transport

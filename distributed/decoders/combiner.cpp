@@ -5,6 +5,7 @@
 
 #include "tree_attn/distributed/decoders/decoder.hpp"
 #include "tree_attn/distributed/plan/plan_builder.hpp"
+#include "tree_attn/reference/data/fnv1a.hpp"
 #include "tree_attn/reference/data/input_error.hpp"
 
 #include <algorithm>
@@ -91,9 +92,11 @@ void require_agreement(Transport& transport, const std::array<std::int64_t, 4>& 
                        const PlanOptions& options) {
   const auto& [b, n_h, l, d_v] = shape;
   const std::array<std::int64_t, 8> mine{
-      b, n_h, l, d_v, part == OutputPart::kHeads, options.radix, options.node_radix, options.slice_bytes};
+      b, n_h, l, d_v, part == OutputPart::kHeads, options.radix, options.node_radix, options.slice_limit()};
   if (transport.size() == 1) return;
-  const auto all = transport.tell_all(mine, "all ranks to open a combiner");
+  constexpr std::string_view kWhat = "all ranks to open a combiner";
+  if (transport.all_equal(fnv1a(std::as_bytes(std::span(mine))), kWhat)) return;
+  const auto all = transport.tell_all(mine, kWhat);
   const auto odd = std::ranges::find_if(all, [&](const auto& theirs) { return theirs != all[0]; });
   if (odd == all.end()) return;
   const auto text = [](const auto& values) {

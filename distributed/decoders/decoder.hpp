@@ -9,6 +9,7 @@
 #include "tree_attn/distributed/decoders/open_shard.hpp"
 #include "tree_attn/distributed/plan/plan.hpp"
 #include "tree_attn/distributed/plan/plan_options.hpp"
+#include "tree_attn/distributed/plan/step_time.hpp"
 #include "tree_attn/distributed/transport/transport.hpp"
 #include "tree_attn/reference/data/workload.hpp"
 #include "tree_attn/reference/decode/decode.hpp"
@@ -110,6 +111,9 @@ using PlanOf = Plan (*)(const Topology& topology, int rank, std::span<const KeyR
 /// The radix that plans for these options have. @param ranges, options as PlanOf
 using RadixOf = int (*)(const Topology& topology, std::span<const KeyRange> ranges, const PlanOptions& options);
 
+/// What goes around, of an algorithm that is a ring. @param ranges, shape as Algorithm::cost()
+using RingOf = Ring (*)(std::span<const KeyRange> ranges, const WorkloadShape& shape);
+
 /// An algorithm that moves more than states, and therefore has a decoder of its own instead of a plan.
 struct OwnDecoder {
   std::unique_ptr<Decoder> (*open)(Transport&, OpenShard&, std::span<const KeyRange> ranges, const PlanOptions& options);
@@ -139,6 +143,7 @@ struct Algorithm {
   std::variant<PlanOf, OwnDecoder> exchange;
   PaperBytes paper_bytes = [](const WorkloadShape&, int) { return 0.0; };  ///< 0: the paper has no formula
   RadixOf radix = nullptr;                                                 ///< nullptr: the plan has no radix
+  RingOf ring = nullptr;                                                   ///< nullptr: it is no ring
   RefusalOf refusal = nullptr;                                             ///< nullptr: it takes all that the backend takes
   RanksRefusalOf refuses_ranks = nullptr;                                  ///< nullptr: it takes any nodes
 

@@ -3,6 +3,7 @@
 /// @brief Ring attention, the baseline: keys and values travel (section 6, eq. (10)).
 #include "tree_attn/distributed/decoders/decoder.hpp"
 #include "tree_attn/distributed/decoders/keys_read.hpp"
+#include "tree_attn/distributed/decoders/reshard.hpp"
 #include "tree_attn/distributed/transport/buffer.hpp"
 #include "tree_attn/distributed/transport/device_transport.hpp"
 
@@ -68,13 +69,6 @@ void pack_shard(KvBlock& block, const KvCache& cache, std::int64_t n, bool on_de
   const AttentionShape& shape = cache.shape();
   block.shard = on_device ? cache.shard_on_device(n, memory(static_cast<std::size_t>(n * shape.bytes_per_position())))
                           : cache.shard(n, memory);
-}
-
-/// The leaves of every rank.
-std::vector<OwnedLeaves> owned_leaves(std::span<const KeyRange> ranges, LeafOrder order) {
-  std::vector<OwnedLeaves> leaves;
-  for (const KeyRange& range : ranges) leaves.emplace_back(range, order);
-  return leaves;
 }
 
 /// Keys and values travel p - 1 hops, the next shard in flight while this one is computed; states are kept by source and
@@ -240,6 +234,19 @@ std::unique_ptr<Decoder> open_ring(Transport& transport, OpenShard& shard, std::
   return std::make_unique<RingDecoder>(transport, shard, ranges);
 }
 
+Ring ring_of(std::span<const KeyRange> ranges, const WorkloadShape& shape) {
+  const std::int64_t key_bytes =
+      shape.batch * shape.kv_heads * shape.head_dim * static_cast<std::int64_t>(bytes_of(shape.dtype));
+  Ring ring;
+  for (const OwnedLeaves& leaves : owned_leaves(ranges, shape.order)) {
+    const std::int64_t decoded = bytes_read(leaves, shape), n = decoded == 0 ? 0 : leaves.n_keys(shape.longest());
+    ring.cargoes.push_back({.bytes = {n * key_bytes, n * shape.bytes_per_position() - n * key_bytes},
+                            .decoded_bytes = decoded,
+                            .positions = n});
+  }
+  return ring;
+}
+
 /// Of dense shards, which are sent from where they are.
 RankCost ring_cost(const Topology& topology, int rank, std::span<const KeyRange> ranges, const WorkloadShape& shape,
                    const PlanOptions&) {
@@ -295,6 +302,7 @@ constinit const Algorithm kRing{.name = "ring",
                                 .brief = "baseline: keys and values circulate around the ring",
                                 .kv_shards_in_flight = 2,
                                 .exchange = OwnDecoder{open_ring, ring_cost},
-                                .paper_bytes = bytes_of_formula};
+                                .paper_bytes = bytes_of_formula,
+                                .ring = ring_of};
 
 }  // namespace tree_attn

@@ -148,6 +148,9 @@ void ask_nccl(RankFacts& facts) {
   Dl_info where{};
   if (dladdr(reinterpret_cast<void*>(version), &where) != 0 && where.dli_fname != nullptr) facts.nccl_path = where.dli_fname;
   facts.nccl = nccl_version_text(code);
+  if (code < nccl::kWindowAddresses)
+    facts.no_nccl_windows = "NCCL " + facts.nccl + " does not tell the host where a window is, " +
+                            nccl_version_text(nccl::kWindowAddresses) + " does";
   if (facts.no_nccl.empty() && code < nccl::kOldestNccl)
     facts.no_nccl = facts.nccl_path + " is NCCL " + facts.nccl + ", older than " + nccl_version_text(nccl::kOldestNccl) +
                     ", the first with communicators that do not block";
@@ -178,6 +181,12 @@ std::vector<RankFacts> collect_facts(const Ranks& ranks, const Topology& machine
   facts.node = machines.node_of(ranks.rank());
   facts.cores = std::to_string(allowed_cores().size());
   facts.interface = bootstrap_interface();
+  facts.nccl_low_latency = variable(kNcclLowLatencyVariable);
+  if (!ranks.is_one_process()) {
+    const EagerLimit eager = eager_limit();
+    facts.eager_variable = eager.variable, facts.eager_bytes = eager.n_bytes;
+  }
+  facts.is_thread = ranks.is_one_process() && ranks.size() > 1;
   facts.no_backend = find_missing_backends();
   if (!kCuda.empty()) facts.kernels = std::string(kArchitectures) + ", by CUDA " + std::string(kCuda);
   ask_driver(facts, devices, ranks.rank(), machines);
@@ -187,7 +196,8 @@ std::vector<RankFacts> collect_facts(const Ranks& ranks, const Topology& machine
   std::string mine = to_text(facts);
   const std::size_t size = ranks.all_max(std::uint64_t{mine.size()}) + 1;
   mine.resize(size);
-  const std::vector<char> texts = ranks.all_gather(std::span<const char>(mine), "the facts of all ranks");
+  std::vector<char> texts(ranks.rank() == 0 ? size * static_cast<std::size_t>(ranks.size()) : 0);
+  ranks.gather(std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(texts)), "the facts of all ranks");
   std::vector<RankFacts> all;
   for (std::size_t at = 0; at < texts.size(); at += size) all.push_back(facts_of_text(&texts[at]));
   return all;
@@ -229,8 +239,13 @@ void require_possible(const ClusterOptions& options, const Ranks& ranks, const T
   if (options.transport == "nccl") needs.push_back(Need::kNccl);
   if (options.windows == "device" && std::ranges::any_of(chosen_algorithms(options), has_windows))
     needs.push_back(Need::kPeerAccess);
-  const std::vector<Verdict> verdicts = judge(collect_facts(ranks, machines, options.devices));
-  if (const std::optional<std::string> failure = first_failure(verdicts, needs)) throw InputError(*failure);
+  const std::vector<RankFacts> facts = collect_facts(ranks, machines, options.devices);
+  std::string line;
+  if (ranks.rank() == 0) line = first_failure(judge(facts), needs).value_or("");
+  line.resize(ranks.broadcast_from_root(line.size()));
+  if (line.empty()) return;
+  ranks.broadcast(std::as_writable_bytes(std::span(line)), 0, "the verdict of rank 0");
+  throw InputError(line);
 }
 
 }  // namespace tree_attn

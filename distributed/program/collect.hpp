@@ -12,7 +12,7 @@
 
 namespace tree_attn {
 
-/// The facts of all ranks, by rank. Collective.
+/// The facts of all ranks, by rank: on rank 0, elsewhere nothing. Collective.
 /// @param machines which ranks share a machine
 /// @param devices as --devices gives them; "" for ranks that are processes
 std::vector<RankFacts> collect_facts(const Ranks& ranks, const Topology& machines, const std::string& devices);

@@ -236,17 +236,38 @@ void MpiRanks::meet(MPI_Comm comm) const {
   await({&request, 1}, "all ranks to arrive");
 }
 
-void MpiRanks::all_gather(std::span<const std::byte> mine, std::span<std::byte> all, std::string_view what) const {
+void MpiRanks::all_reduce(std::span<std::uint64_t> numbers, Reduction reduction, std::string_view what) const {
   const auto in_use = deadline_.use_mpi();
   check();
-  const int n_bytes = count_of(mine.size(), "MPI_Allgather");
-  auto memory = std::make_unique_for_overwrite<std::byte[]>(mine.size() + all.size());
+  auto memory = std::make_unique_for_overwrite<std::uint64_t[]>(2 * numbers.size());
+  std::uint64_t* const reduced = memory.get() + numbers.size();
+  std::ranges::copy(numbers, memory.get());
+  const MPI_Op op = reduction == Reduction::kMax ? MPI_MAX : reduction == Reduction::kMin ? MPI_MIN : MPI_SUM;
+  MPI_Request request = MPI_REQUEST_NULL;
+  check_mpi(MPI_Iallreduce(memory.get(), reduced, static_cast<int>(numbers.size()), MPI_UINT64_T, op, comm_, &request),
+            "MPI_Iallreduce");
+  await_collective(request, what, memory);
+  std::copy_n(reduced, numbers.size(), numbers.begin());
+}
+
+/// By rank 0: in the usual MPI_Iallgather every rank sends to all others.
+void MpiRanks::all_gather(std::span<const std::byte> mine, std::span<std::byte> all, std::string_view what) const {
+  gather(mine, all, what);
+  broadcast(all, 0, what);
+}
+
+void MpiRanks::gather(std::span<const std::byte> mine, std::span<std::byte> all, std::string_view what) const {
+  const auto in_use = deadline_.use_mpi();
+  check();
+  const int n_bytes = count_of(mine.size(), "MPI_Gather");
+  const std::size_t n_gathered = rank() == 0 ? mine.size() * static_cast<std::size_t>(size()) : 0;
+  auto memory = std::make_unique_for_overwrite<std::byte[]>(mine.size() + n_gathered);
   std::byte* const gathered = memory.get() + mine.size();
   std::ranges::copy(mine, memory.get());
   MPI_Request request = MPI_REQUEST_NULL;
-  check_mpi(MPI_Iallgather(memory.get(), n_bytes, MPI_BYTE, gathered, n_bytes, MPI_BYTE, comm_, &request), "MPI_Iallgather");
+  check_mpi(MPI_Igather(memory.get(), n_bytes, MPI_BYTE, gathered, n_bytes, MPI_BYTE, 0, comm_, &request), "MPI_Igather");
   await_collective(request, what, memory);
-  std::copy_n(gathered, all.size(), all.data());
+  std::copy_n(gathered, n_gathered, all.data());
 }
 
 void MpiRanks::broadcast(std::span<std::byte> bytes, int root, std::string_view what) const {

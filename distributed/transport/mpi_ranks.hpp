@@ -87,11 +87,13 @@ class MpiRanks : public Ranks {
   void barrier() const override;
   /// @throws TransportError also for 2^31 bytes per rank or more, which MPI does not count
   void all_gather(std::span<const std::byte> mine, std::span<std::byte> all, std::string_view what) const override;
+  void gather(std::span<const std::byte> mine, std::span<std::byte> all, std::string_view what) const override;
   void broadcast(std::span<std::byte> bytes, int root, std::string_view what) const override;
   std::unique_ptr<Transport> open_transport(Topology topology) const override;
   std::unique_ptr<Transport> open_shared_transport(Topology topology) const override;
 
  protected:
+  void all_reduce(std::span<std::uint64_t> numbers, Reduction reduction, std::string_view what) const override;
   /// Labels a node by its lowest rank.
   std::vector<int> find_nodes() const override;
   void announce(std::string_view phrase) const override { deadline_.doing(phrase); }

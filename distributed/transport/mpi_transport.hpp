@@ -34,6 +34,7 @@ class MpiTransport : public Transport {
   double seconds() const override;
   bool has_messages_in_flight() const override;
   bool reads_late(int, std::size_t) const override { return true; }
+  bool all_equal(std::uint64_t number, std::string_view what) override { return ranks_.all_equal(number, what); }
   void check() const override { ranks_.check(); }
   void abandon() noexcept override { ranks_.give_up(); }
 

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Reductions of one value and agreement on errors, by gathering.
+/// @brief Reductions of one value and agreement on errors.
 #include "tree_attn/distributed/transport/ranks.hpp"
 
 #include "tree_attn/reference/data/input_error.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
-#include <numeric>
 
 namespace tree_attn {
 namespace {
@@ -17,22 +17,56 @@ constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 /// Bytes of an error that a rank can report to the others, including the terminating 0.
 constexpr std::size_t kLineBytes = 1024;
 
-template <class Number>
-std::vector<Number> of_all(const Ranks& ranks, Number x) {
-  return ranks.all_gather(std::span<const Number>(&x, 1), "all ranks to agree");
+constexpr std::string_view kAgree = "all ranks to agree";
+constexpr std::uint64_t kSign = std::uint64_t{1} << 63;
+
+/// Numbers in the order of the doubles, with NaN above all of them.
+std::uint64_t ordered(double x) {
+  const auto bits = std::bit_cast<std::uint64_t>(x);
+  return std::isnan(x) ? ~std::uint64_t{0} : (bits & kSign) != 0 ? ~bits : bits | kSign;
+}
+double from_ordered(std::uint64_t x) {
+  return x == ~std::uint64_t{0} ? kNaN : std::bit_cast<double>((x & kSign) != 0 ? x & ~kSign : ~x);
 }
 
 }  // namespace
 
-double Ranks::all_max(double x) const {
-  const std::vector<double> all = of_all(*this, x);
-  return std::ranges::any_of(all, [](double each) { return std::isnan(each); }) ? kNaN : std::ranges::max(all);
+void Ranks::gather(std::span<const std::byte> mine, std::span<std::byte> all, std::string_view what) const {
+  std::vector<std::byte> of_all(mine.size() * static_cast<std::size_t>(size_));
+  all_gather(mine, of_all, what);
+  if (rank_ == 0) std::ranges::copy(of_all, all.begin());
 }
-std::uint64_t Ranks::all_max(std::uint64_t x) const { return std::ranges::max(of_all(*this, x)); }
-std::uint64_t Ranks::all_min(std::uint64_t x) const { return std::ranges::min(of_all(*this, x)); }
+
+void Ranks::all_reduce(std::span<std::uint64_t> numbers, Reduction reduction, std::string_view what) const {
+  const std::vector<std::uint64_t> all = all_gather(std::span<const std::uint64_t>(numbers), what);
+  std::copy_n(all.begin(), numbers.size(), numbers.begin());
+  for (std::size_t i = numbers.size(); i < all.size(); ++i) {
+    std::uint64_t& x = numbers[i % numbers.size()];
+    x = reduction == Reduction::kTotal ? x + all[i]
+        : reduction == Reduction::kMax ? std::max(x, all[i])
+                                       : std::min(x, all[i]);
+  }
+}
+
+bool Ranks::all_equal(std::uint64_t x, std::string_view what) const {
+  std::uint64_t numbers[] = {x, ~x};
+  all_reduce(numbers, Reduction::kMax, what);
+  return numbers[0] == ~numbers[1];
+}
+
+std::uint64_t Ranks::all_max(std::uint64_t x) const {
+  all_reduce({&x, 1}, Reduction::kMax, kAgree);
+  return x;
+}
+std::uint64_t Ranks::all_min(std::uint64_t x) const {
+  all_reduce({&x, 1}, Reduction::kMin, kAgree);
+  return x;
+}
+double Ranks::all_max(double x) const { return from_ordered(all_max(ordered(x))); }
 std::int64_t Ranks::all_sum(std::int64_t x) const {
-  const std::vector<std::int64_t> all = of_all(*this, x);
-  return std::accumulate(all.begin(), all.end(), std::int64_t{0});
+  auto sum = static_cast<std::uint64_t>(x);
+  all_reduce({&sum, 1}, Reduction::kTotal, kAgree);
+  return static_cast<std::int64_t>(sum);
 }
 
 std::uint64_t Ranks::broadcast_from_root(std::uint64_t x) const {
@@ -41,12 +75,10 @@ std::uint64_t Ranks::broadcast_from_root(std::uint64_t x) const {
 }
 
 void Ranks::throw_if_any_failed(const std::optional<std::string>& error) const {
-  const std::vector<std::uint8_t> failed = of_all(*this, std::uint8_t{error.has_value()});
-  const auto found = std::find(failed.begin(), failed.end(), 1);
-  if (found == failed.end()) return;
+  const auto first = static_cast<int>(all_min(static_cast<std::uint64_t>(error ? rank_ : size_)));
+  if (first == size_) return;
 
   // Broadcast the error of the first rank that failed.
-  const auto first = static_cast<int>(found - failed.begin());
   std::string line(kLineBytes, '\0');
   if (rank_ == first) error->copy(line.data(), kLineBytes - 1);
   broadcast(std::as_writable_bytes(std::span(line)), first, "the line of rank " + std::to_string(first));

@@ -36,6 +36,8 @@ class Ranks {
 
   int rank() const { return rank_; }
   int size() const { return size_; }
+  /// Whether all ranks are threads of one process, so that an address of one is an address of all.
+  virtual bool is_one_process() const { return size_ == 1; }
 
   /// Sets what this rank is doing, for the message of a missed deadline: "in two-level, step 3".
   void doing(std::string_view phrase) const {
@@ -53,6 +55,8 @@ class Ranks {
   /// @param[out] all size() times as many
   /// @param what the rank waits for, for the message of a missed deadline: "all ranks to agree"
   virtual void all_gather(std::span<const std::byte> mine, std::span<std::byte> all, std::string_view what) const = 0;
+  /// The same on rank 0 alone. @param[out] all on rank 0 size() times as many; elsewhere not written
+  virtual void gather(std::span<const std::byte> mine, std::span<std::byte> all, std::string_view what) const;
   /// Copies the bytes of one rank to all ranks. @param[in,out] bytes the same number on every rank
   virtual void broadcast(std::span<std::byte> bytes, int root, std::string_view what) const = 0;
 
@@ -64,6 +68,8 @@ class Ranks {
     return all;
   }
 
+  /// Whether all ranks pass the same number.
+  bool all_equal(std::uint64_t x, std::string_view what) const;
   /// Maximum and minimum over all ranks; NaN if it is NaN on one of them.
   double all_max(double x) const;
   std::uint64_t all_max(std::uint64_t x) const;
@@ -87,6 +93,9 @@ class Ranks {
   virtual std::unique_ptr<Transport> open_shared_transport(Topology topology) const = 0;
 
  protected:
+  enum class Reduction { kMax, kMin, kTotal };
+  /// Replaces each number by the maximum, the minimum or the sum over all ranks, modulo 2^64.
+  virtual void all_reduce(std::span<std::uint64_t> numbers, Reduction reduction, std::string_view what) const;
   /// A label of the node of every rank. Collective.
   virtual std::vector<int> find_nodes() const = 0;
   /// See doing().

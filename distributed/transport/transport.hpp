@@ -84,7 +84,7 @@ class Transport {
   /// This transport, if its messages lie in device memory; null if they lie in host memory.
   virtual DeviceTransport* device() { return nullptr; }
 
-  /// Whether all ranks are threads of one process, so that an address of one is an address of all.
+  /// As Ranks::is_one_process().
   virtual bool is_one_process() const { return size() == 1; }
   /// Whether messages that were started have not been waited for, or a wait for them has given up: then their memory must
   /// stay, for ever if need be.
@@ -126,6 +126,12 @@ class Transport {
     std::vector<T> all(static_cast<std::size_t>(size()));
     tell_all(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)), what);
     return all;
+  }
+
+  /// Whether all ranks pass the same number, such as a hash of what they must have in common. As tell_all().
+  virtual bool all_equal(std::uint64_t number, std::string_view what) {
+    const std::vector<std::uint64_t> all = tell_all(number, what);
+    return std::ranges::count(all, number) == std::ssize(all);
   }
 
   /// Time since some fixed moment in seconds: every latency is a difference of two such times.

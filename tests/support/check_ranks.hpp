@@ -8,7 +8,11 @@
 
 #include <doctest/doctest.h>
 
+#include <cmath>
+#include <limits>
+#include <span>
 #include <string>
+#include <vector>
 
 namespace tree_attn::test {
 
@@ -18,6 +22,14 @@ inline void check_reductions(const Ranks& ranks) {
   CHECK(ranks.all_max(std::uint64_t{10} + static_cast<std::uint64_t>(rank)) == 10 + static_cast<std::uint64_t>(p) - 1);
   CHECK(ranks.all_min(std::uint64_t{10} + static_cast<std::uint64_t>(rank)) == 10);
   CHECK(ranks.all_max(-0.5 * rank) == 0);
+  CHECK(ranks.all_max(-1.0 - rank) == -1);
+  CHECK(ranks.all_max(1e-3 * rank - 1) == doctest::Approx(1e-3 * (p - 1) - 1).epsilon(1e-12));
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  CHECK(std::isnan(ranks.all_max(rank == p - 1 ? nan : std::numeric_limits<double>::infinity())));
+  CHECK(ranks.all_sum(-1 - rank) == -p * (p + 1) / 2);
+  CHECK(ranks.all_equal(7, "a test"));
+  CHECK(ranks.all_equal(rank == p - 1 ? 8 : 7, "a test") == (p == 1));
+  CHECK(ranks.all_equal(rank == 0 ? 6 : 7, "a test") == (p == 1));
   CHECK(ranks.all_sum(rank) == p * (p - 1) / 2);
   CHECK(ranks.broadcast_from_root(static_cast<std::uint64_t>(rank) + 7) == 7);
   const float mine[] = {static_cast<float>(rank), static_cast<float>(-rank)};
@@ -27,6 +39,9 @@ inline void check_reductions(const Ranks& ranks) {
     CHECK(all[static_cast<std::size_t>(2 * i)] == static_cast<float>(i));
     CHECK(all[static_cast<std::size_t>(2 * i + 1)] == static_cast<float>(-i));
   }
+  std::vector<float> on_root(rank == 0 ? all.size() : 0);
+  ranks.gather(std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(on_root)), "a test");
+  CHECK(on_root == (rank == 0 ? all : std::vector<float>{}));
   ranks.barrier();
 }
 

@@ -168,7 +168,8 @@ TEST_CASE("arguments: costs are of ranges that hold the sequences") {
       CHECK_THROWS_AS(predict(algorithm, shape, topology, Ranges{{64, 200}, {0, 64}}), std::invalid_argument);
     }
   }
-  CHECK_THROWS_WITH_AS(step_time({}, topology, kPaperCluster), "step_time: costs of 0 ranks, not 2", std::invalid_argument);
+  CHECK_THROWS_WITH_AS(step_time(std::vector<RankCost>{}, topology, kPaperCluster), "step_time: costs of 0 ranks, not 2",
+                       std::invalid_argument);
 }
 
 TEST_CASE("arguments: a topology has ranks and nodes, and no others") {

@@ -111,7 +111,7 @@ TEST_CASE("mpi ranks: more bytes than MPI counts are sent in parts, or refused w
     CHECK_NOTHROW(alone.broadcast(bytes, 0, "a test"));
     CHECK_NOTHROW(alone.broadcast({}, 0, "a test"));
     CHECK_THROWS_WITH_AS(alone.all_gather(bytes, bytes, "a test"),
-                         "MPI_Allgather: 3000000000 bytes per rank are more than 2147483647", TransportError);
+                         "MPI_Gather: 3000000000 bytes per rank are more than 2147483647", TransportError);
   }
   ::munmap(pages, kBytes);
 }
