@@ -67,8 +67,8 @@ TEST_CASE("reshard: what does not fit is refused") {
     return "";
   };
   CHECK(error_of({10}, 0) == "");
-  CHECK(error_of({11}, 0) == "rank 0: reshard: rank 0 holds other rows than sequences of these lengths have");
-  CHECK(error_of({10}, 1) == "rank 0: reshard: the new cache holds 1 rows");
+  CHECK(error_of({11}, 0) == "reshard: rank 0 holds other rows than sequences of these lengths have");
+  CHECK(error_of({10}, 1) == "reshard: the new cache holds 1 rows");
 }
 
 TEST_CASE("reshard: ranks that differ are told so") {

@@ -54,7 +54,8 @@ bool joins_are_aligned(const Topology& topology) {
 ///     paper       A(p) (4 n_rows + 4 n_rows d_v + 4 n_rows)       packed, fused   A(p) of 4 n_rows (2 + d_v)
 ///     gather      p (p - 1) S        ring-state  p (p - 1) S       ring            (p - 1) times the whole cache
 ///     leaders     (p - M) S + A(M) S + (p - M) 4 n_rows (1 + d_v)
-///     two-level   p (n - 1) S inside nodes of n ranks, p (k - 1) S in each of log_k M rounds; test_two_level.cpp has the
+///     two-level   n (j - 1) S in each of log_j n rounds in a node of n ranks, p (k - 1) S in each of log_k M rounds;
+///     test_two_level.cpp has the
 ///                 formula for nodes of any sizes
 struct ClosedForm {
   std::int64_t messages = 0, bytes = 0, rounds = 0;
@@ -82,9 +83,17 @@ std::map<std::string_view, ClosedForm> closed_forms(const WorkloadShape& shape, 
   const std::int64_t A = doubling_messages(p), R = doubling_rounds(p), A_M = doubling_messages(M);
   // Radix 2 joins aligned ranges to aligned ranges. A node without a partner in a round sends nothing.
   std::int64_t blocks = 0;
+  int rounds_inside = 0;
   for (int i = 0; i < M; ++i) {
     const auto n = static_cast<std::int64_t>(topology.node(i).size());
-    blocks += n * (n - 1);
+    const int k = default_radix(kMpiNetwork.inside, kMpiNetwork.overhead_us, static_cast<int>(n), static_cast<double>(S));
+    rounds_inside = std::max(rounds_inside, n_rounds(static_cast<int>(n), k));
+    for (std::int64_t width = 1; width < n; width *= k) {
+      for (std::int64_t me = 0; me < n; ++me) {
+        const std::int64_t first = me / (width * k) * (width * k);
+        blocks += (std::min(first + width * k, n) - first + width - 1) / width - 1;
+      }
+    }
     for (int width = 1; width < M; width *= 2) blocks += ((i / width) ^ 1) * width < M ? n : 0;
   }
   const bool nodes_are_equal = largest_node * M == p;
@@ -94,8 +103,7 @@ std::map<std::string_view, ClosedForm> closed_forms(const WorkloadShape& shape, 
           {"gather", {p * ceil_log2(p), p * (p - 1) * S, ceil_log2(p)}},
           {"ring-state", {p * (p - 1), p * (p - 1) * S, p - 1}},
           {"ring", {2 * p * (p - 1), (p - 1) * shape.n_keys * shape.bytes_per_position(), p - 1}},
-          {"two-level",
-           {blocks, blocks * S, (largest_node > 1 ? 1 : 0) + ceil_log2(M), joins_are_aligned(topology), nodes_are_equal}},
+          {"two-level", {blocks, blocks * S, rounds_inside + ceil_log2(M), joins_are_aligned(topology), nodes_are_equal}},
           {"leaders",
            {2 * (p - M) + A_M, (p - M) * (S + output) + A_M * S, 2 * ceil_log2(largest_node) + doubling_rounds(M),
             joins_are_aligned(topology), false}}};
@@ -149,7 +157,9 @@ TEST_CASE("predict: sums over plans are the closed formulas where ranges are ali
       for (const auto& [name, expected] : closed) {
         INFO(name << " on " << p << " ranks and " << topology.n_nodes() << " nodes");
         const Algorithm& algorithm = find_algorithm(name);
-        const Prediction predicted = predict(algorithm, workload->shape(), topology, aligned_ranges(p), {.radix = 2});
+        // No rows are cut.
+        const PlanOptions options{.radix = 2, .slice_bytes = std::int64_t{1} << 40};
+        const Prediction predicted = predict(algorithm, workload->shape(), topology, aligned_ranges(p), options);
         CHECK(predicted.messages == expected.messages);
         CHECK((predicted.bytes_between_nodes == 0) == (topology.n_nodes() == 1));
         CHECK(predicted.bytes >= expected.bytes);

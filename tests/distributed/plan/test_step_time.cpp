@@ -42,8 +42,11 @@ WorkloadShape shape_of(std::int64_t n_keys) {
 constexpr double kState = 4 * 16 * 130, kOutput = 4 * 16 * 129;
 
 double predicted_us(std::string_view algorithm, std::int64_t n_keys, int p, Cluster cluster = kPaperCluster, int radix = 0) {
+  // Every GPU has a link of its own, and those of a node exchange at once.
+  PlanOptions options{.radix = radix, .node_radix = 8};
+  options.network.links_per_node = 0;
   return *predict(find_algorithm(algorithm), shape_of(n_keys), Topology::pretend(p, 8), even_ranges(n_keys, p, kLeafKeys),
-                  {.radix = radix}, cluster)
+                  options, cluster)
               .step_us;
 }
 
