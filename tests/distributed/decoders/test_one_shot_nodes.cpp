@@ -144,7 +144,7 @@ TEST_CASE("one-shot on nodes: predicted are the stores of each node and the roun
     const Run run{.p = p};
     const WorkloadShape shape = shape_of(run, 64 * p);
     const Topology topology = Topology::pretend(p, n_ranks);
-    const PlanOptions options{.radix = radix};
+    const PlanOptions options{.radix = radix, .node_radix = kMostOneShotRanks};
     const auto predict_by = [&](const char* algorithm) {
       return predict(find_algorithm(algorithm), shape, topology, ranges_of(run, 64 * p), options, kPaperCluster);
     };

@@ -69,8 +69,8 @@ TEST_CASE("generate: keys and values that go to other ranks in the middle of an 
     CHECK(runs[0]["answers"][0]["answer"] == "402913");
     return runs[0]["logits_digest"].get<std::string>();
   };
-  const std::string stays = digest(run(alone(ask)));
   for (const std::string order : {"contiguous", "dealt"}) {
+    const std::string stays = digest(run(alone(ask + Words{"--order", order})));
     for (const std::string after : {"1", "2", "3"}) {
       const Words job = ask + Words{"--order", order, "--reshard-at", "3", "--ranks-after", after};
       const Result result = run(order == "dealt" ? ranks(3, job) : alone(job + Words{"--devices", "0-2"}));

@@ -52,7 +52,7 @@ TEST_CASE("info: what is wrong on one rank is found on all") {
        {Wrong{2, "STAND_IN_GPUS=2 STAND_IN_NCCL=$((23007 - 301 * RANK))",
               "fails NCCL --transport nccl: 2.27.6 on rank 1, 2.30.7 on rank 0; install one version"},
         Wrong{2, "STAND_IN_GPUS=2 STAND_IN_NCCL=22809",
-              "opened by CUDA IPC, with --transport nccl too: NCCL 2.28.9 does not tell the host where a window is, 2.29.2 "
+              "opened by CUDA IPC, with --transport nccl too: NCCL 2.28.9 does not tell the host where a window is, 2.29.0 "
               "does"},
         Wrong{1, "STAND_IN_NCCL=21402", "libnccl.so.2 is NCCL 2.14.2, older than 2.14.3, the first with communicators"},
         Wrong{2, "STAND_IN_GPUS=$((2 - 2 * RANK))", "fails GPUs --backend cuda: no GPU for rank 1 on "},
