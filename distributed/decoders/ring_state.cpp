@@ -33,9 +33,8 @@ Ring ring_of(std::span<const KeyRange> ranges, const WorkloadShape& shape) {
   Ring ring;
   for (const KeyRange& range : ranges) {
     const KeyRange now = closed(range, shape.longest());
-    ring.cargoes.push_back(
-        {.bytes = {n_subtrees(now.begin, now.end) * state_bytes, 0},
-         .decoded_before = bytes_read(OwnedLeaves(range, shape.order), shape)});
+    ring.cargoes.push_back({.bytes = {n_subtrees(now.begin, now.end) * state_bytes, 0},
+                            .decoded_before = bytes_read(OwnedLeaves(range, shape.order), shape)});
   }
   return ring;
 }
