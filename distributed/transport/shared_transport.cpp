@@ -7,13 +7,11 @@
 
 #include <algorithm>
 #include <atomic>
-#include <bit>
 #include <cstring>
 #include <memory>
 #include <new>
 #include <stdexcept>
 #include <string>
-#include <thread>
 
 namespace tree_attn {
 
@@ -44,26 +42,12 @@ struct SharedTransport::Mailbox {
 /// What a rank says at the end.
 enum class SharedTransport::State { kOpen, kClosed, kGaveUp };
 
-/// The memory of a rank: this, then the choice of each sender of its node, then mailboxes.
+/// The memory of a rank: this, and its mailboxes, one per sender.
 struct SharedTransport::Inbox {
   alignas(kLineBytes) std::atomic<State> state{State::kOpen};
-  std::atomic<int> n_chosen{0};
 };
 
-namespace {
-
-/// What a sender has chosen, or both sides for it.
-enum Choice : int { kNone = -1, kChoosing = -2, kOverMpi = -3 };
-
-std::size_t in_lines(std::size_t n_bytes) { return (n_bytes + kLineBytes - 1) / kLineBytes * kLineBytes; }
-
-}  // namespace
-
-int SharedTransport::most_mailboxes(int n) {
-  return std::min(n - 1, std::max(8, 2 * static_cast<int>(std::bit_width(static_cast<unsigned>(n)))));
-}
-
-SharedTransport::SharedTransport(const MpiRanks& ranks, Topology topology, std::optional<int> n_mailboxes)
+SharedTransport::SharedTransport(const MpiRanks& ranks, Topology topology)
     : MpiTransport(ranks, std::move(topology)), to_(static_cast<std::size_t>(size())), from_(to_.size()) {
   advance_ = [this] { return advance(); };
   // How many messages are under way at a time depends on the other ranks; a step should allocate nothing all the same.
@@ -72,7 +56,7 @@ SharedTransport::SharedTransport(const MpiRanks& ranks, Topology topology, std::
   receives_.reserve(kMessagesPerRank * to_.size());
   in_place_.reserve(to_.size());
   try {
-    open_window(n_mailboxes);
+    open_window();
   } catch (const TransportError& failed) {
     // No agreement with the other ranks: they may wait in the call that has failed here.
     throw TransportError(failed.kind,
@@ -81,7 +65,7 @@ SharedTransport::SharedTransport(const MpiRanks& ranks, Topology topology, std::
   }
 }
 
-void SharedTransport::open_window(std::optional<int> n_mailboxes) {
+void SharedTransport::open_window() {
   const auto in_use = ranks().deadline().use_mpi();
   node_ = ranks().split_by_node();
   const std::vector<int> ranks_of_node = ranks().ranks_of(node_);
@@ -91,10 +75,7 @@ void SharedTransport::open_window(std::optional<int> n_mailboxes) {
 
   // Room to begin at a line of the cache.
   static_assert(sizeof(Inbox) % alignof(Mailbox) == 0 && alignof(Inbox) == alignof(Mailbox));
-  n_mailboxes_ = n_mailboxes.value_or(most_mailboxes(n));
-  using ChoiceOf = std::atomic<int>;
-  const std::size_t n_before = sizeof(Inbox) + in_lines(static_cast<std::size_t>(n) * sizeof(ChoiceOf)),
-                    n_used = n_before + static_cast<std::size_t>(n_mailboxes_) * sizeof(Mailbox);
+  const std::size_t n_used = sizeof(Inbox) + static_cast<std::size_t>(n) * sizeof(Mailbox);
   const MPI_Aint n_bytes = static_cast<MPI_Aint>(n_used + alignof(Inbox));
   void* memory = nullptr;
   {
@@ -110,20 +91,16 @@ void SharedTransport::open_window(std::optional<int> n_mailboxes) {
     std::size_t room = static_cast<std::size_t>(bytes);
     return static_cast<Inbox*>(std::align(alignof(Inbox), n_used, first, room));
   };
-  const auto choices_of = [&](int i) { return reinterpret_cast<ChoiceOf*>(inbox_of(i) + 1); };
-  const auto mailboxes_of = [&](int i) {
-    return reinterpret_cast<Mailbox*>(reinterpret_cast<std::byte*>(inbox_of(i)) + n_before);
-  };
-  const auto way = [&](int from, int to) { return Way{choices_of(to) + from, &inbox_of(to)->n_chosen, mailboxes_of(to)}; };
+  const auto mailboxes_of = [&](int i) { return reinterpret_cast<Mailbox*>(inbox_of(i) + 1); };
   own_inbox_ = new (inbox_of(own)) Inbox;
-  for (int i = 0; i < n; ++i) new (choices_of(own) + i) ChoiceOf(kNone);
-  for (int i = 0; i < n_mailboxes_; ++i) new (mailboxes_of(own) + i) Mailbox;
+  Mailbox* const mailboxes = mailboxes_of(own);
+  for (int i = 0; i < n; ++i) new (mailboxes + i) Mailbox;
   for (int i = 0; i < n; ++i) {
     inboxes_.push_back(inbox_of(i));
     const int peer = ranks_of_node[static_cast<std::size_t>(i)];
     if (topology().node_of(peer) != topology().node_of(rank())) continue;
-    to_[static_cast<std::size_t>(peer)] = way(own, i);
-    from_[static_cast<std::size_t>(peer)] = way(i, own);
+    to_[static_cast<std::size_t>(peer)] = mailboxes_of(i) + own;
+    from_[static_cast<std::size_t>(peer)] = mailboxes + i;
   }
   ranks().meet(node_);
 }
@@ -155,18 +132,9 @@ bool SharedTransport::has_messages_in_flight() const {
   return !sends_.empty() || !receives_.empty() || MpiTransport::has_messages_in_flight();
 }
 
-/// Whichever side asks first chooses, for both.
-SharedTransport::Mailbox* SharedTransport::mailbox(const std::vector<Way>& ways, int peer, std::size_t n_bytes) const {
-  const auto& [choice, n_chosen, first] = ways[static_cast<std::size_t>(peer)];
-  if (choice == nullptr || n_bytes > kMaxBytes) return nullptr;
-  int chosen = kNone;
-  if (choice->compare_exchange_strong(chosen, kChoosing)) {
-    const int n = n_chosen->fetch_add(1);
-    chosen = n < n_mailboxes_ ? n : static_cast<int>(kOverMpi);
-    choice->store(chosen);
-  }
-  for (; chosen == kChoosing; chosen = choice->load()) std::this_thread::yield();
-  return chosen == kOverMpi ? nullptr : first + chosen;
+SharedTransport::Mailbox* SharedTransport::mailbox(const std::vector<Mailbox*>& of_ranks, int peer,
+                                                   std::size_t n_bytes) const {
+  return n_bytes <= kMaxBytes ? of_ranks[static_cast<std::size_t>(peer)] : nullptr;
 }
 
 void SharedTransport::start_send(std::span<const std::byte> bytes, int to) {

@@ -5,10 +5,8 @@
 
 #include "tree_attn/distributed/transport/mpi_transport.hpp"
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -23,10 +21,7 @@ namespace tree_attn {
 /// one. Both places together hold the states of 128 rows of 128 components: their sender waits only until the message before
 /// them has been taken. A library spends much of the time of a message of 8 KiB on matching it; here the receiver knows
 /// whose message comes next. A message that lies in the places as a whole can be read there (receive_in_place()), which
-/// saves the copy of the receiver.
-///
-/// A rank has fewer mailboxes than its node has ranks, most_mailboxes(), and the peers of its plans take them as they meet.
-/// Messages from a rank that has found none go over MPI.
+/// saves the copy of the receiver. The n ranks of a node take about n^2 times 68 KiB of shared memory.
 ///
 /// Messages above kMaxBytes go over MPI, which copies them once instead of twice.
 class SharedTransport : public MpiTransport {
@@ -35,11 +30,8 @@ class SharedTransport : public MpiTransport {
 
   /// Opens the shared memory: collective over the ranks. Ranks of one node of the topology use it where they do share
   /// memory.
-  /// @param n_mailboxes of each rank; by default most_mailboxes()
   /// @throws TransportError on a rank that gets none
-  SharedTransport(const MpiRanks& ranks, Topology topology, std::optional<int> n_mailboxes = {});
-  /// Mailboxes of a rank on a node of n ranks: one for each other rank up to 8, from then on for the peers of two trees.
-  static int most_mailboxes(int n);
+  SharedTransport(const MpiRanks& ranks, Topology topology);
   /// Frees it: collective, unless others may not arrive. Then the memory stays.
   ~SharedTransport() override;
   std::string_view name() const override { return "shared"; }
@@ -72,14 +64,8 @@ class SharedTransport : public MpiTransport {
     Mailbox* mailbox;
     std::uint64_t n;
   };
-  void open_window(std::optional<int> n_mailboxes);
-  /// What shows the way from a rank to another of its node.
-  struct Way {
-    std::atomic<int>* choice = nullptr;    ///< number of the mailbox, or a negative one; null on another node
-    std::atomic<int>* n_chosen = nullptr;  ///< mailboxes of the receiver that have been taken
-    Mailbox* first = nullptr;              ///< of the receiver
-  };
-  Mailbox* mailbox(const std::vector<Way>& ways, int peer, std::size_t n_bytes) const;
+  void open_window();
+  Mailbox* mailbox(const std::vector<Mailbox*>& of_ranks, int peer, std::size_t n_bytes) const;
   template <class Any>
   static bool leaves_empty(std::uint64_t n_parts_before, const Any& message);
   bool put(Message<const std::byte>& message) const;
@@ -90,9 +76,8 @@ class SharedTransport : public MpiTransport {
   MPI_Comm node_ = MPI_COMM_NULL;
   MPI_Win window_ = MPI_WIN_NULL;
   Inbox* own_inbox_ = nullptr;
-  std::vector<Inbox*> inboxes_;  ///< of the ranks that share memory
-  std::vector<Way> to_, from_;   ///< by rank
-  int n_mailboxes_ = 0;
+  std::vector<Inbox*> inboxes_;      ///< of the ranks that share memory
+  std::vector<Mailbox*> to_, from_;  ///< by rank; null where there is none
   std::vector<Message<const std::byte>> sends_;
   std::vector<Message<std::byte>> receives_;
   std::vector<InPlace> in_place_;

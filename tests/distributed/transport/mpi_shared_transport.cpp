@@ -6,7 +6,6 @@
 
 #include <doctest/doctest.h>
 
-#include <algorithm>
 #include <iterator>
 #include <limits>
 #include <random>
@@ -95,24 +94,6 @@ TEST_CASE("shared transport: several messages to one rank stay in order, beside 
       }
     }
   }
-}
-
-TEST_CASE("shared transport: ranks that find no mailbox send over MPI, and both sides know") {
-  for (const int n_mailboxes : {0, 1, 2}) {
-    CAPTURE(n_mailboxes);
-    SharedTransport transport(session().ranks(), session().ranks().topology(0), n_mailboxes);
-    for (std::size_t round = 0; round < 20; ++round)
-      CHECK(exchange(transport, {1 + 977 * round, SharedTransport::kPartBytes + round}, 3 * round) == 0);
-    int n_found = 0;
-    for (int peer = 0; peer < transport.size(); ++peer)
-      n_found += peer != transport.rank() && !transport.reads_late(peer, 1);
-    const auto all = session().ranks().all_sum(n_found);
-    CHECK(all == transport.size() * std::min(n_mailboxes, transport.size() - 1));
-  }
-  // 128 ranks of a node took 1.1 GB.
-  CHECK(SharedTransport::most_mailboxes(1) == 0);
-  CHECK(SharedTransport::most_mailboxes(9) == 8);
-  CHECK(SharedTransport::most_mailboxes(128) == 16);
 }
 
 TEST_CASE("shared transport: messages are read where they have arrived if they fit the places, and in order with others") {
