@@ -180,12 +180,12 @@ const StepTimes = (() => {
     for (let joined = 1; joined < n; joined *= k) ++rounds;
     return rounds;
   }
-  function defaultRadix({between, overhead}, nNodes, bytes) {
-    const perMessage = bytes / between.bytesPerUs + 2 * overhead;
+  function defaultRadix(link, overhead, nNodes, bytes) {
+    const perMessage = bytes / link.bytesPerUs + 2 * overhead;
     let best = 2, least = Infinity;
     for (let k = 2;; k *= 2) {
       k = Math.min(k, Math.max(nNodes, 2));
-      const time = nRounds(nNodes, k) * (between.latency + (k - 1) * perMessage);
+      const time = nRounds(nNodes, k) * (link.latency + (k - 1) * perMessage);
       if (time < least) least = time, best = k;
       if (k >= nNodes) return best;
     }
@@ -194,12 +194,25 @@ const StepTimes = (() => {
   function twoLevelChoice(step) {
     const {nodes, nodeRanges, ranges, nRows, d, p} = step;
     const longest = Math.max(...ranges.map(each => step.coverOf(each.begin, each.end).length), ...nodeRanges.map(each => step.coverOf(each.begin, each.end).length));
-    const bytes = longest * nRows * (d + 2) * 4, alike = nodes.every(node => node.length === nodes[0].length);
-    const slices = p > 2 && alike && bytes > 32 * 1024 ? nodes[0].length : 1;
-    return {slices, radix: step.radix || defaultRadix(step.network, nodes.length, bytes / slices)};
+    return choiceFor(step, longest * nRows * (d + 2) * 4);
+  }
+  function choiceFor({nodes, p, radix, network: {between, overhead}}, bytes) {
+    const alike = nodes.every(node => node.length === nodes[0].length), slices = p > 2 && alike && bytes > 32 * 1024 ? nodes[0].length : 1;
+    return {slices, radix: radix || defaultRadix(between, overhead, nodes.length, bytes / slices)};
+  }
+  /// The slice of a rank over all nodes, and then the output of the others of its node.
+  function joinSlices({nodes, nodeRanges, nRows, d, nodeOf}, me, radix, plan, forest) {
+    const node = nodeOf(me), ranks = nodes[node], n = ranks.length, place = me - ranks[0], sliceRows = i => rowsOfSlice(nRows, i, n);
+    plan.root(plan.joinBlocks({ranks: nodes.map(each => each[place]), ranges: nodeRanges, me: node}, upTo(nodes.length), radix, forest));
+    plan.exchange();
+    for (let distance = 1; distance < n; ++distance) {
+      const from = (place + n - distance) % n, to = (place + distance) % n;
+      plan.receive(ranks[from], 4 * sliceRows(from) * (d + 1));
+      plan.send(ranks[to], 4 * sliceRows(place) * (d + 1));
+    }
   }
   function twoLevel(step, me, plan) {
-    const {slices, radix} = step.choice || (step.choice = twoLevelChoice(step)), {nodes, nodeRanges, ranges, nRows, d, p} = step;
+    const {slices, radix} = step.choice || (step.choice = twoLevelChoice(step)), {nodes, ranges, nRows, d, p} = step;
     const node = step.nodeOf(me), ranks = nodes[node], first = ranks[0], n = ranks.length, own = step.coverOf(ranges[me].begin, ranges[me].end);
     if (slices > 1) {
       // The ranks of a node share the rows, each joins its slice over all nodes, and they gather the output.
@@ -213,17 +226,11 @@ const StepTimes = (() => {
         plan.send(ranks[to], own.length * 4 * sliceRows(to) * (d + 2));
       }
       forests[place] = own;
-      const members = {ranks: nodes.map(each => each[place]), ranges: nodeRanges, me: node};
-      plan.root(plan.joinBlocks(members, upTo(nodes.length), radix, plan.join(forests)));
-      plan.exchange();
-      for (let distance = 1; distance < n; ++distance) {
-        const from = (place + n - distance) % n, to = (place + distance) % n;
-        plan.receive(ranks[from], 4 * sliceRows(from) * (d + 1));
-        plan.send(ranks[to], 4 * sliceRows(place) * (d + 1));
-      }
-      return;
+      return joinSlices(step, me, radix, plan, plan.join(forests));
     }
-    plan.joinNodes(step, me, radix, plan.joinBlocks({ranks: upTo(p - 1), ranges, me}, upTo(n).map(i => first + i), Math.max(n, 2), own));
+    const longest = Math.max(...ranks.map(rank => step.coverOf(ranges[rank].begin, ranges[rank].end).length));
+    const nodeRadix = defaultRadix(step.network.inside, step.network.overhead, n, longest * plan.stateBytes);
+    plan.joinNodes(step, me, radix, plan.joinBlocks({ranks: upTo(p - 1), ranges, me}, upTo(n).map(i => first + i), nodeRadix, own));
   }
 
   /// Kernels store packets of 16 bytes, three floats in each, inside the node: gpu/engine/peers.hpp. Then as two-level between nodes.
@@ -246,8 +253,10 @@ const StepTimes = (() => {
     const result = leavesStates ? lengthOf(nodeRanges[node]) * packets : Math.ceil((d + 1) / 3);
     if (hasOwners) store(() => owned(place) * result, i => owned(i) * result);
     if (!leavesStates) return;
-    step.oneShotRadix ||= step.radix || defaultRadix(step.network, nodes.length, Math.max(...nodeRanges.map(lengthOf)) * plan.stateBytes);
-    plan.joinNodes(step, me, step.oneShotRadix, forest);
+    const {slices, radix} = step.oneShotChoice ||= choiceFor(step, Math.max(...nodeRanges.map(lengthOf)) * plan.stateBytes);
+    if (slices === 1) return plan.joinNodes(step, me, radix, forest);
+    plan.rows = rowsOfSlice(nRows, place, n);
+    joinSlices(step, me, radix, plan, forest);
   }
 
   function leaders(step, me, plan) {
