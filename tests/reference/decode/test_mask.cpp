@@ -70,19 +70,7 @@ TEST_CASE("mask: random masks and caps: the bits of the plain decode, those of a
     const auto workload = normal_workload(5103u + static_cast<unsigned>(i), c.axes, c.lengths);
     const Step step{workload->query(0), workload->lengths(), c.rule, {}, of_case.mask, of_case.softcap};
 
-    // Every range, against the plain decode.
-    for (const KeyRange& range : closed(c.ranges, step.longest())) {
-      const OwnedLeaves leaves(range, c.order);
-      const auto cache = cpu_backend(1 + i % 2).make_cache(workload->shape(), leaves, 1);
-      fill(*cache, *workload, workload->lengths());
-      const auto session = cache->open(workload->scale);
-      const Forest<float>& fast = session->decode(step).host();
-      std::vector<std::byte> memory;
-      const Shard rows = cache->shard(cache->longest(), [&](std::size_t n) { return (memory.resize(n), memory.data()); });
-      const Forest<float> slow = plain::decode(step, rows.k, rows.v, leaves, workload->scale);
-      REQUIRE(fast.subtrees() == slow.subtrees());
-      REQUIRE(std::memcmp(fast.states().data(), slow.states().data(), slow.states().size_bytes()) == 0);
-    }
+    check_plain_ranges(cpu_backend(1 + i % 2), c, *workload, step);
 
     // A row alone, with its row of the mask.
     const std::vector<float> all = states_of(c, *workload, step, 1 + i % 3);

@@ -58,22 +58,8 @@ TEST_CASE("seen: random rules and shards: a row has the bits of itself alone, an
     n_over_ranks += c.n_holders() > 1, n_with_hidden += c.hides_leaves();
     check_rows_alone(cpu_backend(1 + i % 3), c, 4502u + static_cast<unsigned>(i));
 
-    // Every range, against the plain decode.
     const auto workload = workload_of(c, 4502u + static_cast<unsigned>(i));
-    const Step step{workload->query(0), workload->lengths(), c.rule};
-    for (const KeyRange& range : closed(c.ranges, step.longest())) {
-      const OwnedLeaves leaves(range, c.order);
-      const auto cache = cpu_backend(1 + i % 2).make_cache(workload->shape(), leaves, 1);
-      fill(*cache, *workload, workload->lengths());
-      const auto session = cache->open(workload->scale);
-      const Forest<float>& fast = session->decode(step).host();
-      std::vector<std::byte> memory;
-      const Shard rows = cache->shard(cache->longest(), [&](std::size_t n) { return (memory.resize(n), memory.data()); });
-      const Forest<float> plain = plain::decode(step, rows.k, rows.v, leaves, workload->scale);
-      INFO(c.text());
-      REQUIRE(fast.subtrees() == plain.subtrees());
-      REQUIRE(std::memcmp(fast.states().data(), plain.states().data(), plain.states().size_bytes()) == 0);
-    }
+    check_plain_ranges(cpu_backend(1 + i % 2), c, *workload, {workload->query(0), workload->lengths(), c.rule});
   }
   CHECK(n_over_ranks > n_cases / 2);
   CHECK(n_with_hidden > n_cases / 4);
