@@ -150,17 +150,18 @@ void Decoder::compare_rule(const Step& step) {
   if (step.rule == rule_ && mask == mask_ && step.softcap == softcap_ &&
       std::ranges::equal(std::as_bytes(step.sink), std::as_bytes(std::span(sink_))))
     return;
-  rule_ = step.rule, mask_ = mask, softcap_ = step.softcap;
-  sink_.assign(step.sink.begin(), step.sink.end());
-  if (transport_.size() == 1) return;
   struct Rule {
     std::int64_t causal, window, sinks, mask;
     double softcap;
     std::uint64_t hash;
   };
-  const Rule mine{rule_.causal, rule_.window, rule_.sinks, mask_, softcap_, fnv1a(std::as_bytes(std::span(sink_)))};
+  const Rule mine{step.rule.causal, step.rule.window, step.rule.sinks, mask, step.softcap, fnv1a(std::as_bytes(step.sink))};
   constexpr std::string_view kWhat = "what queries see on all ranks";
-  if (transport_.all_equal(fnv1a(std::as_bytes(std::span(&mine, 1))), kWhat)) return;
+  if (transport_.size() == 1 || transport_.all_equal(fnv1a(std::as_bytes(std::span(&mine, 1))), kWhat)) {
+    rule_ = step.rule, mask_ = mask, softcap_ = step.softcap;
+    sink_.assign(step.sink.begin(), step.sink.end());
+    return;
+  }
   const std::vector<Rule> all = transport_.tell_all(mine, kWhat);
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
     const auto& [causal, window, sinks, kind, cap, hash] = all[rank];

@@ -35,9 +35,8 @@ class Decoder {
   Decoder& operator=(const Decoder&) = delete;
 
   /// Decodes one step; collective over the ranks of the transport.
-  /// @param step the same on every rank. When its rule, its learned sinks, its soft cap or the kind of its mask are others
-  /// than in
-  ///   the step before, and first of all if there are any, the ranks compare them. Of the mask a rank reads its own keys
+  /// @param step the same on every rank; of the mask a rank reads the elements of its own keys. The ranks compare the rule,
+  ///   the learned sinks, the soft cap and the kind of the mask where they are others than in the step before
   /// @returns the output, valid until the next step @throws as DecodeSession::decode(); std::out_of_range also for a length
   ///   beyond the ranges of all ranks; InputError if ranks differ, or the decoder has no kernel for a rule; TransportError
   OutputView step(const Step& step);
