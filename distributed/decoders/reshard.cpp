@@ -62,33 +62,48 @@ std::map<std::pair<int, int>, std::int64_t> bytes_between(std::span<const RowMov
   return bytes;
 }
 
-/// Rows [first, first + n) of all heads of a view of one entry, dense one after the other.
+/// Rows [first, first + n) of all heads of a dense view of one entry, one head after the other.
 std::byte* pack(const TensorView& view, std::int64_t first, std::int64_t n, std::byte* to) {
   const std::size_t n_bytes = static_cast<std::size_t>(n * view.shape[3]) * bytes_of(view.dtype);
-  const bool is_dense = view.stride[2] == view.shape[3];
-  for (std::int64_t h = 0; h < view.shape[1] && n_bytes > 0; ++h) {
-    if (is_dense) {
-      std::memcpy(to, view.row(0, h, first), n_bytes);
-      to += n_bytes;
-      continue;
-    }
-    const std::size_t row_bytes = n_bytes / static_cast<std::size_t>(n);
-    for (std::int64_t a = first; a < first + n; ++a, to += row_bytes) std::memcpy(to, view.row(0, h, a), row_bytes);
-  }
+  for (std::int64_t h = 0; h < view.shape[1] && n_bytes > 0; ++h, to += n_bytes)
+    std::memcpy(to, view.row(0, h, first), n_bytes);
   return to;
 }
 
-void require_agreement(Transport& transport, std::span<const OwnedLeaves> before, std::span<const OwnedLeaves> after,
-                       const AttentionShape& shape, std::span<const std::int64_t> lengths) {
+/// What is wrong with the arguments of this rank, or nothing.
+std::string fault_of(const Transport& transport, const KvCache& from, const KvCache& to, std::span<const OwnedLeaves> before,
+                     std::span<const OwnedLeaves> after, std::span<const std::int64_t> lengths) try {
+  const auto size = static_cast<std::size_t>(transport.size());
+  require(before.size() == size && after.size() == size, "reshard: the leaves of ", before.size(), " and ", after.size(),
+          " ranks, not ", size);
+  const auto me = static_cast<std::size_t>(transport.topology().index_of(transport.rank()));
+  require(before[me] == from.leaves() && after[me] == to.leaves(), "reshard: the leaves of rank ", transport.rank(),
+          " are others than those of its caches");
+  require(to.longest() == 0, "reshard: the new cache holds ", to.longest(), " rows");
+  require(std::ranges::equal(rows_in_use(lengths, from.leaves()), from.lengths()), "reshard: rank ", transport.rank(),
+          " holds other rows than sequences of these lengths have");
+  return "";
+} catch (const std::invalid_argument& error) {
+  return error.what();
+}
+
+/// Throws on every rank unless all have the same arguments, and no fault.
+void require_agreement(Transport& transport, const std::string& fault, std::span<const OwnedLeaves> before,
+                       std::span<const OwnedLeaves> after, const AttentionShape& shape,
+                       std::span<const std::int64_t> lengths) {
   std::vector<std::int64_t> all(lengths.begin(), lengths.end());
+  all.push_back(fault.empty());
   for (const auto& leaves : {before, after}) {
     for (const OwnedLeaves& each : leaves)
       all.insert(all.end(), {each.range().begin, each.range().end, static_cast<std::int64_t>(each.order())});
   }
   all.insert(all.end(), {shape.kv_heads, shape.head_dim, shape.value_dim, static_cast<std::int64_t>(shape.dtype),
                          static_cast<std::int64_t>(shape.value_dtype)});
-  if (!transport.all_equal(fnv1a(std::as_bytes(std::span(all))), "all ranks to move their caches"))
-    throw InputError("reshard: ranks differ in the lengths, the leaves of all ranks, or the shape of the cache");
+  const bool is_agreed = transport.all_equal(fnv1a(std::as_bytes(std::span(all))), "all ranks to move their caches");
+  if (!fault.empty()) throw std::invalid_argument(fault);
+  if (!is_agreed)
+    throw InputError(
+        "reshard: ranks differ in the lengths, the leaves of all ranks, or the shape of the cache, or one refuses its own");
 }
 
 }  // namespace
@@ -144,19 +159,11 @@ std::vector<RankCost::Message> reshard_messages(const Topology& topology, int ra
 
 void reshard(Transport& transport, const KvCache& from, KvCache& to, std::span<const OwnedLeaves> before,
              std::span<const OwnedLeaves> after, std::span<const std::int64_t> lengths) {
-  constexpr const char* kHere = "reshard";
   const Topology& topology = transport.topology();
-  const int rank = transport.rank(), me = topology.index_of(rank);
+  const int me = topology.index_of(transport.rank());
   const AttentionShape& shape = from.shape();
-  require(transport.device() == nullptr, kHere, ": the transport ", transport.name(), " sends from device memory");
-  require_agreement(transport, before, after, shape, lengths);
-  require(before.size() == static_cast<std::size_t>(topology.size()) && after.size() == before.size(), kHere,
-          ": the leaves of ", before.size(), " and ", after.size(), " ranks, not ", topology.size());
-  require(before[static_cast<std::size_t>(me)] == from.leaves() && after[static_cast<std::size_t>(me)] == to.leaves(), kHere,
-          ": the leaves of rank ", rank, " are others than those of its caches");
-  require(to.longest() == 0, kHere, ": the new cache holds ", to.longest(), " rows");
-  require(std::ranges::equal(rows_in_use(lengths, from.leaves()), from.lengths()), kHere, ": rank ", rank,
-          " holds other rows than sequences of these lengths have");
+  require(transport.device() == nullptr, "reshard: the transport ", transport.name(), " sends from device memory");
+  require_agreement(transport, fault_of(transport, from, to, before, after, lengths), before, after, shape, lengths);
 
   // In host memory: rows of this rank as they lie, and messages.
   std::vector<std::byte> copied;
@@ -183,11 +190,18 @@ void reshard(Transport& transport, const KvCache& from, KvCache& to, std::span<c
       at = pack(own.v.entry(i), move.row_from, n, at);
     }
   }
-  for (std::size_t index = 0; index < before.size(); ++index) {
-    transport.receive(received[index], topology.order()[index]);
-    transport.send(sent[index], topology.order()[index]);
+  try {
+    for (std::size_t index = 0; index < before.size(); ++index) {
+      transport.receive(received[index], topology.order()[index]);
+      transport.send(sent[index], topology.order()[index]);
+    }
+    transport.wait();
+  } catch (...) {
+    transport.abandon();
+    // The transport may still use this memory.
+    if (transport.has_messages_in_flight()) new auto(std::move(sent)), new auto(std::move(received));
+    throw;
   }
-  transport.wait();
 
   // Ascending positions are ascending rows.
   to.reserve(to.leaves().n_keys(longest_of(lengths)));

@@ -46,8 +46,8 @@ std::vector<RankCost::Message> reshard_messages(const Topology& topology, int ra
 /// @param transport in host memory @param from stays as it is @param[out] to an empty cache, of the same axes and types
 /// @param before, after leaves of all ranks; those of this rank are those of `from` and `to`
 /// @param lengths of the sequences [b], over all ranks
-/// @throws InputError on every rank if two ranks differ in these; std::invalid_argument unless the caches are such caches,
-///   and for a transport of device memory; TransportError
+/// @throws InputError on every rank if two ranks differ in these; std::invalid_argument unless the caches are such caches
+///   (InputError on ranks whose own are), and for a transport of device memory; TransportError
 void reshard(Transport& transport, const KvCache& from, KvCache& to, std::span<const OwnedLeaves> before,
              std::span<const OwnedLeaves> after, std::span<const std::int64_t> lengths);
 

@@ -127,9 +127,9 @@ std::int64_t Generator::move_to(int n_ranks, const Algorithm& algorithm) {
   open_caches(size());
   const std::int64_t sent_before = transport_.traffic().bytes, lengths[] = {size()};
   for (std::size_t i = 0; i < old.size(); ++i) {
-    old[i].decoder.reset(), old[i].block_decoder.reset();
-    reshard(transport_, *old[i].shard.cache, *caches_[i].shard.cache, before, after, lengths);
-    if (old[i].block) reshard(transport_, *old[i].block->cache, *caches_[i].block->cache, before, after, lengths);
+    const Cache from = std::move(old[i]);  // freed once it has moved
+    reshard(transport_, *from.shard.cache, *caches_[i].shard.cache, before, after, lengths);
+    if (from.block) reshard(transport_, *from.block->cache, *caches_[i].block->cache, before, after, lengths);
   }
   const std::int64_t sent = transport_.traffic().bytes - sent_before;
   use(algorithm);

@@ -265,7 +265,8 @@ int run_generate(const GenerateOptions& options, const Ranks& ranks) {
     const double share = static_cast<double>(machines.node(machines.node_of(ranks.rank())).size()) / ranks.size();
     require_memory((options.text.empty() ? "MODEL" : readable(options.text, 200)) + ": keys and values of " +
                        std::to_string(n) + " characters",
-                   static_cast<double>(n) * static_cast<double>(bytes_per_character) * share * setup->copies());
+                   static_cast<double>(n) * static_cast<double>(bytes_per_character) * setup->copies() *
+                       (options.reshard_at ? share + 1 : share));  // what moves may all come to one node
   });
 
   // Where questions come from a file or a pipe, there is at least one.

@@ -24,7 +24,7 @@ class ReshardWalk {
   /// One rank of the walk. @param numbers of ranks that hold keys, at most those of the transport
   /// @returns wrong outputs, and counts that are not those predicted or more than the least
   std::int64_t run(Transport& transport, std::initializer_list<int> numbers) const {
-    std::int64_t n_wrong = 0, n_keys = 700;
+    std::int64_t n_wrong = 0, n_sent = 0, n_keys = 700;
     const int n_ranks = transport.size();
     const auto workload = make_workload(shape_, 17, 1);
     std::vector<KeyRange> ranges = ranges_of(*numbers.begin(), n_ranks);
@@ -51,6 +51,7 @@ class ReshardWalk {
       n_wrong += transport.traffic().messages != messages;
       n_wrong += transport.traffic().bytes != bytes;
       n_wrong += bytes != least;
+      n_sent += bytes;
 
       shard = std::move(moved), ranges = wanted;
       for (const char* algorithm : {"two-level", "gather"}) {
@@ -59,6 +60,8 @@ class ReshardWalk {
       }
       n_keys += 150;
     }
+    // A walk that moves nothing shows nothing.
+    if (transport.size() > 1) n_wrong += std::ranges::max(transport.tell_all(n_sent, "the bytes of all ranks")) == 0;
     return n_wrong;
   }
 
