@@ -252,27 +252,21 @@ RankCost ring_cost(const Topology& topology, int rank, std::span<const KeyRange>
                    const PlanOptions&) {
   const std::vector<int>& order = topology.order();
   const std::size_t p = order.size(), me = static_cast<std::size_t>(topology.index_of(rank));
-  const std::int64_t key_bytes =
-                         shape.batch * shape.kv_heads * shape.head_dim * static_cast<std::int64_t>(bytes_of(shape.dtype)),
-                     value_bytes = shape.bytes_per_position() - key_bytes;
-  const std::vector<OwnedLeaves> leaves = owned_leaves(ranges, shape.order);
-  const auto n_used = [&](std::size_t index) {
-    return bytes_read(leaves[index], shape) == 0 ? 0 : leaves[index].n_keys(shape.longest());
-  };
-  const auto messages = [&](int peer, std::size_t index) {
-    std::vector<RankCost::Message> both{{peer, n_used(index) * key_bytes}, {peer, n_used(index) * value_bytes}};
+  const std::vector<Ring::Cargo> cargoes = ring_of(ranges, shape).cargoes;
+  const auto messages = [](int peer, const Ring::Cargo& cargo) {
+    std::vector<RankCost::Message> both{{peer, cargo.bytes[0]}, {peer, cargo.bytes[1]}};
     std::erase_if(both, [](const RankCost::Message& message) { return message.bytes == 0; });
     return both;
   };
   RankCost cost;
   for (std::size_t hop = 0; hop < p; ++hop) {
-    const std::size_t here = (me + p - hop) % p, next = (me + 2 * p - hop - 1) % p;
+    const Ring::Cargo &here = cargoes[(me + p - hop) % p], &next = cargoes[(me + 2 * p - hop - 1) % p];
     RankCost::Round& round = cost.rounds.emplace_back();
-    round.decoded_bytes = bytes_read(leaves[here], shape);
+    round.decoded_bytes = here.decoded_bytes;
     if (hop + 1 == p) break;
     round.sends = messages(order[(me + 1) % p], here);
     round.receives = messages(order[(me + p - 1) % p], next);
-    cost.other_positions = std::max(cost.other_positions, (hop == 0 ? 0 : n_used(here)) + n_used(next));
+    cost.other_positions = std::max(cost.other_positions, (hop == 0 ? 0 : here.positions) + next.positions);
   }
 
   // The states of every source, then joined.

@@ -136,7 +136,7 @@ class Judge {
   /// Whether MPI sends states inside a node at once.
   void eager() {
     const auto& [variable, n_bytes] = std::pair{facts_[0].eager_variable, facts_[0].eager_bytes};
-    if (variable.empty()) return;
+    if (variable.empty() || n_bytes >= 16384) return;
     add(Severity::kFine, Need::kNothing, "MPI",
         "a message of more than " + std::to_string(n_bytes) + " bytes inside a node waits for its receiver; --mca " +
             variable + " 16384 sends the states of 16 heads of 128, 8320 bytes, at once");

@@ -171,15 +171,11 @@ double step_time(const Ring& ring, const Topology& topology, const Cluster& clus
   require(p == static_cast<std::size_t>(topology.size()), "step_time: cargoes of ", p, " ranks, not ", topology.size());
   const double o = cluster.network.overhead_us;
   const Link links[] = {cluster.network.inside, cluster.network.between};
-  /// A cargo that has left.
-  struct Sent {
-    double begins_at[2], ends_at;
-  };
   struct Rank {
-    bool crosses;  // the link to the next rank
-    double now = 0, sending = 0, receiving = 0;
-    Sent sent{};
+    bool crosses;                 // the link to the next rank
+    double now = 0, sending = 0;  // until when its port is busy
   };
+  const auto n_messages = [](const Ring::Cargo& cargo) { return (cargo.bytes[0] != 0) + (cargo.bytes[1] != 0); };
   std::vector<Rank> ranks;
   const auto node_at = [&](std::size_t i) { return topology.node_of(topology.order()[i % p]); };
   for (std::size_t i = 0; i < p; ++i)
@@ -194,18 +190,15 @@ double step_time(const Ring& ring, const Topology& topology, const Cluster& clus
       const Ring::Cargo& cargo = ring.cargoes[at];
       if (++at == p) at = 0;
       const Link& link = links[rank.crosses];
-      const double was_sending = rank.sending;
       double leaves_at = rank.now;
-      for (std::size_t k = 0; sends && k < 2; ++k) {
-        if (cargo.bytes[k] == 0) continue;
-        rank.sending = std::max(rank.sending, leaves_at) + static_cast<double>(cargo.bytes[k]) / link.bytes_per_us;
-        rank.sent.begins_at[k] = std::max(was_sending, leaves_at) + link.latency_us;
+      for (const std::int64_t bytes : cargo.bytes) {
+        if (!sends || bytes == 0) continue;
+        rank.sending = std::max(rank.sending, leaves_at) + static_cast<double>(bytes) / link.bytes_per_us;
         leaves_at += o;
       }
-      rank.sent.ends_at = rank.sending + link.latency_us;
       rank.now = leaves_at + static_cast<double>(cargo.decoded_bytes) / cluster.memory_bytes_per_us;
-      const bool has_sent = sends && (cargo.bytes[0] != 0 || cargo.bytes[1] != 0);
-      if (has_sent && !cluster.eager) rank.now = std::max(rank.now, rank.sent.ends_at);
+      const bool has_sent = sends && n_messages(cargo) > 0;
+      if (has_sent && !cluster.eager) rank.now = std::max(rank.now, rank.sending + link.latency_us);
     }
     at = (2 * p - hop - 1) % p;  // the cargo that the first rank receives
     for (std::size_t i = 0; sends && i < p; ++i) {
@@ -213,15 +206,9 @@ double step_time(const Ring& ring, const Topology& topology, const Cluster& clus
       Rank& rank = ranks[i];
       const Ring::Cargo& cargo = ring.cargoes[at];
       if (++at == p) at = 0;
-      double n = 0;
-      for (std::size_t k = 0; k < 2; ++k) {
-        if (cargo.bytes[k] == 0) continue;
-        rank.receiving = std::max(rank.receiving, left.sent.begins_at[k]) +
-                         static_cast<double>(cargo.bytes[k]) / links[left.crosses].bytes_per_us;
-        rank.now = std::max({rank.now, rank.receiving, left.sent.ends_at});
-        ++n;
-      }
-      rank.now += n * o;
+      // One rank sends to this one, so its port is free when bytes arrive.
+      const int n = n_messages(cargo);
+      if (n > 0) rank.now = std::max(rank.now, left.sending + links[left.crosses].latency_us) + n * o;
     }
   }
   double last = 0;

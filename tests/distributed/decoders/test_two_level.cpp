@@ -243,6 +243,9 @@ TEST_CASE("two-level: where the ranks of a node share a link, rows are cut once 
   const Topology large = Topology::pretend(1024, 64);
   CHECK(between_nodes(large, 0) == 64 * between_nodes(large, 1));
   CHECK(predicted(nodes_of({64}), aligned(64), {.network = kMpiNetwork}, shape).rounds == 6);
+  // More links than ranks: each still carries a whole message, here one of 33280 bytes.
+  shape.heads = shape.kv_heads = 64;
+  CHECK(between_nodes(nodes_of({4, 4}), 16) == 2 * 4 * kBytes);
 }
 
 TEST_CASE("two-level: the ranks of a node are joined a few at a time where messages cost more than rounds") {

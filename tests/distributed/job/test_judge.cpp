@@ -136,6 +136,8 @@ TEST_CASE("judge: where windows will lie, and why") {
   CHECK(line_of(facts) == "opened by CUDA IPC, with --transport nccl too: NCCL 2.28.9 is old");
   for (RankFacts& one : facts) one.no_nccl = "not there";
   CHECK(line_of(facts) == "opened by CUDA IPC");
+  for (RankFacts& one : facts) one.no_nccl_windows.clear();
+  CHECK(line_of(facts) == "opened by CUDA IPC");
 }
 
 TEST_CASE("judge: the limit of eager messages, where MPI tells it") {
@@ -145,6 +147,8 @@ TEST_CASE("judge: the limit of eager messages, where MPI tells it") {
       line(judge(facts).back()) ==
       "a message of more than 4096 bytes inside a node waits for its receiver; --mca btl_vader_eager_limit 16384 sends the "
       "states of 16 heads of 128, 8320 bytes, at once");
+  facts[0].eager_bytes = 16384;
+  CHECK(judge(facts).back().subject == "windows");
 }
 
 TEST_CASE("judge: NCCL's buffers between machines matter where there are several") {
