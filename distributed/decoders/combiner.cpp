@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <limits>
 #include <numeric>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -91,8 +92,22 @@ Plan heads_plan(const Topology& topology, int rank) {
 void require_agreement(Transport& transport, const std::array<std::int64_t, 4>& shape, OutputPart part,
                        const PlanOptions& options) {
   const auto& [b, n_h, l, d_v] = shape;
-  const std::array<std::int64_t, 8> mine{
-      b, n_h, l, d_v, part == OutputPart::kHeads, options.radix, options.node_radix, options.slice_limit()};
+  const auto bits = [](double x) { return std::bit_cast<std::int64_t>(x); };
+  const auto& [inside, between, overhead, slice_bytes, n_links] = options.network;
+  const std::array mine{b,
+                        n_h,
+                        l,
+                        d_v,
+                        std::int64_t{part == OutputPart::kHeads},
+                        std::int64_t{options.radix},
+                        std::int64_t{options.node_radix},
+                        options.slice_limit(),
+                        std::int64_t{n_links},
+                        bits(inside.latency_us),
+                        bits(inside.bytes_per_us),
+                        bits(between.latency_us),
+                        bits(between.bytes_per_us),
+                        bits(overhead)};
   if (transport.size() == 1) return;
   constexpr std::string_view kWhat = "all ranks to open a combiner";
   if (transport.all_equal(fnv1a(std::as_bytes(std::span(mine))), kWhat)) return;
@@ -101,12 +116,13 @@ void require_agreement(Transport& transport, const std::array<std::int64_t, 4>& 
   if (odd == all.end()) return;
   const auto text = [](const auto& values) {
     std::string list;
-    for (const std::int64_t value : values) list += (list.empty() ? "" : ", ") + std::to_string(value);
+    for (const std::int64_t value : std::span(values).first(9)) list += (list.empty() ? "" : ", ") + std::to_string(value);
     return list;
   };
   throw InputError("Combiner: ranks 0 and " + std::to_string(odd - all.begin()) +
-                   " differ in b, n_h, l, d_v, by heads, radix, radix of nodes, slice bytes: " + text(all[0]) + " and " +
-                   text(*odd));
+                   " differ in b, n_h, l, d_v, by heads, radix, radix of nodes, slice bytes, links per node, or in the "
+                   "times of messages: " +
+                   text(all[0]) + " and " + text(*odd));
 }
 
 /// The arguments, checked.
