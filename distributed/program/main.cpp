@@ -18,6 +18,7 @@
 #include "tree_attn/reference/data/temporary_files.hpp"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -200,9 +201,12 @@ int run_alone(int argc, char** argv, const std::optional<std::string>& list) {
       [&](const std::exception& error) { complain(error_line(error, list ? "--devices " + *list : "")); });
 }
 
-/// NCCL writes its log to standard output, where our tables go, unless a variable names another file.
+/// NCCL writes its log to standard output, where our tables go, unless a variable names another file. It empties what it
+/// opens: where standard error is a file, the log stays where it is.
 void send_log_of_nccl_to_standard_error() {
-  if (std::getenv("NCCL_DEBUG") != nullptr) ::setenv("NCCL_DEBUG_FILE", "/dev/stderr", 0);
+  struct stat of {};
+  const bool is_file = ::fstat(STDERR_FILENO, &of) == 0 && S_ISREG(of.st_mode);
+  if (std::getenv("NCCL_DEBUG") != nullptr && !is_file) ::setenv("NCCL_DEBUG_FILE", "/dev/stderr", 0);
 }
 
 }  // namespace

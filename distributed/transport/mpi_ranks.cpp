@@ -123,7 +123,7 @@ bool MpiRanks::can_meet() const { return !gave_up_ && std::uncaught_exceptions()
 void MpiRanks::check() const {
   if (!is_running()) throw std::logic_error("MpiRanks: MPI is not running");
   if (gave_up_)
-    throw TransportError(TransportError::Kind::kDeadline,
+    throw TransportError(TransportError::Kind::kLibrary,
                          "rank " + std::to_string(rank()) + " has given up before; make new MpiRanks", rank());
 }
 
