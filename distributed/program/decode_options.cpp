@@ -23,7 +23,7 @@ namespace {
 /// Whether the text is a soft cap that steps take: empty, or why not.
 std::string is_cap(const std::string& text) {
   double cap = 0;
-  const bool is_one = read_number(text, cap) && (cap == 0 || (cap >= 0x1p-60 && cap <= 0x1p60));
+  const bool is_one = read_number(text, cap) && is_soft_cap(cap);
   return is_one ? "" : readable(text) + " is no soft cap: 0 (none), or 2^-60 to 2^60";
 }
 
@@ -331,7 +331,8 @@ void add_cluster_options(CLI::App& command, ClusterOptions& options) {
       ->check(within(1, 1 << 20));
   command
       .add_option("--radix", options.radix,
-                  "Blocks of ranks that one round joins, at least 2 (default: by a model of the network of the transport)")
+                  "Nodes, or blocks of nodes, that one round joins, at least 2 (default: by a model of the network of the "
+                  "transport)")
       ->check(within(2, 1 << 20));
 }
 

@@ -54,6 +54,9 @@ struct Mask {
   }
 };
 
+/// Whether steps take a soft cap: 0 (none), or 2^-60 to 2^60.
+constexpr bool is_soft_cap(double c) { return c == 0 || (c >= 0x1p-60 && c <= 0x1p60); }
+
 /// Throws std::invalid_argument unless the mask, if there is one, has these axes, with `n_keys` or more, and the cap is 0
 /// (none) or a number from 2^-60 to 2^60.
 inline void require_mask(const char* function, const Mask& mask, double softcap, const std::array<std::int64_t, 3>& axes,
@@ -63,13 +66,13 @@ inline void require_mask(const char* function, const Mask& mask, double softcap,
   require(mask.data == nullptr || ((n[0] == 1 || n[0] == b) && (n[1] == 1 || n[1] == n_h) && n[2] == l && n[3] >= n_keys),
           function, ": the mask is [", n[0], ", ", n[1], ", ", n[2], ", ", n[3], "] instead of [", b, " or 1, ", n_h,
           " or 1, ", l, ", ", n_keys, "]");
-  require(softcap == 0 || (softcap >= 0x1p-60 && softcap <= 0x1p60), function, ": a soft cap of ", softcap,
-          ", which is not 0 (none) or 2^-60 to 2^60");
+  require(is_soft_cap(softcap), function, ": a soft cap of ", softcap, ", which is not 0 (none) or 2^-60 to 2^60");
 }
 
-/// c tanh(s / c) = c (1 - 2^-y) / (1 + 2^-y) with y = 2 log2(e) |s| / c, and by a series for small scores; s if c = 0.
+/// log2(e) c tanh(x) = log2(e) c (1 - 2^-y) / (1 + 2^-y) with x = |s| / (log2(e) c) and y = 2 log2(e) x, with the sign of s;
+/// by a series for small x; s if c = 0.
 ///
-/// Edges: s = +-inf gives +-c, and NaN stays NaN. The bits of std::tanh differ between C libraries.
+/// Edges: s = +-inf gives +-log2(e) c, and NaN stays NaN. The bits of std::tanh differ between C libraries.
 /// @param s score in base two @param c natural @param exp2 2^f for -1 < f <= 0
 template <class Exp2>
 float soft_cap(float s, double c, Exp2 exp2) {

@@ -5,7 +5,7 @@
 Run: ./run test --peers            or: tests/python/onnx_vectors.py [--program build/tree_attn] [--list]
 
 A vector becomes q, k, v, lengths and mask of one file: past keys come before new ones, heads before positions, a mask is broadcast and in
-F32 or BOOL. `decode --verify` runs on one rank and on three, whose bytes must be equal, and is compared with the output Y of the vector.
+F32 or BOOL. `decode --verify` runs on one rank, for no vector has more than 18 keys, and is compared with the output Y of the vector.
 What is no decode is listed with the reason, and runs all the same, with its edge written into the mask. Scores as an output
 (qk_matmul_output) are none of a decode: Y alone is compared.
 """
@@ -130,23 +130,16 @@ def main():
             if "--list" in arguments:
                 continue
             save(path / "in", tensors)
-            raws = []
-            for ranks in ([], ["--devices", "0-2"]):
-                run = subprocess.run([program, "decode", path / "in", path / "out", "--verify", *options, *ranks], capture_output=True,
-                                     text=True, timeout=120, env={**os.environ, "OMPI_MCA_ess_singleton_isolated": "1"})
-                if run.returncode != 0:
-                    failed.append(f"{name}: status {run.returncode}: {run.stderr.strip()}")
-                    break
-                raws.append((path / "out").read_bytes())
-            if len(raws) < 2:
+            run = subprocess.run([program, "decode", path / "in", path / "out", "--verify", *options], capture_output=True, text=True,
+                                 timeout=120, env={**os.environ, "OMPI_MCA_ess_singleton_isolated": "1"})
+            if run.returncode != 0:
+                failed.append(f"{name}: status {run.returncode}: {run.stderr.strip()}")
                 continue
             error = float(numpy.max(numpy.abs(load(path / "out", "out") - y), initial=0))
             dtype = tensors["q"][0]
             largest[dtype] = max(largest[dtype], error)
             if not error <= TOLERANCE[dtype]:
                 failed.append(f"{name}: differs from Y by {error:.3g}")
-            if raws[0] != raws[1]:
-                failed.append(f"{name}: three ranks have other bits than one")
     if len(found) < LEAST_VECTORS:
         failed.append(f"only {len(found)} vectors were found")
     print(f"{len(found)} vectors, {n_decodes} of them decodes; largest difference to Y: " + ", ".join(f"{k} {v:.1e}" for k, v in largest.items()))

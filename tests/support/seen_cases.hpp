@@ -4,7 +4,7 @@
 #pragma once
 
 #include "tree_attn/reference/decode/backend.hpp"
-#include "tree_attn/reference/decode/plain.hpp"
+#include "tree_attn/tests/support/plain_of.hpp"
 #include "tree_attn/tests/support/sweep.hpp"
 #include "tree_attn/tests/support/tensor_workload.hpp"
 
@@ -147,14 +147,11 @@ inline void check_rows_alone(const Backend& backend, const SeenCase& c, unsigned
 inline void check_plain_ranges(const Backend& backend, const SeenCase& c, TensorWorkload& workload, const Step& step) {
   INFO(c.text());
   for (const KeyRange& range : closed(c.ranges, step.longest())) {
-    const OwnedLeaves leaves(range, c.order);
-    const auto cache = backend.make_cache(workload.shape(), leaves, 1);
+    const auto cache = backend.make_cache(workload.shape(), OwnedLeaves(range, c.order), 1);
     fill(*cache, workload, workload.lengths());
     const auto session = cache->open(workload.scale);
     const Forest<float>& fast = session->decode(step).host();
-    std::vector<std::byte> memory;
-    const Shard rows = cache->shard(cache->longest(), [&](std::size_t n) { return (memory.resize(n), memory.data()); });
-    const Forest<float> slow = plain::decode(step, rows.k, rows.v, leaves, workload.scale);
+    const Forest<float> slow = plain_of(*cache, step, workload.scale);
     REQUIRE(fast.subtrees() == slow.subtrees());
     REQUIRE(std::memcmp(fast.states().data(), slow.states().data(), slow.states().size_bytes()) == 0);
   }

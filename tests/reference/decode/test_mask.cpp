@@ -61,11 +61,12 @@ TEST_CASE("mask: the soft cap is within 8 units of c tanh(s / c), odd, rising, a
 TEST_CASE("mask: random masks and caps: the bits of the plain decode, those of a row alone, and near the oracle") {
   std::mt19937 random(5102);
   const int n_cases = takes_all_cases() ? 2000 : 80;
-  int n_masked = 0, n_capped = 0, n_empty = 0;
+  int n_masked = 0, n_capped = 0, n_empty = 0, n_over_ranks = 0, n_with_hidden = 0;
   for (int i = 0; i < n_cases; ++i) {
     const SeenCase c = random_seen_case(random, 400, kTypes);
     const MaskOfCase of_case(random, c);
     INFO(c.text() << of_case.text());
+    n_over_ranks += c.n_holders() > 1, n_with_hidden += c.hides_leaves();
     n_masked += of_case.mask.data != nullptr, n_capped += of_case.softcap > 0;
     const auto workload = normal_workload(5103u + static_cast<unsigned>(i), c.axes, c.lengths);
     const Step step{workload->query(0), workload->lengths(), c.rule, {}, of_case.mask, of_case.softcap};
@@ -108,6 +109,8 @@ TEST_CASE("mask: random masks and caps: the bits of the plain decode, those of a
   CHECK(n_masked > n_cases / 2);
   CHECK(n_capped > n_cases / 3);
   CHECK(n_empty > 5);
+  CHECK(n_over_ranks > n_cases / 3);
+  CHECK(n_with_hidden > n_cases / 10);
 }
 
 TEST_CASE("mask: a key of which the mask is false has the bits of a key that is not there to see, even with NaN in it") {

@@ -7,6 +7,7 @@
 #include "tree_attn/reference/decode/plain.hpp"
 #include "tree_attn/reference/oracle/error_bound.hpp"
 #include "tree_attn/tests/support/compare.hpp"
+#include "tree_attn/tests/support/plain_of.hpp"
 #include "tree_attn/tests/support/sanitized.hpp"
 #include "tree_attn/tests/support/tensor_workload.hpp"
 
@@ -42,10 +43,7 @@ void check_range(TensorWorkload& workload, const OwnedLeaves& leaves, int n_thre
     fill(*cache, workload, workload.lengths());
   const auto session = cache->open(workload.scale);
   const Forest<float>& fast = session->decode({workload.query(0), workload.lengths()}).host();
-  std::vector<std::byte> memory;
-  const Shard rows = cache->shard(cache->longest(), [&memory](std::size_t n) { return (memory.resize(n), memory.data()); });
-  const Forest<float> states =
-      plain::decode({workload.query(0), workload.lengths()}, rows.k, rows.v, leaves, workload.scale);
+  const Forest<float> states = plain_of(*cache, {workload.query(0), workload.lengths()}, workload.scale);
   REQUIRE(fast.subtrees() == states.subtrees());
   REQUIRE(n_different(fast.states(), states.states()) == 0);
   n_compared += std::ssize(states.states());
