@@ -158,7 +158,8 @@ Command add_predict(CLI::App& program, std::string command_line) {
       ->check(within(1, 4096))
       ->group(cluster);
   command
-      ->add_option("--radix", options->radix, "Blocks of ranks that one round joins, at least 2 (default: by these links)")
+      ->add_option("--radix", options->radix,
+                   "Nodes, or blocks of nodes, that one round joins, at least 2 (default: by these links)")
       ->check(within(2, 1 << 20))
       ->group(cluster);
   const auto add_pair = [&](const std::string& name, std::vector<double>& values, const std::string& what, auto check,
