@@ -331,8 +331,7 @@ void add_cluster_options(CLI::App& command, ClusterOptions& options) {
       ->check(within(1, 1 << 20));
   command
       .add_option("--radix", options.radix,
-                  "Nodes, or blocks of nodes, that one round joins, at least 2 (default: by a model of the network of the "
-                  "transport)")
+                  "Nodes, or blocks of nodes, that one round joins, at least 2 (default: by a model of the network)")
       ->check(within(2, 1 << 20));
 }
 
