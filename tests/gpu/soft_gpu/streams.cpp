@@ -61,12 +61,13 @@ void Stream::wait() {
   changed_.wait(lock, [this] { return jobs_.empty() && !is_busy_; });
 }
 void wait_for_streams(const Context& context) {
-  std::unique_lock lock(registry().mutex);
-  const std::set<Stream*> all = registry().streams;
-  lock.unlock();
-  for (Stream* const stream : all) {
-    if (&stream->context == &context) stream->wait();
+  std::vector<Stream*> own;
+  {
+    const std::lock_guard lock(registry().mutex);
+    for (Stream* const stream : registry().streams)
+      if (&stream->context == &context) own.push_back(stream);
   }
+  for (Stream* const stream : own) stream->wait();
 }
 
 void record(const std::shared_ptr<Event>& event, Stream& stream, bool in_graph) {
@@ -106,9 +107,9 @@ bool breaks_capture() {
   return breaks;
 }
 bool begin_capture(Stream& stream, bool is_global) {
+  const std::lock_guard lock(registry().mutex);
   if (stream.capture) return false;
   stream.capture = std::make_shared<Capture>(Capture{{}, &stream, std::this_thread::get_id(), is_global, false});
-  const std::lock_guard lock(registry().mutex);
   registry().captures.push_back(stream.capture);
   return true;
 }
@@ -117,7 +118,8 @@ std::shared_ptr<Capture> end_capture(Stream& stream) {
   if (!capture || capture->origin != &stream) return nullptr;
   const std::lock_guard lock(registry().mutex);
   std::erase(registry().captures, capture);
-  for (Stream* const one : registry().streams) one->capture = one->capture == capture ? nullptr : one->capture;
+  for (Stream* const one : registry().streams)
+    if (one->capture == capture) one->capture = nullptr;
   capture->origin = nullptr;
   return capture;
 }
