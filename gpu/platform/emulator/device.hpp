@@ -144,13 +144,21 @@ void store16(Shared<T> to, const Bytes16& bytes, const Line& line = Line::curren
   std::memcpy(at, &bytes, sizeof bytes);
 }
 
-/// 16 bytes of global memory that no kernel writes.
-inline Bytes16 load16_global(const void* from, const Line& line = Line::current()) {
-  runtime::check_global(from, 16, runtime::Reach::kReadOnly, "load16_global", line);
-  runtime::check_aligned16(from, "load16_global", line);
+namespace runtime {
+
+inline Bytes16 load_global16(const void* from, Reach reach, const char* word, const Line& line) {
+  check_global(from, 16, reach, word, line);
+  check_aligned16(from, word, line);
   Bytes16 bytes;
   std::memcpy(&bytes, from, sizeof bytes);
   return bytes;
+}
+
+}  // namespace runtime
+
+/// 16 bytes of global memory that no kernel writes.
+inline Bytes16 load16_global(const void* from, const Line& line = Line::current()) {
+  return runtime::load_global16(from, runtime::Reach::kReadOnly, "load16_global", line);
 }
 /// One number of global memory that no kernel writes.
 template <class T>
@@ -174,11 +182,7 @@ void store_fresh(T* to, std::type_identity_t<T> x, const Line& line = Line::curr
 }
 /// The same for 16 bytes, at a multiple of 16.
 inline Bytes16 load_fresh16(const float* from, const Line& line = Line::current()) {
-  runtime::check_global(from, 16, runtime::Reach::kRead, "load_fresh16", line);
-  runtime::check_aligned16(from, "load_fresh16", line);
-  Bytes16 bytes;
-  std::memcpy(&bytes, from, sizeof bytes);
-  return bytes;
+  return runtime::load_global16(from, runtime::Reach::kRead, "load_fresh16", line);
 }
 inline void store_fresh16(float* to, const Bytes16& bytes, const Line& line = Line::current()) {
   runtime::check_global(to, 16, runtime::Reach::kWrite, "store_fresh16", line);
@@ -305,6 +309,7 @@ inline void wait_for_previous_launch() { runtime::wait_for_previous_launch(); }
 inline int cluster_rank() { return runtime::cluster_rank(); }
 inline int cluster_size() { return runtime::cluster_size(); }
 inline void cluster_sync(const Line& line = Line::current()) { runtime::meet_cluster(line); }
+/// Orders no memory on a device. Here it does, and no mode finds a cluster_meet() where cluster_sync() is needed.
 inline void cluster_meet(const Line& line = Line::current()) { runtime::meet_cluster(line); }
 /// The same place in the shared memory of another block of the cluster. That block must not have ended.
 template <class T>
