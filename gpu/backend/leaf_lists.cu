@@ -15,12 +15,14 @@ ListedTree::ListedTree(const OwnedLeaves& leaves, std::int64_t n_leaves)
       n_low_(n_leaves > 0 ? std::bit_width(static_cast<std::uint64_t>((n_leaves - 1) >> kDealtBits)) : 0) {}
 
 std::int64_t LeafLists::tree_positions(const OwnedLeaves& leaves, KeyRange range, std::int64_t n_leaves) {
-  if (leaves.order() == LeafOrder::kContiguous) return range.size();
-  // The longest sequence with so many leaves of the range ends before the next one. A range without slots has no leaf.
-  const ListedTree tree(leaves, leaves.range().empty() ? 0 : leaves.leaf(n_leaves));
-  const std::int64_t begin = tree.bound(leaves.range().begin), end = tree.bound(leaves.range().end);
-  if (end / kLeafKeys > std::numeric_limits<std::int32_t>::max())
-    throw DeviceError(std::to_string(n_leaves) + " leaves of the dealt order, whose slots have no room in 32 bits");
+  std::int64_t begin = range.begin, end = range.end;
+  if (leaves.order() == LeafOrder::kDealt) {
+    // The longest sequence with so many leaves of the range ends before the next one. A range without slots has no leaf.
+    const ListedTree tree(leaves, leaves.range().empty() ? 0 : leaves.leaf(n_leaves));
+    begin = tree.bound(leaves.range().begin), end = tree.bound(leaves.range().end);
+  }
+  if (end / kLeafKeys >= std::numeric_limits<std::int32_t>::max())
+    throw DeviceError(std::to_string(n_leaves) + " leaves, whose slots have no room in 32 bits");
   return end - begin;
 }
 

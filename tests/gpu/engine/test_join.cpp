@@ -63,9 +63,10 @@ TEST_CASE("join: parts of a range join to the bits of the CPU's forest, at once 
                                KeyRange{64, 1344}, KeyRange{128, 128}}) {
     for (const bool all_finite : {true, false}) {
       const std::vector<float> states = states_of(range, all_finite), forest = forest_of(states, range);
-      // More parts than are listed at once, more than there are leaves; room for a few subtrees or for all.
+      // More parts than are listed at once, more than there are leaves; room for a few subtrees, for
+      // several batches of several groups, or for all.
       for (const int n_parts : {1, 2, 7, 16, 64, 65, 150}) {
-        for (const int n_entries : {24, 360}) {
+        for (const int n_entries : {24, 108, 360}) {
           CAPTURE(range.end);
           CAPTURE(all_finite);
           CAPTURE(n_parts);
