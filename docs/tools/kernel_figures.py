@@ -125,6 +125,8 @@ def warp_leaf(data):
         expected = [*(["K", a] for a in rows), *(["x", a] for a in rows for _ in held), *(["V", a] for a in rows), *(["+", a] for a in rows)]
         if run["events"][8 * begin:][:8 * n_keys] != expected:
             raise ValueError(f"this figure is drawn for eight keys, five exchanges each, eight values and one chain, not for the keys from {begin} on")
+    if len(run["events"]) != 8 * 64:
+        raise ValueError(f"this figure is drawn for {8 * 64} events, not for {len(run['events'])}")
     drawing = Drawing(880, 330)
 
     def grid(left, top, letter):

@@ -54,7 +54,7 @@ class WarpLeaf(unittest.TestCase):
     def test_another_order_is_an_error(self):
         events = [*self.RUN["events"]]
         events[60], events[61] = events[61], events[60]
-        for wrong in (events, events[:-1]):
+        for wrong in (events, events[:-1], [*self.RUN["events"], self.RUN["events"][-1]]):
             with self.assertRaises(ValueError):
                 kernel_figures.warp_leaf({"warp_leaf": self.RUN | {"events": wrong}})
 
