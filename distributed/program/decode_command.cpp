@@ -207,20 +207,27 @@ int run_decode(const DecodeOptions& options, const Ranks& ranks) {
   Bench bench{ranks,          *transport,     *setup->backend,
               reduced,        ranges,         scale,
               options.warmup, options.repeat, plan_options(options, ranks, machines, *transport)};
+  // The second decode of --moments 2, if the moments do not ride.
+  const bool decodes_again = setup->enlarged && !setup->moments_ride();
+  const Bench again{ranks, *transport, *setup->backend, decodes_again ? *setup->enlarged : reduced, ranges, scale,
+                    0,     1,          bench.options};
   run_on_all(ranks, [&] {
     const std::string subject =
         setup->file ? readable(options.in, 200) + ": decoding " + axes_text(shape)
                     : "--seq-len " + std::to_string(shape.n_keys) + " with --batch " + std::to_string(shape.batch);
-    check_memory(subject, bench, machines,
-                 {.keys_in_memory = !setup->file || setup->enlarged || shape.order == LeafOrder::kDealt,
-                  .algorithms = setup->chosen,
-                  .oracle = options.verify});
+    const MemoryUse use{.keys_in_memory = !setup->file || setup->enlarged || shape.order == LeafOrder::kDealt,
+                        .algorithms = setup->chosen,
+                        .oracle = options.verify};
+    check_memory(subject, bench, machines, use);
+    if (decodes_again) check_memory(subject + " and --moments 2", again, machines, use);
   });
   agree_on_input(ranks, *setup->workload, setup->file ? &*setup->file : nullptr, ranges);
   std::optional<OpenShard> shard;
   run_on_all(ranks, [&] {
-    check_backend(*setup->backend, reduced.shape(), ranges, setup->chosen);
-    check(setup->chosen, *setup->backend, *transport, ranges, reduced.shape());
+    for (const WorkloadShape& decoded : {reduced.shape(), again.workload.shape()}) {
+      check_backend(*setup->backend, decoded, ranges, setup->chosen);
+      check(setup->chosen, *setup->backend, *transport, ranges, decoded);
+    }
     shard = fill_shard(*setup->backend, reduced, topology.range_of(ranks.rank(), ranges), scale);
   });
 
@@ -232,23 +239,27 @@ int run_decode(const DecodeOptions& options, const Ranks& ranks) {
     show_progress(bar, measurements.size(), n_stages, algorithm->name);
     measurements.push_back(measure(bench, *shard, *algorithm));
   }
+  const std::string kernel = shard->session->describe();
+  const std::int64_t n_positions = shard->cache->capacity();
+  shard.reset();
 
   // Compare the outputs with the oracle on rank 0, and between ranks.
   std::vector<std::string> failed;
-  if (is_root && options.verify) {
-    show_progress(bar, measurements.size(), n_stages, "oracle");
-    ranks.doing("in the oracle");
-    const Verifier verify(reduced, scale, ranks.size(), *setup->backend);
-    for (std::size_t i = 0; i < measurements.size(); ++i) {
-      Measurement& m = measurements[i];
-      m.errors = verify(*setup->chosen[i], m.output);
-      if (!m.errors->passed) failed.push_back(m.algorithm + " exceeds the error bound of the oracle");
+  const auto compare = [&](Workload& workload, std::vector<Measurement>& of, const std::string& what) {
+    if (is_root && options.verify) {
+      show_progress(bar, setup->chosen.size(), n_stages, "oracle");
+      ranks.doing("in the oracle");
+      const Verifier verify(workload, scale, ranks.size(), *setup->backend);
+      for (std::size_t i = 0; i < of.size(); ++i) {
+        of[i].errors = verify(*setup->chosen[i], of[i].output);
+        if (!of[i].errors->passed) failed.push_back(of[i].algorithm + what + " exceeds the error bound of the oracle");
+      }
     }
-  }
-  for (const Measurement& m : measurements) {
-    if (!m.same_bits_on_all_ranks) failed.push_back(m.algorithm + " has different bits on different ranks");
-  }
-  show_progress(bar, n_stages, n_stages, "");
+    for (const Measurement& m : of) {
+      if (!m.same_bits_on_all_ranks) failed.push_back(m.algorithm + what + " has different bits on different ranks");
+    }
+  };
+  compare(reduced, measurements, "");
 
   // Take the moments from the outputs, or from one more decode.
   std::optional<Moments> moments;
@@ -258,16 +269,16 @@ int run_decode(const DecodeOptions& options, const Ranks& ranks) {
   };
   if (setup->moments_ride()) {
     for (Measurement& m : measurements) take(m.output);
-  } else if (setup->enlarged) {
+  } else if (decodes_again) {
     std::optional<OpenShard> enlarged;
     run_on_all(ranks, [&] {
-      check_backend(*setup->backend, setup->enlarged->shape(), ranges, setup->chosen);
       enlarged = fill_shard(*setup->backend, *setup->enlarged, topology.range_of(ranks.rank(), ranges), scale);
     });
-    const Bench again{ranks, *transport, *setup->backend, *setup->enlarged, ranges, scale, 0, 1, bench.options};
-    DecodeOutput with_moments = measure(again, *enlarged, *setup->chosen.front()).output;
-    take(with_moments);
+    std::vector<Measurement> with_moments{measure(again, *enlarged, *setup->chosen.front())};
+    compare(*setup->enlarged, with_moments, " with --moments 2");
+    take(with_moments.front().output);
   }
+  show_progress(bar, n_stages, n_stages, "");
 
   // Read what is left to read of the input, write the temporary files, print, and only then rename: an error before that
   // leaves no output file.
@@ -294,8 +305,8 @@ int run_decode(const DecodeOptions& options, const Ranks& ranks) {
     if (outputs.report) outputs.report->write(json(report, measurements));
     for (OutputFile* const file : outputs.files()) file->finish();
     std::fputs(table(report, measurements).c_str(), stdout);
-    if (const std::string picked = shard->session->describe(); !picked.empty())
-      std::printf("kernel: %s (%lld keys of rank 0)\n", picked.c_str(), static_cast<long long>(shard->cache->capacity()));
+    if (!kernel.empty())
+      std::printf("kernel: %s (%lld keys of rank 0)\n", kernel.c_str(), static_cast<long long>(n_positions));
     for (const Measurement& m : measurements) {
       if (options.expect.empty()) break;
       const double distance = distance_from(expected_tensor(*setup->file, options.expect, shape), m.output);

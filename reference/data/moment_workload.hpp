@@ -4,7 +4,8 @@
 ///
 /// The reduction is unchanged. Values are enlarged (reference/oracle/moment_state.hpp), so every algorithm carries the
 /// second moments, and z and lse keep their bits on the CPU. The kernels require keys and values of one type, so there
-/// 16-bit keys are converted to F32: z and lse are as accurate, and have the bits of F32 storage.
+/// 16-bit keys are converted to F32: z and lse would have the bits of F32 storage, so they are those of an ordinary decode,
+/// and the moments those of a second one.
 #pragma once
 
 #include "tree_attn/reference/data/workload.hpp"
