@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <functional>
 #include <optional>
+#include <sstream>
 #include <stdexcept>
 
 namespace tree_attn {
@@ -100,6 +101,18 @@ class PlanDecoder : public Decoder {
   std::optional<DeviceFabric> end_;  ///< in its place, if messages are sent from device memory
 };
 
+/// What ranks compare of a mask: whether there is one, of what type, and which axes are not broadcast.
+std::int64_t mask_kind(const Mask& mask) {
+  if (mask.data == nullptr) return 0;
+  return 1 + mask.is_boolean + 2 * (mask.shape[0] > 1) + 4 * (mask.shape[1] > 1);
+}
+std::string mask_text(std::int64_t kind) {
+  if (kind == 0) return "none";
+  const std::int64_t bits = kind - 1;
+  return std::string(bits & 1 ? "boolean" : "additive") + (bits & 2 ? ", of every entry" : "") +
+         (bits & 4 ? ", of every head" : "");
+}
+
 }  // namespace
 
 Decoder::Decoder(Transport& transport, OpenShard& shard)
@@ -145,8 +158,7 @@ void Decoder::check(const Step& step) const {
 }
 
 void Decoder::compare_rule(const Step& step) {
-  const auto& axes = step.mask.shape;
-  const std::int64_t mask = step.mask.data == nullptr ? 0 : 1 + step.mask.is_boolean + 2 * (axes[0] > 1) + 4 * (axes[1] > 1);
+  const std::int64_t mask = mask_kind(step.mask);
   if (step.rule == rule_ && mask == mask_ && step.softcap == softcap_ &&
       std::ranges::equal(std::as_bytes(step.sink), std::as_bytes(std::span(sink_))))
     return;
@@ -165,14 +177,15 @@ void Decoder::compare_rule(const Step& step) {
   const std::vector<Rule> all = transport_.tell_all(mine, kWhat);
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
     const auto& [causal, window, sinks, kind, cap, hash] = all[rank];
-    const auto line = [&](const char* what, auto first, auto other) {
-      throw InputError("Decoder::step: ranks 0 and " + std::to_string(rank) + " differ in " + what + " (" +
-                       std::to_string(first) + " and " + std::to_string(other) + ")");
+    const auto line = [&](const char* what, const auto& first, const auto& other) {
+      std::ostringstream text;
+      text << "Decoder::step: ranks 0 and " << rank << " differ in " << what << " (" << first << " and " << other << ")";
+      throw InputError(text.str());
     };
     if (causal != all[0].causal) line("the causal edge", all[0].causal, causal);
     if (window != all[0].window) line("the window", all[0].window, window);
     if (sinks != all[0].sinks) line("the number of sinks", all[0].sinks, sinks);
-    if (kind != all[0].mask) line("the kind of the mask", all[0].mask, kind);
+    if (kind != all[0].mask) line("the mask", mask_text(all[0].mask), mask_text(kind));
     if (cap != all[0].softcap) line("the soft cap", all[0].softcap, cap);
     if (hash != all[0].hash) line("the hash of learned sinks", all[0].hash, hash);
   }

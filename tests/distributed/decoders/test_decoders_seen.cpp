@@ -155,8 +155,8 @@ TEST_CASE("decoders: ranks that disagree on what queries see are refused on all 
                      {{.causal = true, .window = 31, .sinks = 4}, sink, "the window (30 and 31)"},
                      {{.causal = true, .window = 30, .sinks = 0}, sink, "the number of sinks (4 and 0)"},
                      {common, other, "the hash of learned sinks ("},
-                     {common, sink, "the kind of the mask (0 and 2)", true},
-                     {common, sink, "the soft cap (0.000000 and 30.000000)", false, 30}};
+                     {common, sink, "the mask (none and boolean)", true},
+                     {common, sink, "the soft cap (0 and 30)", false, 30}};
   const auto workload = normal_workload(4710, {.n_queries = 2, .n_keys = 200});
   for (RankGroup* rank_group : rank_groups()) {
     const int p = rank_group->size();
