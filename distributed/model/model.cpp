@@ -34,7 +34,7 @@ class WeightReader {
     }
     const auto dtype = std::find_if(kDTypes.begin(), kDTypes.end(), [&](DType d) { return name_of(d) == tensor.dtype; });
     if (dtype == kDTypes.end())
-      fail("tensor \"" + name + "\": dtype " + tensor.dtype + " not supported (F16, BF16, F32, F64)");
+      fail("tensor \"" + name + "\": dtype " + tensor.dtype + " not supported (F64, F32, F16, BF16, F8_E4M3)");
     std::int64_t n = 1;
     for (const std::int64_t axis : shape) n *= axis;
     std::vector<float> weights(static_cast<std::size_t>(n));

@@ -29,6 +29,8 @@ class KernelBackend final : public Backend {
     use_device(index);
   }
   std::string refusal(const AttentionShape& shape) const override {
+    for (const DType dtype : {shape.dtype, shape.value_dtype})
+      if (dtype == DType::F8_E4M3) return "F8_E4M3 keys and values; use --backend cpu";
     const AttentionShape stored = stored_on_device(shape);
     return library_kernel().refusal(params_of(stored, {}), stored.dtype);
   }

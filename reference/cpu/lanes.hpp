@@ -51,7 +51,8 @@ template <class T>
 inline constexpr int kPairBytes = kPairElements* static_cast<int>(sizeof(T));
 
 /// 32 neighbouring elements of a row. F64, F32 and F16: x has the first sixteen, y the others. BF16: x has the even ones, y
-/// the odd ones; two of them share a word, and a shift and a mask separate them without shuffles.
+/// the odd ones; two of them share a word, and a shift and a mask separate them without shuffles. F8_E4M3: as BF16, whose
+/// sums it then has.
 struct Pair {
   Lanes x, y;
 };
@@ -59,7 +60,14 @@ struct Pair {
 /// Where element i of a pair of type T is: in lane result % 16 of x if the result is less than 16, else of y.
 template <class T>
 constexpr int lane_of(int i) {
-  return DTypeTraits<T>::kDType == DType::BF16 ? i / 2 + i % 2 * kLanes : i;
+  return sums_in_pairs(DTypeTraits<T>::kDType) ? i / 2 + i % 2 * kLanes : i;
+}
+
+/// The F8_E4M3 in the lowest byte of each lane, as Float8::widen().
+TREE_ATTN_INLINE Part widen_float8(PartBits bits) {
+  const PartBits size = bits & 0x7F;
+  const PartBits wide = (PartBits)((Part)(size << 20) * 0x1p120f) | ((size == 0x7F) & 0x7FC00000);
+  return (Part)(wide | (bits & 0x80) << 24);
 }
 
 /// kPartLanes elements of type T, widened as DTypeTraits<T>::widen() does; F64 rounded.
@@ -85,6 +93,10 @@ TREE_ATTN_INLINE Pair load_pair(const std::byte* p) {
     if constexpr (DTypeTraits<T>::kDType == DType::BF16) {
       const PartBits bits = load_vector<PartBits>(p + i * sizeof(Part));  // in a word, an even element below an odd one
       pair.x.part[i] = (Part)(bits << 16), pair.y.part[i] = (Part)(bits & static_cast<std::int32_t>(0xFFFF0000));
+    } else if constexpr (DTypeTraits<T>::kDType == DType::F8_E4M3) {
+      using Words = std::uint16_t __attribute__((vector_size(2 * kPartLanes)));
+      const PartBits bits = __builtin_convertvector(load_vector<Words>(p + i * sizeof(Words)), PartBits);
+      pair.x.part[i] = widen_float8(bits), pair.y.part[i] = widen_float8(bits >> 8);
     } else {
       pair.x.part[i] = load_part<T>(p + i * kPartLanes * sizeof(T));
       pair.y.part[i] = load_part<T>(p + (kLanes + i * kPartLanes) * sizeof(T));

@@ -84,10 +84,11 @@ class SafetensorsFile {
   std::vector<std::size_t> by_name_;  // indices into tensors_, sorted by name
 };
 
-/// A view of a tensor with four axes and dtype F64, F32, F16 or BF16. Nothing is copied; the file must outlive the view.
+/// A view of a tensor with four axes and dtype F64, F32, F16, BF16 or F8_E4M3. Nothing is copied; the file must outlive the
+/// view.
 /// @param axes names of the four axes, for the message: "b, n_h, l, d_h"
 /// @throws InputError if the tensor is missing, or has another dtype or number of axes:
-///   tensor "k": dtype I64 not supported (F16, BF16, F32, F64); tensor "q": 1 axis, expected 4 (b, n_h, l, d_h)
+///   tensor "k": dtype I64 not supported (F64, F32, F16, BF16, F8_E4M3); tensor "q": 1 axis, expected 4 (b, n_h, l, d_h)
 TensorView view4(const SafetensorsFile& file, std::string_view name, std::string_view axes);
 
 /// Collects tensors and writes them to a file atomically: the target is either complete or unchanged.

@@ -132,7 +132,8 @@ FileTensors read_tensors(const SafetensorsFile& file) {
     if (const TensorInfo* info = file.find(name)) {
       if (!tensors.sink.empty()) refuse("tensors \"sink\" and \"sinks\": give one of them");
       const auto dtype = std::ranges::find(kDTypes, info->dtype, [](DType each) { return name_of(each); });
-      if (dtype == std::end(kDTypes) || info->shape != std::vector<std::int64_t>{tensors.q.shape[1]})
+      if (dtype == std::end(kDTypes) || *dtype == DType::F8_E4M3 ||
+          info->shape != std::vector<std::int64_t>{tensors.q.shape[1]})
         refuse("tensor \"" + std::string(name) + "\" must be F64, F32, F16 or BF16 of shape [" +
                std::to_string(tensors.q.shape[1]) + "], a logit for every query head");
       tensors.sink.resize(static_cast<std::size_t>(tensors.q.shape[1]));

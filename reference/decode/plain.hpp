@@ -18,10 +18,10 @@
 namespace tree_attn::plain {
 
 /// q.k of rows that are padded with zeros to a multiple of 32.
-inline float dot(const std::vector<float>& q, const std::vector<float>& k, DType key_type) {
+inline float dot(const std::vector<float>& q, const std::vector<float>& k, bool in_pairs) {
   // Add the products in sixteen lanes: element i in lane i mod 16; of BF16, two neighbours share a lane.
   std::vector<float> lane(16, -0.0f);
-  for (std::size_t i = 0; i < q.size(); ++i) lane[(key_type == DType::BF16 ? i / 2 : i) % 16] += k[i] * q[i];
+  for (std::size_t i = 0; i < q.size(); ++i) lane[(in_pairs ? i / 2 : i) % 16] += k[i] * q[i];
   // Add the lanes: 8 + 8, 4 + 4, then neighbours.
   for (std::size_t i = 0; i < 8; ++i) lane[i] += lane[i + 8];
   for (std::size_t i = 0; i < 4; ++i) lane[i] += lane[i + 4];
@@ -72,7 +72,7 @@ inline Forest<float> decode(const Step& step, const TensorView& k, const TensorV
       for (std::int64_t a = 0; a < n; ++a) {
         if (s[a] = -INFINITY; !seen.contains(first + a)) continue;
         load_row(k, i, g, row + a, key.data());
-        s[a] = soft_cap(c.score * dot(query, key, k.dtype), step.softcap, exp2_fraction);
+        s[a] = soft_cap(c.score * dot(query, key, sums_in_pairs(k.dtype)), step.softcap, exp2_fraction);
         s[a] = step.mask.add(s[a], static_cast<float>(kLog2E), i, h, r % l, first + a);
         e = std::max(e, key_shift(s[a]));
       }

@@ -8,13 +8,12 @@
 /// the weights (split_weight).
 #pragma once
 
-#include "tree_attn/reference/state/host_device.hpp"
+#include "tree_attn/reference/tensor/float8.hpp"
 
 #include <array>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -23,7 +22,7 @@
 namespace tree_attn {
 
 /// The storage types. Arithmetic is always in F32 or better.
-enum class DType { F64, F32, F16, BF16 };
+enum class DType { F64, F32, F16, BF16, F8_E4M3 };
 
 /// IEEE binary16: 1 sign, 5 exponent, 10 mantissa bits.
 struct Half {
@@ -34,18 +33,6 @@ struct Half {
 struct BFloat16 {
   std::uint16_t bits;
 };
-
-/// The bits of a float, and the float with given bits.
-TREE_ATTN_HOST_DEVICE inline std::uint32_t bits_of(float x) {
-  std::uint32_t bits;
-  std::memcpy(&bits, &x, sizeof bits);
-  return bits;
-}
-TREE_ATTN_HOST_DEVICE inline float float_of(std::uint32_t bits) {
-  float x;
-  std::memcpy(&x, &bits, sizeof x);
-  return x;
-}
 
 /// The unit that multiplies elements of a type in a kernel.
 enum class KernelUnit {
@@ -63,7 +50,9 @@ enum class KernelUnit {
 ///     kUnit           the unit that multiplies it in a kernel
 ///     Wide            float, or double for F64: represents every element exactly
 ///     widen(T)        the element as Wide, exactly; a signalling NaN may become a quiet one
-///     narrow(float)   the nearest element, ties to even; Inf beyond kLargest; a NaN stays one, on the host with its sign
+///     narrow(float)   the nearest element, ties to even; beyond kLargest Inf, of F8_E4M3 kLargest; a NaN stays one, on the
+///     host with
+///                     its sign
 template <class T>
 struct DTypeTraits;
 
@@ -157,6 +146,18 @@ struct DTypeTraits<BFloat16> {
   }
 };
 
+/// FP8 E4M3, for keys and values.
+template <>
+struct DTypeTraits<Float8> {
+  static constexpr DType kDType = DType::F8_E4M3;
+  static constexpr std::string_view kName = "F8_E4M3";
+  static constexpr double kUnitRoundoff = 0x1p-4, kLargest = 448;
+  static constexpr KernelUnit kUnit = KernelUnit::None;
+  using Wide = float;
+  TREE_ATTN_HOST_DEVICE static float widen(Float8 x) { return x.widen(); }
+  TREE_ATTN_HOST_DEVICE static Float8 narrow(float x) { return Float8::narrow(x); }
+};
+
 /// An element type whose traits are complete.
 template <class T>
 concept StoredType = requires(T element, float x) {
@@ -194,6 +195,7 @@ constexpr bool try_dtype(DType dtype, F&& f) {
     case DType::F32: return call(float{});
     case DType::F16: return call(Half{});
     case DType::BF16: return call(BFloat16{});
+    case DType::F8_E4M3: return call(Float8{});
   }
   return false;
 }
@@ -223,7 +225,7 @@ constexpr std::size_t bytes_of(DType dtype) {
   with_dtype(dtype, [&bytes](auto element) { bytes = sizeof element; });
   return bytes;
 }
-/// "F64", "F32", "F16" or "BF16", as in safetensors.
+/// "F64", "F32", "F16", "BF16" or "F8_E4M3", as in safetensors.
 constexpr std::string_view name_of(DType dtype) {
   std::string_view name;
   with_dtype(dtype, [&name]<class T>(T) { name = DTypeTraits<T>::kName; });
@@ -235,7 +237,7 @@ inline std::string lower_name_of(DType dtype) {
   for (char& c : name) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
   return name;
 }
-/// Unit roundoff of the type: 2^-53, 2^-24, 2^-11, 2^-8.
+/// Unit roundoff of the type: 2^-53, 2^-24, 2^-11, 2^-8, 2^-4.
 constexpr double unit_roundoff(DType dtype) {
   double roundoff = 0;
   with_dtype(dtype, [&roundoff]<class T>(T) { roundoff = DTypeTraits<T>::kUnitRoundoff; });
@@ -247,6 +249,8 @@ constexpr double largest_of(DType dtype) {
   with_dtype(dtype, [&largest]<class T>(T) { largest = DTypeTraits<T>::kLargest; });
   return largest;
 }
+/// Whether the CPU adds neighbours of a dot product in one lane: of BF16, and of F8_E4M3, which has the bits of BF16.
+constexpr bool sums_in_pairs(DType dtype) { return dtype == DType::BF16 || dtype == DType::F8_E4M3; }
 /// The unit that multiplies elements of the type in a kernel.
 constexpr KernelUnit kernel_unit_of(DType dtype) {
   KernelUnit unit{};

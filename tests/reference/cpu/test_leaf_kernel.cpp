@@ -53,6 +53,26 @@ TEST_CASE("leaf: every F16 and every BF16 is widened as widen() does, by every b
   }
 }
 
+TEST_CASE("leaf: every F8_E4M3 is widened as widen() does, by every build, in whole pairs and in the last one") {
+  std::vector<std::uint8_t> row(256);
+  for (std::size_t i = 0; i < row.size(); ++i) row[i] = static_cast<std::uint8_t>(i);
+  const float k = 0;  // s = 0: a weight of 1
+  const LeafRows leaf{reinterpret_cast<const std::byte*>(&k), reinterpret_cast<const std::byte*>(row.data()), 0, 0};
+  for (const LeafKernel* kernel : leaf_kernels()) {
+    for (const std::int64_t n_queries : {1, 2}) {
+      for (const std::int64_t d_v : {256, 255, 200, 31}) {
+        std::vector<float> packed(64, 0), workspace(static_cast<std::size_t>(workspace_floats(1, 2, 1, d_v))), states(600);
+        kernel->states({&leaf, 1, 1, DType::F32, DType::F8_E4M3, 1, d_v, n_queries, packed.data(), 1.0f}, workspace.data(),
+                       states.data());
+        for (std::int64_t i = 0; i < d_v; ++i) {
+          INFO(kernel->name << ", d_v " << d_v << ", bits " << i);
+          REQUIRE(same(states[static_cast<std::size_t>(kValues + i)], widen(Float8{static_cast<std::uint8_t>(i)})));
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("leaf: every build merges and divides states with the bits of merge() and finish()") {
   std::mt19937 random(kSeed);
   const auto draw = [&](float scale) {

@@ -86,7 +86,7 @@ const std::map<std::string, std::string> kReasons = {
     {"fifo", "is not a regular file"},
     {"tool_missing_tensor", "tensor \"k\" not found; file has: q, v"},
     {"tool_wrong_rank", "tensor \"q\": 1 axis, expected 4 (b, n_h, l, d_h)"},
-    {"tool_dtype_unsupported", "tensor \"k\": dtype I64 not supported (F64, F32, F16, BF16"},
+    {"tool_dtype_unsupported", "tensor \"k\": dtype I64 not supported (F64, F32, F16, BF16, F8_E4M3)"},
 };
 
 /// Cases with several tensors or ranks, which are tested with the program.

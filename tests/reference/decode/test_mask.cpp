@@ -16,7 +16,7 @@
 namespace tree_attn::test {
 namespace {
 
-constexpr std::array kTypes{DType::F32, DType::F16, DType::BF16, DType::F64};
+constexpr std::array kTypes{DType::F32, DType::F16, DType::BF16, DType::F64, DType::F8_E4M3};
 constexpr float kInf = std::numeric_limits<float>::infinity(), kNaN = std::numeric_limits<float>::quiet_NaN();
 constexpr double kLn2Here = 0.69314718055994530942;
 

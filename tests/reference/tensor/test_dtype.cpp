@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Stored elements: every 16-bit pattern, every rounding, any address.
+/// @brief Stored elements: every 8- and 16-bit pattern, every rounding, any address.
 #include "tree_attn/tests/support/tensors.hpp"
 
 #include <Eigen/Core>
@@ -36,6 +36,14 @@ double decode(const Format& format, std::uint16_t pattern) {
     return mantissa ? std::numeric_limits<double>::quiet_NaN() : sign * std::numeric_limits<double>::infinity();
   if (exponent == 0) return sign * std::ldexp(mantissa, 1 - format.bias - format.n_mantissa);
   return sign * std::ldexp((1 << format.n_mantissa) + mantissa, exponent - format.bias - format.n_mantissa);
+}
+
+/// The value of a pattern of F8_E4M3.
+double decode_8(unsigned pattern) {
+  const int exponent = static_cast<int>(pattern >> 3 & 15), mantissa = static_cast<int>(pattern & 7);
+  const double sign = pattern >> 7 ? -1 : 1;
+  if ((pattern & 127) == 127) return std::numeric_limits<double>::quiet_NaN();
+  return sign * (exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(8 + mantissa, exponent - 10));
 }
 
 /// x rounded to the format, ties to even, by scaling its last place to 1.
@@ -146,6 +154,54 @@ TEST_CASE("storage: storing rounds to nearest, ties to even, up to Inf and down 
   }
 }
 
+TEST_CASE("storage: every pattern of F8_E4M3 is read as the format defines it, and is an element of BF16") {
+  // 1 sign, 4 bits of the exponent with a bias of 7, 3 of the mantissa; all ones are NaN, and there is no Inf.
+  for (unsigned pattern = 0; pattern < 256; ++pattern) {
+    CAPTURE(pattern);
+    const float x = widen(Float8{static_cast<std::uint8_t>(pattern)});
+    REQUIRE(same(static_cast<double>(x), decode_8(pattern)));
+    REQUIRE(std::signbit(x) == (pattern >= 128));
+    REQUIRE(same(widen(narrow<BFloat16>(x)), x));
+    const std::uint8_t again = narrow<Float8>(x).bits;
+    REQUIRE(again == pattern);
+  }
+  CHECK(decode_8(0x7E) == 448);
+  CHECK(decode_8(0x01) == 0x1p-9);
+}
+
+TEST_CASE("storage: F8_E4M3 is rounded to the nearest element, ties to even, 448 from there on, and NaN of Inf and NaN") {
+  // By search among all elements, the even pattern first.
+  const auto nearest = [](float x) {
+    unsigned best = 0;
+    for (unsigned pattern = 0; pattern < 0x7F; ++pattern) {
+      const double error = std::abs(decode_8(pattern) - std::abs(static_cast<double>(x))),
+                   least = std::abs(decode_8(best) - std::abs(static_cast<double>(x)));
+      if (error < least || (error == least && pattern % 2 == 0)) best = pattern;
+    }
+    return best + (std::signbit(x) ? 128 : 0);
+  };
+  const auto check = [&](float x) {
+    CAPTURE(x);
+    REQUIRE(narrow<Float8>(x).bits == nearest(x));
+  };
+  for (unsigned pattern = 0; pattern + 1 < 0x7F; ++pattern) {
+    const auto tie = static_cast<float>((decode_8(pattern) + decode_8(pattern + 1)) / 2);
+    for (const float x : {tie, std::nextafter(tie, 0.0f), std::nextafter(tie, 1e38f)}) check(x), check(-x);
+  }
+  for (const float x : {0.0f, 0x1p-149f, 0x1p-11f, 448.1f, 463.9f, 464.0f, 464.1f, 479.0f, 480.0f, 512.0f, 1e30f, 3.4e38f})
+    check(x), check(-x);
+  CAPTURE(kSeed);
+  std::mt19937 random(kSeed + 2);
+  std::uniform_real_distribution<float> exponent(-13, 10);
+  for (int i = 0; i < 20000; ++i) check(std::exp2(exponent(random)) * (i % 2 == 0 ? 1.0f : -1.0f));
+  constexpr float kInf = std::numeric_limits<float>::infinity(), kNaN = std::numeric_limits<float>::quiet_NaN();
+  CHECK(narrow<Float8>(kInf).bits == 0x7F);
+  CHECK(narrow<Float8>(-kInf).bits == 0xFF);
+  CHECK(narrow<Float8>(kNaN).bits == 0x7F);
+  CHECK(narrow<Float8>(-kNaN).bits == 0xFF);
+  CHECK(narrow<Float8>(float_of(0x7F800001)).bits == 0x7F);
+}
+
 TEST_CASE("storage: F32 and F64 keep every bit, F64 to float rounds") {
   CAPTURE(kSeed);
   std::mt19937 random(kSeed + 1);
@@ -175,12 +231,12 @@ TEST_CASE("storage: F32 and F64 keep every bit, F64 to float rounds") {
 
 TEST_CASE("storage: all types, in order") {
   CHECK(std::vector<DType>(kDTypes.begin(), kDTypes.end()) ==
-        std::vector<DType>{DType::F64, DType::F32, DType::F16, DType::BF16});
+        std::vector<DType>{DType::F64, DType::F32, DType::F16, DType::BF16, DType::F8_E4M3});
   CHECK_FALSE(try_dtype(static_cast<DType>(kDTypes.size()), [](auto) {}));
   CHECK_THROWS_AS(bytes_of(static_cast<DType>(kDTypes.size())), std::invalid_argument);
   for (const DType dtype : kDTypes) {
     CAPTURE(name_of(dtype));
-    // The largest element is finite. Half a step above it rounds to Inf.
+    // The largest element is finite. Half a step above it rounds to Inf, or saturates where there is none.
     const auto largest = static_cast<float>(largest_of(dtype));
     if (dtype == DType::F64 || dtype == DType::F32) {
       CHECK(largest_of(dtype) ==
@@ -189,7 +245,8 @@ TEST_CASE("storage: all types, in order") {
     }
     with_dtype(dtype, [largest]<class T>(T) {
       CHECK(static_cast<double>(widen(narrow<T>(largest))) == DTypeTraits<T>::kLargest);
-      CHECK(std::isinf(widen(narrow<T>(static_cast<float>(largest * (1 + DTypeTraits<T>::kUnitRoundoff))))));
+      const float above = widen(narrow<T>(static_cast<float>(largest * (1 + DTypeTraits<T>::kUnitRoundoff))));
+      CHECK((DTypeTraits<T>::kDType == DType::F8_E4M3 ? above == largest : std::isinf(above)));
     });
   }
 }
@@ -199,11 +256,15 @@ TEST_CASE("storage: names, sizes, roundoffs") {
   CHECK(bytes_of(DType::F32) == 4);
   CHECK(bytes_of(DType::F16) == 2);
   CHECK(bytes_of(DType::BF16) == 2);
+  CHECK(bytes_of(DType::F8_E4M3) == 1);
   CHECK(name_of(DType::F64) == "F64");
   CHECK(name_of(DType::F32) == "F32");
   CHECK(name_of(DType::F16) == "F16");
   CHECK(name_of(DType::BF16) == "BF16");
+  CHECK(name_of(DType::F8_E4M3) == "F8_E4M3");
   CHECK(lower_name_of(DType::F64) == "f64");
+  CHECK(lower_name_of(DType::F8_E4M3) == "f8_e4m3");
+  CHECK(unit_roundoff(DType::F8_E4M3) == std::ldexp(1.0, -4));
   CHECK(lower_name_of(DType::BF16) == "bf16");
   for (const Format& format : kFormats) CHECK(unit_roundoff(format.dtype) == std::ldexp(1.0, -1 - format.n_mantissa));
   CHECK(unit_roundoff(DType::F64) == std::numeric_limits<double>::epsilon() / 2);
