@@ -168,6 +168,24 @@ class Times(unittest.TestCase):
             with self.subTest(cluster=cluster, ranks=p):
                 self.assertAlmostEqual(run(p, ["fused"], cluster=cluster)["fused"]["combine_us"]["median"], us, delta=0.01)
 
+    def test_nodes_that_share_a_link(self):
+        # Nodes of 64 processes: six rounds inside, then every rank sends its state over the link of its node; or only slices of rows.
+        def combine(p, n_links):
+            measured = run(p, ["two-level"], "--ranks-per-node", "64", "--node-radix", "2", "--links-per-node", str(n_links), keys=p * 4096,
+                           cluster="processors")["two-level"]
+            for key in ("messages_per_step", "bytes_between_nodes_per_step"):
+                self.assertEqual(measured[key], measured["predicted"][key], key)
+            return measured["combine_us"]["median"], measured["bytes_between_nodes_per_step"]
+
+        message = STATE + ENVELOPE
+        (own, own_bytes), (shared, shared_bytes) = combine(128, 0), combine(128, 1)
+        self.assertAlmostEqual(own, 6 * (1 + message / 10e3) + 3 + 64 * message / 25e3, delta=0.01)
+        self.assertLess(shared, own / 2)
+        self.assertEqual(shared_bytes * 64, own_bytes)
+        # As IV.1 says.
+        self.assertAlmostEqual(combine(256, 0)[0], 78.0, delta=0.1)
+        self.assertAlmostEqual(combine(256, 1)[0], 12.8, delta=0.1)
+
     def test_merges_take_time(self):
         p, us = 64, 0.25
         for name, n_merges in (("fused", 6), ("leaders", 6)):
