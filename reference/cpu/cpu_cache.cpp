@@ -3,9 +3,11 @@
 /// @brief The addresses of rows in a cache in host memory, and what is copied when.
 #include "tree_attn/reference/cpu/cpu_cache.hpp"
 
+#include "tree_attn/reference/decode/page_table.hpp"
 #include "tree_attn/reference/state/subtree.hpp"
 
 #include <algorithm>
+#include <utility>
 
 namespace tree_attn {
 
@@ -18,19 +20,24 @@ LeafRows CpuCache::leaf(std::int64_t i, std::int64_t h, std::int64_t a) const {
             shard_.k.stride[2] * static_cast<std::int64_t>(bytes_of(shard_.k.dtype)),
             shard_.v.stride[2] * static_cast<std::int64_t>(bytes_of(shard_.v.dtype))};
   }
+  if (pages() != nullptr) {
+    a = pages()->row(std::exchange(i, 0), a);
+    if (a == PageTable::kNone) return {nullptr, nullptr, key_bytes(), value_bytes()};
+  }
   const Segment& segment = segment_of(a);
   const std::int64_t row = row_in(segment, i, h, a);
   return {segment.k.get() + row * key_bytes(), segment.v.get() + row * value_bytes(), key_bytes(), value_bytes()};
 }
 
 void CpuCache::allocate() {
-  const std::int64_t end = segments_.empty() ? 0 : segments_.back().begin + segments_.back().size;
-  if (!segments_.empty() && end >= capacity()) return;
+  const std::int64_t end = segments_.empty() ? 0 : segments_.back().begin + segments_.back().size,
+                     needed = pages() == nullptr ? capacity() : pages()->n_rows();
+  if (!segments_.empty() && end >= needed) return;
 
   // A leaf has one stride. If the last segment ends inside one, all of its rows move to the new segment.
   Segment next{end == 0 ? 0 : leaves().end_of_leaf(end - 1) == end ? end : leaves().begin_of_leaf(end - 1), 0, {}, {}};
-  next.size = capacity() - next.begin;
-  const std::int64_t n_rows = shape().batch * shape().kv_heads * next.size;
+  next.size = needed - next.begin;
+  const std::int64_t n_rows = (pages() == nullptr ? shape().batch : 1) * shape().kv_heads * next.size;
   next.k = std::make_unique_for_overwrite<std::byte[]>(static_cast<std::size_t>(n_rows * key_bytes()));
   next.v = std::make_unique_for_overwrite<std::byte[]>(static_cast<std::size_t>(n_rows * value_bytes()));
   for (std::int64_t i = 0; i < shape().batch; ++i) {
@@ -59,10 +66,10 @@ Shard CpuCache::read_all(std::int64_t n, const std::function<std::byte*(std::siz
   if (used_is_borrowed && shard_.k.stride == dense.k.stride && shard_.v.stride == dense.v.stride)
     return in_place(shard_.k.data, shard_.v.data);
   const bool none_is_borrowed = std::all_of(borrowed_.begin(), borrowed_.end(), [](std::int64_t b) { return b == 0; });
-  if (none_is_borrowed && segments_.size() == 1 && n == segments_[0].size)
+  if (pages() == nullptr && none_is_borrowed && segments_.size() == 1 && n == segments_[0].size)
     return in_place(segments_[0].k.get(), segments_[0].v.get());
 
-  // Else copied row by row; positions that an entry does not use are not written.
+  // Else copied row by row; positions that an entry does not use, or whose page was given back, are not written.
   const std::int64_t n_rows = s.batch * s.kv_heads * n;
   std::byte *k = memory(static_cast<std::size_t>(n_rows * (key_bytes() + value_bytes()))), *v = k + n_rows * key_bytes();
   in_place(k, v);
@@ -71,6 +78,7 @@ Shard CpuCache::read_all(std::int64_t n, const std::function<std::byte*(std::siz
     for (std::int64_t h = 0; h < s.kv_heads; ++h, k += n * key_bytes(), v += n * value_bytes()) {
       for (std::int64_t a = 0; a < used; ++a) {
         const LeafRows row = leaf(i, h, a);
+        if (row.k == nullptr) continue;
         std::copy_n(row.k, key_bytes(), k + a * key_bytes());
         std::copy_n(row.v, value_bytes(), v + a * value_bytes());
       }
@@ -100,7 +108,17 @@ void CpuCache::write(std::int64_t entry, std::int64_t first, const TensorView& k
     copy_rows(entry, borrowed, shard_.k.entry(entry).positions(borrowed, kept),
               shard_.v.entry(entry).positions(borrowed, kept));
   }
+  if (pages() != nullptr) first = pages()->row(std::exchange(entry, 0), first);
   copy_rows(entry, first, k, v);
+}
+
+void CpuCache::copy_page(std::int64_t from, std::int64_t to, std::int64_t n) {
+  for (std::int64_t h = 0; h < shape().kv_heads && n > 0; ++h) {
+    const Segment& pool = segments_.front();
+    const std::int64_t row = row_in(pool, 0, h, from * kLeafKeys), to_row = row_in(pool, 0, h, to * kLeafKeys);
+    std::copy_n(pool.k.get() + row * key_bytes(), n * key_bytes(), pool.k.get() + to_row * key_bytes());
+    std::copy_n(pool.v.get() + row * value_bytes(), n * value_bytes(), pool.v.get() + to_row * value_bytes());
+  }
 }
 
 void CpuCache::write_all(const Shard& shard, std::span<const std::int64_t> lengths) {

@@ -15,7 +15,8 @@ namespace tree_attn {
 
 /// The first rows of a batch entry may be borrowed; the others are in memory of the cache, in segments [b, n_kv, n, d]. A
 /// capacity that doubles adds a segment and moves no row but those of a leaf that a segment would cut. The operating system
-/// provides a page of a segment when it is first written.
+/// provides memory of a segment when it is first written. A cache in pages has one segment, the pool, as if it were one
+/// entry.
 class CpuCache final : public KvCache {
  public:
   /// @param n_threads of each session
@@ -31,8 +32,9 @@ class CpuCache final : public KvCache {
   void allocate() override;
   /// Segments end where leaves of the old range do.
   void cleared() override {
-    if (segments_.size() > 1) segments_.clear();
+    if (segments_.size() > 1 || pages() != nullptr) segments_.clear();
   }
+  void copy_page(std::int64_t from, std::int64_t to, std::int64_t n) override;
   void write(std::int64_t entry, std::int64_t first, const TensorView& k, const TensorView& v) override;
   void write_all(const Shard& shard, std::span<const std::int64_t> lengths) override;
 

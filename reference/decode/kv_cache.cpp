@@ -3,6 +3,8 @@
 /// @brief The checks that all caches share.
 #include "tree_attn/reference/decode/kv_cache.hpp"
 
+#include "tree_attn/reference/decode/page_table.hpp"
+
 #include <algorithm>
 #include <iterator>
 #include <stdexcept>
@@ -37,15 +39,27 @@ KvCache::KvCache(const AttentionShape& shape, const AttentionShape& stored, cons
   grow("KvCache", capacity);
 }
 
-std::int64_t KvCache::longest() const { return lengths_.empty() ? 0 : *std::max_element(lengths_.begin(), lengths_.end()); }
+KvCache::~KvCache() = default;
 
-void KvCache::check_entry(const char* function, std::int64_t entry) const {
-  require<std::out_of_range>(entry >= 0 && entry < stored_.batch, function, ": batch entry ", entry, " of a batch of ",
-                             stored_.batch);
+std::int64_t KvCache::bytes() const {
+  return pages_ == nullptr ? capacity_ * stored_.bytes_per_position()
+                           : pages_->n_rows() * (stored_.bytes_per_position() / std::max<std::int64_t>(1, stored_.batch));
 }
 
-void KvCache::check_view(const char* function, const TensorView& view, const char* name, DType given, DType stored,
-                         std::int64_t dim) const {
+std::int64_t KvCache::longest() const { return lengths_.empty() ? 0 : *std::max_element(lengths_.begin(), lengths_.end()); }
+
+void KvCache::check_entry(const char* function, std::int64_t entry, std::int64_t n_rows) const {
+  require<std::out_of_range>(entry >= 0 && entry < stored_.batch, function, ": batch entry ", entry, " of a batch of ",
+                             stored_.batch);
+  const std::int64_t length = lengths_[static_cast<std::size_t>(entry)];
+  require<std::out_of_range>(n_rows >= 0 && n_rows <= length, function, ": batch entry ", entry, " holds ", length,
+                             " positions, not ", n_rows);
+}
+
+void KvCache::check_view(const char* function, const TensorView& view, bool is_key) const {
+  const char* const name = is_key ? "k" : "v";
+  const DType given = is_key ? given_.dtype : given_.value_dtype, stored = is_key ? stored_.dtype : stored_.value_dtype;
+  const std::int64_t dim = is_key ? stored_.head_dim : stored_.value_dim;
   require(view.dtype == given || view.dtype == stored, function, ": ", name, " is ", name_of(view.dtype),
           ", but the cache takes ", name_of(given));
   require(view.shape[1] == stored_.kv_heads && view.shape[3] == dim, function, ": ", name, " has ", view.shape[1],
@@ -71,8 +85,8 @@ void KvCache::grow(const char* function, std::int64_t capacity) {
 void KvCache::append(std::int64_t entry, const TensorView& k, const TensorView& v) {
   constexpr const char* kHere = "KvCache::append";
   check_entry(kHere, entry);
-  check_view(kHere, k, "k", given_.dtype, stored_.dtype, stored_.head_dim);
-  check_view(kHere, v, "v", given_.value_dtype, stored_.value_dtype, stored_.value_dim);
+  check_view(kHere, k, true);
+  check_view(kHere, v, false);
   if (k.shape[0] != 1 || v.shape[0] != 1 || k.shape[2] != v.shape[2]) {
     throw std::invalid_argument(std::string(kHere) + ": k has " + std::to_string(k.shape[0]) + " batch entries and " +
                                 std::to_string(k.shape[2]) + " positions, v has " + std::to_string(v.shape[0]) + " and " +
@@ -86,23 +100,51 @@ void KvCache::append(std::int64_t entry, const TensorView& k, const TensorView& 
   }
   const std::int64_t needed = length + k.shape[2];
   reserve(needed <= capacity_ ? 0 : leaves_.end_of_leaf(std::max(needed, 2 * capacity_) - 1));
-  write(entry, length, k, v);
-  length += k.shape[2];
+  if (pages_ != nullptr) {
+    const PageTable::Copy copy = pages_->extend(entry, length, needed);
+    if (copy.n > 0) copy_page(copy.from, copy.to, copy.n);
+  }
+  for (std::int64_t a = length, end = needed; a < needed; a = end) {
+    if (pages_ != nullptr) end = std::min(needed, leaves_.end_of_leaf(a));
+    if (pages_ == nullptr || pages_->row(entry, a) != PageTable::kNone)
+      write(entry, a, k.positions(a - length, end - length), v.positions(a - length, end - length));
+  }
+  length = needed;
 }
 
 void KvCache::truncate(std::int64_t entry, std::int64_t n) {
-  check_entry("KvCache::truncate", entry);
-  std::int64_t& length = lengths_[static_cast<std::size_t>(entry)];
-  if (n < 0 || n > length) {
-    throw std::out_of_range("KvCache::truncate: batch entry " + std::to_string(entry) + " holds " + std::to_string(length) +
-                            " positions, not " + std::to_string(n));
-  }
+  check_entry("KvCache::truncate", entry, n);
+  if (pages_ != nullptr) settle(), pages_->cut(entry, n);
+  lengths_[static_cast<std::size_t>(entry)] = n;
+}
+
+void KvCache::use_pages(const PageRule& rule) {
+  if (longest() > 0) throw std::logic_error("KvCache::use_pages: the cache holds rows");
+  pages_ = std::make_unique<PageTable>(rule, stored_, leaves_);
+  copy_page(0, 0, 0);
+  cleared();
+  allocate();
+}
+
+void KvCache::share(std::int64_t from, std::int64_t to, std::int64_t n) {
+  constexpr const char* kHere = "KvCache::share";
+  if (pages_ == nullptr) throw std::logic_error(std::string(kHere) + ": the cache is not in pages");
+  check_entry(kHere, from, n), check_entry(kHere, to);
+  std::int64_t& length = lengths_[static_cast<std::size_t>(to)];
+  require<std::out_of_range>(length == 0, kHere, ": batch entry ", to, " holds ", length, " positions, not none");
+  settle();
+  pages_->share(from, to, n);
   length = n;
+}
+
+void KvCache::copy_page(std::int64_t, std::int64_t, std::int64_t) {
+  throw std::logic_error("KvCache::use_pages: this cache takes none");
 }
 
 void KvCache::reset(const OwnedLeaves& leaves) {
   leaves_ = leaves;
   std::fill(lengths_.begin(), lengths_.end(), 0);
+  if (pages_ != nullptr) pages_ = std::make_unique<PageTable>(pages_->rule(), stored_, leaves_);
   cleared();
 }
 
@@ -113,8 +155,9 @@ void KvCache::reserve(std::int64_t n) {
 
 void KvCache::borrow(const Shard& shard, std::span<const std::int64_t> lengths) {
   constexpr const char* kHere = "KvCache::borrow";
-  check_view(kHere, shard.k, "k", given_.dtype, stored_.dtype, stored_.head_dim);
-  check_view(kHere, shard.v, "v", given_.value_dtype, stored_.value_dtype, stored_.value_dim);
+  if (pages_ != nullptr) throw std::logic_error(std::string(kHere) + ": the cache is in pages, which take rows by append()");
+  check_view(kHere, shard.k, true);
+  check_view(kHere, shard.v, false);
   const std::int64_t n = std::min(shard.k.shape[2], shard.v.shape[2]);
   if (shard.k.shape[0] != stored_.batch || shard.v.shape[0] != stored_.batch || std::ssize(lengths) != stored_.batch) {
     throw std::invalid_argument(std::string(kHere) + ": k has " + std::to_string(shard.k.shape[0]) +

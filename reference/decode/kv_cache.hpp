@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The keys and values of one shard, in the memory that the kernels read: a cache that grows at its end (sections 5
-/// and 6).
+/// @brief Keys and values of one shard, in the memory that kernels read: a cache that grows at its end (sections 5 and 6).
 ///
 /// This header includes neither Eigen nor CUDA.
 #pragma once
@@ -19,6 +18,8 @@
 namespace tree_attn {
 
 class DecodeSession;
+class PageTable;
+struct PageRule;
 
 /// Keys and values of a range, in the rows of OwnedLeaves. In the contiguous order row 0 is the key at
 /// position `begin`.
@@ -42,11 +43,11 @@ std::vector<std::int64_t> rows_in_use(std::span<const std::int64_t> lengths, con
 /// states have the same shape in every step.
 class KvCache {
  public:
-  virtual ~KvCache() = default;
+  virtual ~KvCache();
   KvCache(const KvCache&) = delete;
   KvCache& operator=(const KvCache&) = delete;
 
-  /// The axes, and the types in which the cache stores keys and values.
+  /// The axes, and the types in which keys and values are stored.
   const AttentionShape& shape() const { return stored_; }
   /// The range of the tree whose keys the cache holds, and their rows.
   const OwnedLeaves& leaves() const { return leaves_; }
@@ -54,15 +55,13 @@ class KvCache {
   std::int64_t capacity() const { return capacity_; }
   /// Rows in use per batch entry [b].
   std::span<const std::int64_t> lengths() const { return lengths_; }
-  /// Number of rows in use by the longest batch entry.
+  /// Rows in use by the longest one.
   std::int64_t longest() const;
-  /// Bytes of keys and values for all rows of the capacity, owned or borrowed.
-  std::int64_t bytes() const { return capacity_ * stored_.bytes_per_position(); }
+  /// Bytes of keys and values for all rows of the capacity, owned or borrowed; those of the pool in a cache in pages.
+  std::int64_t bytes() const;
 
   /// Appends the next rows of one batch entry. Where they exceed the capacity, it doubles, up to the size of the range.
-  /// @param entry batch entry
-  /// @param k [1, n_kv, n, d_h]
-  /// @param v [1, n_kv, n, d_v]
+  /// @param entry batch entry @param k [1, n_kv, n, d_h] @param v [1, n_kv, n, d_v]
   /// @throws std::invalid_argument if the axes or types differ from those of the cache, an axis is negative, or a view with
   ///   elements has no data
   /// @throws std::out_of_range if the entry does not exist or n positions do not fit
@@ -72,6 +71,14 @@ class KvCache {
   void truncate(std::int64_t entry, std::int64_t n);
   /// Removes all rows and sets another range. The capacity stays.
   void reset(const OwnedLeaves& leaves);
+  /// Lets the rows lie in pages of a pool. append() then throws std::out_of_range also for too few pages, truncate() gives
+  /// them back, and nothing can be borrowed. @pre no row is in use, and no session is open
+  void use_pages(const PageRule& rule);
+  /// The table of a cache in pages; null for another one.
+  const PageTable* pages() const { return pages_.get(); }
+  /// Lets a batch entry without rows begin with the first n rows of another one, in the same pages until one of them appends
+  /// to the last. @throws std::logic_error without pages; std::out_of_range for other entries
+  void share(std::int64_t from, std::int64_t to, std::int64_t n);
   /// Replaces the contents by the first lengths[i] rows of a shard. A cache in host memory reads them in place, so the
   /// memory of the shard must remain valid until the next reset() or the end of the cache. A cache on a device copies them,
   /// from device memory on the default stream.
@@ -107,7 +114,7 @@ class KvCache {
   virtual void allocate() = 0;
   /// Called by reset(), when no row is in use.
   virtual void cleared() {}
-  /// Stores rows of an entry after the `first` ones that it holds. All checks have passed.
+  /// Stores rows of an entry, in pages those of one leaf, after the `first` ones that it holds. All checks have passed.
   virtual void write(std::int64_t entry, std::int64_t first, const TensorView& k, const TensorView& v) = 0;
   /// Implements borrow(); all checks have passed. This default appends entry by entry, for a cache that does not read host
   /// memory.
@@ -115,21 +122,23 @@ class KvCache {
   /// Implements shard() and shard_on_device(); all checks have passed.
   virtual Shard read_all(std::int64_t n, const std::function<std::byte*(std::size_t)>& memory) const = 0;
   virtual Shard read_all_on_device(std::int64_t n, std::byte* memory) const;
+  /// Copies the first n rows of a page; the default says that there are no pages.
+  virtual void copy_page(std::int64_t from, std::int64_t to, std::int64_t n);
+  virtual void settle() {}  ///< stores rows that wait, before a page is shared or given back
   /// Whether the rows are in device memory.
   virtual bool is_on_device() const { return false; }
 
  private:
-  void check_entry(const char* function, std::int64_t entry) const;
-  void check_view(const char* function, const TensorView& view, const char* name, DType given, DType stored,
-                  std::int64_t dim) const;
+  void check_entry(const char* function, std::int64_t entry, std::int64_t n_rows = 0) const;
+  void check_view(const char* function, const TensorView& view, bool is_key) const;
   void check_rows(const char* function, std::int64_t n) const;
-  /// @throws std::out_of_range if the bytes of so many rows do not fit into 2^62
   void grow(const char* function, std::int64_t capacity);
 
   AttentionShape given_, stored_;
   OwnedLeaves leaves_;
   std::int64_t capacity_ = 0;
   std::vector<std::int64_t> lengths_;
+  std::unique_ptr<PageTable> pages_;
 };
 
 }  // namespace tree_attn

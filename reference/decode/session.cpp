@@ -3,6 +3,8 @@
 /// @brief The checks that all sessions share.
 #include "tree_attn/reference/decode/session.hpp"
 
+#include "tree_attn/reference/decode/page_table.hpp"
+
 #include <iterator>
 #include <stdexcept>
 
@@ -30,6 +32,13 @@ void check_step(const KvCache& cache, const Step& step) {
   require_mask(kHere, step.mask, step.softcap, {shape.batch, shape.heads, shape.n_queries}, step.longest());
   for (std::size_t i = 0; i < lengths.size(); ++i) {
     require<std::out_of_range>(lengths[i] >= 0, kHere, ": batch entry ", i, " has ", lengths[i], " keys");
+    if (cache.pages() != nullptr) {
+      const KeyRange gone = cache.pages()->given_back(static_cast<std::int64_t>(i));
+      require(!step.seen_by_any(static_cast<std::int64_t>(i)).touches(gone.begin, gone.end), kHere, ": batch entry ", i,
+              " sees keys of the positions [", gone.begin, ", ", gone.end,
+              "), whose pages have been given back: the cache is for a window of ", cache.pages()->rule().window,
+              " keys and ", cache.pages()->rule().sinks, " sinks");
+    }
     const std::int64_t needed = cache.leaves().n_keys(lengths[i]);
     if (needed <= cache.lengths()[i]) continue;
     throw std::out_of_range("DecodeSession::decode: batch entry " + std::to_string(i) + " has " +

@@ -81,15 +81,17 @@ class OwnedLeaves {
     require<std::out_of_range>(a >= 0 && a < most_keys(), "OwnedLeaves::position: row ", a, " of ", most_keys());
     return order_ == LeafOrder::kContiguous ? range_.begin + a : leaf(a / kLeafKeys) * kLeafKeys + a % kLeafKeys;
   }
+  /// Positions before the range in the leaf that it begins in.
+  std::int64_t cut_off() const { return order_ == LeafOrder::kContiguous ? range_.begin % kLeafKeys : 0; }
+  /// The number of the leaf of row a, in the order of storage.
+  std::int64_t index_of_row(std::int64_t a) const { return (a + cut_off()) / kLeafKeys; }
   /// One past the last row of the leaf of row a.
   std::int64_t end_of_leaf(std::int64_t a) const {
-    const std::int64_t cut_off = order_ == LeafOrder::kContiguous ? range_.begin % kLeafKeys : 0;
-    return std::min(most_keys(), (a + cut_off) / kLeafKeys * kLeafKeys + kLeafKeys - cut_off);
+    return std::min(most_keys(), (index_of_row(a) + 1) * kLeafKeys - cut_off());
   }
   /// The first row of the leaf of row a.
   std::int64_t begin_of_leaf(std::int64_t a) const {
-    const std::int64_t cut_off = order_ == LeafOrder::kContiguous ? range_.begin % kLeafKeys : 0;
-    return std::max<std::int64_t>(0, (a + cut_off) / kLeafKeys * kLeafKeys - cut_off);
+    return std::max<std::int64_t>(0, index_of_row(a) * kLeafKeys - cut_off());
   }
 
   /// @name The dealt order

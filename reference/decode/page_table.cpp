@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Pages are counted before the first of them changes hands.
+#include "tree_attn/reference/decode/page_table.hpp"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+
+namespace tree_attn {
+
+PageTable::PageTable(const PageRule& rule, const AttentionShape& shape, const OwnedLeaves& leaves)
+    : rule_(rule),
+      leaves_(leaves),
+      n_queries_(std::max<std::int64_t>(1, shape.n_queries)),
+      entries_(static_cast<std::size_t>(shape.batch)) {
+  require(
+      rule.n_pages >= 0 && rule.n_pages <= std::numeric_limits<std::int32_t>::max() && rule.window >= 0 && rule.sinks >= 0,
+      "PageTable: ", rule.n_pages, " pages, a window of ", rule.window, " keys and ", rule.sinks,
+      " sinks; 0 to 2^31 - 1 pages, and none is negative");
+  n_sink_leaves_ = n_leaves(leaves.n_keys(rule.sinks));
+  // The first pages are taken first: an entry that is alone lies in one piece.
+  free_.resize(static_cast<std::size_t>(rule.n_pages));
+  std::iota(free_.rbegin(), free_.rend(), 0);
+  n_users_.resize(free_.size());
+}
+
+KeyRange PageTable::given_back(std::int64_t entry) const {
+  const std::int64_t end = of(entry).gone_end;
+  if (end <= n_sink_leaves_) return {};
+  const std::int64_t first = std::max<std::int64_t>(0, n_sink_leaves_ * kLeafKeys - leaves_.cut_off());
+  return {leaves_.position(first), leaves_.position(end * kLeafKeys - leaves_.cut_off() - 1) + 1};
+}
+
+std::int32_t PageTable::take() {
+  const std::int32_t page = free_.back();
+  free_.pop_back();
+  n_users(page) = 1;
+  return page;
+}
+
+void PageTable::give_back(std::int64_t page) {
+  if (page != kNone && --n_users(page) == 0) free_.push_back(static_cast<std::int32_t>(page));
+}
+
+PageTable::Copy PageTable::extend(std::int64_t entry, std::int64_t n, std::int64_t end) {
+  Entry& e = entries_[static_cast<std::size_t>(entry)];
+  if (end <= n) return {};
+
+  // The leaves that no row to come sees.
+  const std::int64_t before = n_leaves(n), after = n_leaves(end);
+  const std::int64_t first_seen = leaves_.position(end - 1) + 1 - (n_queries_ - 1) - rule_.window;
+  const std::int64_t gone_end =
+      rule_.window == 0 ? 0 : std::max(e.gone_end, leaves_.index_of_row(leaves_.n_keys(first_seen)));
+  const auto stays = [&](std::int64_t leaf) { return leaf < n_sink_leaves_ || leaf >= gone_end; };
+  const KeyRange old{std::max(e.gone_end, n_sink_leaves_), std::min(gone_end, before)};
+
+  // Count.
+  std::int64_t n_available = n_free(), n_needed = 0;
+  for (std::int64_t i = old.begin; i < old.end; ++i) n_available += n_users(page(entry, i)) == 1;
+  for (std::int64_t i = before; i < after; ++i) n_needed += stays(i);
+  const bool copies = leaves_.index_of_row(n) < before && stays(before - 1) && n_users(e.pages.back()) > 1;
+  n_needed += copies;
+  require<std::out_of_range>(n_needed <= n_available, "KvCache::append: ", end - n, " more positions of batch entry ", entry,
+                             " need ", n_needed, " pages, but ", n_available, " of ", rule_.n_pages, " are free");
+
+  // Change.
+  e.pages.resize(static_cast<std::size_t>(after), kNone);
+  for (std::int64_t i = old.begin; i < old.end; ++i) give_back(std::exchange(e.pages[static_cast<std::size_t>(i)], kNone));
+  e.gone_end = gone_end;
+  Copy copy;
+  if (copies) {
+    std::int32_t& last = e.pages[static_cast<std::size_t>(before - 1)];
+    copy = {last, take(), (n + leaves_.cut_off()) % kLeafKeys};
+    give_back(std::exchange(last, static_cast<std::int32_t>(copy.to)));
+  }
+  for (std::int64_t i = before; i < after; ++i) {
+    if (stays(i)) e.pages[static_cast<std::size_t>(i)] = take();
+  }
+  e.version = ++n_changes_;
+  return copy;
+}
+
+std::int64_t PageTable::checked_leaves(const char* function, std::int64_t entry, std::int64_t n) const {
+  const std::int64_t n_kept = n_leaves(n);
+  const bool has_room = n > 0 && leaves_.end_of_leaf(n - 1) != n;
+  require<std::out_of_range>(!has_room || page(entry, n_kept - 1) != kNone, function, ": position ", n, " of batch entry ",
+                             entry, " follows keys that were given back, which its window of ", rule_.window,
+                             " keys did not reach");
+  return n_kept;
+}
+
+void PageTable::cut(std::int64_t entry, std::int64_t n) {
+  Entry& e = entries_[static_cast<std::size_t>(entry)];
+  const std::int64_t n_kept = checked_leaves("KvCache::truncate", entry, n);
+  for (std::int64_t i = n_kept; i < std::ssize(e.pages); ++i) give_back(page(entry, i));
+  e.pages.resize(static_cast<std::size_t>(n_kept));
+  e.gone_end = std::min(e.gone_end, n_kept);
+  e.version = ++n_changes_;
+}
+
+void PageTable::share(std::int64_t from, std::int64_t to, std::int64_t n) {
+  Entry& e = entries_[static_cast<std::size_t>(to)];
+  const std::int64_t n_kept = checked_leaves("KvCache::share", from, n);
+  e.pages.assign(of(from).pages.begin(), of(from).pages.begin() + n_kept);
+  for (const std::int32_t page : e.pages) {
+    if (page != kNone) ++n_users(page);
+  }
+  e.gone_end = std::min(of(from).gone_end, n_kept);
+  e.version = ++n_changes_;
+}
+
+}  // namespace tree_attn

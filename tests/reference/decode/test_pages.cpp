@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Caches in pages: the bits of a dense cache whatever the table, and pages that are counted.
+#include "tree_attn/tests/support/paged_pair.hpp"
+#include "tree_attn/tests/support/sweep.hpp"
+
+#include <doctest/doctest.h>
+
+namespace tree_attn::test {
+namespace {
+
+/// Shards of both orders: all of a sequence, and parts of it.
+const std::vector<OwnedLeaves>& shards() {
+  static const std::vector<OwnedLeaves> all = [] {
+    std::vector<OwnedLeaves> shards{KeyRange{0, kOpenEnd}, KeyRange{64, 512}, KeyRange{37, 300}};
+    for (const int p : {1, 3, 4}) {
+      for (const KeyRange& range : dealt_ranges(p)) shards.emplace_back(range, LeafOrder::kDealt);
+    }
+    return shards;
+  }();
+  return all;
+}
+
+}  // namespace
+
+/// @tested{thm_1, Thm. 1}
+TEST_CASE("pages: random appends, cuts and shared prefixes have the bits of a dense cache, on every shard") {
+  const int n_cases = takes_all_cases() ? 5000 : 400;
+  int n_refused = 0, n_copied = 0, n_steps = 0, n_blind = 0;
+  std::mt19937 random(4800);
+  const auto draw = [&](std::int64_t n) { return std::uniform_int_distribution<std::int64_t>(0, n)(random); };
+  for (int i = 0; i < n_cases; ++i) {
+    CAPTURE(i);
+    const DType dtype = std::array{DType::F32, DType::BF16, DType::F16}[static_cast<std::size_t>(draw(2))];
+    const AttentionShape shape{dtype, dtype, 1 + draw(3), 4, 2, 1 + draw(3), 8, 5};
+    const bool has_window = draw(1) == 0;
+    const PageRule rule{draw(40), has_window ? 1 + draw(200) : 0, has_window ? draw(1) * draw(140) : 0};
+    PagedPair pair(cpu_backend(1 + i % 3), shape, shards()[static_cast<std::size_t>(i) % shards().size()], rule);
+    const std::int64_t end = pair.dense->leaves().range().end;
+    const SeenRule seen{draw(1) == 0, rule.window == 0 ? draw(1) * draw(300) : rule.window - draw(3) % rule.window,
+                        rule.window == 0 ? draw(100) : rule.sinks};
+    operate(pair, 40, std::min<std::int64_t>(end, 1200), seen, draw);
+    n_refused += pair.n_refused, n_copied += pair.n_copied, n_steps += pair.n_steps, n_blind += pair.n_blind;
+  }
+  CHECK(n_refused > n_cases / 4);
+  CHECK(n_copied > n_cases / 2);
+  CHECK(n_steps > 4 * n_cases);
+  CHECK(n_blind > n_cases / 10);
+}
+
+TEST_CASE("pages: a million keys in the pages of a window and its sinks have the bits of a dense cache") {
+  constexpr std::int64_t kWindow = 1000, kSinks = 4, kAtOnce = 997, kPages = 1 + (kWindow + 1) / kLeafKeys + 2;
+  const AttentionShape shape{DType::F32, DType::F32, 1, 2, 1, 1, 4, 4};
+  std::mt19937 random(4802);
+  const Tensor rows = normal_tensor(random, {2, 1, kAtOnce, 4}), q = normal_tensor(random, {1, 2, 1, 4});
+  for (const LeafOrder order : {LeafOrder::kContiguous, LeafOrder::kDealt}) {
+    const KeyRange range = order == LeafOrder::kDealt ? dealt_ranges(1)[0] : KeyRange{0, kOpenEnd};
+    const auto dense = cpu_backend().make_cache(shape, OwnedLeaves(range, order), 1 << 20),
+               paged = cpu_backend().make_cache(shape, OwnedLeaves(range, order), 0);
+    paged->use_pages({.n_pages = kPages, .window = kWindow, .sinks = kSinks});
+    const auto steps_of_dense = dense->open(1), steps_of_paged = paged->open(1);
+    std::int64_t n_most = 0;
+    for (std::int64_t n = kAtOnce; n < 1'001'000; n += kAtOnce) {
+      for (KvCache* cache : {dense.get(), paged.get()}) {
+        for (std::int64_t done = 0, m = n % 2 == 0 ? 1 : kAtOnce; done < kAtOnce; done += m, m = kAtOnce - done)
+          cache->append(0, rows.view().entry(0).positions(done, done + m), rows.view().entry(1).positions(done, done + m));
+      }
+      n_most = std::max(n_most, kPages - paged->pages()->n_free());
+      if (n / kAtOnce % 50 > 1) continue;
+      const std::array lengths{n};
+      const Step step{q.view(), lengths, {.window = kWindow, .sinks = kSinks}};
+      REQUIRE(same_bits(steps_of_paged->decode(step).host(), steps_of_dense->decode(step).host()));
+    }
+    CHECK(paged->lengths()[0] > 1'000'000);
+    CHECK(n_most == kPages);
+    CHECK(paged->bytes() == kPages * kLeafKeys * shape.bytes_per_position());
+  }
+}
+
+TEST_CASE("pages: what does not fit or is gone is refused in one line with the values, and changes nothing") {
+  const AttentionShape shape{DType::F32, DType::F32, 3, 2, 1, 1, 4, 4};
+  const auto cache = cpu_backend().make_cache(shape, {0, 1000});
+  CHECK_THROWS_WITH_AS(cache->share(0, 1, 0), "KvCache::share: the cache is not in pages", std::logic_error);
+  CHECK_THROWS_WITH_AS(cache->use_pages({.n_pages = -1}),
+                       "PageTable: -1 pages, a window of 0 keys and 0 sinks; 0 to 2^31 - 1 pages, and none is negative",
+                       std::invalid_argument);
+  std::mt19937 random(4801);
+  const auto append = [&](std::int64_t entry, std::int64_t n) {
+    const Tensor rows = normal_tensor(random, {1, 1, n, 4}, DType::F32);
+    cache->append(entry, rows.view(), rows.view());
+  };
+  cache->use_pages({.n_pages = 4, .window = 100, .sinks = 1});
+  CHECK(cache->bytes() == 4 * 64 * 2 * 16);
+  append(0, 70), append(1, 64);
+  CHECK(cache->pages()->n_free() == 1);
+  CHECK_THROWS_WITH_AS(append(2, 65),
+                       "KvCache::append: 65 more positions of batch entry 2 need 2 pages, but 1 of 4 are free",
+                       std::out_of_range);
+  CHECK_THROWS_WITH_AS(cache->share(0, 1, 64), "KvCache::share: batch entry 1 holds 64 positions, not none",
+                       std::out_of_range);
+  CHECK_THROWS_WITH_AS(cache->share(0, 2, 71), "KvCache::share: batch entry 0 holds 70 positions, not 71",
+                       std::out_of_range);
+  CHECK_THROWS_WITH_AS(cache->share(0, 3, 1), "KvCache::share: batch entry 3 of a batch of 3", std::out_of_range);
+  CHECK_THROWS_WITH_AS(cache->use_pages({.n_pages = 9}), "KvCache::use_pages: the cache holds rows", std::logic_error);
+  const Tensor rows = normal_tensor(random, {3, 1, 9, 4}, DType::F32);
+  CHECK_THROWS_WITH_AS(cache->borrow({rows.view(), rows.view()}, std::vector<std::int64_t>{9, 9, 9}),
+                       "KvCache::borrow: the cache is in pages, which take rows by append()", std::logic_error);
+  CHECK(std::ranges::equal(cache->lengths(), std::vector<std::int64_t>{70, 64, 0}));
+  CHECK(cache->pages()->n_free() == 1);
+
+  // The keys from 64 to 256 are gone, which neither a step may see nor a key may follow.
+  append(0, 300);
+  CHECK_THROWS_WITH_AS(
+      cache->truncate(0, 130),
+      "KvCache::truncate: position 130 of batch entry 0 follows keys that were given back, which its window "
+      "of 100 keys did not reach",
+      std::out_of_range);
+  const auto session = cache->open(1);
+  const Tensor q = normal_tensor(random, {3, 2, 1, 4}, DType::F32);
+  CHECK_THROWS_WITH_AS(session->decode({q.view(), std::vector<std::int64_t>{370, 0, 0}, {.window = 200, .sinks = 1}}),
+                       "DecodeSession::decode: batch entry 0 sees keys of the positions [64, 256), whose pages have been "
+                       "given back: the cache is for a window of 100 keys and 1 sinks",
+                       std::invalid_argument);
+  CHECK_NOTHROW(session->decode({q.view(), std::vector<std::int64_t>{370, 0, 0}, {.window = 100, .sinks = 1}}));
+}
+
+}  // namespace tree_attn::test
