@@ -3,16 +3,19 @@
 /// @brief The CPU backend: chunks of leaves, shared by threads, and the forest of their states (eq. (7), section 5).
 ///
 /// Keys are read in the order of storage. In the contiguous order a chunk is a subtree. In the dealt order neighbouring rows
-/// are far apart in the tree, so every leaf has a state of its own, see DealtMerges.
+/// are far apart in the tree, so every leaf has a state of its own, see DealtMerges. In a cache in pages one item computes a
+/// chunk for all batch entries that have its pages in common: a shared prefix is read once.
 #include "tree_attn/reference/cpu/cpu_cache.hpp"
 #include "tree_attn/reference/cpu/dealt_merges.hpp"
 #include "tree_attn/reference/cpu/requests.hpp"
 #include "tree_attn/reference/cpu/thread_pool.hpp"
 #include "tree_attn/reference/decode/backend.hpp"
+#include "tree_attn/reference/decode/page_table.hpp"
 #include "tree_attn/reference/state/score_scale.hpp"
 #include "tree_attn/reference/tensor/convert.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <chrono>
 #include <cmath>
@@ -30,6 +33,8 @@ namespace {
 constexpr std::int64_t kChunkKeys = 4096;
 /// Most scores of a chunk, keys times queries, so that they stay in the second level of the cache.
 constexpr std::int64_t kChunkScores = 16384;
+/// Keys of the smallest chunk that is made shorter for entries that may share it.
+constexpr std::int64_t kSharedChunkKeys = 512;
 /// Chunks per thread, if there are enough leaves.
 constexpr std::int64_t kChunksPerThread = 8;
 /// Bytes of keys and values of the smallest step that is shared: a shorter one ends before another thread has woken.
@@ -40,9 +45,10 @@ constexpr double kBytesWorthThreads = 1 << 18;
 struct SessionPlan {
   double n_rows, n_queries, chunk_leaves, n_subtrees, n_chunks, workspace, n_threads, packed, state;
   double n_dealt_heads = 0, n_dealt_leaves = 0;  ///< heads and leaves of DealtMerges
+  double n_together;                             ///< most entries of an item: the batch in a cache in pages
 
-  SessionPlan(const AttentionShape& shape, const OwnedLeaves& leaves, std::int64_t capacity, int threads)
-      : n_threads(threads) {
+  SessionPlan(const AttentionShape& shape, const OwnedLeaves& leaves, std::int64_t capacity, int threads, bool shares)
+      : n_threads(threads), n_together(shares ? static_cast<double>(shape.batch) : 1) {
     const double batch = static_cast<double>(shape.batch), heads = static_cast<double>(shape.heads),
                  kv_heads = static_cast<double>(shape.kv_heads), l = static_cast<double>(shape.n_queries);
     const double n_keys = static_cast<double>(capacity);
@@ -57,6 +63,7 @@ struct SessionPlan {
       while (chunk_keys > kLeafKeys && too_large(static_cast<double>(chunk_keys))) chunk_keys /= 2;
     };
     halve_while([&](double n) { return n * n_queries > static_cast<double>(kChunkScores); });
+    halve_while([&](double n) { return n > kSharedChunkKeys && n * n_queries * n_together > kChunkScores; });
     halve_while([&](double n) { return n * n_threads * kChunksPerThread > n_keys * batch * kv_heads; });
     chunk_leaves = static_cast<double>(chunk_keys / kLeafKeys);
     // Shorter ones at both ends of the range, at most one per level, and subtrees without keys where it is open.
@@ -67,14 +74,14 @@ struct SessionPlan {
     if (leaves.order() == LeafOrder::kDealt) {
       n_chunks = 0;
       n_subtrees = static_cast<double>(leaves.nodes().size());
-      // One thread completes a head before it begins the next one.
-      n_dealt_heads = n_threads > 1 ? batch * kv_heads : std::min(1.0, batch * kv_heads);
+      // One thread completes a head before it begins the next one, unless entries share leaves.
+      n_dealt_heads = n_threads > 1 || n_together > 1 ? batch * kv_heads : std::min(1.0, batch * kv_heads);
       n_dealt_leaves = std::ceil(n_keys / static_cast<double>(kLeafKeys));
     }
     // Whole lines, so that the workspace of every thread begins at one.
     constexpr double kLineFloats = 16;
     workspace = static_cast<double>(block_floats(shape.head_dim)) +
-                n_queries * static_cast<double>(query_floats(chunk_keys / kLeafKeys, shape.value_dim));
+                n_together * n_queries * static_cast<double>(query_floats(chunk_keys / kLeafKeys, shape.value_dim));
     workspace = std::ceil(workspace / kLineFloats) * kLineFloats;
   }
 };
@@ -108,6 +115,10 @@ class CpuSession final : public DecodeSession, public States {
   Forest<float>& host() override { return forest_; }
   const float* device() const override { return nullptr; }
   std::string describe() const override { return ""; }
+  std::int64_t bytes_read() const override {
+    return n_rows_read_ *
+           (cache_.shape().bytes_per_position() / std::max<std::int64_t>(1, cache_.shape().batch * cache_.shape().kv_heads));
+  }
 
  protected:
   States& run(const Step& step, const std::function<void()>& progress) override {
@@ -126,15 +137,21 @@ class CpuSession final : public DecodeSession, public States {
       most_rows = std::max(most_rows, n);
     }
     if (is_dealt()) {
-      // At least one item per head: it writes the states of subtrees without keys.
-      n_chunks_ = std::max<std::int64_t>(1, (most_rows + chunk_leaves_ * kLeafKeys - 1) / (chunk_leaves_ * kLeafKeys));
+      n_chunks_ = (most_rows + chunk_leaves_ * kLeafKeys - 1) / (chunk_leaves_ * kLeafKeys);
       subtrees_.clear();
       for (const DealtNode& node : leaves.nodes()) subtrees_.push_back(node.subtree);
       nodes_ = forest_.assign(subtrees_).data();
       merges_->clear();
+      for (std::int64_t head = 0; head < shape.batch * shape.kv_heads; ++head) {
+        for (std::size_t node = 0; node < leaves.nodes().size(); ++node)
+          if (leaves.nodes()[node].n_leaves(n_leaves_of(head)) == 0) set_all_empty(states_of_node(head, node));
+      }
     } else {
       cut(closed(leaves.range(), step.longest()), most_rows, step.longest());
     }
+
+    find_shared_chunks();
+    n_rows_read_ = 0;
 
     // Items in the order of memory: the chunks of a head, one after the other.
     const double bytes =
@@ -159,7 +176,8 @@ class CpuSession final : public DecodeSession, public States {
   /// Takes the memory for the capacity of the cache.
   void plan() {
     const OwnedLeaves& leaves = cache_.leaves();
-    const SessionPlan plan(cache_.shape(), leaves, cache_.capacity(), pool_.size());
+    const bool shares = cache_.pages() != nullptr && cache_.shape().batch > 1;
+    const SessionPlan plan(cache_.shape(), leaves, cache_.capacity(), pool_.size(), shares);
     planned_ = cache_.capacity();
     n_queries_ = static_cast<std::int64_t>(plan.n_queries);
     chunk_leaves_ = static_cast<std::int64_t>(plan.chunk_leaves);
@@ -171,6 +189,14 @@ class CpuSession final : public DecodeSession, public States {
     ends_.reserve(static_cast<std::size_t>(plan.n_chunks));
     subtrees_.reserve(leaves.nodes().size());
     forest_.reserve(static_cast<std::size_t>(plan.n_subtrees));
+    if (shares) {
+      const std::int64_t n = cache_.shape().batch * n_queries_, d_v = cache_.shape().value_dim;
+      together_.resize(static_cast<std::size_t>(pool_.size()));
+      for (Together& each : together_) {
+        each.queries.resize(static_cast<std::size_t>(n * packed_size(cache_.shape().head_dim)));
+        each.states.resize(static_cast<std::size_t>(n * chunk_leaves_ * state_size(packed_size(d_v))));
+      }
+    }
     merges_.reset();
     if (leaves.order() == LeafOrder::kDealt)
       merges_.emplace(kernel_, static_cast<std::int64_t>(plan.n_dealt_heads), static_cast<std::int64_t>(plan.n_dealt_leaves),
@@ -232,44 +258,102 @@ class CpuSession final : public DecodeSession, public States {
 
   /// One item: a chunk of one key/value head.
   void compute(int thread, std::int64_t item) {
-    const std::int64_t c = item % n_chunks_, head = item / n_chunks_;
+    const std::int64_t c = item % n_chunks_, head = item / n_chunks_, entry = head / cache_.shape().kv_heads;
+    if (first_of(entry, c) != entry) return;
     return is_dealt() ? compute_dealt(thread, head, c) : compute_subtree(thread, head, c);
+  }
+
+  /// The rows of a chunk that any query of an entry sees.
+  KeyRange rows_of(std::int64_t entry, std::int64_t c) const {
+    const Seen seen = step_.seen_by_any(entry);
+    if (is_dealt()) {
+      const std::int64_t n = chunk_leaves_ * kLeafKeys;
+      return {c * n, std::max(c * n, std::min(cache_.leaves().n_keys(seen.end), (c + 1) * n))};
+    }
+    const std::int64_t begin = chunks_[static_cast<std::size_t>(c)].begin(),
+                       end = std::min(ends_[static_cast<std::size_t>(c)], seen.end),
+                       first_row = cache_.leaves().range().begin;
+    return {begin - first_row, seen.touches(begin, end) ? end - first_row : begin - first_row};
+  }
+  /// Whether two entries have some rows in the same pages, and all of their queries see all keys of them.
+  bool share(std::int64_t i, std::int64_t j, KeyRange rows) const {
+    const Seen a = step_.rule.of_all(step_.lengths[static_cast<std::size_t>(i)], step_.q.shape[2]),
+               b = step_.rule.of_all(step_.lengths[static_cast<std::size_t>(j)], step_.q.shape[2]);
+    for (std::int64_t row = rows.begin; row < rows.end; row += kLeafKeys) {
+      const std::int64_t first = cache_.leaves().position(row), last = first + std::min(kLeafKeys, rows.end - row) - 1;
+      const auto sees = [&](const Seen& s) { return s.contains(last) && (first >= s.begin || last < s.sinks); };
+      if (cache_.pages()->row(i, row) != cache_.pages()->row(j, row) || !sees(a) || !sees(b)) return false;
+    }
+    return !rows.empty();
+  }
+  /// Finds the first of the entries that share a chunk, which computes it for all of them.
+  void find_shared_chunks() {
+    first_.clear();
+    const std::int64_t b = cache_.shape().batch;
+    for (std::int64_t i = 0; i < b && !together_.empty() && masks_.empty(); ++i) {
+      for (std::int64_t c = 0; c < n_chunks_; ++c) {
+        const KeyRange rows = rows_of(i, c);
+        std::int64_t first = 0;
+        if (rows.empty() || !cache_.pages()->is_shared(i, rows.begin)) first = i;
+        while (first < i &&
+               !(rows.begin == rows_of(first, c).begin && rows.end == rows_of(first, c).end && share(first, i, rows)))
+          ++first;
+        first_.push_back(first);
+      }
+    }
+  }
+  /// The entry that computes a chunk for this one.
+  std::int64_t first_of(std::int64_t entry, std::int64_t c) const {
+    return first_.empty() ? entry : first_[static_cast<std::size_t>(entry * n_chunks_ + c)];
+  }
+  /// Calls use(head) for a head of an entry, and of those for which it computes a chunk.
+  template <class Use>
+  void for_each_sharing(std::int64_t head, std::int64_t c, const Use& use) const {
+    const AttentionShape& shape = cache_.shape();
+    const std::int64_t entry = head / shape.kv_heads;
+    use(head);
+    for (std::int64_t i = entry + 1; i < shape.batch && !first_.empty(); ++i) {
+      if (first_of(i, c) == entry) use(i * shape.kv_heads + head % shape.kv_heads);
+    }
   }
 
   /// The states of the subtree that is a chunk of the contiguous order.
   void compute_subtree(int thread, std::int64_t head, std::int64_t c) {
     const AttentionShape& shape = cache_.shape();
-    const Subtree subtree = chunks_[static_cast<std::size_t>(c)];
-    const Seen seen = step_.seen_by_any(head / shape.kv_heads);
-    const std::int64_t end = std::min(ends_[static_cast<std::size_t>(c)], seen.end),
-                       first_row = cache_.leaves().range().begin;
-    float* const states = states_.data() + (c * shape.n_rows() + head * n_queries_) * state_size(shape.value_dim);
-    if (!seen.touches(subtree.begin(), end)) return set_all_empty(states);
-    compute_rows(thread, head, {subtree.begin() - first_row, end - first_row}, false, states);
+    const KeyRange rows = rows_of(head / shape.kv_heads, c);
+    const auto states = [&](std::int64_t of_head) {
+      return states_.data() + (c * shape.n_rows() + of_head * n_queries_) * state_size(shape.value_dim);
+    };
+    if (rows.empty()) return set_all_empty(states(head));
+    compute_rows(thread, head, c, rows, false, states);
   }
 
   /// The states of the leaves of a chunk of rows, each merged with its siblings that are complete.
   void compute_dealt(int thread, std::int64_t head, std::int64_t c) {
     const AttentionShape& shape = cache_.shape();
     const OwnedLeaves& leaves = cache_.leaves();
-    const std::int64_t length = step_.seen_by_any(head / shape.kv_heads).end;
-    const std::int64_t n_leaves = (length + kLeafKeys - 1) / kLeafKeys, n_rows = leaves.n_keys(length);
-    const auto states_of_node = [&](std::size_t node) {
-      return nodes_ + (static_cast<std::int64_t>(node) * shape.n_rows() + head * n_queries_) * state_size(shape.value_dim);
-    };
-    for (std::size_t node = 0; c == 0 && node < leaves.nodes().size(); ++node) {
-      if (leaves.nodes()[node].n_leaves(n_leaves) == 0) set_all_empty(states_of_node(node));
-    }
-    const KeyRange rows{c * chunk_leaves_ * kLeafKeys, std::min(n_rows, (c + 1) * chunk_leaves_ * kLeafKeys)};
+    const KeyRange rows = rows_of(head / shape.kv_heads, c);
     if (rows.empty()) return;
     const std::int64_t first = rows.begin / kLeafKeys, end = (rows.end + kLeafKeys - 1) / kLeafKeys;
-    const std::int64_t place = pool_.size() > 1 ? head : 0;
-    compute_rows(thread, head, rows, true, merges_->states(place, first));
-    for (std::int64_t i = first; i < end; ++i) {
-      std::size_t node = 0;
-      if (const float* states = merges_->complete(place, leaves, i, n_leaves, &node))
-        kernel_.unpack(states, shape.value_dtype, n_queries_, shape.value_dim, states_of_node(node));
-    }
+    const auto place_of = [&](std::int64_t of_head) { return pool_.size() > 1 || !together_.empty() ? of_head : 0; };
+    compute_rows(thread, head, c, rows, true,
+                 [&](std::int64_t of_head) { return merges_->states(place_of(of_head), first); });
+    for_each_sharing(head, c, [&](std::int64_t of_head) {
+      const std::int64_t n_leaves = n_leaves_of(of_head);
+      for (std::int64_t i = first; i < end; ++i) {
+        std::size_t node = 0;
+        if (const float* states = merges_->complete(place_of(of_head), leaves, i, n_leaves, &node))
+          kernel_.unpack(states, shape.value_dtype, n_queries_, shape.value_dim, states_of_node(of_head, node));
+      }
+    });
+  }
+  /// Leaves of the sequence of a head.
+  std::int64_t n_leaves_of(std::int64_t head) const {
+    return (step_.seen_by_any(head / cache_.shape().kv_heads).end + kLeafKeys - 1) / kLeafKeys;
+  }
+  float* states_of_node(std::int64_t head, std::size_t node) const {
+    const AttentionShape& shape = cache_.shape();
+    return nodes_ + (static_cast<std::int64_t>(node) * shape.n_rows() + head * n_queries_) * state_size(shape.value_dim);
   }
 
   void set_all_empty(float* states) const {
@@ -277,19 +361,37 @@ class CpuSession final : public DecodeSession, public States {
     for (std::int64_t r = 0; r < n_queries_; ++r) set_empty(states + r * state_size(d_v), d_v);
   }
 
-  /// The states of the leaves in some rows of a head. @param apart whether each leaf has states of its own
-  void compute_rows(int thread, std::int64_t head, KeyRange rows, bool apart, float* states) {
+  /// The states of the leaves in the rows of a chunk, for a head and those that share it.
+  /// @param apart whether each leaf has states of its own @param states_of where those of a head belong
+  template <class StatesOf>
+  void compute_rows(int thread, std::int64_t head, std::int64_t c, KeyRange rows, bool apart, const StatesOf& states_of) {
     const AttentionShape& shape = cache_.shape();
     RequestChoice& choice = choices_[static_cast<std::size_t>(thread)];
     LeafRows* const leaves = leaves_.data() + thread * chunk_leaves_;
-    std::int64_t n_leaves = 0;
+    std::int64_t n_leaves = 0, n_read = 0, n_heads = 0;
     const std::int64_t entry = head / shape.kv_heads;
     for (std::int64_t a = rows.begin; a < rows.end; a += kLeafKeys, ++n_leaves) {
-      leaves[n_leaves] = cache_.leaf(entry, head % shape.kv_heads, a);
-      if (seen_.empty() && masks_.empty()) continue;
-      const std::int64_t first = leaves[n_leaves].position = cache_.leaves().position(a);
-      leaves[n_leaves].is_hidden = !step_.seen_by_any(entry).touches(first, first + kLeafKeys);
+      LeafRows& leaf = leaves[n_leaves] = cache_.leaf(entry, head % shape.kv_heads, a);
+      if (!seen_.empty() || !masks_.empty()) {
+        leaf.position = cache_.leaves().position(a);
+        leaf.is_hidden = !step_.seen_by_any(entry).touches(leaf.position, leaf.position + kLeafKeys);
+      }
+      if (!leaf.is_hidden) n_read += std::min(kLeafKeys, rows.end - a);
     }
+    n_rows_read_.fetch_add(n_read, std::memory_order_relaxed);
+
+    // The queries of all heads, one after the other.
+    const std::int64_t query_floats = n_queries_ * packed_size(shape.head_dim);
+    const float* queries = queries_.data() + head * query_floats;
+    for_each_sharing(head, c, [&](std::int64_t) { ++n_heads; });
+    if (n_heads > 1) {
+      float* to = together_[static_cast<std::size_t>(thread)].queries.data();
+      queries = to;
+      for_each_sharing(head, c, [&](std::int64_t of_head) {
+        to = std::copy_n(queries_.data() + of_head * query_floats, query_floats, to);
+      });
+    }
+    float* const states = n_heads == 1 ? states_of(head) : together_[static_cast<std::size_t>(thread)].states.data();
     const Chunk chunk{.leaves = leaves,
                       .n_leaves = n_leaves,
                       .n_keys = rows.size(),
@@ -297,10 +399,10 @@ class CpuSession final : public DecodeSession, public States {
                       .value_type = shape.value_dtype,
                       .d_h = shape.head_dim,
                       .d_v = shape.value_dim,
-                      .n_queries = n_queries_,
-                      .queries = queries_.data() + head * n_queries_ * packed_size(shape.head_dim),
+                      .n_queries = n_heads * n_queries_,
+                      .queries = queries,
                       .score_scale = scale_.score,
-                      .seen = seen_.empty() ? nullptr : seen_.data() + entry * step_.q.shape[2],
+                      .seen = seen_.empty() || n_heads > 1 ? nullptr : seen_.data() + entry * step_.q.shape[2],
                       .n_rules = step_.q.shape[2],
                       .cap = static_cast<float>(kLog2E * step_.softcap),
                       .cap_inverse = step_.softcap > 0 ? static_cast<float>(1 / (kLog2E * step_.softcap)) : 0,
@@ -313,6 +415,17 @@ class CpuSession final : public DecodeSession, public States {
     kernel_.states(chunk, workspace_.data() + thread * (static_cast<std::int64_t>(workspace_.size()) / pool_.size()),
                    states);
     if (choice.is_open()) choice.took(rows.size(), std::chrono::duration<double>(Clock::now() - begin).count());
+    if (n_heads == 1) return;
+
+    // Their states to where they belong.
+    const std::int64_t n = n_queries_ * state_size(apart ? packed_size(shape.value_dim) : shape.value_dim);
+    std::int64_t i = 0;
+    for_each_sharing(head, c, [&](std::int64_t of_head) {
+      float* to = states_of(of_head);
+      for (std::int64_t leaf = 0; leaf < (apart ? n_leaves : 1); ++leaf)
+        to = std::copy_n(states + (leaf * n_heads + i) * n, n, to);
+      ++i;
+    });
   }
 
   const CpuCache& cache_;
@@ -332,7 +445,15 @@ class CpuSession final : public DecodeSession, public States {
   std::vector<Seen> seen_;               ///< [b, l] what its queries see; empty if that is everything
   std::vector<const std::byte*> masks_;  ///< [n_rows] the mask of every row; empty if there is none
   KeyRange hidden_;                      ///< positions that none of them sees
-  std::vector<RequestChoice> choices_;   ///< [threads]
+  /// What a thread computes for several entries.
+  struct Together {
+    std::vector<float, LineAllocator<float>> queries{};  ///< [entries][rows of a head][padded d_h]
+    std::vector<float> states{};                         ///< [leaves or 1][entries][rows of a head][...]
+  };
+  std::vector<Together> together_;           ///< [threads]; empty unless entries may share pages
+  std::vector<std::int64_t> first_;          ///< [b][chunks] the entry that computes the chunk; empty: each its own
+  std::atomic<std::int64_t> n_rows_read_{};  ///< of keys and of values of a head, in the step
+  std::vector<RequestChoice> choices_;       ///< [threads]
   ThreadPool pool_;
 };
 

@@ -21,8 +21,7 @@ class DecodeSession;
 class PageTable;
 struct PageRule;
 
-/// Keys and values of a range, in the rows of OwnedLeaves. In the contiguous order row 0 is the key at
-/// position `begin`.
+/// Keys and values of a range, in the rows of OwnedLeaves: in the contiguous order row 0 is the key at `begin`.
 struct Shard {
   TensorView k;                                            ///< [b, n_kv, n, d_h]
   TensorView v;                                            ///< [b, n_kv, n, d_v]
@@ -62,12 +61,10 @@ class KvCache {
 
   /// Appends the next rows of one batch entry. Where they exceed the capacity, it doubles, up to the size of the range.
   /// @param entry batch entry @param k [1, n_kv, n, d_h] @param v [1, n_kv, n, d_v]
-  /// @throws std::invalid_argument if the axes or types differ from those of the cache, an axis is negative, or a view with
-  ///   elements has no data
-  /// @throws std::out_of_range if the entry does not exist or n positions do not fit
+  /// @throws std::invalid_argument for other axes or types, a negative axis, or a view with elements and no data;
+  ///   std::out_of_range if the entry does not exist or n positions do not fit
   void append(std::int64_t entry, const TensorView& k, const TensorView& v);
-  /// Removes all positions of a batch entry except the first n.
-  /// @throws std::out_of_range if the entry does not exist or holds fewer than n positions
+  /// Removes all rows of a batch entry but the first n. @throws std::out_of_range if it holds fewer, or does not exist
   void truncate(std::int64_t entry, std::int64_t n);
   /// Removes all rows and sets another range. The capacity stays.
   void reset(const OwnedLeaves& leaves);
@@ -112,8 +109,7 @@ class KvCache {
   KvCache(const AttentionShape& shape, const AttentionShape& stored, const OwnedLeaves& leaves, std::int64_t capacity);
   /// Takes the memory for capacity() rows, where it has not been taken, and keeps the rows in use.
   virtual void allocate() = 0;
-  /// Called by reset(), when no row is in use.
-  virtual void cleared() {}
+  virtual void cleared() {}  ///< called by reset(), when no row is in use
   /// Stores rows of an entry, in pages those of one leaf, after the `first` ones that it holds. All checks have passed.
   virtual void write(std::int64_t entry, std::int64_t first, const TensorView& k, const TensorView& v) = 0;
   /// Implements borrow(); all checks have passed. This default appends entry by entry, for a cache that does not read host
@@ -124,9 +120,8 @@ class KvCache {
   virtual Shard read_all_on_device(std::int64_t n, std::byte* memory) const;
   /// Copies the first n rows of a page; the default says that there are no pages.
   virtual void copy_page(std::int64_t from, std::int64_t to, std::int64_t n);
-  virtual void settle() {}  ///< stores rows that wait, before a page is shared or given back
-  /// Whether the rows are in device memory.
-  virtual bool is_on_device() const { return false; }
+  virtual void settle() {}                             ///< stores rows that wait, before a page is shared or given back
+  virtual bool is_on_device() const { return false; }  ///< whether the rows are in device memory
 
  private:
   void check_entry(const char* function, std::int64_t entry, std::int64_t n_rows = 0) const;

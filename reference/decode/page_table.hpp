@@ -51,6 +51,11 @@ class PageTable {
     const std::int64_t on = page(entry, leaves_.index_of_row(a));
     return on == kNone ? kNone : on * kLeafKeys + (a + leaves_.cut_off()) % kLeafKeys;
   }
+  /// Whether another entry has the page of row a too.
+  bool is_shared(std::int64_t entry, std::int64_t a) const {
+    const std::int64_t on = page(entry, leaves_.index_of_row(a));
+    return on != kNone && n_users_[static_cast<std::size_t>(on)] > 1;
+  }
   /// The positions of an entry that lie between the first and the last page that it has given back.
   KeyRange given_back(std::int64_t entry) const;
   /// Another number after every change of an entry's list.

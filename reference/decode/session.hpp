@@ -53,6 +53,7 @@ class DecodeSession {
   /// check_step() for the cache.
   void check(const Step& step) const { check_step(cache_, step); }
 
+  virtual std::int64_t bytes_read() const { return -1; }  ///< of keys and values by the last step; -1: not counted
   /// The launch configuration in one line; empty if there is none.
   virtual std::string describe() const = 0;
 

@@ -26,7 +26,7 @@ const std::vector<OwnedLeaves>& shards() {
 /// @tested{thm_1, Thm. 1}
 TEST_CASE("pages: random appends, cuts and shared prefixes have the bits of a dense cache, on every shard") {
   const int n_cases = takes_all_cases() ? 5000 : 400;
-  int n_refused = 0, n_copied = 0, n_steps = 0, n_blind = 0;
+  int n_refused = 0, n_copied = 0, n_steps = 0, n_blind = 0, n_saved = 0;
   std::mt19937 random(4800);
   const auto draw = [&](std::int64_t n) { return std::uniform_int_distribution<std::int64_t>(0, n)(random); };
   for (int i = 0; i < n_cases; ++i) {
@@ -41,11 +41,13 @@ TEST_CASE("pages: random appends, cuts and shared prefixes have the bits of a de
                         rule.window == 0 ? draw(100) : rule.sinks};
     operate(pair, 40, std::min<std::int64_t>(end, 1200), seen, draw);
     n_refused += pair.n_refused, n_copied += pair.n_copied, n_steps += pair.n_steps, n_blind += pair.n_blind;
+    n_saved += pair.n_saved;
   }
   CHECK(n_refused > n_cases / 4);
   CHECK(n_copied > n_cases / 2);
   CHECK(n_steps > 4 * n_cases);
   CHECK(n_blind > n_cases / 10);
+  CHECK(n_saved > n_cases / 2);
 }
 
 TEST_CASE("pages: a million keys in the pages of a window and its sinks have the bits of a dense cache") {
@@ -74,6 +76,33 @@ TEST_CASE("pages: a million keys in the pages of a window and its sinks have the
     CHECK(paged->lengths()[0] > 1'000'000);
     CHECK(n_most == kPages);
     CHECK(paged->bytes() == kPages * kLeafKeys * shape.bytes_per_position());
+  }
+}
+
+TEST_CASE("pages: a prefix that entries share is read once for all of them, with equal bits") {
+  constexpr std::int64_t kBatch = 5, kPrefix = 4096, kOwn = 100;
+  for (const DType dtype : {DType::F32, DType::BF16}) {
+    for (const std::int64_t l : {1, 3}) {
+      for (const LeafOrder order : {LeafOrder::kContiguous, LeafOrder::kDealt}) {
+        INFO(name_of(order) << ", l " << l);
+        const AttentionShape shape{dtype, dtype, kBatch, 6, 2, l, 40, 24};
+        const KeyRange range = order == LeafOrder::kDealt ? dealt_ranges(1)[0] : KeyRange{0, kOpenEnd};
+        PagedPair pair(cpu_backend(3), shape, OwnedLeaves(range, order), {.n_pages = 80});
+        const std::int64_t of_row = shape.bytes_per_position() / kBatch;
+        pair.append(0, kPrefix);
+        for (std::int64_t i = 1; i < kBatch - 1; ++i) pair.share(0, i, kPrefix);
+        for (std::int64_t i = 0; i < kBatch - 1; ++i) pair.append(i, kOwn);
+        pair.append(kBatch - 1, kOwn);
+        pair.check({.causal = true});
+        CHECK(pair.bytes_of_dense() == ((kBatch - 1) * kPrefix + kBatch * kOwn) * of_row);
+        CHECK(pair.bytes_of_paged() == (kPrefix + kBatch * kOwn) * of_row);
+
+        // The first keys of the window are those of each: the windows of shorter entries begin earlier.
+        pair.truncate(1, kPrefix), pair.append(1, kOwn - 30);
+        pair.check({.causal = true, .window = 2000, .sinks = 4});
+        CHECK(pair.bytes_of_paged() < pair.bytes_of_dense() * 3 / 4);
+      }
+    }
   }
 }
 
