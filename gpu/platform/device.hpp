@@ -11,6 +11,7 @@
 /// | --- | --- |
 /// | `threadIdx blockIdx blockDim gridDim` | CUDA's own |
 /// | `__syncthreads __syncwarp __threadfence atomicAdd` | CUDA's own |
+/// | `sync_neighbours` | a barrier of every n neighbouring threads of a block, whole warps |
 /// | `__shfl_sync __shfl_xor_sync __ballot_sync __any_sync __all_sync __popc` | CUDA's own |
 /// | `Shared<T>` | pointer into the shared memory of this block; a plain `T*` on the device |
 /// | `Arena` | hands out dynamic shared memory: `arena.take<float>(n)`, or `arena.take<float>(n, alignment)` |

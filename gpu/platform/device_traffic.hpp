@@ -15,6 +15,7 @@ struct DeviceTraffic {
   std::atomic<std::int64_t> bytes_uploaded = 0;    ///< by them
   std::atomic<std::int64_t> bytes_downloaded = 0;  ///< from the device to the host
   std::atomic<std::int64_t> bytes_to_peers = 0;    ///< stored by kernels into windows of other devices; emulator only
+  std::atomic<std::int64_t> bytes_bulk = 0;        ///< that bulk copies of kernels read; emulator only
   std::atomic<std::int64_t> n_launches = 0;        ///< kernels that the host has launched, one by one
   std::atomic<std::int64_t> n_replays = 0;         ///< graphs that it has launched; their kernels are not counted again
 };

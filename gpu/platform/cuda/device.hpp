@@ -196,6 +196,14 @@ __device__ inline std::uint64_t nanoseconds() {
   return now;
 }
 
+// ---- Some warps of a block
+
+/// A barrier of every n neighbouring threads of the block: whole warps, which number a divisor of those of the block, 1 to
+/// 15 times. One instruction in the program of all of them.
+__device__ inline void sync_neighbours(int n) {
+  asm volatile("bar.sync %0, %1;" ::"r"(1 + static_cast<int>(threadIdx.x) / n), "r"(n) : "memory");
+}
+
 // ---- Asynchronous copies, sm_80
 
 /// Starts to copy `n_bytes` (0 to 16) from global memory; the rest of the 16 bytes becomes zero. Both addresses are

@@ -61,6 +61,7 @@ void check_aligned16(const T* at, const char* word, const Line& line) {
 // ---- Functions of CUDA
 
 inline void __syncthreads(const Line& line = Line::current()) { runtime::meet_block(line); }
+inline void sync_neighbours(int n, const Line& line = Line::current()) { runtime::meet_neighbours(n, line); }
 inline void __syncwarp(unsigned mask = 0xFFFFFFFF, const Line& line = Line::current()) { runtime::meet_warp(mask, line); }
 
 /// The value of lane `from` of every `width` lanes.

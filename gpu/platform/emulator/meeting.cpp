@@ -124,6 +124,18 @@ void meet_block(const Line& line) {
   meet_all(block.meeting, {"__syncthreads", line}, block.threads, n, block.n_exited, "block");
 }
 
+void meet_neighbours(int n, const Line& line) {
+  const Unwatched unwatched;
+  Block& block = *running->block;
+  const auto first = (running - block.threads) / n * n;
+  if (n % 32 != 0 || static_cast<std::size_t>(first + n) > block.warps.size() * 32 || first / n > 14)
+    fail(line, "sync_neighbours: " + std::to_string(n) + " threads of " + std::to_string(block.warps.size()) + " warps");
+  int n_exited = 0;
+  for (auto warp = first / 32; warp < (first + n) / 32; ++warp)
+    n_exited += std::popcount(block.warps[static_cast<std::size_t>(warp)].exited);
+  meet_all(block.of_neighbours[1 + first / n], {"sync_neighbours", line}, block.threads + first, n, n_exited, "block");
+}
+
 void meet_cluster(const Line& line) {
   const Unwatched unwatched;
   Cluster& cluster = *running->block->cluster;

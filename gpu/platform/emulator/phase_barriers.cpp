@@ -7,6 +7,7 @@
 #include "tree_attn/gpu/platform/emulator/global_memory.hpp"
 #include "tree_attn/gpu/platform/emulator/sanitizer.hpp"
 #include "tree_attn/gpu/platform/emulator/shadow.hpp"
+#include "tree_attn/gpu/platform/emulator/stream.hpp"
 #include "tree_attn/gpu/platform/emulator/thread.hpp"
 
 #include <algorithm>
@@ -180,6 +181,7 @@ void bulk_copy(std::byte* to, const void* from, int n_bytes, std::uint64_t* word
   const auto n = static_cast<std::size_t>(n_bytes);
   check_global(from, n, Reach::kRead, "bulk_copy", line);
   note_read(from, n);
+  traffic().bytes_bulk += n_bytes;
   issue({running->block, to, from, n_bytes, &barrier, line}, "bulk_copy");
 }
 
@@ -193,10 +195,13 @@ void bulk_copy_tensor(std::byte* to, const TensorBox& box, DType dtype, std::uin
   }
   if (reinterpret_cast<std::uintptr_t>(to) % kBoxAlignment != 0)
     fail(line, "bulk_copy_tensor: the address is not a multiple of " + std::to_string(kBoxAlignment));
+  std::int64_t n_read = 0;
   for_units(box, [&](std::size_t, const std::byte* from, std::size_t n) {
     check_global(from, n, Reach::kRead, "bulk_copy_tensor", line);
     note_read(from, n);
+    n_read += static_cast<std::int64_t>(n);
   });
+  traffic().bytes_bulk += n_read;
   issue({running->block, to, nullptr, box.array.rows * kBoxRowBytes, &barrier, line, box}, "bulk_copy_tensor");
 }
 

@@ -13,6 +13,7 @@ namespace tree_attn::emulated::runtime {
 
 /// Barriers of a block and of a cluster; of some lanes of a warp.
 void meet_block(const Line& line);
+void meet_neighbours(int n, const Line& line);
 void meet_cluster(const Line& line);
 void meet_warp(unsigned mask, const Line& line);
 

@@ -98,6 +98,7 @@ void begin_cluster(Cluster& cluster, int number) {
     block.threads = &cluster.threads[static_cast<std::size_t>(rank * n_threads)];
     block.n_exited = 0;
     block.meeting = {};
+    std::ranges::fill(block.of_neighbours, Meeting{});
     block.barriers.clear();
     block.warps.resize(static_cast<std::size_t>((n_threads + 31) / 32));
     const auto linear = static_cast<unsigned>(block.number);

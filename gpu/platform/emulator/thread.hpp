@@ -127,6 +127,7 @@ struct Block {
   int n_exited = 0;
   std::vector<Warp> warps;
   Meeting meeting;
+  Meeting of_neighbours[16];    ///< of sync_neighbours(), by the number of the barrier
   std::byte* shared = nullptr;  ///< with its red zones
   std::size_t plain_bytes = 0;  ///< that the takes so far have on a device
   std::vector<Take> takes;

@@ -178,15 +178,19 @@ void elect(Warp& w, const Op& op) {
 
 // ---- Barriers of blocks and clusters
 
-/// Whole warps meet: all of the block.
+/// Whole warps meet: all of the block, or as many threads as the instruction says.
+template <bool kCounts>
 void barrier(Warp& w, const Op& op) {
   if (!w.meet(w.all)) return;
   Block& block = *w.block;
   const std::uint32_t number = word(w, op.at[0], std::countr_zero(w.mask));
   if (number >= std::size(block.barriers)) throw Fault("barrier ", number);
+  const std::uint32_t all = count(w.grid->shape.block);
+  const std::uint32_t n = kCounts ? word(w, op.at[1], std::countr_zero(w.mask)) : all;
+  if (n == 0 || n % 32 != 0 || n > all) throw Fault("a barrier of ", n, " threads of ", all);
   auto& [n_arrived, generation] = block.barriers[number];
   n_arrived += static_cast<std::uint32_t>(std::popcount(w.mask));
-  if (n_arrived < count(w.grid->shape.block)) return w.hold({false, &generation, generation}, false);
+  if (n_arrived < n) return w.hold({false, &generation, generation}, false);
   n_arrived = 0, ++generation;
 }
 void cluster_arrive(Warp& w, const Op&) {
@@ -203,7 +207,7 @@ void cluster_wait(Warp& w, const Op&) {
 Run barriers(const Statement& s, Op&) {
   if (s.has("cluster")) return s.has("arrive") ? cluster_arrive : cluster_wait;
   if (s.has("warp")) return [](Warp& w, const Op& op) { meets(w, op.at[0]); };
-  return s.operand.size() == 1 ? barrier : nullptr;
+  return s.operand.size() == 1 ? barrier<false> : s.operand.size() == 2 ? barrier<true> : nullptr;
 }
 
 // ---- mbarriers, and what the thread has stored before the async proxy comes

@@ -206,6 +206,13 @@ TEST_CASE("soft GPU: threads of a block meet, a barrier that is missing, and one
     n_wrong += out.values() != reversed;
   }
   CHECK(n_wrong == 8);
+  // So do as many as the instruction says.
+  Array<std::uint32_t> some(std::vector<std::uint32_t>(128));
+  CHECK(run(reversal("bar.sync 3, 128;"), {some.address()}, shape) == "");
+  CHECK(some.values() == reversed);
+  CHECK(run(reversal("shr.u32 %r8, %r1, 6;\nbar.sync %r8, 64;"), {some.address()}, shape) == "");
+  CHECK(some.values() != reversed);
+  CHECK(says(run(reversal("bar.sync 3, 48;"), {some.address()}, shape), "a barrier of 48 threads of 128"));
   // Lanes of a warp are not bound to each other either.
   reversed.erase(reversed.begin(), reversed.begin() + 96);
   n_wrong = 0;

@@ -91,6 +91,18 @@ TEST_CASE("emulator: a launch ends at its deadline") {
   CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(20));
 }
 
+void neighbours(int n, bool leaves) {
+  if (leaves && threadIdx.x >= 64) return;
+  sync_neighbours(n);
+}
+
+TEST_CASE("emulator: neighbours that meet are whole warps of the block, all of them") {
+  CHECK(error_of(neighbours, {.block = {128}}, 64, false).empty());
+  for (const int n : {48, 96, 160})
+    CHECK(has(error_of(neighbours, {.block = {128}}, n, false), "sync_neighbours: " + std::to_string(n) + " threads"));
+  CHECK(has(error_of(neighbours, {.block = {128}}, 128, true), "sync_neighbours"));
+}
+
 void one_block_fails() {
   __syncthreads();
   if (blockIdx.x % 3 == 1 && threadIdx.x == 7) __syncwarp(0);

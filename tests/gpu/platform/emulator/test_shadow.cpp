@@ -9,7 +9,7 @@ namespace {
 
 constexpr unsigned kAll = 0xFFFFFFFF;
 
-enum class Order { kNone, kWarp, kBlock, kShuffle, kVote, kBarrier, kCluster };
+enum class Order { kNone, kWarp, kOneWarp, kTwoWarps, kBlock, kShuffle, kVote, kBarrier, kCluster };
 
 /// Lane 0 writes, some other thread reads, whatever stands between.
 void write_and_read(Order order, int reader, bool backwards) {
@@ -24,6 +24,8 @@ void write_and_read(Order order, int reader, bool backwards) {
   switch (order) {
     case Order::kNone: break;
     case Order::kWarp: __syncwarp(); break;
+    case Order::kOneWarp: sync_neighbours(32); break;
+    case Order::kTwoWarps: sync_neighbours(64); break;
     case Order::kBlock: __syncthreads(); break;
     case Order::kShuffle: __shfl_sync(kAll, 1, 0); break;
     case Order::kVote: __any_sync(kAll, 1); break;
@@ -47,6 +49,9 @@ TEST_CASE("emulator shadow: barriers order memory, shuffles and votes do not") {
       CHECK(has(error(Order::kVote, 1), "race"));
       CHECK(error(Order::kWarp, 1).empty());
       CHECK(has(error(Order::kWarp, 32), "race"));
+      CHECK(error(Order::kOneWarp, 1).empty());
+      CHECK(has(error(Order::kOneWarp, 32), "race"));
+      CHECK(error(Order::kTwoWarps, 32).empty());
       CHECK(error(Order::kBlock, 32).empty());
       CHECK(error(Order::kBarrier, 32).empty());
       CHECK(error(Order::kCluster, 32).empty());
