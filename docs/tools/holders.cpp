@@ -272,7 +272,7 @@ void print_schedules() {
     }
   }
   std::printf("],\n  \"equal_runs\": [");
-  const WorkPartition partition(params, 1, 6);
+  const WorkPartition partition(params, 0, 6);
   for (Count block = 0; block < 6; ++block) {
     std::printf("%s[", block == 0 ? "" : ", ");
     const Count begin = partition.begin_of(block), end = partition.begin_of(block + 1);
@@ -314,7 +314,7 @@ void print_plans() {
           plan.n_stages == 0
               ? rows_at_once * 256 * n_thread_groups
               : (plan.n_stages - 1) * (path == "tensor" ? n_warps * tile_bytes : 2 * kKeysPerStep * 256 * n_thread_groups);
-      const std::int64_t n_rows = path == "tensor" ? n_query_tiles<Tile>(params) : params.n_rows();
+      const std::int64_t n_rows = path == "tensor" ? n_query_tiles<Tile>(params, plan.n_row_tiles) : params.n_rows();
       std::printf(
           "%s\n    {\"step\": \"%s\", \"group\": %ld, \"path\": \"%s\", \"blocks\": %ld, \"threads\": %d, \"stages\": %d, "
           "\"shared\": %zu, \"in_flight\": %ld}",

@@ -60,14 +60,14 @@ struct SerialScan {
 class WorkPartition {
  public:
   WorkPartition() = default;
-  /// @param n_rows rows of a query tile
+  /// @param log_rows rows of a query tile, as a power of two: a division takes twenty instructions before the first copy
   /// @param n_blocks of the grid; those that are more than there are work items stay idle
   /// @tparam Scan sums over the batch
   /// @pre at least one row, and at most kMostWorkItems work items
   template <class Params, class Scan = SerialScan>
-  TREE_ATTN_HOST_DEVICE WorkPartition(const Params& params, int n_rows, Count n_blocks, Scan = {})
-      : n_rows_(Count(n_rows)),
-        tiles_per_kv_head_((Count(params.group) - 1) / n_rows_ + 1),
+  TREE_ATTN_HOST_DEVICE WorkPartition(const Params& params, int log_rows, Count n_blocks, Scan = {})
+      : log_rows_(Count(log_rows)),
+        tiles_per_kv_head_(((Count(params.group) - 1) >> log_rows_) + 1),
         tiles_per_entry_(Count(params.kv_heads) * tiles_per_kv_head_) {
     n_work_items_ = tiles_per_entry_ * Scan::sum(Count(params.batch), [&](Count i) { return work_items_of(params, i); });
     n_blocks_ = n_blocks < n_work_items_ ? n_blocks : n_work_items_;
@@ -101,7 +101,7 @@ class WorkPartition {
     const Count s = (work_item - first) / work_range.n_tile_items, head = s / tiles_per_kv_head_;
     work_range.query_tile = i * tiles_per_entry_ + s;
     work_range.kv_head = i * Count(params.kv_heads) + head;
-    work_range.first_row = (s - head * tiles_per_kv_head_) * n_rows_;
+    work_range.first_row = (s - head * tiles_per_kv_head_) << log_rows_;
     work_range.tile_begin = first + s * work_range.n_tile_items;
     work_range.whole = params.leaves_by_entry(i);
     // What of it is asked for.
@@ -119,7 +119,7 @@ class WorkPartition {
     return Count(leaves_of(params.leaves_by_entry(i)));
   }
 
-  Count n_rows_ = 1, tiles_per_kv_head_ = 1, tiles_per_entry_ = 1, n_work_items_ = 0, n_blocks_ = 0, each_ = 0, rest_ = 0;
+  Count log_rows_ = 0, tiles_per_kv_head_ = 1, tiles_per_entry_ = 1, n_work_items_ = 0, n_blocks_ = 0, each_ = 0, rest_ = 0;
 };
 
 }  // namespace tree_attn

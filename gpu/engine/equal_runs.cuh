@@ -58,7 +58,7 @@ struct EqualRunsWorkspace {
   float* floats = nullptr;
   std::int64_t first_work_range = 0;           ///< floats before the forests of work ranges
   Count n_thread_group = 0, n_work_range = 0;  ///< floats of one forest, of which there is one a slot
-  int n_thread_groups = 1, n_slots = 1;
+  int n_thread_groups = 1, n_slots = 1;        ///< slots: of all tiles of rows
 
   /// Floats of a block: two work ranges, and its thread groups.
   std::int64_t n_floats() const { return (2 * std::int64_t{n_work_range} + n_thread_groups * n_thread_group) * n_slots; }
@@ -84,12 +84,12 @@ struct WriteEpilogue {
   __device__ __forceinline__ static Tiles take(Arena&) { return {}; }
   /// Where a joined query tile is written.
   __device__ __forceinline__ const DeviceOutput& output() const { return result; }
-  /// The block has written a query tile. All of its threads call it.
-  template <IsThreadGroup ThreadGroup, class Params>
-  __device__ __forceinline__ void tile_joined(const Params&, const WorkRange&, Tiles) const {}
+  /// The block has written a query tile, of 2^log_rows rows if the group has so many. All of its threads call it.
+  template <class Params>
+  __device__ __forceinline__ void tile_joined(const Params&, const WorkRange&, int /*log_rows*/, Tiles) const {}
   /// The block has done its last work range. All of its threads call it.
   template <IsThreadGroup ThreadGroup, class Params>
-  __device__ __forceinline__ void block_done(const Params&, Scratch, Tiles) const {}
+  __device__ __forceinline__ void block_done(const Params&, int /*log_rows*/, Scratch, Tiles) const {}
 };
 
 /// A block of the library kernel.
@@ -112,7 +112,9 @@ __device__ __forceinline__ void equal_runs_block(const typename Pipeline::Params
     const Shared<WorkRange> work_range = arena.take<WorkRange>(1);
     const typename Epilogue::Tiles tiles = epilogue.take(arena);
     Pipeline pipeline(arena, arguments);
-    WorkPartition all(params, ThreadGroup::kRows, gridDim.x, WarpScan{});
+    const int n_row_tiles = row_tiles_of_slots<ThreadGroup>(forests.n_slots),
+              log_rows = log_rows_of_slots<ThreadGroup>(forests.n_slots);
+    WorkPartition all(params, log_rows, gridDim.x, WarpScan{});
     Count next = all.begin_of(blockIdx.x), end_of_run = all.begin_of(blockIdx.x + 1);
     if (next == end_of_run) return wait_for_previous_launch();
     FoundEntry found{};
@@ -145,31 +147,41 @@ __device__ __forceinline__ void equal_runs_block(const typename Pipeline::Params
           return params.in_tree(work.kv_head, work.positions_of(begin > work.tile_begin ? begin : work.tile_begin,
                                                                 all.begin_of(first + i + 1)));
         };
-        const auto copy = [&](const auto& quad, int i, int j, const auto& states, int place) {
-          const float* const part =
-              joins_blocks ? forests.of_work_range(first + i, i > 0) : forests.of_thread_group(block, i);
-          states.copy(place, quad, part + quad.slot * (joins_blocks ? forests.n_work_range : forests.n_thread_group), j);
-        };
         is_end = joins_blocks || n_sharing == 1;
-        join_parts<ThreadGroup>(
-            pipeline.scratch(), rows_in_use<ThreadGroup>(params, work.first_row),
-            params.in_tree(work.kv_head, joins_blocks ? work.whole : work.positions),
-            joins_blocks ? n_sharing : forests.n_thread_groups, positions, copy, [&](const auto& quad, const auto& roots) {
-              if (is_end) {
-                write_output<ThreadGroup>(params, epilogue.output(), work.kv_head, work.first_row, quad, roots,
-                                          params.in_tree(work.kv_head, work.whole));
-              } else {
-                store_forest<ThreadGroup>(quad, roots, forests.of_work_range(block, block > first), forests.n_work_range);
-              }
-            });
+        TREE_ATTN_LOOP
+        for (int t = 0; t < n_row_tiles; ++t) {
+          const int first_slot = t * ThreadGroup::kSlots;
+          const std::int64_t first_row = work.first_row + t * ThreadGroup::kRows;
+          const int n_here = rows_in_use(params, first_row, ThreadGroup::kRows);
+          if (n_here <= 0) break;
+          if (t > 0) __syncthreads();
+          const auto copy = [&](const auto& quad, int i, int j, const auto& states, int place) {
+            const float* const part =
+                joins_blocks ? forests.of_work_range(first + i, i > 0) : forests.of_thread_group(block, i);
+            const Count n_forest = joins_blocks ? forests.n_work_range : forests.n_thread_group;
+            states.copy(place, quad, part + (first_slot + quad.slot) * n_forest, j);
+          };
+          join_parts<ThreadGroup>(
+              pipeline.scratch(), n_here, params.in_tree(work.kv_head, joins_blocks ? work.whole : work.positions),
+              joins_blocks ? n_sharing : forests.n_thread_groups, positions, copy, [&](const auto& quad, const auto& roots) {
+                if (is_end) {
+                  write_output<ThreadGroup>(params, epilogue.output(), work.kv_head, first_row, quad, roots,
+                                            params.in_tree(work.kv_head, work.whole));
+                } else {
+                  store_forest<ThreadGroup>(quad, roots,
+                                            forests.of_work_range(block, block > first) + first_slot * forests.n_work_range,
+                                            forests.n_work_range);
+                }
+              });
+        }
         if (is_end) break;
         joins_blocks = arrives_last(counters + work.query_tile, static_cast<unsigned>(n_sharing), is_last);
       } while (joins_blocks);
-      if (is_end) epilogue.template tile_joined<ThreadGroup>(params, work, tiles);
+      if (is_end) epilogue.tile_joined(params, work, log_rows, tiles);
 
       next = work.last;
       found = work.found;
-      if (next == end_of_run) return epilogue.template block_done<ThreadGroup>(params, pipeline.scratch(), tiles);
+      if (next == end_of_run) return epilogue.template block_done<ThreadGroup>(params, log_rows, pipeline.scratch(), tiles);
       // The next work range uses all this memory again.
       Pipeline::publish_scratch();
       __syncthreads();
@@ -193,17 +205,20 @@ template <IsPipeline Pipeline>
 EqualRunsWorkspace equal_runs_workspace(const typename Pipeline::Params& params, const LaunchPlan& plan, float* floats) {
   using ThreadGroup = typename Pipeline::ThreadGroup;
   const std::int64_t n_leaves = leaves_of({params.begin, params.end}), n_blocks = plan.n_blocks,
-                     a_block = std::min(n_leaves, (n_query_tiles<ThreadGroup>(params) * n_leaves + n_blocks - 1) / n_blocks);
+                     a_block = std::min(
+                         n_leaves,
+                         (n_query_tiles<ThreadGroup>(params, plan.n_row_tiles) * n_leaves + n_blocks - 1) / n_blocks);
   using Forest = GroupForest<ThreadGroup>;
-  const int n_thread_groups = n_thread_groups_of<ThreadGroup>(plan.n_threads);
+  const int n_thread_groups = n_thread_groups_of<ThreadGroup>(plan.n_threads, plan.n_row_tiles),
+            n_slots = ThreadGroup::kSlots * plan.n_row_tiles;
   const std::int64_t a_worker = (a_block + n_thread_groups - 1) / n_thread_groups,
                      n_thread_group = Forest::n_floats(params.longest_in_tree(a_worker * kLeafKeys));
   return {floats,
-          n_blocks * n_thread_groups * n_thread_group * ThreadGroup::kSlots,
+          n_blocks * n_thread_groups * n_thread_group * n_slots,
           Count(n_thread_group),
           Count(Forest::n_floats(params.longest_in_tree(a_block * kLeafKeys))),
           n_thread_groups,
-          ThreadGroup::kSlots};
+          n_slots};
 }
 
 /// Launches a kernel whose blocks are equal_runs_block(). @param config what it asks for beside blocks and memory
@@ -212,7 +227,7 @@ void launch_runs(const Kernel& kernel, Launch config, const typename Pipeline::P
                  const LaunchPlan& plan, const Workspace& workspace, Stream stream) {
   config.grid = {static_cast<unsigned>(plan.n_blocks)}, config.block = {static_cast<unsigned>(plan.n_threads)};
   config.shared_bytes = plan.shared_bytes;
-  launch(kernel, config, stream, params, result, Pipeline::arguments(params, plan.n_stages),
+  launch(kernel, config, stream, params, result, Pipeline::arguments(params, plan),
          equal_runs_workspace<Pipeline>(params, plan, workspace.floats), workspace.counters);
 }
 

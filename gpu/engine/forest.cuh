@@ -65,12 +65,12 @@ __device__ __forceinline__ int thread_group_of(unsigned thread) {
   return static_cast<int>(thread / ThreadGroup::kLanes);
 }
 
-/// The queries of a tile of kRows that begins with a row of a group: the last tile of a group may have fewer. The others are
-/// padding: their states are neither stored nor joined.
-template <IsThreadGroup ThreadGroup, class Params>
-__device__ __forceinline__ int rows_in_use(const Params& params, std::int64_t first_row) {
+/// The queries of a tile of n_rows that begins with a row of a group: the last tile of a group may have fewer. The others
+/// are padding: their states are neither stored nor joined.
+template <class Params>
+__device__ __forceinline__ int rows_in_use(const Params& params, std::int64_t first_row, int n_rows) {
   const std::int64_t n_left = params.group - first_row;
-  return n_left < ThreadGroup::kRows ? static_cast<int>(n_left) : ThreadGroup::kRows;
+  return n_left < n_rows ? static_cast<int>(n_left) : n_rows;
 }
 
 /// A thread group that is a part of a warp, serves one query, and reads kVectorsPerLane times 16 bytes of a row per lane.
@@ -84,6 +84,17 @@ template <class Tile>
 concept IsMmaTile =
     IsThreadGroup<Tile> && sizeof(typename Tile::T) == 2 && Tile::kLanes == kWarp&& Tile::kRows* Tile::kColumns == 8 &&
     Tile::kSlots* Tile::kColumns == 2 && Tile::kDim == 16 * Tile::kSteps&& Tile::kDim == 64 * Tile::kBoxes;
+
+/// Tiles of kRows queries that share the keys of one ring, in a block of so many threads: 1, 2 or 4, as many as the group of
+/// a kv head fills. On tensor cores each is the work of one warp, and they are a *query tile*, whose keys are read once; on
+/// CUDA cores a query tile is one thread group's.
+template <IsThreadGroup ThreadGroup, class Params>
+int row_tiles(const Params& params, int n_threads) {
+  int n = 1;
+  if constexpr (IsMmaTile<ThreadGroup>)
+    while (n * kWarp < n_threads && n * ThreadGroup::kRows < params.group) n *= 2;
+  return n;
+}
 
 /// In place of the tensor maps of a ring that needs none.
 struct NoMaps {};

@@ -25,8 +25,9 @@ LaunchPlan plan_equal_runs(const Params& params, const LaunchOptions& options) {
   with_pipeline<T>(params, [&](auto pipeline) {
     using Pipeline = typename decltype(pipeline)::type;
     using ThreadGroup = typename Pipeline::ThreadGroup;
-    const std::int64_t n = n_query_tiles<ThreadGroup>(params);
     const BlockSize block = fit_block<Pipeline>();
+    plan.n_row_tiles = row_tiles<ThreadGroup>(params, block.n_threads);
+    const std::int64_t n = n_query_tiles<ThreadGroup>(params, plan.n_row_tiles);
     plan.n_threads = block.n_threads;
     plan.n_stages = block.n_stages;
     plan.overlaps = device().major >= 9;
@@ -59,8 +60,8 @@ LaunchPlan plan_short_end(const DecodeParams& params, const LaunchOptions& optio
   with_pipeline<T>(params, [&](auto pipeline) {
     using Pipeline = typename decltype(pipeline)::type;
     using ThreadGroup = typename Pipeline::ThreadGroup;
-    const std::int64_t query_tiles = n_query_tiles<ThreadGroup>(params);
     const BlockSize block = fit_block<Pipeline>();
+    const std::int64_t query_tiles = n_query_tiles<ThreadGroup>(params, row_tiles<ThreadGroup>(params, block.n_threads));
     if (InCluster<ThreadGroup>::kFloats > block.n_scratch_floats || query_tiles > 65535) return;
     const auto n_resident = [&block](int size) {
       return n_resident_clusters(short_end<Pipeline>, {.grid = {static_cast<unsigned>(size)},

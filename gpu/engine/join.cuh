@@ -341,14 +341,15 @@ __device__ __forceinline__ void join_parts(Scratch scratch, int n_rows, KeyRange
 }
 
 /// join_parts() for the n parts of a range that split_range() has cut, their forests in global memory one after the other.
-/// @param n_rows queries of the thread group @param parts [n_parts][kSlots][n_part]
+/// @param n_rows queries of the thread group @param parts [n_parts][n_slots][n_part] @param first_slot of the thread group
 template <IsThreadGroup ThreadGroup, int kUnit = kLeafLevel, class Use>
 __device__ __forceinline__ void join_splits(Scratch scratch, int n_rows, const float* parts, std::int64_t n_part,
-                                            KeyRange range, int n_parts, const Use& use) {
+                                            KeyRange range, int n_parts, const Use& use, int n_slots = ThreadGroup::kSlots,
+                                            int first_slot = 0) {
   join_parts<ThreadGroup, kUnit>(
       scratch, n_rows, range, n_parts, [range, n_parts](int i) { return split_range(range, i, n_parts); },
-      [parts, n_part](const auto& quad, int i, int j, const auto& states, int place) {
-        states.copy(place, quad, parts + (i * ThreadGroup::kSlots + quad.slot) * n_part, j);
+      [=](const auto& quad, int i, int j, const auto& states, int place) {
+        states.copy(place, quad, parts + (i * n_slots + first_slot + quad.slot) * n_part, j);
       },
       use);
 }

@@ -22,6 +22,7 @@ struct LaunchOptions {
 struct LaunchPlan {
   int n_splits = 1;              ///< blocks that share the keys of a kv head
   int n_threads = 128;           ///< threads of a block
+  int n_row_tiles = 1;           ///< tiles of rows that read the same ring of copies: row_tiles()
   int n_stages = 0;              ///< stages of the ring of copies; 0 where there is none
   int n_blocks = 0;              ///< blocks of the grid, where that is not splits times rows
   int cluster = 0;               ///< blocks of a cluster, which merge through each other's shared memory; 0: no clusters

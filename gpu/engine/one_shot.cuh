@@ -176,10 +176,10 @@ struct RowRange {
   std::int64_t first;
   int n;
 };
-/// The rows of a query tile.
-template <IsThreadGroup ThreadGroup, class Params>
-__device__ __forceinline__ RowRange rows_of(const Params& params, std::int64_t kv_head, std::int64_t first_row) {
-  return {kv_head * params.group + first_row, rows_in_use<ThreadGroup>(params, first_row)};
+/// The rows of a tile, n_rows if the group has so many.
+template <class Params>
+__device__ __forceinline__ RowRange rows_of(const Params& params, QueryTile tile, int n_rows) {
+  return {tile.kv_head * params.group + tile.first_row, rows_in_use(params, tile.first_row, n_rows)};
 }
 
 /// Writes one quad of the states of the node, one for every subtree of its range.
@@ -199,13 +199,13 @@ __device__ __forceinline__ void write_node(const Params& params, float* states, 
   }
 }
 
-/// Receives the states of a query tile from all devices, merges them in the order of their ranges and finishes the rows, or
-/// leaves the states of the node; of the rows that this device owns, if rows have owners. All threads of the block call it;
-/// none of them uses the scratch memory any more.
+/// Receives the states of a thread group's rows from all devices, merges them in the order of their ranges and finishes the
+/// rows, or leaves the states of the node; of the rows that this device owns, if rows have owners. All threads of the block
+/// call it; none of them uses the scratch memory any more.
 template <IsThreadGroup ThreadGroup, class AnyPeers, class Params>
 __device__ __forceinline__ void receive_states(const AnyPeers& peers, const Params& params, const DeviceOutput& output,
                                                QueryTile tile, Scratch scratch) {
-  const RowRange rows = rows_of<ThreadGroup>(params, tile.kv_head, tile.first_row);
+  const RowRange rows = rows_of(params, tile, ThreadGroup::kRows);
 
   // A device without keys has no states. Its packets say that it has come this far.
   for (int source = 0; source < peers.n; ++source) {
@@ -261,34 +261,36 @@ struct PeersEpilogue {
   }
   __device__ __forceinline__ const DeviceOutput& output() const { return own; }
 
-  template <IsThreadGroup ThreadGroup, class Params>
-  __device__ __forceinline__ void tile_joined(const Params& params, const WorkRange& work, const Tiles& tiles) const {
+  template <class Params>
+  __device__ __forceinline__ void tile_joined(const Params& params, const WorkRange& work, int log_rows,
+                                              const Tiles& tiles) const {
     __syncthreads();
     if (threadIdx.x == 0) {
       const int begin = tiles[0], end = tiles[1];
       if (begin == end) tiles[0] = static_cast<int>(work.query_tile);
       tiles[1] = static_cast<int>(work.query_tile) + 1;
     }
-    const RowRange rows = rows_of<ThreadGroup>(params, work.kv_head, work.first_row);
+    const RowRange rows = rows_of(params, {work.kv_head, work.first_row}, 1 << log_rows);
     send_states(peers, own.states, params.d_v, rows.first, rows.n);
   }
   template <IsThreadGroup ThreadGroup, class Params>
-  __device__ __forceinline__ void block_done(const Params& params, Scratch scratch, const Tiles& tiles) const {
+  __device__ __forceinline__ void block_done(const Params& params, int log_rows, Scratch scratch, const Tiles& tiles) const {
     __syncthreads();
     const int begin = tiles[0], end = tiles[1];
     TREE_ATTN_LOOP
     for (int i = begin; i < end; ++i) {
-      const QueryTile tile = QueryTile::of<ThreadGroup>(params, i);
-      receive_states<ThreadGroup>(peers, params, result, tile, scratch);
-      const RowRange rows = rows_of<ThreadGroup>(params, tile.kv_head, tile.first_row);
+      const QueryTile tile = QueryTile::of(params, i, log_rows);
+      const RowRange rows = rows_of(params, tile, 1 << log_rows);
+      TREE_ATTN_LOOP
+      for (int r = 0; r < rows.n; r += ThreadGroup::kRows)
+        receive_states<ThreadGroup>(peers, params, result, {tile.kv_head, tile.first_row + r}, scratch);
       if (peers.has_owners) send_rows(peers, result, params.d_v, rows.first, rows.n);
     }
 
     // The rows of other owners, once all of the own ones are sent; then the step is done.
     TREE_ATTN_LOOP
     for (int i = begin; i < end; ++i) {
-      const QueryTile tile = QueryTile::of<ThreadGroup>(params, i);
-      const RowRange rows = rows_of<ThreadGroup>(params, tile.kv_head, tile.first_row);
+      const RowRange rows = rows_of(params, QueryTile::of(params, i, log_rows), 1 << log_rows);
       if (peers.has_owners) receive_rows(peers, result, params.d_v, rows.first, rows.n);
       __syncthreads();
       if (static_cast<int>(threadIdx.x) < rows.n) {

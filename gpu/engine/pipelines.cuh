@@ -46,7 +46,7 @@ concept IsPipeline = IsThreadGroup<typename Pipeline::ThreadGroup> &&
     requires(Pipeline pipeline, Arena& arena, const typename Pipeline::Arguments& arguments,
              const typename Pipeline::Params& params, std::int64_t i, KeyRange range, float* forests, std::size_t n_bytes) {
   { Pipeline::fit(n_bytes) } -> std::same_as<BlockSize>;  // on the host: the largest block in so much shared memory
-  { Pipeline::arguments(params, /*n_stages*/ 1) } -> std::same_as<typename Pipeline::Arguments>;  // on the host
+  { Pipeline::arguments(params, LaunchPlan{}) } -> std::same_as<typename Pipeline::Arguments>;  // on the host
   Pipeline(arena, arguments);
   { Pipeline::kIsCompiled } -> std::convertible_to<bool>;  // for this architecture
   { Pipeline::kThreads } -> std::convertible_to<int>;      // of a block, at most
@@ -77,10 +77,10 @@ void with_sub_warp(const DecodeParams& params, DType dtype, const F& f) {
   with_type(dtype, [&](auto type) { with_sub_warp<decltype(type)>(params, f); });
 }
 
-/// Thread groups in a block, each with a range of its own.
+/// Thread groups in a block, each with a range of its own, or teams of n_row_tiles of them.
 template <IsThreadGroup ThreadGroup>
-constexpr int n_thread_groups_of(int n_threads) {
-  return n_threads / ThreadGroup::kLanes;
+constexpr int n_thread_groups_of(int n_threads, int n_row_tiles = 1) {
+  return n_threads / (ThreadGroup::kLanes * n_row_tiles);
 }
 
 /// The most positions that one of n parts of the shard gets.
@@ -94,8 +94,9 @@ std::int64_t forest_floats(const DecodeParams& params, std::int64_t n_parts) {
   return LaneForest<ThreadGroup::kElements, ThreadGroup::kLanes>::n_floats(longest_part(params, n_parts));
 }
 
-/// Warps on tensor cores, each with a ring of its own. Four of them, one per scheduler: so each has all the registers that a
-/// thread may have. Two, where four have no room for their rings.
+/// Warps on tensor cores, each with a ring of its own; or teams of two or four of them, each with the ring of its first warp
+/// and a tile of rows for every warp, so that keys and values are copied once for up to 32 rows. Four warps, one per
+/// scheduler: so each has all the registers that a thread may have. Two, where four have no room for their rings.
 /// @tparam kCopy how rows come into shared memory where they are aligned; it changes no bit
 /// @tparam Params_ DecodeParams, or ListedParams for leaves in the order of a list
 template <IsMmaTile Tile, RowCopy kCopy, class Params_ = DecodeParams>
@@ -106,6 +107,7 @@ class MmaPipeline {
   using Ring = TileRing<Tile, kCopy, LeavesOf<Params>>;
   struct Arguments {
     bool aligned;              ///< rows may be copied as kCopy says
+    int n_row_tiles;           ///< warps of a team: 1, 2 or 4
     typename Ring::Maps maps;  ///< of keys and values
   };
 #if defined(__CUDA_ARCH__)
@@ -123,13 +125,15 @@ class MmaPipeline {
   }
   __device__ __forceinline__ MmaPipeline(Arena& arena, const Arguments& arguments)
       : aligned_(arguments.aligned),
+        n_row_tiles_(arguments.n_row_tiles),
         full_(arena.take<Barrier>(n_warps() * Ring::kStages)),
         memory_(arena.take<Bytes16>(n_vectors(n_warps(), Ring::n_stages(arguments.maps)), kBoxAlignment)),
-        ring_(memory_ + first_ring(n_warps()) + thread_group() * Ring::n_stages(arguments.maps) * Ring::kStageVectors,
-              full_ + thread_group() * Ring::kStages, arguments.maps, lane_of<Tile>(threadIdx.x)) {}
+        ring_(memory_ + first_ring(n_warps()) + first_of_team() * Ring::n_stages(arguments.maps) * Ring::kStageVectors,
+              full_ + first_of_team() * Ring::kStages, arguments.maps, lane_of<Tile>(threadIdx.x), n_row_tiles_,
+              thread_group() == first_of_team()) {}
   /// Describes keys and values to the copy engine, if it takes them.
-  static Arguments arguments(const Params& params, int n_stages) {
-    Arguments arguments{starts_aligned(params, DTypeTraits<typename Tile::T>::kDType), {}};
+  static Arguments arguments(const Params& params, const LaunchPlan& plan) {
+    Arguments arguments{starts_aligned(params, DTypeTraits<typename Tile::T>::kDType), plan.n_row_tiles, {}};
     if constexpr (Ring::kHasMaps) {
       // In a pool of pages all entries begin at the same place: one entry, see TileRing::begin().
       const std::int64_t n_entries = params.k.stride[0] == 0 && params.v.stride[0] == 0 ? 1 : params.batch;
@@ -143,7 +147,7 @@ class MmaPipeline {
       const TensorArray k = array_of(params.k, params.d_h), v = array_of(params.v, params.d_v);
       arguments.aligned = arguments.aligned && refusal(k).empty() && refusal(v).empty();
       if (arguments.aligned) arguments.maps = {make_tensor_map(k), make_tensor_map(v)};
-      arguments.maps.n_stages = n_stages;
+      arguments.maps.n_stages = plan.n_stages;
     }
     return arguments;
   }
@@ -156,10 +160,11 @@ class MmaPipeline {
   }
   __device__ __forceinline__ void operator()(const Params& params, std::int64_t kv_head, std::int64_t first_row,
                                              KeyRange range, float* forests, std::int64_t n_forest) {
-    const KeyRange own = split_range(range, thread_group(), n_warps());
+    const int row_tile = thread_group() - first_of_team();
+    const KeyRange own = split_range(range, team(), n_warps() >> (n_row_tiles_ >> 1));
     kv_head = warp_uniform(kv_head);
     const LeavesOf<Params> leaves({warp_uniform(own.begin), warp_uniform(own.end)}, params.in_use(kv_head));
-    accumulate_tiles<Tile>(params, kv_head, warp_uniform(first_row), leaves,
+    accumulate_tiles<Tile>(params, kv_head, warp_uniform(first_row + row_tile * Tile::kRows), leaves,
                            forests + thread_group() * Tile::kSlots * n_forest, n_forest, aligned_, ring_,
                            memory_ + thread_group() * kTileVectors<Tile>);
   }
@@ -181,11 +186,14 @@ class MmaPipeline {
   static_assert(bytes_of(kMostWarps, Ring::kStages) + kKernelBytes <= kMostSharedBytes &&
                 bytes_of(kMostWarps / 2, Ring::kHasMaps ? 2 : Ring::kStages) + kKernelBytes <= kLeastSharedBytes);
   __device__ __forceinline__ static int thread_group() { return warp_uniform(thread_group_of<Tile>(threadIdx.x)); }
+  __device__ __forceinline__ int team() const { return thread_group() >> (n_row_tiles_ >> 1); }
+  __device__ __forceinline__ int first_of_team() const { return thread_group() & -n_row_tiles_; }
   __device__ __forceinline__ static int n_warps() {
     return kFitsLargestBlock ? kMostWarps : static_cast<int>(blockDim.x) / kWarp;
   }
 
   bool aligned_;
+  int n_row_tiles_;
   Shared<Barrier> full_;
   Shared<Bytes16> memory_;
   Ring ring_;
@@ -239,7 +247,7 @@ class SubWarpPipeline {
     return {n_warps * kWarp, kStages, bytes_of(n_warps), n_scratch_floats(n_warps * kWarp)};
   }
   /// Which ways there are to the rows of a shard.
-  static RowAccess arguments(const DecodeParams& params, int) {
+  static RowAccess arguments(const DecodeParams& params, const LaunchPlan&) {
     constexpr DType kDType = DTypeTraits<typename SubWarp::T>::kDType;
     return {starts_aligned(params, kDType),
             device().major >= 9 && has_bulk_rows(params, kDType, SubWarp::kLanes * SubWarp::kVectorsPerLane * 16)};

@@ -29,31 +29,45 @@ namespace tree_attn::TREE_ATTN_PLATFORM {
 struct QueryTile {
   std::int64_t kv_head, first_row;
 
-  template <IsThreadGroup ThreadGroup>
-  __device__ __forceinline__ static QueryTile of(const DecodeParams& params, std::int64_t i) {
-    const Count n_of_kv_head = (Count(params.group) - 1) / ThreadGroup::kRows + 1;
-    return {Count(i) / n_of_kv_head, Count(i) % n_of_kv_head * ThreadGroup::kRows};
+  /// @param log_rows rows of a query tile, as a power of two
+  __device__ __forceinline__ static QueryTile of(const DecodeParams& params, std::int64_t i, int log_rows) {
+    const Count n_of_kv_head = ((Count(params.group) - 1) >> log_rows) + 1;
+    return {Count(i) / n_of_kv_head, Count(i) % n_of_kv_head << log_rows};
   }
 };
 
-/// Query tiles of a problem: every kRows queries of a group.
+/// Query tiles of a problem: every n_row_tiles times kRows queries of a group.
 template <IsThreadGroup ThreadGroup>
-std::int64_t n_query_tiles(const DecodeParams& params) {
-  return params.batch_kv_heads() * ((params.group + ThreadGroup::kRows - 1) / ThreadGroup::kRows);
+std::int64_t n_query_tiles(const DecodeParams& params, int n_row_tiles) {
+  const std::int64_t n_rows = n_row_tiles * ThreadGroup::kRows;
+  return params.batch_kv_heads() * ((params.group + n_rows - 1) / n_rows);
+}
+
+/// Tiles of rows that have so many slots, one on CUDA cores; and their rows, as a power of two.
+template <IsThreadGroup ThreadGroup>
+TREE_ATTN_HOST_DEVICE constexpr int row_tiles_of_slots(int n_slots) {
+  return IsMmaTile<ThreadGroup> ? n_slots / ThreadGroup::kSlots : 1;
+}
+template <IsThreadGroup ThreadGroup>
+TREE_ATTN_HOST_DEVICE constexpr int log_rows_of_slots(int n_slots) {
+  constexpr int kLogRows = ThreadGroup::kRows == 8 ? 3 : ThreadGroup::kRows == 4 ? 2 : 0;
+  static_assert(1 << kLogRows == ThreadGroup::kRows);
+  return kLogRows + (row_tiles_of_slots<ThreadGroup>(n_slots) >> 1);
 }
 
 /// Forests in the workspace: of every thread group of every split of every query tile. A query tile is the rows that one
-/// thread group serves, on all keys of their kv head.
+/// thread group serves, or a team of them, on all keys of their kv head.
 struct SplitWorkspace {
   float* floats = nullptr;
-  Count n_thread_group = 0;  ///< floats of one forest, of which there is one a slot
-  int n_thread_groups = 1, n_splits = 1, n_slots = 1;
+  Count n_thread_group = 0;                            ///< floats of one forest, of which there is one a slot
+  int n_thread_groups = 1, n_splits = 1, n_slots = 1;  ///< slots: of all tiles of rows
 
-  /// That of n_splits blocks of n_thread_groups per query tile; without memory, for its size.
+  /// That of the blocks of a plan; without memory, for its size.
   template <IsThreadGroup ThreadGroup>
-  static SplitWorkspace of(const DecodeParams& params, int n_splits, int n_thread_groups, float* floats) {
-    return {floats, Count(forest_floats<ThreadGroup>(params, std::int64_t{n_splits} * n_thread_groups)), n_thread_groups,
-            n_splits, ThreadGroup::kSlots};
+  static SplitWorkspace of(const DecodeParams& params, const LaunchPlan& plan, float* floats) {
+    const int n_thread_groups = n_thread_groups_of<ThreadGroup>(plan.n_threads, plan.n_row_tiles);
+    return {floats, Count(forest_floats<ThreadGroup>(params, std::int64_t{plan.n_splits} * n_thread_groups)),
+            n_thread_groups, plan.n_splits, ThreadGroup::kSlots * plan.n_row_tiles};
   }
   /// Floats of one query tile, and where its forests lie.
   std::int64_t n_floats() const { return std::int64_t{n_splits} * n_thread_groups * n_thread_group * n_slots; }
@@ -74,30 +88,38 @@ __device__ __forceinline__ void split_block(const DecodeParams& params, const De
   const Epilogue epilogue(arena, forests);
   Pipeline pipeline(arena, arguments);
   const Count query_tile = blockIdx.y;
-  const QueryTile tile = QueryTile::of<ThreadGroup>(params, query_tile);
+  const int n_row_tiles = row_tiles_of_slots<ThreadGroup>(forests.n_slots);
+  const QueryTile tile = QueryTile::of(params, query_tile, log_rows_of_slots<ThreadGroup>(forests.n_slots));
   const int split = static_cast<int>(blockIdx.x), n_splits = forests.n_splits;
   const KeyRange whole = params.leaves(tile.kv_head), range = split_range(whole, split, n_splits);
-  const int n_rows = rows_in_use<ThreadGroup>(params, tile.first_row);
 
   // Every thread group walks over its part of the split; the block joins them.
   pipeline(params, tile.kv_head, tile.first_row, range, forests.of_thread_group(query_tile, split, 0),
            forests.n_thread_group);
   __syncthreads();
   const Scratch all = pipeline.scratch(), scratch = Epilogue::rest(all);
-  join_splits<ThreadGroup>(scratch, n_rows, forests.of_thread_group(query_tile, split, 0), forests.n_thread_group, range,
-                           forests.n_thread_groups,
-                           [&](const auto& quad, const auto& roots) { epilogue.keep(quad, roots, all); });
+  TREE_ATTN_LOOP
+  for (int t = 0; t < n_row_tiles; ++t) {
+    const std::int64_t first_row = tile.first_row + t * ThreadGroup::kRows;
+    const int n_rows = rows_in_use(params, first_row, ThreadGroup::kRows);
+    if (n_rows <= 0) break;
+    if (t > 0) epilogue.again();
+    join_splits<ThreadGroup>(
+        scratch, n_rows, forests.of_thread_group(query_tile, split, 0), forests.n_thread_group, range,
+        forests.n_thread_groups, [&](const auto& quad, const auto& roots) { epilogue.keep(quad, roots, all); },
+        forests.n_slots, t * ThreadGroup::kSlots);
 
-  // One block joins the splits, and writes the rows.
-  if (epilogue.joins()) {
-    join_parts<ThreadGroup>(
-        scratch, n_rows, whole, n_splits, [whole, n_splits](int i) { return split_range(whole, i, n_splits); },
-        [&](const auto& quad, int i, int j, const auto& states, int place) {
-          epilogue.copy(quad, i, j, states, place, all);
-        },
-        [&](const auto& quad, const auto& roots) {
-          write_output<ThreadGroup>(params, output, tile.kv_head, tile.first_row, quad, roots, whole);
-        });
+    // One block joins the splits, and writes the rows.
+    if (epilogue.joins()) {
+      join_parts<ThreadGroup>(
+          scratch, n_rows, whole, n_splits, [whole, n_splits](int i) { return split_range(whole, i, n_splits); },
+          [&](const auto& quad, int i, int j, const auto& states, int place) {
+            epilogue.copy(quad, i, j, states, place, all);
+          },
+          [&](const auto& quad, const auto& roots) {
+            write_output<ThreadGroup>(params, output, tile.kv_head, first_row, quad, roots, whole);
+          });
+    }
   }
   epilogue.done();
 }
@@ -109,14 +131,15 @@ inline constexpr std::size_t kSplitBytes = 128;
 template <IsPipeline Pipeline>
 LaunchPlan plan_splits(const DecodeParams& params, int n_splits) {
   using ThreadGroup = typename Pipeline::ThreadGroup;
-  const std::int64_t query_tiles = n_query_tiles<ThreadGroup>(params);
   const BlockSize block = fit_block<Pipeline>();
-  const int n_thread_groups = n_thread_groups_of<ThreadGroup>(block.n_threads);
-  LaunchPlan plan{
-      .n_threads = block.n_threads, .n_stages = block.n_stages, .n_counters = query_tiles, .path = kPath<ThreadGroup>};
-  plan.n_splits = n_splits;
+  LaunchPlan plan{.n_splits = n_splits,
+                  .n_threads = block.n_threads,
+                  .n_row_tiles = row_tiles<ThreadGroup>(params, block.n_threads),
+                  .n_stages = block.n_stages,
+                  .path = kPath<ThreadGroup>};
+  plan.n_counters = n_query_tiles<ThreadGroup>(params, plan.n_row_tiles);
   plan.shared_bytes = kSplitBytes + block.n_bytes;
-  plan.n_floats = query_tiles * SplitWorkspace::of<ThreadGroup>(params, plan.n_splits, n_thread_groups, nullptr).n_floats();
+  plan.n_floats = plan.n_counters * SplitWorkspace::of<ThreadGroup>(params, plan, nullptr).n_floats();
   return plan;
 }
 
@@ -126,19 +149,18 @@ void launch_splits(const Kernel& kernel, const DecodeParams& params, const Devic
                    const typename Pipeline::Arguments& arguments, const LaunchPlan& plan, const Workspace& workspace,
                    Stream stream) {
   using ThreadGroup = typename Pipeline::ThreadGroup;
-  Launch config{.grid = {static_cast<unsigned>(plan.n_splits), static_cast<unsigned>(n_query_tiles<ThreadGroup>(params))},
+  const std::int64_t query_tiles = n_query_tiles<ThreadGroup>(params, plan.n_row_tiles);
+  Launch config{.grid = {static_cast<unsigned>(plan.n_splits), static_cast<unsigned>(query_tiles)},
                 .block = {static_cast<unsigned>(plan.n_threads)},
                 .shared_bytes = plan.shared_bytes};
   if (plan.cluster > 0) config.cluster = plan.cluster, config.overlaps = plan.overlaps;
-  launch(kernel, config, stream, params, output, arguments,
-         SplitWorkspace::of<ThreadGroup>(params, plan.n_splits, n_thread_groups_of<ThreadGroup>(plan.n_threads),
-                                         workspace.floats));
+  launch(kernel, config, stream, params, output, arguments, SplitWorkspace::of<ThreadGroup>(params, plan, workspace.floats));
 }
 /// The same with the arguments that the pipeline has by itself.
 template <IsPipeline Pipeline, class Kernel>
 void run_splits(const Kernel& kernel, const DecodeParams& params, const DeviceOutput& output, const LaunchPlan& plan,
                 const Workspace& workspace, Stream stream) {
-  launch_splits<Pipeline>(kernel, params, output, Pipeline::arguments(params, plan.n_stages), plan, workspace, stream);
+  launch_splits<Pipeline>(kernel, params, output, Pipeline::arguments(params, plan), plan, workspace, stream);
 }
 
 /// Most blocks of a cluster. A device of compute capability 9 may hold fewer of more than 8 than it has multiprocessors for,
@@ -176,6 +198,8 @@ class InCluster {
                                               const QuadStates<ThreadGroup>& states, int place, Scratch all) {
     states.copy_shared(place, quad, remote(all.memory, split) + quad.slot * kForest, j);
   }
+  /// Before the next tile of rows: the forests of this one have been read.
+  __device__ __forceinline__ static void again() { cluster_sync(); }
   /// A block that has ended has no shared memory to read.
   __device__ __forceinline__ static void done() { cluster_meet(); }
 };

@@ -9,8 +9,9 @@
 /// A device has one of the first two. Whether a range is copied or loaded is a parameter of the functions and not a question
 /// in them, so that the loop over leaves that are copied holds none of the instructions of loads.
 ///
-/// Each warp fills the ring that it reads. So a stage is free as soon as the warp has read it, without a barrier that counts
-/// readers, and no warp waits for another.
+/// A warp fills the ring that it reads. So a stage is free as soon as the warp has read it, without a barrier that counts
+/// readers, and no warp waits for another. Warps with rows of one kv head are a team instead, which has one ring: the first
+/// of them fills it, and all meet when they have read a stage. So keys and values are copied once for all rows of the team.
 #pragma once
 
 #include "tree_attn/gpu/engine/leaves.cuh"
@@ -70,22 +71,37 @@ class TileRing {
       return kStages;
   }
 
-  /// Initialises the barriers. All lanes of the warp call it.
+  /// Initialises the barriers. All lanes of the team call it.
   /// @param memory n_stages(maps) stages @param full as many barriers; unused without tensor maps
-  __device__ __forceinline__ TileRing(Shared<Bytes16> memory, Shared<Barrier> full, const Maps& maps, int lane)
-      : memory_(memory), full_(full), maps_(&maps), lane_(lane) {
+  /// @param n_warps of the team @param leads whether this warp is the first of them
+  __device__ __forceinline__ TileRing(Shared<Bytes16> memory, Shared<Barrier> full, const Maps& maps, int lane,
+                                      int n_warps = 1, bool leads = true)
+      : memory_(memory), full_(full), maps_(&maps), lane_(lane), n_warps_(n_warps), leads_(leads) {
     if constexpr (kHasMaps) {
-      if (lane_ == 0) {
+      if (lane_ == 0 && leads_) {
         for (int stage = 0; stage < n_stages(); ++stage) barrier_init(full_ + stage, 1);
         barrier_fence_init();
       }
-      __syncwarp();
+      sync();
     }
+  }
+  /// A barrier of the team.
+  __device__ __forceinline__ void sync() const { n_warps_ == 1 ? __syncwarp() : sync_neighbours(n_warps_ * kWarp); }
+  /// Whether a lane of the team says so. @param word shared memory of the lane's warp, the next warp's `pitch` further on
+  __device__ __forceinline__ bool any(bool here, Shared<int> word, int pitch) const {
+    bool any = __any_sync(kAllLanes, here) != 0;
+    if (n_warps_ == 1) return any;
+    if (lane_ == 0) *word = any ? 1 : 0;
+    sync();
+    const Shared<int> first = word - static_cast<int>(threadIdx.x) / kWarp % n_warps_ * pitch;
+    for (int i = 0; i < n_warps_; ++i) any = any || first[i * pitch] != 0;
+    sync();
+    return any;
   }
   __device__ __forceinline__ int n_stages() const { return n_stages(*maps_); }
 
-  /// Starts to fill all stages with what lies first in a range. All tiles of the range before it have been read; what this
-  /// warp has written to the ring's memory since, loaded rows among it, is ordered before copies, see async_proxy_fence().
+  /// Starts to fill all stages with what lies first in a range. All tiles of the range before it have been read; what the
+  /// team has written to the ring's memory since, loaded rows among it, is ordered before copies, see async_proxy_fence().
   /// @tparam kCopies whether rows are copied as kCopy says, for which they must be aligned; else they are loaded
   /// @param only_finite whether elements of values that are not finite become zero, where rows are loaded
   template <bool kCopies>
@@ -106,17 +122,17 @@ class TileRing {
       barrier_wait(full_ + stage_, parity_);
     } else {
       copy_async_wait<kStages - 1>();
-      __syncwarp();
+      sync();
     }
     return memory_ + stage_ * kStageVectors;
   }
-  /// Says that this lane has read the tile. When all have, the stage is filled again.
+  /// Says that this lane has read the tile. When all of the team have, the stage is filled again.
   /// @tparam kCopies as in begin()
   /// @param leaf, tile which tile it is: in the unrolled loop over the tiles of a leaf a constant, and so is the one that
   /// takes its place
   template <bool kCopies>
   __device__ __forceinline__ void release(const DecodeParams& params, int leaf, int tile) {
-    __syncwarp();
+    sync();
     start<kCopies>(params, leaf, tile + n_stages(), stage_);
     if (++stage_ == n_stages()) stage_ = 0, parity_ ^= 1;
   }
@@ -124,11 +140,11 @@ class TileRing {
   /// Makes zeros of the rows of a tile without a key, which a tensor map has copied with the others.
   __device__ __forceinline__ void clear(Shared<Bytes16> tile, const LeafKeys& keys) const {
     if constexpr (kHasMaps) {
-      for (int i = lane_; i < kStageVectors; i += kWarp) {
+      for (int i = lane_; leads_ && i < kStageVectors; i += kWarp) {
         if (!keys.contain(i % kBoxVectors / kRowVectors)) store16(tile + i, Bytes16{});
       }
       async_proxy_fence();
-      __syncwarp();
+      sync();
     }
   }
 
@@ -138,7 +154,7 @@ class TileRing {
   template <bool kCopies>
   __device__ __forceinline__ void start(const DecodeParams& params, int leaf, int tile, int stage) {
     leaf += tile / (2 * kTiles), tile %= 2 * kTiles;
-    if (leaf < leaves_.n_leaves()) {
+    if (leads_ && leaf < leaves_.n_leaves()) {
       const int at = leaf * static_cast<int>(kLeafKeys);
       const bool is_value = tile >= kTiles;
       const int first_column = (is_value ? tile - kTiles : tile) * (kTileBoxes * kBoxColumns);
@@ -203,7 +219,8 @@ class TileRing {
   Shared<Bytes16> memory_;
   Shared<Barrier> full_;
   const Maps* maps_;
-  int lane_;
+  int lane_, n_warps_;
+  bool leads_;
   int stage_ = 0, parity_ = 0;  ///< of the next tile to be read
   Leaves leaves_{};
   const T *keys_ = nullptr, *values_ = nullptr;  ///< the rows that rows are counted from

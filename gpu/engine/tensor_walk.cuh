@@ -127,7 +127,7 @@ struct TileWalk {
   const typename Ring::Leaves& leaves;
   Ring& ring;
   const TileQueries<Tile>& queries;
-  int n_rows;  ///< queries of the tile; the others are padding, and have no states
+  int n_rows;  ///< queries of the tile; the others, or all if it is 0 or less, are padding and have no states
   int own_lane;
   float* memory;                   ///< of the forests, one per slot
   std::int64_t n_forest;           ///< floats of a forest
@@ -151,7 +151,7 @@ struct TileWalk {
   /// that are not finite are left to the other.
   /// @tparam kCopies as in TileRing::begin()
   /// @param only_finite whether values that are not finite are zeros in the ring, and are added by themselves
-  /// @returns whether a state is not finite
+  /// @returns whether a state of the team is not finite
   /// @paper{eq_7, eq. (7)}
   template <bool kCopies>
   __device__ __forceinline__ bool over_leaves(bool only_finite = false) const {
@@ -217,15 +217,17 @@ struct TileWalk {
       // Lanes without a query are here first. Products take whole warps.
       __syncwarp();
     }
-    return __any_sync(kAllLanes, forests.is_broken()) != 0;
+    return ring.any(forests.is_broken(), shared_as<int>(memory_of_warp), 4 * kTileVectors<Tile>);
   }
 };
 
 /// The pass of one warp, for the queries first_row to first_row + kRows of the group of a kv head, as far as it has them.
+/// The warps of a team walk over the same leaves.
 ///
 /// Values that are not finite are looked for once, when the range has been walked over: 0 * Inf, of a key that is not seen
-/// or of a part of a weight that is 0, is NaN, and survives all merges. If a state is not finite the range is walked over
-/// again with zeros in place of such values, and they are added by themselves. So a component without them keeps its bits.
+/// or of a part of a weight that is 0, is NaN, and survives all merges. If a state is not finite the team walks over the
+/// range again with zeros in place of such values, and they are added by themselves. So a component without them keeps its
+/// bits.
 /// @param memory of its forests, one per slot, n_forest floats each @param memory_of_warp [kTileVectors]
 /// @param aligned whether rows may be copied as the ring copies them
 /// @paper{eq_7, eq. (7)}
@@ -240,7 +242,7 @@ __device__ __forceinline__ void accumulate_tiles(const DecodeParams& params, std
   const int own_lane = lane_of<Tile>(opaque(threadIdx.x));
   const TileQueries<Tile> queries(params, kv_head, first_row, memory_of_warp + InSharedMemory<Tile>::kVectors, own_lane);
   const TileWalk<Tile, Ring> walk{
-      params,   kv_head, first_row, leaves,        ring, queries, rows_in_use<Tile>(params, first_row),
+      params,   kv_head, first_row, leaves,        ring, queries, rows_in_use(params, first_row, Tile::kRows),
       own_lane, memory,  n_forest,  memory_of_warp};
   if (aligned && !walk.template over_leaves<true>()) return;
   for (bool only_finite = aligned;; only_finite = true) {

@@ -200,8 +200,8 @@ void queue_early_read(const unsigned* word) { launch(read_word, {.overlaps = dev
 bool copies_listed_rows(const ListedParams& params, DType dtype) {
   bool copies = false;
   with_type(dtype, [&](auto type) {
-    with_pipeline<decltype(type)>(params,
-                                  [&](auto pipeline) { copies = decltype(pipeline)::type::arguments(params, 2).aligned; });
+    with_pipeline<decltype(type)>(
+        params, [&](auto pipeline) { copies = decltype(pipeline)::type::arguments(params, {.n_stages = 2}).aligned; });
   });
   return copies;
 }
@@ -229,7 +229,7 @@ std::vector<float> tile_ring_on_device(const std::vector<std::uint16_t>& k, cons
   const auto run = [&]<RowCopy kCopy>(std::integral_constant<RowCopy, kCopy>) {
     using Tile = MmaTile<Half, kTileDim, 4>;
     using Ring = TileRing<Tile, kCopy>;
-    const auto arguments = MmaPipeline<Tile, kCopy>::arguments(params, options.n_stages);
+    const auto arguments = MmaPipeline<Tile, kCopy>::arguments(params, {.n_stages = options.n_stages});
     if (options.aligned && !arguments.aligned) throw DeviceError("rows cannot be copied");
     const auto n_vectors = static_cast<std::size_t>(Ring::kStages * Ring::kStageVectors);
     launch(tile_ring<kCopy>, {.block = {kWarp}, .shared_bytes = kBoxAlignment + n_vectors * sizeof(Bytes16)}, Stream{},

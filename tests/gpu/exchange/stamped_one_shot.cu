@@ -30,15 +30,16 @@ struct StampedEpilogue : PeersEpilogue<StampedPeers> {
     __syncthreads();
     if (threadIdx.x == 0) stamps[blockIdx.x * kExchangeStages + stage] = nanoseconds();
   }
-  template <IsThreadGroup ThreadGroup, class Params>
-  __device__ __forceinline__ void tile_joined(const Params& params, const WorkRange& work, const Tiles& tiles) const {
+  template <class Params>
+  __device__ __forceinline__ void tile_joined(const Params& params, const WorkRange& work, int log_rows,
+                                              const Tiles& tiles) const {
     stamp(kJoined);
-    PeersEpilogue::tile_joined<ThreadGroup>(params, work, tiles);
+    PeersEpilogue::tile_joined(params, work, log_rows, tiles);
     stamp(kSent);
   }
   template <IsThreadGroup ThreadGroup, class Params>
-  __device__ __forceinline__ void block_done(const Params& params, Scratch scratch, const Tiles& tiles) const {
-    PeersEpilogue::block_done<ThreadGroup>(params, scratch, tiles);
+  __device__ __forceinline__ void block_done(const Params& params, int log_rows, Scratch scratch, const Tiles& tiles) const {
+    PeersEpilogue::block_done<ThreadGroup>(params, log_rows, scratch, tiles);
     stamp(kMerged);
   }
 };

@@ -24,8 +24,8 @@ class StampedPipeline : public Pipeline {
     typename Pipeline::Arguments own;
     std::uint64_t* stamps;
   };
-  static Arguments arguments(const typename Pipeline::Params& params, int n_stages) {
-    return {Pipeline::arguments(params, n_stages), nullptr};
+  static Arguments arguments(const typename Pipeline::Params& params, const LaunchPlan& plan) {
+    return {Pipeline::arguments(params, plan), nullptr};
   }
   __device__ __forceinline__ StampedPipeline(Arena& arena, const Arguments& arguments)
       : Pipeline(arena, arguments.own), stamps_(arguments.stamps) {}
@@ -46,7 +46,7 @@ struct StampedEpilogue : WriteEpilogue {
   std::uint64_t* stamps;
 
   template <IsThreadGroup ThreadGroup, class Params>
-  __device__ __forceinline__ void block_done(const Params&, Scratch, Tiles) const {
+  __device__ __forceinline__ void block_done(const Params&, int, Scratch, Tiles) const {
     __syncthreads();
     stamp(stamps, kDone);
   }
@@ -83,7 +83,7 @@ void run_stamped(const DecodeParams& params, DType dtype, const DeviceOutput& ou
                  const Workspace& workspace, std::uint64_t* stamps, Stream stream) {
   with_timed_pipeline(params, dtype, [&](auto pipeline) {
     using Pipeline = StampedPipeline<typename decltype(pipeline)::type>;
-    typename Pipeline::Arguments arguments = Pipeline::arguments(params, plan.n_stages);
+    typename Pipeline::Arguments arguments = Pipeline::arguments(params, plan);
     arguments.stamps = stamps;
     if (plan.cluster > 0)
       return launch_splits<Pipeline>(stamped_short_end<Pipeline>, params, output, arguments, plan, workspace, stream);

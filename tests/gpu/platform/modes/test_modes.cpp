@@ -135,7 +135,7 @@ TEST_CASE("modes: every step, with every kind of worker, two splits and ragged e
 /// Query tiles that end inside a block, and blocks that join a query tile which others began: only a batch has them.
 /// @tested{thm_1, Thm. 1}
 TEST_CASE("modes: the library kernel over a batch with lengths of all kinds") {
-  std::vector<std::pair<std::int64_t, std::int64_t>> shapes{{2, 150}, {6, 150}, {2, 40}, {6, 40}};
+  std::vector<std::pair<std::int64_t, std::int64_t>> shapes{{2, 150}, {6, 150}, {2, 40}, {6, 40}, {22, 150}, {50, 150}};
 #if defined(TREE_ATTN_EMULATOR_SHADOW)
   // Three leaves for each of four warps fill their rings. Then the block joins them in the memory of the first stages, and
   // those are copied to next.
@@ -163,8 +163,9 @@ TEST_CASE("modes: the library kernel over a batch with lengths of all kinds") {
 /// On compute capability 8 every lane copies a part of every row, and on tensor cores reads what the others have copied.
 /// @tested{eq_7, eq. (7)}
 TEST_CASE("modes: rings without tensor maps and bulk copies") {
-  for (const Axes& axes : {of_tiles(DType::BF16, 64, 4, 1300), of_tiles(DType::BF16, 128, 7, 900),
-                           of_sub_warps(DType::BF16, 128, 504), of_sub_warps(DType::F32, 100, 300, kRagged)}) {
+  for (const Axes& axes :
+       {of_tiles(DType::BF16, 64, 4, 1300), of_tiles(DType::BF16, 128, 7, 900), of_tiles(DType::BF16, 64, 11, 1300),
+        of_sub_warps(DType::BF16, 128, 504), of_sub_warps(DType::F32, 100, 300, kRagged)}) {
     const auto workload = normal_workload(9180, axes);
     const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
     INFO("heads " << axes.heads << ", d " << axes.head_dim);

@@ -121,9 +121,11 @@ TEST_CASE("modes: one-shot on three devices, one of them without keys, has the b
     const auto on_cuda_cores = normal_workload(
         9300, {.heads = 2, .kv_heads = 2, .head_dim = 64, .value_dim = 64, .n_keys = kKeys, .dtype = DType::F32});
     CHECK(n_different<float>(*on_cuda_cores, ranges, seed) == 0);
-    const auto on_tensor_cores = normal_workload(
-        9301, {.heads = 4, .kv_heads = 1, .head_dim = 64, .value_dim = 64, .n_keys = kKeys, .dtype = DType::BF16});
-    CHECK(n_different<BFloat16>(*on_tensor_cores, ranges, seed) == 0);
+    for (const std::int64_t heads : {4, 19}) {
+      const auto on_tensor_cores = normal_workload(
+          9301, {.heads = heads, .kv_heads = 1, .head_dim = 64, .value_dim = 64, .n_keys = kKeys, .dtype = DType::BF16});
+      CHECK(n_different<BFloat16>(*on_tensor_cores, ranges, seed) == 0);
+    }
   }
 }
 
