@@ -316,7 +316,7 @@ def card():
     return table(*rows)
 
 
-TABLES = {f.__name__: f for f in (shapes, card, card_steps, ladder, step_bytes, plans, seeded_bugs, resources, instructions, measured)} | {"decode_speed": decode_speed.table, "predicted": predicted_times.table, "section_6": section_6.table} | network.TABLES | recall.TABLES
+TABLES = {f.__name__: f for f in (shapes, card, card_steps, ladder, step_bytes, plans, seeded_bugs, resources, instructions, measured)} | {"decode_speed": decode_speed.table, "predicted": predicted_times.table, "row_tiles": predicted_times.verify_table, "section_6": section_6.table} | network.TABLES | recall.TABLES
 
 
 def main():

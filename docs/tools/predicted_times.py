@@ -16,6 +16,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 CLOCK, CYCLES = 1.98e9, 3.8  # of an H200; of an instruction in a chain, by the model of the compiled code
 FIXED = 2.7e-6  # of the ends: what the measured ends of the kernels before this join had left
 DIM, THREADS, QUAD, GROUPS = 128, 128, 4, 4
+LEAF, MULTIPROCESSORS = 64, 132
 # Type, heads, rows, blocks of a tile, thread groups of a block.
 SHAPES = [("BF16", "16/16", 1, 8, 4), ("BF16", "8/8", 1, 16, 4), ("BF16", "32/8", 4, 16, 4), ("F32", "16/16", 1, 8, 8)]
 
@@ -39,6 +40,38 @@ def seconds(shape, walks, lines):
             for line in lines if line["step"] == "short-end" and line["shape"].startswith(f"{dtype}, {heads} heads, ") and line["shape"].endswith("k keys") and "sequences" not in line["shape"]]
 
 
+def step(walk, kv_heads, rows, keys, read):
+    """Seconds of a step with so many rows for each key/value head: the read or the walk, whichever is longer, and the ends. A query tile is up to four
+    tiles of rows that read the same keys on tensor cores, and one row on CUDA cores; every query tile reads them again."""
+    of_tile, n_warps = (8, THREADS // 32) if walk["worker"].startswith("MmaTile") else (1, 2 * THREADS // 32)
+    tiles = math.ceil(rows / of_tile)
+    teams = min(n_warps, 1 << (tiles - 1).bit_length()) if of_tile > 1 else 1  # of a query tile
+    passes = math.ceil(tiles / teams)
+    blocks = max(1, MULTIPROCESSORS // (kv_heads * passes)) * kv_heads * passes
+    walked = kv_heads * passes * keys / LEAF / blocks / (n_warps // teams) * walk["leaf"] * CYCLES / CLOCK
+    own = [min(of_tile, rows - of_tile * t) for t in range(min(tiles, teams))]
+    states = sum(chain(n, n_warps // teams, 32 * n_warps) + chain(n, blocks // (kv_heads * passes), 32 * n_warps) for n in own) - 2
+    return max(passes * read, walked) + FIXED + (walk["start"] + walk["pass"] + walk["arrival"] + walk["exit"] + states * walk["state"]) * CYCLES / CLOCK
+
+
+def factors(walks, lines):
+    """(type, query heads for each key/value head, keys, rows, l = 8 by l = 1) where every query head has eight queries instead of one."""
+    for dtype, worker, copied in (("BF16", "MmaTile<BFloat16, 128, 8>", "tensor map"), ("F32", "SubWarp<float, 32, 1>", "bulk")):
+        walk = next(w for w in walks if (w["kernel"], w["architecture"], w["worker"], w["rows"]) == ("equal_runs", "sm_90a", worker, copied))
+        for name, keys in (("8k", 8192), ("64k", 65536)):
+            read = next(line["read_seconds"] for line in lines if line["step"] == "short-end" and line["shape"] == f"{dtype}, 16/16 heads, {name} keys")
+            for group in (1, 2, 4):
+                yield dtype, group, name, 8 * group, step(walk, 16, 8 * group, keys, read) / step(walk, 16, group, keys, read)
+
+
+def verify_table():
+    counted, card = (json.loads((ROOT / "docs" / name).read_text(encoding="utf-8")) for name in ("kernel_instructions.json", "card.json"))
+    found = list(factors(counted["walks"], card["lines"]))
+    return ["| query heads for each of 16 | rows at l = 8 | BF16, 8k keys | BF16, 64k | F32, 8k | F32, 64k |", "| ---: | ---: |" + " ---: |" * 4] + [
+        f"| {group} | {8 * group} |" + "".join(f" {next(f[4] for f in found if f[:3] == (dtype, group, keys)):.2f} |" for dtype in ("BF16", "F32") for keys in ("8k", "64k"))
+        for group in (1, 2, 4)]
+
+
 def table():
     counted, card = (json.loads((ROOT / "docs" / name).read_text(encoding="utf-8")) for name in ("kernel_instructions.json", "card.json"))
     rows = ["| shape | read, measured | library before, measured | library, predicted | part of the read, predicted |", "| --- | ---: | ---: | ---: | ---: |"]
@@ -49,4 +82,4 @@ def table():
 
 
 if __name__ == "__main__":
-    print(*table(), sep="\n")
+    print(*table(), "", *verify_table(), sep="\n")

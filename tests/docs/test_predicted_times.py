@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """The predicted times: how long the chains of a join are, and what follows from counts that are known."""
+import json
 import pathlib
 import sys
 import unittest
@@ -20,6 +21,20 @@ class Predicted(unittest.TestCase):
         (name, read, before, predicted), = predicted_times.seconds(("BF16", "32/8", 4, 16, 4), [walk | {"rows": "loaded"}, walk], [line, line | {"step": "copies"}, line | {"shape": "BF16, 8/8 heads, 8k keys"}])
         self.assertEqual((name, read, before), (line["shape"], 1e-5, 2e-5))
         self.assertAlmostEqual(predicted - read - predicted_times.FIXED, (1000 + 18 * 50) * predicted_times.CYCLES / predicted_times.CLOCK)
+
+    def test_eight_queries_cost_a_tenth_more_than_one_while_the_memory_binds(self):
+        counted, card = (json.loads((predicted_times.ROOT / "docs" / name).read_text(encoding="utf-8")) for name in ("kernel_instructions.json", "card.json"))
+        found = {(dtype, group, keys): factor for dtype, group, keys, _, factor in predicted_times.factors(counted["walks"], card["lines"])}
+        self.assertTrue(all(1 < found["BF16", group, "64k"] <= 1.1 for group in (1, 2)), found)
+        # Four warps on one leaf multiply for longer than it takes to come; every row of F32 requests it again.
+        self.assertTrue(all(1.1 < found["BF16", 4, keys] < 2 and 6 < found["F32", group, keys] <= 8 for group in (1, 2, 4) for keys in ("8k", "64k")), found)
+
+    def test_a_query_tile_has_up_to_four_tiles_of_rows_and_reads_its_keys_once(self):
+        walk = {"worker": "MmaTile<BFloat16, 128, 8>", "start": 0, "pass": 0, "leaf": 100, "arrival": 0, "exit": 0, "state": 0}
+        read = [round((predicted_times.step(walk, 1, rows, 65536, 1) - predicted_times.FIXED), 6) for rows in (8, 16, 32, 33, 64, 65)]
+        self.assertEqual(read, [1, 1, 1, 2, 2, 3])
+        walked = [predicted_times.step(walk, 1, rows, 65536, 0) - predicted_times.FIXED for rows in (8, 9, 16, 17, 32)]
+        self.assertEqual([round(each / walked[0], 6) for each in walked], [1, 2, 2, 4, 4])
 
     def test_no_prediction_is_below_the_read(self):
         rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in predicted_times.table()[2:]]
