@@ -16,8 +16,9 @@ namespace tree_attn::TREE_ATTN_PLATFORM {
 struct AppendedRows {
   const std::int64_t* rows = nullptr;                     ///< [b], row of the cache; negative: nothing is appended
   const unsigned char* data = nullptr;                    ///< [b] keys [n_kv][key_bytes], then values [n_kv][value_bytes]
-  unsigned char *k = nullptr, *v = nullptr;               ///< [b][n_kv][n_allocated] rows
+  unsigned char *k = nullptr, *v = nullptr;               ///< [b][n_kv][n_allocated] rows, or those of a pool
   std::int64_t batch = 0, kv_heads = 0, n_allocated = 0;  ///< b, n_kv, rows of a key/value head
+  std::int64_t entry_stride = 0;                          ///< rows from one entry to the next; 0 in a pool
   std::int64_t key_bytes = 0, value_bytes = 0;
 };
 

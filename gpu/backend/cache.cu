@@ -51,7 +51,7 @@ DeviceCache::DeviceCache(const AttentionShape& shape, const OwnedLeaves& leaves,
 
 void DeviceCache::upload(Rows& to, std::int64_t entry, std::int64_t first, const TensorView& view) const {
   const std::int64_t n_heads = shape().kv_heads, row = to.row_bytes(), pitch = most_ * row, n = view.shape[2];
-  const std::int64_t at = (entry * n_heads * most_ + first) * row;
+  const std::int64_t at = place(entry, first) * row;
   if (n == 0 || row == 0 || n_heads == 0) return;
 
   // As it is, head by head, if the rows of a head follow each other.
@@ -72,13 +72,15 @@ void DeviceCache::upload(Rows& to, std::int64_t entry, std::int64_t first, const
 }
 
 void DeviceCache::allocate() {
-  const std::int64_t before = most_, needed = allocated_positions(capacity(), leaves().order());
-  if (needed <= before) return;
+  const bool is_pool = pages() != nullptr;
+  const std::int64_t before = most_,
+                     needed = is_pool ? pages()->n_rows() : allocated_positions(capacity(), leaves().order());
+  if (is_pool ? needed == before : needed <= before) return;
   most_ = needed;
   staging_.resize(static_cast<std::size_t>(shape().kv_heads * std::min(kStagedPositions, most_) *
                                            std::max(shape().head_dim, shape().value_dim) * size_of(shape().dtype)));
   // One copy on the device: the rows in use of every head.
-  const std::int64_t n_heads = shape().batch * shape().kv_heads;
+  const std::int64_t n_heads = (is_pool ? 1 : shape().batch) * shape().kv_heads;
   for (Rows* rows : {&k_, &v_}) {
     const std::int64_t row = rows->row_bytes();
     DeviceBuffer<unsigned char> to(n_heads * most_ * row);
@@ -110,6 +112,7 @@ void DeviceCache::put_appended() const {
   const AttentionShape& s = shape();
   for (std::int64_t i = 0; i < s.batch; ++i) {
     std::int64_t& row = appended_rows_[static_cast<std::size_t>(i)];
+    if (row < 0 || place(i, row) < 0) row = -1;
     if (row < 0) continue;
     const auto* const k = reinterpret_cast<const std::byte*>(appended_.data() + i * bytes_of_entry());
     write_now(i, row, TensorView::dense(k, s.dtype, {1, s.kv_heads, 1, s.head_dim}),
@@ -122,6 +125,7 @@ void DeviceCache::take_appended(std::int64_t* rows, unsigned char* data) const {
   for (std::int64_t i = 0; i < shape().batch; ++i) {
     rows[i] = std::exchange(appended_rows_[static_cast<std::size_t>(i)], -1);
     if (rows[i] >= 0) std::copy_n(appended_.data() + i * bytes_of_entry(), bytes_of_entry(), data + i * bytes_of_entry());
+    if (rows[i] >= 0 && pages() != nullptr) rows[i] = pages()->row(i, rows[i]);
   }
 }
 
@@ -132,26 +136,52 @@ Shard DeviceCache::dense_shard(const std::byte* memory, std::int64_t n, bool on_
           TensorView::dense(v, s.value_dtype, {s.batch, s.kv_heads, n, s.value_dim}), leaves().range().begin, on_device};
 }
 
+void DeviceCache::copy_page(std::int64_t from, std::int64_t to, std::int64_t n) {
+  if (n == 0) return;
+  for (Rows* rows : {&k_, &v_}) {
+    const std::int64_t page = kLeafKeys * rows->row_bytes(), pitch = most_ * rows->row_bytes();
+    rows->memory.queue_copy(Stream{}, rows->memory, from * page, pitch, to * page, pitch, n * rows->row_bytes(),
+                            shape().kv_heads);
+  }
+}
+
+template <class Use>
+void DeviceCache::for_each_run(std::int64_t n, const Use& use) const {
+  const std::int64_t n_heads = shape().kv_heads;
+  if (pages() == nullptr) return use(0, 0, n, shape().batch * n_heads);
+  for (std::int64_t i = 0; i < shape().batch; ++i) {
+    const std::int64_t used = std::min(n, lengths()[static_cast<std::size_t>(i)]);
+    for (std::int64_t a = 0, end = 0; a < used; a = end) {
+      end = std::min(used, leaves().end_of_leaf(a));
+      if (place(i, a) >= 0) use(i * n_heads * n + a, place(i, a), end - a, n_heads);
+    }
+  }
+}
+
 Shard DeviceCache::read_all(std::int64_t n, const std::function<std::byte*(std::size_t)>& memory) const {
   put_appended();
   std::byte* const all = memory(static_cast<std::size_t>(shape().batch * n * bytes_of_entry()));
   auto* to = reinterpret_cast<unsigned char*>(all);
-  for (const Rows* from : {&k_, &v_}) {
-    const std::int64_t row = from->row_bytes();
-    for (std::int64_t h = 0; h < shape().batch * shape().kv_heads && n * row > 0; ++h, to += n * row)
-      from->memory.download({to, static_cast<std::size_t>(n * row)}, h * most_ * row);
+  for (const Rows* rows : {&k_, &v_}) {
+    const std::int64_t row = rows->row_bytes();
+    for_each_run(n, [&](std::int64_t to_row, std::int64_t from, std::int64_t m, std::int64_t n_heads) {
+      for (std::int64_t h = 0; h < n_heads && m * row > 0; ++h)
+        rows->memory.download({to + (to_row + h * n) * row, static_cast<std::size_t>(m * row)}, (from + h * most_) * row);
+    });
+    to += shape().batch * shape().kv_heads * n * row;
   }
   return dense_shard(all, n, false);
 }
 
 Shard DeviceCache::read_all_on_device(std::int64_t n, std::byte* memory) const {
   put_appended();
-  const std::int64_t n_heads = shape().batch * shape().kv_heads;
   auto* to = reinterpret_cast<unsigned char*>(memory);
-  for (const Rows* from : {&k_, &v_}) {
-    const std::int64_t row = from->row_bytes();
-    from->memory.queue_copy_out(Stream{}, to, n * row, 0, most_ * row, n * row, n_heads);
-    to += n_heads * n * row;
+  for (const Rows* rows : {&k_, &v_}) {
+    const std::int64_t row = rows->row_bytes();
+    for_each_run(n, [&](std::int64_t to_row, std::int64_t from, std::int64_t m, std::int64_t n_heads) {
+      rows->memory.queue_copy_out(Stream{}, to + to_row * row, n * row, from * row, most_ * row, m * row, n_heads);
+    });
+    to += shape().batch * shape().kv_heads * n * row;
   }
   return dense_shard(memory, n, true);
 }

@@ -5,6 +5,7 @@
 
 #include "tree_attn/gpu/engine/params.hpp"
 #include "tree_attn/gpu/platform/launch.hpp"
+#include "tree_attn/reference/decode/page_table.hpp"
 #include "tree_attn/reference/decode/session.hpp"
 
 #include <memory>
@@ -28,7 +29,7 @@ void convert_row(const TensorView& view, std::int64_t i, std::int64_t j, std::in
                  std::vector<float>& row, unsigned char* to);
 
 /// Keys [b, n_kv, N, d_h] and values [b, n_kv, N, d_v] in device memory, dense. A capacity that grows takes new memory, to
-/// which the rows in use are copied.
+/// which the rows in use are copied. A cache in pages is the pool, [n_kv][64 n_pages] rows: as if it were one entry.
 ///
 /// A single position that is appended to an entry is kept on the host, until a session takes it along into its next step, or
 /// until something else needs it on the device.
@@ -39,8 +40,11 @@ class DeviceCache final : public KvCache {
   DeviceView keys() const { return view_of(k_); }
   DeviceView values() const { return view_of(v_); }
 
-  /// Rows of a key/value head that are allocated.
+  /// Rows of a key/value head that are allocated, and from one entry to the next.
   std::int64_t n_allocated() const { return most_; }
+  std::int64_t entry_stride() const { return pages() == nullptr ? shape().kv_heads * most_ : 0; }
+  /// Rows of an entry that there is room for: in pages more than are allocated, where a window gives some back.
+  std::int64_t n_positions() const { return pages() == nullptr ? most_ : capacity(); }
   /// Bytes of a row of keys, and of values.
   std::int64_t key_bytes() const { return k_.row_bytes(); }
   std::int64_t value_bytes() const { return v_.row_bytes(); }
@@ -61,6 +65,8 @@ class DeviceCache final : public KvCache {
   bool is_on_device() const override { return true; }
   void allocate() override;
   void cleared() override { std::fill(appended_rows_.begin(), appended_rows_.end(), -1); }
+  void settle() override { put_appended(); }
+  void copy_page(std::int64_t from, std::int64_t to, std::int64_t n) override;
   void write(std::int64_t entry, std::int64_t first, const TensorView& k, const TensorView& v) override;
   void write_all(const Shard& shard, std::span<const std::int64_t> lengths) override;
 
@@ -75,8 +81,16 @@ class DeviceCache final : public KvCache {
     std::int64_t row_bytes() const { return dim * static_cast<std::int64_t>(bytes_of(dtype)); }
   };
   DeviceView view_of(const Rows& rows) const {
-    return {rows.memory.data(), {shape().kv_heads * most_ * rows.dim, most_ * rows.dim, rows.dim}};
+    return {rows.memory.data(), {entry_stride() * rows.dim, most_ * rows.dim, rows.dim}};
   }
+  /// Where row a of an entry lies, counted from its first head; negative if its page has been given back.
+  std::int64_t place(std::int64_t entry, std::int64_t a) const {
+    return pages() == nullptr ? entry * entry_stride() + a : pages()->row(entry, a);
+  }
+  /// Calls use(to, from, m, n_heads) for runs of m rows of so many heads, of the first n rows: where the run of the first
+  /// head begins in a dense array, and here.
+  template <class Use>
+  void for_each_run(std::int64_t n, const Use& use) const;
   /// The first n rows of every head as a shard that lies densely in `memory`: keys, then values.
   Shard dense_shard(const std::byte* memory, std::int64_t n, bool on_device) const;
   void upload(Rows& to, std::int64_t entry, std::int64_t first, const TensorView& view) const;

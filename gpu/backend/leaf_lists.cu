@@ -81,7 +81,8 @@ class WithoutEmptySlots {
 
 }  // namespace
 
-void LeafLists::update(const OwnedLeaves& leaves, KeyRange closed_range, const Step& step, LeafList* lists) {
+void LeafLists::update(const OwnedLeaves& leaves, KeyRange closed_range, const Step& step, const PageTable* pages,
+                       LeafList* lists) {
   const bool is_other_range = range_.begin != closed_range.begin || range_.end != closed_range.end;
   range_ = closed_range;
   sources_.resize(step.lengths.size()), edges_.resize(step.lengths.size());
@@ -92,9 +93,13 @@ void LeafLists::update(const OwnedLeaves& leaves, KeyRange closed_range, const S
     const bool is_dealt = leaves.order() == LeafOrder::kDealt;
     const ListedTree tree(leaves, n);
     const KeyRange range = is_dealt ? KeyRange{tree.bound(range_.begin), tree.bound(range_.end)} : range_;
-    const Source source{
-        range.begin, range.end, leaf_before(leaves.n_keys(length)) + 1, any.begin >> kLeafLevel, all.begin >> kLeafLevel,
-        step.rule};
+    const Source source{range.begin,
+                        range.end,
+                        leaf_before(leaves.n_keys(length)) + 1,
+                        any.begin >> kLeafLevel,
+                        all.begin >> kLeafLevel,
+                        pages == nullptr ? 0 : pages->version(static_cast<std::int64_t>(i)),
+                        step.rule};
     const std::int64_t edge = leaf_before(all.end);
     if (!is_other_range && source == sources_[i] && edge >= edges_[i]) continue;
     sources_[i] = source, edges_[i] = edge;
@@ -105,9 +110,10 @@ void LeafLists::update(const OwnedLeaves& leaves, KeyRange closed_range, const S
     for_each_seen(leaves, n, any, [&](std::int64_t slot, std::int64_t place, std::int64_t leaf) {
       if (place == source.n_places - 1) list.last = static_cast<std::int32_t>(leaf_.size());
       const bool has_first = step.rule.window > 0 && leaf <= source.edge_of_first, has_last = leaf >= edge;
-      leaf_.push_back({static_cast<std::int32_t>(place_slot(is_dealt ? tree.slot(slot) : slot)),
-                       static_cast<std::int32_t>(place),
-                       has_first || has_last ? static_cast<std::int32_t>(leaf) : kSeenWhole});
+      leaf_.push_back(
+          {static_cast<std::int32_t>(place_slot(is_dealt ? tree.slot(slot) : slot)),
+           static_cast<std::int32_t>(pages == nullptr ? place : pages->page(static_cast<std::int64_t>(i), place)),
+           has_first || has_last ? static_cast<std::int32_t>(leaf) : kSeenWhole});
     });
     list.n_leaves = static_cast<std::int32_t>(leaf_.size());
     leaf_.push_back({static_cast<std::int32_t>((range.end + kLeafKeys - 1) / kLeafKeys), 0, kSeenWhole});

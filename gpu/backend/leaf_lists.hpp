@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The lists of leaves by which kernels read the dealt order (section 5.3).
+/// @brief The lists of leaves by which kernels read the dealt order, windows and pages (section 5.3).
 #pragma once
 
 #include "tree_attn/gpu/engine/listed_params.hpp"
 #include "tree_attn/gpu/platform/launch.hpp"
+#include "tree_attn/reference/decode/page_table.hpp"
 #include "tree_attn/reference/decode/step.hpp"
 #include "tree_attn/reference/state/owned_leaves.hpp"
 
@@ -40,9 +41,9 @@ class LeafLists {
 
   /// Makes the lists those of the leaves that the queries of a step see. @pre none has more leaves in the range than there
   /// is memory for, and no kernel reads them
-  /// @param range that of the leaves, closed()
+  /// @param range that of the leaves, closed() @param pages where they are; null: in the order of storage
   /// @param[in, out] lists [b], as the call before has left them
-  void update(const OwnedLeaves& leaves, KeyRange range, const Step& step, LeafList* lists);
+  void update(const OwnedLeaves& leaves, KeyRange range, const Step& step, const PageTable* pages, LeafList* lists);
   /// Lets a kernel read the leaves.
   void set(ListedParams& params) const { params.leaf = on_device_.data(), params.most_leaves = most_leaves_; }
   /// Leaves that a list has memory for; -1 without lists.
@@ -55,7 +56,7 @@ class LeafLists {
  private:
   /// What the leaves of a list follow from, beside the range: leaves of the shard, and the numbers of the leaves at edges.
   struct Source {
-    std::int64_t begin, end, n_places, first, edge_of_first;
+    std::int64_t begin, end, n_places, first, edge_of_first, version;
     SeenRule rule;
     bool operator==(const Source&) const = default;
   };

@@ -92,6 +92,7 @@ class DeviceOneShot final : public OneShotSession, private StepKernel {
         steps_(cache, scale, *this) {
     require(cache.leaves().order() == LeafOrder::kContiguous,
             "open_one_shot: its kernels read leaves in the contiguous order");
+    require(cache.pages() == nullptr, "open_one_shot: its kernels read rows one after the other, but the cache is in pages");
     require(options.timeout >= 0, "open_one_shot: a timeout of ", options.timeout, " s");
     constexpr unsigned kMostDone = std::numeric_limits<unsigned>::max() - 3;
     require(options.steps_done <= kMostDone, "open_one_shot: ", options.steps_done, " steps done; at most ", kMostDone);

@@ -31,24 +31,26 @@ void StepRunner::plan_range(KeyRange range) {
   stream_.forget();
   const DeviceCache& cache = plan_.cache;
   const AttentionShape& s = cache.shape();
-  plan_.range = range, plan_.order = cache.leaves().order(), plan_.n_allocated = cache.n_allocated();
+  plan_.range = range, plan_.order = cache.leaves().order(), plan_.n_positions = cache.n_positions();
   plan_.subtrees = cover(range.begin, range.end);
   if (!has_work()) return;
   const StepArrays input = input_.on_device();
   ListedParams& params = plan_.params;
   if (plan_.is_listed()) {
     if (plan_.order == LeafOrder::kContiguous && range.begin % kLeafKeys != 0)
-      throw DeviceError("a window over a shard that begins inside a leaf, at position " + std::to_string(range.begin));
-    static_cast<DecodeParams&>(params) = params_of(s, {0, plan_.n_allocated});
-    const std::int64_t n_leaves = (plan_.n_allocated + kLeafKeys - 1) / kLeafKeys;
-    params.tree_positions = LeafLists::tree_positions(cache.leaves(), range, n_leaves);
+      throw DeviceError("a window or pages over a shard that begins inside a leaf, at position " +
+                        std::to_string(range.begin));
+    static_cast<DecodeParams&>(params) = params_of(s, {0, cache.n_allocated()});
+    const auto leaves_of = [](std::int64_t n) { return (n + kLeafKeys - 1) / kLeafKeys; };
+    const std::int64_t n_leaves = leaves_of(cache.n_allocated());
+    params.tree_positions = LeafLists::tree_positions(cache.leaves(), range, leaves_of(plan_.n_positions));
     if (n_leaves > lists_.most_leaves()) lists_ = LeafLists(s.batch, n_leaves);
     lists_.set(params), params.lists = input.lists;
   } else {
     // A range without positions has a leaf without keys, for a kernel that has something to do all the same.
     const std::int64_t leaf = range.begin / kLeafKeys * kLeafKeys;
     static_cast<DecodeParams&>(params) = params_of(s, range.empty() ? KeyRange{leaf, leaf + kLeafKeys} : range);
-    params.readable_end = range.begin + std::min(allocated_positions(range.size()), plan_.n_allocated);
+    params.readable_end = range.begin + std::min(allocated_positions(range.size()), plan_.n_positions);
   }
   params.k = cache.keys(), params.v = cache.values(), params.lengths = input.lengths, params.rule = plan_.rule;
   // A leaf without keys is described, and never read.
@@ -67,7 +69,7 @@ void StepRunner::prepare(std::int64_t longest) {
   const DeviceCache& cache = plan_.cache;
   const KeyRange range = closed(cache.leaves().range(), longest);
   if (plan_.range.begin != range.begin || plan_.range.end != range.end || plan_.order != cache.leaves().order() ||
-      plan_.n_allocated != cache.n_allocated())
+      plan_.n_positions != cache.n_positions())
     plan_range(range);
 }
 
@@ -110,7 +112,7 @@ void StepRunner::stage(const Step& step) {
   std::copy(lengths.begin(), lengths.end(), input.lengths);
   if (plan_.range.empty()) std::fill_n(input.lengths, lengths.size(), 0);
   plan_.cache.take_appended(input.rows, input.appended);
-  if (plan_.is_listed()) lists_.update(plan_.cache.leaves(), plan_.range, step, input.lists);
+  if (plan_.is_listed()) lists_.update(plan_.cache.leaves(), plan_.range, step, plan_.cache.pages(), input.lists);
 }
 
 void StepRunner::queue_step(StepEnd* end) {
@@ -125,6 +127,7 @@ void StepRunner::queue_step(StepEnd* end) {
                  .batch = cache.shape().batch,
                  .kv_heads = cache.shape().kv_heads,
                  .n_allocated = cache.n_allocated(),
+                 .entry_stride = cache.entry_stride(),
                  .key_bytes = cache.key_bytes(),
                  .value_bytes = cache.value_bytes()},
                 stream_);

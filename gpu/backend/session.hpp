@@ -42,7 +42,7 @@ struct StepPlan {
   KeyRange range{0, -1};  ///< of the keys that it is for
   LeafOrder order = LeafOrder::kContiguous;
   SeenRule rule{};
-  std::int64_t n_allocated = 0;     ///< rows of the cache then
+  std::int64_t n_positions = 0;     ///< of an entry of the cache then
   std::vector<Subtree> subtrees{};  ///< of the range
   ListedParams params{};            ///< in the contiguous order the part that is DecodeParams
   LaunchPlan launch{};
@@ -50,8 +50,8 @@ struct StepPlan {
   DeviceBuffer<float> states{};  ///< room for those of the subtrees
 
   const AttentionShape& shape() const { return cache.shape(); }
-  /// Whether the kernel reads the leaves of a list: in the dealt order, and those that a window leaves.
-  bool is_listed() const { return order == LeafOrder::kDealt || rule.window > 0; }
+  /// Whether the kernel reads the leaves of a list: in the dealt order, in pages, and those that a window leaves.
+  bool is_listed() const { return order == LeafOrder::kDealt || rule.window > 0 || cache.pages() != nullptr; }
 };
 
 /// The kernel that decodes in a step.
