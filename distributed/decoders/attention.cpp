@@ -57,11 +57,11 @@ void Attention::open(const Ranks& ranks, const AttentionShape& shape, const Atte
   const std::vector<KeyRange> ranges = is_dealt ? dealt_ranges(topology.size()) : setup.ranges;
   const OwnedLeaves leaves(topology.range_of(ranks.rank(), ranges), is_dealt ? LeafOrder::kDealt : LeafOrder::kContiguous);
   const double scale = setup.scale.value_or(1 / std::sqrt(static_cast<double>(shape.head_dim)));
-  shard_ = open_shard(*backend, shape, leaves, 0, scale);
+  shard_ = open_shard(*backend, shape, leaves, 0, scale, setup.pages);
   PlanOptions options = setup.plan;
   options.network = transport_->network();
   decoder_ = algorithm->open(*transport_, shard_, ranges, options);
-  lengths_.assign(static_cast<std::size_t>(shape.batch), 0);
+  lengths_.assign(static_cast<std::size_t>(shape.batch), 0), kept_from_ = lengths_;
   most_keys_ = ranges.back().end;
   compares_lengths_ = setup.compares_lengths && topology.size() > 1;
 }
@@ -80,17 +80,44 @@ void Attention::append(std::int64_t entry, const TensorView& k, const TensorView
   require(leaves.n_keys(end) == held || (k.data != nullptr && v.data != nullptr), "Attention::append: rank ",
           transport_->rank(), " holds ", leaves.n_keys(end) - held, " of the positions [", length, ", ", end,
           "), but has no data of them");
-  try {
-    // Runs of positions that this rank holds: its range, or leaf by leaf.
+  // Runs of positions that this rank holds: its range, or leaf by leaf.
+  const auto for_each_run = [&](const auto& use) {
     for (std::int64_t at = length; at < end;) {
       const bool is_dealt = leaves.order() == LeafOrder::kDealt;
       const std::int64_t begin = is_dealt ? at : std::min(end, std::max(at, leaves.range().begin));
       at = std::min(end, is_dealt ? (at / kLeafKeys + 1) * kLeafKeys : end);
       const std::int64_t n_held = leaves.n_keys(at) - leaves.n_keys(begin);
-      if (n_held == 0) continue;
-      const std::int64_t first = begin - length;
-      cache.append(entry, k.positions(first, first + n_held), v.positions(first, first + n_held));
+      if (n_held > 0) use(begin - length, n_held);
     }
+  };
+  if (const PageTable* const pages = cache.pages()) {
+    std::optional<std::string> error;
+    try {
+      std::int64_t rows = held;
+      for_each_run([&](std::int64_t, std::int64_t n_held) { pages->check_room(entry, held, rows += n_held); });
+    } catch (const std::out_of_range& refusal) {
+      error = refusal.what();
+    }
+    // All ranks know whether one of them may take a page: in the dealt order with the first key of a leaf.
+    std::vector<std::int64_t> too_few{error.has_value()};
+    const bool begins_leaf = leaves.order() == LeafOrder::kContiguous ||
+                             (end + kLeafKeys - 1) / kLeafKeys != (length + kLeafKeys - 1) / kLeafKeys;
+    if (transport_->size() > 1 && n > 0 && (has_shared_ || begins_leaf))
+      too_few = transport_->tell_all(too_few[0], "all ranks to find pages");
+    if (error) throw std::out_of_range(*error);
+    const auto rank = std::ranges::find(too_few, 1);
+    require<std::out_of_range>(rank == too_few.end(), "Attention::append: rank ", rank - too_few.begin(),
+                               " has too few pages for ", n, " more positions of batch entry ", entry);
+    const PageRule& rule = pages->rule();
+    const std::int64_t l = std::max<std::int64_t>(1, cache.shape().n_queries);
+    if (rule.window > 0)
+      kept_from_[static_cast<std::size_t>(entry)] =
+          std::max(kept_from_[static_cast<std::size_t>(entry)], end - (l - 1) - rule.window);
+  }
+  try {
+    for_each_run([&](std::int64_t first, std::int64_t n_held) {
+      cache.append(entry, k.positions(first, first + n_held), v.positions(first, first + n_held));
+    });
   } catch (...) {
     cache.truncate(entry, held);
     throw;
@@ -98,14 +125,33 @@ void Attention::append(std::int64_t entry, const TensorView& k, const TensorView
   length = end;
 }
 
-void Attention::truncate(std::int64_t entry, std::int64_t n) {
-  require<std::out_of_range>(entry >= 0 && entry < std::ssize(lengths_), "Attention::truncate: batch entry ", entry,
+void Attention::check_prefix(const char* function, std::int64_t entry, std::int64_t n) const {
+  require<std::out_of_range>(entry >= 0 && entry < std::ssize(lengths_), function, ": batch entry ", entry,
                              " of a batch of ", lengths_.size());
-  std::int64_t& length = lengths_[static_cast<std::size_t>(entry)];
-  require<std::out_of_range>(n >= 0 && n <= length, "Attention::truncate: batch entry ", entry, " has ", length,
-                             " positions, not ", n);
+  const std::int64_t length = lengths_[static_cast<std::size_t>(entry)],
+                     kept_from = kept_from_[static_cast<std::size_t>(entry)];
+  require<std::out_of_range>(n >= 0 && n <= length, function, ": batch entry ", entry, " has ", length, " positions, not ",
+                             n);
+  require<std::out_of_range>(n == 0 || n >= kept_from, function, ": batch entry ", entry, " keeps the positions from ",
+                             kept_from, " on, so position ", n, " would follow keys that were given back");
+}
+
+void Attention::truncate(std::int64_t entry, std::int64_t n) {
+  check_prefix("Attention::truncate", entry, n);
   shard_.cache->truncate(entry, shard_.cache->leaves().n_keys(n));
-  length = n;
+  lengths_[static_cast<std::size_t>(entry)] = n;
+  if (n == 0) kept_from_[static_cast<std::size_t>(entry)] = 0;
+}
+
+void Attention::share(std::int64_t from, std::int64_t to, std::int64_t n) {
+  constexpr const char* kHere = "Attention::share";
+  check_prefix(kHere, from, n), check_prefix(kHere, to, 0);
+  require<std::out_of_range>(lengths_[static_cast<std::size_t>(to)] == 0, kHere, ": batch entry ", to, " has ",
+                             lengths_[static_cast<std::size_t>(to)], " positions, not none");
+  shard_.cache->share(from, to, shard_.cache->leaves().n_keys(n));
+  lengths_[static_cast<std::size_t>(to)] = n;
+  kept_from_[static_cast<std::size_t>(to)] = n == 0 ? 0 : kept_from_[static_cast<std::size_t>(from)];
+  has_shared_ = true;
 }
 
 bool Attention::holds(std::int64_t position) const {

@@ -34,6 +34,9 @@ struct AttentionSetup {
   /// Whether each step compares the lengths of all ranks, and what queries see, by a reduction of 16 bytes: ranks that
   /// have appended other numbers of keys would return attention over different sequences.
   bool compares_lengths = true;
+  /// The pages of each rank, for all sequences; 0: rows lie one after the other. Over several ranks append() then waits for
+  /// the others where a sequence begins a leaf, or has shared one: if one rank has too few pages, no rank appends.
+  PageRule pages{};
   PlanOptions plan{};  ///< its network is that of the transport
 };
 
@@ -64,10 +67,14 @@ class Attention {
   /// @param entry batch entry
   /// @param k [1, n_kv, n, d_h] @param v [1, n_kv, n, d_v]
   /// @throws as KvCache::append(), before anything is appended; std::invalid_argument also for null data of a position that
-  ///   this rank holds; std::out_of_range beyond the ranges
+  ///   this rank holds; std::out_of_range beyond the ranges, and on every rank if one has too few pages
   void append(std::int64_t entry, const TensorView& k, const TensorView& v);
-  /// Removes all positions of a sequence except the first n. @throws std::out_of_range unless 0 <= n <= its length
+  /// Removes all positions of a sequence except the first n. @throws std::out_of_range unless 0 <= n <= its length, and in
+  /// pages of a window if position n would follow keys that may have been given back
   void truncate(std::int64_t entry, std::int64_t n);
+  /// Lets a sequence without keys begin with the first n positions of another one, in the same pages. A step reads them once
+  /// for both. @throws std::logic_error without pages; std::out_of_range as truncate(), or if the sequence has keys
+  void share(std::int64_t from, std::int64_t to, std::int64_t n);
   /// Ends a sequence; the next append() begins another in its place. Its memory is kept.
   void release(std::int64_t entry) { truncate(entry, 0); }
   /// Keys of each sequence [b], over all ranks.
@@ -102,6 +109,8 @@ class Attention {
  private:
   struct Alone;
   void open(const Ranks& ranks, const AttentionShape& shape, const AttentionSetup& setup);
+  /// Throws what truncate() and share() throw for the first n positions of a sequence.
+  void check_prefix(const char* function, std::int64_t entry, std::int64_t n) const;
   /// The step for these queries, once the lengths have been compared.
   Step checked(const TensorView& q, const SeenRule& rule, std::span<const float> sink);
 
@@ -117,6 +126,8 @@ class Attention {
   };
   std::unique_ptr<OpenCombiner> combiner_;
   std::vector<std::int64_t> lengths_;
+  std::vector<std::int64_t> kept_from_;  ///< [b] positions before it may have been given back, but for sinks
+  bool has_shared_ = false;
   std::int64_t most_keys_ = 0;
   bool compares_lengths_ = true;
 };

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "tree_attn/reference/decode/backend.hpp"
+#include "tree_attn/reference/decode/page_table.hpp"
 
 #include <memory>
 #include <span>
@@ -21,9 +22,9 @@ struct OpenShard {
 /// @param shape of the queries, keys and values
 /// @param leaves of this rank
 /// @param capacity rows that there is room for before the cache grows
-/// @param scale multiplies q.k
+/// @param scale multiplies q.k @param pages of the cache; a rule of 0 pages: its rows lie one after the other
 OpenShard open_shard(const Backend& backend, const AttentionShape& shape, const OwnedLeaves& leaves, std::int64_t capacity,
-                     double scale);
+                     double scale, const PageRule& pages = {});
 /// The same with room for all positions of a range, in the contiguous order.
 inline OpenShard open_shard(const Backend& backend, const AttentionShape& shape, KeyRange range, double scale) {
   return open_shard(backend, shape, range, range.size(), scale);

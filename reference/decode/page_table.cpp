@@ -43,39 +43,43 @@ void PageTable::give_back(std::int64_t page) {
   if (page != kNone && --n_users(page) == 0) free_.push_back(static_cast<std::int32_t>(page));
 }
 
-PageTable::Copy PageTable::extend(std::int64_t entry, std::int64_t n, std::int64_t end) {
-  Entry& e = entries_[static_cast<std::size_t>(entry)];
-  if (end <= n) return {};
-
+PageTable::Plan PageTable::plan(std::int64_t entry, std::int64_t n, std::int64_t end) const {
   // The leaves that no row to come sees.
-  const std::int64_t before = n_leaves(n), after = n_leaves(end);
+  const Entry& e = of(entry);
   const std::int64_t first_seen = leaves_.position(end - 1) + 1 - (n_queries_ - 1) - rule_.window;
-  const std::int64_t gone_end =
-      rule_.window == 0 ? 0 : std::max(e.gone_end, leaves_.index_of_row(leaves_.n_keys(first_seen)));
-  const auto stays = [&](std::int64_t leaf) { return leaf < n_sink_leaves_ || leaf >= gone_end; };
-  const KeyRange old{std::max(e.gone_end, n_sink_leaves_), std::min(gone_end, before)};
+  Plan plan{n_leaves(n), n_leaves(end), 0, {}, false, n_sink_leaves_};
+  if (rule_.window > 0) plan.gone_end = std::max(e.gone_end, leaves_.index_of_row(leaves_.n_keys(first_seen)));
+  plan.given_back = {std::max(e.gone_end, n_sink_leaves_), std::min(plan.gone_end, plan.before)};
 
   // Count.
+  const auto n_users_of = [&](std::int64_t leaf) { return n_users_[static_cast<std::size_t>(page(entry, leaf))]; };
   std::int64_t n_available = n_free(), n_needed = 0;
-  for (std::int64_t i = old.begin; i < old.end; ++i) n_available += n_users(page(entry, i)) == 1;
-  for (std::int64_t i = before; i < after; ++i) n_needed += stays(i);
-  const bool copies = leaves_.index_of_row(n) < before && stays(before - 1) && n_users(e.pages.back()) > 1;
-  n_needed += copies;
+  for (std::int64_t i = plan.given_back.begin; i < plan.given_back.end; ++i) n_available += n_users_of(i) == 1;
+  for (std::int64_t i = plan.before; i < plan.after; ++i) n_needed += plan.stays(i);
+  const std::int64_t last = plan.before - 1;
+  plan.copies = leaves_.index_of_row(n) < plan.before && plan.stays(last) && n_users_of(last) > 1;
+  n_needed += plan.copies;
   require<std::out_of_range>(n_needed <= n_available, "KvCache::append: ", end - n, " more positions of batch entry ", entry,
                              " need ", n_needed, " pages, but ", n_available, " of ", rule_.n_pages, " are free");
+  return plan;
+}
 
-  // Change.
-  e.pages.resize(static_cast<std::size_t>(after), kNone);
-  for (std::int64_t i = old.begin; i < old.end; ++i) give_back(std::exchange(e.pages[static_cast<std::size_t>(i)], kNone));
-  e.gone_end = gone_end;
+PageTable::Copy PageTable::extend(std::int64_t entry, std::int64_t n, std::int64_t end) {
+  if (end <= n) return {};
+  const Plan plan = this->plan(entry, n, end);
+  Entry& e = entries_[static_cast<std::size_t>(entry)];
+  const auto page_of = [&](std::int64_t leaf) -> std::int32_t& { return e.pages[static_cast<std::size_t>(leaf)]; };
+  e.pages.resize(static_cast<std::size_t>(plan.after), kNone);
+  for (std::int64_t i = plan.given_back.begin; i < plan.given_back.end; ++i) give_back(std::exchange(page_of(i), kNone));
+  e.gone_end = plan.gone_end;
   Copy copy;
-  if (copies) {
-    std::int32_t& last = e.pages[static_cast<std::size_t>(before - 1)];
+  if (plan.copies) {
+    std::int32_t& last = page_of(plan.before - 1);
     copy = {last, take(), (n + leaves_.cut_off()) % kLeafKeys};
     give_back(std::exchange(last, static_cast<std::int32_t>(copy.to)));
   }
-  for (std::int64_t i = before; i < after; ++i) {
-    if (stays(i)) e.pages[static_cast<std::size_t>(i)] = take();
+  for (std::int64_t i = plan.before; i < plan.after; ++i) {
+    if (plan.stays(i)) page_of(i) = take();
   }
   e.version = ++n_changes_;
   return copy;

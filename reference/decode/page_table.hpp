@@ -65,6 +65,8 @@ class PageTable {
   struct Copy {
     std::int64_t from = kNone, to = kNone, n = 0;
   };
+  /// Throws what extend() would throw.
+  void check_room(std::int64_t entry, std::int64_t n, std::int64_t end) const { plan(entry, n, end); }
   /// Takes the pages for the rows [n, end) of an entry that has n, and gives those back that no row to come sees. If its
   /// last page has room and is shared, the entry gets one of its own.
   /// @returns what must be copied before a row is written @throws std::out_of_range if there are too few pages; nothing
@@ -84,6 +86,15 @@ class PageTable {
   };
   const Entry& of(std::int64_t entry) const { return entries_[static_cast<std::size_t>(entry)]; }
   std::int64_t n_leaves(std::int64_t n_rows) const { return n_rows == 0 ? 0 : leaves_.index_of_row(n_rows - 1) + 1; }
+  /// What extend() will do.
+  struct Plan {
+    std::int64_t before, after, gone_end;  ///< leaves now and then, and where those begin that keep a page
+    KeyRange given_back;                   ///< leaves
+    bool copies;                           ///< whether the last page is shared and has room
+    std::int64_t n_sink_leaves;
+    bool stays(std::int64_t leaf) const { return leaf < n_sink_leaves || leaf >= gone_end; }
+  };
+  Plan plan(std::int64_t entry, std::int64_t n, std::int64_t end) const;
   /// Number of leaves of n rows, the last of which has a page if it has room.
   std::int64_t checked_leaves(const char* function, std::int64_t entry, std::int64_t n) const;
   std::int32_t& n_users(std::int64_t page) { return n_users_[static_cast<std::size_t>(page)]; }

@@ -155,6 +155,70 @@ TEST_CASE("facade: the same bits alone and on any ranks, for keys appended in pi
   }
 }
 
+TEST_CASE("facade: pages and shared prefixes have the same bits on any ranks, and a window its own keys") {
+  const Inputs in = inputs();
+  Inputs twice = in;  // of entry 1 the first 200 keys are those of entry 0
+  for (std::int64_t h = 0; h < 2; ++h) {
+    for (Tensor* tensor : {&twice.k, &twice.v}) {
+      const TensorView view = tensor->view();
+      std::copy(view.row(0, h, 0), view.row(0, h, 200), tensor->bytes.begin() + (view.row(1, h, 0) - view.data));
+    }
+  }
+  const SeenRule window{.causal = true, .window = 100, .sinks = 70};
+  for (const auto& [backend, p] : {std::pair{"cpu", 1}, {"cpu", 2}, {"cpu", 3}, {"cpu", 7}, {"emulated", 2}}) {
+    DecodeOutput whole[2], seen[2];
+    for (const bool has_pages : {false, true}) {
+      run_threads(Topology::pretend(p, 2), kTimeout, [&](const ThreadRanks& ranks, ThreadTransport&) {
+        AttentionSetup setup{.backend = backend};
+        if (has_pages) setup.pages.n_pages = 20;
+        Attention attention(ranks, kShape, setup);
+        append_pieces(attention, twice, 0, 200, 100);
+        if (has_pages) attention.share(0, 1, 200);
+        append_pieces(attention, twice, 1, 333, 100);
+        append_pieces(attention, twice, 0, kKeys, 100);
+        const DecodeOutput all_keys = attention.step(in.q).copy();
+
+        if (has_pages) setup.pages = {.n_pages = 12, .window = window.window, .sinks = window.sinks};
+        Attention windowed(ranks, kShape, setup);
+        for (const std::int64_t entry : {0, 1}) append_pieces(windowed, in, entry, kKeys, 90);
+        windowed.truncate(0, kKeys - 60);
+        append_pieces(windowed, in, 0, kKeys, 90);
+        const DecodeOutput of_window = windowed.step(in.q, window).copy();
+        if (ranks.rank() == 0) whole[has_pages] = all_keys, seen[has_pages] = of_window;
+        if (!has_pages) return;
+        CHECK_THROWS_WITH_AS(windowed.truncate(0, 300),
+                             "Attention::truncate: batch entry 0 keeps the positions from 599 on, so position 300 would "
+                             "follow keys that were given back",
+                             std::out_of_range);
+        CHECK_THROWS_WITH_AS(windowed.share(0, 1, 640), "Attention::share: batch entry 1 has 700 positions, not none",
+                             std::out_of_range);
+        windowed.release(1);
+        windowed.share(0, 1, kKeys);
+        CHECK(windowed.lengths()[1] == kKeys);
+        windowed.step(in.q, window);
+      });
+    }
+    CHECK(same_bits(whole[0], whole[1]));
+    CHECK(same_bits(seen[0], seen[1]));
+  }
+}
+
+TEST_CASE("facade: if one rank has too few pages, all learn it and none appends") {
+  const Inputs in = inputs();
+  const std::vector<std::int64_t> lengths{320, 64};
+  const DecodeOutput expected = alone(in, lengths);
+  run_threads(Topology::pretend(3, 3), kTimeout, [&](const ThreadRanks& ranks, ThreadTransport&) {
+    Attention attention(ranks, kShape, {.pages = {.n_pages = 4}});
+    append_pieces(attention, in, 0, 320, 50);
+    append_pieces(attention, in, 1, 64, 64);
+    const std::string refusal = message([&] { append_pieces(attention, in, 1, 400, 336); });
+    CHECK(refusal.find("pages") != std::string::npos);
+    CHECK(refusal.find(ranks.rank() == 0 ? "KvCache::append: " : "Attention::append: rank 0 has too few") == 0);
+    CHECK(attention.lengths()[1] == 64);
+    CHECK(same_bits(attention.step(in.q).copy(), expected));
+  });
+}
+
 TEST_CASE("facade: a causal edge, a window and learned sinks have the same bits alone and on ranks, whole and in parts") {
   const Inputs in = inputs();
   const SeenRule rule{.causal = true, .window = 300, .sinks = 5};
