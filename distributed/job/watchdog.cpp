@@ -23,8 +23,11 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr int kStatus = 2;
-/// Before ranks know each other: a library may be looking up a host name, and of several ranks the lowest speaks.
+/// Seconds that the start and the end may take at least: a library may be looking up a host name. Of several ranks the
+/// lowest speaks.
 constexpr double kStart = 30, kBetweenRanks = 2;
+/// Time limits that the start may take: thousands of ranks may be reading libraries from a cold file system.
+constexpr double kLimitsOfStart = 5;
 
 }  // namespace
 
@@ -35,7 +38,7 @@ Watchdog::Watchdog(const LaunchedJob& job, double timeout)
 
 void Watchdog::start() {
   if (!is_limited()) return;
-  observer_.emplace(*board_, timeout_, std::max(kStart - timeout_, 0.0) + kBetweenRanks * job_.rank);
+  observer_.emplace(*board_, timeout_, std::max(kStart, kLimitsOfStart * timeout_) - timeout_ + kBetweenRanks * job_.rank);
   // Signals are handled by the main thread.
   sigset_t all, before;
   sigfillset(&all);

@@ -23,8 +23,9 @@ namespace tree_attn {
 /// on standard error and status 2 on every rank; the launcher ends processes that are stopped.
 class Watchdog : public Deadline {
  public:
-  /// With a board of this rank alone, on which a wait may take 30 s; start() starts the thread. @param timeout seconds; with
-  /// infinity there is neither a thread nor a deadline @throws std::invalid_argument as require_timeout()
+  /// With a board of this rank alone, on which a wait may take 30 s, or five time limits; start() starts the thread. @param
+  /// timeout seconds; with infinity there is neither a thread nor a deadline @throws std::invalid_argument as
+  /// require_timeout()
   Watchdog(const LaunchedJob& job, double timeout);
   /// After MPI_Finalize: no rank waits for this one.
   ~Watchdog() override;
@@ -39,7 +40,7 @@ class Watchdog : public Deadline {
   /// A phrase with "all ranks" in it is of a wait for what another rank has to do first.
   void begin_wait(std::string_view phrase) override;
   void progress() override { ++board_->own().moves; }
-  /// Before MPI_Finalize, which makes no progress that is seen: it may take 30 s, as the start may.
+  /// Before MPI_Finalize, which makes no progress that is seen: it may take 30 s.
   void ends();
   /// Ends this process if the job has ended, which a rank that was stopped finds when it continues.
   void end_wait() override;

@@ -6,8 +6,6 @@
 #include "tree_attn/gpu/backend/session.hpp"
 #include "tree_attn/gpu/engine/one_shot.cuh"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -17,11 +15,21 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <random>
 #include <stdexcept>
 #include <vector>
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 namespace {
+
+/// A number of this process alone: its id may be that of another, in another container.
+std::int64_t this_process() {
+  static const std::int64_t drawn = [] {
+    std::random_device draw;
+    return std::int64_t{draw()} << 32 | draw();
+  }();
+  return drawn;
+}
 
 /// The window of a rank. One that others of the same process store into lives until the last of them has let go of it, also
 /// if its rank fails.
@@ -126,7 +134,7 @@ class DeviceOneShot final : public OneShotSession, private StepKernel {
     next_.reset();
     next_ = Window::open(std::move(memory), rank, peers_.n_window(), use_);
     const bool has_handle = is_shared && next_->memory() == nullptr && next_->size() > 0;
-    return {next_->address(), getpid(), current_device(), rank, has_handle ? next_->handle() : WindowHandle{}};
+    return {next_->address(), this_process(), current_device(), rank, has_handle ? next_->handle() : WindowHandle{}};
   }
 
   void connect(std::span<const NodeWindow> windows) override {

@@ -23,7 +23,7 @@ namespace tree_attn {
 /// handle for other processes; a window that a library has mapped needs neither.
 struct NodeWindow {
   std::uint64_t address = 0;
-  std::int64_t process = 0;
+  std::int64_t process = 0;  ///< drawn at random, once for each
   std::int32_t device = 0, rank = 0;
   WindowHandle handle;
 };
