@@ -148,10 +148,12 @@ struct Setup {
     if (!options.in.empty()) file = SafetensorsFile::open(options.in);
     if (!file && !options.expect.empty())
       throw InputError("--expect " + readable(options.expect) + ": needs IN, the file that contains the tensor");
+    if (!file && options.value_dim > 0)
+      throw InputError("--value-dim " + std::to_string(options.value_dim) + ": needs IN, a file without the tensor v");
     const LeafOrder order = order_of(options, chosen);
     WorkloadShape synthetic = file ? WorkloadShape{} : synthetic_shape(options, order);
     synthetic.rule = options.rule, synthetic.softcap = options.softcap;
-    workload = file ? open_workload(*file, options.steps, order, options.rule, options.softcap)
+    workload = file ? open_workload(*file, options.steps, order, options.rule, options.softcap, options.value_dim)
                     : make_workload(synthetic, options.seed, options.steps);
     if (file && !options.expect.empty()) expected_tensor(*file, options.expect, workload->shape());
     check(options, ranks.size(), workload->shape());

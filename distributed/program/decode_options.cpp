@@ -275,6 +275,13 @@ void add_seen_options(CLI::App& command, SeenRule& rule, double& softcap) {
       ->check(is_cap);
 }
 
+void add_value_dim_option(CLI::App& command, std::int64_t& value_dim) {
+  command
+      .add_option("--value-dim", value_dim,
+                  "IN has no tensor v: values are the first d components of the keys (multi-head latent attention)")
+      ->check(within(1, kOpenEnd));
+}
+
 void add_devices_option(CLI::App& command, std::string& devices) {
   command
       .add_option("--devices", devices,
@@ -364,6 +371,7 @@ std::vector<const CLI::Option*> add_decode_options(CLI::App& command, DecodeOpti
                   "IN dealt, but for one-shot)")
       ->check(CLI::IsMember({"contiguous", "dealt"}).description(""));
   command.add_option("--scale", options.scale, "Factor of q.k (default 1/sqrt(d_h))")->check(is_finite);
+  add_value_dim_option(command, options.value_dim);
   add_seen_options(command, options.rule, options.softcap);
   command
       .add_option(

@@ -44,6 +44,7 @@ struct DecodeOptions : ShapeOptions, ClusterOptions {
   int steps = 1, repeat = 1, warmup = 0, moments = 1;
   SeenRule rule;
   double softcap = 0;
+  std::int64_t value_dim = 0;
   bool verify = false;
 };
 
@@ -60,6 +61,8 @@ DType dtype_named(std::string_view name);
 void add_window_options(CLI::App& command, SeenRule& rule);
 /// Adds --causal, --window, --sinks and --softcap. `rule` and `softcap` must live until the command line is parsed.
 void add_seen_options(CLI::App& command, SeenRule& rule, double& softcap);
+/// Adds --value-dim. `value_dim` must live until the command line is parsed.
+void add_value_dim_option(CLI::App& command, std::int64_t& value_dim);
 /// Adds --devices. `devices` must live until the command line is parsed.
 void add_devices_option(CLI::App& command, std::string& devices);
 /// Adds the options of the ranks and the algorithm. `options` must live until the command line is parsed.

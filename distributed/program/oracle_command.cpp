@@ -19,13 +19,14 @@ struct OracleOptions {
   std::optional<double> scale;
   SeenRule rule;
   double softcap = 0;
+  std::int64_t value_dim = 0;
 };
 
 int run_oracle(const OracleOptions& options) {
   const SafetensorsFile file = SafetensorsFile::open(options.in);
   OutputFile out(options.out);
   check_different({{"IN", options.in}, {"OUT", options.out}});
-  const FileTensors tensors = read_tensors(file);
+  const FileTensors tensors = read_tensors(file, options.value_dim);
   AttentionOptions attention_options{.scale = options.scale,
                                      .rule = options.rule,
                                      .sink = {tensors.sink.begin(), tensors.sink.end()},
@@ -77,6 +78,7 @@ Command add_oracle(CLI::App& program) {
       ->required()
       ->check(not_empty);
   command->add_option("--scale", options->scale, "Factor of q.k (default 1/sqrt(d_h))")->check(is_finite);
+  add_value_dim_option(*command, options->value_dim);
   add_seen_options(*command, options->rule, options->softcap);
   return [options](const Ranks& ranks) {
     // Rank 0 computes; the other ranks learn whether it succeeded.

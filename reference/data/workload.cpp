@@ -105,10 +105,18 @@ std::string ignored_tensors(const SafetensorsFile& file, std::string_view expect
   return readable(names, 200);
 }
 
-FileTensors read_tensors(const SafetensorsFile& file) {
-  FileTensors tensors{
-      view4(file, "q", "b, n_h, l, d_h"), view4(file, "k", "b, n_kv, N, d_h"), view4(file, "v", "b, n_kv, N, d_v"), {}};
+FileTensors read_tensors(const SafetensorsFile& file, std::int64_t value_dim) {
   const auto refuse = [&](const std::string& why) { throw InputError(readable(file.path(), 200) + ": " + why); };
+  FileTensors tensors{view4(file, "q", "b, n_h, l, d_h"), view4(file, "k", "b, n_kv, N, d_h"), {}, {}};
+  if (value_dim == 0) {
+    tensors.v = view4(file, "v", "b, n_kv, N, d_v");
+  } else {
+    if (file.find("v")) refuse("--value-dim takes values from the keys, but there is a tensor \"v\"");
+    if (value_dim > tensors.k.shape[3])
+      refuse("--value-dim " + std::to_string(value_dim) + ": keys have " + std::to_string(tensors.k.shape[3]) +
+             " components");
+    tensors.v = tensors.k, tensors.v.shape[3] = value_dim;
+  }
   for (const std::string_view name : kOtherAttention) {
     if (file.find(name))
       refuse("tensor \"" + std::string(name) + "\" asks for an attention that is not computed here; leave it out");
@@ -199,8 +207,8 @@ class FileWorkload : public Workload {
 }  // namespace
 
 std::unique_ptr<Workload> open_workload(const SafetensorsFile& file, int steps, LeafOrder order, const SeenRule& rule,
-                                        double softcap) {
-  FileTensors tensors = read_tensors(file);
+                                        double softcap, std::int64_t value_dim) {
+  FileTensors tensors = read_tensors(file, value_dim);
   const auto& q = tensors.q.shape;
   if (steps > 1 && q[2] != steps) {
     throw InputError(readable(file.path(), 200) + ": --steps " + std::to_string(steps) +

@@ -98,9 +98,10 @@ void fill_at_start(KvCache& cache, Workload& workload, std::span<const std::int6
 /// Queries, keys and values of a safetensors file, mapped and read in place.
 ///
 /// With steps > 1 the file must have l = steps query positions: step t uses position t alone.
+/// @param value_dim as in read_tensors()
 /// @throws InputError in one line that names the file, the tensor and the values
 std::unique_ptr<Workload> open_workload(const SafetensorsFile& file, int steps, LeafOrder order = LeafOrder::kContiguous,
-                                        const SeenRule& rule = {}, double softcap = 0);
+                                        const SeenRule& rule = {}, double softcap = 0, std::int64_t value_dim = 0);
 
 /// The checked q, k, v and lengths of a file, for `oracle` and `decode`.
 struct FileTensors {
@@ -109,9 +110,11 @@ struct FileTensors {
   std::vector<float> sink{};          ///< [n_h], the tensor "sink" or "sinks"; empty if the file has none
   Mask mask{};                        ///< [b or 1, n_h or 1, l, N], the tensor "mask", if the file has one
 };
+/// @param value_dim 0: the file has a tensor "v"; else it has none, and values are a view of the keys, their first value_dim
+/// components, as in multi-head latent attention
 /// @throws InputError in one line that names the file, the tensor and the values; also for a tensor whose name asks for
 /// another attention, such as a bias
-FileTensors read_tensors(const SafetensorsFile& file);
+FileTensors read_tensors(const SafetensorsFile& file, std::int64_t value_dim = 0);
 /// The names of the other tensors, "expected, weights", in the order of the file and truncated to a readable length; empty
 /// if there are none. zeta counts as read.
 /// @param expected a tensor that the caller reads; may be empty

@@ -109,7 +109,7 @@ struct FileWorkload {
     tree_attn::SafetensorsWriter writer;
     writer.add("q", dtype, q.shape, bytes(q_bytes));
     writer.add("k", dtype, k.shape, bytes(k_bytes));
-    writer.add("v", dtype, v.shape, bytes(v_bytes));
+    if (!v.shape.empty()) writer.add("v", dtype, v.shape, bytes(v_bytes));
     if (zeta) writer.add("zeta", dtype, zeta->shape, bytes(zeta_bytes));
     const std::vector<std::int64_t> shape{static_cast<std::int64_t>(lengths.size())};
     if (!lengths.empty()) writer.add("lengths", "I64", shape, std::as_bytes(std::span(lengths)));

@@ -3,6 +3,7 @@
 /// @brief Bad tensor files through `oracle` and `decode`: one line that names the file, and nothing written.
 #include "tree_attn/tests/distributed/program/command.hpp"
 #include "tree_attn/tests/distributed/program/file_workload.hpp"
+#include "tree_attn/tests/support/sweep.hpp"
 
 #include <nlohmann/json.hpp>
 #include <sys/stat.h>
@@ -292,4 +293,60 @@ TEST_CASE("files: axes without elements take no memory, or are refused with what
   CHECK(peak_mib({"decode", "queries"}) < nothing + 32);
   CHECK(peak_mib({"decode", "queries", "--backend", "emulated"}) < nothing + 32);
   CHECK(peak_mib({"oracle", "queries", "out"}) < nothing + 32);
+}
+
+/// @tested{eq_7, eq. (7)}
+TEST_CASE("decode: values that are the first components of the keys: --value-dim has the bits of a file that repeats them") {
+  const Scratch scratch;
+  FileWorkload workload = FileWorkload::draw(2, 4, 2, 3, 300, 24, 16);
+  workload.lengths = {300, 70};
+  for (std::int64_t i = 0; i < 2; ++i)
+    for (std::int64_t h = 0; h < 2; ++h)
+      for (std::int64_t a = 0; a < 300; ++a)
+        for (std::int64_t c = 0; c < 16; ++c) workload.v.at(i, h, a, c) = workload.k.at(i, h, a, c);
+  int n = 0;
+  for (const char* dtype : {"F32", "BF16"}) {
+    workload.write(scratch.path("repeated"), dtype);
+    FileWorkload alone_in_file = workload;
+    alone_in_file.v = {};
+    alone_in_file.write(scratch.path("keys"), dtype);
+    const auto same = [&](const Words& more, int p) {
+      const auto decode = [&](const char* in, const Words& how) {
+        const Words words = Words{"decode", scratch.path(in), scratch.path(std::string("out-") + in)} + how + more;
+        check_silent_success(run(p == 1 ? alone(words) : ranks(p, words)));
+        return Scratch::read(scratch.path(std::string("out-") + in));
+      };
+      const std::string with_v = decode("repeated", {});
+      return !with_v.empty() && with_v == decode("keys", {"--value-dim", "16"});
+    };
+    const std::vector<std::pair<int, Words>> runs{{1, {"--verify"}},
+                                                  {3, {"--verify", "--compare", "paper,ring,gather"}},
+                                                  {2, {"--order", "dealt", "--moments", "2"}},
+                                                  {2, {"--steps", "3", "--compare", "ring"}},
+                                                  {1, {"--backend", "emulated", "--causal"}},
+                                                  {2, {"--backend", "emulated", "--steps", "3"}}};
+    for (const auto& [p, more] : runs) {
+      if (!tree_attn::test::takes_all_cases() && n++ % 5 % 2 == 0) continue;
+      INFO(dtype << ", " << p << " ranks, " << more[0]);
+      CHECK(same(more, p));
+    }
+  }
+  const auto oracle = [&](const char* in, const Words& how) {
+    check_silent_success(run(alone(Words{"oracle", scratch.path(in), scratch.path("exact")} + how)));
+    return Scratch::read(scratch.path("exact"));
+  };
+  CHECK((oracle("repeated", {}) == oracle("keys", {"--value-dim", "16"})));
+
+  // What is refused, in one line.
+  for (const char* command : {"decode", "oracle"}) {
+    const auto refused = [&](const char* in, const char* d, const char* why) {
+      check_one_line(run(alone({command, scratch.path(in), scratch.path("none"), "--value-dim", d})), why);
+    };
+    refused("repeated", "16", "--value-dim takes values from the keys, but there is a tensor \"v\"");
+    refused("keys", "25", "--value-dim 25: keys have 24 components");
+    refused("keys", "0", "--value-dim");
+    check_one_line(run(alone({command, scratch.path("keys"), scratch.path("none")})), "tensor \"v\" not found");
+  }
+  CHECK(!std::filesystem::exists(scratch.path("none")));
+  check_one_line(run(alone({"decode", "--seq-len", "64", "--value-dim", "8"})), "--value-dim 8: needs IN");
 }
