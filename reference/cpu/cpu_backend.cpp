@@ -136,8 +136,13 @@ class CpuSession final : public DecodeSession, public States {
       keys += static_cast<double>(n - std::max<std::int64_t>(0, hidden));
       most_rows = std::max(most_rows, n);
     }
+    find_cuts();
     if (is_dealt()) {
-      n_chunks_ = (most_rows + chunk_leaves_ * kLeafKeys - 1) / (chunk_leaves_ * kLeafKeys);
+      bounds_.clear();
+      const std::int64_t n = chunk_leaves_ * kLeafKeys;
+      for (std::int64_t a = 0; a < most_rows; a = std::min(next_cut(a), (a / n + 1) * n)) bounds_.push_back(a);
+      n_chunks_ = std::ssize(bounds_);
+      bounds_.push_back(most_rows);
       subtrees_.clear();
       for (const DealtNode& node : leaves.nodes()) subtrees_.push_back(node.subtree);
       nodes_ = forest_.assign(subtrees_).data();
@@ -187,6 +192,7 @@ class CpuSession final : public DecodeSession, public States {
     leaves_.resize(static_cast<std::size_t>(plan.n_threads * plan.chunk_leaves));
     chunks_.reserve(static_cast<std::size_t>(plan.n_chunks));
     ends_.reserve(static_cast<std::size_t>(plan.n_chunks));
+    bounds_.reserve(static_cast<std::size_t>(plan.n_dealt_leaves) + 1);
     subtrees_.reserve(leaves.nodes().size());
     forest_.reserve(static_cast<std::size_t>(plan.n_subtrees));
     if (shares) {
@@ -214,6 +220,7 @@ class CpuSession final : public DecodeSession, public States {
       // Between the sinks and the windows of all sequences nothing is seen.
       const std::int64_t first_seen = begin < hidden_.begin ? begin : hidden_.end / kLeafKeys * kLeafKeys;
       if (first_seen > begin) end = std::min(range.end, first_seen);
+      if (next_cut(begin - range.begin) < end - range.begin) end = range.begin + next_cut(begin - range.begin);
       chunks_.push_back(first_subtree(begin, end));
       ends_.push_back(begin);
       if (begin < read) continue;
@@ -267,13 +274,36 @@ class CpuSession final : public DecodeSession, public States {
   KeyRange rows_of(std::int64_t entry, std::int64_t c) const {
     const Seen seen = step_.seen_by_any(entry);
     if (is_dealt()) {
-      const std::int64_t n = chunk_leaves_ * kLeafKeys;
-      return {c * n, std::max(c * n, std::min(cache_.leaves().n_keys(seen.end), (c + 1) * n))};
+      const std::int64_t begin = bounds_[static_cast<std::size_t>(c)], end = bounds_[static_cast<std::size_t>(c + 1)];
+      return {begin, std::max(begin, std::min(cache_.leaves().n_keys(seen.end), end))};
     }
     const std::int64_t begin = chunks_[static_cast<std::size_t>(c)].begin(),
                        end = std::min(ends_[static_cast<std::size_t>(c)], seen.end),
                        first_row = cache_.leaves().range().begin;
     return {begin - first_row, seen.touches(begin, end) ? end - first_row : begin - first_row};
+  }
+  /// Finds the rows at which two entries part that begin with the same pages. Chunks end there.
+  void find_cuts() {
+    cuts_.clear();
+    const OwnedLeaves& leaves = cache_.leaves();
+    for (std::size_t i = 1; i < step_.lengths.size() && !together_.empty(); ++i) {
+      const std::int64_t n = leaves.n_keys(step_.lengths[i]), entry = static_cast<std::int64_t>(i);
+      for (std::size_t j = 0; j < i && n > 0 && cache_.pages()->is_shared(entry, 0); ++j) {
+        const std::int64_t of_both = std::min(n, leaves.n_keys(step_.lengths[j]));
+        const auto row = [&](std::size_t of, std::int64_t a) {
+          return cache_.pages()->row(static_cast<std::int64_t>(of), a);
+        };
+        std::int64_t a = 0;
+        while (a < of_both && leaves.end_of_leaf(a) <= of_both && row(i, a) == row(j, a)) a = leaves.end_of_leaf(a);
+        if (a > 0) cuts_.push_back(a);
+      }
+    }
+    std::sort(cuts_.begin(), cuts_.end());
+  }
+  /// The first cut after a row.
+  std::int64_t next_cut(std::int64_t a) const {
+    const auto next = std::upper_bound(cuts_.begin(), cuts_.end(), a);
+    return next == cuts_.end() ? kOpenEnd : *next;
   }
   /// Whether two entries have some rows in the same pages, and all of their queries see all keys of them.
   bool share(std::int64_t i, std::int64_t j, KeyRange rows) const {
@@ -438,6 +468,8 @@ class CpuSession final : public DecodeSession, public States {
   std::vector<LeafRows> leaves_;                                  ///< [threads][leaves of a chunk]
   std::vector<Subtree> chunks_, subtrees_;                        ///< of the contiguous range; of the dealt one
   std::vector<std::int64_t> ends_;                                ///< [chunks] one past the last key of its sums
+  std::vector<std::int64_t> bounds_;                              ///< [chunks + 1] rows of the chunks of the dealt order
+  std::vector<std::int64_t> cuts_;                                ///< rows at which entries part, ascending
   std::optional<DealtMerges> merges_;                             ///< in the dealt order
   float* nodes_ = nullptr;                                        ///< the states of its subtrees in the forest
   Forest<float> forest_;

@@ -80,7 +80,7 @@ TEST_CASE("pages: a million keys in the pages of a window and its sinks have the
 }
 
 TEST_CASE("pages: a prefix that entries share is read once for all of them, with equal bits") {
-  constexpr std::int64_t kBatch = 5, kPrefix = 4096, kOwn = 100;
+  constexpr std::int64_t kBatch = 5, kPrefix = 4096 + 3 * 64, kOwn = 100;
   for (const DType dtype : {DType::F32, DType::BF16}) {
     for (const std::int64_t l : {1, 3}) {
       for (const LeafOrder order : {LeafOrder::kContiguous, LeafOrder::kDealt}) {
