@@ -120,8 +120,8 @@ void KvCache::truncate(std::int64_t entry, std::int64_t n) {
 
 void KvCache::use_pages(const PageRule& rule) {
   if (longest() > 0) throw std::logic_error("KvCache::use_pages: the cache holds rows");
-  pages_ = std::make_unique<PageTable>(rule, stored_, leaves_);
   copy_page(0, 0, 0);
+  pages_ = std::make_unique<PageTable>(rule, stored_, leaves_);
   cleared();
   allocate();
 }

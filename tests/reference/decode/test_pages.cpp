@@ -106,6 +106,30 @@ TEST_CASE("pages: a prefix that entries share is read once for all of them, with
   }
 }
 
+TEST_CASE("pages: a reset gives all pages back, and a cache without pages refuses them and stays what it is") {
+  const AttentionShape shape{DType::F32, DType::F32, 2, 2, 1, 1, 4, 4};
+  const auto cache = cpu_backend().make_cache(shape, {0, 1000});
+  std::mt19937 random(4803);
+  const Tensor rows = normal_tensor(random, {1, 1, 200, 4});
+  cache->use_pages({.n_pages = 7});
+  for (const KeyRange range : {KeyRange{0, 1000}, {64, 500}}) {
+    cache->reset(range);
+    CHECK(cache->pages()->n_free() == 7);
+    cache->append(1, rows, rows);
+    CHECK(cache->pages()->n_free() == 3);
+  }
+
+  struct DenseCache final : KvCache {
+    explicit DenseCache(const AttentionShape& axes) : KvCache(axes, axes, KeyRange{0, 1000}, 100) {}
+    std::unique_ptr<DecodeSession> open(double) const override { return nullptr; }
+    void allocate() override {}
+    void write(std::int64_t, std::int64_t, const TensorView&, const TensorView&) override {}
+    Shard read_all(std::int64_t, const std::function<std::byte*(std::size_t)>&) const override { return {}; }
+  } dense(shape);
+  CHECK_THROWS_WITH_AS(dense.use_pages({.n_pages = 4}), "KvCache::use_pages: this cache takes none", std::logic_error);
+  CHECK(dense.pages() == nullptr);
+}
+
 TEST_CASE("pages: what does not fit or is gone is refused in one line with the values, and changes nothing") {
   const AttentionShape shape{DType::F32, DType::F32, 3, 2, 1, 1, 4, 4};
   const auto cache = cpu_backend().make_cache(shape, {0, 1000});
