@@ -60,6 +60,8 @@ auto fields_of(std::string_view algorithm, const Topology& topology, const OpenS
                     Field{"queries", n_queries},
                     Field{"head dim", head_dim},
                     Field{"value dim", value_dim},
+                    Field{"hash of key scales", fnv1a(std::as_bytes(std::span(shard.cache->scales().k)))},
+                    Field{"hash of value scales", fnv1a(std::as_bytes(std::span(shard.cache->scales().v)))},
                     Field{"radix", radix},
                     Field{"radix of nodes", node_radix},
                     Field{"slice bytes", slice_bytes.value_or(network_slice_bytes)},

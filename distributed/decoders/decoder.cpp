@@ -121,7 +121,7 @@ Decoder::Decoder(Transport& transport, OpenShard& shard)
 OutputView Decoder::step(const Step& step) {
   check(step);
   compare_rule(step);
-  return run(step);
+  return scaled(run(step));
 }
 
 void Decoder::start(const Step& step) {
@@ -139,7 +139,19 @@ bool Decoder::progress() {
 OutputView Decoder::finish() {
   require_started("Decoder::finish", true);
   is_started_ = false;
-  return run_finish();
+  return scaled(run_finish());
+}
+
+OutputView Decoder::scaled(const OutputView& output) {
+  const AttentionShape& shape = shard_.cache->shape();
+  const std::vector<float>& scales = shard_.cache->scales().v;
+  if (scales.empty()) return output;
+  // Rows of a key/value head follow each other.
+  const std::int64_t of_head = shape.rows_per_kv_head() * shape.value_dim;
+  scaled_.assign(output.out.begin(), output.out.end());
+  for (std::int64_t i = 0; i < std::ssize(scaled_); ++i)
+    scaled_[static_cast<std::size_t>(i)] *= scales[static_cast<std::size_t>(i / of_head)];
+  return {scaled_, output.lse};
 }
 
 void Decoder::require_started(const char* function, bool started) const {

@@ -81,8 +81,11 @@ class Decoder {
   void check(const Step& step) const;
   void compare_rule(const Step& step);
   void require_started(const char* function, bool started) const;
+  /// The output times the scales of the values.
+  OutputView scaled(const OutputView& output);
 
-  OutputView output_;  ///< of a step that start() has taken whole
+  OutputView output_;          ///< of a step that start() has taken whole
+  std::vector<float> scaled_;  ///< z of the last step times scales
   bool is_started_ = false;
   double states_ready_ = 0;
   SeenRule rule_;                      ///< of the step before

@@ -79,6 +79,7 @@ std::string fault_of(const Transport& transport, const KvCache& from, const KvCa
   const auto me = static_cast<std::size_t>(transport.topology().index_of(transport.rank()));
   require(before[me] == from.leaves() && after[me] == to.leaves(), "reshard: the leaves of rank ", transport.rank(),
           " are others than those of its caches");
+  require(from.scales() == to.scales(), "reshard: the caches have other scales");
   require(to.longest() == 0, "reshard: the new cache holds ", to.longest(), " rows");
   require(std::ranges::equal(rows_in_use(lengths, from.leaves()), from.lengths()), "reshard: rank ", transport.rank(),
           " holds other rows than sequences of these lengths have");

@@ -105,6 +105,7 @@ class RingDecoder : public Decoder {
     hop_ =
         open_shard(*shard.backend, shard.cache->shape(),
                    own.order() == LeafOrder::kContiguous ? OwnedLeaves({0, longest}) : own, longest, shard.session->scale());
+    hop_.cache->set_scales(shard.cache->scales());
     for (KvMemory& memory : memory_)
       memory.first(static_cast<std::size_t>(longest * shard.cache->shape().bytes_per_position()));
     // A stream of its own for the messages, so that the next shard travels while kernels compute on this one.

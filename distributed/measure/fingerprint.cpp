@@ -91,7 +91,11 @@ void agree_on_input(const Ranks& ranks, Workload& workload, const SafetensorsFil
   // The order matters: equal headers imply the same tensors, and equal lengths then imply the same sampled rows.
   if (file != nullptr) agree_on(ranks, file, {{"the header", file->header_hash()}});
   const std::vector<std::int64_t> lengths = workload.lengths(workload.steps() - 1);
-  agree_on(ranks, file, {{"lengths", fnv1a(std::as_bytes(std::span(lengths)))}, {"q", hash_of_queries(workload)}});
+  agree_on(ranks, file,
+           {{"lengths", fnv1a(std::as_bytes(std::span(lengths)))},
+            {"k_scale", fnv1a(std::as_bytes(std::span(workload.shape().scales.k)))},
+            {"v_scale", fnv1a(std::as_bytes(std::span(workload.shape().scales.v)))},
+            {"q", hash_of_queries(workload)}});
   if (file == nullptr) return;
   const Shard cache = workload.whole();
   std::vector<Part> parts;

@@ -124,6 +124,7 @@ struct Verifier::Truth {
   std::int64_t n_keys;  ///< of the longest sequence
   AttentionResult oracle;
   double largest_lse = 1;
+  std::optional<double> quantisation;
   std::vector<std::pair<ExchangeRounding, ErrorBound>> bounds;
 
   const ErrorBound& bound(const ExchangeRounding& terms) {
@@ -148,13 +149,28 @@ Verifier::Verifier(Workload& workload, double scale, int n_ranks, const Backend&
   truth.options.scale = scale;
   truth.options.lengths = workload.lengths(last);
   truth.options.rule = workload.shape().rule;
+  truth.options.key_scale = workload.shape().scales.k, truth.options.value_scale = workload.shape().scales.v;
   truth.options.mask = workload.mask(last), truth.options.softcap = workload.shape().softcap;
   truth.options.sink.assign(workload.shape().sink.begin(), workload.shape().sink.end());
   truth.oracle = attention(truth.q, truth.k, truth.v, truth.options);
 
+  // What rounding keys and values to 8 bits has changed, which no bound covers.
+  if (const auto before = workload.unquantised()) {
+    const Shard wide = before->whole();
+    AttentionOptions options = truth.options;
+    options.key_scale = options.value_scale = {};
+    const std::vector<double> z = attention(truth.q, wide.k, wide.v, options).out;
+    double largest = 0, error = 0;
+    for (std::size_t i = 0; i < z.size(); ++i)
+      largest = std::max(largest, std::abs(z[i])), error = std::max(error, std::abs(z[i] - truth.oracle.out[i]));
+    truth.quantisation = largest > 0 ? error / largest : 0;
+  }
+
   // F64 inputs are rounded to F32 when they are read. Count this as additional terms of the dot product.
   truth.model = tree_decode_model(truth.n_keys);
   if (workload.shape().dtype == DType::F64) truth.model.n_additions += 4;
+  // Outputs are multiplied by the scale of the values.
+  if (!workload.shape().scales.v.empty()) truth.model.n_additions += 1;
   const ErrorTerms terms = backend.error_terms(workload.shape());
   truth.model.exp_error = terms.exp_error;
   truth.model.n_additions += terms.n_additions;
@@ -173,6 +189,7 @@ Errors Verifier::operator()(const Algorithm& algorithm, const DecodeOutput& outp
   const ErrorBound& bound = truth_->bound(algorithm.rounding);
   Errors errors;
   errors.passed = true;
+  errors.quantisation = truth_->quantisation;
 
   // Compare one element with the oracle's. Where the oracle is not finite, ours must not be; where it is NaN, ours must be
   // NaN.

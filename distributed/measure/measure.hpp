@@ -36,6 +36,9 @@ struct Errors {
   /// All errors are within the bound; where the oracle has NaN the output has it too, and where it has Inf the output has
   /// the same Inf or NaN.
   bool passed = false;
+  /// What rounding keys and values to F8_E4M3 has changed in z, relative to its largest element; no part of the errors
+  /// above.
+  std::optional<double> quantisation{};
 };
 
 /// The results of one algorithm.

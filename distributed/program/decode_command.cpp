@@ -55,6 +55,7 @@ OpenShard fill_shard(const Backend& backend, Workload& workload, KeyRange range,
   const std::string who = "--backend " + std::string(backend.name()) + ": ";
   try {
     OpenShard shard = open_shard(backend, workload.shape(), leaves, n, scale);
+    shard.cache->set_scales(workload.shape().scales);
     fill_at_start(*shard.cache, workload, workload.lengths_at_start());
     return shard;
   } catch (const std::bad_alloc&) {
@@ -309,6 +310,9 @@ int run_decode(const DecodeOptions& options, const Ranks& ranks) {
     std::fputs(table(report, measurements).c_str(), stdout);
     if (!kernel.empty())
       std::printf("kernel: %s (%lld keys of rank 0)\n", kernel.c_str(), static_cast<long long>(n_positions));
+    if (const auto& errors = measurements[0].errors; errors && errors->quantisation)
+      std::printf("quantisation: out differs by at most %.1e of its largest element from that of k and v before rounding\n",
+                  *errors->quantisation);
     for (const Measurement& m : measurements) {
       if (options.expect.empty()) break;
       const double distance = distance_from(expected_tensor(*setup->file, options.expect, shape), m.output);

@@ -49,16 +49,17 @@ void use_gpu(const ClusterOptions& options, const Backend& backend, int rank, co
 
 }  // namespace
 
-std::vector<std::string> dtype_options() {
+std::vector<std::string> dtype_options(bool with_scales) {
   std::vector<std::string> options;
   for (const DType dtype : kDTypes) {
-    if (kernel_unit_of(dtype) != KernelUnit::None) options.push_back(lower_name_of(dtype));
+    if (kernel_unit_of(dtype) != KernelUnit::None || (with_scales && dtype == DType::F8_E4M3))
+      options.push_back(lower_name_of(dtype));
   }
   return options;
 }
-std::string dtype_help() {
+std::string dtype_help(bool with_scales) {
   std::string help = "Storage type, one of";
-  for (const std::string& option : dtype_options()) help += " " + option;
+  for (const std::string& option : dtype_options(with_scales)) help += " " + option;
   return help;
 }
 DType dtype_named(std::string_view name) {
@@ -82,6 +83,8 @@ void check(const DecodeOptions& options, int n_ranks, const WorkloadShape& shape
   const std::string ranks = ranks_text(n_ranks);
   if (options.moments > 1 && !shape.sink.empty())
     refuse("--moments 2: a learned sink has no moments; leave the tensor \"sink\" out");
+  if (options.moments > 1 && shape.dtype == DType::F8_E4M3)
+    refuse("--moments 2: squares of values have no scale; not for keys and values of F8_E4M3");
   if (options.moments > 1 && (shape.mask.data != nullptr || shape.softcap > 0))
     refuse("--moments 2: the entropy needs scores that are linear in the keys, without --softcap and the tensor \"mask\"");
   if (options.steps > 1 && options.steps > shape.n_keys) {
@@ -241,7 +244,7 @@ std::vector<const CLI::Option*> add_shape_options(CLI::App& command, ShapeOption
   add("--kv-heads", options.kv_heads, "Key/value heads, a divisor of --heads (default: --heads)", within(1, 65536));
   add("--head-dim", options.head_dim, "Elements per key and per value", within(1, 65536))->capture_default_str();
   add("--batch", options.batch, "Batch entries", within(0, 1 << 20))->capture_default_str();
-  add("--dtype", options.dtype, dtype_help(), CLI::IsMember(dtype_options()).description(""))->capture_default_str();
+  add("--dtype", options.dtype, dtype_help(true), CLI::IsMember(dtype_options(true)).description(""))->capture_default_str();
   return added;
 }
 
@@ -347,7 +350,8 @@ std::vector<const CLI::Option*> add_decode_options(CLI::App& command, DecodeOpti
       .add_option("IN", options.in,
                   "safetensors file with q [b, n_h, l, d_h], k [b, n_kv, N, d_h], v [b, n_kv, N, d_v] (heads before"
                   "\npositions), optional lengths [b] and learned sinks, sink [n_h]; each rank reads only its own shard;"
-                  "\non the CPU also mask [b or 1, n_h or 1, l, N], BOOL, U8 or F32")
+                  "\non the CPU also mask [b or 1, n_h or 1, l, N], BOOL, U8 or F32, and k and v of F8_E4M3 with scales,"
+                  "\nk_scale and v_scale [b, n_kv]")
       ->check(not_empty);
   command
       .add_option("OUT", options.out,

@@ -408,8 +408,8 @@ Command add_generate(CLI::App& program, std::string command_line) {
                    "contiguous: characters are appended on the last rank; dealt: leaves go round the ranks; changes bits")
       ->check(CLI::IsMember({"contiguous", "dealt"}).description(""))
       ->capture_default_str();
-  command->add_option("--dtype", options->dtype, dtype_help() + ", of keys and values")
-      ->check(CLI::IsMember(dtype_options()).description(""))
+  command->add_option("--dtype", options->dtype, dtype_help(false) + ", of keys and values")
+      ->check(CLI::IsMember(dtype_options(false)).description(""))
       ->capture_default_str();
   command->add_option("--moments", options->moments, "2: also the entropy of the attention, from the same reduction")
       ->check(within(1, 2))

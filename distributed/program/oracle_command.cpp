@@ -32,6 +32,8 @@ int run_oracle(const OracleOptions& options) {
                                      .sink = {tensors.sink.begin(), tensors.sink.end()},
                                      .lengths = tensors.lengths,
                                      .mask = tensors.mask,
+                                     .key_scale = tensors.scales.k,
+                                     .value_scale = tensors.scales.v,
                                      .softcap = options.softcap};
   if (file.find("zeta")) attention_options.zeta = view4(file, "zeta", "b, n_h, l, d_v");
   const WorkloadShape shape = shape_of(tensors);
@@ -71,7 +73,7 @@ Command add_oracle(CLI::App& program) {
       ->add_option("IN", options->in,
                    "safetensors file with q [b, n_h, l, d_h], k [b, n_kv, N, d_h], v [b, n_kv, N, d_v] (heads before"
                    "\npositions); optional zeta [b, n_h, l, d_v], lengths [b], learned sinks: sink [n_h],"
-                   "\nmask [b or 1, n_h or 1, l, N] (BOOL, U8 or F32)")
+                   "\nmask [b or 1, n_h or 1, l, N] (BOOL, U8 or F32); scales of F8_E4M3: k_scale, v_scale [b, n_kv] (F32)")
       ->required()
       ->check(not_empty);
   command->add_option("OUT", options->out, "safetensors file to write: F64 out, lse (natural), energy, gradient")

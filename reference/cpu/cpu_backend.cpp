@@ -104,7 +104,6 @@ class CpuSession final : public DecodeSession, public States {
       : DecodeSession(cache, scale),
         cache_(cache),
         kernel_(leaf_kernel()),
-        scale_(split_scale(scale)),
         row_(static_cast<std::size_t>(cache.shape().head_dim)),
         forest_(cache.shape().n_rows(), cache.shape().value_dim),
         choices_(static_cast<std::size_t>(n_threads)),
@@ -177,6 +176,11 @@ class CpuSession final : public DecodeSession, public States {
 
  private:
   bool is_dealt() const { return merges_.has_value(); }
+  /// The factor of the scores of a head of an entry, which the scale of its keys has joined.
+  ScoreScale scale_of(std::int64_t head) const {
+    const std::vector<float>& of_keys = cache_.scales().k;
+    return split_scale(of_keys.empty() ? scale() : scale() * double{of_keys[static_cast<std::size_t>(head)]});
+  }
 
   /// Takes the memory for the capacity of the cache.
   void plan() {
@@ -257,7 +261,8 @@ class CpuSession final : public DecodeSession, public States {
       for (std::int64_t h = 0; h < shape.heads; ++h) {
         for (std::int64_t j = 0; j < shape.n_queries; ++j, packed += packed_size(shape.head_dim)) {
           load_row(q, i, h, j, row_.data());
-          kernel_.pack_query(row_.data(), shape.head_dim, shape.dtype, scale_.query, packed);
+          kernel_.pack_query(row_.data(), shape.head_dim, shape.dtype,
+                             scale_of(i * shape.kv_heads + h / (shape.heads / shape.kv_heads)).query, packed);
         }
       }
     }
@@ -431,7 +436,7 @@ class CpuSession final : public DecodeSession, public States {
                       .d_v = shape.value_dim,
                       .n_queries = n_heads * n_queries_,
                       .queries = queries,
-                      .score_scale = scale_.score,
+                      .score_scale = scale_of(head).score,
                       .seen = seen_.empty() || n_heads > 1 ? nullptr : seen_.data() + entry * step_.q.shape[2],
                       .n_rules = step_.q.shape[2],
                       .cap = static_cast<float>(kLog2E * step_.softcap),
@@ -460,7 +465,6 @@ class CpuSession final : public DecodeSession, public States {
 
   const CpuCache& cache_;
   const LeafKernel& kernel_;
-  ScoreScale scale_;
   std::int64_t planned_ = 0;  ///< the capacity that the memory is for
   std::int64_t n_queries_ = 0, chunk_leaves_ = 1, n_chunks_ = 0;
   std::vector<float, LineAllocator<float>> queries_, workspace_;  ///< [n_rows][padded d_h]; [threads] workspaces

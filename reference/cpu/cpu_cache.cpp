@@ -92,10 +92,23 @@ void CpuCache::copy_rows(std::int64_t entry, std::int64_t first, const TensorVie
     for (std::int64_t a = 0; a < k.shape[2]; ++a) {
       const Segment& segment = segment_of(first + a);
       const std::int64_t row = row_in(segment, entry, h, first + a);
-      std::copy_n(k.row(0, h, a), key_bytes(), segment.k.get() + row * key_bytes());
-      std::copy_n(v.row(0, h, a), value_bytes(), segment.v.get() + row * value_bytes());
+      const std::int64_t head = entry * shape().kv_heads + h;
+      copy_row(k, h, a, shape().dtype, scales().k, head, segment.k.get() + row * key_bytes());
+      copy_row(v, h, a, shape().value_dtype, scales().v, head, segment.v.get() + row * value_bytes());
     }
   }
+}
+
+void CpuCache::copy_row(const TensorView& view, std::int64_t h, std::int64_t a, DType stored, std::span<const float> scales,
+                        std::int64_t head, std::byte* to) {
+  const std::int64_t d = view.shape[3];
+  if (view.dtype == stored) {
+    std::copy_n(view.row(0, h, a), d * static_cast<std::int64_t>(bytes_of(stored)), to);
+    return;
+  }
+  row_.resize(static_cast<std::size_t>(d));
+  load_row(view, 0, h, a, row_.data());
+  quantise(row_.data(), scales.empty() ? 1 : scales[static_cast<std::size_t>(head)], stored, d, to);
 }
 
 void CpuCache::write(std::int64_t entry, std::int64_t first, const TensorView& k, const TensorView& v) {

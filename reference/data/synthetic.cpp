@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Synthetic workloads: every element is a function of the seed and of its indices.
+#include "tree_attn/reference/data/input_error.hpp"
 #include "tree_attn/reference/data/workload.hpp"
 
 #include <algorithm>
@@ -34,9 +35,21 @@ void fill_row(std::uint64_t seed, std::uint64_t tensor, std::int64_t head, std::
   }
 }
 
+/// Scales of keys and values of 8 bits, of up to 3.5: up to 448 when they are stored, with the smallest scale.
+std::vector<float> synthetic_scales(const WorkloadShape& shape) {
+  const double n = static_cast<double>(shape.batch) * static_cast<double>(shape.kv_heads);
+  if (n > 0x1p24) throw InputError("keys and values of F8_E4M3: " + std::to_string(n) + " scales; at most 2^24");
+  std::vector<float> scales(static_cast<std::size_t>(n));
+  for (std::size_t i = 0; i < scales.size(); ++i) scales[i] = 0x1p-7f * static_cast<float>(4 + i % 3) / 4;
+  return scales;
+}
+
 class SyntheticWorkload : public Workload {
  public:
-  SyntheticWorkload(const WorkloadShape& shape, std::uint64_t seed, int steps) : Workload(shape, steps), seed_(seed) {}
+  SyntheticWorkload(const WorkloadShape& shape, std::uint64_t seed, int steps) : Workload(shape, steps), seed_(seed) {
+    if (shape_.dtype == DType::F8_E4M3 && shape_.scales.k.empty()) shape_.scales.k = synthetic_scales(shape_);
+    if (shape_.value_dtype == DType::F8_E4M3 && shape_.scales.v.empty()) shape_.scales.v = synthetic_scales(shape_);
+  }
 
   TensorView query(int step) override {
     require_step(step);
@@ -47,6 +60,12 @@ class SyntheticWorkload : public Workload {
 
   Shard keys_and_values(std::int64_t entry, KeyRange positions) override { return make(part_, entry, 1, positions); }
   Shard whole() override { return make(all_, 0, shape_.batch, {0, shape_.n_keys}); }
+  std::unique_ptr<Workload> unquantised() const override {
+    if (shape_.dtype != DType::F8_E4M3) return nullptr;
+    WorkloadShape wide = shape_;
+    wide.dtype = wide.value_dtype = DType::F32, wide.scales = {};
+    return make_workload(wide, seed_, steps_);
+  }
 
  private:
   enum Tensor : std::uint64_t { kQuery = 1, kKey, kValue };
@@ -71,14 +90,18 @@ class SyntheticWorkload : public Workload {
   /// position `first`.
   TensorView fill(std::vector<std::byte>& buffer, Tensor tensor, std::array<std::int64_t, 4> axes, std::int64_t first_head,
                   std::int64_t first) {
-    const DType dtype = tensor == kValue ? shape_.value_dtype : shape_.dtype;
+    const bool is_query = tensor == kQuery;
+    const DType of_keys = is_query && shape_.dtype == DType::F8_E4M3 ? DType::BF16 : shape_.dtype,
+                dtype = tensor == kValue ? shape_.value_dtype : of_keys;
+    const std::vector<float>& scales = tensor == kValue ? shape_.scales.v : shape_.scales.k;
     const std::int64_t row_bytes = axes[3] * static_cast<std::int64_t>(bytes_of(dtype));
     buffer.resize(static_cast<std::size_t>(axes[0] * axes[1] * axes[2] * row_bytes));
     row_.resize(static_cast<std::size_t>(axes[3]));
     for (std::int64_t head = 0; head < axes[0] * axes[1]; ++head) {
       for (std::int64_t a = 0; a < axes[2]; ++a) {
         fill_row(seed_, tensor, first_head + head, first + a, row_);
-        store(row_.data(), dtype, axes[3], buffer.data() + (head * axes[2] + a) * row_bytes);
+        const float scale = is_query || scales.empty() ? 1 : scales[static_cast<std::size_t>(first_head + head)];
+        quantise(row_.data(), scale, dtype, axes[3], buffer.data() + (head * axes[2] + a) * row_bytes);
       }
     }
     return TensorView::dense(buffer.data(), dtype, axes);

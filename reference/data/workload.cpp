@@ -90,13 +90,13 @@ void fill_at_start(KvCache& cache, Workload& workload, std::span<const std::int6
 namespace {
 
 /// Names that other programs give to tensors by which the output would be another one.
-constexpr std::string_view kOtherAttention[] = {"attn_mask",   "attention_mask", "bias",       "attn_bias", "alibi_slopes",
-                                                "block_table", "block_tables",   "page_table", "k_scale",   "v_scale"};
+constexpr std::string_view kOtherAttention[] = {"attn_mask",    "attention_mask", "bias",         "attn_bias",
+                                                "alibi_slopes", "block_table",    "block_tables", "page_table"};
 
 }  // namespace
 
 std::string ignored_tensors(const SafetensorsFile& file, std::string_view expected) {
-  constexpr std::string_view kRead[] = {"q", "k", "v", "zeta", "lengths", "sink", "sinks", "mask"};
+  constexpr std::string_view kRead[] = {"q", "k", "v", "zeta", "lengths", "sink", "sinks", "mask", "k_scale", "v_scale"};
   std::string names;
   for (const TensorInfo& tensor : file.tensors()) {
     if (tensor.name == expected || std::ranges::count(kRead, tensor.name) > 0) continue;
@@ -121,10 +121,33 @@ FileTensors read_tensors(const SafetensorsFile& file, std::int64_t value_dim) {
     if (file.find(name))
       refuse("tensor \"" + std::string(name) + "\" asks for an attention that is not computed here; leave it out");
   }
-  if (tensors.q.dtype != tensors.k.dtype || tensors.q.dtype != tensors.v.dtype) {
+  const bool is_float8 = tensors.k.dtype == DType::F8_E4M3;
+  const DType of_q = is_float8 && tensors.q.dtype == DType::BF16 ? tensors.k.dtype : tensors.q.dtype;
+  if (of_q != tensors.k.dtype || of_q != tensors.v.dtype) {
     refuse("q is " + std::string(name_of(tensors.q.dtype)) + ", k " + std::string(name_of(tensors.k.dtype)) + ", v " +
-           std::string(name_of(tensors.v.dtype)) + ": they must have the same type");
+           std::string(name_of(tensors.v.dtype)) + ": they must have the same type; q may be BF16 where k is F8_E4M3");
   }
+
+  // Read the scales [b, n_kv] of keys and values.
+  for (const auto& [name, scales] : {std::pair("k_scale", &tensors.scales.k), {"v_scale", &tensors.scales.v}}) {
+    const TensorInfo* info = file.find(name);
+    if (info == nullptr) continue;
+    const std::string subject = std::string("tensor \"") + name + "\"";
+    const std::int64_t b = tensors.k.shape[0], n_kv = tensors.k.shape[1];
+    if (!is_float8)
+      refuse(subject + " is for keys and values of F8_E4M3, but k is " + std::string(name_of(tensors.k.dtype)));
+    if (info->dtype != "F32" || info->shape != std::vector<std::int64_t>{b, n_kv})
+      refuse(subject + " must be F32 of shape [" + std::to_string(b) + ", " + std::to_string(n_kv) + "], one for each head");
+    scales->resize((info->end - info->begin) / sizeof(float));
+    load(file.data(*info), DType::F32, std::ssize(*scales), scales->data());
+    for (std::size_t i = 0; i < scales->size(); ++i)
+      if (!is_scale((*scales)[i]))
+        refuse(subject + " has " + std::to_string((*scales)[i]) + " at " + std::to_string(i) +
+               "; scales are from 2^-100 to 2^100");
+  }
+  // Values that are components of keys have their scale.
+  if (value_dim > 0 && file.find("v_scale")) refuse("--value-dim takes values from the keys; leave \"v_scale\" out");
+  if (value_dim > 0) tensors.scales.v = tensors.scales.k;
 
   // Read lengths [b], I64.
   if (const TensorInfo* info = file.find("lengths")) {
@@ -174,6 +197,7 @@ FileTensors read_tensors(const SafetensorsFile& file, std::int64_t value_dim) {
 WorkloadShape shape_of(const FileTensors& tensors) {
   WorkloadShape shape{shape_of(tensors.q, tensors.k, tensors.v), tensors.k.shape[2], tensors.lengths};
   shape.sink = tensors.sink, shape.mask = tensors.mask;
+  shape.scales = tensors.scales;
   return shape;
 }
 

@@ -28,6 +28,7 @@ struct WorkloadShape : AttentionShape {
   std::vector<float> sink{};  ///< learned natural logits of the heads [n_h]; empty: none
   Mask mask{};                ///< of all steps; l is that of all of them
   double softcap = 0;         ///< of the scores; 0: none
+  KvScales scales{};          ///< of F8_E4M3
 
   /// Keys of the longest batch entry; 0 without entries.
   std::int64_t longest() const {
@@ -79,6 +80,8 @@ class Workload {
   virtual std::optional<Shard> in_place(KeyRange) { return std::nullopt; }
   /// All keys and values [b, n_kv, N, d], for the oracle.
   virtual Shard whole() = 0;
+  /// The same keys and values before they were rounded to F8_E4M3, where they are known; else null.
+  virtual std::unique_ptr<Workload> unquantised() const { return nullptr; }
 
  protected:
   /// @throws std::invalid_argument as require_workload(), or if there are no steps
@@ -109,6 +112,7 @@ struct FileTensors {
   std::vector<std::int64_t> lengths;  ///< [b]; empty if the file has none: N keys in every batch entry
   std::vector<float> sink{};          ///< [n_h], the tensor "sink" or "sinks"; empty if the file has none
   Mask mask{};                        ///< [b or 1, n_h or 1, l, N], the tensor "mask", if the file has one
+  KvScales scales{};                  ///< the tensors "k_scale" and "v_scale", F32 of F8_E4M3
 };
 /// @param value_dim 0: the file has a tensor "v"; else it has none, and values are a view of the keys, their first value_dim
 /// components, as in multi-head latent attention
@@ -124,8 +128,9 @@ std::string ignored_tensors(const SafetensorsFile& file, std::string_view expect
 WorkloadShape shape_of(const FileTensors& tensors);
 
 /// Synthetic queries, keys and values with an approximately standard normal distribution. Every element is a function of the
-/// seed and of its indices, and so is the same for every number of ranks.
-/// @throws std::invalid_argument as require_workload(), or if there are no steps
+/// seed and of its indices, and so is the same for every number of ranks. Of F8_E4M3 the queries are BF16, and keys and
+/// values the nearest multiples of scales near 1/64, which differ between heads, unless the shape has scales.
+/// @throws std::invalid_argument as require_workload(), or if there are no steps; InputError for more than 2^24 scales
 std::unique_ptr<Workload> make_workload(const WorkloadShape& shape, std::uint64_t seed, int steps);
 
 /// The same queries and keys with other values, in F32. `inner` must outlive it.

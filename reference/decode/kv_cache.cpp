@@ -9,6 +9,7 @@
 #include <iterator>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace tree_attn {
 namespace {
@@ -56,12 +57,12 @@ void KvCache::check_entry(const char* function, std::int64_t entry, std::int64_t
                              " positions, not ", n_rows);
 }
 
-void KvCache::check_view(const char* function, const TensorView& view, bool is_key) const {
+void KvCache::check_view(const char* function, const TensorView& view, bool is_key, bool converts) const {
   const char* const name = is_key ? "k" : "v";
   const DType given = is_key ? given_.dtype : given_.value_dtype, stored = is_key ? stored_.dtype : stored_.value_dtype;
   const std::int64_t dim = is_key ? stored_.head_dim : stored_.value_dim;
-  require(view.dtype == given || view.dtype == stored, function, ": ", name, " is ", name_of(view.dtype),
-          ", but the cache takes ", name_of(given));
+  require(view.dtype == given || view.dtype == stored || (converts && stored == DType::F8_E4M3), function, ": ", name,
+          " is ", name_of(view.dtype), ", but the cache takes ", name_of(given));
   require(view.shape[1] == stored_.kv_heads && view.shape[3] == dim, function, ": ", name, " has ", view.shape[1],
           " heads of ", view.shape[3], " elements, but the cache has ", stored_.kv_heads, " of ", dim);
   require_view(function, view, name);
@@ -85,8 +86,8 @@ void KvCache::grow(const char* function, std::int64_t capacity) {
 void KvCache::append(std::int64_t entry, const TensorView& k, const TensorView& v) {
   constexpr const char* kHere = "KvCache::append";
   check_entry(kHere, entry);
-  check_view(kHere, k, true);
-  check_view(kHere, v, false);
+  check_view(kHere, k, true, true);
+  check_view(kHere, v, false, true);
   if (k.shape[0] != 1 || v.shape[0] != 1 || k.shape[2] != v.shape[2]) {
     throw std::invalid_argument(std::string(kHere) + ": k has " + std::to_string(k.shape[0]) + " batch entries and " +
                                 std::to_string(k.shape[2]) + " positions, v has " + std::to_string(v.shape[0]) + " and " +
@@ -129,6 +130,7 @@ void KvCache::use_pages(const PageRule& rule) {
 void KvCache::share(std::int64_t from, std::int64_t to, std::int64_t n) {
   constexpr const char* kHere = "KvCache::share";
   if (pages_ == nullptr) throw std::logic_error(std::string(kHere) + ": the cache is not in pages");
+  require(scales_.k.empty() && scales_.v.empty(), kHere, ": entries with scales of their own cannot share rows");
   check_entry(kHere, from, n), check_entry(kHere, to);
   std::int64_t& length = lengths_[static_cast<std::size_t>(to)];
   require<std::out_of_range>(length == 0, kHere, ": batch entry ", to, " holds ", length, " positions, not none");
@@ -146,6 +148,19 @@ void KvCache::reset(const OwnedLeaves& leaves) {
   std::fill(lengths_.begin(), lengths_.end(), 0);
   if (pages_ != nullptr) pages_ = std::make_unique<PageTable>(pages_->rule(), stored_, leaves_);
   cleared();
+}
+
+void KvCache::set_scales(KvScales scales) {
+  constexpr const char* kHere = "KvCache::set_scales";
+  require(pages_ == nullptr, kHere, ": the cache is in pages already");
+  for (const auto& [each, dtype] : {std::pair(&scales.k, stored_.dtype), {&scales.v, stored_.value_dtype}}) {
+    if (each->empty()) continue;
+    require(dtype == DType::F8_E4M3, kHere, ": scales for ", name_of(dtype), "; F8_E4M3 alone has them");
+    require(std::ssize(*each) == stored_.batch * stored_.kv_heads && std::ranges::all_of(*each, is_scale), kHere, ": ",
+            each->size(), " scales for ", stored_.batch, " entries of ", stored_.kv_heads,
+            " KV heads; each is from 2^-100 to 2^100");
+  }
+  scales_ = std::move(scales);
 }
 
 void KvCache::reserve(std::int64_t n) {

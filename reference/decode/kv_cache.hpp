@@ -5,6 +5,7 @@
 /// This header includes neither Eigen nor CUDA.
 #pragma once
 
+#include "tree_attn/reference/decode/kv_scales.hpp"
 #include "tree_attn/reference/state/owned_leaves.hpp"
 #include "tree_attn/reference/tensor/shape.hpp"
 
@@ -38,8 +39,7 @@ std::vector<std::int64_t> rows_in_use(std::span<const std::int64_t> lengths, con
 ///
 /// Batch entry i holds the rows [0, lengths()[i]): row a is the key at position leaves().position(a). append() adds the next
 /// rows. Rows that are held stay where they are in a cache in host memory; a cache on a device copies them when its capacity
-/// doubles. A session (open()) computes states over the whole range. Positions not in use count as the empty set, so the
-/// states have the same shape in every step.
+/// doubles. A session (open()) computes states over the whole range. Positions that are not in use count as the empty set.
 class KvCache {
  public:
   virtual ~KvCache();
@@ -52,14 +52,17 @@ class KvCache {
   const OwnedLeaves& leaves() const { return leaves_; }
   /// Rows per batch entry that there is room for.
   std::int64_t capacity() const { return capacity_; }
-  /// Rows in use per batch entry [b].
+  /// Factors of its elements; rows that are held keep theirs. @throws std::invalid_argument for other types or is_scale()
+  const KvScales& scales() const { return scales_; }
+  void set_scales(KvScales scales);
+  /// Rows in use per batch entry [b], and by the longest one.
   std::span<const std::int64_t> lengths() const { return lengths_; }
-  /// Rows in use by the longest one.
   std::int64_t longest() const;
   /// Bytes of keys and values for all rows of the capacity, owned or borrowed; those of the pool in a cache in pages.
   std::int64_t bytes() const;
 
-  /// Appends the next rows of one batch entry. Where they exceed the capacity, it doubles, up to the size of the range.
+  /// Appends the next rows of one batch entry. Where they exceed the capacity, it doubles, up to the size of the range. A
+  /// cache of F8_E4M3 takes any type: it stores x / scale, rounded as Float8::narrow(), so large ones saturate.
   /// @param entry batch entry @param k [1, n_kv, n, d_h] @param v [1, n_kv, n, d_v]
   /// @throws std::invalid_argument for other axes or types, a negative axis, or a view with elements and no data;
   ///   std::out_of_range if the entry does not exist or n positions do not fit
@@ -79,13 +82,11 @@ class KvCache {
   /// Replaces the contents by the first lengths[i] rows of a shard. A cache in host memory reads them in place, so the
   /// memory of the shard must remain valid until the next reset() or the end of the cache. A cache on a device copies them,
   /// from device memory on the default stream.
-  /// @param shard begins where the range of the cache does
-  /// @param lengths rows in use per batch entry [b]
+  /// @param shard begins where the range of the cache does @param lengths rows in use per batch entry [b]
   /// @throws as append(); std::invalid_argument also for a shard in device memory, unless the cache is there too, stores its
   ///   types, and the shard is dense
   void borrow(const Shard& shard, std::span<const std::int64_t> lengths);
-  /// Allocates the memory for n rows, or for the capacity if that is more. The first append() calls it.
-  /// @throws std::out_of_range for more rows than 2^62 bytes hold
+  /// Allocates memory for n rows, or for the capacity if that is more. @throws std::out_of_range for more than 2^62 bytes
   void reserve(std::int64_t n = 0);
 
   /// The first n rows of all batch entries in host memory, dense. They are not copied if they already are. Rows that a batch
@@ -94,11 +95,9 @@ class KvCache {
   /// @throws std::out_of_range unless 0 <= n <= longest()
   Shard shard(std::int64_t n, const std::function<std::byte*(std::size_t)>& memory) const;
   /// The same copied to device memory, for a cache on a device: there after all that the default stream holds.
-  /// @param memory address of device memory for all keys and, after them, all values
-  /// @throws as shard(); std::logic_error if the cache is in host memory
+  /// @param memory for all keys and, after them, all values @throws as shard(); std::logic_error if the cache is on the host
   Shard shard_on_device(std::int64_t n, std::byte* memory) const;
-  /// Prepares decode steps: allocates the workspace and the memory for states. The cache must outlive the session.
-  /// @param scale multiplies q.k
+  /// Prepares decode steps: allocates workspace, and memory for states. It outlives the session. @param scale multiplies q.k
   virtual std::unique_ptr<DecodeSession> open(double scale) const = 0;
 
  protected:
@@ -125,12 +124,13 @@ class KvCache {
 
  private:
   void check_entry(const char* function, std::int64_t entry, std::int64_t n_rows = 0) const;
-  void check_view(const char* function, const TensorView& view, bool is_key) const;
+  void check_view(const char* function, const TensorView& view, bool is_key, bool converts = false) const;
   void check_rows(const char* function, std::int64_t n) const;
   void grow(const char* function, std::int64_t capacity);
 
   AttentionShape given_, stored_;
   OwnedLeaves leaves_;
+  KvScales scales_;
   std::int64_t capacity_ = 0;
   std::vector<std::int64_t> lengths_;
   std::unique_ptr<PageTable> pages_;

@@ -42,14 +42,13 @@ inline float exp2_fraction(float f) {
 /// Edges: a key that the step hides is not read, and the value of a key whose score is -inf is not; a leaf of which no key
 /// is seen is empty. A score of +inf or NaN makes D and n NaN. Values of Inf and NaN follow the formula.
 /// @param step the queries, and what they see of each sequence; add_sink() comes after the last merge
-/// @param k, v, scale [b, n_kv, n, d_h] and [b, n_kv, n, d_v], row a is the key at leaves.position(a); the factor of q.k
+/// @param k, v [b, n_kv, n, d_h] and [b, n_kv, n, d_v], row a is the key at leaves.position(a) @param scale factor of q.k
 /// @paper{eq_7, eq. (7)}
 inline Forest<float> decode(const Step& step, const TensorView& k, const TensorView& v, const OwnedLeaves& leaves,
-                            double scale) {
+                            double scale, std::span<const float> key_scale = {}) {
   const auto [b, n_h, l, d_h] = step.q.shape;
   const std::int64_t n_kv = k.shape[1], d_v = v.shape[3], longest = step.longest();
   KeyRange range = closed(leaves.range(), longest), sums{range.begin, range.begin};
-  const ScoreScale c = split_scale(scale);
   std::vector<float> query(static_cast<std::size_t>((d_h + 31) / 32 * 32)), key(query), x[kLeafKeys];
   Forest<float> forest(b * n_h * l, d_v);
   for (std::int64_t at = range.begin; at < range.end; at = forest.subtrees().back().end()) {
@@ -63,6 +62,7 @@ inline Forest<float> decode(const Step& step, const TensorView& k, const TensorV
     for (std::int64_t r = 0; r < forest.n_rows(); ++r, state += state_size(d_v)) {
       const std::int64_t i = r / (n_h * l), h = r / l % n_h, g = h / (n_h / n_kv);
       const Seen seen = step.seen(i, r % l);
+      const ScoreScale c = split_scale(scale * (key_scale.empty() ? 1.0 : double{key_scale[i * n_kv + g]}));
       const std::int64_t n = at > sums.begin ? 0 : std::min(sums.size(), leaves.n_keys(seen.end) - row);
 
       // s_a = log2(e) scale q.k_a, and the shift of the leaf: e = max_a ceil(s_a).

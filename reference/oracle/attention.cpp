@@ -24,10 +24,11 @@ constexpr const char* kAxes = " (q, k, v are [b, heads, positions, d])";
 /// Energies log sum_a exp(s_ra) and means sum_a softmax(s_r)_a v_a of rows of scores.
 /// @param[in] s scores [rows, N]
 /// @param[in] sinks the learned logit of every row
+/// @param[in] scales factors of the values
 /// @param[out] mean [rows, d_v]
 /// @param[out] lse [rows]
-void reduce(const RowMatrix& s, const Eigen::VectorXd& sinks, const TensorView& v, const QueryRows& rows, double* mean,
-            double* lse) {
+void reduce(const RowMatrix& s, const Eigen::VectorXd& sinks, const TensorView& v, const std::vector<float>& scales,
+            const QueryRows& rows, double* mean, double* lse) {
   // Find the largest score of every row, or NaN if the row has one. The sum begins with the sink, which has the value 0.
   Eigen::VectorXd m(s.rows()), D(s.rows());
   for (std::int64_t r = 0; r < s.rows(); ++r) {
@@ -38,7 +39,7 @@ void reduce(const RowMatrix& s, const Eigen::VectorXd& sinks, const TensorView& 
   // Sum weights and weighted values. A masked key is skipped, because 0 times its value could be NaN.
   Eigen::Map<RowMatrix> n(mean, s.rows(), v.shape[3]);
   n.setZero();
-  for_each_block(v, rows, s.cols(), [&](std::int64_t begin, const RowMatrix& V) {
+  for_each_block(v, scales, rows, s.cols(), [&](std::int64_t begin, const RowMatrix& V) {
     for (std::int64_t r = 0; r < s.rows(); ++r) {
       for (std::int64_t a = 0; a < V.rows(); ++a) {
         if (s(r, begin + a) == -kInfinity) continue;
@@ -57,8 +58,9 @@ void reduce(const RowMatrix& s, const Eigen::VectorXd& sinks, const TensorView& 
 }
 
 /// Adds zeta_r.v_a to the scores of the keys that are not masked.
-void add_source(const RowMatrix& zeta, const TensorView& v, const QueryRows& rows, RowMatrix& s) {
-  for_each_block(v, rows, s.cols(), [&](std::int64_t begin, const RowMatrix& V) {
+void add_source(const RowMatrix& zeta, const TensorView& v, const std::vector<float>& scales, const QueryRows& rows,
+                RowMatrix& s) {
+  for_each_block(v, scales, rows, s.cols(), [&](std::int64_t begin, const RowMatrix& V) {
     const RowMatrix zeta_v = zeta * V.transpose();
     auto s_block = s.middleCols(begin, V.rows());
     s_block = (s_block.array() == -kInfinity).select(s_block, s_block + zeta_v);
@@ -86,10 +88,11 @@ AttentionResult attention(const TensorView& q, const TensorView& k, const Tensor
   for_each_query_rows(q, k, [&](const QueryRows& rows) {
     RowMatrix s = scores(q, k, rows, options);
     const Eigen::VectorXd sinks = sinks_of(q, rows, options);
-    reduce(s, sinks, v, rows, result.out.data() + rows.begin * d_v, result.lse.data() + rows.begin);
+    reduce(s, sinks, v, options.value_scale, rows, result.out.data() + rows.begin * d_v, result.lse.data() + rows.begin);
     if (!options.zeta) return;
-    add_source(load_query_rows(*options.zeta, rows), v, rows, s);
-    reduce(s, sinks, v, rows, result.gradient.data() + rows.begin * d_v, result.energy.data() + rows.begin);
+    add_source(load_query_rows(*options.zeta, rows), v, options.value_scale, rows, s);
+    reduce(s, sinks, v, options.value_scale, rows, result.gradient.data() + rows.begin * d_v,
+           result.energy.data() + rows.begin);
   });
   return result;
 }
@@ -113,6 +116,9 @@ void check_options(const TensorView& q, const TensorView& k, const TensorView& v
   require(options.sink.empty() || std::ssize(options.sink) == q.shape[1], kHere, ": ", options.sink.size(),
           " learned sinks for ", q.shape[1], " heads");
   require_mask(kHere, options.mask, options.softcap, {b, q.shape[1], q.shape[2]}, n_keys);
+  for (const std::vector<float>* scales : {&options.key_scale, &options.value_scale})
+    require(scales->empty() || std::ssize(*scales) == b * k.shape[1], kHere, ": ", scales->size(), " scales for ", b,
+            " entries of ", k.shape[1], " KV heads");
   const std::int64_t n_lengths = std::ssize(options.lengths);
   require(n_lengths == 0 || n_lengths == b, kHere, ": ", n_lengths, " lengths for a batch of ", b);
   for (std::size_t i = 0; i < options.lengths.size(); ++i) {

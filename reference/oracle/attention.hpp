@@ -24,6 +24,8 @@ struct AttentionOptions {
   std::vector<std::int64_t> lengths{};  ///< N of each batch entry [b]; empty: all keys. Later keys are not read.
   std::optional<TensorView> zeta{};     ///< sources [b, n_h, l, d_v]; if given, energy and gradient are computed too
   Mask mask{};                          ///< added to the scores, see mask.hpp
+  std::vector<float> key_scale{};       ///< factors of stored keys [b, n_kv]; empty: 1
+  std::vector<float> value_scale{};     ///< of values
   double softcap = 0;                   ///< c of the scores c tanh(s / c), which come before the mask; 0: none
 };
 

@@ -33,7 +33,7 @@ ErrorBound error_bound(const TensorView& q, const TensorView& k, const TensorVie
     // Bound the error of every score: (d_h + 1) u scale sum_k |q_k k_ak|.
     const RowMatrix Q = load_query_rows(q, rows);
     RowMatrix delta(rows.count, N);
-    for_each_block(k, rows, N, [&](std::int64_t begin, const RowMatrix& K) {
+    for_each_block(k, options.key_scale, rows, N, [&](std::int64_t begin, const RowMatrix& K) {
       delta.middleCols(begin, K.rows()).noalias() = Q.cwiseAbs() * K.cwiseAbs().transpose();
     });
     delta *= static_cast<double>(d_h + 1) * u * std::abs(scale_of(q, options));
@@ -79,7 +79,7 @@ ErrorBound error_bound(const TensorView& q, const TensorView& k, const TensorVie
     Eigen::Map<RowMatrix> out(bound.out.data() + rows.begin * d_v, rows.count, d_v);
     Eigen::RowVectorXd low = Eigen::RowVectorXd::Constant(d_v, std::numeric_limits<double>::infinity()), high = -low;
     if (!options.sink.empty()) low.setZero(), high.setZero();
-    for_each_block(v, rows, N, [&](std::int64_t begin, const RowMatrix& V) {
+    for_each_block(v, options.value_scale, rows, N, [&](std::int64_t begin, const RowMatrix& V) {
       for (std::int64_t a = 0; a < V.rows(); ++a) low = low.cwiseMin(V.row(a)), high = high.cwiseMax(V.row(a));
       for (std::int64_t r = 0; r < rows.count; ++r) {
         for (std::int64_t a = 0; a < V.rows(); ++a) {

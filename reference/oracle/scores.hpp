@@ -44,14 +44,17 @@ void for_each_query_rows(const TensorView& q, const TensorView& k, Body body) {
 }
 
 /// Calls body(begin, block [n, d]) for consecutive blocks of at most 256 positions that cover [0, count) of one head of k or
-/// v.
+/// v, times its scale. @param scales [b, n_kv]; empty: 1
 template <class Body>
-void for_each_block(const TensorView& x, const QueryRows& rows, std::int64_t count, Body body) {
+void for_each_block(const TensorView& x, const std::vector<float>& scales, const QueryRows& rows, std::int64_t count,
+                    Body body) {
   constexpr std::int64_t kBlock = 256;
+  const double scale = scales.empty() ? 1 : scales[static_cast<std::size_t>(rows.batch * x.shape[1] + rows.kv_head)];
   RowMatrix block;
   for (std::int64_t begin = 0; begin < count; begin += kBlock) {
     block.resize(std::min(kBlock, count - begin), x.shape[3]);
     for (std::int64_t a = 0; a < block.rows(); ++a) load_row(x, rows.batch, rows.kv_head, begin + a, block.row(a).data());
+    block *= scale;
     body(begin, block);
   }
 }
@@ -88,7 +91,7 @@ inline RowMatrix scores(const TensorView& q, const TensorView& k, const QueryRow
   // Multiply queries and keys.
   const RowMatrix Q = load_query_rows(q, rows);
   RowMatrix s(rows.count, n_keys);
-  for_each_block(k, rows, n_keys, [&](std::int64_t begin, const RowMatrix& K) {
+  for_each_block(k, options.key_scale, rows, n_keys, [&](std::int64_t begin, const RowMatrix& K) {
     s.middleCols(begin, K.rows()).noalias() = Q * K.transpose();
   });
   s *= scale_of(q, options);

@@ -15,7 +15,7 @@ namespace tree_attn::test {
 inline Forest<float> plain_of(const KvCache& cache, const Step& step, double scale) {
   std::vector<std::byte> memory;
   const Shard rows = cache.shard(cache.longest(), [&](std::size_t n) { return (memory.resize(n), memory.data()); });
-  return plain::decode(step, rows.k, rows.v, cache.leaves(), scale);
+  return plain::decode(step, rows.k, rows.v, cache.leaves(), scale, cache.scales().k);
 }
 
 }  // namespace tree_attn::test

@@ -17,6 +17,7 @@ struct Arguments {
   LeafOrder order = LeafOrder::kContiguous;
   double scale = 1;
   PlanOptions options = {};
+  KvScales scales = {};
 };
 
 /// An argument in which one rank differs, and how the error names it.
@@ -40,6 +41,14 @@ const std::vector<Difference>& differences() {
       {"steps done (0 and 1)", [](Arguments& a) { a.options.steps_done = 1; }},
       {"type (F32 and BF16)", [](Arguments& a) { a.shape.dtype = DType::BF16; }},
       {"type of values (F32 and F16)", [](Arguments& a) { a.shape.value_dtype = DType::F16; }},
+      {"type (F32 and F8_E4M3), hash of key scales (14695981039346656037 and 805397688384518517)",
+       [](Arguments& a) {
+         a.shape.dtype = DType::F8_E4M3, a.scales.k = {1, 1};
+       }},
+      {"type of values (F32 and F8_E4M3), hash of value scales (14695981039346656037 and 805397688384518517)",
+       [](Arguments& a) {
+         a.shape.value_dtype = DType::F8_E4M3, a.scales.v = {1, 1};
+       }},
       {"batch (1 and 2)", [](Arguments& a) { a.shape.batch = 2; }},
       {"heads (2 and 4)", [](Arguments& a) { a.shape.heads = 4; }},
       {"KV heads (2 and 1)", [](Arguments& a) { a.shape.kv_heads = 1; }},
@@ -64,6 +73,7 @@ std::string error_of(RankGroup& rank_group, const Algorithm& algorithm, int odd_
       if (transport.rank() == odd_rank) change(mine);
       const KeyRange own = mine.ranges[static_cast<std::size_t>(topology.index_of(transport.rank()))];
       OpenShard shard = open_shard(cpu_backend(), mine.shape, OwnedLeaves(own, mine.order), 64, mine.scale);
+      shard.cache->set_scales(mine.scales);
       mine.algorithm->open(transport, shard, mine.ranges, mine.options);
       return DecodeOutput{};
     });

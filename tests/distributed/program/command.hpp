@@ -173,6 +173,11 @@ inline Words ranks(int n, const Words& arguments, const Words& program = {kProgr
   return Words{TREE_ATTN_MPIEXEC} + flags + Words{"-n", std::to_string(n)} + program + arguments;
 }
 
+/// As on several machines: the program, run in a folder of its own on every rank, named by the rank's number.
+inline Words in_own_folder(const std::string& folder) {
+  return {"sh", "-c", "cd \"$0/${OMPI_COMM_WORLD_RANK:-$PMI_RANK}\" && exec \"$@\"", folder, kProgram};
+}
+
 /// The program under mpirun with arguments of its own for every rank.
 inline Words each_its_own(const std::vector<Words>& arguments) {
   Words command = ranks(1, arguments[0]);

@@ -217,7 +217,7 @@ TEST_CASE("files: a tensor that asks for another attention is refused by its nam
   };
   const Words qkv{"q", "k", "v"};
   std::vector<Words> commands;
-  const Words others{"attention_mask", "attn_mask", "bias", "alibi_slopes", "block_table", "page_table", "k_scale"};
+  const Words others{"attention_mask", "attn_mask", "bias", "alibi_slopes", "block_table", "page_table"};
   for (const std::string& other : others) {
     write(other, qkv + Words{other});
     commands.push_back(alone({"oracle", other, "out"}));

@@ -6,15 +6,6 @@
 
 namespace fs = std::filesystem;
 
-namespace {
-
-/// As on several machines: the program, run in a folder of its own on every rank, named by the rank's number.
-Words in_own_folder(const std::string& folder) {
-  return {"sh", "-c", "cd \"$0/${OMPI_COMM_WORLD_RANK:-$PMI_RANK}\" && exec \"$@\"", folder, kProgram};
-}
-
-}  // namespace
-
 TEST_CASE("ranks: rank 0 alone prints") {
   const auto count = [](const std::string& text, const std::string& part) {
     std::size_t n = 0;

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The scales of keys and values that are stored in F8_E4M3, one for each key/value head of each batch entry.
+#pragma once
+
+#include "tree_attn/reference/tensor/convert.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace tree_attn {
+
+/// Factors of stored keys, which join that of q.k, and of values, by which outputs are multiplied [b, n_kv]; empty: 1.
+///
+/// A scale of each head, as attention kernels take it, is as accurate as one of each leaf: the exponent of an element covers
+/// 2^-9 to 448, and its mantissa is what loses digits (tests/reference/decode/test_float8.cpp measures it). One of a leaf
+/// would be fixed by its first key, or change elements that are held.
+struct KvScales {
+  std::vector<float> k{}, v{};
+  bool operator==(const KvScales&) const = default;
+};
+
+/// Whether a scale is from 2^-100 to 2^100: then no element of F8_E4M3 times it is beyond F32.
+inline bool is_scale(float x) { return x >= 0x1p-100f && x <= 0x1p100f; }
+
+/// Divides elements by a scale in F32, then stores them. By a power of two nothing is lost before the last rounding.
+/// @param[out] to bytes_of(dtype) * count bytes
+inline void quantise(float* x, float scale, DType dtype, std::int64_t count, std::byte* to) {
+  for (std::int64_t i = 0; i < count; ++i) x[i] /= scale;
+  store(x, dtype, count, to);
+}
+
+}  // namespace tree_attn

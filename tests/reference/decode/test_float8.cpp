@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Caches of F8_E4M3 with a scale for each key/value head: bits, bounds, rows that are quantised, and what a scale
+/// costs in accuracy.
+#include "tree_attn/reference/decode/backend.hpp"
+#include "tree_attn/reference/decode/page_table.hpp"
+#include "tree_attn/reference/oracle/error_bound.hpp"
+#include "tree_attn/tests/support/compare.hpp"
+#include "tree_attn/tests/support/float8.hpp"
+#include "tree_attn/tests/support/plain_of.hpp"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <span>
+#include <string>
+
+namespace tree_attn::test {
+namespace {
+
+constexpr Axes kAxes{.batch = 2, .heads = 6, .kv_heads = 3, .head_dim = 40, .value_dim = 24, .n_queries = 2, .n_keys = 500};
+
+/// z and lse of a cache over all keys, on the CPU; z times the scales.
+DecodeOutput output_of(TensorWorkload& workload, const KvScales& scales) {
+  const AttentionShape& shape = workload.shape();
+  const auto cache = cpu_backend(2).make_cache(shape, KeyRange{0, workload.n_keys()});
+  cache->set_scales(scales);
+  fill(*cache, workload, workload.lengths());
+  const auto session = cache->open(workload.scale);
+  Forest<float> forest = session->decode({workload.query(0), workload.lengths()}).host();
+  const Forest<float> plain = plain_of(*cache, {workload.query(0), workload.lengths()}, workload.scale);
+  CHECK(std::ranges::equal(forest.states(), plain.states()));
+  DecodeOutput output = finish_rows(forest.fold(), shape.n_rows(), shape.value_dim);
+  const auto of_head = static_cast<std::size_t>(shape.rows_per_kv_head() * shape.value_dim);
+  for (std::size_t i = 0; !scales.v.empty() && i < output.out.size(); ++i) output.out[i] *= scales.v[i / of_head];
+  return output;
+}
+
+}  // namespace
+
+TEST_CASE("float8: scales that are powers of two have the bits of scaled elements in BF16") {
+  const Float8Case c = float8_case(8000, kAxes, {-3, 0, 5, -20, 7, 1}, {2, -4, 0, 9, -30, 1});
+  const DecodeOutput eight = output_of(*c.eight, c.scales), sixteen = output_of(*c.sixteen, {});
+  CHECK(eight.out == sixteen.out);
+  CHECK(eight.lse == sixteen.lse);
+}
+
+TEST_CASE("float8: with any scales within the bound of the oracle, which is that of scaled elements in F64") {
+  Float8Case c = float8_case(8001, kAxes, {0, 0, 0, 0, 0, 0}, {0, 0, 0, 0, 0, 0});
+  c.scales = {{0.3f, 1.7f, 0.01f, 1, 2.2f, 0.77f}, {3, 0.003f, 1e10f, 1, 0.9f, 1e-9f}};
+  AttentionOptions options{.lengths = c.eight->lengths(), .key_scale = c.scales.k, .value_scale = c.scales.v};
+  const TensorView q = c.eight->query(0), k = c.eight->k(), v = c.eight->v();
+  const AttentionResult exact = attention(q, k, v, options);
+  const auto scaled = [](const TensorView& view, const std::vector<float>& scales) {
+    Tensor wide({}, view.shape, DType::F64);
+    for (std::int64_t i = 0; i < view.shape[0] * view.shape[1]; ++i) {
+      for (std::int64_t a = 0; a < view.shape[2]; ++a) {
+        for (double x : row_of(view, i / view.shape[1], i % view.shape[1], a)) {
+          x *= static_cast<double>(scales[static_cast<std::size_t>(i)]);
+          const auto* const bytes = reinterpret_cast<const std::byte*>(&x);
+          wide.bytes.insert(wide.bytes.end(), bytes, bytes + sizeof x);
+        }
+      }
+    }
+    return wide;
+  };
+  const Tensor k_wide = scaled(k, c.scales.k), v_wide = scaled(v, c.scales.v);
+  const AttentionOptions unscaled{.lengths = options.lengths};
+  const AttentionResult wide = attention(q, k_wide, v_wide, unscaled);
+  CHECK(exact.out == wide.out);
+  CHECK(exact.lse == wide.lse);
+  ErrorModel model = tree_decode_model(500);
+  const ErrorBound bound = error_bound(q, k, v, options, model);
+  CHECK(bound.out == error_bound(q, k_wide, v_wide, unscaled, model).out);
+
+  const DecodeOutput ours = output_of(*c.eight, c.scales);
+  const Comparison of_out = compare(ours.out, exact.out, bound.out), of_lse = compare(ours.lse, exact.lse, bound.lse);
+  CHECK_MESSAGE(of_out.ok, of_out.message);
+  CHECK_MESSAGE(of_lse.ok, of_lse.message);
+
+  options.value_scale.pop_back();
+  CHECK_THROWS_WITH_AS(attention(q, k, v, options), "attention: 5 scales for 2 entries of 3 KV heads",
+                       std::invalid_argument);
+}
+
+TEST_CASE("float8: appended rows of other types are divided by the scale and rounded, and large ones saturate") {
+  const AttentionShape shape{
+      .dtype = DType::F8_E4M3, .value_dtype = DType::F8_E4M3, .heads = 2, .kv_heads = 2, .head_dim = 3, .value_dim = 2};
+  const auto cache = cpu_backend().make_cache(shape, KeyRange{0, kOpenEnd}, 0);
+  cache->set_scales({{0.5f, 3}, {1, 0x1p-6f}});
+  const Tensor k({1, 300, -0.3f, 3, 3000, -3}, {1, 2, 1, 3}, DType::BF16),
+      v({1.06f, -1e30f, 7, 7.5f}, {1, 2, 1, 2}, DType::F32);
+  cache->append(0, k, v);
+  std::vector<std::byte> memory;
+  const Shard rows = cache->shard(1, [&](std::size_t n) { return (memory.resize(n), memory.data()); });
+  using Row = std::vector<double>;
+  CHECK(row_of(rows.k, 0, 0, 0) == Row{2, 448, -0.625});
+  CHECK(row_of(rows.k, 0, 1, 0) == Row{1, 448, -1});
+  CHECK(row_of(rows.v, 0, 0, 0) == Row{1, -448});
+  CHECK(row_of(rows.v, 0, 1, 0) == Row{448, 448});
+  // Rows that are borrowed are read in place, and a cache of another type takes its own alone.
+  CHECK_THROWS_WITH_AS(cache->borrow({k, v}, std::vector<std::int64_t>{1}),
+                       "KvCache::borrow: k is BF16, but the cache takes F8_E4M3", std::invalid_argument);
+  const auto in_pages = cpu_backend().make_cache(shape, KeyRange{0, kOpenEnd}, 0);
+  in_pages->set_scales({{0.5f, 3}, {}});
+  in_pages->use_pages({.n_pages = 4});
+  in_pages->append(0, k, v);
+  CHECK_THROWS_WITH_AS(in_pages->share(0, 0, 1), "KvCache::share: entries with scales of their own cannot share rows",
+                       std::invalid_argument);
+  CHECK_THROWS_AS(in_pages->set_scales({}), std::invalid_argument);
+  CHECK_THROWS_WITH_AS(cache->set_scales({{}, {1, 0}}),
+                       "KvCache::set_scales: 2 scales for 1 entries of 2 KV heads; each is from 2^-100 to 2^100",
+                       std::invalid_argument);
+  CHECK_THROWS_AS(cache->set_scales({{1}, {}}), std::invalid_argument);
+  CHECK_THROWS_WITH_AS(cpu_backend().make_cache({}, {0, 64})->set_scales({std::vector<float>(16, 1), {}}),
+                       "KvCache::set_scales: scales for F32; F8_E4M3 alone has them", std::invalid_argument);
+}
+
+/// What scales cost and gain, by which they were chosen: one of each head, any float or a power of two, or one of each leaf.
+/// The error is that of out from rounding keys and values alone: the root of its mean square over some draws, as a fraction
+/// of the largest element.
+TEST_CASE("float8: a scale of each head is as accurate as one of each leaf, and as a power of two") {
+  std::mt19937 random(8003);
+  constexpr std::int64_t n = 512, d = 64;
+  constexpr int kDraws = 12;
+  for (const bool has_outliers : {false, true}) {
+    double of_head = 0, power_of_head = 0, power_of_leaf = 0;
+    for (int draw = 0; draw < kDraws; ++draw) {
+      const Tensor q = normal_tensor(random, {1, 4, 1, d});
+      std::vector<float> k = normal_elements(random, n * d), v = normal_elements(random, n * d);
+      for (std::size_t i = 0; has_outliers && i < k.size(); i += 32) k[i] *= 10, v[i] *= 10;
+      const AttentionResult exact = attention(q, Tensor(k, {1, 1, n, d}), Tensor(v, {1, 1, n, d}));
+      double largest = 0;
+      for (const double z : exact.out) largest = std::max(largest, std::abs(z));
+      // Rounds runs of rows with a scale that takes the largest element to 448, or the power of two above it.
+      const auto square = [&](std::int64_t run, bool any_float) {
+        const auto rounded = [&](std::vector<float> x) {
+          for (std::int64_t at = 0; at < n * d; at += run * d) {
+            const std::span rows(x.data() + at, static_cast<std::size_t>(run * d));
+            float most = 0;
+            for (const float each : rows) most = std::max(most, std::abs(each));
+            const float scale = any_float ? most / 448 : std::exp2(std::ceil(std::log2(most / 448)));
+            for (float& each : rows) each = scale * widen(narrow<Float8>(each / scale));
+          }
+          return x;
+        };
+        const AttentionResult ours = attention(q, Tensor(rounded(k), {1, 1, n, d}), Tensor(rounded(v), {1, 1, n, d}));
+        double sum = 0;
+        for (std::size_t i = 0; i < ours.out.size(); ++i) sum += std::pow((ours.out[i] - exact.out[i]) / largest, 2);
+        return sum / static_cast<double>(ours.out.size()) / kDraws;
+      };
+      of_head += square(n, true), power_of_head += square(n, false), power_of_leaf += square(kLeafKeys, false);
+    }
+    for (double* each : {&of_head, &power_of_head, &power_of_leaf}) *each = std::sqrt(*each);
+    MESSAGE(std::string(has_outliers ? "outlier channels: " : "normal data: ")
+            << of_head << " with any scale of a head (4 bytes for all its keys), " << power_of_head
+            << " with a power of two, " << power_of_leaf << " with one of each leaf (1 byte for 64 keys)");
+    for (const double each : {of_head, power_of_head, power_of_leaf}) CHECK((each > 1e-3 && each < 0.1));
+    CHECK(of_head < 1.25 * power_of_leaf);
+    CHECK(power_of_head < 1.01 * power_of_leaf);
+  }
+}
+
+}  // namespace tree_attn::test
