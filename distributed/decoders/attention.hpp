@@ -72,10 +72,11 @@ class Attention {
   /// Removes all positions of a sequence except the first n. @throws std::out_of_range unless 0 <= n <= its length, and in
   /// pages of a window if position n would follow keys that may have been given back
   void truncate(std::int64_t entry, std::int64_t n);
-  /// Lets a sequence without keys begin with the first n positions of another one, in the same pages. A step reads them once
-  /// for both. @throws std::logic_error without pages; std::out_of_range as truncate(), or if the sequence has keys
+  /// Lets a sequence without keys begin with the first n positions of another one, in the same pages, which a step reads
+  /// once for both on the CPU. @throws std::logic_error without pages; std::out_of_range as truncate(), or if the sequence
+  /// has keys
   void share(std::int64_t from, std::int64_t to, std::int64_t n);
-  /// Ends a sequence; the next append() begins another in its place. Its memory is kept.
+  /// Ends a sequence; the next append() begins another in its place. Its memory is kept, its pages go back to the pool.
   void release(std::int64_t entry) { truncate(entry, 0); }
   /// Keys of each sequence [b], over all ranks.
   std::span<const std::int64_t> lengths() const { return lengths_; }
