@@ -163,7 +163,7 @@ bool Attention::holds(std::int64_t position) const {
 Step Attention::checked(const TensorView& q, const SeenRule& rule, std::span<const float> sink) {
   const Step step{q, lengths_, rule, sink};
   if (!compares_lengths_) return step;
-  const std::array<std::int64_t, 3> of_rule{rule.causal, rule.window, rule.sinks};
+  const std::array<std::int64_t, 4> of_rule{rule.causal, rule.window, rule.sinks, q.on_device};
   const auto hash = [](auto values, std::uint64_t from = kFnvStart) { return fnv1a(std::as_bytes(values), from); };
   const std::array<std::int64_t, 3> mine{step.longest(), static_cast<std::int64_t>(hash(std::span(lengths_))),
                                          static_cast<std::int64_t>(hash(sink, hash(std::span(of_rule))))};
@@ -174,7 +174,8 @@ Step Attention::checked(const TensorView& q, const SeenRule& rule, std::span<con
   if (odd == all.end()) return step;
   const std::string ranks = "Attention::step: ranks 0 and " + std::to_string(odd - all.begin());
   if ((*odd)[0] == all[0][0] && (*odd)[1] == all[0][1])
-    throw InputError(ranks + " differ in the causal edge, the window, the sinks or the learned sinks");
+    throw InputError(ranks +
+                     " differ in the causal edge, the window, the sinks, the learned sinks or whether q is on a device");
   throw InputError(ranks + " have appended other numbers of keys: the longest sequence has " + std::to_string(all[0][0]) +
                    " and " + std::to_string((*odd)[0]));
 }
@@ -187,11 +188,13 @@ void Attention::start(const TensorView& q, const SeenRule& rule, std::span<const
   decoder_->start(checked(q, rule, sink));
 }
 
+DevicePlatform Attention::platform() const { return platform_of(*shard_.backend); }
+
 OutputView Attention::combine(const TensorView& o, const TensorView& lse, OutputPart part, LseForm form) {
   if (decoder_->is_under_way()) throw std::logic_error("Attention::combine: a step is under way");
   if (combiner_ == nullptr || combiner_->part != part || combiner_->shape != o.shape) {
     combiner_.reset();
-    combiner_.reset(new OpenCombiner{o.shape, part, Combiner(*transport_, o.shape, part)});
+    combiner_.reset(new OpenCombiner{o.shape, part, Combiner(*transport_, o.shape, part, {}, platform().make_blocks)});
   }
   return combiner_->combiner.combine(o, lse, form);
 }

@@ -46,6 +46,12 @@ struct AttentionSetup {
 /// others. Every rank returns the same output, and with an algorithm that keeps its bits the same as any other number of
 /// ranks.
 ///
+/// With a backend of a device, "cuda" or "emulated", tensors may lie in the memory of that device: TensorView::on_device.
+/// Then nothing is copied between host and device but a few integers for each sequence, its length and what lists its
+/// leaves; over several ranks also the states that a transport sends from host memory, see DeviceFabric. What was queued on
+/// the default stream before a call is seen, and append() queues there; step() and combine() have written their output when
+/// they return.
+///
 /// Threads: one at a time uses an object. Two objects in two threads do not disturb each other; over MPI that needs
 /// MPI_THREAD_MULTIPLE.
 class Attention {
@@ -65,7 +71,7 @@ class Attention {
   /// Appends the next n positions of a sequence. Every rank passes the same n; it keeps those positions that it holds and
   /// reads no others, so on a rank that holds none of them the data of both views may be null.
   /// @param entry batch entry
-  /// @param k [1, n_kv, n, d_h] @param v [1, n_kv, n, d_v]
+  /// @param k [1, n_kv, n, d_h] @param v [1, n_kv, n, d_v], each on the host or the device
   /// @throws as KvCache::append(), before anything is appended; std::invalid_argument also for null data of a position that
   ///   this rank holds; std::out_of_range beyond the ranges, and on every rank if one has too few pages
   void append(std::int64_t entry, const TensorView& k, const TensorView& v);
@@ -86,8 +92,8 @@ class Attention {
   /// Attention of the queries over all keys. Collective.
   /// @param q [b, n_h, l, d_h], the same on every rank
   /// @param rule which of the keys a query sees, by default all @param sink learned natural logits [n_h]; empty: none
-  /// @returns out and lse, valid until the next call @throws InputError on every rank if two ranks have other lengths;
-  ///   std::invalid_argument for other axes; TransportError
+  /// @returns out and lse, valid until the next call, on the device if q is there, which ring and one-shot refuse
+  /// @throws InputError on every rank if two ranks have other lengths; std::invalid_argument for other axes; TransportError
   OutputView step(const TensorView& q, const SeenRule& rule = {}, std::span<const float> sink = {});
   /// Computes the states of this rank and posts the first messages, so that the program can compute something else while
   /// they travel. The arguments of step(); the queries are read before it returns. append() and truncate() may follow at
@@ -104,6 +110,8 @@ class Attention {
   OutputView combine(const TensorView& o, const TensorView& lse, OutputPart part = OutputPart::kAll,
                      LseForm form = LseForm::kNatural);
 
+  /// The device that tensors may be on.
+  DevicePlatform platform() const;
   /// The messages of this rank, and their counters.
   Transport& transport() const { return *transport_; }
 

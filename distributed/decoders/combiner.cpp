@@ -136,8 +136,6 @@ const std::array<std::int64_t, 4>& checked(Transport& transport, const std::arra
           ", d_v = ", d_v, "; an axis is negative, or the states have more than 2^40 elements");
   require(part == OutputPart::kAll || n_h % transport.size() == 0, "Combiner: ", n_h, " heads cannot be scattered over ",
           transport.size(), " ranks");
-  require(transport.device() == nullptr, "Combiner: the transport ", transport.name(),
-          " sends from device memory; a combiner merges in host memory");
   return shape;
 }
 
@@ -163,15 +161,15 @@ void set_head(float* states, const TensorView& o, const TensorView& lse, std::in
   }
 }
 
-Combiner::Combiner(Transport& transport, const std::array<std::int64_t, 4>& shape, OutputPart part, PlanOptions options)
+Combiner::Combiner(Transport& transport, const std::array<std::int64_t, 4>& shape, OutputPart part, PlanOptions options,
+                   MakeBlocks make_blocks)
     : transport_(transport),
       shape_(checked(transport, shape, part, options)),
       part_(part),
       n_rows_(shape[0] * shape[1] * shape[2]),
       plan_(plan_of(transport, part, std::move(options), n_rows_, shape[3])),
       heads_(static_cast<std::size_t>(shape[1])),
-      fabric_(transport, plan_, n_rows_, shape[3]),
-      states_(static_cast<std::size_t>(n_rows_ * state_size(shape[3]))) {
+      make_blocks_(transport.device() != nullptr ? transport.device()->make_blocks() : make_blocks) {
   std::iota(heads_.begin(), heads_.end(), 0);
   const std::int64_t n = n_heads();
   for (std::size_t i = 0; part == OutputPart::kHeads && i < heads_.size(); ++i) {
@@ -188,8 +186,17 @@ OutputView Combiner::combine(const TensorView& o, const TensorView& lse, LseForm
   require(has_axes, "Combiner::combine: o is [", o.shape[0], ", ", o.shape[1], ", ", o.shape[2], ", ", o.shape[3],
           "] and lse [", lse.shape[0], ", ", lse.shape[1], ", ", lse.shape[2], ", ", lse.shape[3], "]; expected [", b, ", ",
           n_h, ", ", l, ", ", d_v, "] and [", b, ", ", n_h, ", ", l, ", 1]");
-  require_view("Combiner::combine", o, "o");
-  require_view("Combiner::combine", lse, "lse");
+  const bool has_device = make_blocks_ != nullptr;
+  require_view("Combiner::combine", o, "o", has_device);
+  require_view("Combiner::combine", lse, "lse", has_device);
+  require(o.on_device == lse.on_device && (o.on_device || transport_.device() == nullptr),
+          "Combiner::combine: o and lse have to be in the same memory, and for the transport ", transport_.name(),
+          " in that ", transport_.device() != nullptr ? "of the device" : "of the host or its device");
+  if (o.on_device) return combine_on_device(o, lse, form);
+  if (!on_host_) {
+    on_host_.emplace(transport_, plan_, n_rows_, d_v);
+    states_.resize(static_cast<std::size_t>(n_rows_ * state_size(d_v)));
+  }
 
   // With all rows, state (i, h, j) is row (i n_h + h) l + j; by heads, the batch comes after the head, so that those of a
   // rank are adjacent.
@@ -206,7 +213,7 @@ OutputView Combiner::combine(const TensorView& o, const TensorView& lse, LseForm
     for (std::int64_t i = 0; i < b; ++i)
       for (const std::int64_t h : heads_) set_states(i, h);
   }
-  const OutputView output = fabric_.step(states_);
+  const OutputView output = on_host_->step(states_);
   if (!by_heads || b == 1) return output;
 
   // [n_h / p, b, l] becomes [b, n_h / p, l].
@@ -219,6 +226,45 @@ OutputView Combiner::combine(const TensorView& o, const TensorView& lse, LseForm
     }
   }
   return {out_, lse_};
+}
+
+OutputView Combiner::combine_on_device(const TensorView& o, const TensorView& lse, LseForm form) {
+  const auto [b, n_h, l, d_v] = shape_;
+  const std::int64_t n = n_heads(), n_states = n_rows_ * state_size(d_v), n_out = b * n * l * d_v;
+  if (!on_device_) {
+    memory_ = make_blocks_(n_states + n_out + b * n * l, d_v, nullptr);
+    on_device_.emplace(transport_, plan_, n_rows_, d_v, make_blocks_, &memory_->stream());
+    on_device_->leave_output(true);
+  }
+
+  // The same rows as on the host: by heads, the heads of a rank are one view, with the batch after the head.
+  const bool by_heads = part_ == OutputPart::kHeads;
+  const auto heads_first = [&](TensorView view, std::int64_t first, std::int64_t n_of) {
+    view.data = n_rows_ > 0 ? view.element(first * view.stride[1]) : view.data;
+    view.shape[1] = n_of;
+    std::swap(view.shape[0], view.shape[1]), std::swap(view.stride[0], view.stride[1]);
+    return view;
+  };
+  memory_->stream().follow_default();
+  if (!by_heads) memory_->set_from_lse(0, o, lse, form);
+  for (std::int64_t i = 0; by_heads && i < n_h; i += n) {
+    const std::int64_t first = heads_[static_cast<std::size_t>(i)];
+    memory_->set_from_lse(i * b * l * state_size(d_v), heads_first(o, first, n), heads_first(lse, first, n), form);
+  }
+  const OutputView output = on_device_->step(memory_->address(0));
+  if (const bool are_turned = by_heads && b > 1; !are_turned) return output;
+
+  // [n_h / p, b, l] becomes [b, n_h / p, l].
+  float *const out = memory_->address(n_states), *const of_rows = memory_->address(n_states + n_out);
+  const auto reorder = [&](const float* from, float* to, std::int64_t d) {
+    TensorView source = TensorView::dense(from, DType::F32, {n, b, l, d}),
+               target = TensorView::dense(to, DType::F32, {b, n, l, d});
+    source.on_device = target.on_device = true;
+    memory_->convert(source, heads_first(target, 0, n));
+  };
+  reorder(output.out.data(), out, d_v), reorder(output.lse.data(), of_rows, 1);
+  memory_->stream().wait();
+  return {{out, output.out.size()}, {of_rows, output.lse.size()}, true};
 }
 
 }  // namespace tree_attn

@@ -4,12 +4,15 @@
 /// them (section 5.3).
 #pragma once
 
+#include "tree_attn/distributed/decoders/device_fabric.hpp"
 #include "tree_attn/distributed/decoders/host_fabric.hpp"
 #include "tree_attn/distributed/plan/plan_options.hpp"
 #include "tree_attn/reference/state/lse.hpp"
 
 #include <array>
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <vector>
 
 namespace tree_attn {
@@ -40,20 +43,25 @@ enum class OutputPart {
 class Combiner {
  public:
   /// Writes the plan and takes the memory for it. Collective: all ranks pass the same arguments.
-  /// @param transport in host memory; outlives the combiner
+  /// @param transport outlives the combiner
   /// @param shape b, n_h, l and d_v
   /// @param options of the plan of `kAll`
-  /// @throws InputError on every rank if two ranks differ; std::invalid_argument for a negative axis, for `kHeads` unless
-  ///   n_h is a multiple of p, and for a transport of device memory; TransportError
+  /// @param make_blocks of the device that combine() takes tensors of, null for none; a transport of device memory has its
+  ///   own
+  /// @throws InputError on every rank if two ranks differ; std::invalid_argument for a negative axis, and for `kHeads`
+  ///   unless n_h is a multiple of p; TransportError
   Combiner(Transport& transport, const std::array<std::int64_t, 4>& shape, OutputPart part = OutputPart::kAll,
-           PlanOptions options = {});
+           PlanOptions options = {}, MakeBlocks make_blocks = nullptr);
 
   /// Merges what all ranks pass. Collective.
   /// @param[in] o [b, n_h, l, d_v], F32, F16 or BF16; rows whose lse is -inf are not read
-  /// @param[in] lse [b, n_h, l, 1] in the base of `form`
+  /// @param[in] lse [b, n_h, l, 1] in the base of `form`; both in host memory, or both on the device, where kernels make the
+  ///   states and merge them, and the output stays. The bits are the same, but for exp2 of a GPU. What was queued on the
+  ///   default stream before is seen. Over a transport in host memory the states that are sent and received are copied.
   /// @returns out and natural lse in F32, for the heads of this rank, valid until the next call; store() rounds to other
   ///   types. Rows that no rank has keys for are 0 and -inf.
-  /// @throws std::invalid_argument for other axes, or elements without data; TransportError
+  /// @throws std::invalid_argument for other axes, elements without data, or memory that the transport or the device of this
+  ///   combiner does not reach; TransportError
   OutputView combine(const TensorView& o, const TensorView& lse, LseForm form = LseForm::kNatural);
 
   /// Heads of the output.
@@ -62,14 +70,19 @@ class Combiner {
   RankCost cost() const;
 
  private:
+  OutputView combine_on_device(const TensorView& o, const TensorView& lse, LseForm form);
+
   Transport& transport_;
   std::array<std::int64_t, 4> shape_;
   OutputPart part_;
   std::int64_t n_rows_;
   Plan plan_;
-  std::vector<std::int64_t> heads_;  ///< in the order of their rows in the states
-  HostFabric fabric_;
+  std::vector<std::int64_t> heads_;    ///< in the order of their rows in the states
+  std::optional<HostFabric> on_host_;  ///< and its states and output, from the first call on
   std::vector<float> states_, out_, lse_;
+  MakeBlocks make_blocks_;
+  std::unique_ptr<DeviceBlocks> memory_;  ///< states, z and lse
+  std::optional<DeviceFabric> on_device_;
 };
 
 }  // namespace tree_attn

@@ -7,6 +7,7 @@
 #include "tree_attn/distributed/decoders/device_fabric.hpp"
 #include "tree_attn/distributed/decoders/host_fabric.hpp"
 #include "tree_attn/distributed/decoders/keys_read.hpp"
+#include "tree_attn/gpu/backend/backends.hpp"
 #include "tree_attn/reference/data/fnv1a.hpp"
 #include "tree_attn/reference/data/input_error.hpp"
 
@@ -36,29 +37,33 @@ class PlanDecoder : public Decoder {
  public:
   PlanDecoder(Transport& transport, OpenShard& shard, std::span<const KeyRange> ranges, PlanFor plan_for)
       : Decoder(transport, shard), ranges_(ranges.begin(), ranges.end()), plan_for_(std::move(plan_for)) {
-    if (transport.device() != nullptr) on_device_ = dynamic_cast<DeviceSteps*>(shard.session.get());
+    on_device_ = dynamic_cast<DeviceSteps*>(shard.session.get());
     if (transport.device() != nullptr && on_device_ == nullptr)
       throw std::logic_error("PlanDecoder: the transport sends from device memory, the backend has states on the host");
     if (!is_open()) plan(ranges_);
   }
+  bool takes_device_queries() const override { return on_device_ != nullptr; }
 
  protected:
   OutputView run(const Step& step) override {
     plan_anew(step);
-    if (on_device_ != nullptr) return step_on_device(step, step.longest());
+    if (is_on_device(step)) return step_on_device(step, step.longest());
     const std::span<const float> states = decode_own_shard(step).states();
     return on_host_->step(states, sinks_of_rows(step));
   }
   void run_start(const Step& step) override {
-    if (on_device_ != nullptr) return Decoder::run_start(step);
+    is_whole_ = is_on_device(step);
+    if (is_whole_) return Decoder::run_start(step);
     plan_anew(step);
     const std::span<const float> states = decode_own_shard(step).states();
     on_host_->start(states, sinks_of_rows(step));
   }
-  bool run_progress() override { return on_device_ != nullptr || on_host_->advance(); }
-  OutputView run_finish() override { return on_device_ != nullptr ? Decoder::run_finish() : on_host_->finish(); }
+  bool run_progress() override { return is_whole_ || on_host_->advance(); }
+  OutputView run_finish() override { return is_whole_ ? Decoder::run_finish() : on_host_->finish(); }
 
  private:
+  /// Whether the plan runs on the device.
+  bool is_on_device(const Step& step) const { return transport_.device() != nullptr || step.q.on_device; }
   /// The lengths are the same on every rank, so all ranks write new plans in the same step.
   void plan_anew(const Step& step) {
     const std::int64_t longest = step.longest();
@@ -66,7 +71,10 @@ class PlanDecoder : public Decoder {
   }
   OutputView step_on_device(const Step& step, std::int64_t longest) {
     if (!step.sink.empty())
-      throw InputError("learned sinks: no kernel adds them to states on a device; use --transport mpi or shared");
+      throw InputError(
+          "learned sinks: no kernel adds them to states on a device; use --transport mpi or shared, with queries in host "
+          "memory");
+    if (!end_) open_end();
     // A rank whose cache grows needs a new graph, and a message is in a graph on both sides or on neither. So the ranks tell
     // each other how far their memory goes, and beyond that all of them begin anew.
     if (longest > all_have_room_for_) {
@@ -74,32 +82,43 @@ class PlanDecoder : public Decoder {
       all_have_room_for_ = *std::min_element(rooms.begin(), rooms.end());
       on_device_->stream().forget();
     }
+    end_->leave_output(step.q.on_device);
     on_device_->decode_to(*end_, step, progress_);
     const OutputView output = end_->settle();
-    set_states_ready(transport_.device()->settled_from());
+    set_states_ready(transport_.device() != nullptr ? transport_.device()->settled_from() : transport_.seconds());
     return output;
   }
 
   bool is_open() const { return !ranges_.empty() && ranges_.back().end == kOpenEnd; }
   void plan(std::span<const KeyRange> ranges) {
     planned_end_ = ranges.empty() ? 0 : ranges.back().end;
+    planned_.assign(ranges.begin(), ranges.end());
+    end_.reset();
+    if (transport_.device() != nullptr) return open_end();
     const AttentionShape& shape = shard_.cache->shape();
-    Plan plan = plan_for_(ranges);
-    if (on_device_ == nullptr)
-      on_host_.emplace(transport_, std::move(plan), shape.n_rows(), shape.value_dim);
-    else
-      end_.emplace(transport_, std::move(plan), shape.n_rows(), shape.value_dim, transport_.device()->make_blocks(),
-                   &on_device_->stream());
+    on_host_.emplace(transport_, plan_for_(ranges), shape.n_rows(), shape.value_dim);
+  }
+  void open_end() {
+    const AttentionShape& shape = shard_.cache->shape();
+    DeviceTransport* const device = transport_.device();
+    end_.emplace(transport_, plan_for_(planned_), shape.n_rows(), shape.value_dim,
+                 device != nullptr ? device->make_blocks() : platform_of(*shard_.backend).make_blocks,
+                 &on_device_->stream());
   }
 
   std::vector<KeyRange> ranges_;
   PlanFor plan_for_;
-  DeviceSteps* on_device_ = nullptr;     ///< the session, if messages are sent from device memory
+  DeviceSteps* on_device_ = nullptr;     ///< the session, if it has states on a device
+  bool is_whole_ = false;                ///< whether start() has taken the whole step
   std::int64_t all_have_room_for_ = -1;  ///< keys of the longest sequence for which no rank takes memory
   std::int64_t planned_end_ = -1;        ///< of the last range in the plan
+  std::vector<KeyRange> planned_;
   std::optional<HostFabric> on_host_;
-  std::optional<DeviceFabric> end_;  ///< in its place, if messages are sent from device memory
+  std::optional<DeviceFabric> end_;  ///< of steps on the device; the only one if messages are sent from device memory
 };
+
+/// What ranks compare of the memory that queries are in, beside mask_kind().
+constexpr std::int64_t kOnDevice = 16;
 
 /// What ranks compare of a mask: whether there is one, of what type, and which axes are not broadcast.
 std::int64_t mask_kind(const Mask& mask) {
@@ -163,6 +182,8 @@ void Decoder::check(const Step& step) const {
   transport_.check();
   require_started("Decoder::step", false);
   shard_.session->check(step);
+  require(!step.q.on_device || takes_device_queries(),
+          "Decoder::step: q is in memory of a device; ring and one-shot take it in memory of the host alone");
   for (std::size_t i = 0; i < step.lengths.size(); ++i) {
     require<std::out_of_range>(step.lengths[i] <= most_keys_, "Decoder::step: batch entry ", i, " has ", step.lengths[i],
                                " keys, but the ranges of all ranks end at ", most_keys_);
@@ -170,7 +191,7 @@ void Decoder::check(const Step& step) const {
 }
 
 void Decoder::compare_rule(const Step& step) {
-  const std::int64_t mask = mask_kind(step.mask);
+  const std::int64_t mask = mask_kind(step.mask) + kOnDevice * step.q.on_device;
   if (step.rule == rule_ && mask == mask_ && step.softcap == softcap_ &&
       std::ranges::equal(std::as_bytes(step.sink), std::as_bytes(std::span(sink_))))
     return;
@@ -197,6 +218,8 @@ void Decoder::compare_rule(const Step& step) {
     if (causal != all[0].causal) line("the causal edge", all[0].causal, causal);
     if (window != all[0].window) line("the window", all[0].window, window);
     if (sinks != all[0].sinks) line("the number of sinks", all[0].sinks, sinks);
+    const auto memory = [](std::int64_t of) { return of >= kOnDevice ? "device" : "host"; };
+    if ((kind ^ all[0].mask) >= kOnDevice) line("the memory of queries", memory(all[0].mask), memory(kind));
     if (kind != all[0].mask) line("the mask", mask_text(all[0].mask), mask_text(kind));
     if (cap != all[0].softcap) line("the soft cap", all[0].softcap, cap);
     if (hash != all[0].hash) line("the hash of learned sinks", all[0].hash, hash);

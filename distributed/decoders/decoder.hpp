@@ -49,13 +49,12 @@ class Decoder {
   bool progress();
   /// Ends the step that has been started. @returns as step() @throws as step(); std::logic_error if none is under way
   OutputView finish();
-  /// Whether a step has been started and not finished.
-  bool is_under_way() const { return is_started_; }
+  bool is_under_way() const { return is_started_; }  ///< whether a step has been started and not finished
   /// When the last step had the states of this rank's own shard where they are merged, as Transport::seconds().
   double states_ready() const { return states_ready_; }
-  /// Where kernels store what others receive: in windows that "nccl" has registered, of the "host", of other processes by
-  /// "ipc", or of other threads of this "process". Empty if no kernel does, or none has yet.
+  /// Windows into which kernels have stored: registered with "nccl", of the "host", by "ipc", of this "process"; or none.
   virtual std::string_view windows() const { return ""; }
+  virtual bool takes_device_queries() const { return false; }  ///< from device memory, where the output then is too
 
  protected:
   /// Both outlive the decoder.
@@ -89,7 +88,7 @@ class Decoder {
   bool is_started_ = false;
   double states_ready_ = 0;
   SeenRule rule_;                      ///< of the step before
-  std::int64_t mask_ = 0;              ///< kind of its mask
+  std::int64_t mask_ = 0;              ///< kind of its mask, and where its queries are
   double softcap_ = 0;                 ///< its soft cap
   std::vector<float> sink_;            ///< of the heads in that step
   std::vector<float> of_rows_;         ///< the same of all rows

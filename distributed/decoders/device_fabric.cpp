@@ -27,14 +27,17 @@ DeviceFabric::DeviceFabric(Transport& transport, Plan plan, std::int64_t n_rows,
       offsets_(plan_.offsets(n_rows, d_v)),
       blocks_(make_blocks(offsets_.back(), d_v, stream)),
       staging_(std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(offsets_.back()))) {
-  if (device_ == nullptr) return;
   n_out_ = static_cast<std::size_t>(size(plan_.z));
   output_ = blocks_->on_host(size(plan_.z) + size(plan_.lse));
-  device_->add_graphs(blocks_->stream());
+  if (device_ != nullptr) device_->add_graphs(blocks_->stream());
 }
 
 DeviceFabric::~DeviceFabric() {
-  if (device_ != nullptr) device_->remove_graphs(blocks_->stream());
+  if (device_ != nullptr)
+    device_->remove_graphs(blocks_->stream());
+  else
+    blocks_->stream().forget();
+  if (transport_.has_messages_in_flight()) static_cast<void>(staging_.release());
 }
 
 void DeviceFabric::queue(const float* states) {
@@ -44,10 +47,10 @@ void DeviceFabric::queue(const float* states) {
     execute(plan_, *this);
     give_output();
   } catch (...) {
-    device_->abandon();
+    transport_.abandon();
     throw;
   }
-  queued_ = device_->take_queued();
+  if (device_ != nullptr) queued_ = device_->take_queued();
   recorded_ = transport_.traffic().since(before);
   is_queued_ = true;
 }
@@ -55,7 +58,11 @@ void DeviceFabric::queue(const float* states) {
 OutputView DeviceFabric::settle() {
   was_launched_ = !std::exchange(is_queued_, false);
   if (was_launched_) transport_.count_graph(recorded_);
-  device_->settle(queued_);
+  if (device_ != nullptr)
+    device_->settle(queued_);
+  else
+    blocks_->stream().wait();
+  if (leaves_output_) return {on_device(plan_.z), on_device(plan_.lse), true};
   return {output_.first(n_out_), output_.subspan(n_out_)};
 }
 
@@ -66,7 +73,10 @@ OutputView DeviceFabric::step(const float* states) {
 
 std::int64_t DeviceFabric::n_states(Block block) const { return n_scalars(block) / state_size(d_v_); }
 
-void DeviceFabric::begin(const Plan& plan) { transport_.count_collectives(plan.n_collectives); }
+void DeviceFabric::begin(const Plan& plan) {
+  transport_.check();
+  transport_.count_collectives(plan.n_collectives);
+}
 
 std::span<float> DeviceFabric::staged(Blocks blocks) const {
   return {staging_.get() + at(blocks.first), static_cast<std::size_t>(size(blocks))};
@@ -88,10 +98,11 @@ void DeviceFabric::take_states(const float* states) {
   } else {
     blocks_->take(0, states, at(plan_.n_own));
   }
-  device_->queue_on(blocks_->stream());
+  if (device_ != nullptr) device_->queue_on(blocks_->stream());
 }
 
 void DeviceFabric::give_output() {
+  if (leaves_output_) return;
   blocks_->give(at(plan_.z.first), output_.first(n_out_));
   blocks_->give(at(plan_.lse.first), output_.subspan(n_out_));
 }

@@ -16,8 +16,9 @@
 
 namespace tree_attn {
 
-/// The blocks of one plan on a device, taken once. Only the output passes through host memory; messages do if the transport
-/// sends them from there. With a DeviceTransport it is the end of a step.
+/// The blocks of one plan on a device, taken once: the end of a step. Through host memory passes the output, unless it is
+/// left on the device, and messages if the transport sends them from there: the states of the plan, no more, which
+/// DeviceTraffic counts as downloaded by their sender and uploaded by their receiver.
 class DeviceFabric : public Fabric, public StepEnd {
  public:
   /// @param transport outlives the fabric @param stream as MakeBlocks
@@ -27,10 +28,12 @@ class DeviceFabric : public Fabric, public StepEnd {
   DeviceFabric(const DeviceFabric&) = delete;
   DeviceFabric& operator=(const DeviceFabric&) = delete;
 
-  /// @name A step of a DeviceTransport: all of it is queued on the stream
+  /// Where the output of the next steps is: in host memory, or on the device. The caller forgets the graph in between.
+  void leave_output(bool on_device) { leaves_output_ = on_device; }
+  /// @name A step: all of it is queued on the stream, with waits for messages if those are sent from host memory
   /// @{
   void queue(const float* states) override;
-  bool may_be_recorded() const override { return device_->may_be_recorded(); }
+  bool may_be_recorded() const override { return device_ != nullptr ? device_->may_be_recorded() : transport_.size() == 1; }
   /// Waits for the plan after a step that ends with it. @returns the output, valid until the next step
   OutputView settle();
   /// A step of the plan alone, by DeviceStream::repeat(). @param states that are there, at the same place in every step
@@ -55,7 +58,7 @@ class DeviceFabric : public Fabric, public StepEnd {
  private:
   /// Copies the states of this rank's subtrees to the own blocks of the plan. Messages are queued after that.
   void take_states(const float* states);
-  /// Copies the output of the plan to host memory, where it stays until the next step.
+  /// Copies the output of the plan to host memory, where it stays until the next step, unless it is left on the device.
   void give_output();
   std::int64_t at(Block block) const { return offsets_[static_cast<std::size_t>(block)]; }
   std::int64_t size(Blocks blocks) const { return at(blocks.first + blocks.n) - at(blocks.first); }
@@ -75,6 +78,7 @@ class DeviceFabric : public Fabric, public StepEnd {
   std::unique_ptr<DeviceBlocks> blocks_;
   std::unique_ptr<float[]> staging_;
   std::span<float> output_;                ///< z, then lse: of the blocks, on the host
+  bool leaves_output_ = false;             ///< on the device
   std::size_t n_out_ = 0;                  ///< elements of z
   std::vector<DeviceBlocks::Pair> pairs_;  ///< of the operation that is launched
   DeviceTransport::Queued queued_;         ///< when the plan was last queued or recorded

@@ -11,7 +11,7 @@
 #include <stdint.h>
 
 /** Kinds of memory; those of other numbers are refused. */
-typedef enum { kDLCPU = 1, kDLCUDA = 2, kDLCUDAHost = 3 } DLDeviceType;
+typedef enum { kDLCPU = 1, kDLCUDA = 2, kDLCUDAHost = 3, kDLExtDev = 12 } DLDeviceType;
 /** Where a tensor lies. */
 typedef struct {
   int32_t device_type; /**< a DLDeviceType */

@@ -24,10 +24,28 @@
 #include <string>
 #include <vector>
 
+namespace tree_attn {
+namespace {
+
+/// Where tensors may lie beside the host, and how they are copied there.
+struct OfBackend {
+  std::unique_ptr<DeviceBlocks> blocks;  ///< null: nowhere
+  DLDeviceType type = kDLCUDA;
+
+  explicit OfBackend(const DevicePlatform& platform) {
+    if (platform.make_blocks != nullptr) blocks = platform.make_blocks(0, 1, nullptr);
+    if (platform.is_emulated) type = kDLExtDev;
+  }
+};
+
+}  // namespace
+}  // namespace tree_attn
+
 /// What ta_open() opens.
 struct ta_attention {
   tree_attn::Attention attention;
   tree_attn::AttentionShape shape;
+  tree_attn::OfBackend device{attention.platform()};
 };
 
 namespace tree_attn {
@@ -80,16 +98,30 @@ DType dtype_of(const char* name, DLDataType type) {
 /// Whether the axes are filled up to four by one at the end, as for an lse: the last of its own axes may then be strided.
 enum class Rows { kVectors, kScalars };
 
+/// Whether a tensor lies on the device of a backend. @throws std::invalid_argument if it lies in neither its memory nor the
+/// host's
+bool is_on_device(const DLDevice& at, const char* name, const OfBackend* device) {
+  const bool has_device = device != nullptr && device->blocks != nullptr;
+  const int index = has_device ? device->blocks->device() : 0;
+  if (has_device && at.device_type == device->type && at.device_id == index) return true;
+  const std::string other =
+      has_device ? " or on device type " + std::to_string(device->type) + ", index " + std::to_string(index) : "";
+  require(at.device_type == kDLCPU || at.device_type == kDLCUDAHost, name, " is on device type ", at.device_type, ", index ",
+          at.device_id, "; tensors in memory of the host", other, " are taken");
+  return false;
+}
+
 /// A tensor of up to four axes, as a view of four: ones are put before the axes.
+/// @param device whose memory is taken too; null: of none
 /// @throws std::invalid_argument in one line for what cannot be read as such; reads no element
-TensorView view_of(const DLManagedTensor* managed, const char* name, int n_axes, Rows rows = Rows::kVectors) {
+TensorView view_of(const DLManagedTensor* managed, const char* name, int n_axes, Rows rows = Rows::kVectors,
+                   const OfBackend* device = nullptr) {
   require(managed != nullptr, name, " is null");
   const DLTensor& tensor = managed->dl_tensor;
-  require(tensor.device.device_type == kDLCPU || tensor.device.device_type == kDLCUDAHost, name, " is on device type ",
-          tensor.device.device_type, "; tensors in memory of the host are taken");
+  const bool on_device = is_on_device(tensor.device, name, device);
   require(tensor.ndim == n_axes, name, " has ", tensor.ndim, " axes; expected ", n_axes);
   require(tensor.shape != nullptr, name, " has no shape");
-  TensorView view{.dtype = dtype_of(name, tensor.dtype), .shape = {1, 1, 1, 1}};
+  TensorView view{.dtype = dtype_of(name, tensor.dtype), .shape = {1, 1, 1, 1}, .on_device = on_device};
   const int shift = rows == Rows::kScalars ? 3 - n_axes : 4 - n_axes;
   bool is_empty = false;
   double end = static_cast<double>(tensor.byte_offset), n_dense = 1;  // in double: what a stranger passes may overflow
@@ -111,6 +143,8 @@ TensorView view_of(const DLManagedTensor* managed, const char* name, int n_axes,
   require(is_empty || tensor.data != nullptr, name, " has no data");
   if (is_empty) return view;
   view.data = static_cast<const std::byte*>(tensor.data) + tensor.byte_offset;
+  require(!on_device || reinterpret_cast<std::uintptr_t>(view.data) % bytes_of(view.dtype) == 0, name,
+          " is on a device and begins inside an element");
   return view;
 }
 
@@ -126,8 +160,8 @@ class Output {
  public:
   /// @param expected axes @throws std::invalid_argument as view_of(); also for other axes, and elements that coincide
   Output(const DLManagedTensor* managed, const char* name, int n_axes, std::array<std::int64_t, 4> expected,
-         Rows rows = Rows::kVectors)
-      : view_(view_of(managed, name, n_axes, rows)), name_(name) {
+         Rows rows = Rows::kVectors, const OfBackend* device = nullptr)
+      : view_(view_of(managed, name, n_axes, rows, device)), name_(name) {
     require(view_.shape == expected, name, " is [", view_.shape[0], ", ", view_.shape[1], ", ", view_.shape[2], ", ",
             view_.shape[3], "] with four axes; expected [", expected[0], ", ", expected[1], ", ", expected[2], ", ",
             expected[3], "]");
@@ -151,6 +185,17 @@ class Output {
     require(!overlap, name_, " is written and overlaps ", name);
   }
   void require_apart(const Output& other) const { require_apart(other.view_, other.name_); }
+  /// @throws std::invalid_argument unless an input lies in the same memory
+  void require_beside(const TensorView& input, const char* name) const {
+    require(view_.on_device == input.on_device, name, " is in memory of ", input.on_device ? "a device" : "the host",
+            ", and ", name_, " is not");
+  }
+  /// The same from device memory, to which it is queued.
+  void queue(const float* from, const OfBackend& device) const {
+    TensorView dense = TensorView::dense(from, DType::F32, view_.shape);
+    dense.on_device = true;
+    device.blocks->convert(dense, view_);
+  }
   /// Writes dense elements, rounded to the type of the tensor.
   template <class Real>
   void write(const Real* from) const {
@@ -179,12 +224,15 @@ class Output {
 class Outputs {
  public:
   void add(const DLManagedTensor* managed, const char* name, int n_axes, std::array<std::int64_t, 4> expected,
-           Rows rows = Rows::kVectors) {
-    outputs_.emplace_back(managed, name, n_axes, expected, rows);
+           Rows rows = Rows::kVectors, const OfBackend* device = nullptr) {
+    outputs_.emplace_back(managed, name, n_axes, expected, rows, device);
     for (std::size_t i = 0; i + 1 < outputs_.size(); ++i) outputs_.back().require_apart(outputs_[i]);
   }
   void require_apart(const TensorView& input, const char* name) const {
     for (const Output& output : outputs_) output.require_apart(input, name);
+  }
+  void require_beside(const TensorView& input, const char* name) const {
+    for (const Output& output : outputs_) output.require_beside(input, name);
   }
   const Output& operator[](std::size_t i) const { return outputs_[i]; }
   std::size_t size() const { return outputs_.size(); }
@@ -194,16 +242,24 @@ class Outputs {
 };
 
 /// out [b, n_h, l, d_v] and, unless it is null, lse [b, n_h, l].
-Outputs out_and_lse(const DLManagedTensor* out, const DLManagedTensor* lse, const std::array<std::int64_t, 4>& shape) {
+Outputs out_and_lse(const DLManagedTensor* out, const DLManagedTensor* lse, const std::array<std::int64_t, 4>& shape,
+                    const OfBackend* device = nullptr) {
   Outputs outputs;
-  outputs.add(out, "out", 4, shape);
-  if (lse != nullptr) outputs.add(lse, "lse", 3, {shape[0], shape[1], shape[2], 1}, Rows::kScalars);
+  outputs.add(out, "out", 4, shape, Rows::kVectors, device);
+  if (lse != nullptr) outputs.add(lse, "lse", 3, {shape[0], shape[1], shape[2], 1}, Rows::kScalars, device);
   return outputs;
 }
 
 void write(const Outputs& outputs, std::span<const float> out, std::span<const float> lse) {
   outputs[0].write(out.data());
   if (outputs.size() > 1) outputs[1].write(lse.data());
+}
+void write(const Outputs& outputs, const OutputView& output, const OfBackend& device) {
+  if (!output.on_device) return write(outputs, output.out, output.lse);
+  device.blocks->stream().follow_default();
+  outputs[0].queue(output.out.data(), device);
+  if (outputs.size() > 1) outputs[1].queue(output.lse.data(), device);
+  device.blocks->stream().wait();
 }
 
 /// Which keys a query sees, and the learned sinks.
@@ -422,7 +478,7 @@ int ta_append(ta_attention* attention, int64_t entry, int64_t n, const DLManaged
     const AttentionShape& shape = attention->shape;
     const auto view = [&](const DLManagedTensor* managed, const char* name, DType dtype, std::int64_t d) {
       if (managed == nullptr) return TensorView{nullptr, dtype, {1, shape.kv_heads, n, d}, {}};
-      const TensorView given = view_of(managed, name, 3);
+      const TensorView given = view_of(managed, name, 3, Rows::kVectors, &attention->device);
       require(given.shape[2] == n, name, " has ", given.shape[2], " positions, but n is ", n);
       return given;
     };
@@ -460,12 +516,12 @@ int ta_step(ta_attention* attention, const DLManagedTensor* q, const ta_seen* se
   return guarded([&] {
     require(attention != nullptr, "attention is null");
     const AttentionShape& shape = attention->shape;
-    const TensorView qs = view_of(q, "q", 4);
-    const Outputs outputs = out_and_lse(out, lse, {shape.batch, shape.heads, shape.n_queries, shape.value_dim});
-    outputs.require_apart(qs, "q");
+    const OfBackend& device = attention->device;
+    const TensorView qs = view_of(q, "q", 4, Rows::kVectors, &device);
+    const Outputs outputs = out_and_lse(out, lse, {shape.batch, shape.heads, shape.n_queries, shape.value_dim}, &device);
+    outputs.require_apart(qs, "q"), outputs.require_beside(qs, "q");
     const Asked all = asked(seen, shape.heads, outputs);
-    const OutputView output = attention->attention.step(qs, all.rule, all.sink);
-    write(outputs, output.out, output.lse);
+    write(outputs, attention->attention.step(qs, all.rule, all.sink), device);
   });
 }
 
@@ -473,14 +529,16 @@ int ta_combine(ta_attention* attention, const DLManagedTensor* o, const DLManage
                const DLManagedTensor* out, const DLManagedTensor* out_lse) {
   return guarded([&] {
     require(attention != nullptr, "attention is null");
-    const TensorView os = view_of(o, "o", 4), lses = view_of(lse, "lse", 3, Rows::kScalars);
+    const OfBackend& device = attention->device;
+    const TensorView os = view_of(o, "o", 4, Rows::kVectors, &device),
+                     lses = view_of(lse, "lse", 3, Rows::kScalars, &device);
     const LseForm of = form_of(form);
     std::array<std::int64_t, 4> shape = os.shape;
     if (by_heads != 0) shape[1] /= attention->attention.transport().size();
-    const Outputs outputs = out_and_lse(out, out_lse, shape);
+    const Outputs outputs = out_and_lse(out, out_lse, shape, &device);
     outputs.require_apart(os, "o"), outputs.require_apart(lses, "lse");
+    outputs.require_beside(os, "o"), outputs.require_beside(lses, "lse");
     const OutputPart part = by_heads != 0 ? OutputPart::kHeads : OutputPart::kAll;
-    const OutputView output = attention->attention.combine(os, lses, part, of);
-    write(outputs, output.out, output.lse);
+    write(outputs, attention->attention.combine(os, lses, part, of), device);
   });
 }

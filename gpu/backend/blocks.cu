@@ -3,6 +3,7 @@
 /// @brief The operations of a plan as kernels: one thread block per query row, or threads over elements.
 #include "tree_attn/gpu/backend/blocks.hpp"
 
+#include "tree_attn/gpu/backend/device_tensors.hpp"
 #include "tree_attn/gpu/backend/kernel_stream.hpp"
 #include "tree_attn/gpu/platform/device.hpp"
 #include "tree_attn/gpu/platform/launch.hpp"
@@ -142,6 +143,11 @@ class Blocks : public DeviceBlocks {
     return {on_host_->data(), static_cast<std::size_t>(n)};
   }
   void give(std::int64_t at, std::span<float> to) const override { memory_.queue_download(stream_, to, at); }
+  void convert(const TensorView& from, const TensorView& to) override { convert_rows(from, to, stream_); }
+  void set_from_lse(std::int64_t states, const TensorView& o, const TensorView& lse, LseForm form) override {
+    set_states(memory_.data() + states, o, lse, form, stream_);
+  }
+  int device() const override { return current_device(); }
   float* address(std::int64_t at) override { return memory_.data() + at; }
   DeviceStream& stream() override { return stream_; }
 

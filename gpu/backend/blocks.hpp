@@ -7,6 +7,8 @@
 #pragma once
 
 #include "tree_attn/gpu/backend/device_stream.hpp"
+#include "tree_attn/reference/state/lse.hpp"
+#include "tree_attn/reference/tensor/view.hpp"
 
 #include <cstdint>
 #include <memory>
@@ -35,6 +37,13 @@ class DeviceBlocks {
   virtual std::span<float> on_host(std::int64_t n) = 0;
   /// Queues a copy to memory of on_host().
   virtual void give(std::int64_t at, std::span<float> to) const = 0;
+  /// Queues a copy between tensors of the same axes in device memory, rounded to the type of `to`.
+  virtual void convert(const TensorView& from, const TensorView& to) = 0;
+  /// Queues set_from_lse() of every row. @param o [.., .., .., d_v], lse [.., .., .., 1] in device memory; the states have
+  /// the order of their axes
+  virtual void set_from_lse(std::int64_t states, const TensorView& o, const TensorView& lse, LseForm form) = 0;
+  /// Index of the device that the calling thread uses.
+  virtual int device() const = 0;
   /// Address of an element in device memory.
   virtual float* address(std::int64_t at) = 0;
   /// The stream on which kernels and copies are queued. What is queued there in between is ordered with them.

@@ -4,6 +4,7 @@
 #include "tree_attn/gpu/backend/cache.hpp"
 
 #include "tree_attn/gpu/backend/append_rows.hpp"
+#include "tree_attn/gpu/backend/device_tensors.hpp"
 #include "tree_attn/reference/tensor/convert.hpp"
 
 #include <algorithm>
@@ -53,6 +54,11 @@ void DeviceCache::upload(Rows& to, std::int64_t entry, std::int64_t first, const
   const std::int64_t n_heads = shape().kv_heads, row = to.row_bytes(), pitch = most_ * row, n = view.shape[2];
   const std::int64_t at = place(entry, first) * row;
   if (n == 0 || row == 0 || n_heads == 0) return;
+  if (view.on_device) {
+    const TensorView rows{
+        reinterpret_cast<const std::byte*>(to.memory.data() + at), to.dtype, view.shape, {0, most_ * to.dim, to.dim}, true};
+    return convert_rows(view, rows, Stream{});
+  }
 
   // As it is, head by head, if the rows of a head follow each other.
   if (view.dtype == to.dtype && (view.stride[2] == to.dim || n == 1)) {
@@ -94,7 +100,7 @@ void DeviceCache::write(std::int64_t entry, std::int64_t first, const TensorView
   // What waits is older, and may be of a row that has been removed since.
   std::int64_t& row = appended_rows_[static_cast<std::size_t>(entry)];
   if (row >= 0) put_appended();
-  if (k.shape[2] != 1) return write_now(entry, first, k, v);
+  if (k.shape[2] != 1 || k.on_device || v.on_device) return write_now(entry, first, k, v);
   row = first;
   unsigned char* to = appended_.data() + entry * bytes_of_entry();
   for (const auto& [view, rows] : {std::pair(&k, &k_), std::pair(&v, &v_)}) {

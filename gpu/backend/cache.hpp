@@ -31,8 +31,8 @@ void convert_row(const TensorView& view, std::int64_t i, std::int64_t j, std::in
 /// Keys [b, n_kv, N, d_h] and values [b, n_kv, N, d_v] in device memory, dense. A capacity that grows takes new memory, to
 /// which the rows in use are copied. A cache in pages is the pool, [n_kv][64 n_pages] rows: as if it were one entry.
 ///
-/// A single position that is appended to an entry is kept on the host, until a session takes it along into its next step, or
-/// until something else needs it on the device.
+/// A single position that is appended to an entry from host memory is kept on the host, until a session takes it along into
+/// its next step, or until something else needs it on the device.
 class DeviceCache final : public KvCache {
  public:
   DeviceCache(const AttentionShape& shape, const OwnedLeaves& leaves, std::int64_t capacity);
@@ -55,14 +55,16 @@ class DeviceCache final : public KvCache {
   std::int64_t bytes_of_entry() const { return shape().kv_heads * (key_bytes() + value_bytes()); }
   /// Hands them over. @param[out] rows [b], row of each, or -1 @param[out] data [b][bytes_of_entry()], those that there are
   void take_appended(std::int64_t* rows, unsigned char* data) const;
+  /// Uploads them.
+  void put_appended() const;
   /// @}
 
+  bool is_on_device() const override { return true; }
   std::unique_ptr<DecodeSession> open(double scale) const override;
 
  protected:
   Shard read_all(std::int64_t n, const std::function<std::byte*(std::size_t)>& memory) const override;
   Shard read_all_on_device(std::int64_t n, std::byte* memory) const override;
-  bool is_on_device() const override { return true; }
   void allocate() override;
   void cleared() override { std::fill(appended_rows_.begin(), appended_rows_.end(), -1); }
   void settle() override { put_appended(); }
@@ -95,9 +97,6 @@ class DeviceCache final : public KvCache {
   Shard dense_shard(const std::byte* memory, std::int64_t n, bool on_device) const;
   void upload(Rows& to, std::int64_t entry, std::int64_t first, const TensorView& view) const;
   void write_now(std::int64_t entry, std::int64_t first, const TensorView& k, const TensorView& v) const;
-  /// Uploads the positions that are not on the device yet.
-  void put_appended() const;
-
   std::int64_t most_;  ///< positions of a key/value head that are allocated
   mutable Rows k_, v_;
   mutable std::vector<std::int64_t> appended_rows_;  ///< [b], -1: none

@@ -20,6 +20,9 @@ class DeviceStream {
   /// DecodeSession.
   virtual void follow_default() = 0;
 
+  /// Waits until all that is queued has run.
+  virtual void wait() = 0;
+
   /// Marks the place up to which operations are queued. In repeat() the mark is a part of the graph, and moves to the same
   /// place of every replay. @returns its index: marks are counted from 0 after keep_marks(0)
   virtual std::size_t mark() = 0;

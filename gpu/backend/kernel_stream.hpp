@@ -28,6 +28,7 @@ class KernelStream final : public DeviceStream {
     before_.record(Stream{});
     before_.hold(stream_);
   }
+  void wait() override { synchronise(stream_); }
   std::size_t mark() override {
     if (n_marks_ == marks_.size()) marks_.push_back(std::make_unique<Event>());
     Event& event = *marks_[n_marks_];

@@ -4,6 +4,7 @@
 #include "tree_attn/gpu/backend/session.hpp"
 
 #include "tree_attn/gpu/backend/append_rows.hpp"
+#include "tree_attn/gpu/backend/device_tensors.hpp"
 #include "tree_attn/gpu/engine/equal_runs.cuh"
 
 #include <algorithm>
@@ -56,7 +57,8 @@ void StepRunner::plan_range(KeyRange range) {
   // A leaf without keys is described, and never read.
   const auto leaf_of = [&](std::int64_t d) { return DeviceView{input.q, {s.kv_heads * kLeafKeys * d, kLeafKeys * d, d}}; };
   if (range.empty()) params.k = leaf_of(s.head_dim), params.v = leaf_of(s.value_dim);
-  params.q = {input.q, {s.heads * s.n_queries * s.head_dim, s.n_queries * s.head_dim, s.head_dim}};
+  params.q = {plan_.q_on_device ? device_q_.data() : input.q,
+              {s.heads * s.n_queries * s.head_dim, s.n_queries * s.head_dim, s.head_dim}};
   if (const std::string why = library_kernel().refusal(params, s.dtype); !why.empty())
     throw DeviceError("the kernels do not take " + why);
   plan_.launch = kernel_.launch_of(plan_);
@@ -77,8 +79,11 @@ void StepRunner::run(const Step& step, StepEnd* end, const std::function<void()>
   if (step.mask.data != nullptr || step.softcap != 0)
     throw std::invalid_argument("DecodeSession::decode: no kernel caps scores or adds a mask to them; use the backend cpu");
   if (end != std::exchange(last_end_, end)) stream_.forget();
-  if (step.rule != plan_.rule) {
-    plan_.rule = step.rule;
+  if (step.rule != plan_.rule || step.q.on_device != plan_.q_on_device) {
+    plan_.rule = step.rule, plan_.q_on_device = step.q.on_device;
+    const AttentionShape& s = plan_.shape();
+    if (plan_.q_on_device && device_q_.size() == 0)
+      device_q_ = DeviceBuffer<unsigned char>(s.n_rows() * s.head_dim * static_cast<std::int64_t>(bytes_of(s.dtype)));
     plan_range(plan_.range);
   }
   const bool is_recorded = !stream_.is_new();
@@ -94,6 +99,10 @@ void StepRunner::run(const Step& step, StepEnd* end, const std::function<void()>
 
   set_scale(plan_.params, plan_.shape().dtype, scale_);
   stream_.follow_default();
+  if (has_work() && plan_.q_on_device) {
+    const TensorView q = TensorView::dense(device_q_.data(), plan_.shape().dtype, step.q.shape);
+    convert_rows(step.q, q, stream_);
+  }
   stream_.repeat([&] { queue_step(end); }, end == nullptr || end->may_be_recorded());
 }
 
@@ -103,7 +112,7 @@ void StepRunner::stage(const Step& step) {
   const AttentionShape& shape = plan_.shape();
   const StepArrays input = input_.on_host();
   unsigned char* to = input.q;
-  for (std::int64_t i = 0; i < q.shape[0]; ++i) {
+  for (std::int64_t i = 0; i < q.shape[0] && !q.on_device; ++i) {
     for (std::int64_t h = 0; h < q.shape[1]; ++h) {
       for (std::int64_t j = 0; j < q.shape[2]; ++j, to += plan_.cache.key_bytes())
         convert_row(q, i, h, j, shape.dtype, row_, to);
@@ -111,26 +120,30 @@ void StepRunner::stage(const Step& step) {
   }
   std::copy(lengths.begin(), lengths.end(), input.lengths);
   if (plan_.range.empty()) std::fill_n(input.lengths, lengths.size(), 0);
-  plan_.cache.take_appended(input.rows, input.appended);
+  if (q.on_device)
+    plan_.cache.put_appended();
+  else
+    plan_.cache.take_appended(input.rows, input.appended);
   if (plan_.is_listed()) lists_.update(plan_.cache.leaves(), plan_.range, step, plan_.cache.pages(), input.lists);
 }
 
 void StepRunner::queue_step(StepEnd* end) {
   if (has_work()) {
     const DeviceCache& cache = plan_.cache;
-    input_.queue_upload(stream_, plan_.is_listed());
+    input_.queue_upload(stream_, plan_.is_listed(), plan_.q_on_device);
     const StepArrays input = input_.on_device();
-    append_rows({.rows = input.rows,
-                 .data = input.appended,
-                 .k = static_cast<unsigned char*>(const_cast<void*>(cache.keys().data)),
-                 .v = static_cast<unsigned char*>(const_cast<void*>(cache.values().data)),
-                 .batch = cache.shape().batch,
-                 .kv_heads = cache.shape().kv_heads,
-                 .n_allocated = cache.n_allocated(),
-                 .entry_stride = cache.entry_stride(),
-                 .key_bytes = cache.key_bytes(),
-                 .value_bytes = cache.value_bytes()},
-                stream_);
+    if (!plan_.q_on_device)
+      append_rows({.rows = input.rows,
+                   .data = input.appended,
+                   .k = static_cast<unsigned char*>(const_cast<void*>(cache.keys().data)),
+                   .v = static_cast<unsigned char*>(const_cast<void*>(cache.values().data)),
+                   .batch = cache.shape().batch,
+                   .kv_heads = cache.shape().kv_heads,
+                   .n_allocated = cache.n_allocated(),
+                   .entry_stride = cache.entry_stride(),
+                   .key_bytes = cache.key_bytes(),
+                   .value_bytes = cache.value_bytes()},
+                  stream_);
     kernel_.queue(plan_, stream_);
   }
   if (end != nullptr) end->queue(plan_.states.data());

@@ -42,6 +42,7 @@ struct StepPlan {
   KeyRange range{0, -1};  ///< of the keys that it is for
   LeafOrder order = LeafOrder::kContiguous;
   SeenRule rule{};
+  bool q_on_device = false;         ///< whether the queries were given in device memory
   std::int64_t n_positions = 0;     ///< of an entry of the cache then
   std::vector<Subtree> subtrees{};  ///< of the range
   ListedParams params{};            ///< in the contiguous order the part that is DecodeParams
@@ -68,9 +69,10 @@ class StepKernel {
 /// Steps over a device cache, whatever the kernel.
 ///
 /// A step uploads the queries, the lengths and the position that was appended to each entry by one copy; a small kernel
-/// stores that position where it belongs, and the kernel decodes. All on a stream of its own, by DeviceStream::repeat():
-/// from the second step of a plan on, a step is one launch of a graph. What changes from step to step is read from device
-/// memory. The plan covers the capacity of the cache, so a new one is made when the cache has grown.
+/// stores that position where it belongs, and the kernel decodes. Of queries that are on the device it uploads no
+/// element. All on a stream of its own, by DeviceStream::repeat(): from the second step of a plan on, a step is one launch
+/// of a graph. What changes from step to step is read from device memory. The plan covers the capacity of the cache, so a
+/// new one is made when the cache has grown.
 class StepRunner {
  public:
   /// @param cache, kernel outlive it
@@ -102,6 +104,7 @@ class StepRunner {
   double scale_;
   LeafLists lists_;  ///< if there are any
   StepInput input_;
+  DeviceBuffer<unsigned char> device_q_;  ///< queries that were on the device, as stored
   std::vector<float> row_;
   StepEnd* last_end_ = nullptr;  ///< of the step before
   KernelStream stream_;

@@ -45,8 +45,14 @@ class StepInput {
   /// For kernels, to be read.
   StepArrays on_device() const { return arrays(device_.data()); }
   /// Queues the copy. @param has_lists whether it includes the lists
-  void queue_upload(Stream stream, bool has_lists) {
-    device_.queue_upload(stream, host_.elements().first(static_cast<std::size_t>(has_lists ? at_.end : at_.lists)));
+  /// @param from_lengths whether it leaves out the queries and what was appended, which are on the device
+  void queue_upload(Stream stream, bool has_lists, bool from_lengths = false) {
+    const std::int64_t begin = from_lengths ? at_.lengths : 0;
+    device_.queue_upload(stream,
+                         host_.elements()
+                             .first(static_cast<std::size_t>(has_lists ? at_.end : at_.lists))
+                             .subspan(static_cast<std::size_t>(begin)),
+                         begin);
   }
 
  private:

@@ -6,8 +6,8 @@
     layer = Attention(comm, heads=..., ...)        a cache that grows, alone or over an mpi4py communicator
     energy, energy_gradient, moments               the functions of the paper, in double
 
-Arrays are NumPy's, PyTorch's, JAX's or any other's with __dlpack__, in memory of the host; they are read in place, and results are arrays of
-the kind of the first argument. Shapes: q [b, n_h, l, d_h], k [b, n_kv, n, d_h], v [b, n_kv, n, d_v]; lse is natural.
+Arrays are NumPy's, PyTorch's, JAX's or any other's with __dlpack__, in memory of the host, or for an Attention with backend="cuda" all on
+its GPU; they are read in place, and results are arrays of the kind of the first argument, in the same memory. Shapes: q [b, n_h, l, d_h], k [b, n_kv, n, d_h], v [b, n_kv, n, d_v]; lse is natural.
 """
 import ctypes
 import os
@@ -74,19 +74,30 @@ _pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes
 __version__ = _library.ta_version().decode()
 
 
-def _call(name, *arguments):
+def _call(name, *arguments, device=None):
     """Calls ta_<name>: arrays go as DLPack tensors, which live as long as the call. @raises what the status says"""
-    capsules = [x.__dlpack__() if hasattr(x, "__dlpack__") else x for x in map(_plain, arguments)]
+    capsules = [_dlpack(x, device) if hasattr(x, "__dlpack__") else x for x in map(_plain, arguments)]
     tensors = [_pointer(x, b"dltensor") if type(x).__name__ == "PyCapsule" else x for x in capsules]
     status = getattr(_library, f"ta_{name}")(*tensors)
     if status != 0:
         raise _ERRORS.get(status, RuntimeError)(_library.ta_error().decode(errors="replace"))
 
 
+def _dlpack(x, device=None):
+    """The capsule of an array in memory of the host, or on a device of a type; asked for nothing before it has said where it is."""
+    kind, index = map(int, x.__dlpack_device__())
+    if kind in (1, 3):
+        return x.__dlpack__()
+    if kind != device:
+        where = "the host" if device is None else f"the host or on device type {device}"
+        raise ValueError(f"an array of {_kind(x)} is on device type {kind}, index {index}; arrays in memory of {where} are taken")
+    return x.__dlpack__(stream=1) if kind == 2 else x.__dlpack__()  # 1: the default stream, on which the library reads and writes
+
+
 def _seen(causal, window, sinks):
     """Which keys a query sees. @returns an argument of _call(), and what has to live as long as the call"""
     learned = sinks if hasattr(sinks, "__dlpack__") else None
-    capsule = _plain(learned).__dlpack__() if learned is not None else None
+    capsule = _dlpack(_plain(learned)) if learned is not None else None
     return ctypes.byref(_Seen(bool(causal), window or 0, 0 if learned is not None else sinks or 0, capsule and _pointer(capsule, b"dltensor"))), capsule
 
 
@@ -102,12 +113,12 @@ def _kind(x):
 
 
 def _empty(like, shape, dtype=None):
-    """An array that the library writes: PyTorch's if `like` is one, else NumPy's."""
+    """An array that the library writes: PyTorch's or CuPy's, where `like` is, if it is one; else NumPy's."""
     if _kind(like) == "torch":
         torch = sys.modules["torch"]
-        return torch.empty(shape, dtype=like.dtype if dtype is None else getattr(torch, dtype))
+        return torch.empty(shape, dtype=like.dtype if dtype is None else getattr(torch, dtype), device=like.device)
     name = str(like.dtype) if dtype is None else dtype
-    return numpy.empty(shape, dtype="float32" if name == "bfloat16" else name)
+    return (sys.modules["cupy"] if _kind(like) == "cupy" else numpy).empty(shape, dtype="float32" if name == "bfloat16" else name)
 
 
 def _back(like, *arrays):
@@ -218,18 +229,19 @@ class Attention:
         setup = _Setup(batch, heads, kv_heads or heads, n_queries, head_dim, value_dim, _DataType(*_TYPES[name], 1), _DataType(*_TYPES[name], 1),
                        scale or 0, *text, threads, ranks_per_node, address, timeout)
         self._out_shape = (batch, heads, n_queries, value_dim)
+        self._device = {"cuda": 2, "emulated": 12}.get(backend)
         self._size = comm.Get_size() if comm is not None else 1
         _call("open", ctypes.byref(setup), ctypes.byref(self._handle))
 
     def append(self, k, v, entry=0, n=None):
         """Appends positions to a sequence: k [n_kv, n, d_h], v [n_kv, n, d_v]; None for n positions that this rank does not hold."""
-        _call("append", self._open(), entry, _shape(k, 3, "k")[1] if k is not None else n or 0, k, v)
+        _call("append", self._open(), entry, _shape(k, 3, "k")[1] if k is not None else n or 0, k, v, device=self._device)
 
     def step(self, q, causal=False, window=None, sinks=None):
         """Attention of q over what was appended; causal, window and sinks as attention(). @returns out in the type of q, lse in float32"""
         seen, _capsule = _seen(causal, window, sinks)
         out, lse = _empty(q, self._out_shape), _empty(q, self._out_shape[:3], "float32")
-        _call("step", self._open(), q, seen, out, lse)
+        _call("step", self._open(), q, seen, out, lse, device=self._device)
         return _back(q, out, lse)
 
     def combine(self, o, lse, by_heads=False, form="natural"):
@@ -237,7 +249,7 @@ class Attention:
         b, n_h, l, d = _shape(o, 4, "o")
         shape = (b, n_h // self._size if by_heads else n_h, l, d)
         out, of_all = _empty(o, shape), _empty(o, shape[:3], "float32")
-        _call("combine", self._open(), o, lse, _form(form), bool(by_heads), out, of_all)
+        _call("combine", self._open(), o, lse, _form(form), bool(by_heads), out, of_all, device=self._device)
         return _back(o, out, of_all)
 
     def truncate(self, n, entry=0):

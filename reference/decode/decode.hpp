@@ -54,7 +54,9 @@ struct DecodeOutput {
 struct OutputView {
   std::span<const float> out;  ///< z, [b, n_h, l, d_v]
   std::span<const float> lse;  ///< natural log-sum-exp, [b, n_h, l]; -inf where there was no key
+  bool on_device = false;      ///< whether both lie in memory of a device
 
+  /// @pre they lie in memory of the host
   DecodeOutput copy() const { return {{out.begin(), out.end()}, {lse.begin(), lse.end()}}; }
 };
 

@@ -65,7 +65,7 @@ void KvCache::check_view(const char* function, const TensorView& view, bool is_k
           " is ", name_of(view.dtype), ", but the cache takes ", name_of(given));
   require(view.shape[1] == stored_.kv_heads && view.shape[3] == dim, function, ": ", name, " has ", view.shape[1],
           " heads of ", view.shape[3], " elements, but the cache has ", stored_.kv_heads, " of ", dim);
-  require_view(function, view, name);
+  require_view(function, view, name, is_on_device());
 }
 
 void KvCache::check_rows(const char* function, std::int64_t n) const {

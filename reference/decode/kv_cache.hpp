@@ -58,6 +58,7 @@ class KvCache {
   /// Rows in use per batch entry [b], and by the longest one.
   std::span<const std::int64_t> lengths() const { return lengths_; }
   std::int64_t longest() const;
+  virtual bool is_on_device() const { return false; }  ///< whether rows, and views for append(), may be in device memory
   /// Bytes of keys and values for all rows of the capacity, owned or borrowed; those of the pool in a cache in pages.
   std::int64_t bytes() const;
 
@@ -119,8 +120,7 @@ class KvCache {
   virtual Shard read_all_on_device(std::int64_t n, std::byte* memory) const;
   /// Copies the first n rows of a page; the default says that there are no pages.
   virtual void copy_page(std::int64_t from, std::int64_t to, std::int64_t n);
-  virtual void settle() {}                             ///< stores rows that wait, before a page is shared or given back
-  virtual bool is_on_device() const { return false; }  ///< whether the rows are in device memory
+  virtual void settle() {}  ///< stores rows that wait, before a page is shared or given back
 
  private:
   void check_entry(const char* function, std::int64_t entry, std::int64_t n_rows = 0) const;

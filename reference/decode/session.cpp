@@ -24,7 +24,7 @@ void check_step(const KvCache& cache, const Step& step) {
                                 std::to_string(shape.heads) + ", " + std::to_string(shape.n_queries) + ", " +
                                 std::to_string(shape.head_dim) + "]");
   }
-  require_view(kHere, q, "q");
+  require_view(kHere, q, "q", cache.is_on_device());
   require(step.rule.window >= 0 && step.rule.sinks >= 0, kHere, ": a window of ", step.rule.window, " keys and ",
           step.rule.sinks, " sinks; neither is negative");
   require(step.sink.empty() || std::ssize(step.sink) == shape.heads, kHere, ": ", step.sink.size(), " learned sinks for ",

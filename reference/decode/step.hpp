@@ -16,7 +16,7 @@ namespace tree_attn {
 
 /// One decode step. It refers to memory of the caller.
 struct Step {
-  TensorView q;                           ///< queries [b, n_h, l, d_h]
+  TensorView q;                           ///< queries [b, n_h, l, d_h], on the device of the cache or the host
   std::span<const std::int64_t> lengths;  ///< keys in use per batch entry [b], over the whole sequence and not over a shard
   SeenRule rule{};                        ///< which of them a query sees
   std::span<const float> sink{};          ///< a learned natural logit of every head [n_h], see add_sink(); empty: none

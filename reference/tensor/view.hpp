@@ -23,6 +23,7 @@ struct TensorView {
   DType dtype = DType::F32;              ///< type of one element
   std::array<std::int64_t, 4> shape{};   ///< lengths of the four axes
   std::array<std::int64_t, 3> stride{};  ///< distances in elements along the first three axes
+  bool on_device = false;                ///< whether the elements lie in memory of a device
 
   /// A view of a dense array, last axis fastest.
   static TensorView dense(const void* data, DType dtype, std::array<std::int64_t, 4> shape) {
@@ -36,8 +37,7 @@ struct TensorView {
     assert(i >= 0 && i < shape[0] && j >= 0 && j < shape[1] && n >= 0 && n < shape[2]);
     return element(i * stride[0] + j * stride[1] + n * stride[2]);
   }
-  /// Entry i of the first axis, as a view [1, ...] of the same memory.
-  /// @throws std::out_of_range unless 0 <= i < shape[0]
+  /// Entry i of the first axis, as a view [1, ...] of the same memory. @throws std::out_of_range unless 0 <= i < shape[0]
   TensorView entry(std::int64_t i) const {
     require<std::out_of_range>(i >= 0 && i < shape[0], "TensorView::entry: ", i, " of ", shape[0]);
     TensorView view = *this;
@@ -59,16 +59,16 @@ struct TensorView {
   }
 };
 
-/// Throws std::invalid_argument if an axis of a view is negative, or if it has elements and no data.
-/// @param function that has it as an argument @param name of the argument
-/// @param has_data whether the function reads the elements
-inline void require_view(const char* function, const TensorView& view, const char* name, bool has_data = true) {
+/// Throws std::invalid_argument for a negative axis, and for elements without data, or in memory of a device.
+/// @param function that has the view as its argument `name` @param may_be_on_device whether it reads memory of a device
+inline void require_view(const char* function, const TensorView& view, const char* name, bool may_be_on_device = false) {
   bool empty = false;
   for (const std::int64_t n : view.shape) {
     require(n >= 0, function, ": ", name, " has an axis of negative length ", n);
     empty = empty || n == 0;
   }
-  require(empty || view.data != nullptr || !has_data, function, ": ", name, " has no data");
+  require(empty || view.data != nullptr, function, ": ", name, " has no data");
+  require(!view.on_device || may_be_on_device, function, ": ", name, " is in memory of a device");
 }
 
 }  // namespace tree_attn

@@ -4,6 +4,7 @@
 
 Run: ./run python    or, over ranks: mpirun -n 4 python3 tests/python/test_tree_attn.py
 """
+import ctypes
 import unittest
 
 import numpy
@@ -126,6 +127,39 @@ class Functions(unittest.TestCase):
             tree_attn.attention(self.q[0], self.k, self.v)
         with self.assertRaisesRegex(ValueError, "k has elements of code 0"):
             tree_attn.attention(self.q, self.k.astype("int32"), self.v)
+
+
+class OnAGpu(unittest.TestCase):
+    """An array that says it is on a GPU, as CuPy's or PyTorch's are: no element of it can be read here."""
+
+    class Array:
+        def __init__(self, like):
+            self.like, self.shape, self.dtype, self.asked = like, like.shape, like.dtype, []
+
+        def __dlpack_device__(self):
+            return 2, 0
+
+        def __dlpack__(self, stream=None):
+            self.asked.append(stream)
+            capsule = self.like.__dlpack__()
+            ctypes.c_int32.from_address(tree_attn._pointer(capsule, b"dltensor") + 8).value = 2
+            return capsule
+
+    def test_arrays_of_a_gpu_are_for_the_backend_cuda_alone(self):
+        q, k = self.Array(draw(1, 2, 1, 8)), draw(1, 2, 5, 8)
+        line = "an array of .* is on device type 2, index 0; arrays in memory of the host are taken"
+        with self.assertRaisesRegex(ValueError, line):
+            tree_attn.attention(q, k, k)
+        with tree_attn.Attention(heads=2, head_dim=8) as layer:
+            keys = self.Array(k[0])
+            with self.assertRaisesRegex(ValueError, line):
+                layer.append(keys, keys)
+            self.assertEqual((q.asked, keys.asked, layer.length()), ([], [], 0))
+            # What the package would pass on to "cuda", the library refuses for another backend.
+            layer._device = 2
+            with self.assertRaisesRegex(ValueError, "^k is on device type 2, index 0; tensors in memory of the host are taken$"):
+                layer.append(keys, k[0])
+            self.assertEqual((keys.asked, layer.length()), ([1], 0))
 
 
 class Layer(unittest.TestCase):

@@ -375,7 +375,8 @@ TEST_CASE("facade: other lengths, null data of a rank's own keys, other axes, an
     for (const SeenRule& odd :
          {SeenRule{.window = 9}, SeenRule{.causal = true, .window = 8}, SeenRule{.window = 8, .sinks = 1}})
       CHECK(message([&] { attention.step(in.q, ranks.rank() == 1 ? odd : SeenRule{.window = 8}); }) ==
-            "Attention::step: ranks 0 and 1 differ in the causal edge, the window, the sinks or the learned sinks");
+            "Attention::step: ranks 0 and 1 differ in the causal edge, the window, the sinks, the learned sinks or whether "
+            "q is on a device");
     attention.step(in.q, {.window = 8});
     CHECK(message([&] { attention.truncate(0, 66); }) == "Attention::truncate: batch entry 0 has 65 positions, not 66");
     CHECK(message([&] { attention.truncate(5, 0); }).find("batch entry 5") != std::string::npos);

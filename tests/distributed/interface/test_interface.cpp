@@ -158,7 +158,7 @@ TEST_CASE("interface: hostile tensors are refused in one line, and nothing is re
   CHECK(has(refused([](Call& c) { c.v.dl().byte_offset = ~std::uint64_t{0}; }), "beyond 2^62 bytes"));
   // Types and devices.
   CHECK(refused([](Call& c) { c.q.dl().device.device_type = kDLCUDA; }) ==
-        "q is on device type 2; tensors in memory of the host are taken");
+        "q is on device type 2, index 0; tensors in memory of the host are taken");
   CHECK(has(refused([](Call& c) { c.v.dl().device.device_type = 99; }), "v is on device type 99"));
   CHECK(refused([](Call& c) {
           c.k.dl().dtype = {kDLFloat, 32, 4};

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Plans over NCCL, with the stand-in and emulated devices: the bits and the counts of host memory (section 5.3).
+#include "tree_attn/distributed/decoders/combiner.hpp"
 #include "tree_attn/gpu/platform/launch.hpp"
 #include "tree_attn/tests/distributed/nccl/nccl_ranks.hpp"
+#include "tree_attn/tests/support/device_tensor.hpp"
 #include "tree_attn/tests/support/one_shot_runs.hpp"
 
 #include <atomic>
 #include <mutex>
+#include <random>
 
 namespace tree_attn::test {
 namespace {
@@ -228,6 +231,62 @@ TEST_CASE("nccl: messages that are cut into slices of rows have the same bits") 
   const std::vector<RankResult> expected =
       decode(over_threads, find_algorithm("gather"), *workload, {topology, ranges}, emulated::backend());
   for (const DecodeOutput& output : outputs) CHECK(same_bits(output, expected[0].output));
+}
+
+TEST_CASE("nccl: tensors on the device are merged and asked there, and only lengths are copied") {
+  const Topology topology = Topology::pretend(4, 2);
+  const Shape shape{2, 4, 3, 5};
+  std::mt19937 random(6);
+  std::vector<Tensor> o, lse;
+  for (int rank = 0; rank < 4; ++rank)
+    o.push_back(normal_tensor(random, shape, DType::BF16)),
+        lse.push_back(normal_tensor(random, {2, 4, 3, 1}, DType::F32, 20));
+  const auto workload = normal_workload(9, {.heads = 4, .kv_heads = 2, .head_dim = 16, .value_dim = 8, .n_keys = 384});
+  const std::vector<KeyRange> ranges = ranges_of_lengths(std::vector<std::int64_t>{64, 192, 0, 128});
+  std::vector<std::vector<DecodeOutput>> outputs[2];
+  for (const bool over_nccl : {false, true}) {
+    outputs[over_nccl].resize(4);
+    const auto body = [&](const Ranks& ranks, Transport& transport) {
+      const auto rank = static_cast<std::size_t>(transport.rank());
+      const DeviceTensor o_there(o[rank]), lse_there(lse[rank]);
+      const TensorView query = workload->query(0);
+      std::vector<float> elements(4 * 16);
+      for (std::int64_t h = 0; h < 4; ++h) load_row(query, 0, h, 0, elements.data() + 16 * h);
+      const DeviceTensor q_there(Tensor(elements, query.shape));
+      OpenShard own =
+          open_shard(emulated::backend(), query, workload->shard(ranges[rank]), workload->lengths(), workload->scale);
+      const std::unique_ptr<Decoder> decoder = find_algorithm("two-level").open(transport, own, ranges);
+      const auto calls = [&] {
+        for (const OutputPart part : {OutputPart::kAll, OutputPart::kHeads}) {
+          Combiner combiner(transport, shape, part);
+          if (over_nccl) CHECK_THROWS_AS(combiner.combine(o[rank], lse[rank]), std::invalid_argument);
+          for (int call = 0; call < 3; ++call) {
+            const OutputView output =
+                over_nccl ? combiner.combine(o_there.view(), lse_there.view()) : combiner.combine(o[rank], lse[rank]);
+            CHECK(output.on_device == over_nccl);
+            outputs[over_nccl][rank].push_back(output.copy());
+          }
+        }
+        for (int step = 0; step < 3; ++step) {
+          const OutputView output = decoder->step({over_nccl ? q_there.view() : query, workload->lengths()});
+          CHECK(output.on_device == over_nccl);
+          outputs[over_nccl][rank].push_back(output.copy());
+        }
+        ranks.barrier();
+      };
+      ranks.barrier();
+      if (rank != 0 || !over_nccl) return calls();
+      const Copied copied = copied_by(calls);
+      CHECK(copied.down == 0);
+      CHECK(copied.up == 3 * 3 * (16 + 16));  // of the three ranks that have keys
+    };
+    if (over_nccl)
+      run_nccl(topology, 60, "", body);
+    else
+      run_threads(topology, 60, ThreadBody(body));
+  }
+  for (std::size_t rank = 0; rank < 4; ++rank)
+    for (std::size_t i = 0; i < outputs[0][rank].size(); ++i) CHECK(same_bits(outputs[1][rank][i], outputs[0][rank][i]));
 }
 
 TEST_CASE("nccl: states are taken from a device after what the default stream has been given") {

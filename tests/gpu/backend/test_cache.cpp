@@ -4,6 +4,7 @@
 #include "tree_attn/gpu/backend/backends.hpp"
 #include "tree_attn/tests/support/device_params.hpp"
 
+#include <random>
 #include <stdexcept>
 
 namespace tree_attn::test {
@@ -280,6 +281,41 @@ TEST_CASE("device cache: what does not fit, and shapes that no kernel takes, are
   const auto refused = kernels().make_cache(large, {0, 5});
   CHECK_THROWS_WITH_AS(refused->open(1), "the kernels do not take d_h 577, d_v 16: more than 576", DeviceError);
   CHECK(kernels().refusal(workload->shape()) == "");
+}
+
+TEST_CASE("device cache: keys, values and queries in device memory give the states of those on the host") {
+  for (const Axes& axes : kAxes) {
+    INFO(name_of(axes.dtype));
+    const AttentionShape shape = normal_workload(1, axes)->shape();
+    std::mt19937 random(8);
+    const Tensor k = normal_tensor(random, {shape.batch, shape.kv_heads, 150, shape.head_dim}, axes.dtype),
+                 v = normal_tensor(random, {shape.batch, shape.kv_heads, 150, shape.value_dim}, axes.dtype),
+                 q = normal_tensor(random, {shape.batch, shape.heads, shape.n_queries, shape.head_dim}, DType::F32);
+    std::vector<device::DeviceBuffer<std::byte>> memory;
+    const auto copied = [&](const Tensor& tensor) {
+      TensorView view = tensor.view();
+      memory.emplace_back(static_cast<std::int64_t>(tensor.bytes.size())).upload(std::span<const std::byte>(tensor.bytes));
+      view.data = memory.back().data(), view.on_device = true;
+      return view;
+    };
+    const TensorView views[2][3] = {{k, v, q}, {copied(k), copied(v), copied(q)}};
+    const std::vector<std::int64_t> lengths(static_cast<std::size_t>(shape.batch), 150);
+    Forest<float> forests[2] = {Forest<float>(0, 1), Forest<float>(0, 1)};
+    for (const int place : {0, 1}) {
+      const auto& [keys, values, queries] = views[place];
+      const auto cache = kernels().make_cache(shape, OwnedLeaves({0, 150}), 150);
+      for (std::int64_t i = 0; i < shape.batch; ++i)
+        for (const auto& [begin, end] : {KeyRange{0, 149}, KeyRange{149, 150}})
+          cache->append(i, keys.entry(i).positions(begin, end), values.entry(i).positions(begin, end));
+      const auto session = cache->open(0.25);
+      const std::int64_t downloaded = device::traffic().bytes_downloaded, uploaded = device::traffic().bytes_uploaded;
+      for (int step = 0; step < 3; ++step) session->decode({queries, lengths});
+      if (place == 1) CHECK(device::traffic().bytes_uploaded - uploaded == 3 * 2 * aligned(8 * shape.batch));
+      CHECK(device::traffic().bytes_downloaded == downloaded);
+      forests[place] = session->decode({queries, lengths}).host();
+    }
+    CHECK(std::ranges::equal(std::as_bytes(forests[1].states()), std::as_bytes(forests[0].states())));
+  }
 }
 
 }  // namespace tree_attn::test
