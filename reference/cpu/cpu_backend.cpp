@@ -295,11 +295,12 @@ class CpuSession final : public DecodeSession, public States {
       const std::int64_t n = leaves.n_keys(step_.lengths[i]), entry = static_cast<std::int64_t>(i);
       for (std::size_t j = 0; j < i && n > 0 && cache_.pages()->is_shared(entry, 0); ++j) {
         const std::int64_t of_both = std::min(n, leaves.n_keys(step_.lengths[j]));
-        const auto row = [&](std::size_t of, std::int64_t a) {
-          return cache_.pages()->row(static_cast<std::int64_t>(of), a);
+        const auto share_row = [&](std::int64_t a) {
+          const std::int64_t row = cache_.pages()->row(entry, a);
+          return row != PageTable::kNone && row == cache_.pages()->row(static_cast<std::int64_t>(j), a);
         };
         std::int64_t a = 0;
-        while (a < of_both && leaves.end_of_leaf(a) <= of_both && row(i, a) == row(j, a)) a = leaves.end_of_leaf(a);
+        while (a < of_both && leaves.end_of_leaf(a) <= of_both && share_row(a)) a = leaves.end_of_leaf(a);
         if (a > 0) cuts_.push_back(a);
       }
     }

@@ -88,10 +88,11 @@ Shard CpuCache::read_all(std::int64_t n, const std::function<std::byte*(std::siz
 }
 
 void CpuCache::copy_rows(std::int64_t entry, std::int64_t first, const TensorView& k, const TensorView& v) {
+  const std::int64_t at = pages() == nullptr ? first : pages()->row(entry, first);
   for (std::int64_t h = 0; h < shape().kv_heads; ++h) {
     for (std::int64_t a = 0; a < k.shape[2]; ++a) {
-      const Segment& segment = segment_of(first + a);
-      const std::int64_t row = row_in(segment, entry, h, first + a);
+      const Segment& segment = segment_of(at + a);
+      const std::int64_t row = row_in(segment, pages() == nullptr ? entry : 0, h, at + a);
       const std::int64_t head = entry * shape().kv_heads + h;
       copy_row(k, h, a, shape().dtype, scales().k, head, segment.k.get() + row * key_bytes());
       copy_row(v, h, a, shape().value_dtype, scales().v, head, segment.v.get() + row * value_bytes());
@@ -121,7 +122,6 @@ void CpuCache::write(std::int64_t entry, std::int64_t first, const TensorView& k
     copy_rows(entry, borrowed, shard_.k.entry(entry).positions(borrowed, kept),
               shard_.v.entry(entry).positions(borrowed, kept));
   }
-  if (pages() != nullptr) first = pages()->row(std::exchange(entry, 0), first);
   copy_rows(entry, first, k, v);
 }
 

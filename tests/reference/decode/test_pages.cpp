@@ -130,6 +130,21 @@ TEST_CASE("pages: a reset gives all pages back, and a cache without pages refuse
   CHECK(dense.pages() == nullptr);
 }
 
+TEST_CASE("pages: rows of F8 are stored with the scales of their own entry") {
+  const AttentionShape shape{DType::F8_E4M3, DType::F8_E4M3, 2, 2, 1, 1, 8, 8};
+  std::mt19937 random(4804);
+  const Tensor rows = normal_tensor(random, {1, 1, 100, 8}), q = normal_tensor(random, {2, 2, 1, 8}, DType::F8_E4M3);
+  std::vector<Forest<float>> states;
+  for (const bool has_pages : {false, true}) {
+    const auto cache = cpu_backend().make_cache(shape, {0, 1000});
+    cache->set_scales({{1, 0.25f}, {3, 0.5f}});
+    if (has_pages) cache->use_pages({.n_pages = 4});
+    for (const std::int64_t entry : {0, 1}) cache->append(entry, rows, rows);
+    states.push_back(std::move(cache->open(0.5)->decode({q, std::vector<std::int64_t>{100, 100}}).host()));
+  }
+  CHECK(same_bits(states[0], states[1]));
+}
+
 TEST_CASE("pages: what does not fit or is gone is refused in one line with the values, and changes nothing") {
   const AttentionShape shape{DType::F32, DType::F32, 3, 2, 1, 1, 4, 4};
   const auto cache = cpu_backend().make_cache(shape, {0, 1000});
