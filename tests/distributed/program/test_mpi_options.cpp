@@ -81,6 +81,7 @@ TEST_CASE("options: any of them on rank 1 alone is refused by its name, or chang
                                             {"--tokens", {"3"}},
                                             {"--tolerance", {"1"}},
                                             {"--transport", {"shared"}},
+                                            {"--value-dim", {"8"}},
                                             {"--verify", {}},
                                             {"--version", {}},
                                             {"--warmup", {"1"}},
