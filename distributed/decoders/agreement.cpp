@@ -5,6 +5,7 @@
 
 #include "tree_attn/reference/data/fnv1a.hpp"
 #include "tree_attn/reference/data/input_error.hpp"
+#include "tree_attn/reference/decode/page_table.hpp"
 
 #include <algorithm>
 #include <array>
@@ -42,6 +43,7 @@ std::uint64_t hash_of(const Topology& topology) {
 auto fields_of(std::string_view algorithm, const Topology& topology, const OpenShard& shard,
                std::span<const KeyRange> ranges, const PlanOptions& options) {
   const auto& [dtype, value_dtype, batch, heads, kv_heads, n_queries, head_dim, value_dim] = shard.cache->shape();
+  const PageRule pages = shard.cache->pages() != nullptr ? shard.cache->pages()->rule() : PageRule{};
   // The shape of the states, n_rows and d_v, follows from that of the cache.
   const auto& [radix, node_radix, slice_bytes, network, library, on_host, steps_done, n_rows, d_v] = options;
   const auto& [inside, between, overhead, network_slice_bytes, n_links] = network;
@@ -62,6 +64,9 @@ auto fields_of(std::string_view algorithm, const Topology& topology, const OpenS
                     Field{"value dim", value_dim},
                     Field{"hash of key scales", fnv1a(std::as_bytes(std::span(shard.cache->scales().k)))},
                     Field{"hash of value scales", fnv1a(std::as_bytes(std::span(shard.cache->scales().v)))},
+                    Field{"pages", pages.n_pages},
+                    Field{"window of pages", pages.window},
+                    Field{"sinks of pages", pages.sinks},
                     Field{"radix", radix},
                     Field{"radix of nodes", node_radix},
                     Field{"slice bytes", slice_bytes.value_or(network_slice_bytes)},

@@ -40,24 +40,30 @@ Attention::~Attention() = default;
 
 void Attention::open(const Ranks& ranks, const AttentionShape& shape, const AttentionSetup& setup) {
   // What one rank alone refuses is refused by all, so that none waits for it.
-  std::optional<std::string> error;
+  const auto on_all = [&](const auto& body) {
+    std::optional<std::string> error;
+    try {
+      body();
+    } catch (const std::exception& refusal) {
+      if (ranks.size() == 1) throw;
+      error = refusal.what();
+    }
+    ranks.throw_if_any_failed(error);
+  };
   const Backend* backend = nullptr;
   const Algorithm* algorithm = nullptr;
-  try {
+  on_all([&] {
     algorithm = &find_algorithm(setup.algorithm);
     backend = &find_backend(setup.backend, setup.n_threads);
     require_shape("Attention", shape);
-  } catch (const std::exception& refusal) {
-    error = refusal.what();
-  }
-  ranks.throw_if_any_failed(error);
+  });
   const Topology topology = ranks.topology(setup.ranks_per_node);
   transport_ = setup.shares_memory ? ranks.open_shared_transport(topology) : ranks.open_transport(topology);
   const bool is_dealt = setup.ranges.empty();
   const std::vector<KeyRange> ranges = is_dealt ? dealt_ranges(topology.size()) : setup.ranges;
   const OwnedLeaves leaves(topology.range_of(ranks.rank(), ranges), is_dealt ? LeafOrder::kDealt : LeafOrder::kContiguous);
   const double scale = setup.scale.value_or(1 / std::sqrt(static_cast<double>(shape.head_dim)));
-  shard_ = open_shard(*backend, shape, leaves, 0, scale, setup.pages);
+  on_all([&] { shard_ = open_shard(*backend, shape, leaves, 0, scale, setup.pages); });
   PlanOptions options = setup.plan;
   options.network = transport_->network();
   decoder_ = algorithm->open(*transport_, shard_, ranges, options);
@@ -162,6 +168,13 @@ bool Attention::holds(std::int64_t position) const {
 
 Step Attention::checked(const TensorView& q, const SeenRule& rule, std::span<const float> sink) {
   const Step step{q, lengths_, rule, sink};
+  // Each rank has given back leaves of its own; all refuse what one of them cannot see.
+  for (std::size_t i = 0; shard_.cache->pages() != nullptr && i < lengths_.size(); ++i) {
+    const std::int64_t begin = (shard_.cache->pages()->rule().sinks + kLeafKeys - 1) / kLeafKeys * kLeafKeys,
+                       end = kept_from_[i] / kLeafKeys * kLeafKeys;
+    require(begin >= end || !step.seen_by_any(static_cast<std::int64_t>(i)).touches(begin, end),
+            "Attention::step: batch entry ", i, " sees keys before position ", end, ", which may have been given back");
+  }
   if (!compares_lengths_) return step;
   const std::array<std::int64_t, 4> of_rule{rule.causal, rule.window, rule.sinks, q.on_device};
   const auto hash = [](auto values, std::uint64_t from = kFnvStart) { return fnv1a(std::as_bytes(values), from); };

@@ -35,7 +35,8 @@ struct AttentionSetup {
   /// have appended other numbers of keys would return attention over different sequences.
   bool compares_lengths = true;
   /// The pages of each rank, for all sequences; 0: rows lie one after the other. Over several ranks append() then waits for
-  /// the others where a sequence begins a leaf, or has shared one: if one rank has too few pages, no rank appends.
+  /// the others where a sequence begins a leaf, or has shared one, and with ranges always: if one rank has too few pages, no
+  /// rank appends.
   PageRule pages{};
   PlanOptions plan{};  ///< its network is that of the transport
 };
@@ -92,8 +93,10 @@ class Attention {
   /// Attention of the queries over all keys. Collective.
   /// @param q [b, n_h, l, d_h], the same on every rank
   /// @param rule which of the keys a query sees, by default all @param sink learned natural logits [n_h]; empty: none
-  /// @returns out and lse, valid until the next call, on the device if q is there, which ring and one-shot refuse
-  /// @throws InputError on every rank if two ranks have other lengths; std::invalid_argument for other axes; TransportError
+  /// @returns out and lse, valid until the next call, on the device if q is there, which ring, one-shot and learned sinks
+  ///   refuse
+  /// @throws InputError on every rank if two ranks have other lengths; std::invalid_argument for other axes, and on every
+  ///   rank for keys that pages may have given back; TransportError
   OutputView step(const TensorView& q, const SeenRule& rule = {}, std::span<const float> sink = {});
   /// Computes the states of this rank and posts the first messages, so that the program can compute something else while
   /// they travel. The arguments of step(); the queries are read before it returns. append() and truncate() may follow at

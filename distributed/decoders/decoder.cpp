@@ -16,6 +16,7 @@
 #include <optional>
 #include <sstream>
 #include <stdexcept>
+#include <utility>
 
 namespace tree_attn {
 
@@ -76,8 +77,12 @@ class PlanDecoder : public Decoder {
           "memory");
     if (!end_) open_end();
     // A rank whose cache grows needs a new graph, and a message is in a graph on both sides or on neither. So the ranks tell
-    // each other how far their memory goes, and beyond that all of them begin anew.
-    if (longest > all_have_room_for_) {
+    // each other how far their memory goes, and beyond that all of them begin anew. Messages from host memory are in none.
+    if (transport_.device() == nullptr) {
+      const std::int64_t room = shard_.cache->capacity();
+      DeviceStream& stream = on_device_->stream();
+      if (std::exchange(own_room_, room) != room) stream.forget();
+    } else if (longest > all_have_room_for_) {
       const std::vector<std::int64_t> rooms = transport_.tell_all(longest_in(*shard_.cache), "the memory of all ranks");
       all_have_room_for_ = *std::min_element(rooms.begin(), rooms.end());
       on_device_->stream().forget();
@@ -111,6 +116,7 @@ class PlanDecoder : public Decoder {
   DeviceSteps* on_device_ = nullptr;     ///< the session, if it has states on a device
   bool is_whole_ = false;                ///< whether start() has taken the whole step
   std::int64_t all_have_room_for_ = -1;  ///< keys of the longest sequence for which no rank takes memory
+  std::int64_t own_room_ = -1;           ///< capacity of the cache in the step before
   std::int64_t planned_end_ = -1;        ///< of the last range in the plan
   std::vector<KeyRange> planned_;
   std::optional<HostFabric> on_host_;
@@ -146,8 +152,8 @@ OutputView Decoder::step(const Step& step) {
 void Decoder::start(const Step& step) {
   check(step);
   compare_rule(step);
-  is_started_ = true;
   run_start(step);
+  is_started_ = true;
 }
 
 bool Decoder::progress() {
@@ -220,7 +226,7 @@ void Decoder::compare_rule(const Step& step) {
     if (sinks != all[0].sinks) line("the number of sinks", all[0].sinks, sinks);
     const auto memory = [](std::int64_t of) { return of >= kOnDevice ? "device" : "host"; };
     if ((kind ^ all[0].mask) >= kOnDevice) line("the memory of queries", memory(all[0].mask), memory(kind));
-    if (kind != all[0].mask) line("the mask", mask_text(all[0].mask), mask_text(kind));
+    if (kind != all[0].mask) line("the mask", mask_text(all[0].mask % kOnDevice), mask_text(kind % kOnDevice));
     if (cap != all[0].softcap) line("the soft cap", all[0].softcap, cap);
     if (hash != all[0].hash) line("the hash of learned sinks", all[0].hash, hash);
   }

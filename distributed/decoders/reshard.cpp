@@ -5,6 +5,7 @@
 
 #include "tree_attn/reference/data/fnv1a.hpp"
 #include "tree_attn/reference/data/input_error.hpp"
+#include "tree_attn/reference/decode/page_table.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -80,6 +81,8 @@ std::string fault_of(const Transport& transport, const KvCache& from, const KvCa
   require(before[me] == from.leaves() && after[me] == to.leaves(), "reshard: the leaves of rank ", transport.rank(),
           " are others than those of its caches");
   require(from.scales() == to.scales(), "reshard: the caches have other scales");
+  for (std::int64_t i = 0; from.pages() != nullptr && i < from.shape().batch; ++i)
+    require(from.pages()->given_back(i).empty(), "reshard: keys of batch entry ", i, " have been given back");
   require(to.longest() == 0, "reshard: the new cache holds ", to.longest(), " rows");
   require(std::ranges::equal(rows_in_use(lengths, from.leaves()), from.lengths()), "reshard: rank ", transport.rank(),
           " holds other rows than sequences of these lengths have");

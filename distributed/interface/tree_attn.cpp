@@ -485,6 +485,10 @@ int ta_append(ta_attention* attention, int64_t entry, int64_t n, const DLManaged
     const TensorView keys = view(k, "k", shape.dtype, shape.head_dim),
                      values = view(v, "v", shape.value_dtype, shape.value_dim);
     attention->attention.append(entry, keys, values);
+    if (!keys.on_device && !values.on_device) return;
+    // The caller may write to its tensors, or drop them, in another stream.
+    attention->device.blocks->stream().follow_default();
+    attention->device.blocks->stream().wait();
   });
 }
 

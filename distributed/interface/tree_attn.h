@@ -5,9 +5,9 @@
  *
  * Tensors lie in memory of the host, or those of ta_append(), ta_step() and ta_combine() on the device of the backend:
  * kDLCUDA for "cuda", with the index of the calling thread's device, and kDLExtDev for "emulated", in memory of the emulator.
- * In a call of the last two all tensors lie in the same memory, but for learned sinks. Then no element of theirs passes
- * through the host: Attention says what does. What was queued on the default stream before is seen; ta_append() queues its
- * copy there, and the others have written when they return. Elements are F64, F32, F16 or BF16; strides are at least 0 and that of the last axis is
+ * In a call of the last two all tensors lie in the same memory, and learned sinks are taken with tensors of the host alone.
+ * Then no element passes through the host: Attention says what does. What was queued on the default stream before is seen,
+ * and tensors have been read and written when a call returns. Elements are F64, F32, F16 or BF16; strides are at least 0 and that of the last axis is
  * 1, in q, k, v, o and out. A tensor that does not fit is refused before anything is read. Tensors that are written must
  * not overlap others, nor themselves. The caller keeps all tensors: no deleter is called.
  *

@@ -32,9 +32,14 @@ void StepRunner::plan_range(KeyRange range) {
   stream_.forget();
   const DeviceCache& cache = plan_.cache;
   const AttentionShape& s = cache.shape();
-  plan_.range = range, plan_.order = cache.leaves().order(), plan_.n_positions = cache.n_positions();
+  const std::int64_t n_positions = cache.n_positions();
+  plan_.range = range, plan_.order = cache.leaves().order();
+  plan_.n_positions = -1;  // until it is planned: an error leaves no plan
   plan_.subtrees = cover(range.begin, range.end);
-  if (!has_work()) return;
+  if (!has_work()) {
+    plan_.n_positions = n_positions;
+    return;
+  }
   const StepArrays input = input_.on_device();
   ListedParams& params = plan_.params;
   if (plan_.is_listed()) {
@@ -44,14 +49,14 @@ void StepRunner::plan_range(KeyRange range) {
     static_cast<DecodeParams&>(params) = params_of(s, {0, cache.n_allocated()});
     const auto leaves_of = [](std::int64_t n) { return (n + kLeafKeys - 1) / kLeafKeys; };
     const std::int64_t n_leaves = leaves_of(cache.n_allocated());
-    params.tree_positions = LeafLists::tree_positions(cache.leaves(), range, leaves_of(plan_.n_positions));
+    params.tree_positions = LeafLists::tree_positions(cache.leaves(), range, leaves_of(n_positions));
     if (n_leaves > lists_.most_leaves()) lists_ = LeafLists(s.batch, n_leaves);
     lists_.set(params), params.lists = input.lists;
   } else {
     // A range without positions has a leaf without keys, for a kernel that has something to do all the same.
     const std::int64_t leaf = range.begin / kLeafKeys * kLeafKeys;
     static_cast<DecodeParams&>(params) = params_of(s, range.empty() ? KeyRange{leaf, leaf + kLeafKeys} : range);
-    params.readable_end = range.begin + std::min(allocated_positions(range.size()), plan_.n_positions);
+    params.readable_end = range.begin + std::min(allocated_positions(range.size()), n_positions);
   }
   params.k = cache.keys(), params.v = cache.values(), params.lengths = input.lengths, params.rule = plan_.rule;
   // A leaf without keys is described, and never read.
@@ -65,6 +70,7 @@ void StepRunner::plan_range(KeyRange range) {
   if (!plan_.workspace.is_enough_for(plan_.launch)) plan_.workspace = DeviceWorkspace(plan_.launch);
   const std::int64_t n_states = std::max<std::int64_t>(1, std::ssize(plan_.subtrees)) * s.n_rows() * state_size(s.value_dim);
   if (n_states > plan_.states.size()) plan_.states = DeviceBuffer<float>(n_states);
+  plan_.n_positions = n_positions;
 }
 
 void StepRunner::prepare(std::int64_t longest) {
@@ -80,10 +86,10 @@ void StepRunner::run(const Step& step, StepEnd* end, const std::function<void()>
     throw std::invalid_argument("DecodeSession::decode: no kernel caps scores or adds a mask to them; use the backend cpu");
   if (end != std::exchange(last_end_, end)) stream_.forget();
   if (step.rule != plan_.rule || step.q.on_device != plan_.q_on_device) {
-    plan_.rule = step.rule, plan_.q_on_device = step.q.on_device;
     const AttentionShape& s = plan_.shape();
-    if (plan_.q_on_device && device_q_.size() == 0)
+    if (step.q.on_device && device_q_.size() == 0)
       device_q_ = DeviceBuffer<unsigned char>(s.n_rows() * s.head_dim * static_cast<std::int64_t>(bytes_of(s.dtype)));
+    plan_.rule = step.rule, plan_.q_on_device = step.q.on_device;
     plan_range(plan_.range);
   }
   const bool is_recorded = !stream_.is_new();

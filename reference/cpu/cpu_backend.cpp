@@ -293,16 +293,16 @@ class CpuSession final : public DecodeSession, public States {
     const OwnedLeaves& leaves = cache_.leaves();
     for (std::size_t i = 1; i < step_.lengths.size() && !together_.empty(); ++i) {
       const std::int64_t n = leaves.n_keys(step_.lengths[i]), entry = static_cast<std::int64_t>(i);
+      std::int64_t a = 0;  // where the entry parts from all before it, which share no more than a prefix with it
       for (std::size_t j = 0; j < i && n > 0 && cache_.pages()->is_shared(entry, 0); ++j) {
         const std::int64_t of_both = std::min(n, leaves.n_keys(step_.lengths[j]));
         const auto share_row = [&](std::int64_t a) {
           const std::int64_t row = cache_.pages()->row(entry, a);
           return row != PageTable::kNone && row == cache_.pages()->row(static_cast<std::int64_t>(j), a);
         };
-        std::int64_t a = 0;
         while (a < of_both && leaves.end_of_leaf(a) <= of_both && share_row(a)) a = leaves.end_of_leaf(a);
-        if (a > 0) cuts_.push_back(a);
       }
+      if (a > 0) cuts_.push_back(a);
     }
     std::sort(cuts_.begin(), cuts_.end());
   }

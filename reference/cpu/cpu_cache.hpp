@@ -6,6 +6,7 @@
 #include "tree_attn/reference/cpu/leaf_kernel.hpp"
 #include "tree_attn/reference/decode/kv_cache.hpp"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -33,6 +34,7 @@ class CpuCache final : public KvCache {
   void allocate() override;
   /// Segments end where leaves of the old range do.
   void cleared() override {
+    std::ranges::fill(borrowed_, 0);
     if (segments_.size() > 1 || pages() != nullptr) segments_.clear();
   }
   void copy_page(std::int64_t from, std::int64_t to, std::int64_t n) override;

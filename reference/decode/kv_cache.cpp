@@ -146,7 +146,7 @@ void KvCache::copy_page(std::int64_t, std::int64_t, std::int64_t) {
 void KvCache::reset(const OwnedLeaves& leaves) {
   leaves_ = leaves;
   std::fill(lengths_.begin(), lengths_.end(), 0);
-  if (pages_ != nullptr) pages_ = std::make_unique<PageTable>(pages_->rule(), stored_, leaves_);
+  if (pages_ != nullptr) pages_->reset(leaves_);
   cleared();
 }
 
@@ -160,6 +160,7 @@ void KvCache::set_scales(KvScales scales) {
             each->size(), " scales for ", stored_.batch, " entries of ", stored_.kv_heads,
             " KV heads; each is from 2^-100 to 2^100");
   }
+  require(longest() == 0, kHere, ": the cache holds ", longest(), " rows");
   scales_ = std::move(scales);
 }
 

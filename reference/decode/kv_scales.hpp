@@ -5,8 +5,11 @@
 
 #include "tree_attn/reference/tensor/convert.hpp"
 
+#include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 namespace tree_attn {
@@ -24,10 +27,13 @@ struct KvScales {
 /// Whether a scale is from 2^-100 to 2^100: then no element of F8_E4M3 times it is beyond F32.
 inline bool is_scale(float x) { return x >= 0x1p-100f && x <= 0x1p100f; }
 
-/// Divides elements by a scale in F32, then stores them. By a power of two nothing is lost before the last rounding.
+/// Divides elements by a scale in F32, then stores them. By a power of two nothing is lost before the last rounding. What is
+/// finite stays so.
 /// @param[out] to bytes_of(dtype) * count bytes
 inline void quantise(float* x, float scale, DType dtype, std::int64_t count, std::byte* to) {
-  for (std::int64_t i = 0; i < count; ++i) x[i] /= scale;
+  constexpr float kLargest = std::numeric_limits<float>::max();
+  for (std::int64_t i = 0; i < count; ++i)
+    if (std::isfinite(x[i])) x[i] = std::clamp(x[i] / scale, -kLargest, kLargest);
   store(x, dtype, count, to);
 }
 

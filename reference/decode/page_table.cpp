@@ -18,11 +18,18 @@ PageTable::PageTable(const PageRule& rule, const AttentionShape& shape, const Ow
       rule.n_pages >= 0 && rule.n_pages <= std::numeric_limits<std::int32_t>::max() && rule.window >= 0 && rule.sinks >= 0,
       "PageTable: ", rule.n_pages, " pages, a window of ", rule.window, " keys and ", rule.sinks,
       " sinks; 0 to 2^31 - 1 pages, and none is negative");
-  n_sink_leaves_ = n_leaves(leaves.n_keys(rule.sinks));
+  n_users_.resize(static_cast<std::size_t>(rule.n_pages));
+  reset(leaves);
+}
+
+void PageTable::reset(const OwnedLeaves& leaves) {
+  leaves_ = leaves;
+  n_sink_leaves_ = n_leaves(leaves.n_keys(rule_.sinks));
   // The first pages are taken first: an entry that is alone lies in one piece.
-  free_.resize(static_cast<std::size_t>(rule.n_pages));
+  free_.resize(n_users_.size());
   std::iota(free_.rbegin(), free_.rend(), 0);
-  n_users_.resize(free_.size());
+  std::ranges::fill(n_users_, 0);
+  for (Entry& e : entries_) e = {.version = ++n_changes_};
 }
 
 KeyRange PageTable::given_back(std::int64_t entry) const {
@@ -81,7 +88,7 @@ PageTable::Copy PageTable::extend(std::int64_t entry, std::int64_t n, std::int64
   for (std::int64_t i = plan.before; i < plan.after; ++i) {
     if (plan.stays(i)) page_of(i) = take();
   }
-  e.version = ++n_changes_;
+  if (plan.after > plan.before || plan.copies || !plan.given_back.empty()) e.version = ++n_changes_;
   return copy;
 }
 

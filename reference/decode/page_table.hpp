@@ -75,6 +75,8 @@ class PageTable {
   /// Gives the pages after the first n rows of an entry back. @throws std::out_of_range if row n would follow rows in a page
   /// that has been given back
   void cut(std::int64_t entry, std::int64_t n);
+  /// Takes all pages back, for the rows of other leaves.
+  void reset(const OwnedLeaves& leaves);
   /// Lets an entry without rows begin with the first n rows of another one. @throws as cut()
   void share(std::int64_t from, std::int64_t to, std::int64_t n);
 

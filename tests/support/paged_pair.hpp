@@ -94,6 +94,13 @@ class PagedPair {
     check_pages();
   }
 
+  /// Removes all rows.
+  void reset() {
+    for (KvCache* cache : {dense.get(), paged.get()}) cache->reset(leaves());
+    for (Sequence& sequence : model_.sequences) sequence = {};
+    check_pages();
+  }
+
   /// Ends the sequence of `to`, and begins it with n keys of another one.
   void share(std::int64_t from, std::int64_t to, std::int64_t n) {
     if (from == to) return;

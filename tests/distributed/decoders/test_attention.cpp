@@ -182,6 +182,9 @@ TEST_CASE("facade: pages and shared prefixes have the same bits on any ranks, an
         Attention windowed(ranks, kShape, setup);
         for (const std::int64_t entry : {0, 1}) append_pieces(windowed, in, entry, kKeys, 90);
         windowed.truncate(0, kKeys - 60);
+        if (has_pages)
+          CHECK(message([&] { windowed.step(in.q, window); }) ==
+                "Attention::step: batch entry 0 sees keys before position 576, which may have been given back");
         append_pieces(windowed, in, 0, kKeys, 90);
         const DecodeOutput of_window = windowed.step(in.q, window).copy();
         if (ranks.rank() == 0) whole[has_pages] = all_keys, seen[has_pages] = of_window;
@@ -216,6 +219,8 @@ TEST_CASE("facade: if one rank has too few pages, all learn it and none appends"
     CHECK(refusal.find(ranks.rank() == 0 ? "KvCache::append: " : "Attention::append: rank 0 has too few") == 0);
     CHECK(attention.lengths()[1] == 64);
     CHECK(same_bits(attention.step(in.q).copy(), expected));
+    CHECK(message([&] { Attention(ranks, kShape, {.pages = {.n_pages = 4 * ranks.rank()}}); }) ==
+          "Algorithm::open: ranks 0 and 1 differ in pages (0 and 4)");
   });
 }
 

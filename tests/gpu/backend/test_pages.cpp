@@ -67,6 +67,14 @@ TEST_CASE("pages on a device: a long sequence in the pages of a window has the b
   }
 }
 
+TEST_CASE("pages on a device: after a reset the lists are those of the new table") {
+  PagedPair pair(device::backend(), {DType::F32, DType::F32, 2, 2, 1, 1, 8, 8}, KeyRange{0, 1000}, {.n_pages = 8});
+  pair.append(1, 64), pair.append(0, 64), pair.check({});
+  pair.reset();
+  pair.append(1, 128), pair.append(0, 64), pair.check({});
+  CHECK(pair.n_steps == 2);
+}
+
 TEST_CASE("pages on a device: one-shot refuses a cache in pages in one line") {
   const auto cache = device::backend().make_cache({}, {0, 1000});
   cache->use_pages({.n_pages = 4});

@@ -3,6 +3,7 @@
 /// @brief Caches in pages: the bits of a dense cache whatever the table, and pages that are counted.
 #include "tree_attn/tests/support/paged_pair.hpp"
 #include "tree_attn/tests/support/sweep.hpp"
+#include "tree_attn/tests/support/tensor_workload.hpp"
 
 #include <doctest/doctest.h>
 
@@ -128,6 +129,20 @@ TEST_CASE("pages: a reset gives all pages back, and a cache without pages refuse
   } dense(shape);
   CHECK_THROWS_WITH_AS(dense.use_pages({.n_pages = 4}), "KvCache::use_pages: this cache takes none", std::logic_error);
   CHECK(dense.pages() == nullptr);
+}
+
+TEST_CASE("pages: rows that a cache had borrowed before are not those of its pages") {
+  const AttentionShape shape{DType::F32, DType::F32, 2, 2, 1, 1, 4, 4};
+  const auto cache = cpu_backend().make_cache(shape, {0, 1000});
+  std::mt19937 random(4805);
+  const Tensor borrowed = normal_tensor(random, {2, 1, 100, 4}), rows = normal_tensor(random, {1, 1, 64, 4});
+  cache->borrow({borrowed.view(), borrowed.view()}, std::vector<std::int64_t>{100, 100});
+  for (const std::int64_t entry : {0, 1}) cache->truncate(entry, 0);
+  cache->use_pages({.n_pages = 4});
+  cache->append(0, rows.view(), rows.view()), cache->share(0, 1, 64);
+  std::vector<std::byte> memory;
+  const Shard held = cache->shard(64, [&](std::size_t n) { return (memory.resize(n), memory.data()); });
+  for (const std::int64_t entry : {0, 1}) CHECK(copy_of(held.k.entry(entry)).bytes == rows.bytes);
 }
 
 TEST_CASE("pages: rows of F8 are stored with the scales of their own entry") {
