@@ -16,7 +16,7 @@ constexpr std::array kTypes{DType::F32, DType::F16, DType::BF16};
 /// @tested{thm_1, Thm. 1}
 TEST_CASE("seen on a device: random rules, shapes and shards: a row has the bits of itself alone") {
   std::mt19937 random(4601);
-  const int n = takes_all_cases() ? 10000 : 25;
+  const int n = takes_all_cases() ? 1000 : 25;
   int n_over_ranks = 0, n_with_hidden = 0;
   for (int i = 0; i < n; ++i) {
     const SeenCase c = random_seen_case(random, 400, kTypes);
