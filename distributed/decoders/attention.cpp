@@ -39,20 +39,9 @@ Attention::Attention(std::unique_ptr<const Ranks> ranks, const AttentionShape& s
 Attention::~Attention() = default;
 
 void Attention::open(const Ranks& ranks, const AttentionShape& shape, const AttentionSetup& setup) {
-  // What one rank alone refuses is refused by all, so that none waits for it.
-  const auto on_all = [&](const auto& body) {
-    std::optional<std::string> error;
-    try {
-      body();
-    } catch (const std::exception& refusal) {
-      if (ranks.size() == 1) throw;
-      error = refusal.what();
-    }
-    ranks.throw_if_any_failed(error);
-  };
   const Backend* backend = nullptr;
   const Algorithm* algorithm = nullptr;
-  on_all([&] {
+  run_on_all<std::exception>(ranks, [&] {
     algorithm = &find_algorithm(setup.algorithm);
     backend = &find_backend(setup.backend, setup.n_threads);
     require_shape("Attention", shape);
@@ -63,7 +52,7 @@ void Attention::open(const Ranks& ranks, const AttentionShape& shape, const Atte
   const std::vector<KeyRange> ranges = is_dealt ? dealt_ranges(topology.size()) : setup.ranges;
   const OwnedLeaves leaves(topology.range_of(ranks.rank(), ranges), is_dealt ? LeafOrder::kDealt : LeafOrder::kContiguous);
   const double scale = setup.scale.value_or(1 / std::sqrt(static_cast<double>(shape.head_dim)));
-  on_all([&] { shard_ = open_shard(*backend, shape, leaves, 0, scale, setup.pages); });
+  run_on_all<std::exception>(ranks, [&] { shard_ = open_shard(*backend, shape, leaves, 0, scale, setup.pages); });
   PlanOptions options = setup.plan;
   options.network = transport_->network();
   decoder_ = algorithm->open(*transport_, shard_, ranges, options);
@@ -114,11 +103,6 @@ void Attention::append(std::int64_t entry, const TensorView& k, const TensorView
     const auto rank = std::ranges::find(too_few, 1);
     require<std::out_of_range>(rank == too_few.end(), "Attention::append: rank ", rank - too_few.begin(),
                                " has too few pages for ", n, " more positions of batch entry ", entry);
-    const PageRule& rule = pages->rule();
-    const std::int64_t l = std::max<std::int64_t>(1, cache.shape().n_queries);
-    if (rule.window > 0)
-      kept_from_[static_cast<std::size_t>(entry)] =
-          std::max(kept_from_[static_cast<std::size_t>(entry)], end - (l - 1) - rule.window);
   }
   try {
     for_each_run([&](std::int64_t first, std::int64_t n_held) {
@@ -129,6 +113,10 @@ void Attention::append(std::int64_t entry, const TensorView& k, const TensorView
     throw;
   }
   length = end;
+  if (const PageTable* const pages = cache.pages(); pages != nullptr && pages->rule().window > 0) {
+    std::int64_t& kept_from = kept_from_[static_cast<std::size_t>(entry)];
+    kept_from = std::max(kept_from, pages->first_seen(end));
+  }
 }
 
 void Attention::check_prefix(const char* function, std::int64_t entry, std::int64_t n) const {
@@ -168,6 +156,7 @@ bool Attention::holds(std::int64_t position) const {
 
 Step Attention::checked(const TensorView& q, const SeenRule& rule, std::span<const float> sink) {
   const Step step{q, lengths_, rule, sink};
+  if (compares_lengths_) compare(step);
   // Each rank has given back leaves of its own; all refuse what one of them cannot see.
   for (std::size_t i = 0; shard_.cache->pages() != nullptr && i < lengths_.size(); ++i) {
     const std::int64_t begin = (shard_.cache->pages()->rule().sinks + kLeafKeys - 1) / kLeafKeys * kLeafKeys,
@@ -175,16 +164,19 @@ Step Attention::checked(const TensorView& q, const SeenRule& rule, std::span<con
     require(begin >= end || !step.seen_by_any(static_cast<std::int64_t>(i)).touches(begin, end),
             "Attention::step: batch entry ", i, " sees keys before position ", end, ", which may have been given back");
   }
-  if (!compares_lengths_) return step;
-  const std::array<std::int64_t, 4> of_rule{rule.causal, rule.window, rule.sinks, q.on_device};
+  return step;
+}
+
+void Attention::compare(const Step& step) {
+  const std::array<std::int64_t, 4> of_rule{step.rule.causal, step.rule.window, step.rule.sinks, step.q.on_device};
   const auto hash = [](auto values, std::uint64_t from = kFnvStart) { return fnv1a(std::as_bytes(values), from); };
   const std::array<std::int64_t, 3> mine{step.longest(), static_cast<std::int64_t>(hash(std::span(lengths_))),
-                                         static_cast<std::int64_t>(hash(sink, hash(std::span(of_rule))))};
+                                         static_cast<std::int64_t>(hash(step.sink, hash(std::span(of_rule))))};
   constexpr std::string_view kWhat = "all ranks to compare lengths";
-  if (transport_->all_equal(hash(std::span(mine)), kWhat)) return step;
+  if (transport_->all_equal(hash(std::span(mine)), kWhat)) return;
   const auto all = transport_->tell_all(mine, kWhat);
   const auto odd = std::ranges::find_if(all, [&](const auto& theirs) { return theirs != all[0]; });
-  if (odd == all.end()) return step;
+  if (odd == all.end()) return;
   const std::string ranks = "Attention::step: ranks 0 and " + std::to_string(odd - all.begin());
   if ((*odd)[0] == all[0][0] && (*odd)[1] == all[0][1])
     throw InputError(ranks +

@@ -123,7 +123,9 @@ class Attention {
   void open(const Ranks& ranks, const AttentionShape& shape, const AttentionSetup& setup);
   /// Throws what truncate() and share() throw for the first n positions of a sequence.
   void check_prefix(const char* function, std::int64_t entry, std::int64_t n) const;
-  /// The step for these queries, once the lengths have been compared.
+  /// Throws InputError on every rank if two of them have other lengths or rules.
+  void compare(const Step& step);
+  /// The step for these queries, compared and of keys that no rank has given back.
   Step checked(const TensorView& q, const SeenRule& rule, std::span<const float> sink);
 
   std::unique_ptr<Alone> alone_;

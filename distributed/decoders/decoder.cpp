@@ -68,7 +68,8 @@ class PlanDecoder : public Decoder {
   /// The lengths are the same on every rank, so all ranks write new plans in the same step.
   void plan_anew(const Step& step) {
     const std::int64_t longest = step.longest();
-    if (is_open() && closed(ranges_.back(), longest).end != planned_end_) plan(closed(ranges_, longest));
+    if (is_open() && (planned_.empty() || closed(ranges_.back(), longest).end != planned_.back().end))
+      plan(closed(ranges_, longest));
   }
   OutputView step_on_device(const Step& step, std::int64_t longest) {
     if (!step.sink.empty())
@@ -96,7 +97,6 @@ class PlanDecoder : public Decoder {
 
   bool is_open() const { return !ranges_.empty() && ranges_.back().end == kOpenEnd; }
   void plan(std::span<const KeyRange> ranges) {
-    planned_end_ = ranges.empty() ? 0 : ranges.back().end;
     planned_.assign(ranges.begin(), ranges.end());
     end_.reset();
     if (transport_.device() != nullptr) return open_end();
@@ -117,14 +117,10 @@ class PlanDecoder : public Decoder {
   bool is_whole_ = false;                ///< whether start() has taken the whole step
   std::int64_t all_have_room_for_ = -1;  ///< keys of the longest sequence for which no rank takes memory
   std::int64_t own_room_ = -1;           ///< capacity of the cache in the step before
-  std::int64_t planned_end_ = -1;        ///< of the last range in the plan
-  std::vector<KeyRange> planned_;
+  std::vector<KeyRange> planned_;        ///< ranges in the plan
   std::optional<HostFabric> on_host_;
   std::optional<DeviceFabric> end_;  ///< of steps on the device; the only one if messages are sent from device memory
 };
-
-/// What ranks compare of the memory that queries are in, beside mask_kind().
-constexpr std::int64_t kOnDevice = 16;
 
 /// What ranks compare of a mask: whether there is one, of what type, and which axes are not broadcast.
 std::int64_t mask_kind(const Mask& mask) {
@@ -145,13 +141,13 @@ Decoder::Decoder(Transport& transport, OpenShard& shard)
 
 OutputView Decoder::step(const Step& step) {
   check(step);
-  compare_rule(step);
+  compare(step);
   return scaled(run(step));
 }
 
 void Decoder::start(const Step& step) {
   check(step);
-  compare_rule(step);
+  compare(step);
   run_start(step);
   is_started_ = true;
 }
@@ -196,39 +192,37 @@ void Decoder::check(const Step& step) const {
   }
 }
 
-void Decoder::compare_rule(const Step& step) {
-  const std::int64_t mask = mask_kind(step.mask) + kOnDevice * step.q.on_device;
-  if (step.rule == rule_ && mask == mask_ && step.softcap == softcap_ &&
-      std::ranges::equal(std::as_bytes(step.sink), std::as_bytes(std::span(sink_))))
-    return;
-  struct Rule {
-    std::int64_t causal, window, sinks, mask;
-    double softcap;
-    std::uint64_t hash;
-  };
-  const Rule mine{step.rule.causal, step.rule.window, step.rule.sinks, mask, step.softcap, fnv1a(std::as_bytes(step.sink))};
+void Decoder::compare(const Step& step) {
+  const Rule mine{step.rule.causal,
+                  step.rule.window,
+                  step.rule.sinks,
+                  mask_kind(step.mask),
+                  step.q.on_device,
+                  step.softcap,
+                  fnv1a(std::as_bytes(step.sink))};
+  if (mine == rule_) return;
   constexpr std::string_view kWhat = "what queries see on all ranks";
   if (transport_.size() == 1 || transport_.all_equal(fnv1a(std::as_bytes(std::span(&mine, 1))), kWhat)) {
-    rule_ = step.rule, mask_ = mask, softcap_ = step.softcap;
-    sink_.assign(step.sink.begin(), step.sink.end());
+    rule_ = mine;
     return;
   }
   const std::vector<Rule> all = transport_.tell_all(mine, kWhat);
+  const Rule& first = all[0];
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
-    const auto& [causal, window, sinks, kind, cap, hash] = all[rank];
-    const auto line = [&](const char* what, const auto& first, const auto& other) {
+    const auto line = [&](const char* what, const auto& x, const auto& y) {
+      if (x == y) return;
       std::ostringstream text;
-      text << "Decoder::step: ranks 0 and " << rank << " differ in " << what << " (" << first << " and " << other << ")";
+      text << "Decoder::step: ranks 0 and " << rank << " differ in " << what << " (" << x << " and " << y << ")";
       throw InputError(text.str());
     };
-    if (causal != all[0].causal) line("the causal edge", all[0].causal, causal);
-    if (window != all[0].window) line("the window", all[0].window, window);
-    if (sinks != all[0].sinks) line("the number of sinks", all[0].sinks, sinks);
-    const auto memory = [](std::int64_t of) { return of >= kOnDevice ? "device" : "host"; };
-    if ((kind ^ all[0].mask) >= kOnDevice) line("the memory of queries", memory(all[0].mask), memory(kind));
-    if (kind != all[0].mask) line("the mask", mask_text(all[0].mask % kOnDevice), mask_text(kind % kOnDevice));
-    if (cap != all[0].softcap) line("the soft cap", all[0].softcap, cap);
-    if (hash != all[0].hash) line("the hash of learned sinks", all[0].hash, hash);
+    const auto memory = [](const Rule& of) { return std::string(of.on_device != 0 ? "device" : "host"); };
+    line("the causal edge", first.causal, all[rank].causal);
+    line("the window", first.window, all[rank].window);
+    line("the number of sinks", first.sinks, all[rank].sinks);
+    line("the memory of queries", memory(first), memory(all[rank]));
+    line("the mask", mask_text(first.mask), mask_text(all[rank].mask));
+    line("the soft cap", first.softcap, all[rank].softcap);
+    line("the hash of learned sinks", first.hash, all[rank].hash);
   }
 }
 
@@ -304,8 +298,8 @@ std::unique_ptr<Decoder> Algorithm::open(Transport& transport, OpenShard& shard,
   require_ranges(kHere, transport.topology(), ranges, own_leaves.order(), options);
   require(takes_dealt || own_leaves.order() == LeafOrder::kContiguous, kHere, ": ", name, " takes no dealt order of leaves");
   const KeyRange mine = transport.topology().range_of(transport.rank(), ranges), held = own_leaves.range();
-  require(mine.begin == held.begin && mine.end == held.end, kHere, ": the range of rank ", transport.rank(), " is [",
-          mine.begin, ", ", mine.end, "), but its cache holds [", held.begin, ", ", held.end, ")");
+  require(mine == held, kHere, ": the range of rank ", transport.rank(), " is [", mine.begin, ", ", mine.end,
+          "), but its cache holds [", held.begin, ", ", held.end, ")");
 
   const PlanOptions all_options = options.for_shape(shard.cache->shape());
   std::unique_ptr<Decoder> decoder;

@@ -11,6 +11,7 @@
 #include "tree_attn/distributed/plan/plan_options.hpp"
 #include "tree_attn/distributed/plan/step_time.hpp"
 #include "tree_attn/distributed/transport/transport.hpp"
+#include "tree_attn/reference/data/fnv1a.hpp"
 #include "tree_attn/reference/data/workload.hpp"
 #include "tree_attn/reference/decode/decode.hpp"
 
@@ -78,7 +79,7 @@ class Decoder {
  private:
   friend struct Algorithm;
   void check(const Step& step) const;
-  void compare_rule(const Step& step);
+  void compare(const Step& step);
   void require_started(const char* function, bool started) const;
   /// The output times the scales of the values.
   OutputView scaled(const OutputView& output);
@@ -87,11 +88,15 @@ class Decoder {
   std::vector<float> scaled_;  ///< z of the last step times scales
   bool is_started_ = false;
   double states_ready_ = 0;
-  SeenRule rule_;                      ///< of the step before
-  std::int64_t mask_ = 0;              ///< kind of its mask, and where its queries are
-  double softcap_ = 0;                 ///< its soft cap
-  std::vector<float> sink_;            ///< of the heads in that step
-  std::vector<float> of_rows_;         ///< the same of all rows
+  /// What ranks compare of a step: its rule, the kind of its mask, its soft cap and a hash of its learned sinks.
+  struct Rule {
+    std::int64_t causal = 0, window = 0, sinks = 0, mask = 0, on_device = 0;
+    double softcap = 0;
+    std::uint64_t hash = fnv1a({});
+    bool operator==(const Rule&) const = default;
+  };
+  Rule rule_;                          ///< of the step before
+  std::vector<float> of_rows_;         ///< its learned sinks, of all rows
   std::int64_t most_keys_ = kOpenEnd;  ///< where the ranges of all ranks end: set by Algorithm::open()
 };
 

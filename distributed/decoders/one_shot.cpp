@@ -73,8 +73,6 @@ Plan plan_between_nodes(const Topology& topology, int rank, std::span<const KeyR
   return builder.take();
 }
 
-bool same(KeyRange a, KeyRange b) { return a.begin == b.begin && a.end == b.end; }
-
 /// The ranks tell each other where their windows are; states are stored by the kernels. What they leave is finished, or goes
 /// into the plan between nodes.
 class OneShotDecoder : public Decoder {
@@ -133,13 +131,13 @@ class OneShotDecoder : public Decoder {
     if (transport_.device() == nullptr) transport_.abandon();
   }
   OutputView decode(const Step& step) {
-    if (step.mask.data != nullptr || step.softcap != 0)
+    if (step.changes_scores())
       throw InputError("one-shot: its kernel has no mask and no soft cap; use two-level with the backend cpu");
     if (step.rule.window > 0 || !step.sink.empty())
       throw InputError("one-shot: its kernel has no window and no learned sinks; use two-level");
     // The lengths are the same on every rank, so all ranks come here in the same step.
     const std::int64_t longest = step.longest();
-    const bool is_connected = !connected_.empty() && same(closed(ranges_.back(), longest), connected_.back());
+    const bool is_connected = !connected_.empty() && closed(ranges_.back(), longest) == connected_.back();
     if (!is_connected || longest > n_prepared_) prepare(longest);
     const OneShotSession::Output result = session_->step(step, progress_);
     // On one node there is no moment at which the states are there and the output is not.
@@ -162,7 +160,7 @@ class OneShotDecoder : public Decoder {
     KvCache& cache = *shard_.cache;
     cache.reserve(std::min(cache.leaves().n_keys(n_prepared_), cache.leaves().most_keys()));
     const std::vector<KeyRange> now = closed(ranges_, longest);
-    if (connected_.empty() || !same(now.back(), connected_.back())) connect(now);
+    if (connected_.empty() || now.back() != connected_.back()) connect(now);
     session_->prepare(longest);
     transport_.tell_all(transport_.rank(), "all ranks to be ready for a step");
   }

@@ -51,12 +51,13 @@ std::size_t n_bytes(const TensorView& view) {
 }
 
 /// Makes room for the first n rows of keys and values of a rank.
-void prepare_receive(KvBlock& block, const AttentionShape& shape, std::int64_t n) {
+void prepare_receive(KvBlock& block, const AttentionShape& shape, std::int64_t n, bool on_device) {
   block.shard = {TensorView::dense(nullptr, shape.dtype, {shape.batch, shape.kv_heads, n, shape.head_dim}),
                  TensorView::dense(nullptr, shape.value_dtype, {shape.batch, shape.kv_heads, n, shape.value_dim})};
   block.held = block.memory->first(n_bytes(block.shard.k) + n_bytes(block.shard.v));
   block.shard.k.data = block.held.data();
   block.shard.v.data = block.held.data() + n_bytes(block.shard.k);
+  block.shard.k.on_device = block.shard.v.on_device = on_device;
 }
 
 /// The block of the rank's own shard: in place if its first n rows are dense in host memory, else copied there, or to memory
@@ -147,7 +148,7 @@ class RingDecoder : public Decoder {
     if (p > 1) pack_shard(here, *shard_.cache, n_sent(0), device_ != nullptr);
     for (int hop = 0; hop < p; ++hop) {
       if (hop + 1 < p) {
-        prepare_receive(next, shard_.cache->shape(), n_sent(hop + 1));
+        prepare_receive(next, shard_.cache->shape(), n_sent(hop + 1), device_ != nullptr);
         transport_.receive(next.held.first(n_bytes(next.shard.k)), left);
         transport_.receive(next.held.subspan(n_bytes(next.shard.k)), left);
         transport_.send({here.shard.k.data, n_bytes(here.shard.k)}, right);

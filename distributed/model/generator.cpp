@@ -228,7 +228,6 @@ std::vector<float> Generator::append(std::string_view text) {
 }
 
 Rows Generator::attend(Cache& cache, const Rows& h, const Rotation& rotation) {
-  const ModelConfig& config = model_.config();
   const Rows q = model_.queries(cache.layer, h, rotation), k = model_.keys(cache.layer, h, rotation),
              v = model_.values(cache.layer, h);
   // The keys and values go to the ranks that hold their positions.

@@ -28,18 +28,6 @@ using Command = std::function<int(const Ranks&)>;
 /// A check for options whose value is a name. In a script, an empty name usually comes from an unset variable.
 inline std::string not_empty(const std::string& name) { return name.empty() ? "must not be empty" : ""; }
 
-/// Runs work on every rank. If it throws InputError on any of them, all ranks throw; see Ranks::throw_if_any_failed().
-template <class Work>
-void run_on_all(const Ranks& ranks, Work&& work) {
-  std::optional<std::string> error;
-  try {
-    std::forward<Work>(work)();
-  } catch (const InputError& exception) {
-    error = exception.what();
-  }
-  ranks.throw_if_any_failed(error);
-}
-
 /// Names the tensors of IN that the command has not read, in one line on standard error. For rank 0, once the output is
 /// written. @param expected the tensor of --expect; may be empty
 inline void name_ignored(const SafetensorsFile& in, const std::string& expected = {}) {

@@ -17,25 +17,13 @@
 namespace tree_attn {
 namespace {
 
-/// Runs work whose errors all ranks must know. @throws InputError on all ranks
-template <class Work>
-void together(const Ranks& ranks, const Work& work) {
-  std::optional<std::string> error;
-  try {
-    work();
-  } catch (const InputError& exception) {
-    error = exception.what();
-  }
-  ranks.throw_if_any_failed(error);
-}
-
 std::string rank_text(const Ranks& ranks) { return "rank " + std::to_string(ranks.rank()); }
 
 }  // namespace
 
 NcclCommunicator::NcclCommunicator(const Ranks& ranks, bool is_emulated, std::string_view interface)
     : ranks_(ranks), n_exceptions_(std::uncaught_exceptions()) {
-  together(ranks, [&] {
+  run_on_all(ranks, [&] {
     library_ = NcclLibrary::load();
     // A stream of one kind is no stream of the other.
     if (library_->is_emulated() && !is_emulated)
@@ -63,7 +51,7 @@ NcclCommunicator::NcclCommunicator(const Ranks& ranks, bool is_emulated, std::st
     char interface[64] = {};
   } meeting;
   interface.copy(meeting.interface, sizeof meeting.interface - 1);
-  together(ranks, [&] {
+  run_on_all(ranks, [&] {
     if (ranks.rank() != 0) return;
     const nccl::Status status = f.ncclGetUniqueId(&meeting.id);
     if (status != nccl::Status::kSuccess)
@@ -178,7 +166,7 @@ NcclWindow::NcclWindow(NcclCommunicator& node, const Topology& topology, std::si
     for (std::size_t place = 0; window_ != nullptr && place < at_.size(); ++place) {
       node.check("ncclGetPeerDevicePointer", f.ncclGetPeerDevicePointer(window_, 0, static_cast<int>(place), &at_[place]));
     }
-    together(node.ranks(), [&] {
+    run_on_all(node.ranks(), [&] {
       if (std::ranges::count(at_, nullptr) > 0)
         throw InputError(
             "NCCL registered no window: the devices of the node do not all reach each other's memory (nvidia-smi topo -p2p "

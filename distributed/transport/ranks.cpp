@@ -3,8 +3,6 @@
 /// @brief Reductions of one value and agreement on errors.
 #include "tree_attn/distributed/transport/ranks.hpp"
 
-#include "tree_attn/reference/data/input_error.hpp"
-
 #include <algorithm>
 #include <bit>
 #include <cmath>

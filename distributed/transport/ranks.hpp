@@ -6,6 +6,7 @@
 #include "tree_attn/distributed/plan/topology.hpp"
 #include "tree_attn/distributed/transport/deadline.hpp"
 #include "tree_attn/distributed/transport/transport.hpp"
+#include "tree_attn/reference/data/input_error.hpp"
 #include "tree_attn/reference/state/require.hpp"
 
 #include <cstddef>
@@ -16,6 +17,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace tree_attn {
@@ -105,5 +107,18 @@ class Ranks {
   int rank_, size_;
   mutable std::string doing_;
 };
+
+/// Runs work on every rank. If it throws Error on any of them, all ranks throw; see Ranks::throw_if_any_failed().
+template <class Error = InputError, class Work>
+void run_on_all(const Ranks& ranks, Work&& work) {
+  std::optional<std::string> error;
+  try {
+    std::forward<Work>(work)();
+  } catch (const Error& exception) {
+    if (ranks.size() == 1) throw;
+    error = exception.what();
+  }
+  ranks.throw_if_any_failed(error);
+}
 
 }  // namespace tree_attn

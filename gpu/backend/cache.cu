@@ -5,10 +5,8 @@
 
 #include "tree_attn/gpu/backend/append_rows.hpp"
 #include "tree_attn/gpu/backend/device_tensors.hpp"
-#include "tree_attn/reference/tensor/convert.hpp"
 
 #include <algorithm>
-#include <cstring>
 #include <stdexcept>
 #include <utility>
 
@@ -21,16 +19,6 @@ constexpr std::int64_t kStagedPositions = 64;
 std::int64_t size_of(DType dtype) { return static_cast<std::int64_t>(bytes_of(dtype)); }
 
 }  // namespace
-
-void convert_row(const TensorView& view, std::int64_t i, std::int64_t j, std::int64_t a, DType dtype,
-                 std::vector<float>& row, unsigned char* to) {
-  if (view.dtype == dtype) {
-    if (view.shape[3] > 0) std::memcpy(to, view.row(i, j, a), static_cast<std::size_t>(view.shape[3] * size_of(dtype)));
-    return;
-  }
-  load_row(view, i, j, a, row.data());
-  store(row.data(), dtype, view.shape[3], reinterpret_cast<std::byte*>(to));
-}
 
 AttentionShape stored_on_device(const AttentionShape& shape) {
   AttentionShape stored = shape;
@@ -71,7 +59,8 @@ void DeviceCache::upload(Rows& to, std::int64_t entry, std::int64_t first, const
     const std::int64_t m = std::min(kStagedPositions, n - begin);
     for (std::int64_t h = 0; h < n_heads; ++h) {
       for (std::int64_t a = 0; a < m; ++a)
-        convert_row(view, 0, h, begin + a, to.dtype, row_, staging_.data() + (h * m + a) * row);
+        store_row(view, 0, h, begin + a, 1, to.dtype, row_,
+                  reinterpret_cast<std::byte*>(staging_.data() + (h * m + a) * row));
     }
     to.memory.upload_rows(staging_.data(), m * row, at + begin * row, pitch, m * row, n_heads);
   }
@@ -105,7 +94,7 @@ void DeviceCache::write(std::int64_t entry, std::int64_t first, const TensorView
   unsigned char* to = appended_.data() + entry * bytes_of_entry();
   for (const auto& [view, rows] : {std::pair(&k, &k_), std::pair(&v, &v_)}) {
     for (std::int64_t h = 0; h < shape().kv_heads; ++h, to += rows->row_bytes())
-      convert_row(*view, 0, h, 0, rows->dtype, row_, to);
+      store_row(*view, 0, h, 0, 1, rows->dtype, row_, reinterpret_cast<std::byte*>(to));
   }
 }
 
@@ -138,8 +127,10 @@ void DeviceCache::take_appended(std::int64_t* rows, unsigned char* data) const {
 Shard DeviceCache::dense_shard(const std::byte* memory, std::int64_t n, bool on_device) const {
   const AttentionShape& s = shape();
   const std::byte* const v = memory + s.batch * s.kv_heads * n * key_bytes();
-  return {TensorView::dense(memory, s.dtype, {s.batch, s.kv_heads, n, s.head_dim}),
-          TensorView::dense(v, s.value_dtype, {s.batch, s.kv_heads, n, s.value_dim}), leaves().range().begin, on_device};
+  Shard shard{TensorView::dense(memory, s.dtype, {s.batch, s.kv_heads, n, s.head_dim}),
+              TensorView::dense(v, s.value_dtype, {s.batch, s.kv_heads, n, s.value_dim}), leaves().range().begin};
+  shard.k.on_device = shard.v.on_device = on_device;
+  return shard;
 }
 
 void DeviceCache::copy_page(std::int64_t from, std::int64_t to, std::int64_t n) {
@@ -193,8 +184,12 @@ Shard DeviceCache::read_all_on_device(std::int64_t n, std::byte* memory) const {
 }
 
 void DeviceCache::write_all(const Shard& shard, std::span<const std::int64_t> lengths) {
-  if (!shard.on_device) return KvCache::write_all(shard, lengths);
-  if (lengths.empty()) return;
+  const auto can_be_copied = [](const TensorView& view, const Rows& rows) {
+    return view.on_device && view.dtype == rows.dtype &&
+           view.stride == TensorView::dense(nullptr, view.dtype, view.shape).stride;
+  };
+  if (lengths.empty() || !can_be_copied(shard.k, k_) || !can_be_copied(shard.v, v_))
+    return KvCache::write_all(shard, lengths);
   // One copy of the longest entry's rows for all: rows that another does not use are not read.
   const std::int64_t n = shard.k.shape[2], n_used = *std::max_element(lengths.begin(), lengths.end());
   reserve(n_used);

@@ -24,10 +24,6 @@ constexpr std::int64_t allocated_positions(std::int64_t n, LeafOrder order = Lea
 /// the keys, become F32.
 AttentionShape stored_on_device(const AttentionShape& shape);
 
-/// Row (i, j, a) of a view in another type. @param row memory for its elements in F32
-void convert_row(const TensorView& view, std::int64_t i, std::int64_t j, std::int64_t a, DType dtype,
-                 std::vector<float>& row, unsigned char* to);
-
 /// Keys [b, n_kv, N, d_h] and values [b, n_kv, N, d_v] in device memory, dense. A capacity that grows takes new memory, to
 /// which the rows in use are copied. A cache in pages is the pool, [n_kv][64 n_pages] rows: as if it were one entry.
 ///

@@ -82,7 +82,7 @@ void StepRunner::prepare(std::int64_t longest) {
 }
 
 void StepRunner::run(const Step& step, StepEnd* end, const std::function<void()>& progress) {
-  if (step.mask.data != nullptr || step.softcap != 0)
+  if (step.changes_scores())
     throw std::invalid_argument("DecodeSession::decode: no kernel caps scores or adds a mask to them; use the backend cpu");
   if (end != std::exchange(last_end_, end)) stream_.forget();
   if (step.rule != plan_.rule || step.q.on_device != plan_.q_on_device) {
@@ -121,7 +121,7 @@ void StepRunner::stage(const Step& step) {
   for (std::int64_t i = 0; i < q.shape[0] && !q.on_device; ++i) {
     for (std::int64_t h = 0; h < q.shape[1]; ++h) {
       for (std::int64_t j = 0; j < q.shape[2]; ++j, to += plan_.cache.key_bytes())
-        convert_row(q, i, h, j, shape.dtype, row_, to);
+        store_row(q, i, h, j, 1, shape.dtype, row_, reinterpret_cast<std::byte*>(to));
     }
   }
   std::copy(lengths.begin(), lengths.end(), input.lengths);

@@ -178,8 +178,7 @@ class CpuSession final : public DecodeSession, public States {
   bool is_dealt() const { return merges_.has_value(); }
   /// The factor of the scores of a head of an entry, which the scale of its keys has joined.
   ScoreScale scale_of(std::int64_t head) const {
-    const std::vector<float>& of_keys = cache_.scales().k;
-    return split_scale(of_keys.empty() ? scale() : scale() * double{of_keys[static_cast<std::size_t>(head)]});
+    return split_scale(scale() * double{KvScales::at(cache_.scales().k, head)});
   }
 
   /// Takes the memory for the capacity of the cache.
@@ -296,9 +295,9 @@ class CpuSession final : public DecodeSession, public States {
       std::int64_t a = 0;  // where the entry parts from all before it, which share no more than a prefix with it
       for (std::size_t j = 0; j < i && n > 0 && cache_.pages()->is_shared(entry, 0); ++j) {
         const std::int64_t of_both = std::min(n, leaves.n_keys(step_.lengths[j]));
-        const auto share_row = [&](std::int64_t a) {
-          const std::int64_t row = cache_.pages()->row(entry, a);
-          return row != PageTable::kNone && row == cache_.pages()->row(static_cast<std::int64_t>(j), a);
+        const auto share_row = [&](std::int64_t at) {
+          const std::int64_t row = cache_.pages()->row(entry, at);
+          return row != PageTable::kNone && row == cache_.pages()->row(static_cast<std::int64_t>(j), at);
         };
         while (a < of_both && leaves.end_of_leaf(a) <= of_both && share_row(a)) a = leaves.end_of_leaf(a);
       }
@@ -313,8 +312,7 @@ class CpuSession final : public DecodeSession, public States {
   }
   /// Whether two entries have some rows in the same pages, and all of their queries see all keys of them.
   bool share(std::int64_t i, std::int64_t j, KeyRange rows) const {
-    const Seen a = step_.rule.of_all(step_.lengths[static_cast<std::size_t>(i)], step_.q.shape[2]),
-               b = step_.rule.of_all(step_.lengths[static_cast<std::size_t>(j)], step_.q.shape[2]);
+    const Seen a = step_.seen_by_all(i), b = step_.seen_by_all(j);
     for (std::int64_t row = rows.begin; row < rows.end; row += kLeafKeys) {
       const std::int64_t first = cache_.leaves().position(row), last = first + std::min(kLeafKeys, rows.end - row) - 1;
       const auto sees = [&](const Seen& s) { return s.contains(last) && (first >= s.begin || last < s.sinks); };
@@ -331,9 +329,7 @@ class CpuSession final : public DecodeSession, public States {
         const KeyRange rows = rows_of(i, c);
         std::int64_t first = 0;
         if (rows.empty() || !cache_.pages()->is_shared(i, rows.begin)) first = i;
-        while (first < i &&
-               !(rows.begin == rows_of(first, c).begin && rows.end == rows_of(first, c).end && share(first, i, rows)))
-          ++first;
+        while (first < i && !(rows == rows_of(first, c) && share(first, i, rows))) ++first;
         first_.push_back(first);
       }
     }

@@ -94,22 +94,11 @@ void CpuCache::copy_rows(std::int64_t entry, std::int64_t first, const TensorVie
       const Segment& segment = segment_of(at + a);
       const std::int64_t row = row_in(segment, pages() == nullptr ? entry : 0, h, at + a);
       const std::int64_t head = entry * shape().kv_heads + h;
-      copy_row(k, h, a, shape().dtype, scales().k, head, segment.k.get() + row * key_bytes());
-      copy_row(v, h, a, shape().value_dtype, scales().v, head, segment.v.get() + row * value_bytes());
+      store_row(k, 0, h, a, KvScales::at(scales().k, head), shape().dtype, row_, segment.k.get() + row * key_bytes());
+      store_row(v, 0, h, a, KvScales::at(scales().v, head), shape().value_dtype, row_,
+                segment.v.get() + row * value_bytes());
     }
   }
-}
-
-void CpuCache::copy_row(const TensorView& view, std::int64_t h, std::int64_t a, DType stored, std::span<const float> scales,
-                        std::int64_t head, std::byte* to) {
-  const std::int64_t d = view.shape[3];
-  if (view.dtype == stored) {
-    std::copy_n(view.row(0, h, a), d * static_cast<std::int64_t>(bytes_of(stored)), to);
-    return;
-  }
-  row_.resize(static_cast<std::size_t>(d));
-  load_row(view, 0, h, a, row_.data());
-  quantise(row_.data(), scales.empty() ? 1 : scales[static_cast<std::size_t>(head)], stored, d, to);
 }
 
 void CpuCache::write(std::int64_t entry, std::int64_t first, const TensorView& k, const TensorView& v) {

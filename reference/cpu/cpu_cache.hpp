@@ -59,9 +59,6 @@ class CpuCache final : public KvCache {
     return (i * shape().kv_heads + h) * segment.size + a - segment.begin;
   }
   void copy_rows(std::int64_t entry, std::int64_t first, const TensorView& k, const TensorView& v);
-  /// Copies row [0, h, a] of a view, or quantises it. @param scales of the entries and heads @param head the place there
-  void copy_row(const TensorView& view, std::int64_t h, std::int64_t a, DType stored, std::span<const float> scales,
-                std::int64_t head, std::byte* to);
 
   int n_threads_;
   std::vector<std::int64_t> borrowed_;  ///< rows of each entry that are in shard_; whole leaves if others follow

@@ -19,10 +19,6 @@ const AttentionShape& checked(const AttentionShape& shape) {
   return shape;
 }
 
-bool is_as_stored(const TensorView& view, DType dtype) {
-  return view.dtype == dtype && view.stride == TensorView::dense(nullptr, dtype, view.shape).stride;
-}
-
 }  // namespace
 
 std::vector<std::int64_t> rows_in_use(std::span<const std::int64_t> lengths, const OwnedLeaves& leaves) {
@@ -190,12 +186,6 @@ void KvCache::borrow(const Shard& shard, std::span<const std::int64_t> lengths) 
     throw std::out_of_range(std::string(kHere) + ": length " + std::to_string(lengths[i]) + " of batch entry " +
                             std::to_string(i) + " is not in 0 .. " + std::to_string(most) + " (" + std::to_string(n) +
                             " rows, capacity " + std::to_string(leaves_.most_keys()) + ")");
-  }
-  if (shard.on_device) {
-    require(is_on_device(), kHere, ": k and v are in device memory, but the cache is in host memory");
-    require(is_as_stored(shard.k, stored_.dtype) && is_as_stored(shard.v, stored_.value_dtype), kHere,
-            ": k and v are in device memory, where the cache takes ", name_of(stored_.dtype), " and ",
-            name_of(stored_.value_dtype), ", dense");
   }
   for (const std::int64_t length : lengths) grow(kHere, length);
   std::fill(lengths_.begin(), lengths_.end(), 0);

@@ -27,7 +27,6 @@ struct Shard {
   TensorView k;                                            ///< [b, n_kv, n, d_h]
   TensorView v;                                            ///< [b, n_kv, n, d_v]
   std::int64_t begin = 0;                                  ///< where the range begins
-  bool on_device = false;                                  ///< whether k and v lie in device memory
   std::int64_t end() const { return begin + k.shape[2]; }  ///< one past the last position
 };
 
@@ -84,8 +83,7 @@ class KvCache {
   /// memory of the shard must remain valid until the next reset() or the end of the cache. A cache on a device copies them,
   /// from device memory on the default stream.
   /// @param shard begins where the range of the cache does @param lengths rows in use per batch entry [b]
-  /// @throws as append(); std::invalid_argument also for a shard in device memory, unless the cache is there too, stores its
-  ///   types, and the shard is dense
+  /// @throws as append()
   void borrow(const Shard& shard, std::span<const std::int64_t> lengths);
   /// Allocates memory for n rows, or for the capacity if that is more. @throws std::out_of_range for more than 2^62 bytes
   void reserve(std::int64_t n = 0);

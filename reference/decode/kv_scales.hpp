@@ -22,6 +22,10 @@ namespace tree_attn {
 struct KvScales {
   std::vector<float> k{}, v{};
   bool operator==(const KvScales&) const = default;
+  /// The scale of a key/value head, counted over all entries.
+  static float at(const std::vector<float>& scales, std::int64_t head) {
+    return scales.empty() ? 1 : scales[static_cast<std::size_t>(head)];
+  }
 };
 
 /// Whether a scale is from 2^-100 to 2^100: then no element of F8_E4M3 times it is beyond F32.
@@ -35,6 +39,19 @@ inline void quantise(float* x, float scale, DType dtype, std::int64_t count, std
   for (std::int64_t i = 0; i < count; ++i)
     if (std::isfinite(x[i])) x[i] = std::clamp(x[i] / scale, -kLargest, kLargest);
   store(x, dtype, count, to);
+}
+
+/// Stores row (i, j, a) of a view: as it is if it has the type, else divided by a scale. @param row memory for it in F32
+inline void store_row(const TensorView& view, std::int64_t i, std::int64_t j, std::int64_t a, float scale, DType dtype,
+                      std::vector<float>& row, std::byte* to) {
+  const std::int64_t d = view.shape[3];
+  if (view.dtype == dtype) {
+    std::copy_n(view.row(i, j, a), d * static_cast<std::int64_t>(bytes_of(dtype)), to);
+    return;
+  }
+  row.resize(static_cast<std::size_t>(d));
+  load_row(view, i, j, a, row.data());
+  quantise(row.data(), scale, dtype, d, to);
 }
 
 }  // namespace tree_attn

@@ -28,7 +28,6 @@ void PageTable::reset(const OwnedLeaves& leaves) {
   // The first pages are taken first: an entry that is alone lies in one piece.
   free_.resize(n_users_.size());
   std::iota(free_.rbegin(), free_.rend(), 0);
-  std::ranges::fill(n_users_, 0);
   for (Entry& e : entries_) e = {.version = ++n_changes_};
 }
 
@@ -53,9 +52,9 @@ void PageTable::give_back(std::int64_t page) {
 PageTable::Plan PageTable::plan(std::int64_t entry, std::int64_t n, std::int64_t end) const {
   // The leaves that no row to come sees.
   const Entry& e = of(entry);
-  const std::int64_t first_seen = leaves_.position(end - 1) + 1 - (n_queries_ - 1) - rule_.window;
   Plan plan{n_leaves(n), n_leaves(end), 0, {}, false, n_sink_leaves_};
-  if (rule_.window > 0) plan.gone_end = std::max(e.gone_end, leaves_.index_of_row(leaves_.n_keys(first_seen)));
+  if (rule_.window > 0)
+    plan.gone_end = std::max(e.gone_end, leaves_.index_of_row(leaves_.n_keys(first_seen(leaves_.position(end - 1) + 1))));
   plan.given_back = {std::max(e.gone_end, n_sink_leaves_), std::min(plan.gone_end, plan.before)};
 
   // Count.

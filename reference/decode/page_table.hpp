@@ -58,6 +58,8 @@ class PageTable {
   }
   /// The positions of an entry that lie between the first and the last page that it has given back.
   KeyRange given_back(std::int64_t entry) const;
+  /// The first position in the window of any row to come, after `end` positions.
+  std::int64_t first_seen(std::int64_t end) const { return end - (n_queries_ - 1) - rule_.window; }
   /// Another number after every change of an entry's list.
   std::int64_t version(std::int64_t entry) const { return of(entry).version; }
 

@@ -25,13 +25,14 @@ struct Step {
 
   /// Keys of the longest batch entry; 0 without entries.
   std::int64_t longest() const { return lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end()); }
-  /// What query j of a batch entry sees, and what any of its queries sees.
+  /// What query j of a batch entry sees, what any of its queries sees, and what all of them see.
   Seen seen(std::int64_t entry, std::int64_t j) const { return rule.of(length(entry), q.shape[2], j); }
   Seen seen_by_any(std::int64_t entry) const { return rule.of_any(length(entry), q.shape[2]); }
+  Seen seen_by_all(std::int64_t entry) const { return rule.of_all(length(entry), q.shape[2]); }
   /// The learned sink of row (i n_h + h) l + j. @pre there are any
   float sink_of(std::int64_t row) const { return sink[static_cast<std::size_t>(row / q.shape[2] % q.shape[1])]; }
-  /// Whether every query sees all keys in use.
-  bool sees_all() const { return rule.window == 0 && (!rule.causal || q.shape[2] <= 1); }
+  bool changes_scores() const { return mask.data != nullptr || softcap != 0; }             ///< by a mask or a soft cap
+  bool sees_all() const { return rule.window == 0 && (!rule.causal || q.shape[2] <= 1); }  ///< every query, all keys
 
  private:
   std::int64_t length(std::int64_t entry) const { return lengths[static_cast<std::size_t>(entry)]; }

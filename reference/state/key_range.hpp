@@ -20,6 +20,7 @@ struct KeyRange {
   std::int64_t begin = 0, end = 0;
   TREE_ATTN_HOST_DEVICE std::int64_t size() const { return end - begin; }
   TREE_ATTN_HOST_DEVICE bool empty() const { return begin >= end; }
+  bool operator==(const KeyRange&) const = default;
 };
 
 /// The end of an open range: that of the shard to which keys are appended.

@@ -57,9 +57,7 @@ class OwnedLeaves {
 
   KeyRange range() const { return range_; }
   LeafOrder order() const { return order_; }
-  bool operator==(const OwnedLeaves& other) const {
-    return order_ == other.order_ && range_.begin == other.range_.begin && range_.end == other.range_.end;
-  }
+  bool operator==(const OwnedLeaves& other) const { return order_ == other.order_ && range_ == other.range_; }
 
   /// Most keys that the range has room for.
   std::int64_t most_keys() const {

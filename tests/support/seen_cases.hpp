@@ -21,11 +21,11 @@ namespace tree_attn::test {
 
 /// A step over the shards of some ranks.
 struct SeenCase {
-  Axes axes;
-  std::vector<std::int64_t> lengths;
-  SeenRule rule;
-  LeafOrder order;
-  std::vector<KeyRange> ranges;  ///< of the ranks
+  Axes axes{};
+  std::vector<std::int64_t> lengths{};
+  SeenRule rule{};
+  LeafOrder order{};
+  std::vector<KeyRange> ranges{};  ///< of the ranks
 
   /// Ranks that hold keys of the longest sequence.
   std::int64_t n_holders() const {

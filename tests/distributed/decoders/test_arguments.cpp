@@ -277,21 +277,26 @@ TEST_CASE("arguments: one-shot opens windows for ranges that touch, and steps af
   CHECK_THROWS_AS(emulated::make_blocks(-1, 4), std::invalid_argument);
 }
 
-TEST_CASE("arguments: a cache on a device borrows from there what is dense and of its types") {
+TEST_CASE("arguments: a cache on a device borrows rows from there, dense or not, of its types") {
   const AttentionShape shape{.heads = 1, .kv_heads = 1, .head_dim = 16, .value_dim = 16};
   const auto cache = emulated::backend().make_cache(shape, {0, 64});
   const auto blocks = emulated::make_blocks(2 * 64 * 16, 16);
-  blocks->upload(0, std::vector<float>(2 * 64 * 16));
+  std::vector<float> numbers(2 * 64 * 16), rows(2 * 32 * 16);
+  std::iota(numbers.begin(), numbers.end(), 0.0f);
+  blocks->upload(0, numbers);
   const auto view = [&](std::int64_t at, std::int64_t stride) {
     return TensorView{
-        reinterpret_cast<const std::byte*>(blocks->address(at)), DType::F32, {1, 1, 32, 16}, {1024, 1024, stride}};
+        reinterpret_cast<const std::byte*>(blocks->address(at)), DType::F32, {1, 1, 32, 16}, {512, 512, stride}, true};
   };
-  CHECK_THROWS_AS(cache->borrow({view(0, 32), view(1024, 32), 0, true}, Lengths{32}), std::invalid_argument);
-  const auto dense = [&](std::int64_t at) { return TensorView::dense(blocks->address(at), DType::F32, {1, 1, 32, 16}); };
-  CHECK_NOTHROW(cache->borrow({dense(0), dense(1024), 0, true}, Lengths{32}));
-  TensorView half = dense(0);
+  for (const std::int64_t stride : {16, 32}) {
+    cache->borrow({view(0, stride), view(1024, stride)}, Lengths{32});
+    cache->shard(32, [&](std::size_t) { return reinterpret_cast<std::byte*>(rows.data()); });
+    for (std::int64_t i = 0; i < 2 * 32 * 16; ++i)
+      CHECK(rows[static_cast<std::size_t>(i)] == i / 512 * 1024 + i % 512 / 16 * stride + i % 16);
+  }
+  TensorView half = view(0, 16);
   half.dtype = DType::F16;
-  CHECK_THROWS_AS(cache->borrow({half, dense(1024), 0, true}, Lengths{32}), std::invalid_argument);
+  CHECK_THROWS_AS(cache->borrow({half, view(1024, 16)}, Lengths{32}), std::invalid_argument);
 }
 
 }  // namespace tree_attn::test

@@ -289,6 +289,28 @@ TEST_CASE("nccl: tensors on the device are merged and asked there, and only leng
     for (std::size_t i = 0; i < outputs[0][rank].size(); ++i) CHECK(same_bits(outputs[1][rank][i], outputs[0][rank][i]));
 }
 
+TEST_CASE("nccl: a shard that arrives in the memory of a device is not taken for one on the host") {
+  const auto workload = normal_workload(12, {.heads = 1, .kv_heads = 1, .head_dim = 64, .value_dim = 64, .n_keys = 65});
+  const std::vector<KeyRange> ranges{{0, 64}, {64, 65}};
+  ThreadGroup over_threads(2);
+  const DecodeOutput expected =
+      decode(over_threads, find_algorithm("ring"), *workload, {Topology::pretend(2, 2), ranges}, emulated::backend())[0]
+          .output;
+  run_nccl(Topology::pretend(2, 2), 60, "", [&](const Ranks& ranks, NcclTransport& transport) {
+    OpenShard own =
+        open_shard(emulated::backend(), workload->query(0), workload->shard(ranges[static_cast<std::size_t>(ranks.rank())]),
+                   workload->lengths(), workload->scale);
+    const std::unique_ptr<Decoder> decoder = find_algorithm("ring").open(transport, own, ranges);
+    DecodeOutput output;
+    const auto step = [&] { output = decoder->step({workload->query(0), workload->lengths()}).copy(), ranks.barrier(); };
+    step();
+    if (ranks.rank() != 0) return step();
+    // A query of one head, room for one appended row, and the length, on each rank for each of the two shards.
+    CHECK(copied_by(step).up == 4 * (64 * 4 + 2 * 64 * 4 + 2 * 16));
+    CHECK(same_bits(output, expected));
+  });
+}
+
 TEST_CASE("nccl: states are taken from a device after what the default stream has been given") {
   std::vector<float> states{1, 2, 3, 4, 5, 6};
   emulated::DeviceBuffer<float> on_device(6);

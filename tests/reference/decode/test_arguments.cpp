@@ -132,9 +132,8 @@ TEST_CASE("arguments: what a cache appends, borrows and decodes has elements, an
   Shard all = workload->shard({0, 300});
   all.v.data = nullptr;
   CHECK_THROWS_WITH_AS(cache->borrow(all, Lengths{1, 1}), "KvCache::borrow: v has no data", std::invalid_argument);
-  all = workload->shard({0, 300}), all.on_device = true;
-  CHECK_THROWS_WITH_AS(cache->borrow(all, Lengths{1, 1}),
-                       "KvCache::borrow: k and v are in device memory, but the cache is in host memory",
+  all = workload->shard({0, 300}), all.k.on_device = true;
+  CHECK_THROWS_WITH_AS(cache->borrow(all, Lengths{1, 1}), "KvCache::borrow: k is in memory of a device",
                        std::invalid_argument);
   CHECK_THROWS_WITH_AS(rows_in_use(Lengths{3, -4}, cache->leaves()), "rows_in_use: length -4 of batch entry 1",
                        std::out_of_range);
