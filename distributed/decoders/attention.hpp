@@ -35,7 +35,7 @@ struct AttentionSetup {
   /// have appended other numbers of keys would return attention over different sequences.
   bool compares_lengths = true;
   /// The pages of each rank, for all sequences; 0: rows lie one after the other. Over several ranks append() then waits for
-  /// the others where a sequence begins a leaf, or has shared one, and with ranges always: if one rank has too few pages, no
+  /// the others where a sequence begins a leaf, and with ranges or after share() always: if one rank has too few pages, no
   /// rank appends.
   PageRule pages{};
   PlanOptions plan{};  ///< its network is that of the transport
@@ -43,9 +43,9 @@ struct AttentionSetup {
 
 /// Attention over keys and values that grow, for one rank of several or alone.
 ///
-/// All ranks make the same calls in the same order; the constructor, step(), start(), finish() and combine() wait for the
-/// others. Every rank returns the same output, and with an algorithm that keeps its bits the same as any other number of
-/// ranks.
+/// All ranks make the same calls in the same order; the constructor, step(), start(), finish(), combine(), and in pages
+/// append(), wait for the others. Every rank returns the same output, and with an algorithm that keeps its bits the same as
+/// any other number of ranks.
 ///
 /// With a backend of a device, "cuda" or "emulated", tensors may lie in the memory of that device: TensorView::on_device.
 /// Then nothing is copied between host and device but a few integers for each sequence, its length and what lists its
@@ -58,9 +58,8 @@ struct AttentionSetup {
 class Attention {
  public:
   /// Alone, without messages.
-  /// @throws InputError for names that find_algorithm() or find_backend() refuse; std::invalid_argument as the constructors
-  /// of
-  ///   the cache
+  /// @throws InputError for names that find_algorithm() or find_backend() refuse; std::invalid_argument as the
+  ///   constructors of the cache
   explicit Attention(const AttentionShape& shape, const AttentionSetup& setup = {});
   /// One rank of several, which outlive this object: MpiRanks, or the ThreadRanks of run_threads().
   /// @throws InputError on every rank if two ranks differ, as Algorithm::open(); TransportError
@@ -99,8 +98,8 @@ class Attention {
   ///   rank for keys that pages may have given back; TransportError
   OutputView step(const TensorView& q, const SeenRule& rule = {}, std::span<const float> sink = {});
   /// Computes the states of this rank and posts the first messages, so that the program can compute something else while
-  /// they travel. The arguments of step(); the queries are read before it returns. append() and truncate() may follow at
-  /// once.
+  /// they travel. The arguments of step(); the queries are read before it returns; with q on a device, and where
+  /// Decoder::start() says so, it takes the whole step. append() and truncate() may follow at once.
   void start(const TensorView& q, const SeenRule& rule = {}, std::span<const float> sink = {});
   /// Moves what has been started, without waiting: merges what has arrived and posts the next round. @returns whether all
   /// has

@@ -27,8 +27,8 @@ namespace tree_attn {
 /// Decode steps of one rank over one shard, by one algorithm. Algorithm::open() makes one.
 ///
 /// The plan, the blocks of states, the buffers of messages and the output live as long as the decoder. On the CPU backend
-/// step() allocates nothing from the second step on, but for a list of subtrees where the ring passes a shard that no query
-/// sees.
+/// step() allocates nothing from the second step on, but for lists of shared pages, and of subtrees where the ring passes a
+/// shard that no query sees.
 class Decoder {
  public:
   virtual ~Decoder() = default;
@@ -37,12 +37,13 @@ class Decoder {
 
   /// Decodes one step; collective over the ranks of the transport.
   /// @param step the same on every rank; of the mask a rank reads the elements of its own keys. The ranks compare the rule,
-  ///   the learned sinks, the soft cap and the kind of the mask where they are others than in the step before
+  ///   the learned sinks, the soft cap, the kind of the mask and the memory of q where one has changed
   /// @returns the output, valid until the next step @throws as DecodeSession::decode(); std::out_of_range also for a length
   ///   beyond the ranges of all ranks; InputError if ranks differ, or the decoder has no kernel for a rule; TransportError
   OutputView step(const Step& step);
   /// Begins a step, as far as it goes without waiting: computes the states of this rank and posts the first messages. The
-  /// step is read before it returns. A decoder that has no plan, or sends from device memory, takes the whole step here.
+  /// step is read before it returns. A decoder that has no plan, or sends from device memory, takes the whole step here, as
+  /// all do for q on a device.
   /// @throws as step(); std::logic_error if a step is under way
   void start(const Step& step);
   /// Moves the step that has been started, without waiting: merges what has arrived and posts the next messages.

@@ -43,7 +43,8 @@ std::vector<RankCost::Message> reshard_messages(const Topology& topology, int ra
                                                 std::span<const std::int64_t> lengths);
 
 /// Moves the keys and values of all ranks. Collective. The memory of both caches, and of the messages, is in use meanwhile.
-/// @param transport in host memory @param from stays as it is @param[out] to an empty cache, of the same axes and types
+/// @param transport in host memory @param from stays as it is; it has given back no page
+/// @param[out] to an empty cache, of the same axes, types and scales
 /// @param before, after leaves of all ranks; those of this rank are those of `from` and `to`
 /// @param lengths of the sequences [b], over all ranks
 /// @throws InputError on every rank if two ranks differ in these; std::invalid_argument unless the caches are such caches

@@ -7,9 +7,9 @@
  * kDLCUDA for "cuda", with the index of the calling thread's device, and kDLExtDev for "emulated", in memory of the emulator.
  * In a call of the last two all tensors lie in the same memory, and learned sinks are taken with tensors of the host alone.
  * Then no element passes through the host: Attention says what does. What was queued on the default stream before is seen,
- * and tensors have been read and written when a call returns. Elements are F64, F32, F16 or BF16; strides are at least 0 and that of the last axis is
- * 1, in q, k, v, o and out. A tensor that does not fit is refused before anything is read. Tensors that are written must
- * not overlap others, nor themselves. The caller keeps all tensors: no deleter is called.
+ * and tensors have been read and written when a call returns. Elements are F64, F32, F16 or BF16; strides are at least 0
+ * and that of the last axis is 1, in q, k, v, o and out. A tensor that does not fit is refused before anything is read.
+ * Tensors that are written must not overlap others, nor themselves. The caller keeps all tensors: no deleter is called.
  *
  * Every function that returns an int returns a ta_status; ta_error() has the line. Functions on one ta_attention are called
  * by one thread at a time, and collective ones by all of its ranks in the same order.

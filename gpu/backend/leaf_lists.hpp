@@ -31,8 +31,8 @@ class ListedTree {
   int n_top_, n_low_;  ///< bits that remain
 };
 
-/// The lists of a batch. The leaves of one are uploaded when its sequence begins a leaf, or a window another one. What a
-/// list says of itself is a part of what every step uploads: see StepInput.
+/// The lists of a batch. The leaves of one are uploaded when its sequence begins a leaf, a window another one, or its
+/// pages change. What a list says of itself is a part of what every step uploads: see StepInput.
 class LeafLists {
  public:
   LeafLists() = default;

@@ -85,9 +85,9 @@ concept IsMmaTile =
     IsThreadGroup<Tile> && sizeof(typename Tile::T) == 2 && Tile::kLanes == kWarp&& Tile::kRows* Tile::kColumns == 8 &&
     Tile::kSlots* Tile::kColumns == 2 && Tile::kDim == 16 * Tile::kSteps&& Tile::kDim == 64 * Tile::kBoxes;
 
-/// Tiles of kRows queries that share the keys of one ring, in a block of so many threads: 1, 2 or 4, as many as the group of
-/// a kv head fills. On tensor cores each is the work of one warp, and they are a *query tile*, whose keys are read once; on
-/// CUDA cores a query tile is one thread group's.
+/// Tiles of kRows queries that share the keys of one ring, in a block of so many threads: 1, 2 or 4, enough for the group
+/// of a kv head, at most one per warp. On tensor cores each is the work of one warp, and they are a *query tile*, whose keys
+/// are read once; on CUDA cores a query tile is one thread group's.
 template <IsThreadGroup ThreadGroup, class Params>
 int row_tiles(const Params& params, int n_threads) {
   int n = 1;

@@ -7,7 +7,7 @@
     energy, energy_gradient, moments               the functions of the paper, in double
 
 Arrays are NumPy's, PyTorch's, JAX's or any other's with __dlpack__, in memory of the host, or for an Attention with backend="cuda" all on
-its GPU; they are read in place, and results are arrays of the kind of the first argument, in the same memory. Shapes: q [b, n_h, l, d_h], k [b, n_kv, n, d_h], v [b, n_kv, n, d_v]; lse is natural.
+its GPU, but for JAX's; they are read in place, and results are arrays of the kind of the first argument, in the same memory. Shapes: q [b, n_h, l, d_h], k [b, n_kv, n, d_h], v [b, n_kv, n, d_v]; lse is natural.
 """
 import ctypes
 import os
@@ -238,7 +238,10 @@ class Attention:
         _call("append", self._open(), entry, _shape(k, 3, "k")[1] if k is not None else n or 0, k, v, device=self._device)
 
     def step(self, q, causal=False, window=None, sinks=None):
-        """Attention of q over what was appended; causal, window and sinks as attention(). @returns out in the type of q, lse in float32"""
+        """Attention of q over what was appended; causal, window and sinks as attention().
+
+        Learned sinks need q on the host. @returns out in the type of q, lse in float32
+        """
         seen, _capsule = _seen(causal, window, sinks)
         out, lse = _empty(q, self._out_shape), _empty(q, self._out_shape[:3], "float32")
         _call("step", self._open(), q, seen, out, lse, device=self._device)

@@ -129,7 +129,7 @@ WorkloadShape shape_of(const FileTensors& tensors);
 
 /// Synthetic queries, keys and values with an approximately standard normal distribution. Every element is a function of the
 /// seed and of its indices, and so is the same for every number of ranks. Of F8_E4M3 the queries are BF16, and keys and
-/// values the nearest multiples of scales near 1/64, which differ between heads, unless the shape has scales.
+/// values the nearest multiples of scales of 1/128 to 3/256, which differ between heads, unless the shape has scales.
 /// @throws std::invalid_argument as require_workload(), or if there are no steps; InputError for more than 2^24 scales
 std::unique_ptr<Workload> make_workload(const WorkloadShape& shape, std::uint64_t seed, int steps);
 

@@ -51,7 +51,7 @@ class KvCache {
   const OwnedLeaves& leaves() const { return leaves_; }
   /// Rows per batch entry that there is room for.
   std::int64_t capacity() const { return capacity_; }
-  /// Factors of its elements; rows that are held keep theirs. @throws std::invalid_argument for other types or is_scale()
+  /// Factors of its elements. @throws std::invalid_argument for other types, unless is_scale(), with rows, and in pages
   const KvScales& scales() const { return scales_; }
   void set_scales(KvScales scales);
   /// Rows in use per batch entry [b], and by the longest one.
@@ -62,22 +62,23 @@ class KvCache {
   std::int64_t bytes() const;
 
   /// Appends the next rows of one batch entry. Where they exceed the capacity, it doubles, up to the size of the range. A
-  /// cache of F8_E4M3 takes any type: it stores x / scale, rounded as Float8::narrow(), so large ones saturate.
+  /// cache of F8_E4M3 takes F8_E4M3 as it is, and any other x as Float8::narrow(x / scale), so large ones saturate.
   /// @param entry batch entry @param k [1, n_kv, n, d_h] @param v [1, n_kv, n, d_v]
   /// @throws std::invalid_argument for other axes or types, a negative axis, or a view with elements and no data;
   ///   std::out_of_range if the entry does not exist or n positions do not fit
   void append(std::int64_t entry, const TensorView& k, const TensorView& v);
-  /// Removes all rows of a batch entry but the first n. @throws std::out_of_range if it holds fewer, or does not exist
+  /// Removes all rows of a batch entry but the first n. @throws std::out_of_range if it holds fewer, does not
+  /// exist, or row n would follow rows that were given back
   void truncate(std::int64_t entry, std::int64_t n);
   /// Removes all rows and sets another range. The capacity stays.
   void reset(const OwnedLeaves& leaves);
   /// Lets the rows lie in pages of a pool. append() then throws std::out_of_range also for too few pages, truncate() gives
-  /// them back, and nothing can be borrowed. @pre no row is in use, and no session is open
+  /// them back, and nothing can be borrowed. @pre no row is in use, no session is open, and scales are set
   void use_pages(const PageRule& rule);
   /// The table of a cache in pages; null for another one.
   const PageTable* pages() const { return pages_.get(); }
   /// Lets a batch entry without rows begin with the first n rows of another one, in the same pages until one of them appends
-  /// to the last. @throws std::logic_error without pages; std::out_of_range for other entries
+  /// to the last. @throws std::logic_error without pages, std::invalid_argument with scales, std::out_of_range as truncate()
   void share(std::int64_t from, std::int64_t to, std::int64_t n);
   /// Replaces the contents by the first lengths[i] rows of a shard. A cache in host memory reads them in place, so the
   /// memory of the shard must remain valid until the next reset() or the end of the cache. A cache on a device copies them,
@@ -89,7 +90,7 @@ class KvCache {
   void reserve(std::int64_t n = 0);
 
   /// The first n rows of all batch entries in host memory, dense. They are not copied if they already are. Rows that a batch
-  /// entry does not use are unspecified.
+  /// entry does not use, or has given back, are unspecified.
   /// @param memory called with a number of bytes if a copy is needed; returns memory of that size
   /// @throws std::out_of_range unless 0 <= n <= longest()
   Shard shard(std::int64_t n, const std::function<std::byte*(std::size_t)>& memory) const;

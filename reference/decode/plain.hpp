@@ -19,7 +19,7 @@ namespace tree_attn::plain {
 
 /// q.k of rows that are padded with zeros to a multiple of 32.
 inline float dot(const std::vector<float>& q, const std::vector<float>& k, bool in_pairs) {
-  // Add the products in sixteen lanes: element i in lane i mod 16; of BF16, two neighbours share a lane.
+  // Add the products in sixteen lanes: element i in lane i mod 16; of BF16 and F8_E4M3, two neighbours share one.
   std::vector<float> lane(16, -0.0f);
   for (std::size_t i = 0; i < q.size(); ++i) lane[(in_pairs ? i / 2 : i) % 16] += k[i] * q[i];
   // Add the lanes: 8 + 8, 4 + 4, then neighbours.
@@ -41,8 +41,8 @@ inline float exp2_fraction(float f) {
 ///
 /// Edges: a key that the step hides is not read, and the value of a key whose score is -inf is not; a leaf of which no key
 /// is seen is empty. A score of +inf or NaN makes D and n NaN. Values of Inf and NaN follow the formula.
-/// @param step the queries, and what they see of each sequence; add_sink() comes after the last merge
-/// @param k, v [b, n_kv, n, d_h] and [b, n_kv, n, d_v], row a is the key at leaves.position(a) @param scale factor of q.k
+/// @param step what queries see; add_sink() and the scales of values come after the last merge @param scale factor of q.k
+/// @param k, v [b, n_kv, n, d_h] and [b, n_kv, n, d_v], row a is the key at leaves.position(a) @param key_scale KvScales::k
 /// @paper{eq_7, eq. (7)}
 inline Forest<float> decode(const Step& step, const TensorView& k, const TensorView& v, const OwnedLeaves& leaves,
                             double scale, std::span<const float> key_scale = {}) {

@@ -37,13 +37,13 @@ class DecodeSession {
   DecodeSession(const DecodeSession&) = delete;
   DecodeSession& operator=(const DecodeSession&) = delete;
 
-  /// The states of the positions that the cache holds, for every query. One read of keys and values serves all query heads
-  /// of a group.
+  /// The states of the positions that the cache holds, for every query. One read of keys and values serves the query
+  /// rows of a group: all of them on the CPU, up to 32 on tensor cores, one on CUDA cores.
   ///
   /// Row (i, h, j) of the states is (i n_h + h) l + j. Positions that a query does not see are not read and count as the
   /// empty set. The subtrees are those of the range of the cache, which is closed() if it is open.
   /// @param progress called from time to time to advance messages; may be empty
-  /// @throws std::invalid_argument if the axes of q differ from those of the cache, or q has elements and no data
+  /// @throws std::invalid_argument for other axes, a q without data, or if a query sees keys whose pages were given back
   /// @throws std::out_of_range if a length is negative, or the cache does not hold all positions of its range below it
   /// @paper{eq_7, eq. (7)}
   States& decode(const Step& step, const std::function<void()>& progress = {});

@@ -50,9 +50,8 @@ enum class KernelUnit {
 ///     kUnit           the unit that multiplies it in a kernel
 ///     Wide            float, or double for F64: represents every element exactly
 ///     widen(T)        the element as Wide, exactly; a signalling NaN may become a quiet one
-///     narrow(float)   the nearest element, ties to even; beyond kLargest Inf, of F8_E4M3 kLargest; a NaN stays one, on the
-///     host with
-///                     its sign
+///     narrow(float)   the nearest element, ties to even; beyond kLargest Inf, of F8_E4M3 kLargest; a NaN stays one, and
+///                     on the host keeps its sign
 template <class T>
 struct DTypeTraits;
 
