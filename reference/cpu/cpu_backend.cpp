@@ -140,16 +140,23 @@ class CpuSession final : public DecodeSession, public States {
     if (is_dealt()) {
       bounds_.clear();
       const std::int64_t n = chunk_leaves_ * kLeafKeys;
-      for (std::int64_t a = 0; a < most_rows; a = std::min(next_cut(a), (a / n + 1) * n)) bounds_.push_back(a);
+      const KeyRange hidden = hidden_rows(hidden_);  // one chunk
+      for (std::int64_t a = 0, end = 0; a < most_rows; a = end) {
+        bounds_.push_back(a);
+        end = std::min(next_cut(a), (a / n + 1) * n);
+        if (hidden.begin < hidden.end && end > hidden.begin && a < hidden.end)
+          end = a < hidden.begin ? hidden.begin : hidden.end;
+      }
       n_chunks_ = std::ssize(bounds_);
       bounds_.push_back(most_rows);
       subtrees_.clear();
       for (const DealtNode& node : leaves.nodes()) subtrees_.push_back(node.subtree);
       nodes_ = forest_.assign(subtrees_).data();
-      merges_->clear();
       for (std::int64_t head = 0; head < shape.batch * shape.kv_heads; ++head) {
-        for (std::size_t node = 0; node < leaves.nodes().size(); ++node)
-          if (leaves.nodes()[node].n_leaves(n_leaves_of(head)) == 0) set_all_empty(states_of_node(head, node));
+        for (std::size_t node = 0; node < leaves.nodes().size(); ++node) {
+          const Seen of_node = DealtMerges::leaves_of(leaves.nodes()[node], step.seen_by_any(head / shape.kv_heads));
+          if (!of_node.touches(0, of_node.end)) set_all_empty(states_of_node(head, node));
+        }
       }
     } else {
       cut(closed(leaves.range(), step.longest()), most_rows, step.longest());
@@ -162,10 +169,15 @@ class CpuSession final : public DecodeSession, public States {
     const double bytes =
         keys * static_cast<double>(shape.bytes_per_position()) / static_cast<double>(std::max<std::int64_t>(shape.batch, 1));
     for (RequestChoice& choice : choices_) choice.begin_step(bytes);
-    pool_.run(
-        shape.batch * shape.kv_heads * n_chunks_, bytes < kBytesWorthThreads,
-        [](void* self, int thread, std::int64_t item) { static_cast<CpuSession*>(self)->compute(thread, item); }, this,
-        progress);
+    try {
+      pool_.run(
+          shape.batch * shape.kv_heads * n_chunks_, bytes < kBytesWorthThreads,
+          [](void* self, int thread, std::int64_t item) { static_cast<CpuSession*>(self)->compute(thread, item); }, this,
+          progress);
+    } catch (...) {
+      if (is_dealt()) merges_->clear();
+      throw;
+    }
 
     // Siblings merge as they are appended.
     if (!is_dealt()) {
@@ -275,12 +287,21 @@ class CpuSession final : public DecodeSession, public States {
     return is_dealt() ? compute_dealt(thread, head, c) : compute_subtree(thread, head, c);
   }
 
-  /// The rows of a chunk that any query of an entry sees.
+  /// The rows of the leaves of the dealt order without a position that is not hidden.
+  KeyRange hidden_rows(KeyRange hidden) const {
+    const auto row_of = [&](std::int64_t position) { return cache_.leaves().n_keys(position / kLeafKeys * kLeafKeys); };
+    return {row_of(hidden.begin + kLeafKeys - 1), row_of(hidden.end)};
+  }
+  /// The rows of a chunk that any query of an entry sees; in the dealt order those between two that it sees, too.
   KeyRange rows_of(std::int64_t entry, std::int64_t c) const {
     const Seen seen = step_.seen_by_any(entry);
     if (is_dealt()) {
-      const std::int64_t begin = bounds_[static_cast<std::size_t>(c)], end = bounds_[static_cast<std::size_t>(c + 1)];
-      return {begin, std::max(begin, std::min(cache_.leaves().n_keys(seen.end), end))};
+      const KeyRange hidden = hidden_rows({seen.sinks, seen.begin});
+      std::int64_t begin = bounds_[static_cast<std::size_t>(c)],
+                   end = std::min(cache_.leaves().n_keys(seen.end), bounds_[static_cast<std::size_t>(c + 1)]);
+      if (begin >= hidden.begin) begin = std::max(begin, hidden.end);
+      if (end <= hidden.end) end = std::min(end, hidden.begin);
+      return {begin, std::max(begin, end)};
     }
     const std::int64_t begin = chunks_[static_cast<std::size_t>(c)].begin(),
                        end = std::min(ends_[static_cast<std::size_t>(c)], seen.end),
@@ -372,17 +393,13 @@ class CpuSession final : public DecodeSession, public States {
     compute_rows(thread, head, c, rows, true,
                  [&](std::int64_t of_head) { return merges_->states(place_of(of_head), first); });
     for_each_sharing(head, c, [&](std::int64_t of_head) {
-      const std::int64_t n_leaves = n_leaves_of(of_head);
+      const Seen seen = step_.seen_by_any(of_head / shape.kv_heads);
       for (std::int64_t i = first; i < end; ++i) {
         std::size_t node = 0;
-        if (const float* states = merges_->complete(place_of(of_head), leaves, i, n_leaves, &node))
+        if (const float* states = merges_->complete(place_of(of_head), leaves, i, seen, &node))
           kernel_.unpack(states, shape.value_dtype, n_queries_, shape.value_dim, states_of_node(of_head, node));
       }
     });
-  }
-  /// Leaves of the sequence of a head.
-  std::int64_t n_leaves_of(std::int64_t head) const {
-    return (step_.seen_by_any(head / cache_.shape().kv_heads).end + kLeafKeys - 1) / kLeafKeys;
   }
   float* states_of_node(std::int64_t head, std::size_t node) const {
     const AttentionShape& shape = cache_.shape();

@@ -24,7 +24,8 @@ namespace tree_attn {
 ///
 /// for those u that no merge before has used up. Where leaf u + s does not exist the sibling is empty and nothing is done,
 /// so the result does not depend on how many leaves there may be. Every leaf but the first is the right operand of one
-/// merge.
+/// merge. A subtree without a leaf that a query sees is empty, too: the state of another is kept where the first such
+/// leaf has its states, and m of them take m - 1 merges.
 class DealtMerges {
  public:
   /// @param n_heads whose leaves may be incomplete at the same time @param n_queries that share a head
@@ -38,7 +39,7 @@ class DealtMerges {
         states_(static_cast<std::size_t>(n_heads * n_leaves * n_queries * state_size(packed_size(d_v)))),
         met_(static_cast<std::size_t>(n_heads * n_leaves)) {}
 
-  /// Begins a step.
+  /// Forgets a step that has not ended.
   void clear() {
     for (std::atomic<bool>& met : met_) met.store(false, std::memory_order_relaxed);
   }
@@ -47,39 +48,51 @@ class DealtMerges {
     return states_.data() + (head * n_leaves_ + i) * n_queries_ * state_size(packed_size(d_v_));
   }
 
+  /// The leaves u of a node that hold one of the keys that a query sees.
+  static Seen leaves_of(const DealtNode& node, const Seen& keys) {
+    return {node.n_leaves((keys.sinks + kLeafKeys - 1) / kLeafKeys), node.n_leaves(keys.begin / kLeafKeys),
+            node.n_leaves((keys.end + kLeafKeys - 1) / kLeafKeys)};
+  }
+
   /// Merges the states of leaf i, which are complete, with those of its sibling, if they are complete, and so on upwards.
-  /// @param n_leaves leaves of the whole sequence
+  /// @param keys what is seen of the whole sequence; for a leaf of which nothing is seen nothing is done
   /// @returns the packed states of the node of the range, the node itself being leaves.nodes()[*node]; null if other leaves
   /// are missing
-  const float* complete(std::int64_t head, const OwnedLeaves& leaves, std::int64_t i, std::int64_t n_leaves,
-                        std::size_t* node) {
+  const float* complete(std::int64_t head, const OwnedLeaves& leaves, std::int64_t i, const Seen& keys, std::size_t* node) {
     const std::int64_t leaf = leaves.leaf(i);
     *node = 0;
     while (!leaves.nodes()[*node].has(leaf)) ++*node;
     const DealtNode& top = leaves.nodes()[*node];
-    const std::int64_t n = top.n_leaves(n_leaves), n_classes = std::int64_t{1} << (kDealtBits - top.depth);
-    const auto index_of = [&](std::int64_t u) { return leaves.index_of(top.first + (u << top.depth)); };
+    const Seen seen = leaves_of(top, keys);
+    const std::int64_t n = seen.end, n_classes = std::int64_t{1} << (kDealtBits - top.depth);
     std::int64_t u = (leaf - top.first) >> top.depth;
-    const auto meet = [&](std::int64_t stride) {
-      const std::int64_t left = u & ~stride, right = u | stride;
-      if (right >= n) return true;
-      const std::int64_t right_index = index_of(right);
+    if (!seen.contains(u)) return nullptr;
+    // The first leaf that is seen of first, first + period, ... < end; n if none is.
+    const auto first_seen = [&](std::int64_t first, std::int64_t period, std::int64_t end) {
+      if (first >= seen.sinks && first < seen.begin) first += (seen.begin - first + period - 1) / period * period;
+      return first < end ? std::min(first, n) : n;
+    };
+    const auto index_of = [&](std::int64_t of) { return leaves.index_of(top.first + (of << top.depth)); };
+    const auto meet = [&](std::int64_t stride, std::int64_t period, std::int64_t extent) {
+      u &= ~stride;
+      const std::int64_t left = first_seen(u, period, u + extent), sibling = u + stride,
+                         right = first_seen(sibling, period, sibling + extent);
+      if (left == n || right == n) return true;
       // Released by the first to come with its states, acquired by the second.
-      std::atomic<bool>& met = met_[static_cast<std::size_t>(head * n_leaves_ + right_index)];
+      std::atomic<bool>& met = met_[static_cast<std::size_t>(head * n_leaves_ + index_of(sibling))];
       if (!met.exchange(true, std::memory_order_acq_rel)) return false;
       met.store(false, std::memory_order_relaxed);  // the memory may serve another head
-      float* const merged = states(head, index_of(left));
-      kernel_.merge_states(merged, states(head, right_index), merged, n_queries_, packed_size(d_v_));
-      u = left;
+      kernel_.merge_states(states(head, index_of(left)), states(head, index_of(right)),
+                           states(head, index_of(std::min(left, right))), n_queries_, packed_size(d_v_));
       return true;
     };
     for (std::int64_t stride = n_classes; stride < n; stride *= 2) {
-      if (!meet(stride)) return nullptr;
+      if (!meet(stride, n_classes, stride)) return nullptr;
     }
     for (std::int64_t stride = n_classes / 2; stride > 0; stride /= 2) {
-      if (!meet(stride)) return nullptr;
+      if (!meet(stride, 2 * stride, n)) return nullptr;
     }
-    return states(head, index_of(0));
+    return states(head, index_of(first_seen(0, 1, n)));
   }
 
  private:

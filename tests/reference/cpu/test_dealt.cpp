@@ -3,6 +3,7 @@
 /// @brief Both orders of leaves on the CPU: caches that grow have the bits of fresh ones. test_plain.cpp has those of
 /// ranges.
 #include "tree_attn/reference/cpu/cpu_cache.hpp"
+#include "tree_attn/reference/cpu/dealt_merges.hpp"
 #include "tree_attn/reference/decode/backend.hpp"
 #include "tree_attn/reference/decode/decode.hpp"
 #include "tree_attn/tests/support/same_bits.hpp"
@@ -11,6 +12,9 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <random>
 
 namespace tree_attn::test {
 namespace {
@@ -23,7 +27,101 @@ Forest<float> decode_rank(Workload& workload, const TensorView& q, double scale,
   return std::move(cache->open(scale)->decode({q, lengths}).host());
 }
 
+int n_merges = 0;
+
 }  // namespace
+
+/// @tested{thm_1, Thm. 1}
+TEST_CASE("dealt: m leaves that somebody sees take m - 1 merges, whatever their number among all leaves") {
+  constexpr std::int64_t kLeaves = 5000, kDim = 3, kSize = state_size(packed_size(kDim));
+  LeafKernel kernel = leaf_kernel();
+  kernel.merge_states = [](const float* left, const float* right, float* out, std::int64_t n, std::int64_t d_v) {
+    ++n_merges;
+    leaf_kernel().merge_states(left, right, out, n, d_v);
+  };
+  std::mt19937 random(9250);
+  for (const int p : {1, 3, 40}) {
+    for (const KeyRange& range : dealt_ranges(p)) {
+      const OwnedLeaves leaves(range, LeafOrder::kDealt);
+      const std::int64_t n = leaves.n_keys(kLeaves * kLeafKeys) / kLeafKeys;
+      DealtMerges merges(kernel, 1, n, 1, kDim);
+      const std::vector<float> elements = normal_elements(random, n * kSize);
+      // The nodes of the range, and merges, where `keys` are seen and all leaves but those of `kept` are empty.
+      const auto merged = [&](const Seen& keys, const Seen& kept) {
+        std::vector<float> nodes(leaves.nodes().size() * kSize);
+        for (std::size_t node = 0; node < leaves.nodes().size(); ++node)
+          set_empty(nodes.data() + node * kSize, kSize - kValues);
+        std::vector<std::int64_t> order(static_cast<std::size_t>(n));
+        std::iota(order.begin(), order.end(), 0), std::ranges::shuffle(order, random);
+        n_merges = 0;
+        for (const std::int64_t i : order) {
+          float* const state = std::copy_n(elements.data() + i * kSize, kSize, merges.states(0, i)) - kSize;
+          state[kShift] = std::round(8 * state[kShift]);
+          const std::int64_t first = leaves.leaf(i) * kLeafKeys;
+          if (!kept.touches(first, first + kLeafKeys)) set_empty(state, kSize - kValues);
+          std::size_t node = 0;
+          if (const float* top = merges.complete(0, leaves, i, keys, &node))
+            std::copy_n(top, kSize, nodes.data() + node * kSize);
+        }
+        return nodes;
+      };
+      for (const Seen& keys :
+           {Seen{0, 0, kLeaves * kLeafKeys}, Seen{0, 300000, 301000}, Seen{129, 319000, kLeaves * kLeafKeys - 5},
+            Seen{100, 90, 400}, Seen{70, 4100, 290000}, Seen{1, 0, 0}, Seen{0, 2000, 2001}}) {
+        INFO(p << " ranks, range from " << range.begin << ", seen " << keys.sinks << ", " << keys.begin << " to "
+               << keys.end);
+        const std::vector<float> few = merged(keys, keys);
+        const int n_few = n_merges;
+        REQUIRE(same_bits(few, merged({0, 0, kLeaves * kLeafKeys}, keys)));
+        int n_seen = 0;
+        std::vector<bool> has_any(leaves.nodes().size());
+        for (std::int64_t i = 0; i < n; ++i) {
+          const std::int64_t leaf = leaves.leaf(i);
+          if (!keys.touches(leaf * kLeafKeys, (leaf + 1) * kLeafKeys)) continue;
+          ++n_seen;
+          for (std::size_t node = 0; node < has_any.size(); ++node)
+            has_any[node] = has_any[node] || leaves.nodes()[node].has(leaf);
+        }
+        CHECK(n_few == n_seen - std::ranges::count(has_any, true));
+      }
+    }
+  }
+}
+
+TEST_CASE("dealt: a small window on a long cache has few chunks") {
+  constexpr std::int64_t N = 80000;
+  const auto workload = normal_workload(9260, {.heads = 1, .kv_heads = 1, .head_dim = 4, .value_dim = 4, .n_keys = N});
+  for (const int p : {1, 2}) {
+    const OwnedLeaves leaves(dealt_ranges(p)[0], LeafOrder::kDealt);
+    const auto cache = cpu_backend(1).make_cache(workload->shape(), leaves, 1);
+    fill(*cache, *workload, workload->lengths());
+    const auto session = cache->open(workload->scale);
+    const auto n_chunks = [&](const SeenRule& rule) {
+      int n = 0;
+      session->decode({workload->query(0), workload->lengths(), rule}, [&n] { ++n; });
+      return n;
+    };
+    CHECK(n_chunks({}) >= 8);
+    CHECK(n_chunks({.window = 200, .sinks = 70}) <= 4);  // sinks, what is between, and a window in one or two chunks
+    CHECK(session->bytes_read() <= (5 + 2) * kLeafKeys * 32);
+  }
+}
+
+TEST_CASE("dealt: a step that is broken off leaves nothing to the next one") {
+  const auto workload = normal_workload(9270, {.n_keys = 9000});
+  const OwnedLeaves leaves(dealt_ranges(1)[0], LeafOrder::kDealt);
+  const Forest<float> whole = decode_rank(*workload, workload->query(0), workload->scale, leaves, workload->lengths());
+  const auto cache = cpu_backend(1).make_cache(workload->shape(), leaves, 1);
+  fill(*cache, *workload, workload->lengths());
+  const auto session = cache->open(workload->scale);
+  for (const int most : {1, 3, 5}) {
+    int n = 0;
+    const Step step{workload->query(0), workload->lengths()};
+    const auto stop = [&] { require<std::runtime_error>(++n < most, "stop"); };
+    CHECK_THROWS_WITH(session->decode(step, stop), "stop");
+    CHECK(same_bits(session->decode(step).host().states(), whole.states()));
+  }
+}
 
 TEST_CASE("dealt: another order than contiguous has other bits, and both are the attention") {
   const auto workload = normal_workload(9300, {.n_keys = 3000});
