@@ -13,7 +13,7 @@ import numpy as np
 
 U = 2.0 ** -24
 MPI = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]
-TYPES = {"F64": ("<f8", 8), "F32": ("<f4", 4), "F16": ("<f2", 2), "BF16": ("<u2", 2), "I64": ("<i8", 8), "I32": ("<i4", 4), "U8": ("u1", 1)}
+TYPES = {"F64": ("<f8", 8), "F32": ("<f4", 4), "F16": ("<f2", 2), "BF16": ("<u2", 2), "I64": ("<i8", 8), "I32": ("<i4", 4), "U8": ("u1", 1), "F8_E4M3": ("u1", 1)}
 EXACT = ["two-level", "gather", "leaders", "ring", "ring-state"]
 CLOSE = ["paper", "packed", "fused"]
 
@@ -25,6 +25,10 @@ def to_bf16(x):
 
 def from_bf16(u):
     return (u.astype("<u4") << 16).view("<f4")
+
+def from_e4m3(u):
+    e, m = (u >> 3) & 15, u & 7
+    return np.where(u & 128, -1.0, 1.0) * np.where(e > 0, 2.0 ** (e.astype("f8") - 7) * (1 + m / 8), m * 2.0 ** -9)
 
 def rounded(dtype, x):
     """x as stored, and as float64 after storing"""
@@ -400,7 +404,7 @@ def latent(c):
 
 @case("not-offered", "vllm-project/vllm#41623 (interleave), sinks, windows, softcap, FP8, INT8, pages")
 def not_offered(c):
-    """what the program does not offer is refused in one line, not ignored; sinks, windows, caps and masks, which it does, are right"""
+    """what the program does not offer is refused in one line, not ignored; sinks, windows, caps, masks and keys of F8, which it does, are right"""
     w = Problem(20, b=2, h=4, g=2, l=3, N=300, d=32, lengths=[300, 70]); r = np.random.default_rng(20)
     added = np.where(r.random((2, 1, 3, 300)) < 0.3, -np.inf, r.standard_normal((2, 1, 3, 300))).astype("<f4")
     for more, options in (((), dict()), (("--causal", "--window", "50", "--sinks", "5"), dict(causal=True, window=50, sinks=5)), (("--softcap", "1.5"), dict(softcap=1.5))):
@@ -411,7 +415,11 @@ def not_offered(c):
     p = Problem(19, h=2, N=70, d=16); f = p.save(c.path()); o = c.path(".out")
     for option in ("--page-size", "--block-table", "--interleave", "--mask"):
         c.refused(["decode", f, o, option, "5"], option, what=option, out=o)
-    for dtype, item in (("F8_E4M3", 1), ("F8_E5M2", 1), ("I8", 1), ("U8", 1), ("I32", 4), ("C64", 8)):
+    sk, sv = (r.integers(0, 120, (1, 2, 70, 16)).astype("u1") | (r.integers(0, 2, (1, 2, 70, 16)).astype("u1") << 7) for _ in "kv"); k_scale, v_scale = (r.random((1, 2)).astype("<f4") / 64 for _ in "kv"); g = c.path(); raws = []; e = Problem(19, h=2, N=70, d=16, dtype="BF16")
+    save(g, e.tensors() | {"k": ("F8_E4M3", sk), "v": ("F8_E4M3", sv), "k_scale": ("F32", k_scale), "v_scale": ("F32", v_scale)}); want = attention(e.q, *(from_e4m3(x) * y[:, :, None, None].astype("f8") for x, y in ((sk, k_scale), (sv, v_scale))))
+    for kw in ({}, dict(threads=3), dict(ranks=2)): t, raw = c.decode(g, **kw); c.close(t, want, "keys of F8_E4M3 %s" % kw); raws.append((str(kw), raw))
+    c.same(raws, "keys of F8_E4M3"); c.refused(["decode", g, o, "--backend", "emulated"], "F8_E4M3", what="kernels with keys of F8_E4M3", out=o)
+    for dtype, item in (("F8_E5M2", 1), ("I8", 1), ("U8", 1), ("I32", 4), ("C64", 8)):
         x = {n: np.zeros(s, "u1") for n, s in (("q", (1, 2, 1, 16 * item)), ("k", (1, 2, 70, 16 * item)), ("v", (1, 2, 70, 16 * item)))}; head, at = {}, 0
         for n, a in x.items(): head[n] = {"dtype": dtype, "shape": [*a.shape[:3], 16], "data_offsets": [at, at + a.nbytes]}; at += a.nbytes
         g = c.path(); save(g, {n: ("U8", a) for n, a in x.items()}, head=head); c.refused(["decode", g, o], dtype, what="keys of " + dtype, out=o)
