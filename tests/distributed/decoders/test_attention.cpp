@@ -7,6 +7,7 @@
 #include "tree_attn/reference/data/input_error.hpp"
 #include "tree_attn/reference/oracle/attention.hpp"
 #include "tree_attn/tests/support/decoding.hpp"
+#include "tree_attn/tests/support/message.hpp"
 #include "tree_attn/tests/support/tensors.hpp"
 
 #include <doctest/doctest.h>
@@ -56,15 +57,6 @@ DecodeOutput alone(const Inputs& in, std::span<const std::int64_t> lengths) {
     attention.append(entry, in.k.view().entry(entry).positions(0, lengths[static_cast<std::size_t>(entry)]),
                      in.v.view().entry(entry).positions(0, lengths[static_cast<std::size_t>(entry)]));
   return attention.step(in.q).copy();
-}
-
-std::string message(const auto& body) {
-  try {
-    body();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 /// A cluster whose messages travel for some ticks of a clock that all ranks move together.
@@ -157,20 +149,26 @@ TEST_CASE("facade: the same bits alone and on any ranks, for keys appended in pi
 
 TEST_CASE("facade: pages and shared prefixes have the same bits on any ranks, and a window its own keys") {
   const Inputs in = inputs();
-  Inputs twice = in;  // of entry 1 the first 200 keys are those of entry 0
-  for (std::int64_t h = 0; h < 2; ++h) {
-    for (Tensor* tensor : {&twice.k, &twice.v}) {
-      const TensorView view = tensor->view();
-      std::copy(view.row(0, h, 0), view.row(0, h, 200), tensor->bytes.begin() + (view.row(1, h, 0) - view.data));
+  // The first n keys of entry 1 are those of entry 0.
+  const auto inputs_that_share = [&](std::int64_t n) {
+    Inputs shared = in;
+    for (std::int64_t h = 0; h < 2; ++h) {
+      for (Tensor* tensor : {&shared.k, &shared.v}) {
+        const TensorView view = tensor->view();
+        std::copy(view.row(0, h, 0), view.row(0, h, n - 1) + view.shape[3] * std::int64_t{sizeof(float)},
+                  tensor->bytes.begin() + (view.row(1, h, 0) - view.data));
+      }
     }
-  }
+    return shared;
+  };
+  const Inputs twice = inputs_that_share(200), same = inputs_that_share(kKeys);
   const SeenRule window{.causal = true, .window = 100, .sinks = 70};
   for (const auto& [backend, p] : {std::pair{"cpu", 1}, {"cpu", 2}, {"cpu", 3}, {"cpu", 7}, {"emulated", 2}}) {
-    DecodeOutput whole[2], seen[2];
+    DecodeOutput whole[2], seen[2], alike[2];
     for (const bool has_pages : {false, true}) {
       run_threads(Topology::pretend(p, 2), kTimeout, [&](const ThreadRanks& ranks, ThreadTransport&) {
         AttentionSetup setup{.backend = backend};
-        if (has_pages) setup.pages.n_pages = 20;
+        if (has_pages) setup.pages.n_pages = 14;  // 17 if none were shared
         Attention attention(ranks, kShape, setup);
         append_pieces(attention, twice, 0, 200, 100);
         if (has_pages) attention.share(0, 1, 200);
@@ -187,22 +185,24 @@ TEST_CASE("facade: pages and shared prefixes have the same bits on any ranks, an
                 "Attention::step: batch entry 0 sees keys before position 576, which may have been given back");
         append_pieces(windowed, in, 0, kKeys, 90);
         const DecodeOutput of_window = windowed.step(in.q, window).copy();
-        if (ranks.rank() == 0) whole[has_pages] = all_keys, seen[has_pages] = of_window;
-        if (!has_pages) return;
-        CHECK_THROWS_WITH_AS(windowed.truncate(0, 300),
-                             "Attention::truncate: batch entry 0 keeps the positions from 599 on, so position 300 would "
-                             "follow keys that were given back",
-                             std::out_of_range);
-        CHECK_THROWS_WITH_AS(windowed.share(0, 1, 640), "Attention::share: batch entry 1 has 700 positions, not none",
-                             std::out_of_range);
+        if (has_pages)
+          CHECK_THROWS_WITH_AS(windowed.share(0, 1, 640), "Attention::share: batch entry 1 has 700 positions, not none",
+                               std::out_of_range);
         windowed.release(1);
-        windowed.share(0, 1, kKeys);
-        CHECK(windowed.lengths()[1] == kKeys);
-        windowed.step(in.q, window);
+        if (has_pages) windowed.share(0, 1, kKeys);
+        if (has_pages)
+          CHECK_THROWS_WITH_AS(windowed.truncate(1, 300),
+                               "Attention::truncate: batch entry 1 keeps the positions from 599 on, so position 300 would "
+                               "follow keys that were given back",
+                               std::out_of_range);
+        append_pieces(windowed, same, 1, kKeys, 90);
+        const DecodeOutput of_shared = windowed.step(in.q, window).copy();
+        if (ranks.rank() == 0) whole[has_pages] = all_keys, seen[has_pages] = of_window, alike[has_pages] = of_shared;
       });
     }
     CHECK(same_bits(whole[0], whole[1]));
     CHECK(same_bits(seen[0], seen[1]));
+    CHECK(same_bits(alike[0], alike[1]));
   }
 }
 
@@ -211,7 +211,7 @@ TEST_CASE("facade: if one rank has too few pages, all learn it and none appends"
   const std::vector<std::int64_t> lengths{320, 64};
   const DecodeOutput expected = alone(in, lengths);
   run_threads(Topology::pretend(3, 3), kTimeout, [&](const ThreadRanks& ranks, ThreadTransport&) {
-    Attention attention(ranks, kShape, {.pages = {.n_pages = 4}});
+    Attention attention(ranks, kShape, {.pages = {.n_pages = 5}});
     append_pieces(attention, in, 0, 320, 50);
     append_pieces(attention, in, 1, 64, 64);
     const std::string refusal = message([&] { append_pieces(attention, in, 1, 400, 336); });
@@ -219,8 +219,9 @@ TEST_CASE("facade: if one rank has too few pages, all learn it and none appends"
     CHECK(refusal.find(ranks.rank() == 0 ? "KvCache::append: " : "Attention::append: rank 0 has too few") == 0);
     CHECK(attention.lengths()[1] == 64);
     CHECK(same_bits(attention.step(in.q).copy(), expected));
-    CHECK(message([&] { Attention(ranks, kShape, {.pages = {.n_pages = 4 * ranks.rank()}}); }) ==
-          "Algorithm::open: ranks 0 and 1 differ in pages (0 and 4)");
+    CHECK(message([&] {
+            Attention(ranks, kShape, {.pages = {.n_pages = ranks.rank() == 1 ? -1 : 4}});
+          }).starts_with("rank 1: PageTable: -1 pages"));
   });
 }
 

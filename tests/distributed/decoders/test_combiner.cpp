@@ -6,6 +6,7 @@
 #include "tree_attn/distributed/transport/thread_transport.hpp"
 #include "tree_attn/reference/data/input_error.hpp"
 #include "tree_attn/tests/support/decoding.hpp"
+#include "tree_attn/tests/support/message.hpp"
 #include "tree_attn/tests/support/tensors.hpp"
 
 #include <doctest/doctest.h>
@@ -170,14 +171,6 @@ TEST_CASE("combiner: NaN stays NaN, and rows that no rank has keys for are empty
 }
 
 TEST_CASE("combiner: what ranks have different, other axes, and heads that do not divide are refused in one line") {
-  const auto message = [](const auto& body) {
-    try {
-      body();
-    } catch (const std::exception& error) {
-      return std::string(error.what());
-    }
-    return std::string("no error");
-  };
   const Shape shape{1, 6, 1, 4};
   run_threads(Topology::pretend(4, 4), kTimeout, [&](ThreadTransport& transport) {
     const OutputPart part = transport.rank() == 2 ? OutputPart::kHeads : OutputPart::kAll;

@@ -18,6 +18,7 @@ struct Arguments {
   double scale = 1;
   PlanOptions options = {};
   KvScales scales = {};
+  PageRule pages = {};
 };
 
 /// An argument in which one rank differs, and how the error names it.
@@ -49,6 +50,11 @@ const std::vector<Difference>& differences() {
        [](Arguments& a) {
          a.shape.value_dtype = DType::F8_E4M3, a.scales.v = {1, 1};
        }},
+      {"pages (0 and 4)", [](Arguments& a) { a.pages = {4}; }},
+      {"pages (0 and 4), window of pages (0 and 9), sinks of pages (0 and 3)",
+       [](Arguments& a) {
+         a.pages = {4, 9, 3};
+       }},
       {"batch (1 and 2)", [](Arguments& a) { a.shape.batch = 2; }},
       {"heads (2 and 4)", [](Arguments& a) { a.shape.heads = 4; }},
       {"KV heads (2 and 1)", [](Arguments& a) { a.shape.kv_heads = 1; }},
@@ -72,8 +78,8 @@ std::string error_of(RankGroup& rank_group, const Algorithm& algorithm, int odd_
       Arguments mine = arguments;
       if (transport.rank() == odd_rank) change(mine);
       const KeyRange own = mine.ranges[static_cast<std::size_t>(topology.index_of(transport.rank()))];
-      OpenShard shard = open_shard(cpu_backend(), mine.shape, OwnedLeaves(own, mine.order), 64, mine.scale);
-      shard.cache->set_scales(mine.scales);
+      OpenShard shard = open_shard(cpu_backend(), mine.shape, OwnedLeaves(own, mine.order), 64, mine.scale, mine.pages);
+      if (mine.pages.n_pages == 0) shard.cache->set_scales(mine.scales);
       mine.algorithm->open(transport, shard, mine.ranges, mine.options);
       return DecodeOutput{};
     });

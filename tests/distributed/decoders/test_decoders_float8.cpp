@@ -39,14 +39,17 @@ TEST_CASE("decoders: F8_E4M3 with scales has the bits of scaled elements in BF16
         if (order == LeafOrder::kDealt && !algorithm.takes_dealt) continue;
         INFO(algorithm.name << " on " << p << " ranks, " << name_of(order));
         const std::vector<KeyRange> ranges = order == LeafOrder::kDealt ? dealt_ranges(p) : even_ranges(700, p, kLeafKeys);
+        std::int64_t n_held = 0;
         const auto sixteen = decode(*rank_group, algorithm, *c.sixteen, {}, topology, ranges, order, false);
         for (const bool in_parts : {false, true}) {
           const auto eight = decode(*rank_group, algorithm, *c.eight, c.scales, topology, ranges, order, in_parts);
           for (std::size_t rank = 0; rank < eight.size(); ++rank) {
             CHECK(same_bits(eight[rank].output, sixteen[rank].output));
             CHECK(2 * eight[rank].traffic.buffer_kv_bytes == sixteen[rank].traffic.buffer_kv_bytes);
+            n_held += eight[rank].traffic.buffer_kv_bytes;
           }
         }
+        CHECK((n_held > 0) == (algorithm.name == "ring" && p > 1));
       }
     }
   }

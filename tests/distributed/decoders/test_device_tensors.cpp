@@ -7,6 +7,7 @@
 #include "tree_attn/gpu/engine/listed_params.hpp"
 #include "tree_attn/tests/support/decoding.hpp"
 #include "tree_attn/tests/support/device_tensor.hpp"
+#include "tree_attn/tests/support/message.hpp"
 
 #include <doctest/doctest.h>
 
@@ -51,15 +52,6 @@ void append(Attention& attention, const Inputs<T>& in, std::int64_t begin, std::
   const TensorView k = in.k.view(), v = in.v.view();
   for (std::int64_t entry = 0; entry < kBatch; ++entry)
     attention.append(entry, k.entry(entry).positions(begin, end), v.entry(entry).positions(begin, end));
-}
-
-std::string message(const auto& body) {
-  try {
-    body();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 }  // namespace
@@ -156,7 +148,9 @@ TEST_CASE("device tensors: o and lse of every type are merged on the device, wit
         for (int rank = 0; rank < p; ++rank) {
           o.push_back(normal_tensor(random, shape, dtype)),
               lse.push_back(normal_tensor(random, {2, 4, 3, 1}, DType::F32, 30));
-          lse.back().set(0, 1, 2, 0, -kInf), lse.back().set(1, 3, 0, 0, rank == 1 ? kInf : -kInf);
+          // A row of no keys is not read.
+          lse.back().set(0, 1, 2, 0, -kInf), o.back().set(0, 1, 2, 4, std::numeric_limits<float>::quiet_NaN());
+          lse.back().set(1, 3, 0, 0, rank == 1 ? kInf : -kInf);
         }
         std::atomic<std::int64_t> n_sent = 0;
         Copied copied;
@@ -221,6 +215,21 @@ TEST_CASE("device tensors: a cache that has grown and is shorter again has the b
   }
 }
 
+TEST_CASE("device tensors: queries that one rank alone has on a device are refused on all") {
+  const Inputs<Tensor> in = inputs(DType::F32);
+  for (const bool compares : {false, true}) {
+    run_threads(Topology::pretend(2, 2), kTimeout, [&](const ThreadRanks& ranks, ThreadTransport&) {
+      Attention attention(ranks, shape_of_type(DType::F32), {.backend = "emulated", .compares_lengths = compares});
+      const DeviceTensor q(in.q);
+      const std::string refusal =
+          message([&] { attention.step(ranks.rank() == 1 ? q.view() : in.q.view(), {.window = 8}); });
+      CHECK(refusal == (compares ? "Attention::step: ranks 0 and 1 differ in the causal edge, the window, the sinks, the "
+                                   "learned sinks or whether q is on a device"
+                                 : "Decoder::step: ranks 0 and 1 differ in the memory of queries (host and device)"));
+    });
+  }
+}
+
 TEST_CASE("device tensors: what lies where it cannot be used is refused in one line") {
   const Inputs<Tensor> in = inputs(DType::F32);
   const DeviceTensor q(in.q), k(in.k), v(in.v);
@@ -240,7 +249,8 @@ TEST_CASE("device tensors: what lies where it cannot be used is refused in one l
       "Combiner::combine: o and lse have to be in the same memory, and for the transport threads in that of the host or its "
       "device");
   const std::vector<float> sink(4);
-  CHECK(message([&] { emulated.step(q.view(), {}, sink); }).starts_with("learned sinks: no kernel adds them"));
+  CHECK(message([&] { emulated.start(q.view(), {}, sink); }).starts_with("learned sinks: no kernel adds them"));
+  CHECK(message([&] { emulated.finish(); }) == "Decoder::finish: no step has been started");
   TensorView foreign = in.q.view();
   foreign.on_device = true;
   CHECK(message([&] { emulated.step(foreign); }).find("memory that lies in no buffer of the device") != std::string::npos);
@@ -297,6 +307,10 @@ TEST_CASE("device tensors: in C, of the device of the backend, and refused from 
     const Managed k(part(in.k), {2, kKeys, kDim}), v(part(in.v), {2, kKeys, kValueDim});
     const Copied copied = copied_by([&] { REQUIRE(ta_append(attention, entry, kKeys, k, v) == TA_OK); });
     CHECK((copied.up == 0 && copied.down == 0));
+    // They have been read; a download would wait for that.
+    for (const Managed* each : {&k, &v})
+      std::memset(each->tensor.dl_tensor.data, 0xFF,
+                  sizeof(float) * static_cast<std::size_t>(n_elements(each->memory.view().shape)));
   }
   CHECK(copied_by([&] { REQUIRE(ta_step(attention, q, nullptr, out, lse) == TA_OK); }).down == 0);
   const DecodeOutput whole = expected.step(in.q).copy();
@@ -307,9 +321,12 @@ TEST_CASE("device tensors: in C, of the device of the backend, and refused from 
   const Managed o(Tensor(whole.out, zeros.shape), {kBatch, 4, 2, kValueDim}),
       of_o(Tensor(whole.lse, rows.shape), {kBatch, 4, 2}), merged(zeros, {kBatch, 4, 2, kValueDim}),
       of_merged(rows, {kBatch, 4, 2});
-  REQUIRE(ta_combine(attention, o, of_o, TA_NATURAL, 1, merged, of_merged) == TA_OK);
+  const Copied copied =
+      copied_by([&] { REQUIRE(ta_combine(attention, o, of_o, TA_NATURAL, 1, merged, of_merged) == TA_OK); });
+  CHECK((copied.up == 0 && copied.down == 0));
   const DecodeOutput again = expected.combine(Tensor(whole.out, zeros.shape), Tensor(whole.lse, rows.shape)).copy();
   CHECK(merged.memory.bytes() == Tensor(again.out, zeros.shape, DType::BF16).bytes);
+  CHECK(of_merged.memory.bytes() == Tensor(again.lse, rows.shape).bytes);
 
   const auto refused = [&](const DLManagedTensor* query, const DLManagedTensor* to) {
     CHECK(ta_step(attention, query, nullptr, to, nullptr) == TA_INVALID);

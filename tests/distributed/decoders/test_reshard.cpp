@@ -4,6 +4,7 @@
 /// cache that was always there (section 5.3).
 #include "tree_attn/distributed/transport/thread_transport.hpp"
 #include "tree_attn/tests/support/decoding.hpp"
+#include "tree_attn/tests/support/message.hpp"
 #include "tree_attn/tests/support/reshard_walk.hpp"
 
 #include <atomic>
@@ -52,23 +53,27 @@ TEST_CASE("reshard: what does not fit is refused") {
   const std::vector<OwnedLeaves> leaves = owned_leaves(short_range, LeafOrder::kContiguous);
   CHECK_THROWS_WITH_AS(moves_between(leaves, leaves, 65), "moves_between: no rank holds key 64", std::out_of_range);
   CHECK_THROWS_WITH_AS(spread_over(short_range, 0), "spread_over: 1 ranges over 0 ranks", std::invalid_argument);
-  const auto error_of = [&](const std::vector<std::int64_t>& lengths, std::int64_t n_in_new_cache) -> std::string {
-    const AttentionShape shape{.heads = 1, .kv_heads = 1, .head_dim = 2, .value_dim = 2};
-    const auto from = cpu_backend().make_cache(shape, leaves[0], 0), to = cpu_backend().make_cache(shape, leaves[0], 0);
-    const std::vector<float> zeros(2 * 64);
+  const std::vector<OwnedLeaves> wide{KeyRange{0, 192}};
+  const auto error_of = [&](std::int64_t length, std::int64_t n_in_new_cache, float scale = 1, std::int64_t window = 0) {
+    constexpr DType kType = DType::F8_E4M3;
+    const AttentionShape shape{kType, kType, 1, 1, 1, 1, 2, 2};
+    const auto from = cpu_backend().make_cache(shape, wide[0], 0), to = cpu_backend().make_cache(shape, wide[0], 0);
+    from->set_scales({{scale}, {1}}), to->set_scales({{1}, {1}});
+    if (window > 0) from->use_pages({.n_pages = 3, .window = window});
+    const std::vector<float> zeros(2 * 192);
     const auto view = [&](std::int64_t n) { return TensorView::dense(zeros.data(), DType::F32, {1, 1, n, 2}); };
-    from->append(0, view(10), view(10)), to->append(0, view(n_in_new_cache), view(n_in_new_cache));
-    try {
+    from->append(0, view(100), view(100)), to->append(0, view(n_in_new_cache), view(n_in_new_cache));
+    return message([&] {
       run_threads(Topology::pretend(1, 1), 60,
-                  [&](ThreadTransport& transport) { reshard(transport, *from, *to, leaves, leaves, lengths); });
-    } catch (const std::invalid_argument& error) {
-      return error.what();
-    }
-    return "";
+                  [&](ThreadTransport& transport) { reshard(transport, *from, *to, wide, wide, std::array{length}); });
+    });
   };
-  CHECK(error_of({10}, 0) == "");
-  CHECK(error_of({11}, 0) == "reshard: rank 0 holds other rows than sequences of these lengths have");
-  CHECK(error_of({10}, 1) == "reshard: the new cache holds 1 rows");
+  CHECK(error_of(100, 0) == "no error");
+  CHECK(error_of(101, 0) == "reshard: rank 0 holds other rows than sequences of these lengths have");
+  CHECK(error_of(100, 1) == "reshard: the new cache holds 1 rows");
+  CHECK(error_of(100, 0, 2) == "reshard: the caches have other scales");
+  CHECK(error_of(100, 0, 1, 37) == "no error");
+  CHECK(error_of(100, 0, 1, 36) == "reshard: keys of batch entry 0 have been given back");
 }
 
 TEST_CASE("reshard: ranks that differ are told so, and that another one refuses its own caches") {

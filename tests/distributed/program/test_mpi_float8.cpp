@@ -98,8 +98,10 @@ TEST_CASE("decode: synthetic F8_E4M3: the bits of ranks and steps, bytes, and wh
   CHECK(alone_[0]["quantisation_error"].get<double>() > 1e-3);
   CHECK(alone_[0]["quantisation_error"].get<double>() < 0.15);
   const auto wide = report({"--compare", "ring,ring-state"}, 3, "bf16");
-  CHECK(2 * three[1]["bytes_per_step"].get<std::int64_t>() == wide[1]["bytes_per_step"].get<std::int64_t>());
-  CHECK(2 * three[0]["peak_kv_bytes_per_rank"].get<std::int64_t>() == wide[0]["peak_kv_bytes_per_rank"].get<std::int64_t>());
+  for (const auto& [key, i] : {std::pair{"bytes_per_step", 1}, {"peak_kv_bytes_per_rank", 0}}) {
+    CHECK(three[i][key].get<std::int64_t>() > 0);
+    CHECK(2 * three[i][key].get<std::int64_t>() == wide[i][key].get<std::int64_t>());
+  }
   CHECK_FALSE(wide[0].contains("quantisation_error"));
   const auto grown = report({"--steps", "70"}, 2, "f8_e4m3"), whole = report({"--order", "dealt"}, 1, "f8_e4m3");
   CHECK(grown[0]["output_digest"] == whole[0]["output_digest"]);

@@ -12,7 +12,8 @@ namespace tree_attn::test {
 /// @tested{thm_1, Thm. 1}
 TEST_CASE("pages on a device: random appends, cuts and shared prefixes have the bits of a dense cache") {
   const int n_cases = takes_all_cases() ? 400 : 20;
-  int n_refused = 0, n_copied = 0, n_steps = 0;
+  int n_refused = 0, n_copied = 0, n_steps = 0, n_blind = 0;
+  std::int64_t n_rows = 0;
   std::mt19937 random(4810);
   const auto draw = [&](std::int64_t n) { return std::uniform_int_distribution<std::int64_t>(0, n)(random); };
   const std::array shards{OwnedLeaves(KeyRange{0, kOpenEnd}), OwnedLeaves(KeyRange{64, 512}),
@@ -27,6 +28,7 @@ TEST_CASE("pages on a device: random appends, cuts and shared prefixes have the 
     PagedPair pair(device::backend(), shape, shards[static_cast<std::size_t>(i) % shards.size()], rule);
     const std::int64_t end = pair.dense->leaves().range().end;
     operate(pair, 20, std::min<std::int64_t>(end, 700), {draw(1) == 0, rule.window, rule.sinks}, draw);
+    if (has_window) pair.check({.window = 700});
 
     // All rows that are held, as the ring sends them.
     const std::int64_t n = pair.paged->longest();
@@ -38,15 +40,18 @@ TEST_CASE("pages on a device: random appends, cuts and shared prefixes have the 
     }
     for (std::int64_t entry = 0; entry < shape.batch && rule.window == 0; ++entry) {
       const std::int64_t held = pair.paged->lengths()[static_cast<std::size_t>(entry)];
+      n_rows += held;
       for (const auto& part : {&Shard::k, &Shard::v})
         CHECK(copy_of((rows[0].*part).entry(entry).positions(0, held)).bytes ==
               copy_of((rows[1].*part).entry(entry).positions(0, held)).bytes);
     }
-    n_refused += pair.n_refused, n_copied += pair.n_copied, n_steps += pair.n_steps;
+    n_refused += pair.n_refused, n_copied += pair.n_copied, n_steps += pair.n_steps, n_blind += pair.n_blind;
   }
   CHECK(n_refused > 0);
   CHECK(n_copied > n_cases / 4);
   CHECK(n_steps > 4 * n_cases);
+  CHECK(n_blind > n_cases / 10);
+  CHECK(n_rows > 50 * n_cases);
 }
 
 TEST_CASE("pages on a device: a long sequence in the pages of a window has the bits of a dense cache") {

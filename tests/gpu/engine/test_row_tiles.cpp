@@ -79,6 +79,7 @@ TEST_CASE("row tiles: what is not finite in one of them leaves the bits of the o
       const DecodeOutput all = run_step(device::kEqualRuns, *workload, {.n_splits = 2});
       CHECK(n_different(*workload, all, 0, 1) == 0);
       CHECK(std::isnan(all.out[static_cast<std::size_t>((n_rows - 1) * 64)]) == !in_value);
+      CHECK(std::isfinite(all.out[5]) == !in_value);
     }
   }
 }

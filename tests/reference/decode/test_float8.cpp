@@ -19,7 +19,7 @@
 namespace tree_attn::test {
 namespace {
 
-constexpr Axes kAxes{.batch = 2, .heads = 6, .kv_heads = 3, .head_dim = 40, .value_dim = 24, .n_queries = 2, .n_keys = 500};
+constexpr Axes kAxes{.batch = 2, .heads = 6, .kv_heads = 3, .head_dim = 33, .value_dim = 7, .n_queries = 2, .n_keys = 500};
 
 /// z and lse of a cache over all keys, on the CPU; z times the scales.
 DecodeOutput output_of(TensorWorkload& workload, const KvScales& scales) {
@@ -99,6 +99,11 @@ TEST_CASE("float8: appended rows of other types are divided by the scale and rou
   CHECK(row_of(rows.k, 0, 1, 0) == Row{1, 448, -1});
   CHECK(row_of(rows.v, 0, 0, 0) == Row{1, -448});
   CHECK(row_of(rows.v, 0, 1, 0) == Row{448, 448});
+  // What overflows F32 when it is divided saturates too; an infinity becomes NaN.
+  float x[] = {1e30f, std::numeric_limits<float>::max(), -1e30f, std::numeric_limits<float>::infinity()};
+  std::array<std::byte, 4> bytes;
+  quantise(x, 0x1p-100f, DType::F8_E4M3, 4, bytes.data());
+  CHECK(bytes == std::array{std::byte{0x7E}, std::byte{0x7E}, std::byte{0xFE}, std::byte{0x7F}});
   // Rows that are borrowed are read in place, and a cache of another type takes its own alone.
   CHECK_THROWS_WITH_AS(cache->borrow({k, v}, std::vector<std::int64_t>{1}),
                        "KvCache::borrow: k is BF16, but the cache takes F8_E4M3", std::invalid_argument);
@@ -108,11 +113,15 @@ TEST_CASE("float8: appended rows of other types are divided by the scale and rou
   in_pages->append(0, k, v);
   CHECK_THROWS_WITH_AS(in_pages->share(0, 0, 1), "KvCache::share: entries with scales of their own cannot share rows",
                        std::invalid_argument);
-  CHECK_THROWS_AS(in_pages->set_scales({}), std::invalid_argument);
+  CHECK_THROWS_WITH_AS(in_pages->set_scales({}), "KvCache::set_scales: the cache is in pages already",
+                       std::invalid_argument);
   CHECK_THROWS_WITH_AS(cache->set_scales({{}, {1, 0}}),
                        "KvCache::set_scales: 2 scales for 1 entries of 2 KV heads; each is from 2^-100 to 2^100",
                        std::invalid_argument);
-  CHECK_THROWS_AS(cache->set_scales({{1}, {}}), std::invalid_argument);
+  CHECK_THROWS_WITH_AS(cache->set_scales({{1}, {}}),
+                       "KvCache::set_scales: 1 scales for 1 entries of 2 KV heads; each is from 2^-100 to 2^100",
+                       std::invalid_argument);
+  CHECK_THROWS_WITH_AS(cache->set_scales({}), "KvCache::set_scales: the cache holds 1 rows", std::invalid_argument);
   CHECK_THROWS_WITH_AS(cpu_backend().make_cache({}, {0, 64})->set_scales({std::vector<float>(16, 1), {}}),
                        "KvCache::set_scales: scales for F32; F8_E4M3 alone has them", std::invalid_argument);
 }

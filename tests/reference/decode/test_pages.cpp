@@ -160,6 +160,27 @@ TEST_CASE("pages: rows of F8 are stored with the scales of their own entry") {
   CHECK(same_bits(states[0], states[1]));
 }
 
+TEST_CASE("pages: the version of a list changes with the list alone") {
+  PageTable table({.n_pages = 9}, {.batch = 2}, KeyRange{0, 1000});
+  const auto changes = [&](const auto& change, std::int64_t entry = 0) {
+    const std::int64_t before = table.version(entry), other = table.version(1 - entry);
+    change();
+    CHECK(table.version(1 - entry) == other);
+    return table.version(entry) != before;
+  };
+  CHECK(changes([&] { table.extend(0, 0, 1); }));
+  CHECK_FALSE(changes([&] { table.extend(0, 1, 64); }));
+  CHECK(changes([&] { table.extend(0, 64, 65); }));
+  CHECK(changes([&] { table.share(0, 1, 65); }, 1));
+  CHECK_FALSE(changes([&] { table.check_room(0, 65, 66); }));
+  CHECK(changes([&] { table.extend(0, 65, 66); }));  // a page of its own
+  CHECK(changes([&] { table.cut(1, 0); }, 1));
+  CHECK_THROWS_AS(table.extend(1, 0, 640), std::out_of_range);
+  const std::int64_t before = table.version(0);
+  table.reset(KeyRange{0, 1000});
+  CHECK((table.version(0) != before && table.version(0) != table.version(1)));
+}
+
 TEST_CASE("pages: what does not fit or is gone is refused in one line with the values, and changes nothing") {
   const AttentionShape shape{DType::F32, DType::F32, 3, 2, 1, 1, 4, 4};
   const auto cache = cpu_backend().make_cache(shape, {0, 1000});

@@ -139,36 +139,6 @@ TEST_CASE("plain: the backend has its bits for every group, number of queries an
                            normal_tensor(random, {1, 2, 300, 33}, DType::BF16)));
 }
 
-TEST_CASE("plain: F8_E4M3 has the bits of the same elements in BF16, in the plain decode and in the backend") {
-  std::mt19937 random(7825);
-  for (const auto& [heads, l, d] : {std::array{1, 1, 128}, {4, 1, 64}, {8, 3, 40}, {2, 1, 33}, {3, 2, 7}, {2, 1, 300}}) {
-    INFO(heads << " heads, l " << l << ", d " << d);
-    const Shape of_q{2, heads, l, d}, of_k{2, 1, 900, d};
-    const Tensor q = normal_tensor(random, of_q, DType::BF16), k = normal_tensor(random, of_k, DType::F8_E4M3),
-                 v = normal_tensor(random, of_k, DType::F8_E4M3);
-    const auto wide = [](const Tensor& narrow) {
-      std::vector<float> elements(static_cast<std::size_t>(n_elements(narrow.shape)));
-      load(narrow.bytes.data(), narrow.dtype, std::ssize(elements), elements.data());
-      return Tensor(elements, narrow.shape, DType::BF16);
-    };
-    const std::vector<std::int64_t> lengths{900, 77};
-    const auto eight = workload_of(q, k, v, lengths), sixteen = workload_of(q, wide(k), wide(v), lengths);
-    for (const OwnedLeaves& leaves : {OwnedLeaves(KeyRange{0, 900}), OwnedLeaves(dealt_ranges(3)[1], LeafOrder::kDealt)}) {
-      const auto states = [&](TensorWorkload& workload, bool plainly) {
-        const auto cache = cpu_backend(2).make_cache(workload.shape(), leaves, 1);
-        fill(*cache, workload, lengths);
-        const auto session = cache->open(workload.scale);
-        const Step step{workload.query(0), lengths, {.causal = true, .window = 500, .sinks = 3}};
-        const Forest<float> forest = plainly ? plain_of(*cache, step, workload.scale) : session->decode(step).host();
-        return std::vector<float>(forest.states().begin(), forest.states().end());
-      };
-      const std::vector<float> wanted = states(*sixteen, true);
-      CHECK(n_different(states(*eight, true), wanted) == 0);
-      CHECK(n_different(states(*eight, false), wanted) == 0);
-    }
-  }
-}
-
 /// @tested{thm_1, Thm. 1}
 TEST_CASE("plain: the backend has its bits on every shard, wherever it is cut, in both orders of leaves") {
   std::mt19937 random(7830);
