@@ -72,7 +72,7 @@ std::vector<Question> read_questions(const std::string& path) {
 }
 
 /// What the command line requests, checked.
-struct Setup {
+struct Generation {
   std::unique_ptr<Model> model;
   std::unique_ptr<MappedFile> text_file;
   std::vector<Question> questions;
@@ -83,7 +83,7 @@ struct Setup {
   std::uint64_t hash = 0;            ///< of all input
 
   /// @throws InputError
-  Setup(const GenerateOptions& options, int n_threads, const Ranks& ranks, const Topology& machines) {
+  Generation(const GenerateOptions& options, int n_threads, const Ranks& ranks, const Topology& machines) {
     if (options.ask && !options.questions.empty()) throw InputError("--ask and --questions: give one of them");
     if (options.ask && options.ask->empty()) throw InputError("--ask must not be empty");
     if (options.reshard_at.has_value() != options.ranks_after.has_value())
@@ -252,7 +252,7 @@ int run_generate(const GenerateOptions& options, const Ranks& ranks) {
   const int threads_without_option = threads_per_rank(ranks, machines);  // collective, so with the option too
   const int n_threads = options.threads.value_or(threads_without_option);
   require_possible(options, ranks, machines);
-  std::optional<Setup> setup;
+  std::optional<Generation> setup;
   run_on_all(ranks, [&] { setup.emplace(options, n_threads, ranks, machines); });
   if (ranks.all_max(setup->hash) != ranks.all_min(setup->hash))
     throw InputError("the ranks read different files: MODEL, TEXT or the file of --questions");

@@ -21,7 +21,7 @@
 #include <utility>
 #include <vector>
 
-namespace tree_attn::test {
+namespace tree_attn::test::attention_test {
 namespace {
 
 constexpr double kTimeout = 60;
@@ -407,4 +407,4 @@ TEST_CASE("facade: combine merges what the ranks have, without keys of its own")
   });
 }
 
-}  // namespace tree_attn::test
+}  // namespace tree_attn::test::attention_test

@@ -17,7 +17,7 @@
 #include <random>
 #include <vector>
 
-namespace tree_attn::test {
+namespace tree_attn::test::combiner_test {
 namespace {
 
 constexpr double kTimeout = 60;
@@ -194,4 +194,4 @@ TEST_CASE("combiner: what ranks have different, other axes, and heads that do no
   });
 }
 
-}  // namespace tree_attn::test
+}  // namespace tree_attn::test::combiner_test

@@ -7,7 +7,7 @@
 #include <functional>
 #include <limits>
 
-namespace tree_attn::test {
+namespace tree_attn::test::decoders_overflow_test {
 namespace {
 
 constexpr float kLargest = std::numeric_limits<float>::max();
@@ -147,4 +147,4 @@ TEST_CASE("overflow: one component of one batch entry, and all others keep the b
   }
 }
 
-}  // namespace tree_attn::test
+}  // namespace tree_attn::test::decoders_overflow_test

@@ -10,7 +10,7 @@
 
 #include <random>
 
-namespace tree_attn::test {
+namespace tree_attn::test::device_fabric_test {
 namespace {
 
 constexpr double kTimeout = 60;
@@ -108,4 +108,4 @@ TEST_CASE("device fabric: every plan has the bits and the counts of host memory"
   CHECK(n_empty > 0);
 }
 
-}  // namespace tree_attn::test
+}  // namespace tree_attn::test::device_fabric_test

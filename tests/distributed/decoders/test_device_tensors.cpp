@@ -18,7 +18,7 @@
 #include <string>
 #include <vector>
 
-namespace tree_attn::test {
+namespace tree_attn::test::device_tensors_test {
 namespace {
 
 constexpr double kTimeout = 60;
@@ -345,4 +345,4 @@ TEST_CASE("device tensors: in C, of the device of the backend, and refused from 
   ta_close(attention);
 }
 
-}  // namespace tree_attn::test
+}  // namespace tree_attn::test::device_tensors_test

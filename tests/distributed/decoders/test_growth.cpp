@@ -12,7 +12,7 @@
 #include <memory>
 #include <random>
 
-namespace tree_attn::test {
+namespace tree_attn::test::growth_test {
 namespace {
 
 constexpr double kTimeout = 120, kScale = 0.4;
@@ -164,4 +164,4 @@ TEST_CASE("dealt: a step sends one subtree per rank for p = 2^a, whatever the nu
   }
 }
 
-}  // namespace tree_attn::test
+}  // namespace tree_attn::test::growth_test

@@ -13,7 +13,7 @@
 #include <random>
 #include <stdexcept>
 
-namespace tree_attn::test {
+namespace tree_attn::test::two_level_test {
 namespace {
 
 constexpr double kTimeout = 60;
@@ -333,4 +333,4 @@ TEST_CASE("two-level: a radix below 2 is refused") {
   }
 }
 
-}  // namespace tree_attn::test
+}  // namespace tree_attn::test::two_level_test

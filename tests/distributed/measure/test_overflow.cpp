@@ -8,7 +8,7 @@
 
 #include <limits>
 
-namespace tree_attn::test {
+namespace tree_attn::test::overflow_test {
 namespace {
 
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN(), kInf = std::numeric_limits<float>::infinity();
@@ -104,4 +104,4 @@ TEST_CASE("overflow: without keys and values no cause is named") {
   CHECK(input.nan(1).warning() == "");
 }
 
-}  // namespace tree_attn::test
+}  // namespace tree_attn::test::overflow_test

@@ -8,7 +8,7 @@
 #include <numeric>
 #include <vector>
 
-namespace tree_attn {
+namespace tree_attn::exchange_test {
 namespace {
 
 using Exchange = std::vector<ExchangeStep> (*)(int size, int me);
@@ -166,4 +166,4 @@ TEST_CASE("floor power of two") {
   CHECK(floor_power_of_two(127) == 64);
 }
 
-}  // namespace tree_attn
+}  // namespace tree_attn::exchange_test

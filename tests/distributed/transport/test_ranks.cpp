@@ -8,7 +8,7 @@
 
 #include <string_view>
 
-namespace tree_attn::test {
+namespace tree_attn::test::ranks_test {
 namespace {
 
 constexpr double kTimeout = 20;
@@ -59,4 +59,4 @@ TEST_CASE("thread ranks: a rank that never answers ends the others within the ti
                        "rank 1 waited 0.2 s for rank 0 in a test and gave up", TransportError);
 }
 
-}  // namespace tree_attn::test
+}  // namespace tree_attn::test::ranks_test

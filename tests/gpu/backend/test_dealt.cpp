@@ -10,7 +10,7 @@
 #include <tuple>
 #include <utility>
 
-namespace tree_attn::test {
+namespace tree_attn::test::dealt_test {
 namespace {
 
 const Backend& kernels() { return device::backend(); }
@@ -177,4 +177,4 @@ TEST_CASE("dealt on a device: a shard comes back as it was appended, and goes in
   }
 }
 
-}  // namespace tree_attn::test
+}  // namespace tree_attn::test::dealt_test

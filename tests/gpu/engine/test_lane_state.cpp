@@ -9,7 +9,7 @@
 #include <cstring>
 #include <random>
 
-namespace tree_attn::test {
+namespace tree_attn::test::lane_state_test {
 namespace {
 
 constexpr std::int64_t kDim = device::kStateDim;
@@ -165,4 +165,4 @@ TEST_CASE("state on the device: a leaf is a chain of fused multiply-adds under a
   }
 }
 
-}  // namespace tree_attn::test
+}  // namespace tree_attn::test::lane_state_test

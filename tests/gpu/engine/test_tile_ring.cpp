@@ -4,7 +4,7 @@
 #include "tree_attn/tests/gpu/engine/part_kernels.hpp"
 #include "tree_attn/tests/support/device_params.hpp"
 
-namespace tree_attn::test {
+namespace tree_attn::test::tile_ring_test {
 namespace {
 
 constexpr int kDim = device::kTileDim;
@@ -103,4 +103,4 @@ TEST_CASE("tile ring: zeros in place of values that are not finite, where they a
   }
 }
 
-}  // namespace tree_attn::test
+}  // namespace tree_attn::test::tile_ring_test

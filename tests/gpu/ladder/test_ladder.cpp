@@ -5,7 +5,7 @@
 #include "tree_attn/tests/gpu/engine/part_kernels.hpp"
 #include "tree_attn/tests/support/device_params.hpp"
 
-namespace tree_attn::test {
+namespace tree_attn::test::ladder_test {
 namespace {
 
 /// Shapes that steps were seen to fail on, here or elsewhere: odd head sizes, groups, no keys, one key, ragged ends.
@@ -161,4 +161,4 @@ TEST_CASE("overlap: the first copies do not wait for the launch before, and reac
   }
 }
 
-}  // namespace tree_attn::test
+}  // namespace tree_attn::test::ladder_test

@@ -4,7 +4,7 @@
 #include "tree_attn/tests/support/device_params.hpp"
 #include "tree_attn/tests/support/room_for_clusters.hpp"
 
-namespace tree_attn::test {
+namespace tree_attn::test::nonfinite_test {
 namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity(), kNaN = std::numeric_limits<float>::quiet_NaN();
@@ -197,4 +197,4 @@ TEST_CASE("nonfinite: all scores -inf is the empty set, in every step") {
   }
 }
 
-}  // namespace tree_attn::test
+}  // namespace tree_attn::test::nonfinite_test

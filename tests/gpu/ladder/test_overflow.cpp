@@ -4,7 +4,7 @@
 /// the values, however large the scores are (section 5).
 #include "tree_attn/tests/support/device_params.hpp"
 
-namespace tree_attn::test {
+namespace tree_attn::test::overflow_test {
 namespace {
 
 constexpr std::int64_t kHeads = 4;
@@ -153,4 +153,4 @@ TEST_CASE("overflow on the device: at scores of 2^0 to 2^126 z is an average of 
   }
 }
 
-}  // namespace tree_attn::test
+}  // namespace tree_attn::test::overflow_test

@@ -9,7 +9,7 @@
 #include <array>
 #include <map>
 
-namespace tree_attn::test {
+namespace tree_attn::test::plain_test {
 namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity(), kNaN = std::numeric_limits<float>::quiet_NaN();
@@ -185,4 +185,4 @@ TEST_CASE("plain kernels: step 6 has the bits of the library kernel for all its 
   CHECK(n_states > 70);
 }
 
-}  // namespace tree_attn::test
+}  // namespace tree_attn::test::plain_test

@@ -8,7 +8,7 @@
 
 #include <bit>
 
-namespace tree_attn::test {
+namespace tree_attn::test::tensor_test {
 namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity(), kNaN = std::numeric_limits<float>::quiet_NaN();
@@ -185,4 +185,4 @@ TEST_CASE("tensor: refuses what it cannot keep exact") {
   CHECK(refusal({.dtype = DType::F16}) == "");
 }
 
-}  // namespace tree_attn::test
+}  // namespace tree_attn::test::tensor_test

@@ -13,7 +13,7 @@
 
 #include <cstring>
 
-namespace tree_attn::test {
+namespace tree_attn::test::mask_test {
 namespace {
 
 constexpr std::array kTypes{DType::F32, DType::F16, DType::BF16, DType::F64, DType::F8_E4M3};
@@ -211,4 +211,4 @@ TEST_CASE("mask: other axes and caps out of range are refused") {
   check({1, 4, 2, 70}, kNaN, "DecodeSession::decode: a soft cap of nan, which is not 0 (none) or 2^-60 to 2^60");
 }
 
-}  // namespace tree_attn::test
+}  // namespace tree_attn::test::mask_test

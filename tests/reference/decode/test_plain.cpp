@@ -18,7 +18,7 @@
 #include <string>
 #include <utility>
 
-namespace tree_attn::test {
+namespace tree_attn::test::plain_test {
 namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity(), kNaN = std::numeric_limits<float>::quiet_NaN();
@@ -373,4 +373,4 @@ TEST_CASE("plain: one bit of one element is a difference") {
   }
 }
 
-}  // namespace tree_attn::test
+}  // namespace tree_attn::test::plain_test

@@ -14,7 +14,7 @@
 
 #include <cstring>
 
-namespace tree_attn::test {
+namespace tree_attn::test::seen_test {
 namespace {
 
 constexpr std::array kTypes{DType::F32, DType::F16, DType::BF16, DType::F64};
@@ -203,4 +203,4 @@ TEST_CASE("seen: bits do not depend on the number of queries") {
   }
 }
 
-}  // namespace tree_attn::test
+}  // namespace tree_attn::test::seen_test

@@ -7,7 +7,7 @@
 
 #include <random>
 
-namespace {
+namespace bayes_test {
 
 using namespace tree_attn;
 
@@ -43,8 +43,6 @@ Matrix slopes(Function function, const Matrix& at) {
   }
   return slope;
 }
-
-}  // namespace
 
 /// @tested{eq_30, eq. (30)}
 TEST_CASE("log-likelihood: F is outside the sum over components, once per query") {
@@ -244,3 +242,5 @@ TEST_CASE("profile likelihood: the rate function of the mean of n values, and La
     error_before = worst;
   }
 }
+
+}  // namespace bayes_test

@@ -8,7 +8,7 @@
 #include <random>
 #include <vector>
 
-namespace {
+namespace energy_test {
 
 using namespace tree_attn;
 
@@ -48,8 +48,6 @@ Matrix slopes(Function function, const Matrix& at) {
   }
   return slope;
 }
-
-}  // namespace
 
 /// @tested{obs_1, Obs. 1}
 /// @tested{eq_5, eq. (5)}
@@ -226,3 +224,5 @@ TEST_CASE("energy: edges") {
   CHECK_THROWS_AS(causal_energy_gradient(Q, p.K, p.V.topRows(3), Zeta), std::invalid_argument);
   CHECK_THROWS_AS(fold_output_projection(p.V, p.matrix(11, 4)), std::invalid_argument);
 }
+
+}  // namespace energy_test

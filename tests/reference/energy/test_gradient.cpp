@@ -15,7 +15,7 @@
 #include <random>
 #include <vector>
 
-namespace {
+namespace gradient_test {
 
 using namespace tree_attn;
 using Eigen::Index;
@@ -92,8 +92,6 @@ Matrix tree_gradient(const Head& head) {
   return gradient;
 }
 
-}  // namespace
-
 /// @tested{obs_1, Obs. 1}
 /// @tested{eq_5, eq. (5)}
 /// @tested{eq_15, eq. (15)}
@@ -141,3 +139,5 @@ TEST_CASE("gradient: with all keys masked it is 0, in closed form and in reverse
   // Forward mode carries the derivative 0 of constants and multiplies it by the key: 0 times -inf.
   CHECK(std::isnan(forward_gradient(head).norm()));
 }
+
+}  // namespace gradient_test

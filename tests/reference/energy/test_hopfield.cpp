@@ -11,7 +11,7 @@
 #include <cmath>
 #include <random>
 
-namespace {
+namespace hopfield_test {
 
 using namespace tree_attn;
 
@@ -28,8 +28,6 @@ double log_mean_weight(Eigen::Index d, double beta) {
   }
   return beta + std::log(sum / norm);
 }
-
-}  // namespace
 
 TEST_CASE("hopfield: a step is attention with keys as values, and minus the gradient of E (central differences)") {
   CAPTURE(kSeed);
@@ -170,3 +168,5 @@ TEST_CASE("hopfield: edges") {
   trial.beta = 0.01;
   CHECK(hopfield_capacity(16, trial, random) == doctest::Approx(1).epsilon(1e-14));
 }
+
+}  // namespace hopfield_test

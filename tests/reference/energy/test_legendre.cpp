@@ -8,7 +8,7 @@
 
 #include <random>
 
-namespace {
+namespace legendre_test {
 
 using namespace tree_attn;
 
@@ -47,8 +47,6 @@ Workload square() {
   p.V = (Matrix(5, 2) << -1, -1, 1, -1, 1, 1, -1, 1, 0, 0).finished();
   return p;
 }
-
-}  // namespace
 
 TEST_CASE("legendre: the supremum is attained where the mean of the values is z (relative interior)") {
   CAPTURE(kSeed);
@@ -340,3 +338,5 @@ TEST_CASE("kl divergence: 0 for the softmax itself, positive otherwise, +inf on 
   CHECK(kl_divergence(Eigen::Vector2d(0.5, 0.5), Eigen::Vector2d(-kInf, -kInf)) == kInf);  // no key is seen
   CHECK_THROWS_AS(kl_divergence(P.head(3), s), std::invalid_argument);
 }
+
+}  // namespace legendre_test

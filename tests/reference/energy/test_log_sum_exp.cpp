@@ -7,7 +7,7 @@
 
 #include <random>
 
-namespace {
+namespace log_sum_exp_test {
 
 using namespace tree_attn;
 using Eigen::Vector3d;
@@ -22,8 +22,6 @@ VectorXd random_vector(Eigen::Index size, double sigma) {
   std::normal_distribution<double> normal(0, sigma);
   return VectorXd::NullaryExpr(size, [&] { return normal(random); });
 }
-
-}  // namespace
 
 /// @tested{eq_4, eq. (4)}
 TEST_CASE("log_sum_exp: its gradient is the softmax (central differences)") {
@@ -100,3 +98,5 @@ TEST_CASE("safe_weight: a weight of 0 is exactly 0") {
   CHECK(std::isnan(safe_weight(0, kNaN)));
   CHECK(std::isnan(safe_weight(-kInf, kNaN)));
 }
+
+}  // namespace log_sum_exp_test

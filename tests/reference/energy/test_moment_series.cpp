@@ -9,7 +9,7 @@
 #include <cmath>
 #include <vector>
 
-namespace {
+namespace moment_series_test {
 
 using namespace tree_attn;
 using Eigen::Index;
@@ -22,8 +22,6 @@ struct Workload : test::OneQuery {
   explicit Workload(Index N, double size_of_zeta = 0, unsigned seed = kSeed)
       : OneQuery(N, kQueryDim, kValueDim, size_of_zeta, seed) {}
 };
-
-}  // namespace
 
 /// @tested{eq_21, eq. (21)}
 TEST_CASE("series: its terms are the moments over all tuples of components, and its sum is Z(zeta) / Z(0)") {
@@ -103,3 +101,5 @@ TEST_CASE("entropy: 0 if one key has all the weight, log N if all weigh the same
   K.bottomRows(14).setZero();
   CHECK(entropy(sign * 1e9 * p.q, K, p.V, Vector()) == doctest::Approx(std::log(2)).epsilon(1e-12));
 }
+
+}  // namespace moment_series_test

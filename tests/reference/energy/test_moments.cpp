@@ -14,7 +14,7 @@
 #include <random>
 #include <vector>
 
-namespace {
+namespace moments_test {
 
 using namespace tree_attn;
 using Eigen::Index;
@@ -37,8 +37,6 @@ double difference(const Function& f, const Vector& x, std::span<const Index> A, 
   const Vector step = h * Vector::Unit(x.size(), A[0]);
   return (difference(f, x + step, A.subspan(1), h) - difference(f, x - step, A.subspan(1), h)) / (2 * h);
 }
-
-}  // namespace
 
 /// @tested{eq_20, eq. (20)}
 /// @tested{eq_22, eq. (22)}
@@ -200,3 +198,5 @@ TEST_CASE("moments: edges") {
   CHECK(moment_series(p.q, p.K, p.V, Vector(), 3).value == doctest::Approx(1).epsilon(1e-14));
   CHECK(moment_series(p.q, p.K, p.V, Vector(), 3).remainder == 0);
 }
+
+}  // namespace moments_test

@@ -13,7 +13,7 @@
 #include <cmath>
 #include <random>
 
-namespace {
+namespace op_count_test {
 
 using namespace tree_attn;
 using Eigen::Index;
@@ -53,8 +53,6 @@ struct GradientCost {
     return static_cast<double>(gradient.total()) / static_cast<double>(energy.total());
   }
 };
-
-}  // namespace
 
 TEST_CASE("counted: values are those of double, and each operation counts once") {
   Counted result;
@@ -98,3 +96,5 @@ TEST_CASE("gradient: in reverse mode it costs a small constant times the energy,
     last = cost.ratio(cost.forward);
   }
 }
+
+}  // namespace op_count_test

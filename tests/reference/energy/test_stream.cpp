@@ -8,7 +8,7 @@
 
 #include <random>
 
-namespace {
+namespace stream_test {
 
 using namespace tree_attn;
 
@@ -18,8 +18,6 @@ Matrix random_matrix(std::mt19937& random, Eigen::Index rows, Eigen::Index cols)
   std::normal_distribution<double> normal;
   return Matrix::NullaryExpr(rows, cols, [&] { return normal(random); });
 }
-
-}  // namespace
 
 /// @tested{eq_1, eq. (1)}
 /// @tested{eq_2, eq. (2)}
@@ -53,3 +51,5 @@ TEST_CASE("stream: the plain form fails at logits at which the safe form is accu
   }
   CHECK(std::isnan(AttentionStream(1).z()(0)));
 }
+
+}  // namespace stream_test

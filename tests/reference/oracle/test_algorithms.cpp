@@ -7,7 +7,7 @@
 
 #include <random>
 
-namespace {
+namespace algorithms_test {
 
 using namespace tree_attn;
 
@@ -43,8 +43,6 @@ const std::vector<std::vector<std::int64_t>> kCuts{
     {8, 8, 7, 1, 0, 0, 0},
     std::vector<std::int64_t>(24, 1),
     {3, 3, 3, 3, 3, 3, 3, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}};
-
-}  // namespace
 
 /// @tested{alg_1, Alg. 1}
 /// @tested{slip_5, slip 5}
@@ -158,3 +156,5 @@ TEST_CASE("scatter: invalid lengths are refused") {
   CHECK_THROWS_WITH_AS(scatter(p.K, p.V, std::vector<std::int64_t>{2, 2}),
                        "scatter: lengths add up to 4, there are 5 keys and 5 values", std::invalid_argument);
 }
+
+}  // namespace algorithms_test

@@ -13,7 +13,7 @@
 #include <limits>
 #include <stdexcept>
 
-namespace {
+namespace attention_test {
 
 using namespace tree_attn;
 using namespace tree_attn::test;
@@ -81,8 +81,6 @@ void check_against_naive(const TensorView& q, const TensorView& k, const TensorV
   CHECK_MESSAGE(out.ok, out.message);
   CHECK_MESSAGE(lse.ok, lse.message);
 }
-
-}  // namespace
 
 /// @tested{eq_5, eq. (5)}
 /// @tested{eq_7, eq. (7)}
@@ -387,3 +385,5 @@ TEST_CASE("check_options: lengths and zeta") {
   check({.zeta = q}, "attention: axis 3 of zeta has length 4 instead of 6");
   check({.zeta = TensorView::dense(nullptr, DType::F32, {2, 2, 1, 6})}, "attention: zeta has no data");
 }
+
+}  // namespace attention_test

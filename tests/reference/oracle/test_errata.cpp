@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-namespace {
+namespace errata_test {
 
 using namespace tree_attn;
 
@@ -31,8 +31,6 @@ std::int64_t n_steps(std::int64_t N, std::int64_t p) {
   const std::vector<int> x(static_cast<std::size_t>(N), 1);
   return tree_reduce(std::span<const int>(x), p, std::plus<int>()).n_steps;
 }
-
-}  // namespace
 
 /// @tested{slip_1, slip 1}
 TEST_CASE("errata 1: two values mu - 1 and mu + 1 have second moment 1 + mu^2, and the second derivative of F is 1") {
@@ -168,3 +166,5 @@ TEST_CASE("errata 13: the n-th moment is n! times the n-th Taylor coefficient of
     if (n >= 2) CHECK(std::abs(moment_n - coefficient) > 1e-3);
   }
 }
+
+}  // namespace errata_test

@@ -12,7 +12,7 @@
 #include <cmath>
 #include <limits>
 
-namespace {
+namespace error_bound_test {
 
 using namespace tree_attn;
 using namespace tree_attn::test;
@@ -52,8 +52,6 @@ std::vector<double> mean_magnitude(const TensorView& q, const TensorView& k, con
   }
   return attention(q, k, Tensor(magnitudes, v.shape), {.scale = scale}).out;
 }
-
-}  // namespace
 
 TEST_CASE("error_bound: the errors of a tree over single keys in float are within it") {
   CAPTURE(kSeed);
@@ -202,3 +200,5 @@ TEST_CASE("error_bound: edges") {
             .out.empty());
   CHECK_THROWS_AS(error_bound(q, k, q, {}, {}), std::invalid_argument);
 }
+
+}  // namespace error_bound_test

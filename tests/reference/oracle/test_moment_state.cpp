@@ -19,7 +19,7 @@
 #include <string>
 #include <vector>
 
-namespace {
+namespace moment_state_test {
 
 using namespace tree_attn;
 using namespace tree_attn::test;
@@ -69,8 +69,6 @@ const MomentLayout kLayouts[] = {{kValueDim, Products::Squares, 1},
                                  {kValueDim, Products::Squares, kQueryDim},
                                  {kValueDim, Products::Triangle, 1},
                                  {kValueDim, Products::Triangle, kQueryDim}};
-
-}  // namespace
 
 /// @tested{eq_cov, eq. (cov)}
 TEST_CASE_TEMPLATE("moment state: covariance and entropy are those of the closed forms", Real, float, double) {
@@ -248,3 +246,5 @@ TEST_CASE("moment state: decode_shard over enlarged values gives variance and en
                        "enlarge_values: layout of values of 4 and keys of 2, the tensors have 4 and 3",
                        std::invalid_argument);
 }
+
+}  // namespace moment_state_test

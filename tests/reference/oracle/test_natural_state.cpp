@@ -9,7 +9,7 @@
 #include <random>
 #include <vector>
 
-namespace {
+namespace natural_state_test {
 
 using namespace tree_attn;
 
@@ -55,8 +55,6 @@ bool same(const NaturalResult& a, const NaturalResult& b) {
   return (a.lse == b.lse || (std::isnan(a.lse) && std::isnan(b.lse))) &&
          ((a.z.array() == b.z.array()) || (a.z.array().isNaN() && b.z.array().isNaN())).all();
 }
-
-}  // namespace
 
 TEST_CASE("natural state: a chain of merges gives attention") {
   CAPTURE(kSeed);
@@ -128,3 +126,5 @@ TEST_CASE("natural state: the empty set is neutral, NaN and Inf are kept") {
     }
   }
 }
+
+}  // namespace natural_state_test

@@ -14,7 +14,7 @@
 #include <random>
 #include <vector>
 
-namespace {
+namespace lse_test {
 
 using namespace tree_attn;
 
@@ -40,8 +40,6 @@ bool same_bits(const State& a, const State& b) {
 }
 
 const std::vector<float> kO = {1.5f, -2, 0.25f, -0.0f, 3e5f};
-
-}  // namespace
 
 /// @tested{alg_3, Alg. 3}
 TEST_CASE("lse: an integer in base two gives the state of a key, bit for bit, and comes back") {
@@ -167,3 +165,5 @@ TEST_CASE("lse: FlashInfer's initial state, lse = -5e4 and o = 0, weighs nothing
   CHECK(same_bits(merged(some, initial), some));
   CHECK(same_bits(merged(initial, some), some));
 }
+
+}  // namespace lse_test

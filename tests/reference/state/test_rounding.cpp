@@ -24,7 +24,7 @@
 #include <random>
 #include <vector>
 
-namespace {
+namespace rounding_test {
 
 using namespace tree_attn;
 using namespace tree_attn::test;
@@ -95,8 +95,6 @@ std::vector<T> shuffled(std::vector<T> x, unsigned seed) {
   std::shuffle(x.begin(), x.end(), random);
   return x;
 }
-
-}  // namespace
 
 TEST_CASE("rounding: the canonical tree has the same bits for every cut, other chunks have other bits") {
   CAPTURE(kSeed);
@@ -230,3 +228,5 @@ TEST_CASE("rounding: chain, tree and pairs stay within the bound of their own lo
     }
   }
 }
+
+}  // namespace rounding_test

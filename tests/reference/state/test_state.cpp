@@ -15,7 +15,7 @@
 #include <random>
 #include <vector>
 
-namespace {
+namespace state_test {
 
 using namespace tree_attn;
 
@@ -115,8 +115,6 @@ State<Real> tame_state(std::mt19937& random) {
   for (Real& v_j : v) v_j = uniform<Real>(random);
   return key_state(s, v);
 }
-
-}  // namespace
 
 TEST_CASE_TEMPLATE("state: pow2 is exact, and 0 below the normal range", Real, float, double) {
   const int lowest = std::numeric_limits<Real>::min_exponent - 1;
@@ -387,3 +385,5 @@ TEST_CASE_TEMPLATE("state: every NaN is returned with the same bits", Real, floa
     CHECK(bits_of(finish_lse(state.data())) == canonical);
   }
 }
+
+}  // namespace state_test

@@ -5,7 +5,7 @@
 
 #include <chrono>
 
-namespace tree_attn::emulated {
+namespace tree_attn::emulated::failures_test {
 namespace {
 
 constexpr unsigned kAll = 0xFFFFFFFF;
@@ -171,4 +171,4 @@ TEST_CASE("emulator: settings last as long as their scope") {
 }
 
 }  // namespace
-}  // namespace tree_attn::emulated
+}  // namespace tree_attn::emulated::failures_test

@@ -3,7 +3,7 @@
 /// @brief Launches that overlap: what a kernel may touch before it waits for the launch before it.
 #include "tree_attn/tests/gpu/platform/emulator/emulator_test.hpp"
 
-namespace tree_attn::emulated {
+namespace tree_attn::emulated::overlap_test {
 namespace {
 
 enum class Touch { kRead, kWrite, kCount };
@@ -104,4 +104,4 @@ TEST_CASE("emulator: every thread waits for itself") {
 }
 
 }  // namespace
-}  // namespace tree_attn::emulated
+}  // namespace tree_attn::emulated::overlap_test

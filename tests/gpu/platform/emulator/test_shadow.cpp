@@ -4,7 +4,7 @@
 #if defined(TREE_ATTN_EMULATOR_SHADOW)
 #include "tree_attn/tests/gpu/platform/emulator/emulator_test.hpp"
 
-namespace tree_attn::emulated {
+namespace tree_attn::emulated::shadow_test {
 namespace {
 
 constexpr unsigned kAll = 0xFFFFFFFF;
@@ -177,5 +177,5 @@ TEST_CASE("emulator shadow: a checked pointer does what a pointer does") {
 }
 
 }  // namespace
-}  // namespace tree_attn::emulated
+}  // namespace tree_attn::emulated::shadow_test
 #endif

@@ -5,7 +5,7 @@
 
 #include <cmath>
 
-namespace tree_attn::emulated {
+namespace tree_attn::emulated::streams_test {
 namespace {
 
 void store(float* to, float x) { store_fresh(to, x); }
@@ -461,4 +461,4 @@ TEST_CASE("emulator: what a capture cannot record is refused, and the stream is 
 }
 
 }  // namespace
-}  // namespace tree_attn::emulated
+}  // namespace tree_attn::emulated::streams_test

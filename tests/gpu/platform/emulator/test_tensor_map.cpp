@@ -3,7 +3,7 @@
 /// @brief Boxes of an array: where their elements land, what lies outside it, and which rules the copy checks.
 #include "tree_attn/tests/gpu/platform/emulator/emulator_test.hpp"
 
-namespace tree_attn::emulated {
+namespace tree_attn::emulated::tensor_map_test {
 namespace {
 
 constexpr int kRows = 16, kBoxElements = kRows * kBoxColumns, kBoxBytes = kRows * kBoxRowBytes;
@@ -131,4 +131,4 @@ TEST_CASE("tensor map: an array that the copy engine cannot address is refused")
 }
 
 }  // namespace
-}  // namespace tree_attn::emulated
+}  // namespace tree_attn::emulated::tensor_map_test

@@ -7,7 +7,7 @@
 #include <cmath>
 #include <limits>
 
-namespace tree_attn::emulated {
+namespace tree_attn::emulated::words_test {
 namespace {
 
 TEST_CASE("emulator: exp2_flushed has no subnormal results") {
@@ -77,4 +77,4 @@ TEST_CASE("emulator: what blocks wrote before atomic_inc_acq_rel is seen after t
 }
 
 }  // namespace
-}  // namespace tree_attn::emulated
+}  // namespace tree_attn::emulated::words_test

@@ -7,7 +7,7 @@
 
 #include <memory>
 
-namespace tree_attn::test {
+namespace tree_attn::test::one_shot_test {
 namespace {
 
 #if defined(TREE_ATTN_EMULATOR_THREAD)
@@ -151,4 +151,4 @@ TEST_CASE("modes: one-shot with rows that have owners has the bits of one device
 }
 #endif
 
-}  // namespace tree_attn::test
+}  // namespace tree_attn::test::one_shot_test
