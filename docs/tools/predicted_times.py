@@ -15,17 +15,18 @@ import pathlib
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 CLOCK, CYCLES = 1.98e9, 3.8  # of an H200; of an instruction in a chain, by the model of the compiled code
 FIXED = 2.7e-6  # of the ends: what the measured ends of the kernels before this join had left
-DIM, THREADS, QUAD, GROUPS = 128, 128, 4, 4
+DIM, THREADS, GROUPS = 128, 128, 4
+ELEMENTS = {"BF16": 8, "F32": 4}  # that a thread merges: eight in tiles of rows
 LEAF, MULTIPROCESSORS = 64, 132
 # Type, heads, rows, blocks of a tile, thread groups of a block.
 SHAPES = [("BF16", "16/16", 1, 8, 4), ("BF16", "8/8", 1, 16, 4), ("BF16", "32/8", 4, 16, 4), ("F32", "16/16", 1, 8, 8)]
 
 
-def chain(rows, parts, threads):
-    """States that the longest chain of a thread copies and merges, all quads together."""
-    quads = rows * DIM // QUAD
-    groups = max(1, min(GROUPS, threads // quads))
-    return math.ceil(quads / threads) * (math.ceil(parts / groups) + groups - 1)
+def chain(rows, parts, threads, elements):
+    """States that the longest chain of a thread copies and merges, all of its slices together, of so many elements each."""
+    slices = rows * DIM // elements
+    groups = max(1, min(GROUPS, threads // slices))
+    return math.ceil(slices / threads) * (math.ceil(parts / groups) + groups - 1)
 
 
 def seconds(shape, walks, lines):
@@ -34,7 +35,7 @@ def seconds(shape, walks, lines):
     walk = next(w for w in walks if w["kernel"] == "equal_runs" and w["architecture"] == "sm_90a" and
                 (w["worker"], w["rows"]) == (("MmaTile<BFloat16, 128, 8>", "tensor map") if tensor else ("SubWarp<float, 32, 1>", "bulk")))
     threads = THREADS if tensor else 2 * THREADS
-    states = chain(rows, thread_groups, threads) - 1 + chain(rows, blocks, threads) - 1  # one of each is in the ends
+    states = sum(chain(rows, parts, threads, ELEMENTS[dtype]) - 1 for parts in (thread_groups, blocks))  # one of each is in the ends
     return [(line["shape"], line["read_seconds"], line.get("apart_seconds", line["graph_seconds"]), line["read_seconds"] + FIXED +
              (walk["start"] + walk["pass"] + walk["arrival"] + walk["exit"] + states * walk["state"]) * CYCLES / CLOCK)
             for line in lines if line["step"] == "short-end" and line["shape"].startswith(f"{dtype}, {heads} heads, ") and line["shape"].endswith("k keys") and "sequences" not in line["shape"]]
@@ -50,7 +51,7 @@ def step(walk, kv_heads, rows, keys, read):
     blocks = max(1, MULTIPROCESSORS // (kv_heads * passes)) * kv_heads * passes
     walked = kv_heads * passes * keys / LEAF / blocks / (n_warps // teams) * walk["leaf"] * CYCLES / CLOCK
     own = [min(of_tile, rows - of_tile * t) for t in range(min(tiles, teams))]
-    states = sum(chain(n, n_warps // teams, 32 * n_warps) + chain(n, blocks // (kv_heads * passes), 32 * n_warps) for n in own) - 2
+    states = sum(chain(n, parts, 32 * n_warps, ELEMENTS["BF16" if of_tile > 1 else "F32"]) for n in own for parts in (n_warps // teams, blocks // (kv_heads * passes))) - 2
     return max(passes * read, walked) + FIXED + (walk["start"] + walk["pass"] + walk["arrival"] + walk["exit"] + states * walk["state"]) * CYCLES / CLOCK
 
 

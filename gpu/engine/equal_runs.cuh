@@ -155,20 +155,21 @@ __device__ __forceinline__ void equal_runs_block(const typename Pipeline::Params
           const int n_here = rows_in_use(params, first_row, ThreadGroup::kRows);
           if (n_here <= 0) break;
           if (t > 0) __syncthreads();
-          const auto copy = [&](const auto& quad, int i, int j, const auto& states, int place) {
+          const auto copy = [&](const auto& slice, int i, int j, const auto& states, int place) {
             const float* const part =
                 joins_blocks ? forests.of_work_range(first + i, i > 0) : forests.of_thread_group(block, i);
             const Count n_forest = joins_blocks ? forests.n_work_range : forests.n_thread_group;
-            states.copy(place, quad, part + (first_slot + quad.slot) * n_forest, j);
+            states.copy(place, slice, part + (first_slot + slice.slot) * n_forest, j);
           };
           join_parts<ThreadGroup>(
               pipeline.scratch(), n_here, params.in_tree(work.kv_head, joins_blocks ? work.whole : work.positions),
-              joins_blocks ? n_sharing : forests.n_thread_groups, positions, copy, [&](const auto& quad, const auto& roots) {
+              joins_blocks ? n_sharing : forests.n_thread_groups, positions, copy,
+              [&](const auto& slice, const auto& roots) {
                 if (is_end) {
-                  write_output<ThreadGroup>(params, epilogue.output(), work.kv_head, first_row, quad, roots,
+                  write_output<ThreadGroup>(params, epilogue.output(), work.kv_head, first_row, slice, roots,
                                             params.in_tree(work.kv_head, work.whole));
                 } else {
-                  store_forest<ThreadGroup>(quad, roots,
+                  store_forest<ThreadGroup>(slice, roots,
                                             forests.of_work_range(block, block > first) + first_slot * forests.n_work_range,
                                             forests.n_work_range);
                 }

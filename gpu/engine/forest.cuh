@@ -120,15 +120,17 @@ __device__ __forceinline__ void set_empty(LaneState<kElements>& state) {
   for (int c = 0; c < kElements; ++c) state.n[c] = -0.0f;
 }
 
-/// left <- merge(left, right): that of reference/state/state.hpp, component by component.
+/// left <- merge(left, right): that of reference/state/state.hpp, component by component, with both sides multiplied, one of
+/// them by 1: to choose which component is scaled takes more instructions.
 /// @paper{alg_3, Alg. 3}
 template <int kElements>
 __device__ __forceinline__ void merge(LaneState<kElements>& left, const LaneState<kElements>& right) {
   const Rescale<float> r = rescale(left.shift, right.shift);
+  const float of_left = r.right_is_high ? r.factor : 1, of_right = r.right_is_high ? 1 : r.factor;
   left.shift = r.shift;
-  left.sum = merge_element(r, left.sum, right.sum);
+  left.sum = of_left * left.sum + of_right * right.sum;
   TREE_ATTN_UNROLL
-  for (int c = 0; c < kElements; ++c) left.n[c] = merge_element(r, left.n[c], right.n[c]);
+  for (int c = 0; c < kElements; ++c) left.n[c] = of_left * left.n[c] + of_right * right.n[c];
 }
 
 /// A lane's part of a state in vectors of 16 bytes: the shift and the sum, then four components each.

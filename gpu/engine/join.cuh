@@ -5,8 +5,8 @@
 ///
 /// The subtrees of neighbouring parts, from left to right, are pushed on a stack one after the other: two siblings merge as
 /// soon as both are there, as in a binary counter. So which subtrees merge follows from the ranges alone. A state is spread
-/// over many threads, four elements each, and every thread merges its four alone. Where there are more threads than that,
-/// groups of them take neighbouring parts, and the first group joins what the groups have left.
+/// over many threads, four elements each, or eight in tiles of rows, and every thread merges its own alone. Where there are
+/// more threads than that, groups of them take neighbouring parts, and the first group joins what the groups have left.
 #pragma once
 
 #include "tree_attn/gpu/engine/params.hpp"
@@ -52,13 +52,14 @@ struct Scratch {
   int n_floats;
 };
 
-/// What one thread merges by itself: four neighbouring elements of a lane in one slot of a thread group, together with the
-/// shift and the sum of their row.
+/// What one thread merges by itself: neighbouring elements of a lane in one slot of a thread group, together with the shift
+/// and the sum of their row. A tile has many rows for few threads: with eight elements instead of four, half as many states
+/// follow each other in a thread.
 template <IsThreadGroup ThreadGroup>
-struct ElementQuad {
-  static constexpr int kElements = 4;
+struct StateSlice {
+  static constexpr int kElements = ThreadGroup::kRows > 1 ? 8 : 4;
   static constexpr int kOfLane = ThreadGroup::kElements / kElements;
-  static constexpr int kQuads = ThreadGroup::kSlots * ThreadGroup::kLanes * kOfLane;  ///< of a thread group
+  static constexpr int kSlices = ThreadGroup::kSlots * ThreadGroup::kLanes * kOfLane;  ///< of a thread group
   using State = LaneState<kElements>;
 
   int slot, place, of_lane;  ///< of_lane: which of the lane at the place
@@ -70,25 +71,28 @@ struct ElementQuad {
   }
 
   /// Offset of a vector of subtree i in the layout of LaneForest: 0, shift and sum; 1, the elements.
-  __device__ __forceinline__ int offset(int i, int vector) const {
-    return i * GroupForest<ThreadGroup>::kEntry + ((vector == 0 ? 0 : 1 + of_lane) * ThreadGroup::kLanes + place) * 4;
+  __device__ __forceinline__ Count offset(int i, int vector) const {
+    const Count of_state = Count(vector == 0 ? 0 : of_lane * (kElements / 4) + vector);
+    return Count(i) * GroupForest<ThreadGroup>::kEntry + (of_state * ThreadGroup::kLanes + Count(place)) * 4;
   }
   /// Writes its part of subtree i of a forest.
   template <class Where = InGlobal>
   __device__ __forceinline__ void store(typename Where::Memory forest, int i, const State& state) const {
-    if (of_lane == 0) Where::store(forest + offset(i, 0), state_vector(state, 0));
-    Where::store(forest + offset(i, 1), state_vector(state, 1));
+    TREE_ATTN_UNROLL
+    for (int vector = 0; vector < kStateVectors<kElements>; ++vector)
+      if (vector > 0 || of_lane == 0) Where::store(forest + offset(i, vector), state_vector(state, vector));
   }
 };
 
-/// The quads of the first n_rows queries of a thread group, and few others: slots and places that no query has are left out.
+/// The slices of the first n_rows queries of a thread group, and few others: slots and places that no query has are left
+/// out.
 template <IsThreadGroup ThreadGroup>
-class UsedQuads {
-  static constexpr int kOfLane = ElementQuad<ThreadGroup>::kOfLane;
+class UsedSlices {
+  static constexpr int kOfLane = StateSlice<ThreadGroup>::kOfLane;
   static constexpr int log2_up(int n) { return static_cast<int>(std::bit_width(static_cast<unsigned>(n - 1))); }
 
  public:
-  __device__ __forceinline__ explicit UsedQuads(int n_rows)
+  __device__ __forceinline__ explicit UsedSlices(int n_rows)
       : n_rows_(n_rows), n_slots_(n_rows < ThreadGroup::kSlots ? n_rows : ThreadGroup::kSlots) {
     // The places of half of the queries are the first half of all places.
     constexpr int kOfRow = ThreadGroup::kLanes * ThreadGroup::kSlots / ThreadGroup::kRows;
@@ -98,13 +102,13 @@ class UsedQuads {
   __device__ __forceinline__ int size() const { return (n_slots_ * kOfLane) << log_places_; }
   /// The least power of two that is no smaller.
   __device__ __forceinline__ int log_size() const { return log_places_ + log2_up(kOfLane) + n_slots_ - 1; }
-  /// Quad i of them. Neighbouring threads have neighbouring places.
-  __device__ __forceinline__ ElementQuad<ThreadGroup> operator[](int i) const {
+  /// Slice i of them. Neighbouring threads have neighbouring places.
+  __device__ __forceinline__ StateSlice<ThreadGroup> operator[](int i) const {
     const unsigned of_lane = static_cast<unsigned>(i) >> log_places_, slot = of_lane / kOfLane;
     return {static_cast<int>(slot), static_cast<int>(i - (of_lane << log_places_)),
             static_cast<int>(of_lane - slot * kOfLane)};
   }
-  /// Whether quad i is about a query.
+  /// Whether slice i is about a query.
   __device__ __forceinline__ bool contain(int i) const { return i < size() && (*this)[i].row() < n_rows_; }
 
  private:
@@ -123,27 +127,33 @@ struct JoinRange {
   }
 };
 
-/// A list of states of one quad in shared memory, for the thread that merges it.
+/// A list of states of one slice in shared memory, for the thread that merges it.
 template <IsThreadGroup ThreadGroup>
-class QuadStates {
+class SliceStates {
  public:
-  using State = typename ElementQuad<ThreadGroup>::State;
-  static constexpr int kVectors = 2, kLogFloats = 3, kFloats = 1 << kLogFloats;  ///< of one state
-  static_assert(kFloats == 4 * kVectors);
+  using State = typename StateSlice<ThreadGroup>::State;
+  static constexpr int kVectors = kStateVectors<StateSlice<ThreadGroup>::kElements>,
+                       kFloats = 4 * kVectors;  ///< of one state
 
-  /// @param memory of this quad @param stride floats from one vector to the next
-  __device__ __forceinline__ QuadStates(Shared<float> memory, int stride) : memory_(memory), stride_(stride) {}
+  /// @param memory of this slice @param stride floats from one vector to the next
+  __device__ __forceinline__ SliceStates(Shared<float> memory, int stride) : memory_(memory), stride_(stride) {}
   /// Starts to copy subtree i of a forest in global memory to a place; or copies it from shared memory at once.
-  __device__ __forceinline__ void copy(int place, const ElementQuad<ThreadGroup>& quad, const float* forest, int i) const {
+  __device__ __forceinline__ void copy(int place, const StateSlice<ThreadGroup>& slice, const float* forest, int i) const {
+    copy_async16(at(place, 0), forest + slice.offset(i, 0), 16);
+    const float* const elements = forest + slice.offset(i, 1);
     TREE_ATTN_UNROLL
-    for (int vector = 0; vector < kVectors; ++vector) copy_async16(at(place, vector), forest + quad.offset(i, vector), 16);
+    for (int vector = 1; vector < kVectors; ++vector)
+      copy_async16(at(place, vector), elements + (vector - 1) * (4 * ThreadGroup::kLanes), 16);
   }
-  /// Both vectors are read before the first is stored: no compiler can know that the two places are apart, and a remote read
+  /// All vectors are read before the first is stored: no compiler can know that the two places are apart, and a remote read
   /// takes longer than all the rest.
-  __device__ __forceinline__ void copy_shared(int place, const ElementQuad<ThreadGroup>& quad, Shared<float> forest,
+  __device__ __forceinline__ void copy_shared(int place, const StateSlice<ThreadGroup>& slice, Shared<float> forest,
                                               int i) const {
-    const Bytes16 first = load16(forest + quad.offset(i, 0)), second = load16(forest + quad.offset(i, 1));
-    store16(at(place, 0), first), store16(at(place, 1), second);
+    Bytes16 vectors[kVectors];
+    TREE_ATTN_UNROLL
+    for (int vector = 0; vector < kVectors; ++vector) vectors[vector] = load16(forest + slice.offset(i, vector));
+    TREE_ATTN_UNROLL
+    for (int vector = 0; vector < kVectors; ++vector) store16(at(place, vector), vectors[vector]);
   }
   __device__ __forceinline__ void load(int place, State& state) const {
     TREE_ATTN_UNROLL
@@ -156,20 +166,20 @@ class QuadStates {
 
  private:
   __device__ __forceinline__ Shared<float> at(int place, int vector) const {
-    return memory_ + (place * kVectors + vector) * stride_;
+    return memory_ + place * (kVectors * stride_) + vector * stride_;
   }
 
   Shared<float> memory_;
   int stride_;
 };
 
-/// The subtrees that are left of a join, from left to right, one quad of them.
+/// The subtrees that are left of a join, from left to right, one slice of them.
 template <IsThreadGroup ThreadGroup>
 class JoinedRoots {
  public:
-  using State = typename ElementQuad<ThreadGroup>::State;
+  using State = typename StateSlice<ThreadGroup>::State;
 
-  __device__ __forceinline__ explicit JoinedRoots(const QuadStates<ThreadGroup>& states) : states_(states) {}
+  __device__ __forceinline__ explicit JoinedRoots(const SliceStates<ThreadGroup>& states) : states_(states) {}
   __device__ __forceinline__ int size() const { return size_; }
   /// The i-th.
   __device__ __forceinline__ void load(int i, State& state) const { states_.load(i, state); }
@@ -200,7 +210,7 @@ class JoinedRoots {
   }
 
  private:
-  QuadStates<ThreadGroup> states_;
+  SliceStates<ThreadGroup> states_;
   int size_ = 0;
 };
 
@@ -253,30 +263,30 @@ class JoinList {
 /// Joins the forests of neighbouring parts of a range, left to right. All threads of the block call it and none of them uses
 /// the scratch memory any more; after it a barrier is needed before any of them does.
 ///
-/// The subtrees of the parts are listed once. A thread starts to copy its quad of as many subtrees as there is room for to
+/// The subtrees of the parts are listed once. A thread starts to copy its slice of as many subtrees as there is room for to
 /// the places after its stack, and pushes them when they are there: what is merged takes no more places than what was
 /// copied.
 /// @tparam kUnit all parts begin and end at multiples of 2^kUnit, and before 2^32 of those
 /// @param n_rows queries of the thread group
 /// @param range of all parts
 /// @param positions (i) -> KeyRange of part i
-/// @param copy (quad, i, j, states, place) starts to copy subtree j of part i to a place of the quad's states
-/// @param use (quad, roots) what to do with the result; called once per quad
+/// @param copy (slice, i, j, states, place) starts to copy subtree j of part i to a place of the slice's states
+/// @param use (slice, roots) what to do with the result; called once per slice
 template <IsThreadGroup ThreadGroup, int kUnit = kLeafLevel, class Positions, class Copy, class Use>
 __device__ __forceinline__ void join_parts(Scratch scratch, int n_rows, KeyRange range, int n_parts,
                                            const Positions& positions, const Copy& copy, const Use& use) {
-  using States = QuadStates<ThreadGroup>;
-  const UsedQuads<ThreadGroup> quads(n_rows);
+  using States = SliceStates<ThreadGroup>;
+  const UsedSlices<ThreadGroup> slices(n_rows);
   const int thread = opaque(static_cast<int>(threadIdx.x)), n_threads = static_cast<int>(blockDim.x);
   const JoinList list(scratch.memory);
   const auto units = [](KeyRange x) { return JoinRange{Count(x.begin >> kUnit), Count(x.end >> kUnit)}; };
   const JoinRange all = units(range);
 
-  // Quads at once, and groups of threads: as many as there are threads for, and room for the largest stack of each. Powers
+  // Slices at once, and groups of threads: as many as there are threads for, and room for the largest stack of each. Powers
   // of two, so that there are no divisions.
-  const int n_places = (scratch.n_floats - kJoinFloats) >> States::kLogFloats, most = 2 * width_of(all.end - all.begin) + 1;
+  const int n_places = (scratch.n_floats - kJoinFloats) / States::kFloats, most = 2 * width_of(all.end - all.begin) + 1;
   const auto fit = [&](int log) { return 1 << log <= n_threads && most << log <= n_places; };
-  int log_once = quads.log_size(), log_groups = 0;
+  int log_once = slices.log_size(), log_groups = 0;
   TREE_ATTN_LOOP
   while (log_once > 0 && !fit(log_once)) --log_once;
   TREE_ATTN_LOOP
@@ -286,14 +296,14 @@ __device__ __forceinline__ void join_parts(Scratch scratch, int n_rows, KeyRange
   const States states(scratch.memory + (kJoinFloats + 4 * thread), stride);
 
   TREE_ATTN_LOOP
-  for (int first_quad = 0; first_quad < quads.size(); first_quad += at_once) {
-    const int own = first_quad + (thread & (at_once - 1));
-    const ElementQuad<ThreadGroup> quad = quads[own];
-    const bool merges = group < n_groups && quads.contain(own);
+  for (int first_slice = 0; first_slice < slices.size(); first_slice += at_once) {
+    const int own = first_slice + (thread & (at_once - 1));
+    const StateSlice<ThreadGroup> slice = slices[own];
+    const bool merges = group < n_groups && slices.contain(own);
     JoinedRoots<ThreadGroup> roots(states);
     TREE_ATTN_LOOP
     for (int first = 0; first < n_parts; first += list.n_parts()) {
-      if (first_quad + first > 0) __syncthreads();
+      if (first_slice + first > 0) __syncthreads();
       if (thread < kWarp) list.fill(first, n_parts, [&](int i) { return units(positions(i)); });
       __syncthreads();
       const int n = list.size();
@@ -309,7 +319,7 @@ __device__ __forceinline__ void join_parts(Scratch scratch, int n_rows, KeyRange
           int place = roots.size();
           TREE_ATTN_LOOP
           for (; place < room && copied < end; ++copied, ++place)
-            copy(quad, list.part(copied), list.index(copied), states, place);
+            copy(slice, list.part(copied), list.index(copied), states, place);
           copy_async_commit();
           copy_async_wait<0>();
           place -= copied - from;
@@ -336,7 +346,7 @@ __device__ __forceinline__ void join_parts(Scratch scratch, int n_rows, KeyRange
         }
       }
     }
-    if (merges && group == 0) use(quad, roots);
+    if (merges && group == 0) use(slice, roots);
   }
 }
 
@@ -348,8 +358,8 @@ __device__ __forceinline__ void join_splits(Scratch scratch, int n_rows, const f
                                             int first_slot = 0) {
   join_parts<ThreadGroup, kUnit>(
       scratch, n_rows, range, n_parts, [range, n_parts](int i) { return split_range(range, i, n_parts); },
-      [=](const auto& quad, int i, int j, const auto& states, int place) {
-        states.copy(place, quad, parts + (i * n_slots + first_slot + quad.slot) * n_part, j);
+      [=](const auto& slice, int i, int j, const auto& states, int place) {
+        states.copy(place, slice, parts + (i * n_slots + first_slot + slice.slot) * n_part, j);
       },
       use);
 }
@@ -357,36 +367,36 @@ __device__ __forceinline__ void join_splits(Scratch scratch, int n_rows, const f
 /// Leaves a joined forest in memory, for another block to join.
 /// @param to forest of slot 0 @param n_forest floats from there to that of the next slot
 template <IsThreadGroup ThreadGroup, class Where = InGlobal>
-__device__ __forceinline__ void store_forest(const ElementQuad<ThreadGroup>& quad, const JoinedRoots<ThreadGroup>& roots,
+__device__ __forceinline__ void store_forest(const StateSlice<ThreadGroup>& slice, const JoinedRoots<ThreadGroup>& roots,
                                              typename Where::Memory to, std::int64_t n_forest) {
   TREE_ATTN_LOOP
   for (int i = 0; i < roots.size(); ++i) {
-    typename ElementQuad<ThreadGroup>::State state;
+    typename StateSlice<ThreadGroup>::State state;
     roots.load(i, state);
-    quad.template store<Where>(to + quad.slot * n_forest, i, state);
+    slice.template store<Where>(to + slice.slot * n_forest, i, state);
   }
 }
 
-/// Writes one quad of the result: z = n / D and lse, or if there is more to come one state for every subtree that covers
+/// Writes one slice of the result: z = n / D and lse, or if there is more to come one state for every subtree that covers
 /// the shard. By store_fresh(): what reads the result comes later, and the emulator holds it to that order.
 /// @param first_row of the thread group's rows in the group of the kv head
 /// @param held range of the tree that the roots cover; the rest of the shard is the empty set
 /// @paper{alg_3, Alg. 3}
 template <IsThreadGroup ThreadGroup, class Params>
 __device__ __forceinline__ void write_output(const Params& params, const DeviceOutput& output, std::int64_t kv_head,
-                                             std::int64_t first_row, const ElementQuad<ThreadGroup>& quad,
+                                             std::int64_t first_row, const StateSlice<ThreadGroup>& slice,
                                              const JoinedRoots<ThreadGroup>& roots, KeyRange held) {
-  const std::int64_t row = kv_head * params.group + first_row + quad.row();
-  typename ElementQuad<ThreadGroup>::State state;
+  const std::int64_t row = kv_head * params.group + first_row + slice.row();
+  typename StateSlice<ThreadGroup>::State state;
 
   // The finished row.
   if (output.out != nullptr) {
     roots.fold(0, roots.size(), state);
     const float e_and_sum[] = {state.shift, state.sum};
-    if (quad.component(0) == 0) store_fresh(output.lse + row, finish_lse(e_and_sum));
+    if (slice.component(0) == 0) store_fresh(output.lse + row, finish_lse(e_and_sum));
     TREE_ATTN_UNROLL
-    for (int c = 0; c < ElementQuad<ThreadGroup>::kElements; ++c) {
-      const int j = quad.component(c);
+    for (int c = 0; c < StateSlice<ThreadGroup>::kElements; ++c) {
+      const int j = slice.component(c);
       if (j < params.d_v) store_fresh(output.out + row * params.d_v + j, finish_value(e_and_sum, state.n[c]));
     }
     return;
@@ -401,10 +411,10 @@ __device__ __forceinline__ void write_output(const Params& params, const DeviceO
     for (; !held.empty() && held.begin < shard.begin; ++n) held.begin = first_subtree(held.begin, held.end).end();
     roots.fold(from, from + n, state);
     from += n;
-    if (quad.component(0) == 0) store_fresh(to + kShift, state.shift), store_fresh(to + kSum, state.sum);
+    if (slice.component(0) == 0) store_fresh(to + kShift, state.shift), store_fresh(to + kSum, state.sum);
     TREE_ATTN_UNROLL
-    for (int c = 0; c < ElementQuad<ThreadGroup>::kElements; ++c) {
-      const int j = quad.component(c);
+    for (int c = 0; c < StateSlice<ThreadGroup>::kElements; ++c) {
+      const int j = slice.component(c);
       if (j < params.d_v) store_fresh(to + kValues + j, state.n[c]);
     }
   }

@@ -140,33 +140,33 @@ inline __device__ void receive_rows(const Peers& peers, const DeviceOutput& resu
   }
 }
 
-/// The element of a state that a component of a quad is.
+/// The element of a state that a component of a slice is.
 template <IsThreadGroup ThreadGroup>
-__device__ __forceinline__ int element(const ElementQuad<ThreadGroup>& quad, int c) {
-  return kValues + quad.component(c);
+__device__ __forceinline__ int element(const StateSlice<ThreadGroup>& slice, int c) {
+  return kValues + slice.component(c);
 }
 
-/// One quad of a state in the own window, once its packets have arrived.
+/// One slice of a state in the own window, once its packets have arrived.
 /// @param subtree of the source's range
 template <IsThreadGroup ThreadGroup, class AnyPeers>
-__device__ __forceinline__ typename ElementQuad<ThreadGroup>::State receive_quad(const AnyPeers& peers,
-                                                                                 const ElementQuad<ThreadGroup>& quad,
+__device__ __forceinline__ typename StateSlice<ThreadGroup>::State receive_slice(const AnyPeers& peers,
+                                                                                 const StateSlice<ThreadGroup>& slice,
                                                                                  unsigned step, int source, int subtree,
                                                                                  std::int64_t row, int d_v) {
   // The first packet has the shift and the sum; then that of each component.
-  constexpr int kElements = ElementQuad<ThreadGroup>::kElements;
+  constexpr int kElements = StateSlice<ThreadGroup>::kElements;
   const Packet* from[1 + kElements];
   from[0] = peers.window[peers.me] + peers.offset(step, source, row) + subtree * peers.n_packets;
   TREE_ATTN_UNROLL
-  for (int c = 0; c < kElements; ++c) from[1 + c] = from[0] + (quad.component(c) < d_v ? element(quad, c) / 3 : 0);
+  for (int c = 0; c < kElements; ++c) from[1 + c] = from[0] + (slice.component(c) < d_v ? element(slice, c) / 3 : 0);
   Packet packets[1 + kElements];
   receive_packets(peers, from, packets, step, source, row);
-  typename ElementQuad<ThreadGroup>::State state{packets[0].element[kShift], packets[0].element[kSum], {}};
+  typename StateSlice<ThreadGroup>::State state{packets[0].element[kShift], packets[0].element[kSum], {}};
   TREE_ATTN_UNROLL
   for (int c = 0; c < kElements; ++c) {
-    const int k = element(quad, c) % 3;
+    const int k = element(slice, c) % 3;
     const auto& [first, second, third] = packets[1 + c].element;
-    if (quad.component(c) < d_v) state.n[c] = k == 0 ? first : k == 1 ? second : third;
+    if (slice.component(c) < d_v) state.n[c] = k == 0 ? first : k == 1 ? second : third;
   }
   return state;
 }
@@ -182,19 +182,19 @@ __device__ __forceinline__ RowRange rows_of(const Params& params, QueryTile tile
   return {tile.kv_head * params.group + tile.first_row, rows_in_use(params, tile.first_row, n_rows)};
 }
 
-/// Writes one quad of the states of the node, one for every subtree of its range.
+/// Writes one slice of the states of the node, one for every subtree of its range.
 template <IsThreadGroup ThreadGroup, class Params>
 __device__ __forceinline__ void write_node(const Params& params, float* states, std::int64_t row,
-                                           const ElementQuad<ThreadGroup>& quad, const JoinedRoots<ThreadGroup>& roots) {
+                                           const StateSlice<ThreadGroup>& slice, const JoinedRoots<ThreadGroup>& roots) {
   TREE_ATTN_LOOP
   for (int i = 0; i < roots.size(); ++i) {
-    typename ElementQuad<ThreadGroup>::State state;
+    typename StateSlice<ThreadGroup>::State state;
     roots.load(i, state);
     float* const to = states + (i * params.n_rows() + row) * state_size(params.d_v);
-    if (quad.component(0) == 0) store_fresh(to + kShift, state.shift), store_fresh(to + kSum, state.sum);
+    if (slice.component(0) == 0) store_fresh(to + kShift, state.shift), store_fresh(to + kSum, state.sum);
     TREE_ATTN_UNROLL
-    for (int c = 0; c < ElementQuad<ThreadGroup>::kElements; ++c) {
-      if (quad.component(c) < params.d_v) store_fresh(to + element(quad, c), state.n[c]);
+    for (int c = 0; c < StateSlice<ThreadGroup>::kElements; ++c) {
+      if (slice.component(c) < params.d_v) store_fresh(to + element(slice, c), state.n[c]);
     }
   }
 }
@@ -221,22 +221,22 @@ __device__ __forceinline__ void receive_states(const AnyPeers& peers, const Para
   // Devices are joined as the splits of one device are.
   join_parts<ThreadGroup, 0>(
       scratch, rows.n, peers.range_of_all(), peers.n, [&peers](int source) { return peers.range[source]; },
-      [&](const ElementQuad<ThreadGroup>& quad, int source, int subtree, const auto& states, int place) {
-        typename ElementQuad<ThreadGroup>::State state;
+      [&](const StateSlice<ThreadGroup>& slice, int source, int subtree, const auto& states, int place) {
+        typename StateSlice<ThreadGroup>::State state;
         set_empty(state);
-        const std::int64_t row = rows.first + quad.row();
+        const std::int64_t row = rows.first + slice.row();
         if (peers.merges(row)) {
           const unsigned step = load_fresh(peers.steps + row) + 1;
-          state = receive_quad(peers, quad, step, source, subtree, row, params.d_v);
+          state = receive_slice(peers, slice, step, source, subtree, row, params.d_v);
         }
         states.store(place, state);
       },
-      [&](const ElementQuad<ThreadGroup>& quad, const JoinedRoots<ThreadGroup>& roots) {
-        if (!peers.merges(rows.first + quad.row())) return;
+      [&](const StateSlice<ThreadGroup>& slice, const JoinedRoots<ThreadGroup>& roots) {
+        if (!peers.merges(rows.first + slice.row())) return;
         if (output.states != nullptr)
-          write_node<ThreadGroup>(params, output.states, rows.first + quad.row(), quad, roots);
+          write_node<ThreadGroup>(params, output.states, rows.first + slice.row(), slice, roots);
         else
-          write_output<ThreadGroup>(params, output, tile.kv_head, tile.first_row, quad, roots, {});
+          write_output<ThreadGroup>(params, output, tile.kv_head, tile.first_row, slice, roots, {});
       });
   __syncthreads();
 }

@@ -106,18 +106,18 @@ __device__ __forceinline__ void split_block(const DecodeParams& params, const De
     if (t > 0) epilogue.again();
     join_splits<ThreadGroup>(
         scratch, n_rows, forests.of_thread_group(query_tile, split, 0), forests.n_thread_group, range,
-        forests.n_thread_groups, [&](const auto& quad, const auto& roots) { epilogue.keep(quad, roots, all); },
+        forests.n_thread_groups, [&](const auto& slice, const auto& roots) { epilogue.keep(slice, roots, all); },
         forests.n_slots, t * ThreadGroup::kSlots);
 
     // One block joins the splits, and writes the rows.
     if (epilogue.joins()) {
       join_parts<ThreadGroup>(
           scratch, n_rows, whole, n_splits, [whole, n_splits](int i) { return split_range(whole, i, n_splits); },
-          [&](const auto& quad, int i, int j, const auto& states, int place) {
-            epilogue.copy(quad, i, j, states, place, all);
+          [&](const auto& slice, int i, int j, const auto& states, int place) {
+            epilogue.copy(slice, i, j, states, place, all);
           },
-          [&](const auto& quad, const auto& roots) {
-            write_output<ThreadGroup>(params, output, tile.kv_head, first_row, quad, roots, whole);
+          [&](const auto& slice, const auto& roots) {
+            write_output<ThreadGroup>(params, output, tile.kv_head, first_row, slice, roots, whole);
           });
     }
   }
@@ -182,21 +182,21 @@ class InCluster {
 
  public:
   /// Scratch memory that it takes, for the forest and beside it a join of two parts.
-  static constexpr int kFloats = kForests + kJoinFloats + 2 * kSubtrees * kWarp * QuadStates<ThreadGroup>::kFloats;
+  static constexpr int kFloats = kForests + kJoinFloats + 2 * kSubtrees * kWarp * SliceStates<ThreadGroup>::kFloats;
 
   __device__ __forceinline__ InCluster(Arena&, const SplitWorkspace&) {}
   __device__ __forceinline__ static Scratch rest(Scratch all) { return {all.memory + kForests, all.n_floats - kForests}; }
-  __device__ __forceinline__ static void keep(const ElementQuad<ThreadGroup>& quad, const JoinedRoots<ThreadGroup>& roots,
+  __device__ __forceinline__ static void keep(const StateSlice<ThreadGroup>& slice, const JoinedRoots<ThreadGroup>& roots,
                                               Scratch all) {
-    store_forest<ThreadGroup, InShared>(quad, roots, all.memory, kForest);
+    store_forest<ThreadGroup, InShared>(slice, roots, all.memory, kForest);
   }
   __device__ __forceinline__ static bool joins() {
     cluster_sync();
     return cluster_rank() == 0;
   }
-  __device__ __forceinline__ static void copy(const ElementQuad<ThreadGroup>& quad, int split, int j,
-                                              const QuadStates<ThreadGroup>& states, int place, Scratch all) {
-    states.copy_shared(place, quad, remote(all.memory, split) + quad.slot * kForest, j);
+  __device__ __forceinline__ static void copy(const StateSlice<ThreadGroup>& slice, int split, int j,
+                                              const SliceStates<ThreadGroup>& states, int place, Scratch all) {
+    states.copy_shared(place, slice, remote(all.memory, split) + slice.slot * kForest, j);
   }
   /// Before the next tile of rows: the forests of this one have been read.
   __device__ __forceinline__ static void again() { cluster_sync(); }

@@ -15,8 +15,8 @@ using Joiner = SubWarp<float, 8, 1>;
 static_assert(Joiner::kLanes * Joiner::kElements == kJoinDim);
 
 /// Threads of the block that joins: as many groups as there may be, and one more.
-constexpr int kQuads = ElementQuad<Joiner>::kQuads, kJoinEntry = kQuads * QuadStates<Joiner>::kFloats;
-constexpr unsigned kJoinThreads = kQuads * ((1 << kLogJoinGroups) + 1);
+constexpr int kSlices = StateSlice<Joiner>::kSlices, kJoinEntry = kSlices * SliceStates<Joiner>::kFloats;
+constexpr unsigned kJoinThreads = kSlices * ((1 << kLogJoinGroups) + 1);
 
 __global__ void join(const float* states, KeyRange range, int n_parts, int n_entries, float* forests, std::int64_t n_floats,
                      float* out, int* n_roots) {
@@ -45,15 +45,15 @@ __global__ void join(const float* states, KeyRange range, int n_parts, int n_ent
     }
   }
   __syncthreads();
-  join_splits<Joiner, 0>(scratch, 1, forests, n_floats, range, n_parts, [&](const auto& quad, const auto& roots) {
-    if (quad.component(0) == 0) *n_roots = roots.size();
+  join_splits<Joiner, 0>(scratch, 1, forests, n_floats, range, n_parts, [&](const auto& slice, const auto& roots) {
+    if (slice.component(0) == 0) *n_roots = roots.size();
     // Each of them, and their fold.
     for (int i = 0; i <= roots.size(); ++i) {
-      ElementQuad<Joiner>::State state;
+      StateSlice<Joiner>::State state;
       i < roots.size() ? roots.load(i, state) : roots.fold(0, i, state);
       float* const to = out + i * state_size(kJoinDim);
-      if (quad.component(0) == 0) to[kShift] = state.shift, to[kSum] = state.sum;
-      for (int c = 0; c < ElementQuad<Joiner>::kElements; ++c) to[kValues + quad.component(c)] = state.n[c];
+      if (slice.component(0) == 0) to[kShift] = state.shift, to[kSum] = state.sum;
+      for (int c = 0; c < StateSlice<Joiner>::kElements; ++c) to[kValues + slice.component(c)] = state.n[c];
     }
   });
 }

@@ -10,7 +10,7 @@
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
-/// The library's, which receive_quad() finds by its argument; then one thread notes the time of a state: that which takes
+/// The library's, which receive_slice() finds by its argument; then one thread notes the time of a state: that which takes
 /// its shift, its sum and its first element, and no other does so from the first packet.
 template <int kPackets>
 __device__ __forceinline__ void receive_packets(const StampedPeers& peers, const Packet* const (&from)[kPackets],
