@@ -27,7 +27,7 @@ Plan ring_state_plan(const Topology& topology, int rank, std::span<const KeyRang
   return builder.take();
 }
 
-Ring ring_of(std::span<const KeyRange> ranges, const WorkloadShape& shape) {
+Ring ring_of_states(std::span<const KeyRange> ranges, const WorkloadShape& shape) {
   const std::int64_t state_bytes =
       shape.n_rows() * kStateBlock.elements(1, shape.value_dim) * static_cast<std::int64_t>(sizeof(float));
   Ring ring;
@@ -45,6 +45,6 @@ extern const Algorithm kRingState;
 constinit const Algorithm kRingState{.name = "ring-state",
                                      .brief = "second baseline: states circulate around the ring",
                                      .exchange = &ring_state_plan,
-                                     .ring = &ring_of};
+                                     .ring = &ring_of_states};
 
 }  // namespace tree_attn

@@ -17,12 +17,12 @@ namespace tree_attn {
 
 namespace {
 
-constexpr std::size_t kLineBytes = 64;  // of the cache: each side writes lines of its own
+constexpr std::size_t kCacheLine = 64;  // of the cache: each side writes lines of its own
 
 /// The core of the receiver still has the lines of a place, and a store takes each from it. On a Zen 4 a store to every line
 /// and then the copy are faster than the copy alone, and requests for the lines gain nothing.
 void copy_to_place(std::span<const std::byte> bytes, std::byte* place) {
-  for (std::size_t i = 0; i < bytes.size(); i += kLineBytes)
+  for (std::size_t i = 0; i < bytes.size(); i += kCacheLine)
     std::atomic_ref(place[i]).store(std::byte{}, std::memory_order_relaxed);
   std::memcpy(place, bytes.data(), bytes.size());
 }
@@ -31,10 +31,10 @@ void copy_to_place(std::span<const std::byte> bytes, std::byte* place) {
 
 /// One direction between two ranks. The memory belongs to the receiver.
 struct SharedTransport::Mailbox {
-  alignas(kLineBytes) std::atomic<std::uint64_t> sent{0};    ///< parts, by the sender
-  alignas(kLineBytes) std::atomic<std::uint64_t> taken{0};   ///< parts, by the receiver
-  alignas(kLineBytes) std::uint64_t message_bytes[kPlaces];  ///< of the whole message
-  alignas(kLineBytes) std::byte places[kPlaces][kPartBytes];
+  alignas(kCacheLine) std::atomic<std::uint64_t> sent{0};    ///< parts, by the sender
+  alignas(kCacheLine) std::atomic<std::uint64_t> taken{0};   ///< parts, by the receiver
+  alignas(kCacheLine) std::uint64_t message_bytes[kPlaces];  ///< of the whole message
+  alignas(kCacheLine) std::byte places[kPlaces][kPartBytes];
 
   static_assert(std::atomic<std::uint64_t>::is_always_lock_free, "a lock would be in the memory of one process");
 };
@@ -44,7 +44,7 @@ enum class SharedTransport::State { kOpen, kClosed, kGaveUp };
 
 /// The memory of a rank: this, and its mailboxes, one per sender.
 struct SharedTransport::Inbox {
-  alignas(kLineBytes) std::atomic<State> state{State::kOpen};
+  alignas(kCacheLine) std::atomic<State> state{State::kOpen};
 };
 
 SharedTransport::SharedTransport(const MpiRanks& ranks, Topology topology)

@@ -13,10 +13,17 @@ namespace {
 
 using namespace lanes;
 
+/// Whether rows are requested ahead: not on x86-64 without AVX2, so that this file, compiled for it, is a third as long.
+#if defined(__x86_64__) && !defined(__AVX2__) && !defined(TREE_ATTN_ONE_INSTRUCTION_SET)
+constexpr bool kRequestsRows = false;
+#else
+constexpr bool kRequestsRows = true;
+#endif
+
 /// Calls f<requests>(). F64, whose speed does not matter, has one build of the loops.
 template <class T, class F>
 TREE_ATTN_INLINE void with_requests(Requests requests, const F& f) {
-  if constexpr (DTypeTraits<T>::kDType != DType::F64) {
+  if constexpr (kRequestsRows && DTypeTraits<T>::kDType != DType::F64) {
     if (requests == Requests::kFirstLevel) return f.template operator()<Requests::kFirstLevel>();
     if (requests == Requests::kSecondLevel) return f.template operator()<Requests::kSecondLevel>();
   }

@@ -76,4 +76,9 @@ inline std::string readable(std::string_view text, std::size_t limit = 60) {
   return shown;
 }
 
+/// Throws InputError for a file.
+[[noreturn]] inline void refuse_file(const std::string& path, const std::string& message) {
+  throw InputError(readable(path, 4096) + ": " + message);
+}
+
 }  // namespace tree_attn

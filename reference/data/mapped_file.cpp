@@ -23,10 +23,6 @@
 namespace tree_attn {
 namespace {
 
-[[noreturn]] void fail(const std::string& path, const std::string& message) {
-  throw InputError(readable(path, 4096) + ": " + message);
-}
-
 std::string reason(int error) { return std::generic_category().message(error); }
 
 /// A file descriptor that is closed at the end of its scope.
@@ -95,15 +91,15 @@ MappedFile::MappedFile(const std::string& path) {
   // Without O_NONBLOCK, opening a pipe would wait for a writer.
   const Descriptor file{::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC)};
   struct stat status {};
-  if (file.number < 0 || ::fstat(file.number, &status) != 0) fail(path, "cannot open: " + reason(errno));
-  if (S_ISDIR(status.st_mode)) fail(path, "is a directory");
-  if (!S_ISREG(status.st_mode)) fail(path, "is not a regular file");
+  if (file.number < 0 || ::fstat(file.number, &status) != 0) refuse_file(path, "cannot open: " + reason(errno));
+  if (S_ISDIR(status.st_mode)) refuse_file(path, "is a directory");
+  if (!S_ISREG(status.st_mode)) refuse_file(path, "is not a regular file");
   const auto size = static_cast<std::size_t>(status.st_size);
   if (size == 0) return;  // mmap rejects empty files
 
   // The mapping outlives the descriptor.
   void* const mapped = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.number, 0);
-  if (mapped == MAP_FAILED) fail(path, "cannot map " + std::to_string(size) + " bytes: " + reason(errno));
+  if (mapped == MAP_FAILED) refuse_file(path, "cannot map " + std::to_string(size) + " bytes: " + reason(errno));
   bytes_ = {static_cast<const std::byte*>(mapped), Unmap{size}};
   watch(bytes_.get(), size, path);
 }

@@ -20,25 +20,21 @@ static_assert(std::endian::native == std::endian::little,
 
 constexpr std::uint64_t kMaxHeader = 100'000'000;
 
-[[noreturn]] void fail(const std::string& path, const std::string& message) {
-  throw InputError(readable(path, 4096) + ": " + message);
-}
-
 /// Reads the length of the header from the first 8 bytes, and checks it against the size of the file.
 std::uint64_t header_length(const std::string& path, std::string_view bytes) {
-  if (bytes.size() < 8) fail(path, "file too short: " + std::to_string(bytes.size()) + " bytes, needs 8");
+  if (bytes.size() < 8) refuse_file(path, "file too short: " + std::to_string(bytes.size()) + " bytes, needs 8");
   std::uint64_t length = 0;
   std::memcpy(&length, bytes.data(), sizeof length);
   const std::uint64_t left = bytes.size() - 8;
   if (length > kMaxHeader) {
-    fail(path, "header too large: " + std::to_string(length) + " bytes, at most " + std::to_string(kMaxHeader) +
-                   "; not a safetensors file?");
+    refuse_file(path, "header too large: " + std::to_string(length) + " bytes, at most " + std::to_string(kMaxHeader) +
+                          "; not a safetensors file?");
   }
   if (length > left) {
-    fail(path, "header runs past end of file: header of " + std::to_string(length) + " bytes, file has " +
-                   std::to_string(left) + " left");
+    refuse_file(path, "header runs past end of file: header of " + std::to_string(length) + " bytes, file has " +
+                          std::to_string(left) + " left");
   }
-  if (length == 0) fail(path, "header is empty");
+  if (length == 0) refuse_file(path, "header is empty");
   return length;
 }
 
@@ -106,7 +102,7 @@ const TensorInfo& SafetensorsFile::at(std::string_view name) const {
     names += (i == 0 ? "" : ", ") + readable(tensors_[by_name_[i]].name, 20);
   }
   if (by_name_.size() > kShown) names += ", ... (" + std::to_string(by_name_.size()) + " in all)";
-  fail(path_, "tensor \"" + readable(name) + "\" not found; file has: " + (names.empty() ? "no tensors" : names));
+  refuse_file(path_, "tensor \"" + readable(name) + "\" not found; file has: " + (names.empty() ? "no tensors" : names));
 }
 
 TensorView view4(const SafetensorsFile& file, std::string_view name, std::string_view axes) {
@@ -118,10 +114,10 @@ TensorView view4(const SafetensorsFile& file, std::string_view name, std::string
     if (tensor.dtype == name_of(candidate)) dtype = candidate;
     supported += (supported.empty() ? "" : ", ") + std::string(name_of(candidate));
   }
-  if (!dtype) fail(file.path(), subject + "dtype " + tensor.dtype + " not supported (" + supported + ")");
+  if (!dtype) refuse_file(file.path(), subject + "dtype " + tensor.dtype + " not supported (" + supported + ")");
   if (tensor.shape.size() != 4) {
-    fail(file.path(), subject + std::to_string(tensor.shape.size()) + (tensor.shape.size() == 1 ? " axis" : " axes") +
-                          ", expected 4 (" + std::string(axes) + ")");
+    refuse_file(file.path(), subject + std::to_string(tensor.shape.size()) + (tensor.shape.size() == 1 ? " axis" : " axes") +
+                                 ", expected 4 (" + std::string(axes) + ")");
   }
   return TensorView::dense(file.data(tensor), *dtype, {tensor.shape[0], tensor.shape[1], tensor.shape[2], tensor.shape[3]});
 }

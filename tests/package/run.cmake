@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Installs the build folder BUILD into FOLDER, then configures, builds and runs the consumer of its COMPONENTS.
+cmake_minimum_required(VERSION 3.25)
 file(REMOVE_RECURSE ${FOLDER})
 file(COPY ${CMAKE_CURRENT_LIST_DIR}/consumer DESTINATION ${FOLDER})
 
@@ -26,6 +27,21 @@ foreach(asked IN ITEMS components without_gpu)
     message(STATUS "component ${component} of ${names}: found, linked and run")
   endforeach()
 endforeach()
+
+# A program that decodes on CPUs needs less than 5 MB.
+set(size 0)
+foreach(component IN LISTS without_gpu)
+  run_or_fail(${CMAKE_COMMAND} --install ${BUILD} --config ${CONFIG} --prefix ${FOLDER}/small --component ${component})
+endforeach()
+file(GLOB_RECURSE files ${FOLDER}/small/*)
+foreach(file IN LISTS files)
+  file(SIZE ${file} n_bytes)
+  math(EXPR size "${size} + ${n_bytes}")
+endforeach()
+message(STATUS "${without_gpu}: ${size} bytes")
+if(CONFIG STREQUAL "Release" AND size GREATER 5000000)
+  message(FATAL_ERROR "the components ${without_gpu} have ${size} bytes")
+endif()
 
 # The same program by pkg-config.
 find_program(PKG_CONFIG pkg-config)

@@ -4,9 +4,9 @@
 
 Run: ./run test --peers
 
-The functions of PyTorch and JAX are asked for the same attention as this package: groups of heads, several queries, causal edges, windows and
-sinks, types of 16 and 32 bits, short and long sequences, large scores. An error above its bound is a failure; so is an output of this package that differs from that of a
-peer by more than both bounds together.
+The functions of PyTorch and JAX, and the references of FlashInfer, are asked for the same attention as this package: groups of heads,
+several queries, causal edges, windows and sinks, types of 16 and 32 bits, short and long sequences, large scores. An error above its bound
+is a failure; so is an output of this package that differs from that of a peer by more than both bounds together.
 """
 import sys
 import time
@@ -24,6 +24,10 @@ try:
     import jax.numpy
 except ImportError:
     jax = None
+try:
+    from flashinfer.trace.templates import attention as flashinfer, cascade
+except ImportError:
+    flashinfer = None
 
 # Query heads, key/value heads, queries, keys, head dimension, factor of the queries, what is seen.
 ALL, CAUSAL = {}, {"causal": True}
@@ -67,12 +71,32 @@ def of_jax(q, k, v, rule):
     return torch.from_numpy(numpy.array(out.astype("float32"))).transpose(1, 2)
 
 
+def of_flashinfer(q, k, v, rule):
+    """The reference of FlashInfer's single_prefill_with_kv_cache, which runs on a CPU; it has no window."""
+    if "window" in rule:
+        return None
+    return flashinfer._single_prefill_reference(*(x[0].transpose(0, 1) for x in (q, k, v)), **rule).transpose(0, 1)[None]
+
+
+def merges_differ():
+    """Whether merge() and the reference of FlashInfer's merge_state differ, over outputs and base-two lse of two sets of keys."""
+    o, s = torch.randn(2, 1, 8, 16, 64), 30 * torch.randn(2, 1, 8, 16)
+    theirs = cascade._merge_state_reference(o[0], s[0], o[1], s[1])
+    ours = tree_attn.merge(o[0], s[0], o[1], s[1], lse="base two")
+    worst = [(a - b).abs().max().item() for a, b in zip(ours, (theirs[0], theirs[1] * numpy.log(2)))]
+    # Theirs subtract logarithms of up to 2^7, with an error of 2^-18 in the weights.
+    print(f"merge, FlashInfer's merge_state: differ by at most {worst[0]:.2g} in out, {worst[1]:.2g} in lse")
+    return not (worst[0] <= 2 ** -16 and worst[1] <= 2 ** -16)
+
+
 def main():
     torch.manual_seed(47)
     torch.set_num_threads(1)
     peers = {"scaled_dot_product_attention": sdpa, "flex_attention": flex}
     if jax is not None:
         peers["jax.nn.dot_product_attention"] = of_jax
+    if flashinfer is not None:
+        peers["flashinfer, reference"] = of_flashinfer
     print(f"PyTorch {torch.__version__}" + (f", JAX {jax.__version__}" if jax is not None else "; JAX is not installed"))
     print(f"{'heads':>7} {'l':>3} {'keys':>6} {'d':>4} {'type':>9}   this package  " + "  ".join(f"{name:>29}" for name in peers))
     begin, failed = time.monotonic(), 0
@@ -89,12 +113,16 @@ def main():
             theirs = tree_attn.error_bound(*wide, **rule, n_additions=n, n_rescalings=n / 32, output_roundoff=3 * u_out)
             fractions = [(abs(ours.double().numpy() - exact) / bound).max()]
             for peer in peers.values():
-                out = peer(q, k, v, rule).double().numpy()
+                if (out := peer(q, k, v, rule)) is None:
+                    fractions.append(None)
+                    continue
+                out = out.double().numpy()
                 fractions.append((abs(out - exact) / theirs).max())
                 failed += not (abs(out - ours.double().numpy()) <= bound + theirs).all()
-            failed += not all(fraction <= 1 for fraction in fractions)
+            failed += not all(fraction is None or fraction <= 1 for fraction in fractions)
             print(f"{n_h:>4}/{n_kv:<2} {l:>3} {n:>6} {d:>4} {str(dtype).split('.')[-1]:>9}   " + f"{fractions[0]:>12.4f}  "
-                  + "  ".join(f"{fraction:>29.4f}" for fraction in fractions[1:]) + "   " + ", ".join(f"{name} {value}" for name, value in rule.items()))
+                  + "  ".join(f"{'-' if fraction is None else f'{fraction:.4f}':>29}" for fraction in fractions[1:]) + "   " + ", ".join(f"{name} {value}" for name, value in rule.items()))
+    failed += flashinfer is not None and merges_differ()
     print(f"{'all errors are below their bounds' if failed == 0 else f'{failed} comparisons failed'}, {time.monotonic() - begin:.0f} s")
     return 1 if failed else 0
 

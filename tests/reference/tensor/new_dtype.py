@@ -46,14 +46,17 @@ SCALAR_STEP, TENSOR_STEP = "plain/03_vectors.cu.cpp", "plain/06_tensor.cu.cpp"
 
 
 def command_for(build, source):
-    """The command for a source of the build, without input and output."""
-    entries = [e for e in json.loads((build / "compile_commands.json").read_text()) if e["file"].endswith(source)]
-    if not entries:
-        return None, None
-    words = shlex.split(entries[0]["command"])
-    words = words[: words.index("-c")]
-    output = words.index("-o")
-    return words[:output] + words[output + 2 :], entries[0]["file"]
+    """The command for a source of the build, or for the unit in which it is compiled with others, without input and output; and the source."""
+    for entry in json.loads((build / "compile_commands.json").read_text()):
+        file = entry["file"]
+        if "/Unity/" in file:
+            file = next(iter(re.findall(rf'"(\S*{re.escape(source)})"', Path(file).read_text())), "")
+        if file.endswith(source):
+            words = shlex.split(entry["command"])
+            words = words[: words.index("-c")]
+            output = words.index("-o")
+            return words[:output] + words[output + 2 :], file
+    return None, None
 
 
 def main():
