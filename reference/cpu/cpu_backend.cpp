@@ -4,8 +4,7 @@
 ///
 /// Keys are read in the order of storage. In the contiguous order a chunk is a subtree. In the dealt order neighbouring rows
 /// are far apart in the tree, so every leaf has a state of its own, see DealtMerges. In a cache in pages one item computes a
-/// chunk for all batch entries that have its pages in common: a shared prefix is read once, unless there is a
-/// mask.
+/// chunk for all batch entries that have its pages in common: a shared prefix is read once, unless there is a mask.
 #include "tree_attn/reference/cpu/cpu_cache.hpp"
 #include "tree_attn/reference/cpu/dealt_merges.hpp"
 #include "tree_attn/reference/cpu/requests.hpp"
@@ -287,10 +286,10 @@ class CpuSession final : public DecodeSession, public States {
     return is_dealt() ? compute_dealt(thread, head, c) : compute_subtree(thread, head, c);
   }
 
-  /// The rows of the leaves of the dealt order without a position that is not hidden.
+  /// In the dealt order, the rows of the leaves whose positions are all hidden.
   KeyRange hidden_rows(KeyRange hidden) const {
     const auto row_of = [&](std::int64_t position) { return cache_.leaves().n_keys(position / kLeafKeys * kLeafKeys); };
-    return {row_of(hidden.begin + kLeafKeys - 1), row_of(hidden.end)};
+    return {row_of(std::min(hidden.begin, hidden.end) + kLeafKeys - 1), row_of(hidden.end)};
   }
   /// The rows of a chunk that any query of an entry sees; in the dealt order those between two that it sees, too.
   KeyRange rows_of(std::int64_t entry, std::int64_t c) const {

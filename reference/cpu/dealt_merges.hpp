@@ -50,8 +50,8 @@ class DealtMerges {
 
   /// The leaves u of a node that hold one of the keys that a query sees.
   static Seen leaves_of(const DealtNode& node, const Seen& keys) {
-    return {node.n_leaves((keys.sinks + kLeafKeys - 1) / kLeafKeys), node.n_leaves(keys.begin / kLeafKeys),
-            node.n_leaves((keys.end + kLeafKeys - 1) / kLeafKeys)};
+    return {node.n_leaves((std::min(keys.sinks, keys.end) + kLeafKeys - 1) / kLeafKeys),
+            node.n_leaves(keys.begin / kLeafKeys), node.n_leaves((keys.end + kLeafKeys - 1) / kLeafKeys)};
   }
 
   /// Merges the states of leaf i, which are complete, with those of its sibling, if they are complete, and so on upwards.
