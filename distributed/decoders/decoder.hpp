@@ -89,7 +89,7 @@ class Decoder {
   std::vector<float> scaled_;  ///< z of the last step times scales
   bool is_started_ = false;
   double states_ready_ = 0;
-  /// What ranks compare of a step: its rule, the kind of its mask, its soft cap and a hash of its learned sinks.
+  /// What ranks compare of a step: its rule, the kind of its mask, where q lies, its soft cap, a hash of its learned sinks.
   struct Rule {
     std::int64_t causal = 0, window = 0, sinks = 0, mask = 0, on_device = 0;
     double softcap = 0;

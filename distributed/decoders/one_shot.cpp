@@ -47,7 +47,7 @@ std::vector<RankCost::Round> exchange_of(const Members& node, bool leaves_states
 }
 
 /// 0 on one node, where no blocks are joined.
-int radix_between_nodes(const Topology& topology, std::span<const KeyRange> ranges, const PlanOptions& options) {
+int radix_of_one_shot(const Topology& topology, std::span<const KeyRange> ranges, const PlanOptions& options) {
   if (!leaves_states(topology)) return 0;
   return radix_between_nodes(topology, longest_forest_bytes(ranges_of_nodes(topology, ranges), options), options);
 }
@@ -57,7 +57,7 @@ Plan plan_between_nodes(const Topology& topology, int rank, std::span<const KeyR
   PlanBuilder builder;
   const std::vector<KeyRange> nodes = ranges_of_nodes(topology, ranges);
   const KeyRange own = nodes[static_cast<std::size_t>(topology.node_of(rank))];
-  const int radix = radix_between_nodes(topology, ranges, options);
+  const int radix = radix_of_one_shot(topology, ranges, options);
 
   // Cut by rows: each rank of the node joins one slice with the ranks of its index in the other nodes.
   if (const int n = n_slices(topology, longest_forest_bytes(nodes, options), options); n > 1) {
@@ -289,7 +289,7 @@ constinit const Algorithm kOneShot{.name = "one-shot",
                                        "emulated and cuda",
                                    .takes_dealt = false,
                                    .exchange = OwnDecoder{open_decoder, cost},
-                                   .radix = radix_between_nodes,
+                                   .radix = radix_of_one_shot,
                                    .refusal = refusal,
                                    .refuses_ranks = refuses_ranks};
 

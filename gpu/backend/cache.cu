@@ -35,8 +35,7 @@ DeviceCache::DeviceCache(const AttentionShape& shape, const OwnedLeaves& leaves,
       appended_rows_(static_cast<std::size_t>(shape.batch), -1),
       appended_(static_cast<std::size_t>(shape.batch * bytes_of_entry())),
       staging_(static_cast<std::size_t>(shape.kv_heads * std::min(kStagedPositions, most_) *
-                                        std::max(shape.head_dim, shape.value_dim) * size_of(KvCache::shape().dtype))),
-      row_(static_cast<std::size_t>(std::max(shape.head_dim, shape.value_dim))) {}
+                                        std::max(shape.head_dim, shape.value_dim) * size_of(KvCache::shape().dtype))) {}
 
 void DeviceCache::upload(Rows& to, std::int64_t entry, std::int64_t first, const TensorView& view) const {
   const std::int64_t n_heads = shape().kv_heads, row = to.row_bytes(), pitch = most_ * row, n = view.shape[2];

@@ -19,11 +19,7 @@ std::unique_ptr<DecodeSession> DeviceCache::open(double scale) const {
 }
 
 StepRunner::StepRunner(const DeviceCache& cache, double scale, StepKernel& kernel)
-    : plan_{.cache = cache},
-      kernel_(kernel),
-      scale_(scale),
-      input_(cache.shape()),
-      row_(static_cast<std::size_t>(cache.shape().head_dim)) {
+    : plan_{.cache = cache}, kernel_(kernel), scale_(scale), input_(cache.shape()) {
   plan_range(closed(cache.leaves().range(), cache.leaves().range().begin + cache.capacity()));
 }
 

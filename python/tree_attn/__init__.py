@@ -7,7 +7,8 @@
     energy, energy_gradient, moments               the functions of the paper, in double
 
 Arrays are NumPy's, PyTorch's, JAX's or any other's with __dlpack__, in memory of the host, or for an Attention with backend="cuda" all on
-its GPU, but for JAX's; they are read in place, and results are arrays of the kind of the first argument, in the same memory. Shapes: q [b, n_h, l, d_h], k [b, n_kv, n, d_h], v [b, n_kv, n, d_v]; lse is natural.
+its GPU, but for JAX's. They are read in place, and results are arrays of the kind of the first argument, in the same memory. Shapes:
+q [b, n_h, l, d_h], k [b, n_kv, n, d_h], v [b, n_kv, n, d_v]; lse is natural.
 """
 import ctypes
 import os
