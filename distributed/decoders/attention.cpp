@@ -52,7 +52,11 @@ void Attention::open(const Ranks& ranks, const AttentionShape& shape, const Atte
   const std::vector<KeyRange> ranges = is_dealt ? dealt_ranges(topology.size()) : setup.ranges;
   const OwnedLeaves leaves(topology.range_of(ranks.rank(), ranges), is_dealt ? LeafOrder::kDealt : LeafOrder::kContiguous);
   const double scale = setup.scale.value_or(1 / std::sqrt(static_cast<double>(shape.head_dim)));
-  run_on_all<std::exception>(ranks, [&] { shard_ = open_shard(*backend, shape, leaves, 0, scale, setup.pages); });
+  run_on_all<std::exception>(ranks, [&] {
+    const std::string why = backend->refusal(shape);
+    require(why.empty(), "--backend ", setup.backend, ": no kernel supports ", why);
+    shard_ = open_shard(*backend, shape, leaves, 0, scale, setup.pages, setup.scales);
+  });
   PlanOptions options = setup.plan;
   options.network = transport_->network();
   decoder_ = algorithm->open(*transport_, shard_, ranges, options);

@@ -38,6 +38,7 @@ struct AttentionSetup {
   /// the others where a sequence begins a leaf, and with ranges or after share() always: if one rank has too few pages, no
   /// rank appends.
   PageRule pages{};
+  KvScales scales{};   ///< of keys and values of F8_E4M3, which append() also takes in other types
   PlanOptions plan{};  ///< its network is that of the transport
 };
 
@@ -58,8 +59,8 @@ struct AttentionSetup {
 class Attention {
  public:
   /// Alone, without messages.
-  /// @throws InputError for names that find_algorithm() or find_backend() refuse; std::invalid_argument as the
-  ///   constructors of the cache
+  /// @throws InputError for names that find_algorithm() or find_backend() refuse; std::invalid_argument for
+  ///   what Backend::refusal() names, and as the constructors of the cache and KvCache::set_scales()
   explicit Attention(const AttentionShape& shape, const AttentionSetup& setup = {});
   /// One rank of several, which outlive this object: MpiRanks, or the ThreadRanks of run_threads().
   /// @throws InputError on every rank if two ranks differ, as Algorithm::open(); TransportError

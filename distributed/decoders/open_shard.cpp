@@ -6,8 +6,9 @@
 namespace tree_attn {
 
 OpenShard open_shard(const Backend& backend, const AttentionShape& shape, const OwnedLeaves& leaves, std::int64_t capacity,
-                     double scale, const PageRule& pages) {
+                     double scale, const PageRule& pages, const KvScales& scales) {
   OpenShard opened{&backend, backend.make_cache(shape, leaves, capacity), nullptr};
+  opened.cache->set_scales(scales);
   if (pages.n_pages != 0) opened.cache->use_pages(pages);
   opened.session = opened.cache->open(scale);
   return opened;

@@ -23,8 +23,10 @@ struct OpenShard {
 /// @param leaves of this rank
 /// @param capacity rows that there is room for before the cache grows
 /// @param scale multiplies q.k @param pages of the cache; a rule of 0 pages: its rows lie one after the other
+/// @param scales of keys and values of F8_E4M3
+/// @throws std::invalid_argument as KvCache::set_scales()
 OpenShard open_shard(const Backend& backend, const AttentionShape& shape, const OwnedLeaves& leaves, std::int64_t capacity,
-                     double scale, const PageRule& pages = {});
+                     double scale, const PageRule& pages = {}, const KvScales& scales = {});
 /// The same with room for all positions of a range, in the contiguous order.
 inline OpenShard open_shard(const Backend& backend, const AttentionShape& shape, KeyRange range, double scale) {
   return open_shard(backend, shape, range, range.size(), scale);

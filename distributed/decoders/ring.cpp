@@ -103,10 +103,9 @@ class RingDecoder : public Decoder {
     joined_.reserve(std::max<std::size_t>(n_joined, 1));
     if (ranges.size() == 1) return;
     const OwnedLeaves& own = shard.cache->leaves();
-    hop_ =
-        open_shard(*shard.backend, shard.cache->shape(),
-                   own.order() == LeafOrder::kContiguous ? OwnedLeaves({0, longest}) : own, longest, shard.session->scale());
-    hop_.cache->set_scales(shard.cache->scales());
+    hop_ = open_shard(*shard.backend, shard.cache->shape(),
+                      own.order() == LeafOrder::kContiguous ? OwnedLeaves({0, longest}) : own, longest,
+                      shard.session->scale(), {}, shard.cache->scales());
     for (KvMemory& memory : memory_)
       memory.first(static_cast<std::size_t>(longest * shard.cache->shape().bytes_per_position()));
     // A stream of its own for the messages, so that the next shard travels while kernels compute on this one.

@@ -54,8 +54,7 @@ OpenShard fill_shard(const Backend& backend, Workload& workload, KeyRange range,
   const std::int64_t n = leaves.n_keys(workload.longest_at_start());
   const std::string who = "--backend " + std::string(backend.name()) + ": ";
   try {
-    OpenShard shard = open_shard(backend, workload.shape(), leaves, n, scale);
-    shard.cache->set_scales(workload.shape().scales);
+    OpenShard shard = open_shard(backend, workload.shape(), leaves, n, scale, {}, workload.shape().scales);
     fill_at_start(*shard.cache, workload, workload.lengths_at_start());
     return shard;
   } catch (const std::bad_alloc&) {

@@ -8,6 +8,7 @@
 #include "tree_attn/reference/oracle/attention.hpp"
 #include "tree_attn/tests/support/decoding.hpp"
 #include "tree_attn/tests/support/message.hpp"
+#include "tree_attn/tests/support/plain_of.hpp"
 #include "tree_attn/tests/support/tensors.hpp"
 
 #include <doctest/doctest.h>
@@ -204,6 +205,98 @@ TEST_CASE("facade: pages and shared prefixes have the same bits on any ranks, an
     CHECK(same_bits(seen[0], seen[1]));
     CHECK(same_bits(alike[0], alike[1]));
   }
+}
+
+TEST_CASE("facade: F8_E4M3 has the bits of rows that were divided by their scales before, on any ranks, in both orders") {
+  const Inputs in = inputs();
+  const KvScales scales{{0.02f, 0x1p-5f, 0.011f, 0.3f}, {0.01f, 3e-3f, 0x1p-7f, 1e-2f}};
+  const AttentionShape shape{.dtype = DType::F8_E4M3,
+                             .value_dtype = DType::F8_E4M3,
+                             .batch = 2,
+                             .heads = 4,
+                             .kv_heads = 2,
+                             .n_queries = 2,
+                             .head_dim = kDim,
+                             .value_dim = 8};
+  const auto elements = [](const Tensor& from) {
+    std::vector<float> x(static_cast<std::size_t>(n_elements(from.shape)));
+    load(from.bytes.data(), from.dtype, std::ssize(x), x.data());
+    return x;
+  };
+  const Inputs wide{in.q, in.k, Tensor(elements(in.v), in.v.shape, DType::BF16)};
+  const auto divided = [&](const Tensor& from, const std::vector<float>& by) {
+    std::vector<float> x = elements(from);
+    for (std::size_t i = 0; i < x.size(); ++i) x[i] /= by[i / (x.size() / by.size())];
+    return Tensor(x, from.shape, DType::F8_E4M3);
+  };
+  const Inputs narrow{in.q, divided(wide.k, scales.k), divided(wide.v, scales.v)};
+  const std::vector<std::int64_t> lengths{kKeys, 333};
+  for (const LeafOrder order : {LeafOrder::kDealt, LeafOrder::kContiguous}) {
+    OpenShard whole = open_shard(cpu_backend(), shape,
+                                 OwnedLeaves({0, order == LeafOrder::kDealt ? dealt_ranges(1)[0].end : kOpenEnd}, order), 0,
+                                 1 / std::sqrt(double{kDim}), {}, scales);
+    for (std::int64_t i = 0; i < 2; ++i) {
+      const std::int64_t n = lengths[static_cast<std::size_t>(i)];
+      whole.cache->append(i, narrow.k.view().entry(i).positions(0, n), narrow.v.view().entry(i).positions(0, n));
+    }
+    Forest<float> states = whole.session->decode({in.q, lengths}).host();
+    CHECK(std::ranges::equal(states.states(), plain_of(*whole.cache, {in.q, lengths}, whole.session->scale()).states()));
+    DecodeOutput expected = finish_rows(states.fold(), shape.n_rows(), 8);
+    for (std::size_t i = 0; i < expected.out.size(); ++i) expected.out[i] *= scales.v[i / 32];
+    for (const int p : {1, 2, 3, 4}) {
+      run_threads(Topology::pretend(p, 2), kTimeout, [&](const ThreadRanks& ranks, ThreadTransport&) {
+        AttentionSetup setup{.scales = scales};
+        if (order == LeafOrder::kContiguous)
+          setup.ranges = even_ranges(kKeys, p, kLeafKeys), setup.ranges.back().end = kOpenEnd;
+        for (const std::int64_t n_pages : {0, 17}) {
+          setup.pages.n_pages = n_pages;
+          Attention attention(ranks, shape, setup);
+          append_pieces(attention, wide, 0, 150, 50);
+          append_pieces(attention, narrow, 0, 250, 100);
+          append_pieces(attention, wide, 0, kKeys, 90);
+          append_pieces(attention, wide, 1, 333, 333);
+          CHECK(same_bits(attention.step(in.q).copy(), expected));
+        }
+      });
+    }
+  }
+}
+
+TEST_CASE("facade: other scales, and rows of F8_E4M3 on a device, are refused on all ranks alike") {
+  const AttentionShape shape{
+      .dtype = DType::F8_E4M3, .value_dtype = DType::F8_E4M3, .heads = 2, .kv_heads = 2, .head_dim = 8, .value_dim = 8};
+  run_threads(Topology::pretend(3, 2), kTimeout, [&](const ThreadRanks& ranks, ThreadTransport&) {
+    const auto refusal = [&](const KvScales& scales, const AttentionShape& odd, const std::string& backend = "cpu") {
+      const bool is_odd = ranks.rank() == 1;
+      return message([&] {
+        Attention(ranks, is_odd ? odd : shape,
+                  {.backend = is_odd ? backend : "cpu", .scales = is_odd ? scales : KvScales{{1, 2}, {1, 1}}});
+      });
+    };
+    const float nan = std::numeric_limits<float>::quiet_NaN();
+    for (const std::vector<float>& odd : std::initializer_list<std::vector<float>>{
+             {1, 2, 3}, {1}, {1, nan}, {0, 1}, {1, -1}, {0x1p-101f, 1}, {1, 0x1.8p100f}, {1, HUGE_VALF}}) {
+      for (const KvScales& scales : {KvScales{odd, {1, 1}}, KvScales{{1, 2}, odd}})
+        CHECK(refusal(scales, shape) == "rank 1: KvCache::set_scales: " + std::to_string(odd.size()) +
+                                            " scales for 1 entries of 2 KV heads; each is from 2^-100 to 2^100");
+    }
+    CHECK(refusal({{2, 1}, {1, 1}}, shape).starts_with("Algorithm::open: ranks 0 and 1 differ in hash of key scales ("));
+    CHECK(refusal({{1, 2}, {}}, shape).starts_with("Algorithm::open: ranks 0 and 1 differ in hash of value scales ("));
+    AttentionShape odd = shape;
+    odd.value_dtype = DType::BF16;
+    CHECK(refusal({{1, 2}, {1, 1}}, odd) == "rank 1: KvCache::set_scales: scales for BF16; F8_E4M3 alone has them");
+    CHECK(refusal({{1, 2}, {}}, odd)
+              .starts_with("Algorithm::open: ranks 0 and 1 differ in type of values (F8_E4M3 and BF16), "));
+    CHECK(refusal({}, shape, "emulated") ==
+          "rank 1: --backend emulated: no kernel supports F8_E4M3 keys and values; use --backend cpu");
+
+    Attention attention(ranks, shape, {.scales = {{1, 2}, {}}});
+    const std::vector<std::byte> rows(16);
+    TensorView on_device = TensorView::dense(rows.data(), DType::F8_E4M3, {1, 2, 1, 8});
+    on_device.on_device = true;
+    CHECK(message([&] { attention.append(0, on_device, on_device); }) == "KvCache::append: k is in memory of a device");
+    CHECK(attention.lengths()[0] == 0);
+  });
 }
 
 TEST_CASE("facade: if one rank has too few pages, all learn it and none appends") {

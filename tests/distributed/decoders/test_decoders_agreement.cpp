@@ -78,8 +78,8 @@ std::string error_of(RankGroup& rank_group, const Algorithm& algorithm, int odd_
       Arguments mine = arguments;
       if (transport.rank() == odd_rank) change(mine);
       const KeyRange own = mine.ranges[static_cast<std::size_t>(topology.index_of(transport.rank()))];
-      OpenShard shard = open_shard(cpu_backend(), mine.shape, OwnedLeaves(own, mine.order), 64, mine.scale, mine.pages);
-      if (mine.pages.n_pages == 0) shard.cache->set_scales(mine.scales);
+      OpenShard shard =
+          open_shard(cpu_backend(), mine.shape, OwnedLeaves(own, mine.order), 64, mine.scale, mine.pages, mine.scales);
       mine.algorithm->open(transport, shard, mine.ranges, mine.options);
       return DecodeOutput{};
     });
