@@ -27,19 +27,11 @@ class Formulas(unittest.TestCase):
         for text, tex in PAIRS.items():
             self.assertEqual(ascii_math.translated(text), tex)
 
-    def test_words_about_a_formula(self):
-        self.assertEqual(ascii_math.formulas(["n = 1 + 2    steps of worker 0, the longest chain"]), [r"n = 1 + 2\qquad \text{steps of worker 0, the longest chain}"])
-
     def test_what_is_not_known_stays(self):
         for text in ("kName           as in safetensors", "x = embed_tokens[token]", "state[u] <- merge(state[u])  # x", "exp(q", "W = s     the argument d_h"):
             self.assertIsNone(ascii_math.formulas([text]), text)
         # All lines of a formula, or none.
         self.assertIsNone(ascii_math.formulas(["e = m", "the maximum"]))
-
-    def test_lines_keep_their_numbers(self):
-        lines = ["/// @brief A state.", "///", "///     D = sum_a w_a", "///     words that stay", "///", "///     e = m", "///", "/// Text.", "int f();"]
-        found = list(pages.source(lines, pathlib.PurePath("reference/x.hpp"), set()))
-        self.assertEqual(found, [*lines[:5], r"/// \f[ e = m \f]", *lines[6:]])
 
     def test_most_formulas_of_the_headers_are_known(self):
         known, unknown = 0, 0

@@ -173,14 +173,6 @@ class Book(unittest.TestCase):
         self.assertEqual(list(glossary_faults(glossary)), [])
         self.assertEqual(len(list(glossary_faults(glossary.replace("| state |", "| leaf |")))), 2)
 
-    def test_a_block_without_lines_is_the_whole_file(self):
-        file = "reference/state/subtree.hpp"
-        code = (ROOT / file).read_text(encoding="utf-8").splitlines()
-        shown = list(pages.chapter([f"```cpp {file}", "```"], set()))
-        self.assertEqual(shown[shown.index("```cpp") + 1:shown.index("```")], code[1:])
-        shown = list(pages.chapter([f"```cpp {file}", "struct Subtree {", "```"], set()))
-        self.assertEqual(shown[shown.index("```cpp") + 1], "struct Subtree {")
-
     def test_no_line_becomes_an_item_of_a_list(self):
         for name, text in TEXTS.items():
             self.assertEqual(list(list_faults(name, text)), [])

@@ -2,20 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """docs/tools/finish.py and docs/book.js: the search finds what chapters say, and listings of code lead to derivations."""
 import json
-import os
 import pathlib
 import shutil
 import subprocess
 import sys
-import tempfile
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "docs" / "tools"))
-import filter as pages
 import finish
 import note
-import pdf
 
 PAGE = """<html><head><title>Book: The tree</title></head><body><div class="header"><div class="headertitle"><div class="title">The tree</div></div></div>
 <div class="contents"><div class="toc"><ul><li>Depth</li></ul></div><div class="textblock"><p>Bruck's exchange over \\(p\\) ranks.<br></p>
@@ -37,38 +33,6 @@ class Listings(unittest.TestCase):
         self.assertEqual(linked, '<span class="comment">/// @paper <a class="code" href="energy.html#eq_6">eq. (6)</a> and eq. (99)</span> x '
                          '<span class="comment">// Line 4 of <a class="code" href="algorithms.html#alg_1">Alg. 1</a>, '
                          '<a class="code" href="energy.html#eq_6">eq. (6)</a>.</span> eq. (6)')
-
-
-class Filtered(unittest.TestCase):
-    def test_all_files_at_once_are_what_each_would_be_alone(self):
-        names = ["docs/I.2-energy.md", "reference/state/state.hpp", "tests/reference/state/test_state.cpp"]
-        script = ROOT / "docs" / "tools" / "filtered"
-        with tempfile.TemporaryDirectory() as folder:
-            pages.write_all(pathlib.Path(folder), [ROOT / "docs", ROOT / "reference", ROOT / "tests" / "reference" / "state"])
-            self.assertGreater(len([path for path in pathlib.Path(folder).rglob("*") if path.is_file()]), 100)
-            for name in names:
-                path = ROOT / name
-                alone = subprocess.run([sys.executable, ROOT / "docs" / "tools" / "filter.py", path], capture_output=True, text=True, check=True).stdout
-                for environment in ({"TREE_ATTN_DOCS_FILTERED": folder}, {"TREE_ATTN_DOCS_FILTERED": folder + "/none"}, {}):
-                    found = subprocess.run([script, path], capture_output=True, text=True, check=True, env=os.environ | environment).stdout
-                    self.assertEqual(found, alone, name)
-            # It is the copy that is printed, where there is one.
-            (pathlib.Path(folder) / path.relative_to("/")).write_text("copy\n", encoding="utf-8")
-            found = subprocess.run([script, path], capture_output=True, text=True, check=True, env=os.environ | {"TREE_ATTN_DOCS_FILTERED": folder}).stdout
-            self.assertEqual(found, "copy\n")
-
-
-class Pdf(unittest.TestCase):
-    def test_links_lead_inside_the_book_or_nowhere(self):
-        links = '<a href="energy.html#eq_6">a</a><a href="tree.html">b</a><a href="energy_8hpp.html#x">c</a><a href="https://arxiv.org">d</a><a href="#here">e</a>'
-        self.assertEqual(pdf.relinked(links, ["energy", "tree"]),
-                         '<a href="#eq_6">a</a><a href="#page_tree">b</a><a >c</a><a href="https://arxiv.org">d</a><a href="#here">e</a>')
-
-    def test_its_pages_are_those_of_the_first_page_in_their_order(self):
-        names = pdf.order()
-        self.assertEqual(names[0], "index")
-        self.assertLess(names.index("energy"), names.index("tree"))
-        self.assertEqual(len(set(names)), len(names))
 
 
 ERRATA = """<html><head><script src="mathjax/MathJax.js"></script><script src="book.js"></script></head><body><div class="title">Errata of the paper</div>

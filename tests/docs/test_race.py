@@ -46,11 +46,6 @@ class Facts(unittest.TestCase):
         self.assertEqual({row.split("`")[1] for row in rows}, {row["algorithm"] for row in FACTS["schedules"]})
         self.assertEqual(rows[1], "| `ring` | keys and values | 112 | 3.50&nbsp;GiB | 896&nbsp;MiB | 9.44&nbsp;ms | `bd0a8240b41cbe5f` |")
 
-    def test_the_comparison_is_that_of_the_table(self):
-        numbers = [text.replace("&nbsp;", " ") for row in race.table(FACTS).splitlines()[2:4] for text in row.split(" | ")[3:6:2]]
-        for number in numbers:
-            self.assertIn(number, race.comparison(FACTS))
-
 
 @unittest.skipUnless(PROGRAM, "no program was named with --program")
 class Program(unittest.TestCase):

@@ -52,10 +52,6 @@ class Path(unittest.TestCase):
         self.assertIn("| one | 5 | `a.hpp` | what a is |\n|  |  | `b.hpp` | what b is |\n| beside, beside the path | 5 | `c.cu` | what c is |\n<!-- path: end", page)
         self.assertEqual(self.run_main({"page.md": page}, words=())[0], 0)
 
-    def test_a_page_that_shows_another_path(self):
-        self.assertIn("page.md: does not show the path", self.fault(words=()))
-        self.assertIn("page.md: does not show the path", self.fault({"page.md": "no marks\n"}))
-
     def test_includes(self):
         self.assertIn("b.hpp: includes y.hpp, which is neither on the path", self.fault({"b.hpp": '#include "y.hpp"\n'}))
         self.assertIn("a.hpp: includes b.hpp, which stands below it", self.fault({"a.hpp": '#include "b.hpp"\n'}))
@@ -68,17 +64,6 @@ class Path(unittest.TestCase):
         self.assertIn("3 lines under [beside], at most 2", self.fault({"c.cu": FILES["c.cu"] + "\n"}))
         self.assertIn("b.hpp: 3 lines, at most 2", self.fault({"b.hpp": FILES["b.hpp"] + "\n"}))
         self.assertIn("d.hpp: is not on the path", self.fault({"d.hpp": "\n"}, PLAIN={"d.hpp": 1}))
-
-    def test_the_list(self):
-        self.assertIn("docs/reading_path.txt:4: b.hpp stands in no section or without what it is", self.fault(text=LIST.replace("   what b is", "")))
-        self.assertIn("a.hpp is listed twice", self.fault(text=LIST.replace("c.cu ", "a.hpp ")))
-        self.assertIn("y.hpp is not there", self.fault(text=LIST.replace("b.hpp", "y.hpp")))
-        self.assertIn("its sections are one, exceptions, not one, beside, exceptions", self.fault(text=LIST.replace("[beside]\n", "")))
-
-    def test_sections_without_files(self):
-        empty = LIST.replace("c.cu    what c is\n", "").replace("x.hpp   not for a first reading\n", "")
-        status, printed, _ = self.run_main(text=empty)
-        self.assertEqual((status, printed), (1, "docs/reading_path.txt: [beside] is empty\ndocs/reading_path.txt: [exceptions] is empty\n"))
 
     def test_the_path_of_the_project(self):
         with contextlib.redirect_stdout(io.StringIO()) as printed, mock.patch.object(sys, "argv", ["reading_path.py"]):

@@ -45,13 +45,6 @@ class Parts(unittest.TestCase):
         with self.assertRaises(SystemExit):
             readme.note([line for line in DEMO if not line.startswith("ring ")])
 
-    def test_a_speed_on_a_gpu_is_that_of_the_present_kernels(self):
-        record = json.loads((ROOT / "docs" / "time_ladder.json").read_text(encoding="utf-8"))
-        self.assertNotRegex(readme.gpu(record), r"\d\.\d")
-        line = {"step": "short-end", "shape": "BF16, 16/16 heads, 8k keys", "read_seconds": 17e-6, "graph_seconds": 18e-6, "apart_seconds": 20e-6}
-        new = {"device": "a GPU", "date": "today", "library": "short-end", "lines": [line, line | {"step": "naive", "graph_seconds": 1}]}
-        self.assertIn("against 8k keys of BF16, 16 heads of 128, at\n0.85 of the rate", readme.gpu(new))
-
     def test_nothing_is_wider_than_the_page_and_nothing_is_lost(self):
         narrow = readme.narrowed(DEMO)
         self.assertLessEqual(max(map(len, narrow)), readme.WIDTH)
@@ -59,11 +52,6 @@ class Parts(unittest.TestCase):
         names = ["algorithm", "two-level", "ring", "ring-state", "paper"]
         self.assertEqual(words(narrow), sorted(words(DEMO) + names))
         self.assertEqual(sum(line.startswith("algorithm") for line in narrow), 2)
-
-    def test_parts_between_markers(self):
-        text = readme.between(TEXT, "table", "new\n")
-        self.assertEqual(readme.between(text, "table"), "new\n")
-        self.assertEqual(readme.between(text, "gpu"), readme.between(TEXT, "gpu"))
 
 
 class Readme(unittest.TestCase):

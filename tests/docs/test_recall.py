@@ -29,13 +29,6 @@ REPORT = {"measured": "2026-01-02", "machine": {"cpu": "a processor", "cores": 2
 
 
 class Recall(unittest.TestCase):
-    def test_tables(self):
-        report = recall.check(REPORT)
-        self.assertEqual(recall.recall_lengths(report)[0], "Measured 2026-01-02, a processor, 2 cores, one rank:")
-        self.assertEqual(recall.recall_lengths(report)[-1], "| 1024 | 9 in 2 | 4 of 4 | 3 of 4 | 4 | 0.988 | 0.25 s | 1.23 ms | 1.23 ms |")
-        self.assertEqual(recall.recall_layouts(report)[3], "| 64, contiguous | 2 on 1 | 1 of 1 | 2 | 2.06 KiB | 0 B | 1.00 MiB | `a` |")
-        self.assertEqual(recall.recall_algorithms(report)[2], "| `ring` | x | 2.0 s | 112 | 3.00 GiB | 1.50 KiB | `a` |")
-        self.assertEqual(recall.recall_confidence(report)[2:], ["| in the text | 1 of 1 | 0.90 | 0.15 | 1 | 0 | 0 | 0 |", "| not in the text | 0 of 1 | 0.40 | 1.50 | 1 | 1 | 1 | 1 |"])
 
     def test_broken_reports(self):
         changes = [("lengths", {"weight": float("nan")}), ("lengths", {"right": 5}), ("layouts", {"digest": "c"}), ("algorithms", {"token_us": -1.0})]

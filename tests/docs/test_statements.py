@@ -228,22 +228,6 @@ class Arithmetic(Statements):
         self.says("docs/IV.6-model.md", f"between 0.1 and 0.2 nats therefore separates most answers that are in the text from most that are invented: {sure[0]} to {sure[1]} of the former are at or below it, "
                   f"and {unsure[0]} to {unsure[1]} of the latter above")
 
-    def test_counts_of_figures_and_methods(self):
-        figures = re.findall(r"^!\[", (ROOT / "docs" / "ten-minutes.md").read_text(encoding="utf-8"), re.MULTILINE)
-        self.assertEqual(len(figures), 6)
-        self.says("docs/ten-minutes.md", "six of the figures")
-        self.says("docs/mainpage.md", "six figures")
-
-    def test_the_smallest_programs(self):
-        self.says("README.md", "Two notebooks decode in a program of about 40 lines")
-        for name in ("10_ranks_that_are_threads", "11_decode_in_your_own_mpi_program"):
-            lines = (ROOT / "notebooks_cpp" / f"{name}.cpp").read_text(encoding="utf-8").splitlines()
-            self.assertAlmostEqual(len([line for line in lines if line.strip() and not line.strip().startswith("//")]), 40, delta=8)
-
-    def test_no_page_promises_a_colour_per_rank(self):
-        colours = re.search(r'classes = \[([^\]]*)\]', (ROOT / "docs" / "cut_the_tree.js").read_text(encoding="utf-8"))[1].count('"') // 2
-        self.says("docs/II.2-tree.md", f"which take {['no', 'one', 'two', 'three', 'four'][colours]} colours in turn")
-
 
 class Code(Statements):
     """Numbers of lines, bytes and functions are those of the sources."""

@@ -63,6 +63,13 @@ int MPI_Comm_free(MPI_Comm* comm) {
   return PMPI_Comm_free(comm);
 }
 
+/// As if a disk took STOP_HOW seconds.
+int fsync(int) {
+  if (variable("STOP_IN") == "fsync" && variable("STOP_RANK") == rank_of_launcher())
+    sleep(static_cast<unsigned>(std::stoi(variable("STOP_HOW"))));
+  return 0;
+}
+
 int MPI_Finalize() {
   stop_in("MPI_Finalize");
   return PMPI_Finalize();

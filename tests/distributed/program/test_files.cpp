@@ -5,128 +5,6 @@
 #include "tree_attn/tests/distributed/program/file_workload.hpp"
 #include "tree_attn/tests/support/sweep.hpp"
 
-#include <nlohmann/json.hpp>
-#include <sys/stat.h>
-
-#include <map>
-
-namespace {
-
-/// The reason in the line, for those that only the program can find wrong.
-const std::map<std::string, std::string> kToolReasons = {
-    // Its q has no four axes either, and that is looked at first.
-    {"tool_missing_tensor", "tensor \"q\": 2 axes, expected 4"},
-    {"tool_wrong_rank", "tensor \"q\": 1 axis, expected 4"},
-    // It has no q at all.
-    {"tool_dtype_unsupported", "tensor \"q\" not found; file has: k"},
-    {"tool_head_dim_differs", "head_dim of q (128) and k (64) differ"},
-    {"tool_lengths_differ", "k has 8 keys, v has 9"},
-    {"tool_heads_do_not_divide", "7 query heads are not a multiple of 2 KV heads (q, k, v are [b, heads, positions, d])"},
-};
-
-std::string from_hex(const std::string& hex) {
-  std::string bytes;
-  for (std::size_t i = 0; i < hex.size(); i += 2) bytes += static_cast<char>(std::stoi(hex.substr(i, 2), nullptr, 16));
-  return bytes;
-}
-
-std::string repeated(std::int64_t n, const std::string& text) {
-  std::string all;
-  for (std::int64_t i = 0; i < n; ++i) all += text;
-  return all;
-}
-
-/// Writes what the list only describes. False where one file cannot be it.
-bool construct(const std::string& name, const std::string& path) {
-  const auto write = [&](const std::string& bytes) { std::ofstream(path, std::ios::binary) << bytes; };
-  const auto write_shapes = [&](std::int64_t n_h, std::int64_t n_keys, std::int64_t n_values, std::int64_t d_q) {
-    FileWorkload workload = FileWorkload::draw(1, n_h, 2, 1, n_keys, 64, 64);
-    workload.q = FileWorkload::draw(1, n_h, 2, 1, 1, d_q, 64).q;
-    workload.v = FileWorkload::draw(1, n_h, 2, 1, n_values, 64, 64).v;
-    workload.write(path, "F32");
-  };
-  if (name == "overlap_many") {
-    // Fewer than a million: that it takes no quadratic search is tested elsewhere.
-    std::string header = "{";
-    for (int i = 0; i < 50'000; ++i) {
-      header += (i == 0 ? "\"w" : ",\"w") + std::to_string(i) + R"(":{"dtype":"F32","shape":[2,2],"data_offsets":[0,16]})";
-    }
-    write(with_length(header + "}", std::string(16, '\0')));
-  } else if (name == "name_long") {
-    write(
-        with_length("{\"" + repeated(1'000'000, "a") + R"(":{"dtype":"F32","shape":[2,2],"data_offsets":[0,4]}})", "1234"));
-  } else if (name == "directory") {
-    std::filesystem::create_directory(path);
-  } else if (name == "fifo") {
-    return ::mkfifo(path.c_str(), 0644) == 0;
-  } else if (name == "no_permission") {
-    write("x");
-    return ::chmod(path.c_str(), 0) == 0;
-  } else if (name == "ok_over_2gib") {
-    const std::string head = with_length(R"({"w":{"dtype":"U8","shape":[2147483656],"data_offsets":[0,2147483656]}})");
-    write(head);
-    std::filesystem::resize_file(path, head.size() + 2147483656);  // sparse
-  } else if (name == "tool_head_dim_differs") {
-    write_shapes(4, 8, 8, 128);
-  } else if (name == "tool_lengths_differ") {
-    write_shapes(4, 8, 9, 64);
-  } else if (name == "tool_heads_do_not_divide") {
-    write_shapes(7, 8, 8, 64);
-  } else {
-    return false;
-  }
-  return true;
-}
-
-}  // namespace
-
-TEST_CASE("files: every bad file is refused by oracle and decode in one line that names it") {
-  const Scratch scratch;
-  const auto cases = nlohmann::json::parse(Scratch::read(TREE_ATTN_TEST_DATA "/safetensors_bad.json"))["cases"];
-  std::vector<std::string> names, skipped;
-  std::vector<Words> commands;
-  for (const auto& bad : cases) {
-    const std::string name = bad["name"];
-    if (bad.contains("hex"))
-      scratch.write(name, from_hex(bad["hex"]));
-    else if (!construct(name, scratch.path(name))) {
-      skipped.push_back(name);
-      continue;
-    }
-    names.push_back(name);
-    commands.push_back(alone({"oracle", name, "out"}));
-    commands.push_back(alone({"decode", name, "out", "--report", "report"}));
-  }
-  const std::vector<Result> results = run_all(commands, {.folder = scratch.folder().string(), .may_open_all = false});
-
-  int n_refused = 0, n_legal = 0;
-  for (std::size_t i = 0; i < names.size(); ++i) {
-    const std::string& name = names[i];
-    CAPTURE(name);
-    const auto& bad = *std::find_if(cases.begin(), cases.end(), [&](const auto& each) { return each["name"] == name; });
-    const bool legal = bad["expected"] == "accept";
-    for (const Result& result : {results[2 * i], results[2 * i + 1]}) {
-      check_one_line(result, name + ": ");
-      CHECK(lines_of_ours(result.err).at(0).starts_with("tree_attn: " + name + ": "));
-      // A legal file has everything but what is to be decoded.
-      if (legal)
-        CHECK(result.err.find("tensor \"q\" not found; file has: ") != std::string::npos);
-      else
-        CHECK((result.err.find("tensor \"q\" not found") != std::string::npos) == (name == "tool_dtype_unsupported"));
-      if (kToolReasons.contains(name)) CHECK(result.err.find(kToolReasons.at(name)) != std::string::npos);
-    }
-    CHECK(results[2 * i].err == results[2 * i + 1].err);
-    ++(legal ? n_legal : n_refused);
-  }
-  MESSAGE(n_refused << " refused, " << n_legal << " legal, without q");
-  CHECK(n_refused >= 66);
-  CHECK(n_legal >= 12);
-  CHECK(skipped == std::vector<std::string>{"differs_between_ranks"});
-
-  // Nothing was written, neither whole nor in part.
-  CHECK(scratch.names().size() == names.size());
-}
-
 TEST_CASE("files: q, k, v, zeta and lengths that do not fit are refused with their numbers") {
   const Scratch scratch;
   const FileWorkload good = FileWorkload::draw(2, 4, 2, 1, 8, 16, 16);
@@ -154,6 +32,11 @@ TEST_CASE("files: q, k, v, zeta and lengths that do not fit are refused with the
               [&](FileWorkload& bad) { bad.v = draw(1, 4, 2, 8, 16).v; });
   add_problem("kv_heads", "attention: k has 2 KV heads, v has 4 (q, k, v are [b, heads, positions, d])",
               [&](FileWorkload& bad) { bad.v = draw(2, 4, 4, 8, 16).v; });
+  add_problem("keys", "attention: k has 8 keys, v has 9", [&](FileWorkload& bad) { bad.v = draw(2, 4, 2, 9, 16).v; });
+  add_problem("heads", "attention: 7 query heads are not a multiple of 2 KV heads (q, k, v are [b, heads, positions, d])",
+              [&](FileWorkload& bad) { bad.q = draw(2, 7, 2, 8, 16).q; });
+  add_problem("head_dim", "attention: head_dim of q (16) and k (8) differ",
+              [&](FileWorkload& bad) { bad.k = draw(2, 4, 2, 8, 8).k; });
   add_problem("d_0", "attention: head_dim of q and k is 0", [&](FileWorkload& bad) { bad = draw(2, 4, 2, 8, 0); });
   add_problem("too_long", "attention: length 9 of batch entry 1 is not in [0, 8]", [](FileWorkload& bad) {
     bad.lengths = {8, 9};
@@ -187,6 +70,11 @@ TEST_CASE("files: q, k, v, zeta and lengths that do not fit are refused with the
   add("float_lengths", "tensor \"lengths\" must be I64");
   good.write(scratch.path("good"), "F32");
   add("no_such_file", "cannot open: No such file or directory");
+  // What else is wrong with a file is tested with its reader.
+  scratch.write("no_tensors", "not a tensor file");
+  add("no_tensors", "header too large: ");
+  std::filesystem::create_directory(scratch.path("folder"));
+  add("folder", "is a directory");
 
   // Options that only the file shows to be wrong.
   for (const auto& [options, part] : std::vector<std::pair<Words, std::string>>{
@@ -217,7 +105,7 @@ TEST_CASE("files: a tensor that asks for another attention is refused by its nam
   };
   const Words qkv{"q", "k", "v"};
   std::vector<Words> commands;
-  const Words others{"attention_mask", "attn_mask", "bias", "alibi_slopes", "block_table", "page_table"};
+  const Words others{"attention_mask", "alibi_slopes", "page_table"};
   for (const std::string& other : others) {
     write(other, qkv + Words{other});
     commands.push_back(alone({"oracle", other, "out"}));
@@ -322,11 +210,10 @@ TEST_CASE("decode: values that are the first components of the keys: --value-dim
     const std::vector<std::pair<int, Words>> runs{{1, {"--verify"}},
                                                   {3, {"--verify", "--compare", "paper,ring,gather"}},
                                                   {2, {"--order", "dealt", "--moments", "2"}},
-                                                  {2, {"--steps", "3", "--compare", "ring"}},
                                                   {1, {"--backend", "emulated", "--causal"}},
                                                   {2, {"--backend", "emulated", "--steps", "3"}}};
     for (const auto& [p, more] : runs) {
-      if (!tree_attn::test::takes_all_cases() && n++ % 5 % 2 == 0) continue;
+      if (!tree_attn::test::takes_all_cases() && n++ % 2 == 0) continue;
       INFO(dtype << ", " << p << " ranks, " << more[0]);
       CHECK(same(more, p));
     }
@@ -348,5 +235,4 @@ TEST_CASE("decode: values that are the first components of the keys: --value-dim
     check_one_line(run(alone({command, scratch.path("keys"), scratch.path("none")})), "tensor \"v\" not found");
   }
   CHECK(!std::filesystem::exists(scratch.path("none")));
-  check_one_line(run(alone({"decode", "--seq-len", "64", "--value-dim", "8"})), "--value-dim 8: needs IN");
 }

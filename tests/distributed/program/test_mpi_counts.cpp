@@ -3,7 +3,6 @@
 /// @brief Counted is predicted: what reaches MPI is what the report says, what it predicts and what `predict` says.
 #include "tree_attn/distributed/decoders/decoder.hpp"
 #include "tree_attn/tests/distributed/program/command.hpp"
-#include "tree_attn/tests/support/sweep.hpp"
 
 #include <nlohmann/json.hpp>
 
@@ -32,87 +31,37 @@ Counts counts_of_pmpi(const std::string& err) {
 
 }  // namespace
 
-TEST_CASE("counts: MPI sends as many messages and bytes as were counted and predicted, between nodes too") {
+TEST_CASE("counts: MPI sends what was counted and predicted, and through shared memory only what crosses nodes") {
   const Scratch scratch;
-  struct Layout {
-    int n_ranks;
-    std::string n_keys, per_node, order = "contiguous";
-  };
-  std::vector<Layout> layouts{{4, "1000", "2"}, {5, "80000", "3"}, {3, "80000", "1", "dealt"}};
-  if (tree_attn::test::takes_all_cases())
-    layouts.insert(layouts.end(),
-                   {{1, "1000", "1"}, {2, "1000", "1"}, {3, "4096", "2"}, {7, "1000", "7"}, {8, "100003", "3", "dealt"}});
-  const auto algorithms = tree_attn::algorithms();
-  const Words shape{"--heads", "4", "--kv-heads", "2", "--head-dim", "4"};
   // The transport is the same for all algorithms of a run, so each has its own run.
-  std::vector<Words> decodes, predicts;
-  const auto report = [&](const char* command, std::size_t i) { return scratch.path(command + std::to_string(i)); };
-  for (const auto& [n_ranks, n_keys, per_node, order] : layouts) {
-    const Words size = Words{"--seq-len", n_keys, "--ranks-per-node", per_node, "--order", order} + shape;
-    for (const tree_attn::Algorithm& algorithm : algorithms) {
-      const Words counted{"env", "LD_PRELOAD=" TREE_ATTN_PMPI_COUNTS, "PMPI_COUNTS_PER_NODE=" + per_node, kProgram};
-      decodes.push_back(ranks(
-          n_ranks,
-          Words{"decode", "--algorithm", std::string(algorithm.name), "--report", report("decode", decodes.size())} + size,
-          counted));
-    }
-    predicts.push_back(
-        alone(Words{"predict", "--ranks", std::to_string(n_ranks), "--report", report("predict", predicts.size())} + size));
-  }
-  const std::vector<Result> decoded = run_all(decodes), predicted = run_all(predicts);
-
-  int n_between = 0;
-  for (std::size_t l = 0; l < layouts.size(); ++l) {
-    check_silent_success(predicted[l]);
-    const Json predict_report = Json::parse(Scratch::read(report("predict", l)));
-    REQUIRE(predict_report["runs"].size() >= algorithms.size());
-    for (std::size_t a = 0; a < algorithms.size(); ++a) {
-      CAPTURE(layouts[l].n_ranks);
-      CAPTURE(algorithms[a].name);
-      const Result& result = decoded[l * algorithms.size() + a];
-      check_silent_success(result);
-      const Json run = Json::parse(Scratch::read(report("decode", l * algorithms.size() + a)))["runs"][0],
-                 predict_run = predict_report["runs"][a]["predicted"];
-      const Counts sent = counts_of_pmpi(result.err);
-      CHECK(counts_in(run) == sent);
-      CHECK(counts_in(run["predicted"]) == sent);
-      // Where ranks outnumber cores, decode has a radix of its own.
-      if (algorithms[a].radix == nullptr) CHECK(counts_in(predict_run) == sent);
-      CHECK((sent[0] > 0) == (layouts[l].n_ranks > 1));
-      n_between += sent[2] > 0;
-      CHECK(run["merge_steps"] == run["predicted"]["merge_steps"]);
-      CHECK(run["peak_kv_bytes_per_rank"] == predict_run["peak_kv_bytes_per_rank"]);
-    }
-  }
-  CHECK(n_between > 20);
-}
-
-TEST_CASE("counts: through shared memory the same is counted, and only what crosses nodes reaches MPI") {
-  const Scratch scratch;
   std::vector<Words> decodes;
-  for (const auto& [n_ranks, per_node] : {std::pair{4, "4"}, {4, "2"}, {5, "3"}}) {
-    for (const tree_attn::Algorithm& algorithm : tree_attn::algorithms()) {
-      decodes.push_back(ranks(
-          n_ranks,
-          {"decode", "--algorithm", std::string(algorithm.name), "--report", scratch.path(std::to_string(decodes.size())),
-           "--seq-len", "1000", "--ranks-per-node", per_node, "--transport", "shared"},
-          {"env", "LD_PRELOAD=" TREE_ATTN_PMPI_COUNTS, "PMPI_COUNTS_PER_NODE=" + std::string(per_node), kProgram}));
-    }
+  const Words shape{"--seq-len", "1000", "--heads", "4", "--kv-heads", "2", "--head-dim", "4", "--ranks-per-node", "3"};
+  for (const tree_attn::Algorithm& algorithm : tree_attn::algorithms()) {
+    for (const std::string transport : {"mpi", "shared"})
+      decodes.push_back(ranks(5,
+                              Words{"decode", "--algorithm", std::string(algorithm.name), "--transport", transport,
+                                    "--report", scratch.path(std::to_string(decodes.size()))} +
+                                  shape,
+                              {"env", "LD_PRELOAD=" TREE_ATTN_PMPI_COUNTS, "PMPI_COUNTS_PER_NODE=3", kProgram}));
   }
   const std::vector<Result> decoded = run_all(decodes);
-  int n_between = 0;
+  check_silent_success(run(alone(Words{"predict", "--ranks", "5", "--report", scratch.path("predict")} + shape)));
+  const Json predicted = Json::parse(Scratch::read(scratch.path("predict")))["runs"];
   for (std::size_t i = 0; i < decodes.size(); ++i) {
-    CAPTURE(i);
+    const tree_attn::Algorithm& algorithm = tree_attn::algorithms()[i / 2];
+    CAPTURE(algorithm.name);
     check_silent_success(decoded[i]);
     const Json run = Json::parse(Scratch::read(scratch.path(std::to_string(i))))["runs"][0];
-    CHECK(run["transport"] == "shared");
-    CHECK(counts_in(run["predicted"]) == counts_in(run));
-    const Counts sent = counts_of_pmpi(decoded[i].err);
-    CHECK(sent[1] == sent[2]);
-    CHECK(sent[2] == counts_in(run)[2]);
-    n_between += sent[2] > 0;
+    const Counts sent = counts_of_pmpi(decoded[i].err), counted = counts_in(run);
+    CHECK(run["transport"] == (i % 2 == 0 ? "mpi" : "shared"));
+    CHECK(counts_in(run["predicted"]) == counted);
+    CHECK(run["merge_steps"] == run["predicted"]["merge_steps"]);
+    CHECK(counted[2] > 0);
+    CHECK(sent == (i % 2 == 0 ? counted : Counts{sent[0], counted[2], counted[2]}));
+    // Where ranks outnumber cores, decode has a radix of its own.
+    if (algorithm.radix == nullptr) CHECK(counts_in(predicted[i / 2]["predicted"]) == counted);
+    CHECK(run["peak_kv_bytes_per_rank"] == predicted[i / 2]["predicted"]["peak_kv_bytes_per_rank"]);
   }
-  CHECK(n_between > 10);
 }
 
 /// Most messages that a rank sends, those inside MPI's collectives included, in a decode of one step.

@@ -90,19 +90,9 @@ TEST_CASE("generate: keys and values that go to other ranks in the middle of an 
                  "--ranks-after 3 is larger than the job, which has 2 ranks");
 }
 
-TEST_CASE("generate: ranks that read different texts, and a question of standard input on all ranks") {
+TEST_CASE("generate: a question of standard input is asked on all ranks") {
   const Scratch scratch;
   const std::string text = scratch.write("text", "The code of velora is 402913. ");
-  scratch.write("other", "The code of velora is 402914. ");
-  const Words shell{"sh",
-                    "-c",
-                    "cd \"$2\"; [ \"${OMPI_COMM_WORLD_RANK:-$PMI_RANK}\" = 1 ] && t=other || t=text; "
-                    "exec \"$0\" generate \"$1\" $t --ask 'The code of velora is '",
-                    kProgram,
-                    kRecall,
-                    scratch.folder().string()};
-  check_one_line(run(ranks(2, {}, shell)), "the ranks read different files: MODEL, TEXT or the file of --questions");
-
   Words piped = ranks(3, {"generate", kRecall, text});
   std::string command;
   for (const std::string& word : piped) command += " '" + word + "'";

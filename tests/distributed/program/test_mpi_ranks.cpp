@@ -28,8 +28,6 @@ TEST_CASE("ranks: what is wrong is said once, and all end with status 2") {
   scratch.write("bad", "not a tensor file");
   const std::vector<std::pair<Words, std::string>> all{
       {{"attend"}, "unknown command"},
-      {{"decode", "--no-such-option"}, "--no-such-option"},
-      {{"decode", "--backend", "tpu"}, "--backend tpu: unknown"},
       {{"decode", "--shards", "4096"}, "--shards lists 1 shard for 3 ranks"},
       {{"decode", "--shards", "4096,1,-1"}, "--shards: -1 is not in 0 .. 4096"},
       {{"decode", "--seq-len", "4000000000"}, "--seq-len 4000000000 with --batch 1 needs about"},
@@ -108,24 +106,6 @@ TEST_CASE("ranks: input that differs from rank 0's is refused, and the line says
   for (std::int64_t c = 0; c < 4; ++c) other.v.at(1, 0, 71, c) = 1e6;
   other.write(folder(0) + "/1/in", "F32");
   CHECK(run(verified).status == 1);
-}
-
-TEST_CASE("ranks: options unlike rank 0's end the job at once, and the line says both") {
-  const Words decode{"decode", "--seq-len", "256", "--threads", "1"};
-  const std::string all = ": all ranks need the same";
-  const std::vector<std::pair<Words, std::string>> unlike{
-      {decode + Words{"--algorithm=ring"}, "rank 1: has --algorithm ring, but rank 0 has --algorithm two-level" + all},
-      {{"info"}, "rank 1: has the command info, but rank 0 has the command decode" + all},
-      {decode + Words{"--steps", "0"}, "rank 1: --steps: Value 0 not in range 1 to"}};
-  for (const auto& [arguments, line] : unlike)
-    check_one_line(run(each_its_own({decode, arguments, decode}), {.deadline = 20}), line);
-
-  // What no message depends on: threads, files, a default that is spelt out.
-  const Scratch scratch;
-  check_silent_success(run(
-      each_its_own({decode + Words{"--report", scratch.path("first")},
-                    {"decode", "--seq-len", "256", "--threads", "2", "--steps", "1", "--report", scratch.path("second")}})));
-  CHECK(scratch.names() == Words{"first"});
 }
 
 TEST_CASE("ranks: outputs that differ between ranks fail, in the table, the report and the status") {

@@ -13,11 +13,8 @@ TEST_CASE("decode: causal edges, windows, sinks and learned sinks: the same bits
   for (const bool has_sink : {false, true}) {
     if (has_sink) workload.sink = {1, -2, 0.5f, 40};
     workload.write(scratch.path("in"), "F32");
-    for (const Words& rule : std::vector<Words>{{},
-                                                {"--causal"},
-                                                {"--window", "70"},
-                                                {"--causal", "--window", "1"},
-                                                {"--causal", "--window", "100", "--sinks", "66"}}) {
+    for (const Words& rule :
+         std::vector<Words>{{}, {"--causal"}, {"--window", "70"}, {"--causal", "--window", "100", "--sinks", "66"}}) {
       for (const char* backend : {"cpu", "emulated"}) {
         if (!tree_attn::test::takes_all_cases() && backend == std::string("emulated") && rule.size() < 5 &&
             rule != Words{"--causal"})
@@ -56,20 +53,17 @@ TEST_CASE("decode: rules that a kernel does not have, and learned sinks of anoth
                  "tensor \"sink\" must be F64, F32, F16 or BF16 of shape [4], a logit for every query head");
   check_one_line(run(alone({"oracle", scratch.path("three"), scratch.path("out")})), "tensor \"sink\" must be");
   check_one_line(run(alone({"decode", scratch.path("four"), "--moments", "2"})), "a learned sink has no moments");
-  check_one_line(run(alone({"decode", "--seq-len", "64", "--sinks", "3"})), "--sinks requires --window");
-  check_one_line(run(alone({"decode", "--seq-len", "64", "--window", "0"})), "--window");
-  for (const Words& more : std::vector<Words>{{"--seq-len", "64", "--window", "9"}, {scratch.path("four")}}) {
-    check_one_line(run(alone(Words{"decode"} + more + Words{"--backend", "emulated", "--algorithm", "one-shot"})),
-                   "its kernel has no window and no learned sinks; use two-level");
-  }
+  check_one_line(run(alone({"decode", scratch.path("four"), "--backend", "emulated", "--algorithm", "one-shot"})),
+                 "its kernel has no window and no learned sinks; use two-level");
 }
 
 TEST_CASE("decode: masks and soft caps: the same bits on 1 and 3 ranks and with --steps, near the oracle") {
   const Scratch scratch;
   FileWorkload workload = FileWorkload::draw(2, 4, 2, 3, 500, 16, 24);
   workload.lengths = {500, 70};
-  for (const std::vector<std::int64_t>& shape : std::vector<std::vector<std::int64_t>>{{}, {1, 1, 3, 500}, {2, 4, 3, 500}}) {
-    for (const bool is_boolean : {false, true}) {
+  for (const bool is_boolean : {false, true}) {
+    for (const std::vector<std::int64_t>& shape : std::vector<std::vector<std::int64_t>>{{1, 1, 3, 500}, {2, 4, 3, 500}}) {
+      if (is_boolean != (shape[0] == 1) && !tree_attn::test::takes_all_cases()) continue;
       workload.mask_shape = shape, workload.mask_is_boolean = is_boolean;
       workload.write(scratch.path("in"), "F32");
       for (const Words& more : std::vector<Words>{{"--softcap", "2"}, {"--causal", "--window", "100", "--sinks", "66"}}) {
@@ -105,12 +99,8 @@ TEST_CASE("decode: masks and caps that cannot be had are one line") {
   check_one_line(run(alone({"decode", scratch.path("two heads")})), axes);
   check_one_line(run(alone({"oracle", scratch.path("two heads"), scratch.path("out")})), axes);
   check_one_line(run(alone({"decode", scratch.path("in"), "--moments", "2"})), "the entropy needs scores that are linear");
-  check_one_line(run(alone({"decode", "--softcap", "3", "--moments", "2"})), "the entropy needs scores that are linear");
-  check_one_line(run(alone({"decode", "--softcap", "-3"})), "-3 is no soft cap");
-  check_one_line(run(alone({"decode", "--softcap", "nan"})), "nan is no soft cap");
-  for (const Words& more : std::vector<Words>{{"--softcap", "3"}, {scratch.path("in")}})
-    check_one_line(run(ranks(2, Words{"decode"} + more + Words{"--backend", "emulated"})),
-                   "--backend emulated: no kernel has --softcap or the tensor \"mask\"; use --backend cpu");
+  check_one_line(run(ranks(2, {"decode", scratch.path("in"), "--backend", "emulated"})),
+                 "--backend emulated: no kernel has --softcap or the tensor \"mask\"; use --backend cpu");
 }
 
 TEST_CASE("predict: a window is in the predicted messages and times, and one-shot is left out") {

@@ -35,69 +35,24 @@ void check_refused(const std::vector<Refused>& all, const Scratch& scratch) {
 }  // namespace
 
 TEST_CASE("usage: help and version are there for the program and every command") {
-  const std::vector<Words> commands{
-      {"--help"},       {"--version"}, {"oracle", "--help"},  {"decode", "--help"},  {"info", "--help"},
-      {"decode", "-h"}, {"info"},      {"predict", "--help"}, {"generate", "--help"}};
-  std::vector<Words> all;
-  for (const Words& command : commands) all.push_back(alone(command));
+  std::vector<Words> all{alone({"--version"}), alone({"decode", "-h"}), alone({"--help"})};
+  const Words commands{"decode", "generate", "info", "oracle", "predict"};
+  for (const std::string& command : commands) all.push_back(alone({command, "--help"}));
   const std::vector<Result> results = run_all(all);
-  for (const Result& result : results) check_silent_success(result);
-
-  for (const char* command : {"oracle", "decode", "generate", "predict", "info", "--version", "--timeout"})
-    CHECK(results[0].out.find(command) != std::string::npos);
-  CHECK(results[1].out == "tree_attn " TREE_ATTN_VERSION "\n");
-  for (const char* option : {"IN", "OUT", "--scale", "--causal", "heads before"})
-    CHECK(results[2].out.find(option) != std::string::npos);
-  for (const char* option : {"IN",
-                             "OUT",
-                             "--seq-len",
-                             "--heads",
-                             "--kv-heads",
-                             "--head-dim",
-                             "--batch",
-                             "--dtype",
-                             "--seed",
-                             "--algorithm",
-                             "--backend",
-                             "--transport",
-                             "--ranks-per-node",
-                             "--shards",
-                             "--threads",
-                             "--steps",
-                             "--compare",
-                             "--repeat",
-                             "--warmup",
-                             "--verify",
-                             "--report",
-                             "--radix",
-                             "--order",
-                             "--devices",
-                             "heads before",
-                             "k [b, n_kv, N, d_h]",
-                             "joins late"}) {
-    CHECK_MESSAGE(results[3].out.find(option) != std::string::npos, option);
-  }
-  for (const std::string& name : tree_attn::test::names()) CHECK(results[3].out.find(name + ":") != std::string::npos);
-  CHECK(results[3].out == results[5].out);
-  for (const char* subject : {"ranks", "backends", "cpu", "transports", "mpi", "nccl", "cuda", "GPUs"})
-    CHECK(results[6].out.find(subject) != std::string::npos);
-  for (const char* option :
-       {"--seq-len", "--heads", "--kv-heads", "--head-dim", "--batch", "--dtype", "--ranks", "--ranks-per-node",
-        "--bandwidth", "--latency", "--overhead", "--memory-bandwidth", "--merge-time", "--report", "H100"}) {
-    CHECK_MESSAGE(results[7].out.find(option) != std::string::npos, option);
-  }
-
-  for (const char* option :
-       {"MODEL", "TEXT", "a regular file", "--ask", "--questions", "--tokens", "--stop", "--temperature", "--seed",
-        "--algorithm", "--compare", "--order", "--dtype", "--moments", "--reshard-at", "--ranks-after", "--report"}) {
-    CHECK_MESSAGE(results[8].out.find(option) != std::string::npos, option);
-  }
-
-  // Made for a terminal of a usual width.
   for (const Result& result : results) {
+    check_silent_success(result);
+    // Made for a terminal of a usual width.
     std::istringstream text(result.out);
     for (std::string line; std::getline(text, line);) CHECK(line.size() <= 140);
   }
+  CHECK(results[0].out == "tree_attn " TREE_ATTN_VERSION "\n");
+  CHECK(results[1].out == results[3].out);
+  // Every option of every command is tried by the test of options that differ between ranks.
+  for (std::size_t i = 0; i < commands.size(); ++i) {
+    CHECK(results[2].out.find(commands[i]) != std::string::npos);
+    CHECK(results[3 + i].out.find("Usage: ") != std::string::npos);
+  }
+  for (const std::string& name : tree_attn::test::names()) CHECK(results[3].out.find(name + ":") != std::string::npos);
 }
 
 TEST_CASE("usage: what is wrong with a command line is said in one line, as tests/data/refused.json lists") {
@@ -162,9 +117,6 @@ TEST_CASE("usage: a backend or transport that is not there is refused by what is
                           why.find("driver") != std::string::npos;
     CHECK_MESSAGE(says_why, why);
   }
-
-  const Result nccl = run(alone({"decode", "--seq-len", "64", "--transport", "nccl"}));
-  check_one_line(nccl, "--transport nccl sends from the memory of GPUs, but the backend is cpu");
 }
 
 TEST_CASE("usage: an instruction set that the processor does not have is refused, by decode and by info in the same words") {
@@ -215,23 +167,15 @@ TEST_CASE("usage: a place that cannot be written is found before the work, and w
   std::filesystem::create_symlink("loop", scratch.path("loop"));
   std::filesystem::create_symlink("missing/out", scratch.path("astray"));
   const std::string no_such = ": cannot write: No such file or directory", is_folder = ": cannot write: Is a directory",
-                    too_long = ": cannot write: File name too long",
-                    too_many_links = ": cannot write: Too many levels of symbolic links", long_name(256, 'n');
+                    long_name(256, 'n');
   check_refused({{{"oracle", kLayer, missing}, missing + no_such},
                  {{"oracle", kLayer, folder}, folder + is_folder},
                  {{"oracle", kLayer, "/dev/null"}, "/dev/null: is not a regular file"},
-                 {{"decode", kLayer, missing}, missing + no_such},
-                 {{"decode", kLayer, folder}, folder + is_folder},
-                 {{"decode", kLayer, "/dev/null"}, "/dev/null: is not a regular file"},
                  {{"decode", kLayer, old, "--report", missing}, missing + no_such},
-                 {{"decode", kLayer, old, "--report", folder}, folder + is_folder},
+                 {{"decode", kLayer, folder}, folder + is_folder},
                  {{"decode", kLayer, old + "/out"}, old + "/out: cannot write: Not a directory"},
-                 {{"decode", kLayer, long_name}, long_name + too_long},
-                 {{"decode", kLayer, "--report", long_name}, long_name + too_long},
-                 {{"oracle", kLayer, long_name}, long_name + too_long},
-                 {{"decode", kLayer, "loop"}, "loop" + too_many_links},
-                 {{"decode", kLayer, "--report", "loop"}, "loop" + too_many_links},
-                 {{"oracle", kLayer, "loop"}, "loop" + too_many_links},
+                 {{"decode", kLayer, "--report", long_name}, long_name + ": cannot write: File name too long"},
+                 {{"decode", kLayer, "loop"}, "loop: cannot write: Too many levels of symbolic links"},
                  {{"decode", kLayer, "astray"}, "astray" + no_such},
                  // An hour of work, were it done first.
                  {{"decode", "--repeat", "1000000", "--report", missing}, missing + no_such},
