@@ -90,9 +90,10 @@ DType dtype_of(const char* name, DLDataType type) {
   if (is(type, kDLFloat, 64)) return DType::F64;
   if (is(type, kDLFloat, 32)) return DType::F32;
   if (is(type, kDLFloat, 16)) return DType::F16;
-  require(is(type, kDLBfloat, 16), name, " has elements of code ", int{type.code}, ", ", int{type.bits}, " bits and ",
-          type.lanes, " lanes; F64, F32, F16 and BF16 are taken");
-  return DType::BF16;
+  if (is(type, kDLBfloat, 16)) return DType::BF16;
+  require(is(type, kDLFloat8_e4m3fn, 8), name, " has elements of code ", int{type.code}, ", ", int{type.bits}, " bits and ",
+          type.lanes, " lanes; F64, F32, F16, BF16 and F8_E4M3 are taken");
+  return DType::F8_E4M3;
 }
 
 /// Whether the axes are filled up to four by one at the end, as for an lse: the last of its own axes may then be strided.
@@ -288,10 +289,22 @@ LseForm form_of(int form) {
   return form == TA_NATURAL ? LseForm::kNatural : form == TA_BASE_TWO ? LseForm::kBaseTwo : LseForm::kNaturalOrInfEmpty;
 }
 
+/// Scales [b, n_kv]; null: none.
+std::vector<float> scales_of(const DLManagedTensor* managed, const char* name, const AttentionShape& shape) {
+  if (managed == nullptr) return {};
+  const TensorView view = view_of(managed, name, 2);
+  require(view.shape == std::array<std::int64_t, 4>{1, 1, shape.batch, shape.kv_heads}, name, " is [", view.shape[2], ", ",
+          view.shape[3], "]; expected [", shape.batch, ", ", shape.kv_heads, "]");
+  std::vector<float> scales(static_cast<std::size_t>(shape.batch * shape.kv_heads));
+  for (std::int64_t i = 0; i < shape.batch; ++i) load_row(view, 0, 0, i, scales.data() + i * shape.kv_heads);
+  return scales;
+}
+
 std::optional<double> scale_of(double scale) { return scale == 0 ? std::nullopt : std::optional(scale); }
 
 Attention open(const ta_setup& setup, const AttentionShape& shape) {
   AttentionSetup all{.scale = scale_of(setup.scale), .ranks_per_node = setup.ranks_per_node};
+  all.scales = {scales_of(setup.k_scale, "k_scale", shape), scales_of(setup.v_scale, "v_scale", shape)};
   if (setup.algorithm != nullptr) all.algorithm = setup.algorithm;
   if (setup.backend != nullptr) all.backend = setup.backend;
   if (setup.n_threads != 0) all.n_threads = setup.n_threads;

@@ -32,14 +32,14 @@ class _Setup(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int64) for name in ("batch", "heads", "kv_heads", "n_queries", "head_dim", "value_dim")] + [
         ("key_type", _DataType), ("value_type", _DataType), ("scale", ctypes.c_double), ("algorithm", ctypes.c_char_p),
         ("backend", ctypes.c_char_p), ("n_threads", ctypes.c_int32), ("ranks_per_node", ctypes.c_int32), ("comm", ctypes.c_void_p),
-        ("timeout", ctypes.c_double)]
+        ("timeout", ctypes.c_double), ("k_scale", ctypes.c_void_p), ("v_scale", ctypes.c_void_p)]
 
 
 class _Seen(ctypes.Structure):
     _fields_ = [("causal", ctypes.c_int32), ("window", ctypes.c_int64), ("sinks", ctypes.c_int64), ("sink", ctypes.c_void_p)]
 
 
-_TYPES = {"float64": (2, 64), "float32": (2, 32), "float16": (2, 16), "bfloat16": (4, 16)}
+_TYPES = {"float64": (2, 64), "float32": (2, 32), "float16": (2, 16), "bfloat16": (4, 16), "float8_e4m3fn": (10, 8)}
 _FORMS = {"natural": 0, "base two": 1, "natural, inf is empty": 2}
 _ERRORS = {1: ValueError, 2: IndexError, 3: TransportError, 4: MemoryError}
 
@@ -211,14 +211,15 @@ class Attention:
     """Attention over keys and values that are appended, over the ranks of an mpi4py communicator or alone.
 
     All ranks make the same calls in the same order. Every rank passes all positions to append() and keeps those that it holds, which
-    holds() says; it may pass None for others. Every rank gets the same output, with the bits of any other number of ranks.
+    holds() says; it may pass None for others. Every rank gets the same output, with the bits of any other number of ranks. With dtype
+    "float8_e4m3fn", on the CPU, rows of other types are divided by k_scale and v_scale and rounded: each a number or [batch, kv_heads].
     """
 
     def __init__(self, comm=None, *, heads, head_dim, kv_heads=None, value_dim=None, batch=1, n_queries=1, dtype="float32", scale=None,
-                 algorithm=None, backend=None, threads=1, ranks_per_node=0, timeout=60):
+                 k_scale=None, v_scale=None, algorithm=None, backend=None, threads=1, ranks_per_node=0, timeout=60):
         self._handle = ctypes.c_void_p()
         self._comm = comm  # outlives the duplicate
-        value_dim = value_dim or head_dim
+        value_dim, kv_heads = value_dim or head_dim, kv_heads or heads
         name = str(dtype).split(".")[-1]
         if name not in _TYPES:
             raise ValueError(f"dtype is {name}; one of {', '.join(_TYPES)}")
@@ -227,8 +228,9 @@ class Attention:
             from mpi4py import MPI
             address = MPI._addressof(comm)
         text = [x.encode() if x else None for x in (algorithm, backend)]
-        setup = _Setup(batch, heads, kv_heads or heads, n_queries, head_dim, value_dim, _DataType(*_TYPES[name], 1), _DataType(*_TYPES[name], 1),
-                       scale or 0, *text, threads, ranks_per_node, address, timeout)
+        scales = [x if x is None else _dlpack(numpy.broadcast_to(x, (batch, kv_heads)).astype("float32")) for x in (k_scale, v_scale)]
+        setup = _Setup(batch, heads, kv_heads, n_queries, head_dim, value_dim, *[_DataType(*_TYPES[name], 1)] * 2, scale or 0, *text, threads,
+                       ranks_per_node, address, timeout, *(capsule and _pointer(capsule, b"dltensor") for capsule in scales))
         self._out_shape = (batch, heads, n_queries, value_dim)
         self._device = {"cuda": 2, "emulated": 12}.get(backend)
         self._size = comm.Get_size() if comm is not None else 1

@@ -196,6 +196,38 @@ class Layer(unittest.TestCase):
             with self.assertRaisesRegex(IndexError, "batch entry 1"):
                 layer.length(1)
 
+    def test_rows_of_eight_bits_have_the_bits_of_their_elements_on_one_rank(self):
+        # Powers of two lose nothing: the elements that are stored are those of a cache of float32.
+        k_scale, v_scale = numpy.array([[2.0 ** -5, 2.0 ** -7]]), 2.0 ** -6
+
+        def rounded(x, scale):  # to three bits after the first one; what is smaller than 2^-6 has fewer
+            wide = x / scale
+            ulp = 2.0 ** (numpy.maximum(numpy.floor(numpy.log2(numpy.maximum(abs(wide), 1e-30))), -6) - 3)
+            return (numpy.clip(numpy.round(wide / ulp) * ulp, -448, 448) * scale).astype("float32")
+
+        shape = {"heads": 8, "kv_heads": 2, "head_dim": 32, "value_dim": 16}
+        with tree_attn.Attention(dtype="bfloat16" if torch else "float32", **shape) as wide:
+            rows = rounded(self.k, k_scale.T[:, :, None]), rounded(self.v, v_scale)
+            wide.append(*(torch.from_numpy(x).bfloat16() for x in rows) if torch else rows)
+            expected = wide.step(self.q)
+        with tree_attn.Attention(self.comm, dtype="float8_e4m3fn", k_scale=k_scale, v_scale=v_scale, **shape) as layer:
+            for begin in range(0, 700, 50):
+                layer.append(self.k[:, begin:begin + 50], self.v[:, begin:begin + 50])
+            out, lse = layer.step(self.q)
+        if torch:
+            self.assertEqual((out.tobytes(), lse.tobytes()), (expected[0].tobytes(), expected[1].tobytes()))
+        self.assertLess(max(abs(out - expected[0]).max(), abs(lse - expected[1]).max()), 1e-5)
+        for wrong in (0, -1, float("nan"), 2.0 ** -101, 2.0 ** 101, float("inf")):
+            with self.assertRaisesRegex(ValueError, "2 scales for 1 entries of 2 KV heads; each is from 2.-100 to 2.100"):
+                tree_attn.Attention(self.comm, dtype="float8_e4m3fn", k_scale=[1, wrong], **shape)
+        with self.assertRaisesRegex(ValueError, "broadcast"):
+            tree_attn.Attention(self.comm, dtype="float8_e4m3fn", v_scale=[1, 2, 3], **shape)
+        with self.assertRaisesRegex(ValueError, "scales for F32; F8_E4M3 alone has them"):
+            tree_attn.Attention(self.comm, v_scale=1, **shape)
+        if self.comm:
+            with self.assertRaisesRegex(ValueError, "ranks 0 and 1 differ in hash of value scales"):
+                tree_attn.Attention(self.comm, dtype="float8_e4m3fn", v_scale=1 + (self.comm.rank == 1), **shape)
+
     def test_combine_of_own_kernels(self):
         rank = self.comm.rank if self.comm else 0
         cuts = numpy.linspace(0, 700, self.size + 1).astype(int)
@@ -255,6 +287,9 @@ class PyTorch(unittest.TestCase):
             z, _ = plain(*(x.to(dtype).double().numpy() for x in (q, k, v)))
             self.assertEqual((out.dtype, lse.dtype), (dtype, torch.float32))
             self.assertLess(abs(out.double().numpy() - z).max(), 4 * float(torch.finfo(dtype).eps))
+        # Elements of 8 bits, without scales.
+        eight = [x.to(torch.float8_e4m3fn) for x in (k, v)]
+        self.assertTrue(torch.equal(tree_attn.attention(q, *eight)[0], tree_attn.attention(q, *(x.bfloat16() for x in eight))[0]))
         # [b, n, h, d], the layout of FlashAttention, without a copy.
         swapped = k.transpose(1, 2).contiguous().transpose(1, 2)
         self.assertTrue(torch.equal(tree_attn.attention(q, swapped, v)[0], tree_attn.attention(q, k, v)[0]))

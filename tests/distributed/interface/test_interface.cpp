@@ -2,6 +2,7 @@
 /// @file
 /// @brief The C interface: results against the library, layouts taken in place, and hostile tensors, each refused in a line.
 /// Under AddressSanitizer this also shows that nothing is read outside.
+#include "tree_attn/distributed/decoders/attention.hpp"
 #include "tree_attn/distributed/interface/tree_attn.h"
 #include "tree_attn/reference/energy/moments.hpp"
 #include "tree_attn/reference/oracle/attention.hpp"
@@ -21,7 +22,7 @@
 namespace tree_attn::test {
 namespace {
 
-constexpr DLDataType kF64{kDLFloat, 64, 1}, kBF16{kDLBfloat, 16, 1};
+constexpr DLDataType kF64{kDLFloat, 64, 1}, kBF16{kDLBfloat, 16, 1}, kF8{kDLFloat8_e4m3fn, 8, 1};
 
 /// A tensor with memory of exactly its size, so that a read or a write beyond it is seen.
 struct Managed {
@@ -162,7 +163,7 @@ TEST_CASE("interface: hostile tensors are refused in one line, and nothing is re
   CHECK(has(refused([](Call& c) { c.v.dl().device.device_type = 99; }), "v is on device type 99"));
   CHECK(refused([](Call& c) {
           c.k.dl().dtype = {kDLFloat, 32, 4};
-        }) == "k has elements of code 2, 32 bits and 4 lanes; F64, F32, F16 and BF16 are taken");
+        }) == "k has elements of code 2, 32 bits and 4 lanes; F64, F32, F16, BF16 and F8_E4M3 are taken");
   CHECK(has(refused([](Call& c) { c.k.dl().dtype = {0, 32, 1}; }), "k has elements of code 0, 32 bits"));
   CHECK(has(refused([](Call& c) { c.k.dl().dtype = {kDLBfloat, 32, 1}; }), "k has elements of code 4"));
   // Overlaps.
@@ -315,9 +316,86 @@ TEST_CASE("interface: a handle appends, steps, truncates and combines, and refus
   CHECK(has(line(ta_open(&setup, &attention)), "an axis is negative"));
   setup.heads = 4, setup.key_type = {0, 8, 1};
   CHECK(has(line(ta_open(&setup, &attention)), "key_type has elements of code 0"));
+  setup.key_type = {7, 8, 1};  // F8_E3M4
+  CHECK(has(line(ta_open(&setup, &attention)), "key_type has elements of code 7, 8 bits"));
   CHECK(line(ta_open(nullptr, &attention)) == "setup or attention is null");
   CHECK(line(ta_step(nullptr, call.q, nullptr, out, nullptr)) == "attention is null");
   CHECK(std::string(ta_version()).starts_with("0."));
+}
+
+TEST_CASE("interface: a cache of F8_E4M3 with scales has the bits of the library, whatever type its rows have before") {
+  const Call call;
+  const std::vector<float> of_keys{0.02f, 0.3f}, of_values{0x1p-6f, 0.011f};
+  const auto scales = [](Managed& managed, const std::vector<float>& x) {
+    std::memcpy(managed.bytes.data(), x.data(), 4 * x.size());
+  };
+  Managed k_scale({1, 2}), v_scale({1, 2});
+  scales(k_scale, of_keys), scales(v_scale, of_values);
+  // Rows that were divided and rounded before.
+  const auto divided = [](Managed& to, const Managed& from, const std::vector<float>& by) {
+    for (std::size_t i = 0; i < to.bytes.size(); ++i)
+      to.bytes[i] = std::byte{narrow<Float8>(from.at(i) / by[i / (to.bytes.size() / 2)]).bits};
+  };
+  Managed k({2, 70, 8}, 2), v({2, 70, 6}, 3), k8({2, 70, 8}, kF8), v8({2, 70, 6}, kF8);
+  divided(k8, k, of_keys), divided(v8, v, of_values);
+  const AttentionShape shape{.dtype = DType::F8_E4M3,
+                             .value_dtype = DType::F8_E4M3,
+                             .heads = 4,
+                             .kv_heads = 2,
+                             .n_queries = 2,
+                             .head_dim = 8,
+                             .value_dim = 6};
+  Attention library(shape, {.scales = {of_keys, of_values}});
+  library.append(0, TensorView::dense(k8.bytes.data(), DType::F8_E4M3, {1, 2, 70, 8}),
+                 TensorView::dense(v8.bytes.data(), DType::F8_E4M3, {1, 2, 70, 6}));
+  const DecodeOutput expected = library.step(call.q.view()).copy();
+
+  ta_setup setup{};
+  setup.batch = 1, setup.heads = 4, setup.kv_heads = 2, setup.n_queries = 2, setup.head_dim = 8, setup.value_dim = 6;
+  setup.key_type = setup.value_type = kF8, setup.k_scale = k_scale, setup.v_scale = v_scale;
+  ta_attention* attention = nullptr;
+  for (const bool is_narrow : {false, true}) {
+    REQUIRE(ta_open(&setup, &attention) == TA_OK);
+    REQUIRE(ta_append(attention, 0, 70, is_narrow ? k8 : k, is_narrow ? v8 : v) == TA_OK);
+    REQUIRE(ta_step(attention, call.q, nullptr, call.out, call.lse) == TA_OK);
+    for (std::size_t i = 0; i < 48; ++i) CHECK(call.out.at(i) == expected.out[i]);
+    for (std::size_t i = 0; i < 8; ++i) CHECK(call.lse.at(i) == expected.lse[i]);
+    k.dl().device.device_type = kDLCUDA;
+    CHECK(line(ta_append(attention, 0, 70, k, v)) ==
+          "k is on device type 2, index 0; tensors in memory of the host are taken");
+    k.dl().device.device_type = kDLCPU;
+    ta_close(attention);
+  }
+
+  const auto refused = [&](auto member, const auto& spoil) {
+    Managed odd({1, 2});
+    scales(odd, {1, 1});
+    spoil(odd);
+    ta_setup spoilt = setup;
+    spoilt.*member = odd;
+    const std::string text = line(ta_open(&spoilt, &attention));
+    CHECK(attention == nullptr);
+    return text;
+  };
+  constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+  for (const auto& [member, name] :
+       {std::pair{&ta_setup::k_scale, std::string("k_scale")}, {&ta_setup::v_scale, "v_scale"}}) {
+    for (const float x : {0.0f, -1.0f, kNaN, 0x1p-101f, 0x1p101f})
+      CHECK(refused(member, [&](Managed& odd) {
+              scales(odd, {1, x});
+            }) == "KvCache::set_scales: 2 scales for 1 entries of 2 KV heads; each is from 2^-100 to 2^100");
+    CHECK(refused(member, [](Managed& odd) { odd.dl().ndim = 1; }) == name + " has 1 axes; expected 2");
+    CHECK(refused(member, [](Managed& odd) { odd.shape = {2, 1}; }) == name + " is [2, 1]; expected [1, 2]");
+    CHECK(refused(member, [](Managed& odd) { odd.dl().data = nullptr; }) == name + " has no data");
+    CHECK(has(refused(member, [](Managed& odd) { odd.dl().dtype.code = 0; }), "_scale has elements of code 0, 32 bits"));
+    CHECK(has(refused(member, [](Managed& odd) { odd.dl().device.device_type = kDLCUDA; }), "_scale is on device type 2"));
+  }
+  ta_setup other = setup;
+  other.value_type = kBF16;
+  CHECK(line(ta_open(&other, &attention)) == "KvCache::set_scales: scales for BF16; F8_E4M3 alone has them");
+  other = setup, other.backend = "emulated";
+  CHECK(line(ta_open(&other, &attention)) ==
+        "--backend emulated: no kernel supports F8_E4M3 keys and values; use --backend cpu");
 }
 
 }  // namespace tree_attn::test
