@@ -70,6 +70,8 @@ TensorView rounded(const TensorView& view, DType dtype, std::vector<std::byte>& 
 }  // namespace
 
 AttentionShape cache_shape(const ModelConfig& config, const GeneratorOptions& options) {
+  require<InputError>(!options.moments || options.dtype != DType::F8_E4M3,
+                      "--moments 2: squares of values have no scale; not for keys and values of F8_E4M3");
   AttentionShape shape{.dtype = options.dtype,
                        .value_dtype = options.dtype,
                        .batch = 1,
@@ -112,7 +114,7 @@ void Generator::open_caches(std::int64_t n_text) {
     const auto open = [&](std::int64_t n_queries) {
       AttentionShape of_step = shape;
       of_step.n_queries = n_queries;
-      return open_shard(backend_, of_step, leaves, leaves.n_keys(n_text) + 16 * kLeafKeys, scale_);
+      return open_shard(backend_, of_step, leaves, leaves.n_keys(n_text) + 16 * kLeafKeys, scale_, {}, options_.scales);
     };
     caches_.push_back({layer, open(1), nullptr});
     if (!is_last(layer)) caches_.back().block = open(kBlock);
@@ -287,7 +289,7 @@ void Generator::hold(Cache& cache, const Rows& k, const Rows& v) {
   const ModelConfig& config = model_.config();
   TensorView keys = heads_of(k, config.kv_heads, config.head_dim), values = heads_of(v, config.kv_heads, config.head_dim);
   std::vector<std::byte> k_bytes, v_bytes;
-  if (options_.dtype != DType::F32)
+  if (options_.dtype != DType::F32 && options_.dtype != DType::F8_E4M3)  // which the cache itself rounds
     keys = rounded(keys, options_.dtype, k_bytes), values = rounded(values, options_.dtype, v_bytes);
   std::vector<float> enlarged;
   if (options_.moments) {
@@ -321,6 +323,7 @@ LargestWeight Generator::largest_weight(const Ranks& ranks) const {
   for (std::int64_t kv = 0; kv < config.kv_heads; ++kv) {
     for (std::int64_t row = 0; row < cache.longest(); ++row) {
       load_row(shard.k, 0, kv, row, key.data());
+      key *= KvScales::at(cache.scales().k, kv);
       for (std::int64_t head = kv * group; head < (kv + 1) * group; ++head) {
         const double score = q.row(head).dot(key);
         if (score > largest[static_cast<std::size_t>(head)])

@@ -24,12 +24,13 @@ namespace tree_attn {
 struct GeneratorOptions {
   LeafOrder order = LeafOrder::kContiguous;
   DType dtype = DType::F32;  ///< of keys and values
+  KvScales scales = {};      ///< of F8_E4M3, in every layer [n_kv]
   PlanOptions plan = {};
   int n_threads = 1;     ///< that read a text; no bit depends on it
   bool moments = false;  ///< whether values are enlarged, so that each step also gives the entropy of the attention
 };
 
-/// The shape of a decode step of every global layer.
+/// The shape of a decode step of every global layer. @throws InputError for moments with F8_E4M3
 AttentionShape cache_shape(const ModelConfig& config, const GeneratorOptions& options);
 
 /// The key with the largest weight in the last global layer.

@@ -49,17 +49,16 @@ void use_gpu(const ClusterOptions& options, const Backend& backend, int rank, co
 
 }  // namespace
 
-std::vector<std::string> dtype_options(bool with_scales) {
+std::vector<std::string> dtype_options() {
   std::vector<std::string> options;
   for (const DType dtype : kDTypes) {
-    if (kernel_unit_of(dtype) != KernelUnit::None || (with_scales && dtype == DType::F8_E4M3))
-      options.push_back(lower_name_of(dtype));
+    if (kernel_unit_of(dtype) != KernelUnit::None || dtype == DType::F8_E4M3) options.push_back(lower_name_of(dtype));
   }
   return options;
 }
-std::string dtype_help(bool with_scales) {
+std::string dtype_help() {
   std::string help = "Storage type, one of";
-  for (const std::string& option : dtype_options(with_scales)) help += " " + option;
+  for (const std::string& option : dtype_options()) help += " " + option;
   return help;
 }
 DType dtype_named(std::string_view name) {
@@ -244,7 +243,7 @@ std::vector<const CLI::Option*> add_shape_options(CLI::App& command, ShapeOption
   add("--kv-heads", options.kv_heads, "Key/value heads, a divisor of --heads (default: --heads)", within(1, 65536));
   add("--head-dim", options.head_dim, "Elements per key and per value", within(1, 65536))->capture_default_str();
   add("--batch", options.batch, "Batch entries", within(0, 1 << 20))->capture_default_str();
-  add("--dtype", options.dtype, dtype_help(true), CLI::IsMember(dtype_options(true)).description(""))->capture_default_str();
+  add("--dtype", options.dtype, dtype_help(), CLI::IsMember(dtype_options()).description(""))->capture_default_str();
   return added;
 }
 

@@ -36,6 +36,7 @@ struct GenerateOptions : ClusterOptions {
   std::optional<std::string> ask;
   int tokens = 32, moments = 1;
   std::optional<int> reshard_at, ranks_after;
+  std::optional<float> k_scale, v_scale;
   Sampling sampling;
 };
 
@@ -93,6 +94,8 @@ struct Generation {
                        ranks_text(ranks.size()));
     if (options.reshard_at && options.transport == "nccl")
       throw InputError("--reshard-at moves keys and values over host memory; use --transport mpi or shared");
+    if ((options.k_scale || options.v_scale) && options.dtype != "f8_e4m3")
+      throw InputError("--k-scale and --v-scale are for --dtype f8_e4m3");
     backend = &backend_of_rank(options, n_threads, ranks.rank(), machines);
     check(options, *backend, ranks.size());
     chosen = chosen_algorithms(options);
@@ -108,6 +111,9 @@ struct Generation {
     std::vector<NamedFile> files{{"MODEL", options.model}};
     const SafetensorsFile file = SafetensorsFile::open(options.model);
     model = std::make_unique<Model>(file);
+    const auto n_kv = static_cast<std::size_t>(model->config().kv_heads);
+    if (options.k_scale) generator.scales.k.assign(n_kv, *options.k_scale);
+    if (options.v_scale) generator.scales.v.assign(n_kv, *options.v_scale);
     const MappedFile bytes(options.model);
     hash = fnv1a(bytes.bytes());
     if (!options.text.empty()) {
@@ -408,9 +414,16 @@ Command add_generate(CLI::App& program, std::string command_line) {
                    "contiguous: characters are appended on the last rank; dealt: leaves go round the ranks; changes bits")
       ->check(CLI::IsMember({"contiguous", "dealt"}).description(""))
       ->capture_default_str();
-  command->add_option("--dtype", options->dtype, dtype_help(false) + ", of keys and values")
-      ->check(CLI::IsMember(dtype_options(false)).description(""))
+  command->add_option("--dtype", options->dtype, dtype_help() + ", of keys and values")
+      ->check(CLI::IsMember(dtype_options()).description(""))
       ->capture_default_str();
+  const auto in_range = [](const std::string& text) {
+    double x = 0;
+    return read_number(text, x) && x >= 0x1p-100 && x <= 0x1p100 ? "" : readable(text) + " is not from 2^-100 to 2^100";
+  };
+  command->add_option("--k-scale", options->k_scale, "Keys of f8_e4m3 are divided by it before they are rounded; default: 1")
+      ->check(in_range);
+  command->add_option("--v-scale", options->v_scale, "The same for values")->check(in_range);
   command->add_option("--moments", options->moments, "2: also the entropy of the attention, from the same reduction")
       ->check(within(1, 2))
       ->capture_default_str();

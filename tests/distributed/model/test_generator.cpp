@@ -7,6 +7,7 @@
 #include "tree_attn/gpu/backend/backends.hpp"
 #include "tree_attn/tests/distributed/model/model_files.hpp"
 #include "tree_attn/tests/support/same_bits.hpp"
+#include "tree_attn/tests/support/tensors.hpp"
 
 #include <cstring>
 #include <optional>
@@ -225,6 +226,75 @@ TEST_CASE("generator: caches of 16 bits, the emulated kernels, and moments") {
   const Answer emulated =
       ask(model, text.substr(250, 100), {kQuestion}, {2, 1, "two-level", {}, &find_backend("emulated")}, 3)[0][0];
   CHECK(emulated.text == "402");
+}
+
+TEST_CASE("generator: F8_E4M3 has the logits of caches whose rows were divided and rounded before, on any ranks") {
+  const Scratch scratch;
+  const std::string text = random_text(200, 10), question = "ab";
+  const KvScales scales{{0.013f, 0x1p-5f}, {0.02f, 0.0071f}};
+  for (const std::string& name : {random_model(scratch, kLlamaConfig), random_model(scratch, kMixedConfig), kRecall}) {
+    CAPTURE(name);
+    const auto file = SafetensorsFile::open(name);
+    const Model model(file);
+    const ModelConfig& config = model.config();
+    const std::int64_t n_kv = config.kv_heads, d_h = config.head_dim;
+    const KvScales mine{{scales.k.begin(), scales.k.begin() + n_kv}, {scales.v.begin(), scales.v.begin() + n_kv}};
+    for (const LeafOrder order : {LeafOrder::kContiguous, LeafOrder::kDealt}) {
+      // One cache for each layer, and one step for each character.
+      const GeneratorOptions options{.order = order, .dtype = DType::F8_E4M3, .scales = mine};
+      const double scale = 1 / std::sqrt(static_cast<double>(d_h));
+      std::vector<OpenShard> shards;
+      for (std::size_t i = 0; i < config.layers.size(); ++i)
+        shards.push_back(open_shard(cpu_backend(), cache_shape(config, options),
+                                    OwnedLeaves(growing_ranges(order, 0, 1)[0], order), 0, scale, {}, mine));
+      const auto divided = [&](const Rows& row, const std::vector<float>& by) {
+        std::vector<float> x;
+        for (std::int64_t j = 0; j < n_kv; ++j)
+          for (std::int64_t c = 0; c < d_h; ++c) x.push_back(row(0, j * padded(d_h) + c) / by[static_cast<std::size_t>(j)]);
+        return Tensor(x, {1, n_kv, 1, d_h}, DType::F8_E4M3);
+      };
+      const auto attend = [&](std::int64_t layer, const Rows& h, const Rotation& rotation) -> Rows {
+        const OpenShard& shard = shards[static_cast<std::size_t>(layer)];
+        shard.cache->append(0, divided(model.keys(layer, h, rotation), mine.k), divided(model.values(layer, h), mine.v));
+        const Rows q = model.queries(layer, h, rotation);
+        std::vector<float> of_heads;
+        const std::array n{shard.cache->longest()};
+        const double factor = config.scale_base > 0 ? std::log(static_cast<double>(n[0])) / std::log(config.scale_base) : 1;
+        for (std::int64_t j = 0; j < config.heads; ++j)
+          for (std::int64_t c = 0; c < d_h; ++c) of_heads.push_back(q(0, j * padded(d_h) + c) * static_cast<float>(factor));
+        const Tensor query(of_heads, {1, config.heads, 1, d_h});
+        const DecodeOutput output =
+            finish_rows(shard.session->decode({query, n, {.causal = true}}).host().fold(), config.heads, d_h);
+        Rows z = Rows::Zero(1, q.cols());
+        for (std::int64_t j = 0; j < config.heads; ++j)
+          for (std::int64_t c = 0; c < d_h; ++c)
+            z(0, j * padded(d_h) + c) = output.out[static_cast<std::size_t>(j * d_h + c)] *
+                                        mine.v[static_cast<std::size_t>(j / (config.heads / n_kv))];
+        return z;
+      };
+      Place place;
+      Rows x;
+      for (const char c : text + question) x = model.run(std::string(1, c), place, attend);
+      const std::vector<float> expected = model.logits(x);
+      for (const int p : {1, 2, 3, 4}) {
+        const auto answers = ask(model, text, {question}, {p, 2, "two-level", options}, 1);
+        for (const std::vector<Answer>& rank : answers) CHECK(same_bits(rank[0].logits, expected));
+        CHECK(answers[0][0].largest.weight > 0);
+        CHECK(answers[0][0].largest.weight <= 1);
+      }
+    }
+  }
+  const auto file = SafetensorsFile::open(kRecall);
+  const Model model(file);
+  const auto with = [&](const GeneratorOptions& options) {
+    return ask(model, haystack(500, 300), {kQuestion}, {2, 1, "two-level", options});
+  };
+  const auto answer = with({.dtype = DType::F8_E4M3})[0][0];
+  CHECK(answer.text == "402913.");
+  CHECK(answer.largest.position == 300);
+  CHECK(answer.largest.weight == doctest::Approx(with({})[0][0].largest.weight).epsilon(0.1));
+  CHECK_THROWS_WITH_AS(with({.dtype = DType::F8_E4M3, .moments = true}),
+                       "--moments 2: squares of values have no scale; not for keys and values of F8_E4M3", InputError);
 }
 
 TEST_CASE("sampler: the likeliest character, and a distribution at a temperature") {

@@ -65,6 +65,10 @@ TEST_CASE("generate: a file of questions is scored, and lines of standard input 
   CAPTURE(scored.out);
   CHECK(scored.out.find("2 of 3 right") != std::string::npos);
   CHECK(scored.out.find("wrong, expected torch; ") != std::string::npos);
+  const Words in_eight{text, "--questions", questions, "--dtype", "f8_e4m3", "--k-scale", "0.1", "--v-scale", "0.01"};
+  const Result eight = run(generate(kRecall, in_eight));
+  check_silent_success(eight);
+  CHECK(eight.out.find("2 of 3 right") != std::string::npos);
 
   const Result piped = run(
       {"sh", "-c", "printf 'The word of bamiku is \\n\\nThe code of velora is ' | \"$0\" generate \"$1\" \"$2\" --tokens 3",
@@ -126,6 +130,15 @@ TEST_CASE("generate: what is wrong with the command line or a file is said in on
       {{kRecall, text, "--ask", "x", "--temperature", "-1"}, "--temperature: -1 is not a number >= 0"},
       {{kRecall, text, "--ask", "x", "--temperature", "nan"}, "--temperature: nan is not a number >= 0"},
       {{kRecall, text, "--ask", "x", "--stop", "ab"}, "--stop: ab is not one character"},
+      {{kRecall, text, "--ask", "x", "--dtype", "f8_e4m3", "--k-scale", "0"}, "--k-scale: 0 is not from 2^-100 to 2^100"},
+      {{kRecall, text, "--ask", "x", "--dtype", "f8_e4m3", "--k-scale", "-1"}, "--k-scale: -1 is not from 2^-100 to 2^100"},
+      {{kRecall, text, "--ask", "x", "--dtype", "f8_e4m3", "--v-scale", "nan"},
+       "--v-scale: nan is not from 2^-100 to 2^100"},
+      {{kRecall, text, "--ask", "x", "--dtype", "f8_e4m3", "--v-scale", "1e31"}, "--v-scale: 1e31 is not from 2^-100 to"},
+      {{kRecall, text, "--ask", "x", "--v-scale", "2"}, "--k-scale and --v-scale are for --dtype f8_e4m3"},
+      {{kRecall, text, "--ask", "x", "--dtype", "f8_e4m3", "--moments", "2"},
+       "--moments 2: squares of values have no scale"},
+      {{kRecall, text, "--ask", "x", "--dtype", "f8_e4m3", "--backend", "emulated"}, "no kernel supports F8_E4M3 keys"},
       {{kRecall, text, "--ask", "x", "--backend", "emulated", "--threads", "2"}, "--threads is for --backend cpu"},
       {{kRecall, text, "--ask", "x", "--algorithm", "tree"}, "--algorithm: tree is unknown"},
       {{kRecall, text, "--ask", "x", "--algorithm", "ring", "--radix", "2"}, "--radix is for algorithms that join blocks"},

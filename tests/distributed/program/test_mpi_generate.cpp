@@ -70,9 +70,11 @@ TEST_CASE("generate: keys and values that go to other ranks in the middle of an 
     return runs[0]["logits_digest"].get<std::string>();
   };
   for (const std::string order : {"contiguous", "dealt"}) {
-    const std::string stays = digest(run(alone(ask + Words{"--order", order})));
+    const Words here =
+        ask + Words{"--order", order} + (order == "dealt" ? Words{"--dtype", "f8_e4m3", "--k-scale", "0.3"} : Words{});
+    const std::string stays = digest(run(alone(here)));
     for (const std::string after : {"1", "2", "3"}) {
-      const Words job = ask + Words{"--order", order, "--reshard-at", "3", "--ranks-after", after};
+      const Words job = here + Words{"--reshard-at", "3", "--ranks-after", after};
       const Result result = run(order == "dealt" ? ranks(3, job) : alone(job + Words{"--devices", "0-2"}));
       CAPTURE(result.out);
       CHECK(digest(result) == stays);
