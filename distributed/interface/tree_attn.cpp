@@ -303,7 +303,9 @@ std::vector<float> scales_of(const DLManagedTensor* managed, const char* name, c
 std::optional<double> scale_of(double scale) { return scale == 0 ? std::nullopt : std::optional(scale); }
 
 Attention open(const ta_setup& setup, const AttentionShape& shape) {
-  AttentionSetup all{.scale = scale_of(setup.scale), .ranks_per_node = setup.ranks_per_node};
+  AttentionSetup all{.scale = scale_of(setup.scale),
+                     .ranks_per_node = setup.ranks_per_node,
+                     .pages = {setup.n_pages, setup.page_window, setup.page_sinks}};
   all.scales = {scales_of(setup.k_scale, "k_scale", shape), scales_of(setup.v_scale, "v_scale", shape)};
   if (setup.algorithm != nullptr) all.algorithm = setup.algorithm;
   if (setup.backend != nullptr) all.backend = setup.backend;

@@ -7,8 +7,9 @@
  * kDLCUDA for "cuda", with the index of the calling thread's device, and kDLExtDev for "emulated", in memory of the emulator.
  * In a call of the last two all tensors lie in the same memory, and learned sinks are taken with tensors of the host alone.
  * Then no element passes through the host: Attention says what does. What was queued on the default stream before is seen,
- * and tensors have been read and written when a call returns. Elements are F64, F32, F16, BF16 or F8_E4M3; strides
- * are at least 0 and that of the last axis is 1, in q, k, v, o and out. A tensor that does not fit is refused before anything is read.
+ * and tensors have been read and written when a call returns. Elements are F64, F32, F16, BF16 or F8_E4M3; strides are at
+ * least 0 and that of the last axis is 1, in q, k, v, o and out. A tensor that does not fit is refused before anything is
+ * read.
  * Tensors that are written must not overlap others, nor themselves. The caller keeps all tensors: no deleter is called.
  *
  * Every function that returns an int returns a ta_status; ta_error() has the line. Functions on one ta_attention are called
@@ -57,7 +58,7 @@ typedef struct ta_attention ta_attention;
 /** How a ta_attention is opened; all but n_threads the same on every rank. Null and 0 are the defaults. */
 typedef struct {
   int64_t batch, heads, kv_heads, n_queries, head_dim, value_dim; /**< no defaults; n_queries is l */
-  DLDataType key_type, value_type;                                /**< of what is appended, to F8_E4M3 also others; bits of 0: F32 */
+  DLDataType key_type, value_type; /**< of what is appended, to F8_E4M3 also others; bits of 0: F32 */
   double scale;                                                   /**< factor of q.k; 0: 1 / sqrt(head_dim) */
   const char* algorithm;                                          /**< "two-level" */
   const char* backend;                                            /**< "cpu" */
@@ -66,6 +67,8 @@ typedef struct {
   const void* comm; /**< the address of an MPI_Comm, which is duplicated; null: alone */
   double timeout;   /**< seconds that one wait may take without progress: 60 */
   const DLManagedTensor *k_scale, *v_scale; /**< [batch, kv_heads] of F8_E4M3, from 2^-100 to 2^100, on the host; null: 1 */
+  int64_t n_pages;                 /**< of 64 positions, for all sequences of this rank; 0: rows lie one after the other */
+  int64_t page_window, page_sinks; /**< most keys that a step sees, as in ta_seen: other pages are given back; 0: none are */
 } ta_setup;
 
 /** The version of the library, "0.2.0". */

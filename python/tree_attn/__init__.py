@@ -32,7 +32,8 @@ class _Setup(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int64) for name in ("batch", "heads", "kv_heads", "n_queries", "head_dim", "value_dim")] + [
         ("key_type", _DataType), ("value_type", _DataType), ("scale", ctypes.c_double), ("algorithm", ctypes.c_char_p),
         ("backend", ctypes.c_char_p), ("n_threads", ctypes.c_int32), ("ranks_per_node", ctypes.c_int32), ("comm", ctypes.c_void_p),
-        ("timeout", ctypes.c_double), ("k_scale", ctypes.c_void_p), ("v_scale", ctypes.c_void_p)]
+        ("timeout", ctypes.c_double), ("k_scale", ctypes.c_void_p), ("v_scale", ctypes.c_void_p), ("n_pages", ctypes.c_int64),
+        ("page_window", ctypes.c_int64), ("page_sinks", ctypes.c_int64)]
 
 
 class _Seen(ctypes.Structure):
@@ -158,14 +159,14 @@ def merge(o1, lse1, o2, lse2, lse="natural"):
     """
     shape = _shape(o1, 4, "o1")
     out, of_both = _empty(o1, shape), _empty(o1, shape[:3], "float32")
-    _call("merge", o1, lse1, o2, lse2, _form(lse), out, of_both)
+    _call("merge", o1, lse1, o2, lse2, _one_of(_FORMS, "lse", lse), out, of_both)
     return _back(o1, out, of_both)
 
 
-def _form(lse):
-    if lse not in _FORMS:
-        raise ValueError(f"lse is {lse!r}; one of {', '.join(map(repr, _FORMS))}")
-    return _FORMS[lse]
+def _one_of(choices, what, name):
+    if name not in choices:
+        raise ValueError(f"{what} is {name!r}; one of {', '.join(map(repr, choices))}")
+    return choices[name]
 
 
 def energy(q, k, v, zeta, scale=1.0, causal=False, window=None, sinks=None):
@@ -213,24 +214,23 @@ class Attention:
     All ranks make the same calls in the same order. Every rank passes all positions to append() and keeps those that it holds, which
     holds() says; it may pass None for others. Every rank gets the same output, with the bits of any other number of ranks. With dtype
     "float8_e4m3fn", on the CPU, rows of other types are divided by k_scale and v_scale and rounded: each a number or [batch, kv_heads].
+    n_pages, page_window, page_sinks: pages of 64 positions on this rank, and most keys that step() sees; others are given back.
     """
 
     def __init__(self, comm=None, *, heads, head_dim, kv_heads=None, value_dim=None, batch=1, n_queries=1, dtype="float32", scale=None,
-                 k_scale=None, v_scale=None, algorithm=None, backend=None, threads=1, ranks_per_node=0, timeout=60):
+                 k_scale=None, v_scale=None, algorithm=None, backend=None, threads=1, ranks_per_node=0, timeout=60, n_pages=0, page_window=0, page_sinks=0):
         self._handle = ctypes.c_void_p()
         self._comm = comm  # outlives the duplicate
         value_dim, kv_heads = value_dim or head_dim, kv_heads or heads
-        name = str(dtype).split(".")[-1]
-        if name not in _TYPES:
-            raise ValueError(f"dtype is {name}; one of {', '.join(_TYPES)}")
-        address = None
+        data_type = _DataType(*_one_of(_TYPES, "dtype", str(dtype).split(".")[-1]), 1)
         if comm is not None:
             from mpi4py import MPI
-            address = MPI._addressof(comm)
+        address = MPI._addressof(comm) if comm is not None else None
         text = [x.encode() if x else None for x in (algorithm, backend)]
         scales = [x if x is None else _dlpack(numpy.broadcast_to(x, (batch, kv_heads)).astype("float32")) for x in (k_scale, v_scale)]
-        setup = _Setup(batch, heads, kv_heads, n_queries, head_dim, value_dim, *[_DataType(*_TYPES[name], 1)] * 2, scale or 0, *text, threads,
-                       ranks_per_node, address, timeout, *(capsule and _pointer(capsule, b"dltensor") for capsule in scales))
+        setup = _Setup(batch, heads, kv_heads, n_queries, head_dim, value_dim, data_type, data_type, scale or 0, *text, threads,
+                       ranks_per_node, address, timeout, *(capsule and _pointer(capsule, b"dltensor") for capsule in scales),
+                       n_pages, page_window, page_sinks)
         self._out_shape = (batch, heads, n_queries, value_dim)
         self._device = {"cuda": 2, "emulated": 12}.get(backend)
         self._size = comm.Get_size() if comm is not None else 1
@@ -255,7 +255,7 @@ class Attention:
         b, n_h, l, d = _shape(o, 4, "o")
         shape = (b, n_h // self._size if by_heads else n_h, l, d)
         out, of_all = _empty(o, shape), _empty(o, shape[:3], "float32")
-        _call("combine", self._open(), o, lse, _form(form), bool(by_heads), out, of_all, device=self._device)
+        _call("combine", self._open(), o, lse, _one_of(_FORMS, "form", form), bool(by_heads), out, of_all, device=self._device)
         return _back(o, out, of_all)
 
     def truncate(self, n, entry=0):

@@ -102,7 +102,7 @@ class Functions(unittest.TestCase):
         empty = numpy.full_like(lse, numpy.inf)
         self.assertTrue(numpy.isnan(tree_attn.merge(out, lse, out, empty)[0]).all())
         self.assertLess(abs(tree_attn.merge(out, lse, out * 0, empty, lse="natural, inf is empty")[0] - out).max(), 1e-6)
-        with self.assertRaisesRegex(ValueError, "lse is 'decimal'; one of"):
+        with self.assertRaisesRegex(ValueError, "lse is 'decimal'; one of 'natural'"):
             tree_attn.merge(out, lse, out, lse, lse="decimal")
 
     def test_the_gradient_of_the_energy_is_attention(self):
@@ -228,6 +228,22 @@ class Layer(unittest.TestCase):
             with self.assertRaisesRegex(ValueError, "ranks 0 and 1 differ in hash of value scales"):
                 tree_attn.Attention(self.comm, dtype="float8_e4m3fn", v_scale=1 + (self.comm.rank == 1), **shape)
 
+    def test_pages_of_a_window_have_the_bits_of_other_memory(self):
+        shape = {"heads": 8, "kv_heads": 2, "head_dim": 32, "value_dim": 16}
+        with tree_attn.Attention(self.comm, **shape) as layer, tree_attn.Attention(self.comm, n_pages=4, page_window=100, page_sinks=3, **shape) as paged:
+            for begin in range(0, 700, 50):
+                for each in (layer, paged):
+                    each.append(self.k[:, begin:begin + 50], self.v[:, begin:begin + 50])
+                self.assertEqual(*(each.step(self.q, causal=True, window=100, sinks=3)[0].tobytes() for each in (layer, paged)))
+            with self.assertRaisesRegex(ValueError, "sees keys before position 576, which may have been given back"):
+                paged.step(self.q)
+        with tree_attn.Attention(self.comm, n_pages=1, **shape) as paged:
+            with self.assertRaisesRegex(IndexError, "pages"):
+                paged.append(self.k, self.v)
+            self.assertEqual(paged.length(), 0)
+        with self.assertRaisesRegex(ValueError, "PageTable: -1 pages"):
+            tree_attn.Attention(self.comm, n_pages=-1, **shape)
+
     def test_combine_of_own_kernels(self):
         rank = self.comm.rank if self.comm else 0
         cuts = numpy.linspace(0, 700, self.size + 1).astype(int)
@@ -251,7 +267,7 @@ class Layer(unittest.TestCase):
             layer.step(self.q)
         with self.assertRaisesRegex(ValueError, "--algorithm none: unknown"):
             tree_attn.Attention(heads=8, head_dim=32, algorithm="none")
-        with self.assertRaisesRegex(ValueError, "dtype is int8"):
+        with self.assertRaisesRegex(ValueError, "dtype is 'int8'; one of"):
             tree_attn.Attention(heads=8, head_dim=32, dtype="int8")
 
 

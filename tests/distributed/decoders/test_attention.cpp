@@ -9,6 +9,7 @@
 #include "tree_attn/tests/support/decoding.hpp"
 #include "tree_attn/tests/support/message.hpp"
 #include "tree_attn/tests/support/plain_of.hpp"
+#include "tree_attn/tests/support/sweep.hpp"
 #include "tree_attn/tests/support/tensors.hpp"
 
 #include <doctest/doctest.h>
@@ -297,6 +298,45 @@ TEST_CASE("facade: other scales, and rows of F8_E4M3 on a device, are refused on
     CHECK(message([&] { attention.append(0, on_device, on_device); }) == "KvCache::append: k is in memory of a device");
     CHECK(attention.lengths()[0] == 0);
   });
+}
+
+TEST_CASE("facade: a window and its sinks keep to their pages however long a sequence is, with the bits of other memory") {
+  constexpr std::int64_t kWindow = 200, kSinks = 70, kAtOnce = 50;
+  const std::int64_t n = takes_all_cases() ? 1'000'000 : 10'000;
+  const AttentionShape shape{
+      .dtype = DType::F8_E4M3, .value_dtype = DType::F8_E4M3, .heads = 2, .kv_heads = 1, .head_dim = 4, .value_dim = 4};
+  std::mt19937 random(12);
+  const Tensor rows = normal_tensor(random, {2, 1, kAtOnce, 4}), q = normal_tensor(random, {1, 2, 1, 4});
+  // Some of the steps over n keys.
+  const auto outputs = [&](Attention& attention) {
+    std::vector<DecodeOutput> all;
+    for (std::int64_t i = 1; i * kAtOnce <= n; ++i) {
+      attention.append(0, rows.view().entry(0), rows.view().entry(1));
+      if (i % (n / kAtOnce / 97) == 0)
+        all.push_back(attention.step(q, {.causal = true, .window = kWindow, .sinks = kSinks}).copy());
+    }
+    CHECK(attention.lengths()[0] == n);
+    return all;
+  };
+  for (const bool is_dealt : {true, false}) {
+    AttentionSetup setup{.scales = {{0.01f}, {0.02f}}};
+    if (!is_dealt) setup.ranges = {{0, kOpenEnd}};
+    Attention dense(shape, setup);
+    const std::vector<DecodeOutput> expected = outputs(dense);
+    for (const std::int64_t p : {1, 2, 3}) {
+      run_threads(Topology::pretend(static_cast<int>(p), 2), kTimeout, [&](const ThreadRanks& ranks, ThreadTransport&) {
+        AttentionSetup paged = setup;
+        if (!is_dealt) paged.ranges = even_ranges(640, static_cast<int>(p), kLeafKeys), paged.ranges.back().end = kOpenEnd;
+        // Two leaves of sinks, and five of a window: in the dealt order a rank has one of each round of p.
+        const std::int64_t in_round = is_dealt ? p : 1, n_pages = (2 + in_round - 1) / in_round + 3 / in_round + 2;
+        paged.pages = {.n_pages = n_pages, .window = kWindow, .sinks = kSinks};
+        Attention attention(ranks, shape, paged);
+        const std::vector<DecodeOutput> all = outputs(attention);
+        REQUIRE(all.size() == expected.size());
+        for (std::size_t i = 0; i < all.size(); ++i) CHECK(same_bits(all[i], expected[i]));
+      });
+    }
+  }
 }
 
 TEST_CASE("facade: if one rank has too few pages, all learn it and none appends") {

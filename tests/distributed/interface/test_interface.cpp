@@ -323,6 +323,38 @@ TEST_CASE("interface: a handle appends, steps, truncates and combines, and refus
   CHECK(std::string(ta_version()).starts_with("0."));
 }
 
+TEST_CASE("interface: pages of a window have the bits of other memory, and are refused where they are too few") {
+  const Call call;
+  ta_setup setup{};
+  setup.batch = 1, setup.heads = 4, setup.kv_heads = 2, setup.n_queries = 2, setup.head_dim = 8, setup.value_dim = 6;
+  const Managed k({2, 50, 8}, 2), v({2, 50, 6}, 3), out({1, 4, 2, 6});
+  const ta_seen seen{1, 100, 3, nullptr};
+  ta_attention *dense = nullptr, *paged = nullptr;
+  REQUIRE(ta_open(&setup, &dense) == TA_OK);
+  setup.n_pages = 6, setup.page_window = 100, setup.page_sinks = 3;
+  REQUIRE(ta_open(&setup, &paged) == TA_OK);
+  for (int i = 0; i < 14; ++i) {
+    for (ta_attention* each : {dense, paged}) REQUIRE(ta_append(each, 0, 50, k, v) == TA_OK);
+    REQUIRE(ta_step(dense, call.q, &seen, call.out, nullptr) == TA_OK);
+    REQUIRE(ta_step(paged, call.q, &seen, out, nullptr) == TA_OK);
+    CHECK(out.bytes == call.out.bytes);
+  }
+  CHECK(has(line(ta_step(paged, call.q, nullptr, out, nullptr)),
+            "sees keys before position 576, which may have been given back"));
+  ta_close(dense), ta_close(paged);
+
+  setup.n_pages = 2, setup.page_window = 0;
+  REQUIRE(ta_open(&setup, &paged) == TA_OK);
+  for (int i = 0; i < 2; ++i) CHECK(ta_append(paged, 0, 50, k, v) == TA_OK);
+  CHECK(line(ta_append(paged, 0, 50, k, v), TA_RANGE) ==
+        "KvCache::append: 50 more positions of batch entry 0 need 1 pages, but 0 of 2 are free");
+  ta_close(paged);
+  for (const PageRule& rule : {PageRule{-1, 0, 0}, {1, -1, 0}, {1, 0, -1}, {std::int64_t{1} << 31, 0, 0}}) {
+    setup.n_pages = rule.n_pages, setup.page_window = rule.window, setup.page_sinks = rule.sinks;
+    CHECK(has(line(ta_open(&setup, &paged)), "PageTable: "));
+  }
+}
+
 TEST_CASE("interface: a cache of F8_E4M3 with scales has the bits of the library, whatever type its rows have before") {
   const Call call;
   const std::vector<float> of_keys{0.02f, 0.3f}, of_values{0x1p-6f, 0.011f};
