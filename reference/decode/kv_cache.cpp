@@ -126,8 +126,12 @@ void KvCache::use_pages(const PageRule& rule) {
 void KvCache::share(std::int64_t from, std::int64_t to, std::int64_t n) {
   constexpr const char* kHere = "KvCache::share";
   if (pages_ == nullptr) throw std::logic_error(std::string(kHere) + ": the cache is not in pages");
-  require(scales_.k.empty() && scales_.v.empty(), kHere, ": entries with scales of their own cannot share rows");
   check_entry(kHere, from, n), check_entry(kHere, to);
+  for (const std::vector<float>* each : {&scales_.k, &scales_.v}) {
+    const auto of = [&](std::int64_t entry) { return each->begin() + entry * stored_.kv_heads; };
+    require(each->empty() || std::equal(of(from), of(from + 1), of(to)), kHere, ": batch entries ", from, " and ", to,
+            " have other scales");
+  }
   std::int64_t& length = lengths_[static_cast<std::size_t>(to)];
   require<std::out_of_range>(length == 0, kHere, ": batch entry ", to, " holds ", length, " positions, not none");
   settle();

@@ -78,7 +78,7 @@ class KvCache {
   /// The table of a cache in pages; null for another one.
   const PageTable* pages() const { return pages_.get(); }
   /// Lets a batch entry without rows begin with the first n rows of another one, in the same pages until one of them appends
-  /// to the last. @throws std::logic_error without pages, std::invalid_argument with scales, std::out_of_range as truncate()
+  /// to the last. @throws std::logic_error without pages, std::invalid_argument for other scales; otherwise as truncate()
   void share(std::int64_t from, std::int64_t to, std::int64_t n);
   /// Replaces the contents by the first lengths[i] rows of a shard. A cache in host memory reads them in place, so the
   /// memory of the shard must remain valid until the next reset() or the end of the cache. A cache on a device copies them,

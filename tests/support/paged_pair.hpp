@@ -29,6 +29,12 @@ class PagedPair {
         paged(backend.make_cache(shape, leaves, 1)),
         rule_(rule),
         model_{std::vector<Sequence>(static_cast<std::size_t>(shape.batch)), 0} {
+    if (dense->shape().dtype == DType::F8_E4M3) {  // for all entries the same, so that they can share rows
+      KvScales scales;
+      for (std::int64_t i = 0; i < shape.batch * shape.kv_heads; ++i)
+        scales.k.push_back(0.3f + static_cast<float>(i % shape.kv_heads)), scales.v.push_back(1 / scales.k.back());
+      dense->set_scales(scales), paged->set_scales(scales);
+    }
     paged->use_pages(rule);
     steps_of_dense_ = dense->open(0.25), steps_of_paged_ = paged->open(0.25);
   }

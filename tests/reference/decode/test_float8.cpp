@@ -111,8 +111,6 @@ TEST_CASE("float8: appended rows of other types are divided by the scale and rou
   in_pages->set_scales({{0.5f, 3}, {}});
   in_pages->use_pages({.n_pages = 4});
   in_pages->append(0, k, v);
-  CHECK_THROWS_WITH_AS(in_pages->share(0, 0, 1), "KvCache::share: entries with scales of their own cannot share rows",
-                       std::invalid_argument);
   CHECK_THROWS_WITH_AS(in_pages->set_scales({}), "KvCache::set_scales: the cache is in pages already",
                        std::invalid_argument);
   CHECK_THROWS_WITH_AS(cache->set_scales({{}, {1, 0}}),

@@ -82,7 +82,7 @@ TEST_CASE("pages: a million keys in the pages of a window and its sinks have the
 
 TEST_CASE("pages: a prefix that entries share is read once for all of them, with equal bits") {
   constexpr std::int64_t kBatch = 5, kPrefix = 4096 + 3 * 64, kOwn = 100;
-  for (const DType dtype : {DType::F32, DType::BF16}) {
+  for (const DType dtype : {DType::F32, DType::BF16, DType::F8_E4M3}) {
     for (const std::int64_t l : {1, 3}) {
       for (const LeafOrder order : {LeafOrder::kContiguous, LeafOrder::kDealt}) {
         INFO(name_of(order) << ", l " << l);
@@ -156,6 +156,10 @@ TEST_CASE("pages: rows of F8 are stored with the scales of their own entry") {
     if (has_pages) cache->use_pages({.n_pages = 4});
     for (const std::int64_t entry : {0, 1}) cache->append(entry, rows, rows);
     states.push_back(std::move(cache->open(0.5)->decode({q, std::vector<std::int64_t>{100, 100}}).host()));
+    if (!has_pages) continue;
+    cache->truncate(1, 0);
+    CHECK_THROWS_WITH_AS(cache->share(0, 1, 10), "KvCache::share: batch entries 0 and 1 have other scales",
+                         std::invalid_argument);
   }
   CHECK(same_bits(states[0], states[1]));
 }
