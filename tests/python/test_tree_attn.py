@@ -198,7 +198,7 @@ class Layer(unittest.TestCase):
 
     def test_rows_of_eight_bits_have_the_bits_of_their_elements_on_one_rank(self):
         # Powers of two lose nothing: the elements that are stored are those of a cache of float32.
-        k_scale, v_scale = numpy.array([[2.0 ** -5, 2.0 ** -7]]), 2.0 ** -6
+        k_scale, v_scale = numpy.array([[2.0 ** -5, 2.0 ** -7], [2.0 ** -6, 2.0 ** -4]]), 2.0 ** -6
 
         def rounded(x, scale):  # to three bits after the first one; what is smaller than 2^-6 has fewer
             wide = x / scale
@@ -206,14 +206,17 @@ class Layer(unittest.TestCase):
             return (numpy.clip(numpy.round(wide / ulp) * ulp, -448, 448) * scale).astype("float32")
 
         shape = {"heads": 8, "kv_heads": 2, "head_dim": 32, "value_dim": 16}
-        with tree_attn.Attention(dtype="bfloat16" if torch else "float32", **shape) as wide:
-            rows = rounded(self.k, k_scale.T[:, :, None]), rounded(self.v, v_scale)
-            wide.append(*(torch.from_numpy(x).bfloat16() for x in rows) if torch else rows)
-            expected = wide.step(self.q)
-        with tree_attn.Attention(self.comm, dtype="float8_e4m3fn", k_scale=k_scale, v_scale=v_scale, **shape) as layer:
+        q = numpy.concatenate([self.q, self.q])
+        with tree_attn.Attention(dtype="bfloat16" if torch else "float32", batch=2, **shape) as wide:
+            for entry in (0, 1):
+                rows = rounded(self.k, k_scale[entry, :, None, None]), rounded(self.v, v_scale)
+                wide.append(*(torch.from_numpy(x).bfloat16() for x in rows) if torch else rows, entry=entry)
+            expected = wide.step(q)
+        with tree_attn.Attention(self.comm, dtype="float8_e4m3fn", k_scale=k_scale, v_scale=v_scale, batch=2, **shape) as layer:
             for begin in range(0, 700, 50):
-                layer.append(self.k[:, begin:begin + 50], self.v[:, begin:begin + 50])
-            out, lse = layer.step(self.q)
+                for entry in (0, 1):
+                    layer.append(self.k[:, begin:begin + 50], self.v[:, begin:begin + 50], entry)
+            out, lse = layer.step(q)
         if torch:
             self.assertEqual((out.tobytes(), lse.tobytes()), (expected[0].tobytes(), expected[1].tobytes()))
         self.assertLess(max(abs(out - expected[0]).max(), abs(lse - expected[1]).max()), 1e-5)
