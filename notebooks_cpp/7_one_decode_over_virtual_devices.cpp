@@ -469,7 +469,9 @@ unset multiplot)",
 //
 // Each line is a function to be written, with a test that fails until it is (`--solution` shows one):
 //
-// * `./run exercise 7.1`: lines 3 to 6 of Alg. 3.
+// * `./run exercise 7.1`: lines 3 to 6 of Alg. 3;
+// * `./run exercise 7.2`: the causal edge on a shard;
+// * `./run exercise 7.3`: the leaves that a window reads.
 //
 // ## Questions
 //

@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief A solution of exercise 7.2: the causal edge on a shard.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+/// Of the n keys of a shard, at positions begin, ..., begin + n - 1 of a sequence of N: how many query j of l sees.
+inline long n_seen(long N, long l, long j, long begin, long n) {
+  const long edge = N - l + 1 + j;  // The first position that it does not see; a shard may lie on either side of it.
+  return std::clamp(edge - begin, 0L, n);
+}
