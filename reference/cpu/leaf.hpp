@@ -39,16 +39,12 @@ struct Rows {
 /// Requests rows ahead of an element that is being loaded, so that they are in the cache when their turn comes.
 ///
 /// The hardware prefetchers alone keep up with these loops on some processors, and on others not. A core drops requests
-/// while many are open, so the loops over several queries, which compute long enough to afford it, ask twice. The distances
-/// for the first level were chosen on a Zen 5, those for the second on a Zen 4, and for several queries on an Intel Xeon.
-/// @tparam T type of the rows
+/// while many are open, so the loops over several queries, which compute long enough to afford it, ask twice. The
+/// levels and distances were chosen on a Zen 4, and for several queries also on an Intel Xeon.
 /// @tparam kShared whether several queries share the rows
-template <class T, Requests kRequests, bool kShared>
+template <Requests kRequests, bool kShared>
 TREE_ATTN_INLINE void request_ahead(const std::byte* from, std::int64_t n_bytes) {
-  if constexpr (kRequests == Requests::kFirstLevel) {
-    if constexpr (kShared) request<1>(from, 12288, n_bytes);
-    request<1>(from, !kShared && sizeof(T) >= sizeof(float) ? 3072 : 6144, n_bytes);
-  } else if constexpr (kRequests == Requests::kSecondLevel) {
+  if constexpr (kRequests == Requests::kAhead) {
     request<2>(from, kShared ? 16384 : 2048, n_bytes);
     if constexpr (kShared) request<1>(from, 4096, n_bytes);
   }
@@ -58,7 +54,7 @@ TREE_ATTN_INLINE void request_ahead(const std::byte* from, std::int64_t n_bytes)
 template <class T, Requests kRequests>
 TREE_ATTN_INLINE Pair load_once(const std::byte* row, std::int64_t p, std::int64_t rest) {
   const std::byte* const from = row + p * kPairBytes<T>;
-  request_ahead<T, kRequests, false>(from, kPairBytes<T>);
+  request_ahead<kRequests, false>(from, kPairBytes<T>);
   return rest >= kPairElements ? load_pair<T>(from) : load_pair<T>(from, rest);
 }
 
@@ -131,7 +127,7 @@ TREE_ATTN_INLINE void scores_of_block(Rows keys, std::int64_t a, std::int64_t d_
       Pair k[kRows];
       each<kRows>([&]<int r>() TREE_ATTN_LAMBDA {
         const std::byte* const from = row[r] + i * static_cast<std::int64_t>(sizeof(T));
-        request_ahead<T, kRequests, true>(from, kPairBytes<T>);
+        request_ahead<kRequests, true>(from, kPairBytes<T>);
         k[r] = load_key(from);
         if constexpr (DTypeTraits<T>::kDType == DType::F32) return;
         store(block + (first + r) * q_stride + i, k[r].x), store(block + (first + r) * q_stride + i + kLanes, k[r].y);
@@ -284,7 +280,7 @@ TREE_ATTN_INLINE void weighted_sums(Rows v, std::int64_t a, std::int64_t n_pairs
       Part x[kHeld];
       each<kHeld>([&]<int r>() TREE_ATTN_LAMBDA {
         const std::byte* const from = row[r] + p * kPairBytes<T>;
-        if constexpr (part == r % (2 * kParts)) request_ahead<T, kRequests, true>(from, kPairBytes<T>);
+        if constexpr (part == r % (2 * kParts)) request_ahead<kRequests, true>(from, kPairBytes<T>);
         const Pair pair = load_pair<T>(from);
         x[r] = part < kParts ? pair.x.part[part % kParts] : pair.y.part[part % kParts];
       });

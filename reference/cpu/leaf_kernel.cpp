@@ -20,12 +20,12 @@ constexpr bool kRequestsRows = false;
 constexpr bool kRequestsRows = true;
 #endif
 
-/// Calls f<requests>(). F64, whose speed does not matter, has one build of the loops.
+/// Calls f<requests>(). F64, whose speed does not matter, and F8_E4M3, whose conversions take longer than its rows, have one
+/// build of the loops.
 template <class T, class F>
 TREE_ATTN_INLINE void with_requests(Requests requests, const F& f) {
-  if constexpr (kRequestsRows && DTypeTraits<T>::kDType != DType::F64) {
-    if (requests == Requests::kFirstLevel) return f.template operator()<Requests::kFirstLevel>();
-    if (requests == Requests::kSecondLevel) return f.template operator()<Requests::kSecondLevel>();
+  if constexpr (kRequestsRows && (sizeof(T) == sizeof(float) || sizeof(T) == sizeof(Half))) {
+    if (requests == Requests::kAhead) return f.template operator()<Requests::kAhead>();
   }
   f.template operator()<Requests::kNone>();
 }

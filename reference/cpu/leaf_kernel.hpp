@@ -25,9 +25,9 @@ struct LeafRows {
   bool is_hidden = false;           ///< whether no query sees any of its keys: then none is read
 };
 
-/// What a core is told of rows before it reads them: nothing, or to bring them into a level of its cache. Which is fastest
-/// differs from processor to processor, see requests.hpp. No bit depends on it.
-enum class Requests { kNone, kFirstLevel, kSecondLevel };
+/// What a core is told of rows before it reads them: nothing, or to bring them into its cache. Which is faster differs with
+/// the shape and the processor, see requests.hpp. No bit depends on it.
+enum class Requests { kNone, kAhead };
 
 /// Leaves of one key/value head, and the queries that share the head. Unless their states are kept apart, the leaves fill an
 /// aligned subtree from the left: the index of the first leaf is a multiple of the number of leaves, rounded up to a power

@@ -51,14 +51,14 @@ class RequestChoice {
   }
 
  private:
-  static constexpr std::array kAll{Requests::kFirstLevel, Requests::kSecondLevel, Requests::kNone};
+  static constexpr std::array kAll{Requests::kAhead, Requests::kNone};
   static constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
   double bytes_ = 0;
   bool is_first_ = true;
   std::size_t n_timed_ = 0;
   std::int64_t longest_ = 0;
-  std::array<double, kAll.size()> least_{kInfinity, kInfinity, kInfinity};
+  std::array<double, kAll.size()> least_{kInfinity, kInfinity};
 };
 
 }  // namespace tree_attn

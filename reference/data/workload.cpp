@@ -13,16 +13,6 @@
 
 namespace tree_attn {
 
-void require_workload(const char* function, const WorkloadShape& shape) {
-  require_shape(function, shape);
-  require(shape.n_keys >= 0 && shape.n_keys <= kOpenEnd, function, ": N = ", shape.n_keys, "; 0 to 2^62 keys are possible");
-  require(shape.lengths.empty() || std::ssize(shape.lengths) == shape.batch, function, ": ", shape.lengths.size(),
-          " lengths for a batch of ", shape.batch);
-  for (std::size_t i = 0; i < shape.lengths.size(); ++i)
-    require(shape.lengths[i] >= 0 && shape.lengths[i] <= shape.n_keys, function, ": length ", shape.lengths[i],
-            " of batch entry ", i, " is not in [0, ", shape.n_keys, "]");
-}
-
 Workload::Workload(WorkloadShape shape, int steps) : shape_(std::move(shape)), steps_(steps) {
   require_workload("Workload", shape_);
   require(steps >= 1, "Workload: ", steps, " steps");

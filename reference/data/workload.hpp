@@ -40,7 +40,15 @@ struct WorkloadShape : AttentionShape {
 /// Throws std::invalid_argument as require_shape(), if the number of keys is not in 0 .. 2^62, or the lengths are not b
 /// numbers from 0 to N.
 /// @param function that has the shape as an argument
-void require_workload(const char* function, const WorkloadShape& shape);
+inline void require_workload(const char* function, const WorkloadShape& shape) {
+  require_shape(function, shape);
+  require(shape.n_keys >= 0 && shape.n_keys <= kOpenEnd, function, ": N = ", shape.n_keys, "; 0 to 2^62 keys are possible");
+  require(shape.lengths.empty() || std::ssize(shape.lengths) == shape.batch, function, ": ", shape.lengths.size(),
+          " lengths for a batch of ", shape.batch);
+  for (std::size_t i = 0; i < shape.lengths.size(); ++i)
+    require(shape.lengths[i] >= 0 && shape.lengths[i] <= shape.n_keys, function, ": length ", shape.lengths[i],
+            " of batch entry ", i, " is not in [0, ", shape.n_keys, "]");
+}
 
 /// A source of queries, keys and values. Every rank has one and reads only its own positions from it; the decoder appends
 /// them to a cache, see fill().

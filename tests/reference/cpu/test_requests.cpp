@@ -8,14 +8,12 @@
 namespace tree_attn::test {
 namespace {
 
-constexpr int kTimed = 3 * RequestChoice::kTries;
+constexpr int kTimed = 2 * RequestChoice::kTries;
 
 /// Seconds per key on some processor.
 struct Processor {
-  double none, first_level, second_level;
-  double seconds(Requests requests) const {
-    return requests == Requests::kNone ? none : requests == Requests::kFirstLevel ? first_level : second_level;
-  }
+  double none, ahead;
+  double seconds(Requests requests) const { return requests == Requests::kNone ? none : ahead; }
 };
 
 /// A step of some chunks of 4096 keys. The last of every try is interrupted, the longer the faster the others are.
@@ -36,7 +34,7 @@ TEST_CASE("requests: those with the least time per key are kept, and no chunk is
   const struct {
     Processor processor;
     Requests best;
-  } cases[]{{{3, 1, 2}, Requests::kFirstLevel}, {{3, 2, 1}, Requests::kSecondLevel}, {{1, 2, 3}, Requests::kNone}};
+  } cases[]{{{3, 1}, Requests::kAhead}, {{1, 2}, Requests::kNone}};
   for (const auto& [processor, best] : cases) {
     CAPTURE(best);
     RequestChoice choice;
@@ -55,30 +53,29 @@ TEST_CASE("requests: time counts per key, and a chunk of less than half as many 
   for (int i = 0; i < kTimed; ++i) {
     REQUIRE(choice.is_open());
     switch (choice.requests()) {
-      case Requests::kFirstLevel: choice.took(2048, 2048); break;
-      case Requests::kSecondLevel: choice.took(4096, 3072); break;
-      case Requests::kNone: choice.took(4096, 8192); break;
+      case Requests::kAhead: choice.took(2048, 2048); break;
+      case Requests::kNone: choice.took(4096, 3072); break;
     }
-    if (choice.requests() == Requests::kFirstLevel) choice.took(1000, 1);
+    if (choice.requests() == Requests::kAhead) choice.took(1000, 1);
   }
   CHECK(!choice.is_open());
-  CHECK(choice.requests() == Requests::kSecondLevel);
+  CHECK(choice.requests() == Requests::kNone);
 }
 
 TEST_CASE("requests: a step of twice or half the size chooses anew, one in between does not") {
-  const Processor processor{3, 2, 1};
+  const Processor processor{1, 2};
   RequestChoice choice;
   run_step(choice, processor, 1e6, 100);
   CHECK(run_step(choice, processor, 1e6, 100) == kTimed);
   for (const double bytes : {1.9e6, 0.51e6, 1e6}) {
     CHECK(run_step(choice, processor, bytes, 100) == 0);
-    CHECK(choice.requests() == Requests::kSecondLevel);
+    CHECK(choice.requests() == Requests::kNone);
   }
   for (const double bytes : {2e6, 1e6, 5e5}) {
     CHECK(run_step(choice, processor, bytes, 100) == 0);
-    CHECK(choice.requests() == Requests::kFirstLevel);  // until it is chosen
+    CHECK(choice.requests() == Requests::kAhead);  // until it is chosen
     CHECK(run_step(choice, processor, bytes, 100) == kTimed);
-    CHECK(choice.requests() == Requests::kSecondLevel);
+    CHECK(choice.requests() == Requests::kNone);
   }
   CHECK(run_step(choice, processor, 0, 0) == 0);  // an empty step
 }

@@ -217,7 +217,7 @@ TEST_CASE("arguments: threads share up to 2^32 - 1 items, and a choice of reques
   choice.begin_step(1), choice.begin_step(1);
   for (int i = 0; i < 100; ++i) choice.took(64, i == 50 ? 0 : 1);
   CHECK_FALSE(choice.is_open());
-  CHECK(choice.requests() == Requests::kFirstLevel);
+  CHECK(choice.requests() == Requests::kAhead);
 }
 
 TEST_CASE("arguments: formulas of appendix C, of Hopfield memories and of the tape are refused other shapes") {

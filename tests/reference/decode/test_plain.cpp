@@ -315,7 +315,7 @@ TEST_CASE("plain: every instruction set has its bits") {
                             .n_queries = n_queries,
                             .queries = packed.data(),
                             .score_scale = scale.score,
-                            .requests = static_cast<Requests>(n % 3)},
+                            .requests = static_cast<Requests>(n % 2)},
                            workspace.data(), states.data());
             // A range of whole leaves: the last of them has one shift.
             Forest<float> forest =
