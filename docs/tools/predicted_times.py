@@ -16,15 +16,18 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 CLOCK, CYCLES = 1.98e9, 3.8  # of an H200; of an instruction in a chain, by the model of the compiled code
 FIXED = 2.7e-6  # of the ends: what the measured ends of the kernels before this join had left
 DIM, THREADS, GROUPS = 128, 128, 4
+# Of multi-head latent attention: elements of a row and of a value, rows that share a ring, bytes a second of a read, and how much longer two warps of a
+# scheduler take than one, by the same model.
+LATENT_KEY, LATENT_VALUE, LATENT_ROWS, READ, TWO_WARPS = 576, 512, 16, 4.68e12, 1.23
 ELEMENTS = {"BF16": 8, "F32": 4}  # that a thread merges: eight in tiles of rows
 LEAF, MULTIPROCESSORS = 64, 132
 # Type, heads, rows, blocks of a tile, thread groups of a block.
 SHAPES = [("BF16", "16/16", 1, 8, 4), ("BF16", "8/8", 1, 16, 4), ("BF16", "32/8", 4, 16, 4), ("F32", "16/16", 1, 8, 8)]
 
 
-def chain(rows, parts, threads, elements):
+def chain(rows, parts, threads, elements, dim=DIM):
     """States that the longest chain of a thread copies and merges, all of its slices together, of so many elements each."""
-    slices = rows * DIM // elements
+    slices = rows * dim // elements
     groups = max(1, min(GROUPS, threads // slices))
     return math.ceil(slices / threads) * (math.ceil(parts / groups) + groups - 1)
 
@@ -65,6 +68,27 @@ def factors(walks, lines):
                 yield dtype, group, name, 8 * group, step(walk, 16, 8 * group, keys, read) / step(walk, 16, group, keys, read)
 
 
+def latent(walk, heads, keys):
+    """(seconds of a kernel that only reads the rows, of the walk, of the step) for so many query heads on one key/value head, values in the keys."""
+    groups, two = math.ceil(heads / LATENT_ROWS), heads > 8
+    blocks = min(MULTIPROCESSORS, groups * max(1, math.isqrt(keys // LEAF * 8 // 3)))  # choose_blocks()
+    blocks = blocks // groups * groups
+    walked = math.ceil(groups * keys / LEAF / blocks) * walk["leaf"] * CYCLES * (TWO_WARPS if two else 1) / CLOCK
+    states = sum(chain(min(8, heads - first), blocks // groups, 256 if two else 128, 8, LATENT_VALUE) for first in range(0, min(heads, LATENT_ROWS), 8))
+    read = 2.55e-6 + keys * LATENT_KEY * 2 / READ
+    return read, walked, max(read, walked) + FIXED + (walk["start"] + walk["pass"] + walk["arrival"] + walk["exit"] + states * walk["state"]) * CYCLES / CLOCK
+
+
+def latent_table():
+    walks = json.loads((ROOT / "docs" / "kernel_instructions.json").read_text(encoding="utf-8"))["walks"]
+    walk = next(w for w in walks if (w["kernel"], w["architecture"], w["worker"], w["rows"]) == ("equal_runs", "sm_90a", "MmaTile<BFloat16, 512, 8, 4>", "tensor map"))
+    lines = ["| latent rows of 576, values of 512, BF16 | read | walk, predicted | step, predicted |", "| --- | ---: | ---: | ---: |"]
+    for heads in (16, 128):
+        for name, keys in (("8k", 8192), ("64k", 65536), ("1M", 1 << 20)):
+            lines.append(f"| {heads} heads, {name} keys | " + " | ".join(f"{1e6 * s:.1f} µs" for s in latent(walk, heads, keys)) + " |")
+    return lines
+
+
 def verify_table():
     counted, card = (json.loads((ROOT / "docs" / name).read_text(encoding="utf-8")) for name in ("kernel_instructions.json", "card.json"))
     found = list(factors(counted["walks"], card["lines"]))
@@ -83,4 +107,4 @@ def table():
 
 
 if __name__ == "__main__":
-    print(*table(), "", *verify_table(), sep="\n")
+    print(*table(), "", *verify_table(), "", *latent_table(), sep="\n")

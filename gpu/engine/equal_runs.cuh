@@ -5,7 +5,7 @@
 /// A block is not one split of one query. The leaves of all query tiles of the batch form one sequence, and block g of G
 /// takes the g-th part of it, wherever that begins and ends (division.hpp). So neither 16 heads on 132 multiprocessors
 /// nor one long sequence among short ones leave a multiprocessor idle: all end within 64 keys of each other. One kernel for
-/// all shapes: tensor cores for 16 bits in rows of up to 256 elements, sub-warps with rings for all else.
+/// all shapes: tensor cores for 16 bits in values of up to 512 elements, sub-warps with rings for all else.
 #pragma once
 
 #include "tree_attn/gpu/engine/division.hpp"

@@ -78,21 +78,22 @@ template <class SubWarp>
 concept IsSubWarp = IsThreadGroup<SubWarp> && SubWarp::kRows == 1 && SubWarp::kSlots == 1 && kWarp % SubWarp::kLanes == 0 &&
                     SubWarp::kVectorsPerLane >= 1;
 
-/// A thread group that is a warp on tensor cores: rows of kDim elements of 16 bits in kSteps steps of 16 and kBoxes boxes of
-/// 64, kRows queries with kColumns columns of a product each.
+/// A thread group that is one or four warps on tensor cores: values of kDim elements of 16 bits, for each warp kSteps steps
+/// of 16 and kBoxes boxes of 64, kRows queries with kColumns columns of a product each.
 template <class Tile>
 concept IsMmaTile =
-    IsThreadGroup<Tile> && sizeof(typename Tile::T) == 2 && Tile::kLanes == kWarp&& Tile::kRows* Tile::kColumns == 8 &&
-    Tile::kSlots* Tile::kColumns == 2 && Tile::kDim == 16 * Tile::kSteps&& Tile::kDim == 64 * Tile::kBoxes;
+    IsThreadGroup<Tile> && sizeof(typename Tile::T) == 2 &&
+    Tile::kLanes == kWarp* Tile::kWarps&& Tile::kRows* Tile::kColumns == 8 && Tile::kSlots* Tile::kColumns == 2 &&
+    Tile::kDim == 16 * Tile::kSteps* Tile::kWarps&& Tile::kDim == 64 * Tile::kBoxes* Tile::kWarps;
 
 /// Tiles of kRows queries that share the keys of one ring, in a block of so many threads: 1, 2 or 4, enough for the group
-/// of a kv head, at most one per warp. On tensor cores each is the work of one warp, and they are a *query tile*, whose keys
-/// are read once; on CUDA cores a query tile is one thread group's.
+/// of a kv head. On tensor cores each is the work of one thread group, and they are a *query tile*, whose keys are read
+/// once; on CUDA cores a query tile is one thread group's.
 template <IsThreadGroup ThreadGroup, class Params>
 int row_tiles(const Params& params, int n_threads) {
   int n = 1;
   if constexpr (IsMmaTile<ThreadGroup>)
-    while (n * kWarp < n_threads && n * ThreadGroup::kRows < params.group) n *= 2;
+    while (n * ThreadGroup::kLanes < n_threads && n * ThreadGroup::kRows < params.group) n *= 2;
   return n;
 }
 
@@ -195,19 +196,21 @@ class LaneForest {
   float* memory_;
 };
 
-/// Where the last subtree waits for its sibling: in registers.
-template <int kElements>
+/// Where the last subtree waits for its sibling: in registers, one state per slot.
+template <int kElements, int kSlots = 1>
 class InRegisters {
  public:
-  static constexpr int kSlots = 1;
-  __device__ __forceinline__ void load(int, LaneState<kElements>& state) const { state = state_; }
-  __device__ __forceinline__ void store(int, const LaneState<kElements>& state) { state_ = state; }
+  static constexpr int kVectors = 0;  ///< of shared memory
+  InRegisters() = default;
+  __device__ __forceinline__ InRegisters(Shared<Bytes16>, int) {}
+  __device__ __forceinline__ void load(int slot, LaneState<kElements>& state) const { state = state_[slot]; }
+  __device__ __forceinline__ void store(int slot, const LaneState<kElements>& state) { state_[slot] = state; }
 
  private:
-  LaneState<kElements> state_;
+  LaneState<kElements> state_[kSlots];
 };
 
-/// Or in shared memory, for the widest thread groups: one state per slot.
+/// Or in shared memory, where a warp has many components.
 template <IsThreadGroup ThreadGroup>
 class InSharedMemory {
  public:
@@ -242,9 +245,11 @@ class LeafForest {
   using State = LaneState<kElements>;
 
   /// @param memory of the forests, n_forest floats each @param place of the lane in a state, ThreadGroup::place()
+  /// @param waiting what Waiting is made of
+  template <class... Of>
   __device__ __forceinline__ LeafForest(float* memory, std::int64_t n_forest, const Leaves& leaves, int place,
-                                        const Waiting& waiting = {})
-      : memory_(memory), n_forest_(n_forest), leaves_(leaves), place_(place), waiting_(waiting) {}
+                                        const Of&... waiting)
+      : memory_(memory), n_forest_(n_forest), leaves_(leaves), place_(place), waiting_(waiting...) {}
 
   /// Appends the state of leaf i, the next one, in one slot. Slot 0 comes last; a lane may leave the others out. No lane
   /// reads what another has written.

@@ -9,12 +9,22 @@
 #include "tree_attn/gpu/engine/one_shot.cuh"
 #include "tree_attn/gpu/engine/split.cuh"
 
+#include <cmath>
+
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
 /// One block a multiprocessor. A batch of one has query tiles of one length: then a few multiprocessors are left idle if
-/// that saves every block a second work range, with a merge of its own.
-inline std::int64_t choose_blocks(const DecodeParams& params, std::int64_t n_query_tiles) {
-  const std::int64_t n = device().n_multiprocessors, even = n_query_tiles == 0 ? 0 : n / n_query_tiles * n_query_tiles;
+/// that saves every block a second work range, with a merge of its own. The last block of a query tile joins all its parts,
+/// and for four warps on tensor cores, whose states are long, a part takes as long as 3/8 of a leaf: fewer blocks, so that
+/// leaves of a block and parts together take the least time.
+template <IsThreadGroup ThreadGroup>
+std::int64_t choose_blocks(const DecodeParams& params, std::int64_t n_query_tiles) {
+  std::int64_t n = device().n_multiprocessors;
+  if constexpr (ThreadGroup::kLanes > kWarp) {
+    const auto n_leaves = static_cast<double>(leaves_of({params.begin, params.end}));
+    n = std::clamp<std::int64_t>(n_query_tiles * static_cast<std::int64_t>(std::sqrt(n_leaves * 8 / 3)), 1, n);
+  }
+  const std::int64_t even = n_query_tiles == 0 ? 0 : n / n_query_tiles * n_query_tiles;
   return params.batch == 1 && even * 10 >= n * 9 ? even : n;
 }
 
@@ -25,14 +35,15 @@ LaunchPlan plan_equal_runs(const Params& params, const LaunchOptions& options) {
   with_pipeline<T>(params, [&](auto pipeline) {
     using Pipeline = typename decltype(pipeline)::type;
     using ThreadGroup = typename Pipeline::ThreadGroup;
-    const BlockSize block = fit_block<Pipeline>();
+    const BlockSize block = fit_block<Pipeline>(params);
     plan.n_row_tiles = row_tiles<ThreadGroup>(params, block.n_threads);
     const std::int64_t n = n_query_tiles<ThreadGroup>(params, plan.n_row_tiles);
     plan.n_threads = block.n_threads;
     plan.n_stages = block.n_stages;
     plan.overlaps = device().major >= 9;
     plan.path = kPath<ThreadGroup>;
-    plan.n_blocks = static_cast<int>(options.n_splits > 0 && n > 0 ? options.n_splits * n : choose_blocks(params, n));
+    plan.n_blocks =
+        static_cast<int>(options.n_splits > 0 && n > 0 ? options.n_splits * n : choose_blocks<ThreadGroup>(params, n));
     plan.n_splits =
         options.n_splits > 0 ? options.n_splits : static_cast<int>((plan.n_blocks + n - 1) / std::max<std::int64_t>(1, n));
     plan.shared_bytes = kEqualRunsBytes + block.n_bytes;
@@ -60,7 +71,7 @@ LaunchPlan plan_short_end(const DecodeParams& params, const LaunchOptions& optio
   with_pipeline<T>(params, [&](auto pipeline) {
     using Pipeline = typename decltype(pipeline)::type;
     using ThreadGroup = typename Pipeline::ThreadGroup;
-    const BlockSize block = fit_block<Pipeline>();
+    const BlockSize block = fit_block<Pipeline>(params);
     const std::int64_t query_tiles = n_query_tiles<ThreadGroup>(params, row_tiles<ThreadGroup>(params, block.n_threads));
     if (InCluster<ThreadGroup>::kFloats > block.n_scratch_floats || query_tiles > 65535) return;
     const auto n_resident = [&block](int size) {

@@ -45,7 +45,7 @@ void set_scale(DecodeParams& params, DType dtype, double scale) {
 }
 
 bool multiplies_on_tensor_cores(const DecodeParams& params, DType dtype) {
-  return kernel_unit_of(dtype) == KernelUnit::TensorCores && std::max(params.d_h, params.d_v) <= 256;
+  return kernel_unit_of(dtype) == KernelUnit::TensorCores && params.d_v <= kLongestValue;
 }
 
 std::string accepts_any_grid(const DecodeParams& params, DType dtype) {
@@ -75,7 +75,7 @@ std::string accepts_any_rows(const DecodeParams& params, DType dtype) {
 std::string accepts_scalar_rows(const DecodeParams& params, DType dtype) {
   if (const std::string refusal = accepts_any_rows(params, dtype); !refusal.empty()) return refusal;
   if (multiplies_on_tensor_cores(params, dtype))
-    return std::string(name_of(dtype)) + " storage in rows of at most 256 elements: their bits are those of tensor cores";
+    return std::string(name_of(dtype)) + " storage: its bits are those of tensor cores";
   return "";
 }
 
@@ -92,7 +92,7 @@ std::string accepts_tensor_rows(const DecodeParams& params, DType dtype) {
   if (kernel_unit_of(dtype) == KernelUnit::Scalar)
     return std::string(name_of(dtype)) + " storage: no tensor core keeps its bits";
   if (!multiplies_on_tensor_cores(params, dtype))
-    return "d_h " + std::to_string(params.d_h) + ", d_v " + std::to_string(params.d_v) + ": more than 256";
+    return "d_h " + std::to_string(params.d_h) + ", d_v " + std::to_string(params.d_v) + ": more than 512";
   if (!starts_aligned(params, dtype)) return "rows do not start at multiples of 16 bytes";
   return "";
 }

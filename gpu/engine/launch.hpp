@@ -39,8 +39,8 @@ struct Workspace {
   unsigned* counters = nullptr;  ///< [plan.n_counters], zero before the first launch; every launch leaves them zero
 };
 
-/// Largest d_h and d_v that any kernel takes.
-inline constexpr int kLongestRow = 576;
+/// Largest d_h and d_v that any kernel takes, and largest d_v on tensor cores.
+inline constexpr int kLongestRow = 576, kLongestValue = 512;
 
 /// Whether this build has kernels for a stored type. TREE_ATTN_NO_F16_KERNELS leaves those for F16 out, where kernels are
 /// compiled to be checked: they are the templates that BF16 uses too.
@@ -91,7 +91,7 @@ std::string accepts_aligned_rows(const DecodeParams& params, DType dtype);
 /// What accepts_any_rows() refuses, what tensor cores do not multiply, and rows that are not aligned.
 std::string accepts_tensor_rows(const DecodeParams& params, DType dtype);
 
-/// Whether tensor cores multiply: elements of 16 bits, in rows of at most 256.
+/// Whether tensor cores multiply: elements of 16 bits, in values of at most kLongestValue.
 ///
 /// A function of the type and of the length of rows alone, for it changes bits. So a query has the same bits alone and among
 /// others, in a batch and on every device.

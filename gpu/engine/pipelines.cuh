@@ -34,8 +34,8 @@ inline constexpr std::size_t kKernelBytes = 4 * 128;
 /// The largest block of a pipeline that fits into the shared memory of the device at hand. Its size changes no bit, for
 /// leaves have the same sums whichever thread group takes them.
 template <class Pipeline>
-BlockSize fit_block() {
-  return Pipeline::fit(device().shared_bytes - kKernelBytes);
+BlockSize fit_block(const typename Pipeline::Params& params) {
+  return Pipeline::fit(device().shared_bytes - kKernelBytes, params.group);
 }
 
 /// What a kernel is made of: a kind of thread group and its way to keys and values. All threads of a block construct one at
@@ -45,7 +45,8 @@ template <class Pipeline>
 concept IsPipeline = IsThreadGroup<typename Pipeline::ThreadGroup> &&
     requires(Pipeline pipeline, Arena& arena, const typename Pipeline::Arguments& arguments,
              const typename Pipeline::Params& params, std::int64_t i, KeyRange range, float* forests, std::size_t n_bytes) {
-  { Pipeline::fit(n_bytes) } -> std::same_as<BlockSize>;  // on the host: the largest block in so much shared memory
+  // On the host: the largest block in so much shared memory, for so many rows that share a kv head.
+  { Pipeline::fit(n_bytes, i) } -> std::same_as<BlockSize>;
   { Pipeline::arguments(params, LaunchPlan{}) } -> std::same_as<typename Pipeline::Arguments>;  // on the host
   Pipeline(arena, arguments);
   { Pipeline::kIsCompiled } -> std::convertible_to<bool>;  // for this architecture
@@ -65,9 +66,7 @@ void with_sub_warp(const DecodeParams& params, const F& f) {
     if (n_bytes <= 128) return f(SubWarp<T, 8, 1>{});
     if (n_bytes <= 256) return f(SubWarp<T, 16, 1>{});
     if (n_bytes <= 512) return f(SubWarp<T, 32, 1>{});
-  }
-  if (n_bytes <= 1024) return f(SubWarp<T, 32, 2>{});
-  if constexpr (kLongest > 2048) {
+    if (n_bytes <= 1024) return f(SubWarp<T, 32, 2>{});
     if (n_bytes <= 2048) return f(SubWarp<T, 32, 4>{});
   }
   f(SubWarp<T, 32, (kLongest + 511) / 512>{});
@@ -94,6 +93,32 @@ std::int64_t forest_floats(const DecodeParams& params, std::int64_t n_parts) {
   return LaneForest<ThreadGroup::kElements, ThreadGroup::kLanes>::n_floats(longest_part(params, n_parts));
 }
 
+/// Whether a way in which rows are copied is compiled for this architecture.
+template <RowCopy kCopy>
+#if defined(__CUDA_ARCH__)
+inline constexpr bool kHasCopies = (kCopy == RowCopy::TensorMap) == (__CUDA_ARCH__ >= 900);
+#else
+inline constexpr bool kHasCopies = true;
+#endif
+
+/// What the copy engine has to know of keys and values: @returns whether it takes them, and then in `maps`.
+template <class T, class Params>
+bool describe_rows(const Params& params, TileMaps& maps) {
+  // In a pool of pages all entries begin at the same place: one entry, see BoxRows::set().
+  const std::int64_t n_entries = params.k.stride[0] == 0 && params.v.stride[0] == 0 ? 1 : params.batch;
+  const auto array_of = [&params, n_entries](const DeviceView& view, int d) {
+    return TensorArray{view.data,
+                       DTypeTraits<T>::kDType,
+                       {n_entries, params.kv_heads, params.rows_end() - params.begin, d},
+                       {view.stride[0], view.stride[1], view.stride[2]},
+                       kLeafKeys};
+  };
+  const TensorArray k = array_of(params.k, params.d_h), v = array_of(params.v, params.d_v);
+  if (!refusal(k).empty() || !refusal(v).empty()) return false;
+  maps.k = make_tensor_map(k), maps.v = make_tensor_map(v);
+  return true;
+}
+
 /// Warps on tensor cores, each with a ring of its own; or teams of two or four of them, each with the ring of its first warp
 /// and a tile of rows for every warp, so that keys and values are copied once for up to 32 rows. Four warps, one per
 /// scheduler: so each has all the registers that a thread may have. Two, where four have no room for their rings.
@@ -110,14 +135,10 @@ class MmaPipeline {
     int n_row_tiles;           ///< warps of a team: 1, 2 or 4
     typename Ring::Maps maps;  ///< of keys and values
   };
-#if defined(__CUDA_ARCH__)
-  static constexpr bool kIsCompiled = Ring::kHasMaps == (__CUDA_ARCH__ >= 900);
-#else
-  static constexpr bool kIsCompiled = true;
-#endif
+  static constexpr bool kIsCompiled = kHasCopies<kCopy>;
   static constexpr int kMostWarps = 4, kThreads = kMostWarps * kWarp;
 
-  static constexpr BlockSize fit(std::size_t n_bytes) {
+  static constexpr BlockSize fit(std::size_t n_bytes, std::int64_t /*group*/) {
     const int n_warps = bytes_of(kMostWarps, Ring::kStages) <= n_bytes ? kMostWarps : kMostWarps / 2;
     int n_stages = Ring::kStages;
     while (n_stages > 2 && bytes_of(n_warps, n_stages) > n_bytes) --n_stages;
@@ -135,18 +156,7 @@ class MmaPipeline {
   static Arguments arguments(const Params& params, const LaunchPlan& plan) {
     Arguments arguments{starts_aligned(params, DTypeTraits<typename Tile::T>::kDType), plan.n_row_tiles, {}};
     if constexpr (Ring::kHasMaps) {
-      // In a pool of pages all entries begin at the same place: one entry, see TileRing::begin().
-      const std::int64_t n_entries = params.k.stride[0] == 0 && params.v.stride[0] == 0 ? 1 : params.batch;
-      const auto array_of = [&params, n_entries](const DeviceView& view, int d) {
-        return TensorArray{view.data,
-                           DTypeTraits<typename Tile::T>::kDType,
-                           {n_entries, params.kv_heads, params.rows_end() - params.begin, d},
-                           {view.stride[0], view.stride[1], view.stride[2]},
-                           kLeafKeys};
-      };
-      const TensorArray k = array_of(params.k, params.d_h), v = array_of(params.v, params.d_v);
-      arguments.aligned = arguments.aligned && refusal(k).empty() && refusal(v).empty();
-      if (arguments.aligned) arguments.maps = {make_tensor_map(k), make_tensor_map(v)};
+      arguments.aligned = arguments.aligned && describe_rows<typename Tile::T>(params, arguments.maps);
       arguments.maps.n_stages = plan.n_stages;
     }
     return arguments;
@@ -199,23 +209,107 @@ class MmaPipeline {
   Ring ring_;
 };
 
-/// Calls f with the tile for a shape: rows of 64, 128 or 256 elements, for 8 queries. F16 sums parts of two units, which
-/// leaves registers for 4 queries where rows have 256 elements. A function of the type and of the length of rows alone, for
-/// it changes bits.
+/// Four warps on tensor cores for a tile of rows, one tile or two in a block, and one ring for all: for long rows, of which
+/// a warp alone could not hold the states. Where values are the first components of the keys, rows are copied once.
+template <IsMmaTile Tile, RowCopy kCopy, class Params_ = DecodeParams>
+class BoxPipeline {
+ public:
+  using ThreadGroup = Tile;
+  using Params = Params_;
+  using Ring = BoxRing<Tile, kCopy, LeavesOf<Params>>;
+  struct Arguments {
+    bool aligned;              ///< rows may be copied as kCopy says
+    bool values_in_keys;       ///< values are the first components of the keys
+    int n_stages;              ///< boxes of the ring
+    typename Ring::Maps maps;  ///< of keys and values
+  };
+  static constexpr bool kIsCompiled = kHasCopies<kCopy>;
+  static constexpr int kMostTiles = 2, kThreads = kMostTiles * Tile::kLanes;
+
+  static constexpr BlockSize fit(std::size_t n_bytes, std::int64_t group) {
+    const int n_tiles = group > Tile::kRows ? kMostTiles : 1;
+    int n_stages = Ring::kMostStages;
+    while (bytes_of(n_tiles, n_stages) > n_bytes) --n_stages;
+    return {n_tiles * Tile::kLanes, n_stages, bytes_of(n_tiles, n_stages), 4 * n_vectors(n_tiles, n_stages)};
+  }
+  __device__ __forceinline__ BoxPipeline(Arena& arena, const Arguments& arguments)
+      : aligned_(arguments.aligned),
+        n_stages_(arguments.n_stages),
+        full_(arena.take<Barrier>(Ring::kMostStages)),
+        flags_(arena.take<int>(kThreads / kWarp)),
+        memory_(arena.take<Bytes16>(n_vectors(n_tiles(), n_stages_), kBoxAlignment)),
+        ring_(memory_ + first_box(n_tiles()), full_, flags_, arguments.maps, n_stages_, arguments.values_in_keys) {}
+  static Arguments arguments(const Params& params, const LaunchPlan& plan) {
+    const auto is_same = [](const DeviceView& a, const DeviceView& b) {
+      return a.data == b.data && std::equal(a.stride, a.stride + 3, b.stride);
+    };
+    Arguments arguments{starts_aligned(params, DTypeTraits<typename Tile::T>::kDType),
+                        params.d_v <= params.d_h && is_same(params.k, params.v),
+                        plan.n_stages,
+                        {}};
+    if constexpr (Ring::kHasMaps)
+      arguments.aligned = arguments.aligned && describe_rows<typename Tile::T>(params, arguments.maps);
+    return arguments;
+  }
+  __device__ __forceinline__ static void publish_scratch() {
+    if constexpr (kCopy == RowCopy::TensorMap) async_proxy_fence();
+  }
+  __device__ __forceinline__ Scratch scratch() const {
+    return {shared_as<float>(memory_), 4 * n_vectors(n_tiles(), n_stages_)};
+  }
+  __device__ __forceinline__ void operator()(const Params& params, std::int64_t kv_head, std::int64_t first_row,
+                                             KeyRange range, float* forests, std::int64_t n_forest) {
+    const int tile = warp_uniform(thread_group_of<Tile>(threadIdx.x));
+    kv_head = warp_uniform(kv_head);
+    const LeavesOf<Params> leaves({warp_uniform(range.begin), warp_uniform(range.end)}, params.in_use(kv_head));
+    accumulate_tiles<Tile>(params, kv_head, warp_uniform(first_row + tile * Tile::kRows), leaves,
+                           forests + tile * Tile::kSlots * n_forest, n_forest, aligned_, ring_,
+                           memory_ + tile * kTileVectors<Tile>);
+  }
+
+ private:
+  /// 16-byte vectors: what tiles keep beside the ring, and at a multiple of 1024 bytes its boxes.
+  static constexpr int first_box(int n_tiles) {
+    constexpr int kUnit = kBoxAlignment / static_cast<int>(sizeof(Bytes16));
+    return (n_tiles * kTileVectors<Tile> + kUnit - 1) / kUnit * kUnit;
+  }
+  static constexpr int n_vectors(int n_tiles, int n_stages) { return first_box(n_tiles) + n_stages * kBoxVectors; }
+  /// Shared memory: barriers and flags, and at a multiple of 1024 bytes the vectors.
+  static constexpr std::size_t bytes_of(int n_tiles, int n_stages) {
+    return kBoxAlignment + static_cast<std::size_t>(n_vectors(n_tiles, n_stages)) * sizeof(Bytes16);
+  }
+  static_assert(bytes_of(kMostTiles, Ring::kKeyBoxes) + kKernelBytes <= kLeastSharedBytes);
+  __device__ __forceinline__ static int n_tiles() { return static_cast<int>(blockDim.x) / Tile::kLanes; }
+
+  bool aligned_;
+  int n_stages_;
+  Shared<Barrier> full_;
+  Shared<int> flags_;
+  Shared<Bytes16> memory_;
+  Ring ring_;
+};
+
+/// Calls f with the tile for a shape: rows of 64, 128 or 256 elements, for 8 queries, and longer ones for four warps. F16
+/// sums parts of two units, which leaves registers for 4 queries where a warp has rows of 256 elements. A function of the
+/// type and of the length of rows alone, for it changes bits.
 template <class T, class F>
 void with_tile(const DecodeParams& params, const F& f) {
   const int d = std::max(params.d_h, params.d_v);
   if (d <= 64) return f(MmaTile<T, 64, 8>{});
   if (d <= 128) return f(MmaTile<T, 128, 8>{});
   constexpr int kRows = kRestUnit<T> == 1 ? 8 : 4;
-  f(MmaTile<T, 256, kRows>{});
+  if (d <= 256) return f(MmaTile<T, 256, kRows>{});
+  f(MmaTile<T, kLongestValue, 8, 4>{});
 }
 
-/// Calls f with the pipeline of a tile that suits the device.
+/// The pipeline of a tile.
+template <IsMmaTile Tile, RowCopy kCopy, class Params>
+using PipelineOf = std::conditional_t<Tile::kWarps == 1, MmaPipeline<Tile, kCopy, Params>, BoxPipeline<Tile, kCopy, Params>>;
+/// Calls f with the one that suits the device.
 template <IsMmaTile Tile, class Params = DecodeParams, class F>
 void with_mma_pipeline(const F& f) {
-  if (device().major >= 9) return f(std::type_identity<MmaPipeline<Tile, RowCopy::TensorMap, Params>>{});
-  f(std::type_identity<MmaPipeline<Tile, RowCopy::Async, Params>>{});
+  if (device().major >= 9) return f(std::type_identity<PipelineOf<Tile, RowCopy::TensorMap, Params>>{});
+  f(std::type_identity<PipelineOf<Tile, RowCopy::Async, Params>>{});
 }
 
 /// How sub-warps reach rows.
@@ -241,7 +335,7 @@ class SubWarpPipeline {
   static constexpr int kMostWarps = (8 + SubWarp::kVectorsPerLane - 1) / SubWarp::kVectorsPerLane;
   static constexpr int kThreads = kMostWarps * kWarp;
 
-  static constexpr BlockSize fit(std::size_t n_bytes) {
+  static constexpr BlockSize fit(std::size_t n_bytes, std::int64_t /*group*/) {
     int n_warps = kMostWarps;
     while (n_warps > 1 && bytes_of(n_warps) > n_bytes) --n_warps;
     return {n_warps * kWarp, kStages, bytes_of(n_warps), n_scratch_floats(n_warps * kWarp)};

@@ -131,7 +131,7 @@ inline constexpr std::size_t kSplitBytes = 128;
 template <IsPipeline Pipeline>
 LaunchPlan plan_splits(const DecodeParams& params, int n_splits) {
   using ThreadGroup = typename Pipeline::ThreadGroup;
-  const BlockSize block = fit_block<Pipeline>();
+  const BlockSize block = fit_block<Pipeline>(params);
   LaunchPlan plan{.n_splits = n_splits,
                   .n_threads = block.n_threads,
                   .n_row_tiles = row_tiles<ThreadGroup>(params, block.n_threads),
@@ -212,7 +212,7 @@ __device__ __forceinline__ void short_end_block(const DecodeParams& params, cons
                                                 const SplitWorkspace& forests) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   using Epilogue = InCluster<typename Pipeline::ThreadGroup>;
-  constexpr bool kFits = Epilogue::kFloats <= Pipeline::fit(kMostSharedBytes - kKernelBytes).n_scratch_floats;
+  constexpr bool kFits = Epilogue::kFloats <= Pipeline::fit(kMostSharedBytes - kKernelBytes, 1).n_scratch_floats;
   if constexpr (Pipeline::kIsCompiled && kFits) {
     launch_dependents();
     split_block<Pipeline, Epilogue>(params, output, arguments, forests);

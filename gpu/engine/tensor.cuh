@@ -21,33 +21,39 @@
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
-/// How kRows queries are spread over a warp.
+/// How kRows queries are spread over a warp, or over four of which each has boxes of components of its own.
 ///
 /// It is how products leave S^T [keys, columns] and O^T [components, columns] in registers: with g = lane / 4 and
 /// t = 2 (lane % 4), a lane has of every 16 x 8 tile the rows g and g + 8 of the columns t and t + 1. Scores, weights and
 /// states of a query are therefore with the same lanes.
-/// @tparam kDim_ elements of a row of keys or values, padded: 64, 128 or 256
+/// @tparam kDim_ elements of a row of values, padded: 64, 128 or 256, or 512 for four warps
 /// @tparam kRows_ 4 or 8 queries
-template <class Stored, int kDim_, int kRows_>
+template <class Stored, int kDim_, int kRows_, int kWarps_ = 1>
 struct MmaTile {
   using T = Stored;
-  static constexpr int kLanes = kWarp;
+  static constexpr int kWarps = kWarps_, kLanes = kWarp * kWarps;
   static constexpr int kDim = kDim_, kRows = kRows_;
-  static constexpr int kElements = kDim / 8;         ///< components of one state that a lane holds
-  static constexpr int kColumns = 8 / kRows;         ///< columns of a query
-  static constexpr int kSlots = 2 / kColumns;        ///< states that a lane holds a part of
-  static constexpr int kBoxes = kDim / kBoxColumns;  ///< boxes of a leaf of keys, and of its values
-  static constexpr int kProducts = 4 - kColumns;     ///< products with the parts of a weight
-  static constexpr int kSteps = kDim / 16;           ///< 16 x 16 tiles across a row
+  static constexpr int kKeyDim = kWarps > 1 ? 576 : kDim;     ///< elements of a row of keys, padded
+  static constexpr int kElements = kDim / kLanes * 4;         ///< components of one state that a lane holds
+  static constexpr int kColumns = 8 / kRows;                  ///< columns of a query
+  static constexpr int kSlots = 2 / kColumns;                 ///< states that a lane holds a part of
+  static constexpr int kBoxes = kDim / kBoxColumns / kWarps;  ///< boxes of the values of a leaf, for each warp
+  static constexpr int kProducts = 4 - kColumns;              ///< products with the parts of a weight
+  static constexpr int kSteps = 4 * kBoxes;                   ///< 16 x 16 tiles of values, for each warp
 
   /// Which of the kRows queries a slot of a lane is about.
   __host__ __device__ static int row(int lane, int slot) { return ((lane & 3) * 2 + slot) >> (kColumns - 1); }
-  /// Where a lane has its part of a state, and the lane of a place: the eight lanes of a query side by side, the first
-  /// queries first.
-  __host__ __device__ static int place(int lane) { return (lane & 3) * 8 + (lane >> 2); }
-  __host__ __device__ static int lane_at(int place) { return (place & 7) * 4 + (place >> 3); }
-  /// Index in the row of element c of a lane.
-  __host__ __device__ static int component(int lane, int c) { return c / 2 * 16 + (lane >> 2) + c % 2 * 8; }
+  /// Where a lane has its part of a state, and the lane of a place: the lanes of a query side by side, the first queries
+  /// first.
+  __host__ __device__ static int place(int lane) { return (lane & 3) * (kLanes / 4) + (lane >> 2); }
+  __host__ __device__ static int lane_at(int place) {
+    return (place & (kLanes / 4 - 1)) * 4 + (place >> (kWarps > 1 ? 5 : 3));
+  }
+  /// Index in the row of element c of a lane: the boxes of the warps take turns.
+  __host__ __device__ static int component(int lane, int c) {
+    if (kWarps == 1) return c / 2 * 16 + (lane >> 2) + c % 2 * 8;
+    return (c / 8 * kWarps + (lane >> 5)) * kBoxColumns + c / 2 % 4 * 16 + (lane >> 2 & 7) + c % 2 * 8;
+  }
 };
 
 /// Items of 16 keys in a leaf.
@@ -83,17 +89,18 @@ struct TileScale {
         score(params.score_scale == 0 ? 1.0f : std::fabs(params.score_scale)) {}
 };
 
-/// The queries times TileScale::query as the right operand of K Q^T, [kDim, 8]; zero past the group, past d_h, and in a
+/// The queries times TileScale::query as the right operand of K Q^T, [kKeyDim, 8]; zero past the group, past d_h, and in a
 /// second column of a query. In registers, where there are enough of them; else they stay in shared memory.
 template <IsMmaTile Tile>
 class TileQueries {
  public:
-  static constexpr bool kInShared = Tile::kDim >= 256;
+  static constexpr bool kInShared = Tile::kKeyDim >= 256;
   /// Rows in shared memory, the last of them zero if queries have a second column, and 16-byte vectors from row to row: an
   /// odd number, so that 8 rows begin in different banks.
-  static constexpr int kSharedRows = Tile::kRows + Tile::kColumns - 1, kPitch = Tile::kDim / 8 + 1;
-  static constexpr int kVectors = kInShared ? kSharedRows * kPitch : 0;  ///< of shared memory, for one warp
+  static constexpr int kSharedRows = Tile::kRows + Tile::kColumns - 1, kPitch = Tile::kKeyDim / 8 + 1;
+  static constexpr int kVectors = kInShared ? kSharedRows * kPitch : 0;  ///< of shared memory, for one thread group
 
+  /// @param lane in the thread group. Four warps have a barrier after it
   __device__ __forceinline__ TileQueries(const DecodeParams& params, std::int64_t kv_head, std::int64_t first_row,
                                          Shared<Bytes16> memory, int lane) {
     using T = typename Tile::T;
@@ -109,6 +116,7 @@ class TileQueries {
     };
     if constexpr (kInShared) {
       for (int row = 0; row < kSharedRows; ++row) {
+        if (Tile::kWarps > 1 && lane >= Tile::kKeyDim / 8) break;
         Bytes16 bytes;
         TREE_ATTN_UNROLL
         for (int i = 0; i < 4; ++i) bytes.word[i] = pair_of(row, 8 * lane + 2 * i);
@@ -116,11 +124,11 @@ class TileQueries {
       }
       __syncwarp();
       const int row = lane % 8 % Tile::kColumns == 0 ? lane % 8 / Tile::kColumns : Tile::kRows;
-      matrix_ = memory + (row * kPitch + lane / 8);
+      matrix_ = memory + (row * kPitch + lane % kWarp / 8);
     } else {
       const int row = lane / 4 % Tile::kColumns == 0 ? lane / 4 / Tile::kColumns : Tile::kRows;
       TREE_ATTN_UNROLL
-      for (int i = 0; i < 2 * Tile::kSteps; ++i) registers_[i / 2][i % 2] = pair_of(row, 8 * i + lane % 4 * 2);
+      for (int i = 0; i < Tile::kKeyDim / 8; ++i) registers_[i / 2][i % 2] = pair_of(row, 8 * i + lane % 4 * 2);
     }
   }
   /// The four steps that multiply a box of keys.
@@ -138,20 +146,20 @@ class TileQueries {
 
  private:
   Shared<Bytes16> matrix_{};
-  std::uint32_t registers_[kInShared ? 1 : Tile::kSteps][2];
+  std::uint32_t registers_[kInShared ? 1 : Tile::kKeyDim / 16][2];
 };
 
 /// s <- s + K Q^T for the 64 elements of one box of keys.
-/// @param box [64 keys][8 vectors], swizzled @param index of the box in a row
-template <IsMmaTile Tile>
+/// @param box [16 n keys][8 vectors], swizzled @param index of the box in a row
+template <IsMmaTile Tile, int n>
 __device__ __forceinline__ void add_scores(const TileQueries<Tile>& queries, Shared<Bytes16> box, int index, int lane,
-                                           LeafScores& s) {
+                                           float (&s)[n][4]) {
   std::uint32_t q[4][2];
   queries.get(index, q);
   TREE_ATTN_UNROLL
   for (int step = 0; step < 4; ++step) {
     const Shared<Bytes16> matrix = box + matrix_vector(lane, step);
-    std::uint32_t k[kLeafItems][4];
+    std::uint32_t k[n][4];
     load_matrices_x4(k, [&](int i) { return matrix + 16 * kRowVectors * i; });
     mma_16x8x16<typename Tile::T>(s, k, q + step);
   }

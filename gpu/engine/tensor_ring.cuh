@@ -47,10 +47,70 @@ struct TileMaps {
 /// How rows of 16 bits come into shared memory where they are aligned.
 enum class RowCopy { TensorMap, Async };
 
+/// The rows of a range, and the two ways of a warp to fill a box with them by itself.
+template <class T, class Leaves>
+class BoxRows {
+ protected:
+  __device__ __forceinline__ explicit BoxRows(int lane) : lane_(lane) {}
+  __device__ __forceinline__ void set(const DecodeParams& params, std::int64_t kv_head, const Leaves& leaves,
+                                      bool only_finite) {
+    entry_ = params.k.stride[0] == 0 ? 0 : static_cast<int>(params.entry_of(kv_head)),
+    head_ = static_cast<int>(params.head_of(kv_head));
+    leaves_ = leaves, first_row_ = static_cast<int>(leaves.origin() - params.begin);
+    keys_ = params.key<T>(kv_head, leaves.origin()), values_ = params.value<T>(kv_head, leaves.origin());
+    only_finite_ = only_finite;
+  }
+
+  /// Fills a box of the leaf that begins at `at`, each lane one vector of every fourth row. Rows without a key are zero, and
+  /// never read.
+  template <bool kCopies>
+  __device__ __forceinline__ void fill(const DecodeParams& params, int at, bool is_value, int first_column,
+                                       Shared<Bytes16> to) const {
+    const LeafKeys keys(leaves_, at);
+    constexpr int kRowsAtOnce = kWarp / kRowVectors, kRounds = static_cast<int>(kLeafKeys) / kRowsAtOnce;
+    const int first = lane_ / kRowVectors, unit = lane_ % kRowVectors, column = first_column + unit * kPer16<T>;
+    const int left = (is_value ? params.d_v : params.d_h) - column, n = left < 0 ? 0 : left < kPer16<T> ? left : kPer16<T>;
+    // The leaf may begin before the shard; rows that are read do not.
+    const std::int64_t stride = (is_value ? params.v : params.k).stride[2];
+    const T* from = (is_value ? values_ : keys_) + (leaves_.row(at) + first) * stride + column;
+    if (kCopies && keys.are_all() && left >= kPer16<T>) {
+      // The swizzle repeats every eight rows: a lane has two places, and constant offsets from them.
+      constexpr int kPeriod = 8, kPlaces = kPeriod / kRowsAtOnce;
+      Shared<Bytes16> place[kPlaces];
+      TREE_ATTN_UNROLL
+      for (int i = 0; i < kPlaces; ++i) {
+        const int row = first + i * kRowsAtOnce;
+        place[i] = to + (row * kRowVectors + swizzled_unit(row, unit));
+      }
+      TREE_ATTN_UNROLL
+      for (int i = 0; i < kRounds; ++i, from += kRowsAtOnce * stride)
+        copy_async16(place[i % kPlaces] + i / kPlaces * kPeriod * kRowVectors, from, 16);
+      return;
+    }
+    for (int row = first; row < kLeafKeys; row += kRowsAtOnce, from += kRowsAtOnce * stride) {
+      const int n_here = keys.contain(row) ? n : 0;
+      const Shared<Bytes16> vector = to + (row * kRowVectors + swizzled_unit(row, unit));
+      if constexpr (kCopies)
+        copy_async16(vector, from, n_here * static_cast<int>(sizeof(T)));
+      else
+        store16(vector, load_unaligned16(from, n_here, is_value && only_finite_));
+    }
+  }
+
+  int lane_ = 0;  ///< of its warp
+  Leaves leaves_{};
+  const T *keys_ = nullptr, *values_ = nullptr;  ///< the rows that rows are counted from
+  int first_row_ = 0, entry_ = 0, head_ = 0;     ///< the same for tensor maps
+  bool only_finite_ = false;
+};
+
 /// The tiles of a range, leaf after leaf: those of its keys, then those of its values. A tile is one or two boxes
 /// side by side.
 template <IsMmaTile Tile, RowCopy kCopy, class Leaves_ = ContiguousLeaves>
-class TileRing {
+class TileRing : BoxRows<typename Tile::T, Leaves_> {
+  using Base = BoxRows<typename Tile::T, Leaves_>;
+  using Base::lane_, Base::leaves_, Base::first_row_, Base::entry_, Base::head_;
+
  public:
   using T = typename Tile::T;
   using Leaves = Leaves_;
@@ -76,7 +136,7 @@ class TileRing {
   /// @param n_warps of the team @param leads whether this warp is the first of them
   __device__ __forceinline__ TileRing(Shared<Bytes16> memory, Shared<Barrier> full, const Maps& maps, int lane,
                                       int n_warps = 1, bool leads = true)
-      : memory_(memory), full_(full), maps_(&maps), lane_(lane), n_warps_(n_warps), leads_(leads) {
+      : Base(lane), memory_(memory), full_(full), maps_(&maps), n_warps_(n_warps), leads_(leads) {
     if constexpr (kHasMaps) {
       if (lane_ == 0 && leads_) {
         for (int stage = 0; stage < n_stages(); ++stage) barrier_init(full_ + stage, 1);
@@ -107,11 +167,7 @@ class TileRing {
   template <bool kCopies>
   __device__ __forceinline__ void begin(const DecodeParams& params, std::int64_t kv_head, const Leaves& leaves,
                                         bool only_finite = false) {
-    entry_ = params.k.stride[0] == 0 ? 0 : static_cast<int>(params.entry_of(kv_head)),
-    head_ = static_cast<int>(params.head_of(kv_head));
-    leaves_ = leaves, first_row_ = static_cast<int>(leaves.origin() - params.begin);
-    keys_ = params.key<T>(kv_head, leaves.origin()), values_ = params.value<T>(kv_head, leaves.origin());
-    only_finite_ = only_finite;
+    this->set(params, kv_head, leaves, only_finite);
     const int n = n_stages();
     for (int i = 0; i < n; ++i) start<kCopies>(params, 0, i, stage_ + i < n ? stage_ + i : stage_ + i - n);
   }
@@ -170,7 +226,7 @@ class TileRing {
         }
       } else {
         for (int i = 0; i < kTileBoxes; ++i)
-          fill<kCopies>(params, at, is_value, first_column + i * kBoxColumns, to + i * kBoxVectors);
+          this->template fill<kCopies>(params, at, is_value, first_column + i * kBoxColumns, to + i * kBoxVectors);
         if constexpr (kHasMaps) {
           __syncwarp();
           if (lane_ == 0) barrier_arrive(full_ + stage);
@@ -180,52 +236,12 @@ class TileRing {
     if constexpr (!kHasMaps) copy_async_commit();
   }
 
-  /// Fills a box of the leaf that begins at `at`, each lane one vector of every fourth row. Rows without a key are zero, and
-  /// never read.
-  template <bool kCopies>
-  __device__ __forceinline__ void fill(const DecodeParams& params, int at, bool is_value, int first_column,
-                                       Shared<Bytes16> to) const {
-    const LeafKeys keys(leaves_, at);
-    constexpr int kRowsAtOnce = kWarp / kRowVectors, kRounds = static_cast<int>(kLeafKeys) / kRowsAtOnce;
-    const int first = lane_ / kRowVectors, unit = lane_ % kRowVectors, column = first_column + unit * kPer16<T>;
-    const int left = (is_value ? params.d_v : params.d_h) - column, n = left < 0 ? 0 : left < kPer16<T> ? left : kPer16<T>;
-    // The leaf may begin before the shard; rows that are read do not.
-    const std::int64_t stride = (is_value ? params.v : params.k).stride[2];
-    const T* from = (is_value ? values_ : keys_) + (leaves_.row(at) + first) * stride + column;
-    if (kCopies && keys.are_all() && left >= kPer16<T>) {
-      // The swizzle repeats every eight rows: a lane has two places, and constant offsets from them.
-      constexpr int kPeriod = 8, kPlaces = kPeriod / kRowsAtOnce;
-      Shared<Bytes16> place[kPlaces];
-      TREE_ATTN_UNROLL
-      for (int i = 0; i < kPlaces; ++i) {
-        const int row = first + i * kRowsAtOnce;
-        place[i] = to + (row * kRowVectors + swizzled_unit(row, unit));
-      }
-      TREE_ATTN_UNROLL
-      for (int i = 0; i < kRounds; ++i, from += kRowsAtOnce * stride)
-        copy_async16(place[i % kPlaces] + i / kPlaces * kPeriod * kRowVectors, from, 16);
-      return;
-    }
-    for (int row = first; row < kLeafKeys; row += kRowsAtOnce, from += kRowsAtOnce * stride) {
-      const int n_here = keys.contain(row) ? n : 0;
-      const Shared<Bytes16> vector = to + (row * kRowVectors + swizzled_unit(row, unit));
-      if constexpr (kCopies)
-        copy_async16(vector, from, n_here * static_cast<int>(sizeof(T)));
-      else
-        store16(vector, load_unaligned16(from, n_here, is_value && only_finite_));
-    }
-  }
-
   Shared<Bytes16> memory_;
   Shared<Barrier> full_;
   const Maps* maps_;
-  int lane_, n_warps_;
+  int n_warps_;
   bool leads_;
   int stage_ = 0, parity_ = 0;  ///< of the next tile to be read
-  Leaves leaves_{};
-  const T *keys_ = nullptr, *values_ = nullptr;  ///< the rows that rows are counted from
-  int first_row_ = 0, entry_ = 0, head_ = 0;     ///< the same for tensor maps
-  bool only_finite_ = false;
 };
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

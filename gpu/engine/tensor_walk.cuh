@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief A warp's pass over a range of positions on tensor cores: scores, weights, values, and the tree above (eq. (7),
-/// section 5).
+/// @brief A pass of one or four warps over a range of positions on tensor cores: scores, weights, values, and the tree above
+/// (eq. (7), section 5).
 ///
 /// The shift of a leaf of 64 positions is that of its largest score; its sums have one order, a function of its keys alone,
 /// so that bits do not depend on splits, batch, grid, alignment or the way in which rows are copied. A leaf that the edge of
@@ -10,6 +10,7 @@
 /// +0 and -0 of values are told apart only in a sequence of one key: sums on tensor cores start from +0.
 #pragma once
 
+#include "tree_attn/gpu/engine/box_ring.cuh"
 #include "tree_attn/gpu/engine/forest.cuh"
 #include "tree_attn/gpu/engine/tensor_ring.cuh"
 
@@ -112,15 +113,20 @@ __device__ __forceinline__ void add_not_finite(const typename Tile::T* value, st
   }
 }
 
-/// 16-byte vectors of shared memory of a warp, besides its ring.
+/// Where states wait for their siblings.
 template <IsMmaTile Tile>
-inline constexpr int kTileVectors = InSharedMemory<Tile>::kVectors + TileQueries<Tile>::kVectors;
+using TileWaiting = std::conditional_t<Tile::kWarps == 1, InSharedMemory<Tile>, InRegisters<Tile::kElements, Tile::kSlots>>;
+/// 16-byte vectors of shared memory of a thread group, besides its ring: what waits, the queries, and products that four
+/// warps tell each other.
+template <IsMmaTile Tile>
+inline constexpr int kFirstProduct = TileWaiting<Tile>::kVectors + TileQueries<Tile>::kVectors;
+template <IsMmaTile Tile>
+inline constexpr int kTileVectors = kFirstProduct<Tile> + (Tile::kWarps == 1 ? 0 : kLeafItems * kWarp);
 
-/// What a warp walks over, and with what.
+/// What a thread group walks over, and with what.
 template <IsMmaTile Tile, class Ring>
 struct TileWalk {
   using T = typename Tile::T;
-  using Waiting = InSharedMemory<Tile>;
 
   const DecodeParams& params;
   std::int64_t kv_head, first_row;
@@ -131,7 +137,7 @@ struct TileWalk {
   int own_lane;
   float* memory;                   ///< of the forests, one per slot
   std::int64_t n_forest;           ///< floats of a forest
-  Shared<Bytes16> memory_of_warp;  ///< [Waiting::kVectors]
+  Shared<Bytes16> memory_of_warp;  ///< [kTileVectors]
 
   /// Makes the scores of a leaf -inf that a query has of keys which another one sees, and it does not.
   __device__ __forceinline__ void hide_unseen(int leaf, int lane, LeafScores& s) const {
@@ -142,6 +148,64 @@ struct TileWalk {
       TREE_ATTN_UNROLL
       for (int i = 0; i < 2 * kLeafItems; ++i)
         if (!seen.contains(first + score_key(lane, i / 2, i % 2))) s[i / 2][i % 2 * 2 + slot] = kNone;
+    }
+  }
+
+  /// S^T = K Q^T. Of four warps each has the products of 16 keys, and tells the others.
+  template <bool kCopies>
+  __device__ __forceinline__ void multiply_keys(int leaf, int lane, LeafScores& s) const {
+    if constexpr (Tile::kWarps == 1) {
+      TREE_ATTN_UNROLL
+      for (int i = 0; i < Tile::kBoxes; i += Ring::kTileBoxes) {
+        const Shared<Bytes16> tile = ring.next();
+        TREE_ATTN_UNROLL
+        for (int box = 0; box < Ring::kTileBoxes; ++box) add_scores(queries, tile + box * kBoxVectors, i + box, lane, s);
+        ring.template release<kCopies>(params, leaf, i / Ring::kTileBoxes);
+      }
+    } else {
+      const Shared<Bytes16> products = memory_of_warp + (kFirstProduct<Tile> + lane);
+      const int warp = own_lane / kWarp;
+      float own[1][4] = {};
+      ring.settle();
+      ring.for_each_of_keys(params, [&](int box, Shared<Bytes16> keys) {
+        add_scores(queries, keys + warp * (16 * kRowVectors), box, lane, own);
+      });
+      Bytes16 bytes;
+      std::memcpy(&bytes, own, sizeof bytes);
+      store16(products + warp * kWarp, bytes);
+      ring.template release_keys<kCopies>(params, leaf);
+      TREE_ATTN_UNROLL
+      for (int i = 0; i < kLeafItems; ++i) {
+        bytes = load16(products + i * kWarp);
+        std::memcpy(s[i], &bytes, sizeof bytes);
+      }
+    }
+  }
+
+  /// O^T = V^T P^T. Of four warps each has boxes of its own.
+  template <bool kCopies>
+  __device__ __forceinline__ void multiply_values(int leaf, const LeafKeys& keys, const TileWeights<Tile>& weights, int lane,
+                                                  float (&o)[Tile::kSteps][4]) const {
+    if constexpr (Tile::kWarps == 1) {
+      TREE_ATTN_UNROLL
+      for (int i = 0; i < Tile::kBoxes; i += Ring::kTileBoxes) {
+        const Shared<Bytes16> tile = ring.next();
+        if (kCopies && !keys.are_all()) ring.clear(tile, keys);
+        TREE_ATTN_UNROLL
+        for (int box = 0; box < Ring::kTileBoxes; ++box)
+          add_values<Tile>(weights, tile + box * kBoxVectors, lane, o + 4 * (i + box));
+        ring.template release<kCopies>(params, leaf, Ring::kTiles + i / Ring::kTileBoxes);
+      }
+    } else {
+      ring.settle();
+      if (kCopies && !keys.are_all()) ring.clear(params, keys);
+      TREE_ATTN_UNROLL
+      for (int i = 0; i < Tile::kBoxes; ++i) {
+        const int first = i * Tile::kWarps, box = first + own_lane / kWarp;
+        if (box < ring.n_values(params)) add_values<Tile>(weights, ring.values(box), lane, o + 4 * i);
+        if (first < ring.n_values(params)) ring.template release_values<kCopies>(params, leaf, first, first + Tile::kWarps);
+      }
+      ring.advance();
     }
   }
 
@@ -156,24 +220,19 @@ struct TileWalk {
   template <bool kCopies>
   __device__ __forceinline__ bool over_leaves(bool only_finite = false) const {
     const float score_scale = TileScale(params).score;
-    LeafForest<Tile::kElements, kWarp, typename Ring::Leaves, Waiting> forests(
-        opaque(memory), n_forest, leaves, Tile::place(own_lane), Waiting(memory_of_warp, own_lane));
+    LeafForest<Tile::kElements, Tile::kLanes, typename Ring::Leaves, TileWaiting<Tile>> forests(
+        opaque(memory), n_forest, leaves, Tile::place(own_lane), memory_of_warp, own_lane);
     for (int leaf = 0; leaf < leaves.n_leaves(); ++leaf) {
       const LeafKeys keys(leaves, leaf * static_cast<int>(kLeafKeys));
       // The first row of the leaf, as DecodeParams::value() takes it.
       const auto value = [&] { return params.value<T>(kv_head, leaves.origin() + leaves.row(keys.at)); };
       // The widest states leave no register for what follows from the lane.
-      const int lane = Tile::kDim * Tile::kSlots < 256 ? own_lane : opaque(own_lane);
+      const int in_group = Tile::kDim * Tile::kSlots < 256 ? own_lane : opaque(own_lane);
+      const int lane = Tile::kWarps == 1 ? in_group : in_group % kWarp;
 
       // S^T = K Q^T.
       LeafScores s = {};
-      TREE_ATTN_UNROLL
-      for (int i = 0; i < Tile::kBoxes; i += Ring::kTileBoxes) {
-        const Shared<Bytes16> tile = ring.next();
-        TREE_ATTN_UNROLL
-        for (int box = 0; box < Ring::kTileBoxes; ++box) add_scores(queries, tile + box * kBoxVectors, i + box, lane, s);
-        ring.template release<kCopies>(params, leaf, i / Ring::kTileBoxes);
-      }
+      multiply_keys<kCopies>(leaf, lane, s);
       if (!keys.are_all()) {
         TREE_ATTN_UNROLL
         for (int i = 0; i < 4 * kLeafItems; ++i)
@@ -191,17 +250,9 @@ struct TileWalk {
 
       // O^T = V^T P^T.
       float o[Tile::kSteps][4] = {};
-      if (!kCopies && only_finite) add_not_finite<Tile>(value(), params.v.stride[2], params.d_v, keys, s, not_seen, lane, o);
-      const TileWeights<Tile> weights(s);
-      TREE_ATTN_UNROLL
-      for (int i = 0; i < Tile::kBoxes; i += Ring::kTileBoxes) {
-        const Shared<Bytes16> tile = ring.next();
-        if (kCopies && !keys.are_all()) ring.clear(tile, keys);
-        TREE_ATTN_UNROLL
-        for (int box = 0; box < Ring::kTileBoxes; ++box)
-          add_values<Tile>(weights, tile + box * kBoxVectors, lane, o + 4 * (i + box));
-        ring.template release<kCopies>(params, leaf, Ring::kTiles + i / Ring::kTileBoxes);
-      }
+      if (!kCopies && only_finite)
+        add_not_finite<Tile>(value(), params.v.stride[2], params.d_v, keys, s, not_seen, in_group, o);
+      multiply_values<kCopies>(leaf, keys, TileWeights<Tile>(s), lane, o);
 
       // The tree above. Slot 0 is the last.
       TREE_ATTN_UNROLL
@@ -217,12 +268,15 @@ struct TileWalk {
       // Lanes without a query are here first. Products take whole warps.
       __syncwarp();
     }
-    return ring.any(forests.is_broken(), shared_as<int>(memory_of_warp), 4 * kTileVectors<Tile>);
+    if constexpr (Tile::kWarps == 1)
+      return ring.any(forests.is_broken(), shared_as<int>(memory_of_warp), 4 * kTileVectors<Tile>);
+    else
+      return ring.any(forests.is_broken());
   }
 };
 
-/// The pass of one warp, for the queries first_row to first_row + kRows of the group of a kv head, as far as it has them.
-/// The warps of a team walk over the same leaves.
+/// The pass of a thread group, for the queries first_row to first_row + kRows of the group of a kv head, as far as it has
+/// them. The groups of a team walk over the same leaves.
 ///
 /// Values that are not finite are looked for once, when the range has been walked over: 0 * Inf, of a key that is not seen
 /// or of a part of a weight that is 0, is NaN, and survives all merges. If a state is not finite the team walks over the
@@ -240,7 +294,8 @@ __device__ __forceinline__ void accumulate_tiles(const DecodeParams& params, std
   });
   // Opaque, so that nothing of all that follows from the lane is worked out before the first copies.
   const int own_lane = lane_of<Tile>(opaque(threadIdx.x));
-  const TileQueries<Tile> queries(params, kv_head, first_row, memory_of_warp + InSharedMemory<Tile>::kVectors, own_lane);
+  const TileQueries<Tile> queries(params, kv_head, first_row, memory_of_warp + TileWaiting<Tile>::kVectors, own_lane);
+  if constexpr (Tile::kWarps > 1) ring.sync();
   const TileWalk<Tile, Ring> walk{
       params,   kv_head, first_row, leaves,        ring, queries, rows_in_use(params, first_row, Tile::kRows),
       own_lane, memory,  n_forest,  memory_of_warp};

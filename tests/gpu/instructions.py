@@ -327,7 +327,7 @@ class Worker:
     """What a pass of a worker does, by the name of its kernel."""
 
     SUB_WARP = re.compile(r"SubWarp<(?:\w+::)*(\w+), (\d+), (\d+)>")
-    TILE = re.compile(r"MmaTile<(?:\w+::)*(\w+), (\d+), (\d+)>")
+    TILE = re.compile(r"MmaTile<(?:\w+::)*(\w+), (\d+), (\d+)(?:, (\d+))?>")
 
     def __init__(self, name):
         self.name = ""
@@ -338,10 +338,12 @@ class Worker:
             self.passes = LEAF_KEYS // KEYS_PER_STEP  # per leaf
             self.leaf_bytes = 2 * LEAF_KEYS * 16 * lanes * vectors
         elif match := self.TILE.search(name):
-            dim = int(match[2])
-            self.name, self.multiplies, self.per_warp, self.passes = match[0], "HMMA", 1, 1
-            self.least = 3 * dim // 4  # of 16 x 8 x 16: dim / 4 of scores, dim / 2 of values in two parts
-            self.leaf_bytes = 2 * LEAF_KEYS * dim * 2
+            dim, warps = int(match[2]), int(match[4] or 1)
+            keys = dim if warps == 1 else 576  # elements of a row
+            self.name, self.multiplies, self.per_warp, self.passes = match[0].replace(", 1>", ">"), "HMMA", 1, 1
+            # Of 16 x 8 x 16, of one warp: keys / 4 of scores, dim / 2 of values in two parts, or in three by four warps.
+            self.least = (keys // 4 + dim // 2) if warps == 1 else (keys // 4 + 3 * dim // 4) // warps
+            self.leaf_bytes = LEAF_KEYS * (keys + (dim if warps == 1 else 0)) * 2  # where values may be in the keys, of the keys
 
 
 def walks_of(name, instructions):

@@ -24,7 +24,8 @@ namespace tree_attn::test {
 namespace device = TREE_ATTN_PLATFORM;
 
 /// A shard of a workload on the device, as the test laid it out: with its strides, its alignment and the elements past the
-/// lengths. A DeviceCache preserves none of these. Each array is in a buffer of exactly the size that its view spans.
+/// lengths. A DeviceCache preserves none of these. Each array is in a buffer of exactly the size that its view spans; values
+/// that are a view of the keys stay one.
 class DeviceShard {
  public:
   DeviceShard(const TensorView& q, const Shard& shard, std::span<const std::int64_t> lengths, double scale)
@@ -32,7 +33,9 @@ class DeviceShard {
         dtype(shard.k.dtype),
         lengths_(static_cast<std::int64_t>(lengths.size()), MemoryUse::Input) {
     lengths_.upload(lengths);
-    params.q = upload(q, memory_[0]), params.k = upload(shard.k, memory_[1]), params.v = upload(shard.v, memory_[2]);
+    params.q = upload(q, memory_[0]), params.k = upload(shard.k, memory_[1]);
+    const bool in_keys = shard.v.data == shard.k.data && shard.v.stride == shard.k.stride;
+    params.v = in_keys ? params.k : upload(shard.v, memory_[2]);
     params.lengths = lengths_.data();
     device::set_scale(params, dtype, scale);
   }

@@ -182,7 +182,7 @@ unsigned n_asked_on_device(std::int64_t batch, int n_blocks) {
   params.lengths = lengths.data();
   params.batch = batch, params.d_h = params.d_v = kJoinDim, params.end = 1;
   params.n_asked = n_asked.data();
-  const BlockSize block = fit_block<Pipeline>();
+  const BlockSize block = fit_block<Pipeline>(params);
   LaunchPlan plan;
   plan.n_threads = block.n_threads, plan.n_stages = block.n_stages, plan.n_blocks = n_blocks;
   plan.shared_bytes = kEqualRunsBytes + block.n_bytes;

@@ -118,6 +118,18 @@ TEST_CASE("equal runs: blocks for all multiprocessors, or for nearly all where q
   CHECK(n_blocks(1, 132) == 132);
   CHECK(n_blocks(1, 100) == 132);
   CHECK(n_blocks(1, 1000) == 132);
+
+  // Long rows of 16 bits: few blocks, where one of them joins the parts of all.
+  const auto of_long_rows = [](std::int64_t heads, std::int64_t n_keys) {
+    const emulated::SettingsScope scope({.n_multiprocessors = 132});
+    const AttentionShape shape{
+        .dtype = DType::BF16, .value_dtype = DType::BF16, .heads = heads, .kv_heads = 1, .head_dim = 576, .value_dim = 512};
+    return device::kEqualRuns.plan(device::params_of(shape, {0, n_keys}), DType::BF16, {}).n_blocks;
+  };
+  CHECK(of_long_rows(16, 1) == 1);
+  CHECK(of_long_rows(16, 8192) == 18);
+  CHECK(of_long_rows(128, 8192) == 128);
+  CHECK(of_long_rows(16, 1 << 20) == 132);
 }
 
 TEST_CASE("bits: a block is as large as the shared memory of the device allows") {
@@ -147,6 +159,11 @@ TEST_CASE("bits: a block is as large as the shared memory of the device allows")
   CHECK(size_on(a100, DType::BF16, 8, 256) == std::pair{4, 3});
   CHECK(size_on(h200, DType::BF16, 8, 256) == std::pair{4, 2});
   CHECK(size_on(blackwell, DType::BF16, 8, 256) == std::pair{2, 2});
+  // Four warps for eight rows, and boxes of the ring of all.
+  CHECK(size_on(consumer, DType::BF16, 9, 512) == std::pair{8, 9});
+  CHECK(size_on(a100, DType::F16, 8, 512) == std::pair{4, 18});
+  CHECK(size_on(h200, DType::BF16, 8, 512) == std::pair{4, 26});
+  CHECK(size_on(h200, DType::BF16, 128, 512) == std::pair{8, 25});
 
   // A block of a cluster has room for its forest and for a join, or there is no cluster.
   const auto cluster_on = [](const emulated::Settings& settings) {

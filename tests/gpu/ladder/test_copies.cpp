@@ -88,7 +88,7 @@ TEST_CASE("copies, short end: a shard hands on the same forest, wherever it begi
 TEST_CASE("copies: rows in bulk, rows one by one and elements one by one have the same bits") {
   for (const DType dtype : {DType::F32, DType::F16, DType::BF16}) {
     for (const std::int64_t n_keys : {1, 7, 8, 16, 200, 333}) {
-      const std::int64_t d = n_keys % 2 == 0 ? 64 : 512;  // those of 16 bits with and without tensor cores
+      const std::int64_t d = n_keys % 2 == 0 ? 64 : 512;  // those of 16 bits by a warp and by four
       const Axes axes{.heads = 2, .kv_heads = 2, .head_dim = d, .value_dim = d, .n_keys = n_keys, .dtype = dtype};
       INFO(name_of(dtype) << ", keys " << n_keys);
       const auto dense = normal_workload(5700 + static_cast<unsigned>(n_keys), axes);

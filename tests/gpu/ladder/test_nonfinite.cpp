@@ -102,6 +102,7 @@ TEST_CASE("nonfinite: one Inf in a value changes its component alone, with every
       {DType::BF16, 2, 128, 128, 304}, {DType::F16, 6, 128, 128, 304},  {DType::F32, 1, 128, 128, 304},
       {DType::BF16, 1, 128, 128, 304}, {DType::BF16, 6, 256, 256, 304}, {DType::F16, 2, 256, 256, 304},
       {DType::F32, 2, 256, 256, 304},  {DType::F16, 1, 256, 256, 304},  {DType::BF16, 2, 264, 264, 304},
+      {DType::F16, 9, 304, 512, 304},  {DType::BF16, 2, 520, 520, 304},
   };
   unsigned seed = 6070;
   int n_clusters = 0;
@@ -110,7 +111,7 @@ TEST_CASE("nonfinite: one Inf in a value changes its component alone, with every
     std::mt19937 random(seed++);
     const Tensor q = normal_tensor(random, axes.q(), dtype), k = normal_tensor(random, axes.k(), dtype),
                  v = normal_tensor(random, axes.v(), dtype);
-    const bool on_tensor_cores = dtype != DType::F32 && d_h <= 256;
+    const bool on_tensor_cores = dtype != DType::F32 && d_v <= 512;
     const device::LadderStep* const steps[] = {on_tensor_cores ? &device::kTensor : &device::kCopies, &device::kEqualRuns,
                                                &device::kShortEnd};
     const auto clean_workload = workload_of(q, k, v);

@@ -181,7 +181,7 @@ TEST_CASE("tensor: refuses what it cannot keep exact") {
   };
   CHECK(refusal({.dtype = DType::F32}) == "F32 storage: no tensor core keeps its bits");
   CHECK(refusal({.dtype = DType::F64}) == "F64 storage");
-  CHECK(refusal({.head_dim = 257, .dtype = DType::F16}) == "d_h 257, d_v 16: more than 256");
+  CHECK(refusal({.value_dim = 513, .dtype = DType::F16}) == "d_h 16, d_v 513: more than 512");
   CHECK(refusal({.dtype = DType::F16}) == "");
 }
 

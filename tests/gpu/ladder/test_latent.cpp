@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Long rows on tensor cores, and values that are the first components of the keys, as in the latent rows of MLA: the
+/// bits of step 6, and one copy of the rows (sections 5 and 6.3).
+#include "tree_attn/gpu/backend/backends.hpp"
+#include "tree_attn/tests/support/device_params.hpp"
+#include "tree_attn/tests/support/seen_cases.hpp"
+
+#include <array>
+
+#if !defined(TREE_ATTN_FOR_CUDA)
+#include "tree_attn/gpu/platform/emulator/stream.hpp"
+#endif
+
+namespace tree_attn::test::latent_test {
+namespace {
+
+constexpr std::array kTypes{DType::BF16, DType::F16};
+
+/// One kv head of latent rows, and the same with values in memory of their own.
+struct Latent {
+  std::unique_ptr<TensorWorkload> in_keys, apart;
+
+  Latent(unsigned seed, const Axes& axes, std::vector<std::int64_t> lengths)
+      : Latent(*normal_workload(seed, axes, std::move(lengths))) {}
+  explicit Latent(TensorWorkload& of) {
+    const auto owner = [&of] {
+      return workload_of(copy_of(of.query(0)), copy_of(of.k()), copy_of(of.v()), of.lengths(), of.scale);
+    };
+    rows_ = owner();
+    const TensorView &q = rows_->query(0), &k = rows_->k();
+    TensorView v = k;
+    v.shape[3] = of.v().shape[3];
+    in_keys = std::make_unique<TensorWorkload>(std::vector<std::vector<std::byte>>{}, q, k, v, of.lengths(), of.scale);
+    apart = workload_of(copy_of(q), copy_of(k), copy_of(v), of.lengths(), of.scale);
+  }
+
+ private:
+  std::unique_ptr<TensorWorkload> rows_;
+};
+
+Axes axes_of(DType dtype, std::int64_t heads, std::int64_t d_h, std::int64_t d_v, std::int64_t n_keys) {
+  return {.heads = heads, .kv_heads = 1, .head_dim = d_h, .value_dim = d_v, .n_keys = n_keys, .dtype = dtype};
+}
+
+}  // namespace
+
+/// @tested{eq_7, eq. (7)}
+TEST_CASE("latent rows: the bits of step 6 for 1 to 128 heads, values in the keys or apart") {
+  unsigned seed = 8300;
+  for (const DType dtype : kTypes) {
+    for (const auto& [d_h, d_v] : {std::pair{576, 512}, {320, 256}, {512, 512}, {264, 72}, {296, 290}}) {
+      for (const std::int64_t heads : {1, 8, 16, 128}) {
+        for (const std::int64_t n_keys : {1, 63, 64, 65, 130, 200}) {
+          ++seed;
+          if (!takes_all_cases() && seed % 7 != 0 && (d_h != 576 || n_keys < 130)) continue;
+          const Latent latent(seed, axes_of(dtype, heads, d_h, d_v, n_keys), {n_keys - n_keys / 100});
+          INFO(name_of(dtype) << ", d_h " << d_h << ", d_v " << d_v << ", " << heads << " heads, N " << n_keys);
+          const DecodeOutput plain = run_step(device::kTensor, *latent.in_keys, {.n_splits = 2});
+          if (heads == 1) CHECK(against_oracle(*latent.apart, plain, 3 * 64 * 2 + 20) == "");
+          for (TensorWorkload* workload : {&*latent.in_keys, &*latent.apart}) {
+            for (const int n_splits : {0, 1, 3})
+              CHECK(same_output(run_step(device::kEqualRuns, *workload, {.n_splits = n_splits}), plain));
+            CHECK(same_output(run_step(device::kShortEnd, *workload), plain));
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("latent rows: a key of Inf or NaN, or a value, and rows without a key have the bits of step 6") {
+  constexpr float kInf = std::numeric_limits<float>::infinity();
+  for (const DType dtype : kTypes) {
+    for (const auto& [d_h, d_v] : {std::pair{576, 512}, {296, 290}}) {
+      for (const auto& [component, number] : {std::pair{5, kInf}, {5, -kInf}, {d_h - 1, std::nanf("")}, {d_v, kInf}}) {
+        const auto normal = normal_workload(8400, axes_of(dtype, 11, d_h, d_v, 150), std::vector<std::int64_t>{139});
+        Tensor q = copy_of(normal->query(0)), k = copy_of(normal->k());
+        k.set(0, 0, 77, component, number);
+        const auto with = workload_of(std::move(q), std::move(k), copy_of(normal->v()), normal->lengths(), normal->scale);
+        const Latent latent(*with);
+        INFO(name_of(dtype) << ", d_h " << d_h << ", " << number << " at " << component);
+        const DecodeOutput plain = run_step(device::kTensor, *latent.in_keys);
+        CHECK(same_output(run_step(device::kEqualRuns, *latent.in_keys, {.n_splits = 2}), plain));
+        CHECK(same_output(run_step(device::kEqualRuns, *latent.apart), plain));
+      }
+    }
+  }
+}
+
+/// @tested{thm_1, Thm. 1}
+TEST_CASE("latent rows: with causal rows and windows, over ranks and in both orders, a row has the bits of itself alone") {
+  std::mt19937 random(8450);
+  const auto upto = [&random](std::int64_t n) { return std::uniform_int_distribution<std::int64_t>(0, n)(random); };
+  for (unsigned i = 0; i < (takes_all_cases() ? 40 : 6); ++i) {
+    const std::int64_t n_keys = 1 + upto(400);
+    SeenCase c{.axes = {.batch = 2,
+                        .heads = 1 + upto(5),
+                        .kv_heads = 1,
+                        .head_dim = i % 2 == 0 ? 576 : 257 + upto(200),
+                        .value_dim = i % 2 == 0 ? 512 : 1 + upto(511),
+                        .n_queries = 1 + upto(3),
+                        .n_keys = n_keys,
+                        .dtype = kTypes[i % 2]},
+               .lengths = {n_keys, upto(n_keys)},
+               .rule = {.causal = upto(1) > 0, .window = upto(2) * (1 + upto(n_keys)), .sinks = upto(1) * 70},
+               .order = upto(1) > 0 ? LeafOrder::kContiguous : LeafOrder::kDealt,
+               .ranges = {{0, kOpenEnd}}};
+    if (c.rule.window == 0) c.rule.sinks = 0;
+    if (c.order == LeafOrder::kDealt) c.ranges = dealt_ranges(1 + static_cast<int>(upto(2)));
+    check_rows_alone(device::backend(), c, 8451 + i);
+  }
+}
+
+/// Rows that see fewer keys, in one launch over values in the keys.
+TEST_CASE("latent rows: causal rows of values in the keys have the bits of values apart") {
+  for (const std::int64_t n_queries : {2, 5, 20}) {
+    Axes axes = axes_of(DType::BF16, 1, 576, 512, 140);
+    axes.n_queries = n_queries;
+    const Latent latent(8470, axes, {135});
+    const auto run = [](TensorWorkload& workload) {
+      DeviceShard shard(workload.query(0), workload.whole(), workload.lengths(), workload.scale);
+      shard.params.rule.causal = true;
+      return run_step(device::kEqualRuns, shard, {.n_splits = 2});
+    };
+    CHECK(same_output(run(*latent.in_keys), run(*latent.apart)));
+  }
+}
+
+#if !defined(TREE_ATTN_FOR_CUDA)
+/// Every byte of a cache of whole leaves once for up to 16 rows: of keys that hold the values those of the keys alone.
+TEST_CASE("latent rows: keys that hold the values are copied once for 16 rows") {
+  for (const auto& [d_h, d_v] : {std::pair{576, 512}, {320, 256}, {512, 512}}) {
+    for (const std::size_t shared_bytes : {std::size_t{227 * 1024}, std::size_t{99 * 1024}}) {
+      for (const std::int64_t heads : {1, 8, 9, 16, 17, 128}) {
+        const Latent latent(8500, axes_of(DType::BF16, heads, d_h, d_v, 5 * kLeafKeys), {5 * kLeafKeys});
+        emulated::Settings settings{.n_multiprocessors = 16, .shared_bytes = shared_bytes};
+        if (shared_bytes < 227 * 1024) settings.major = 12;
+        const emulated::SettingsScope scope(settings);
+        for (const bool in_keys : {true, false}) {
+          const std::int64_t before = emulated::traffic().bytes_bulk;
+          run_step(device::kEqualRuns, in_keys ? *latent.in_keys : *latent.apart, {.n_splits = 2});
+          INFO("d_h " << d_h << ", " << heads << " heads, " << shared_bytes << " bytes, values in keys: " << in_keys);
+          CHECK(emulated::traffic().bytes_bulk - before ==
+                (heads + 15) / 16 * 5 * kLeafKeys * 2 * (d_h + (in_keys ? 0 : d_v)));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("latent rows: no device changes any bit") {
+  for (const DType dtype : kTypes) {
+    const Latent latent(8550, axes_of(dtype, 11, 576, 512, 200), {190});
+    const DecodeOutput want = run_step(device::kEqualRuns, *latent.apart);
+    for (const emulated::Settings& settings :
+         {emulated::Settings{.major = 8}, {.major = 8, .shared_bytes = 163 * 1024}, {.major = 10}, {.major = 12}}) {
+      const emulated::SettingsScope scope(settings);
+      INFO(name_of(dtype) << ", capability " << settings.major << ", " << settings.shared_bytes << " bytes");
+      for (TensorWorkload* workload : {&*latent.in_keys, &*latent.apart})
+        CHECK(same_output(run_step(device::kEqualRuns, *workload, {.n_splits = 2}), want));
+      CHECK(same_output(run_step(device::kTensor, *latent.apart), want));
+    }
+  }
+}
+#endif
+
+}  // namespace tree_attn::test::latent_test
