@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """docs/IV.2-jax.md: its PyTorch form of Alg. 3 computes attention. It runs on four threads, with a torch of nested lists."""
 import math
+import operator
 import pathlib
 import random
 import re
@@ -13,48 +14,44 @@ PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "IV.2-jax.md"
 CODE = re.search(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)[1]
 
 
-def zip_with(f, x, y):
-    """f of two nested lists, element by element; an axis of length 1 is repeated."""
-    if not isinstance(x, list):
-        return f(x, y)
-    n = max(len(x), len(y))
-    return [zip_with(f, x[i % len(x)], y[i % len(y)]) for i in range(n)]
-
-
-def matrices(f, *x):
-    """f of every pair of the last two axes."""
-    if isinstance(x[0][0][0], list):
-        return [matrices(f, *each) for each in zip(*x)]
-    return f(*x)
-
-
-def rows(f, x):
-    return [rows(f, each) for each in x] if isinstance(x[0], list) else f(x)
-
-
 class Tensor:
-    def __init__(self, values):
-        self.values = values
+    """[b, n_h] matrices, each a list of rows; an axis of length 1 is repeated."""
+
+    def __init__(self, matrices):
+        self.matrices = matrices
+
+    def over(self, f, *others):
+        """f of the matrices of every batch entry and head."""
+        return Tensor([[f(*parts) for parts in zip(*heads)] for heads in zip(self.matrices, *(other.matrices for other in others))])
+
+    def each(self, f, *others):
+        """f of every element."""
+        def of(*parts):
+            n, m = (max(len(part) for part in parts), max(len(part[0]) for part in parts))
+            return [[f(*(part[i % len(part)][j % len(part[0])] for part in parts)) for j in range(m)] for i in range(n)]
+        return self.over(of, *others)
+
+    def rows(self, f):
+        return self.over(lambda part: [f(row) for row in part])
 
     def __matmul__(self, other):
-        return Tensor(matrices(lambda a, b: [[sum(x * y for x, y in zip(row, column)) for column in zip(*b)] for row in a],
-                               self.values, other.values))
+        return self.over(lambda a, b: [[sum(map(operator.mul, row, column)) for column in zip(*b)] for row in a], other)
 
     def transpose(self, *axes):
         assert axes == (-1, -2)
-        return Tensor(matrices(lambda a: [list(column) for column in zip(*a)], self.values))
+        return self.over(lambda part: [list(column) for column in zip(*part)])
 
     def __sub__(self, other):
-        return Tensor(zip_with(lambda x, y: x - y, self.values, other.values))
+        return self.each(operator.sub, other)
 
     def __mul__(self, other):
-        return Tensor(zip_with(lambda x, y: x * y, self.values, other.values))
+        return self.each(operator.mul, other)
 
     def __truediv__(self, other):
-        return Tensor(zip_with(lambda x, y: x / y, self.values, other.values))
+        return self.each(operator.truediv, other)
 
     def clone(self):
-        return Tensor(self.values)
+        return Tensor(self.matrices)
 
 
 def log_sum_exp(row):
@@ -69,30 +66,26 @@ class Ranks:
         self.barrier, self.given, self.rank = threading.Barrier(n, timeout=10), [None] * n, threading.local()
 
     def all_reduce(self, tensor, op="sum"):
-        self.given[self.rank.index] = tensor.values
+        self.given[self.rank.index] = Tensor(tensor.matrices)
         self.barrier.wait()
-        result = self.given[0]
-        for values in self.given[1:]:
-            result = zip_with({"sum": lambda x, y: x + y, "max": max}[op], result, values)
+        result = self.given[0].each(lambda *x: max(x) if op == "max" else sum(x), *self.given[1:])
         self.barrier.wait()
-        tensor.values = result
+        tensor.matrices = result.matrices
 
 
 def run(code, q, shards):
     """What the function of the page returns on every rank."""
     ranks = Ranks(len(shards))
     dist = types.SimpleNamespace(all_reduce=ranks.all_reduce, ReduceOp=types.SimpleNamespace(MAX="max"))
-    torch = types.SimpleNamespace(
-        softmax=lambda x, axis: Tensor(rows(lambda row: [math.exp(s - log_sum_exp(row)) for s in row], x.values)),
-        logsumexp=lambda x, axis, keepdim: Tensor(rows(lambda row: [log_sum_exp(row)], x.values)),
-        exp=lambda x: Tensor(rows(lambda row: [math.exp(s) for s in row], x.values)))
+    torch = types.SimpleNamespace(softmax=lambda x, axis: x.rows(lambda row: [math.exp(s - log_sum_exp(row)) for s in row]),
+                                  logsumexp=lambda x, axis, keepdim: x.rows(lambda row: [log_sum_exp(row)]), exp=lambda x: x.each(math.exp))
     names = {"torch": torch, "dist": dist}
     exec("\n".join(line for line in code.splitlines() if not line.startswith("import")), names)
     outputs = [None] * len(shards)
 
     def one(index):
         ranks.rank.index = index
-        outputs[index] = names["tree_decode"](Tensor(q), *map(Tensor, shards[index])).values
+        outputs[index] = names["tree_decode"](Tensor(q), *map(Tensor, shards[index])).matrices
 
     threads = [threading.Thread(target=one, args=(i,)) for i in range(len(shards))]
     for thread in threads:

@@ -201,40 +201,4 @@ std::unique_ptr<TensorWorkload> input_of(const Case& c, int p) {
   return workload;
 }
 
-std::unique_ptr<TensorWorkload> partials_of(const Case& c) {
-  const std::int64_t n = c.splits.at(0);
-  const Axes axes{c.batch, c.heads, c.heads, 1, c.head_dim, 1, n, DType::F32};
-  std::mt19937 random(c.seed);
-  Tensor q(std::vector<float>(static_cast<std::size_t>(c.batch * c.heads), 1.0f), axes.q());
-  Tensor lse = normal_tensor(random, axes.k()), o = normal_tensor(random, axes.v());
-  if (c.dtype != DType::F32) {
-    // Partial outputs have the type of the case; states are built in F32.
-    std::vector<float> elements(static_cast<std::size_t>(n_elements(axes.v())));
-    load(Tensor(normal_elements(random, n_elements(axes.v())), axes.v(), c.dtype).bytes.data(), c.dtype,
-         n_elements(axes.v()), elements.data());
-    o = Tensor(elements, axes.v());
-  }
-  std::uniform_real_distribution<double> uniform(0, 1);
-  for (std::int64_t i = 0; i < c.batch; ++i) {
-    for (std::int64_t h = 0; h < c.heads; ++h) {
-      for (std::int64_t a = 0; a < n; ++a) {
-        if (c.input.starts_with(
-                "partials randn fp32; lse of splits >= num_splits//2 set to -inf for the first batch//3 rows")) {
-          if (a >= n / 2 && i < c.batch / 3) lse.set(i, h, a, 0, -kInf);
-        } else if (c.input.starts_with("lse randn; 10% of each side +inf")) {
-          // One draw decides for both sides, so never both are empty. In that convention +inf means "no keys"; it is
-          // converted to -inf here.
-          if (a == 0) {
-            const double draw = uniform(random);
-            if (draw < 0.2) lse.set(i, h, draw < 0.1 ? 0 : 1, 0, -kInf);
-          }
-        } else {
-          throw std::invalid_argument(c.name + ": unknown input: " + c.input);
-        }
-      }
-    }
-  }
-  return workload_of(std::move(q), std::move(lse), std::move(o), {}, 1.0);
-}
-
 }  // namespace tree_attn::test

@@ -32,9 +32,6 @@ std::vector<Case> cases_of(const std::string& kind, const std::string& tier);
 /// @throws std::invalid_argument if the kind of input is unknown, so that no case is skipped silently
 std::unique_ptr<TensorWorkload> input_of(const Case& c, int p);
 
-/// The input of a merge case. A partial result (o, lse) enters the merge as a key with score lse and value o.
-std::unique_ptr<TensorWorkload> partials_of(const Case& c);
-
 /// The ranges of a case's keys over p ranks.
 std::vector<KeyRange> ranges_of(const Case& c, int p);
 

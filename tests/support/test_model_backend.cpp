@@ -73,51 +73,6 @@ TEST_CASE("model: a state is a function of its subtree and of its keys in use") 
   CHECK(all.states()[kValues] != all.states()[static_cast<std::size_t>(state_size(6)) + kValues]);
 }
 
-TEST_CASE("model: in the dealt order a subtree has the keys of its leaves") {
-  WorkloadShape shape = shape_with(1000);
-  shape.order = LeafOrder::kDealt;
-  // Of 16 leaves, the last with 40 keys, rank 1 of 2 holds those with odd numbers: the last one too.
-  const OwnedLeaves leaves(dealt_ranges(2)[1], LeafOrder::kDealt);
-  const auto cache = model_backend(1e15).make_cache(shape, leaves, leaves.n_keys(1000));
-  const auto workload = make_axes(shape, 1);
-  fill(*cache, *workload, workload->lengths(0));
-  CHECK(cache->longest() == 7 * 64 + 40);
-  const auto session = cache->open(1);
-  const Forest<float>& states = session->decode({workload->query(0), workload->lengths(0)}).host();
-  REQUIRE(states.subtrees().size() == 1);
-  CHECK(states.states()[kSum] == 7 * 64 + 40);
-}
-
-TEST_CASE("model: merging in another order gives other bits") {
-  const auto root = [](std::vector<KeyRange> ranges, bool left_to_right) {
-    const WorkloadShape shape = shape_with(1024);
-    std::vector<float> total;
-    for (const KeyRange& range : ranges) {
-      const Forest<float> forest = states_of(shape, range, {1024});
-      std::vector<float> state(forest.states().begin(), forest.states().end());
-      if (total.empty()) {
-        total = state;
-        continue;
-      }
-      for (std::int64_t r = 0; r < forest.n_rows(); ++r) {
-        const auto at = static_cast<std::size_t>(r * state_size(6));
-        merge(total.data() + at, state.data() + at, std::int64_t{6});
-      }
-    }
-    if (left_to_right) return total;
-    // The tree: neighbours first.
-    Forest<float> joined(4, 6);
-    for (const KeyRange& range : ranges) {
-      const Forest<float> forest = states_of(shape, range, {1024});
-      joined.append(forest.subtrees(), forest.states().data());
-    }
-    const std::span<const float> folded = joined.fold();
-    return std::vector<float>(folded.begin(), folded.end());
-  };
-  const std::vector<KeyRange> quarters{{0, 256}, {256, 512}, {512, 768}, {768, 1024}};
-  CHECK(root(quarters, true) != root(quarters, false));
-}
-
 TEST_CASE("model: a decode takes as long as reading the keys and values in use, and messages advance meanwhile") {
   const WorkloadShape shape = shape_with(1000, 2);
   const auto workload = make_axes(shape, 1);
@@ -164,17 +119,6 @@ TEST_CASE("model: a cache of a petabyte takes no memory, and gives zeros to send
   CHECK_THROWS_AS(workload->whole(), std::logic_error);
   const TensorView q = workload->query(0);
   CHECK(std::all_of(q.data, q.data + 4 * 8 * 2, [](std::byte byte) { return byte == std::byte{0}; }));
-}
-
-TEST_CASE("model: a workload of axes takes no memory before its queries are asked for") {
-  WorkloadShape shape = shape_with(1, std::int64_t{1} << 30);
-  shape.head_dim = std::int64_t{1} << 18;
-  CHECK_NOTHROW(make_axes(shape, 1));
-}
-
-TEST_CASE("model: time that is not positive does not pass") {
-  for (const double seconds : {0.0, -1.0, std::nan("")}) CHECK(seconds_of([seconds] { pass_time(seconds); }) < 1);
-  CHECK(seconds_of([] { pass_time(0.01); }) >= 0.01);
 }
 
 }  // namespace tree_attn::test

@@ -5,6 +5,7 @@
 #include "tree_attn/reference/decode/plain.hpp"
 #include "tree_attn/tests/support/decoding.hpp"
 #include "tree_attn/tests/support/mpi_test_session.hpp"
+#include "tree_attn/tests/support/sweep.hpp"
 
 #include <mpi.h>
 
@@ -95,6 +96,7 @@ void check_nodes(RankGroup& rank_group, TensorWorkload& workload) {
 TEST_CASE("plain two-level: the bits of two-level and of the plain decode, for any nodes, ranges and order") {
   RankGroup& rank_group = *rank_groups()[0];
   for (const DType dtype : {DType::F32, DType::F16, DType::BF16, DType::F64}) {
+    if (!takes_all_cases() && (dtype == DType::F16 || dtype == DType::F64)) continue;
     INFO(name_of(dtype));
     check_nodes(rank_group, *normal_workload(4201,
                                              {.batch = 3,
@@ -107,7 +109,7 @@ TEST_CASE("plain two-level: the bits of two-level and of the plain decode, for a
                                               .dtype = dtype},
                                              std::vector<std::int64_t>{900, 0, 777}));
   }
-  for (const std::int64_t n : {0, 1, 65, 300})
+  for (const std::int64_t n : {0, 65})
     check_nodes(rank_group, *normal_workload(4202, {.heads = 2, .head_dim = 5, .value_dim = 3, .n_keys = n}));
 }
 

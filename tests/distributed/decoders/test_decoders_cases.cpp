@@ -50,24 +50,4 @@ TEST_CASE("decoders: every smoke case of other projects' suites") {
   CHECK(n_run == cases.size());
 }
 
-/// One partial result a rank, merged by every algorithm: an empty partial is neutral, an Inf convention is left at the
-/// border. The merge cases are of tier standard; these are the small ones of both origins, every fifth of them.
-/// @tested{alg_3, Alg. 3}
-TEST_CASE("decoders: partial results (o, lse) of the merge cases") {
-  std::size_t n_run = 0, n_small = 0;
-  for (const Case& c : cases_of("merge", "standard")) {
-    const std::int64_t n_elements = c.batch * c.heads * c.head_dim * c.splits.at(0);
-    if (n_elements > 300'000 || n_small++ % 5 != 0) continue;
-    CAPTURE(c.name);
-    CAPTURE(c.seed);
-    const auto workload = partials_of(c);
-    for (RankGroup* rank_group : rank_groups(c.ranks)) {
-      const int p = rank_group->size();
-      check_all(*rank_group, *workload, {{mixed_grouping(p), even_ranges(workload->n_keys(), p, 1)}});
-    }
-    ++n_run;
-  }
-  CHECK(n_run > 10);
-}
-
 }  // namespace tree_attn::test

@@ -108,33 +108,4 @@ TEST_CASE("decoders: three collectives, two, one, and about log2 p merges in a r
   }
 }
 
-TEST_CASE("decoders: counters add up over steps until they are cleared") {
-  for (RankGroup* rank_group : rank_groups({2, 3, 8})) {
-    const int p = rank_group->size();
-    const auto workload = workload_for(p);
-    const Layout layout{mixed_grouping(p), even_ranges(kPerRank * p, p, kPerRank)};
-    for (const Algorithm& algorithm : algorithms()) {
-      CAPTURE(algorithm.name);
-      const std::vector<RankResult> once = decode(*rank_group, algorithm, *workload, layout);
-      const std::vector<RankResult> thrice = rank_group->run(layout.topology, [&](Transport& transport) {
-        const KeyRange mine = transport.topology().range_of(transport.rank(), layout.ranges);
-        OpenShard shard =
-            open_shard(cpu_backend(), workload->query(0), workload->shard(mine), workload->lengths(), workload->scale);
-        const std::unique_ptr<Decoder> decoder = algorithm.open(transport, shard, layout.ranges);
-        DecodeOutput output;
-        for (int t = 0; t < 3; ++t) output = decoder->step({workload->query(0), workload->lengths()}).copy();
-        return output;
-      });
-      for (std::size_t rank = 0; rank < once.size(); ++rank) {
-        CHECK(thrice[rank].traffic.messages == 3 * once[rank].traffic.messages);
-        CHECK(thrice[rank].traffic.bytes == 3 * once[rank].traffic.bytes);
-        CHECK(thrice[rank].traffic.bytes_between_nodes == 3 * once[rank].traffic.bytes_between_nodes);
-        CHECK(thrice[rank].traffic.collectives == 3 * once[rank].traffic.collectives);
-        CHECK(thrice[rank].traffic.merge_steps == 3 * once[rank].traffic.merge_steps);
-        CHECK(same_bits(thrice[rank].output, once[rank].output));
-      }
-    }
-  }
-}
-
 }  // namespace tree_attn::test

@@ -44,7 +44,7 @@ DecodeOutput fresh(const WorkloadShape& shape, Workload& workload, std::int64_t 
 }
 
 std::vector<int> numbers_of_ranks() {
-  return takes_all_cases() ? std::vector{1, 2, 3, 4, 5, 6, 7, 8} : std::vector{1, 2, 3, 5};
+  return takes_all_cases() ? std::vector{1, 2, 3, 4, 5, 6, 7, 8} : std::vector{1, 3, 4};
 }
 
 std::vector<const Algorithm*> canonical() {
@@ -104,6 +104,8 @@ TEST_CASE("growth: on the emulated kernels every algorithm has the bits of one r
   constexpr std::int64_t kFirst = 245, kSteps = 20;
   for (const LeafOrder order : {LeafOrder::kContiguous, LeafOrder::kDealt}) {
     for (const auto& [dtype, heads] : {std::pair{DType::F32, 1}, {DType::F32, 4}, {DType::BF16, 1}, {DType::BF16, 4}}) {
+      if (!takes_all_cases() && (order == LeafOrder::kDealt) != (heads == 1 ? dtype == DType::F32 : dtype == DType::BF16))
+        continue;
       WorkloadShape shape = shape_in(order);
       shape.dtype = shape.value_dtype = dtype, shape.heads = heads, shape.head_dim = shape.value_dim = 16;
       const auto lengths_at = [](std::int64_t step) {

@@ -41,30 +41,25 @@ TEST_CASE("one-shot: no bit differs from gather, on 1 to 8 devices") {
   }
 }
 
-/// 150 runs for each type, 12 in the fast set, see check_20_steps().
-void check_20_steps_on_threads(DType dtype) {
+/// 300 runs, 12 in the fast set, in which the types take turns, see check_20_steps().
+/// @tested{alg_3, Alg. 3}
+TEST_CASE("one-shot: 20 steps have the bits of gather, on 1 to 8 devices, for five seeds") {
   int n = 0;
   for (int p = 1; p <= 8; ++p) {
     if (!takes_all_cases() && p != 2 && p != 3 && p != 5) continue;
-    n += check_20_steps(p, dtype, gather_alone,
-                        [](const Run& run, std::int64_t n_keys, const std::vector<DecodeOutput>& want) {
-                          return differences(run, n_keys, nullptr, nullptr, &want);
-                        });
+    for (const DType dtype : {DType::F32, DType::BF16}) {
+      if (!takes_all_cases() && (dtype == DType::F32) != (p == 2)) continue;
+      n += check_20_steps(p, dtype, gather_alone,
+                          [](const Run& run, std::int64_t n_keys, const std::vector<DecodeOutput>& want) {
+                            return differences(run, n_keys, nullptr, nullptr, &want);
+                          });
+    }
   }
-  CHECK(n == (takes_all_cases() ? 150 : 12));
-}
-
-/// @tested{alg_3, Alg. 3}
-TEST_CASE("one-shot: 20 steps have the bits of gather, on 1 to 8 devices, for five seeds, in F32") {
-  check_20_steps_on_threads(DType::F32);
-}
-/// @tested{alg_3, Alg. 3}
-TEST_CASE("one-shot: 20 steps have the bits of gather, on 1 to 8 devices, for five seeds, in BF16") {
-  check_20_steps_on_threads(DType::BF16);
+  CHECK(n == (takes_all_cases() ? 300 : 12));
 }
 
 TEST_CASE("one-shot: windows in host memory serve devices that do not reach each other, with the same bits and counts") {
-  for (const int p : {1, 2, 5}) {
+  for (const int p : {2, 5}) {
     Run run{.p = p, .cut = Cut::kUneven, .group = 2, .windows_on_host = true};
     INFO(text(run));
     Counts stored, predicted;
@@ -146,7 +141,6 @@ TEST_CASE("one-shot: beyond 128 KiB of states rows have owners, and no bit diffe
   const std::vector<Run> runs{
       {.cut = Cut::kUneven, .dtype = DType::F32},
       {.cut = Cut::kEmpty, .dtype = DType::BF16},
-      {.cut = Cut::kUneven, .dtype = DType::BF16},
   };
   for (Run run : runs) {
     run.p = 3, run.steps = 2, run.group = 33, run.seed = 2, run.slow_rank = 1, run.head_dim = 256;
@@ -186,7 +180,7 @@ TEST_CASE("one-shot: a rank that never decodes ends the others within the deadli
 }
 
 TEST_CASE("one-shot: the window of a rank that has failed stays until no other rank stores into it") {
-  for (int i = 0; i < 5; ++i) check_missing_rank(false);
+  for (int i = 0; i < 3; ++i) check_missing_rank(false);
 }
 
 /// The kernels of the others wait in their second step when rank 1 throws; its error is the one that is reported.

@@ -150,27 +150,6 @@ TEST_CASE("two-level: the bits of gather and the counts of the plan, for every r
   CHECK(n_sliced > (kIsSanitized ? 20 : 100));
 }
 
-TEST_CASE("two-level: every member of a block receives one message from every other block") {
-  for (const Topology& topology : all_groupings()) {
-    const int p = topology.size();
-    for (int radix = 2; radix <= 8; ++radix) {
-      // Within a node every rank hears from all others. In a round between nodes it hears from all blocks of its group.
-      std::int64_t messages = 0;
-      for (int node = 0; node < topology.n_nodes(); ++node) {
-        const auto n = static_cast<std::int64_t>(topology.node(node).size());
-        messages += n * (n - 1);
-        for (int width = 1; width < topology.n_nodes(); width *= radix) {
-          const int first = node / (width * radix) * (width * radix);
-          messages += n * ((std::min(first + width * radix, topology.n_nodes()) - first + width - 1) / width - 1);
-        }
-      }
-      INFO(p << " ranks, " << topology.n_nodes() << " nodes, radix " << radix);
-      CHECK(predicted(topology, aligned(p), {.radix = radix, .node_radix = kFlat, .slice_bytes = kNeverCut}).messages ==
-            messages);
-    }
-  }
-}
-
 TEST_CASE("two-level: messages, bytes and rounds of equal nodes, for rows together and in slices") {
   constexpr std::int64_t kState = 4 * kRows * (2 + kValueDim), kOutput = 4 * kRows * (1 + kValueDim);
   for (const int per_node : {2, 4, 8}) {

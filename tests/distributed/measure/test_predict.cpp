@@ -54,9 +54,7 @@ bool joins_are_aligned(const Topology& topology) {
 ///     paper       A(p) (4 n_rows + 4 n_rows d_v + 4 n_rows)       packed, fused   A(p) of 4 n_rows (2 + d_v)
 ///     gather      p (p - 1) S        ring-state  p (p - 1) S       ring            (p - 1) times the whole cache
 ///     leaders     (p - M) S + A(M) S + (p - M) 4 n_rows (1 + d_v)
-///     two-level   n (j - 1) S in each of log_j n rounds in a node of n ranks, p (k - 1) S in each of log_k M rounds;
-///     test_two_level.cpp has the
-///                 formula for nodes of any sizes
+///     two-level   in test_two_level.cpp
 struct ClosedForm {
   std::int64_t messages = 0, bytes = 0, rounds = 0;
   bool bytes_are_exact = true;   ///< else the least: joined ranges that are no subtree cost more than one state
@@ -81,29 +79,12 @@ std::map<std::string_view, ClosedForm> closed_forms(const WorkloadShape& shape, 
   std::int64_t largest_node = 0;
   for (int i = 0; i < M; ++i) largest_node = std::max(largest_node, static_cast<std::int64_t>(topology.node(i).size()));
   const std::int64_t A = doubling_messages(p), R = doubling_rounds(p), A_M = doubling_messages(M);
-  // Radix 2 joins aligned ranges to aligned ranges. A node without a partner in a round sends nothing.
-  std::int64_t blocks = 0;
-  int rounds_inside = 0;
-  for (int i = 0; i < M; ++i) {
-    const auto n = static_cast<std::int64_t>(topology.node(i).size());
-    const int k = default_radix(kMpiNetwork.inside, kMpiNetwork.overhead_us, static_cast<int>(n), static_cast<double>(S));
-    rounds_inside = std::max(rounds_inside, n_rounds(static_cast<int>(n), k));
-    for (std::int64_t width = 1; width < n; width *= k) {
-      for (std::int64_t me = 0; me < n; ++me) {
-        const std::int64_t first = me / (width * k) * (width * k);
-        blocks += (std::min(first + width * k, n) - first + width - 1) / width - 1;
-      }
-    }
-    for (int width = 1; width < M; width *= 2) blocks += ((i / width) ^ 1) * width < M ? n : 0;
-  }
-  const bool nodes_are_equal = largest_node * M == p;
   return {{"paper", {3 * A, A * S, 3 * R}},
           {"packed", {2 * A, A * S, 2 * R}},
           {"fused", {A, A * S, R}},
           {"gather", {p * ceil_log2(p), p * (p - 1) * S, ceil_log2(p)}},
           {"ring-state", {p * (p - 1), p * (p - 1) * S, p - 1}},
           {"ring", {2 * p * (p - 1), (p - 1) * shape.n_keys * shape.bytes_per_position(), p - 1}},
-          {"two-level", {blocks, blocks * S, rounds_inside + ceil_log2(M), joins_are_aligned(topology), nodes_are_equal}},
           {"leaders",
            {2 * (p - M) + A_M, (p - M) * (S + output) + A_M * S, 2 * ceil_log2(largest_node) + doubling_rounds(M),
             joins_are_aligned(topology), false}}};
@@ -157,9 +138,7 @@ TEST_CASE("predict: sums over plans are the closed formulas where ranges are ali
       for (const auto& [name, expected] : closed) {
         INFO(name << " on " << p << " ranks and " << topology.n_nodes() << " nodes");
         const Algorithm& algorithm = find_algorithm(name);
-        // No rows are cut.
-        const PlanOptions options{.radix = 2, .slice_bytes = std::int64_t{1} << 40};
-        const Prediction predicted = predict(algorithm, workload->shape(), topology, aligned_ranges(p), options);
+        const Prediction predicted = predict(algorithm, workload->shape(), topology, aligned_ranges(p));
         CHECK(predicted.messages == expected.messages);
         CHECK((predicted.bytes_between_nodes == 0) == (topology.n_nodes() == 1));
         CHECK(predicted.bytes >= expected.bytes);

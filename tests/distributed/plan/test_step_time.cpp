@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The time of a step: closed formulas of the alpha-beta model, and times that SimGrid simulated.
+/// @brief The time of a step: closed formulas of the alpha-beta model.
 #include "tree_attn/distributed/measure/predict.hpp"
 #include "tree_attn/distributed/plan/step_time.hpp"
 #include "tree_attn/tests/support/decoding.hpp"
@@ -238,72 +238,6 @@ TEST_CASE("step time: what every algorithm takes is what its rounds add up to") 
   // 16 states of 130 floats in packets of three, whatever a message costs its ranks.
   for (const double overhead_us : {0.0, 0.3})
     CHECK(combine_us("one-shot", 8, overhead_us) == doctest::Approx(0.6 + 7 * 16 * 44 * 16 / 450e3).epsilon(1e-12));
-}
-
-// Simulated with SimGrid 3.32 (SMPI): a port of 450 GB/s and 1.5 us per GPU inside nodes of 8, and one of 50 GB/s and 3 us
-// between them; all ranks start at the same time.
-TEST_CASE("step time: simulated times without decode are predicted to 0.02 us") {
-  const std::map<std::string_view, std::map<int, std::pair<double, double>>> simulated{
-      {"leaders", {{8, {9.12, 10.92}}, {64, {18.62, 21.32}}, {128, {21.79, 24.79}}}},
-      {"paper", {{8, {13.57, 16.27}}, {64, {41.07, 46.47}}, {128, {50.23, 56.53}}}},
-      {"fused", {{8, {4.57, 5.47}}, {64, {14.07, 15.87}}, {128, {17.23, 19.33}}}}};
-  for (const auto& [algorithm, by_ranks] : simulated) {
-    for (const auto& [p, times] : by_ranks) {
-      CAPTURE(algorithm);
-      CAPTURE(p);
-      CHECK(std::abs(combine_us(algorithm, p) - times.first) < 0.02);
-      CHECK(std::abs(combine_us(algorithm, p, 0.3) - times.second) < 0.02);
-    }
-  }
-  const std::map<int, std::map<int, std::pair<double, double>>> blocks{
-      {4, {{8, {1.64, 5.43}}, {64, {8.31, 13.56}}, {128, {8.64, 14.76}}}},
-      {16, {{8, {1.64, 5.43}}, {64, {5.81, 12.49}}, {128, {7.14, 17.29}}}}};
-  for (const auto& [radix, by_ranks] : blocks) {
-    for (const auto& [p, times] : by_ranks) {
-      CAPTURE(radix);
-      CAPTURE(p);
-      CHECK(std::abs(combine_us("two-level", p, 0, radix) - times.first) < 0.02);
-      CHECK(std::abs(combine_us("two-level", p, 0.3, radix) - times.second) < 0.02);
-    }
-  }
-}
-
-// The same, with 80k to 5.12M keys decoded at 3 TB/s. Here, ranks leave a barrier up to 1.5 us apart where there are several
-// nodes. Ranks hand on up to 13 subtrees.
-TEST_CASE("step time: simulated times of whole steps are predicted to 2 % and the skew of their start") {
-  struct Simulated {
-    std::string_view algorithm;
-    int p;
-    std::vector<double> us;  // 80k, 160k, ..., 5.12M keys
-  };
-  for (const Simulated& each : {Simulated{"leaders", 8, {37.0, 64.3, 118.9, 228.1, 446.5, 883.4, 1757.3}},
-                                {"paper", 8, {41.0, 68.3, 122.8, 232.0, 450.5, 887.4, 1761.2}},
-                                {"packed", 8, {36.5, 63.8, 118.3, 227.5, 446.0, 882.9, 1756.7}},
-                                {"fused", 8, {32.0, 59.3, 113.8, 223.0, 441.5, 878.4, 1752.2}},
-                                {"leaders", 64, {26.8, 30.8, 37.8, 51.6, 79.3, 134.4, 243.6}},
-                                {"paper", 64, {46.1, 49.6, 56.4, 70.0, 97.3, 151.8, 261.0}},
-                                {"fused", 64, {19.1, 22.6, 29.4, 43.0, 70.3, 124.8, 234.0}},
-                                {"leaders", 128, {28.6, 31.0, 34.8, 42.0, 56.0, 83.8, 139.3}},
-                                {"paper", 128, {53.5, 55.3, 58.8, 65.6, 79.2, 106.5, 161.0}},
-                                {"packed", 128, {37.0, 38.8, 42.3, 49.1, 62.7, 90.0, 144.5}},
-                                {"fused", 128, {20.5, 22.3, 25.8, 32.6, 46.2, 73.5, 128.0}}}) {
-    for (std::size_t i = 0; i < each.us.size(); ++i) {
-      const std::int64_t n_keys = std::int64_t{80000} << i;
-      CAPTURE(each.algorithm);
-      CAPTURE(each.p);
-      CAPTURE(n_keys);
-      const double predicted = predicted_us(each.algorithm, n_keys, each.p), skew = each.p > 8 ? 1.5 : 0;
-      CHECK(predicted <= 1.002 * each.us[i]);
-      CHECK(predicted >= 0.98 * each.us[i] - skew);
-    }
-  }
-  // Payloads of up to 1.2 MB: 5.12M keys on 128 GPUs.
-  CHECK(predicted_us("gather", 80000, 128) == doctest::Approx(88).epsilon(0.02));
-  CHECK(predicted_us("gather", 5120000, 128) == doctest::Approx(329).epsilon(0.02));
-  CHECK(predicted_us("ring-state", 80000, 128) == doctest::Approx(441).epsilon(0.02));
-  CHECK(predicted_us("ring-state", 5120000, 128) == doctest::Approx(686).epsilon(0.02));
-  CHECK(predicted_us("ring", 80000, 8) == doctest::Approx(1318).epsilon(0.01));
-  CHECK(predicted_us("ring", 80000, 64) == doctest::Approx(13100).epsilon(0.01));
 }
 
 }  // namespace tree_attn::test

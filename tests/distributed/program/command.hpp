@@ -7,10 +7,8 @@
 
 #include <doctest/doctest.h>
 #include <fcntl.h>
-#include <linux/capability.h>
 #include <signal.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -57,7 +55,6 @@ struct Around {
   std::string folder = ".";                   ///< to run in
   int deadline = 60;                          ///< seconds after `meanwhile`, when its processes are killed
   long most_file_bytes = -1;                  ///< a file that grows larger fails with EFBIG, as if the disk were full
-  bool may_open_all = true;                   ///< false: root too may open only what the mode of a file allows
   bool err_is_terminal = false;               ///< standard error is a terminal, not a file
   std::string out_to = {};                    ///< standard output goes to this file
   std::function<void(pid_t)> meanwhile = {};  ///< is called with the process once it runs
@@ -80,11 +77,6 @@ inline std::string read_all(int descriptor) {
     ::signal(SIGXFSZ, SIG_DFL);  // it ends a program that does not ignore it
     const rlimit limit{static_cast<rlim_t>(around.most_file_bytes), static_cast<rlim_t>(around.most_file_bytes)};
     ::setrlimit(RLIMIT_FSIZE, &limit);
-  }
-  if (!around.may_open_all) {
-    // Fails where the process has no such right in the first place.
-    ::prctl(PR_CAPBSET_DROP, CAP_DAC_OVERRIDE, 0, 0, 0);
-    ::prctl(PR_CAPBSET_DROP, CAP_DAC_READ_SEARCH, 0, 0, 0);
   }
   ::dup2(::open("/dev/null", O_RDONLY), STDIN_FILENO);
   ::dup2(out, STDOUT_FILENO);

@@ -84,23 +84,6 @@ struct FileWorkload {
     return workload;
   }
 
-  /// Batch entry i on its own, with its first n keys.
-  FileWorkload entry(std::int64_t i, std::int64_t n) const {
-    const auto cut = [&](const Elements& from, std::int64_t positions) {
-      Elements to{{1, from.shape[1], positions, from.shape[3]}, {}};
-      to.values.resize(static_cast<std::size_t>(from.shape[1] * positions * from.shape[3]));
-      for (std::int64_t j = 0; j < from.shape[1]; ++j) {
-        for (std::int64_t a = 0; a < positions; ++a) {
-          for (std::int64_t c = 0; c < from.shape[3]; ++c) to.at(0, j, a, c) = from.at(i, j, a, c);
-        }
-      }
-      return to;
-    };
-    FileWorkload one{cut(q, q.shape[2]), cut(k, n), cut(v, n), std::nullopt, {}};
-    if (!lengths.empty()) one.lengths = {std::min(n, lengths[static_cast<std::size_t>(i)])};
-    return one;
-  }
-
   void write(const std::string& path, const std::string& dtype) const {
     const std::string q_bytes = stored(q.values, dtype), k_bytes = stored(k.values, dtype),
                       v_bytes = stored(v.values, dtype);

@@ -34,8 +34,8 @@ int n_mapping(const std::string& path) {
 
 TEST_CASE("cut file: ranks that read a file cut short end with one line that names it") {
   constexpr std::int64_t kKeys = 1 << 16;
-  for (const int n_ranks : {1, 3}) {
-    for (const bool only_last : {false, true}) {
+  for (const bool only_last : {false, true}) {
+    for (const int n_ranks : only_last ? std::vector{3} : std::vector{1, 3}) {
       CAPTURE(n_ranks);
       CAPTURE(only_last);
       const Scratch scratch;

@@ -7,19 +7,18 @@
 namespace fs = std::filesystem;
 
 TEST_CASE("ranks: rank 0 alone prints") {
-  const auto count = [](const std::string& text, const std::string& part) {
-    std::size_t n = 0;
-    for (std::size_t at = 0; (at = text.find(part, at)) != std::string::npos; at += part.size()) ++n;
-    return n;
-  };
-  for (const auto& [arguments, once] :
-       std::vector<std::pair<Words, std::string>>{{{"--version"}, "tree_attn " TREE_ATTN_VERSION},
-                                                  {{"decode", "--help"}, "Usage:"},
-                                                  {{"info"}, "ranks          3 on 1 node"},
-                                                  {{"decode", "--seq-len", "256"}, "256 keys"}}) {
-    const Result result = run(ranks(3, arguments));
-    check_silent_success(result);
-    CHECK(count(result.out, once) == 1);
+  const std::vector<std::pair<Words, std::string>> all{{{"--version"}, "tree_attn " TREE_ATTN_VERSION},
+                                                       {{"decode", "--help"}, "Usage:"},
+                                                       {{"info"}, "ranks          3 on 1 node"},
+                                                       {{"decode", "--seq-len", "256"}, "256 keys"}};
+  std::vector<Words> commands;
+  for (const auto& [arguments, once] : all) commands.push_back(ranks(3, arguments));
+  const std::vector<Result> results = run_all(commands);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    check_silent_success(results[i]);
+    const std::size_t at = results[i].out.find(all[i].second);
+    CHECK(at != std::string::npos);
+    CHECK(results[i].out.find(all[i].second, at + 1) == std::string::npos);
   }
 }
 

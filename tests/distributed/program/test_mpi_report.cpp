@@ -138,6 +138,25 @@ TEST_CASE("report: what the host launches in a step, and where the windows of on
   CHECK(of_cpu[0]["windows"].is_null());
 }
 
+namespace {
+
+/// Runs something on one core, and whatever it starts.
+template <class F>
+auto on_one_core(const F& f) {
+  cpu_set_t all, one;
+  REQUIRE(::sched_getaffinity(0, sizeof all, &all) == 0);
+  int core = 0;
+  while (!CPU_ISSET(core, &all)) ++core;
+  CPU_ZERO(&one);
+  CPU_SET(core, &one);
+  REQUIRE(::sched_setaffinity(0, sizeof one, &one) == 0);
+  const auto result = f();
+  REQUIRE(::sched_setaffinity(0, sizeof all, &all) == 0);
+  return result;
+}
+
+}  // namespace
+
 TEST_CASE("report: without --threads a rank has its part of the cores that it may use, and other backends one thread") {
   const Scratch scratch;
   const std::string path = scratch.path("report");
@@ -146,7 +165,7 @@ TEST_CASE("report: without --threads a rank has its part of the cores that it ma
     return read_report(path)["runs"][0]["threads"];
   };
   const Words decode{"decode", "--seq-len", "64", "--report", path};
-  cpu_set_t all, one;
+  cpu_set_t all;
   REQUIRE(::sched_getaffinity(0, sizeof all, &all) == 0);
   const int n_cores = CPU_COUNT(&all);
   // A limit of the container may leave fewer.
@@ -155,37 +174,19 @@ TEST_CASE("report: without --threads a rank has its part of the cores that it ma
   if (n_cores < 8) CHECK(threads_of(ranks(n_cores + 1, decode)) == 1);
   CHECK(threads_of(ranks(2, decode)) <= std::max(1, n_cores / 2));
   CHECK(threads_of(alone(decode + Words{"--backend", "emulated"})) == 1);
-
-  int core = 0;
-  while (!CPU_ISSET(core, &all)) ++core;
-  CPU_ZERO(&one);
-  CPU_SET(core, &one);
-  REQUIRE(::sched_setaffinity(0, sizeof one, &one) == 0);
-  const int bound = threads_of(alone(decode)), asked = threads_of(alone(decode + Words{"--threads", "3"}));
-  REQUIRE(::sched_setaffinity(0, sizeof all, &all) == 0);
-  CHECK(bound == 1);
-  CHECK(asked == 3);
+  CHECK(on_one_core([&] { return threads_of(alone(decode)); }) == 1);
+  CHECK(on_one_core([&] { return threads_of(alone(decode + Words{"--threads", "3"})); }) == 3);
 }
 
 TEST_CASE("report: where ranks outnumber the cores of their node, every round joins two blocks") {
   const Scratch scratch;
   const std::string path = scratch.path("report");
-  cpu_set_t all, one;
-  REQUIRE(::sched_getaffinity(0, sizeof all, &all) == 0);
-  int core = 0;
-  while (!CPU_ISSET(core, &all)) ++core;
-  CPU_ZERO(&one);
-  CPU_SET(core, &one);
-  REQUIRE(::sched_setaffinity(0, sizeof one, &one) == 0);
-  // Four nodes, or four ranks of a node: two rounds of one message each way, where the default would be one round of three.
   std::vector<Json> runs;
+  // Four nodes, or four ranks of a node: two rounds of one message each way, where the default would be one round of three.
   for (const char* ranks_per_node : {"1", "4"}) {
     const Words decode{"decode", "--seq-len", "256", "--ranks-per-node", ranks_per_node, "--report", path};
-    check_silent_success(run(ranks(4, decode)));
-    runs.push_back(read_report(path)["runs"][0]);
-  }
-  REQUIRE(::sched_setaffinity(0, sizeof all, &all) == 0);
-  for (const Json& each : runs) {
+    check_silent_success(on_one_core([&] { return run(ranks(4, decode)); }));
+    const Json& each = runs.emplace_back(read_report(path)["runs"][0]);
     CAPTURE(each.dump());
     CHECK(each["radix"] == 2);
     CHECK(each["messages_per_step"] == 4 * 2);

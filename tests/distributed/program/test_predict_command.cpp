@@ -16,7 +16,10 @@ using Json = nlohmann::json;
 /// The report of a prediction.
 Json predicted(const Scratch& scratch, const Words& arguments) {
   const std::string path = scratch.path("report");
-  check_silent_success(run(alone(Words{"predict", "--report", path} + arguments)));
+  const Result result = run(alone(Words{"predict", "--report", path} + arguments));
+  check_silent_success(result);
+  std::istringstream text(result.out);
+  for (std::string line; std::getline(text, line);) CHECK((line.size() <= 120 || line.starts_with("inside a node")));
   return Json::parse(Scratch::read(path));
 }
 
@@ -76,11 +79,9 @@ TEST_CASE("predict: table and report have every algorithm on the paper's cluster
         "inside a node 1.5 us and 450 GB/s, between nodes 3 us and 50 GB/s, 0 us per message, 0.6 us per store; "
         "memory 3000 GB/s; 0 us per merge");
   for (std::size_t i = 0; i < algorithms.size(); ++i) CHECK(lines[i + 5].starts_with(std::string(algorithms[i].name) + " "));
-  const auto fused =
-      std::find_if(lines.begin(), lines.end(), [](const std::string& line) { return line.starts_with("fused"); });
-  REQUIRE(fused != lines.end());
   // 10240 keys at 3 TB/s and 14.07 us of messages.
-  CHECK(fused->find("42.0 us") != std::string::npos);
+  CHECK(
+      std::ranges::any_of(lines, [](const auto& line) { return line.starts_with("fused") && line.find("42.0 us") < 140; }));
 }
 
 TEST_CASE("predict: one-shot is predicted too, by the latency of a store, and for up to 16 ranks of a node") {
@@ -136,20 +137,13 @@ TEST_CASE("predict: the cluster of the command line is the one that is predicted
   CHECK(under_mpirun.out == run(alone({"predict", "--ranks", "4"})).out);
 }
 
-TEST_CASE("predict: at the limits of all options a table has its usual width") {
-  const Words slow =
-      "predict --seq-len 16000000 --head-dim 65536 --heads 16 --ranks 128 --bandwidth 0.001,1e6 "
-      "--latency 0,1e9 --overhead 1e9 --memory-bandwidth 0.001 --merge-time 1e9 --store-latency 1e9"_words;
-  const Result result = run(alone(slow));
-  check_silent_success(result);
-  std::istringstream text(result.out);
-  for (std::string line; std::getline(text, line);) CHECK((line.size() <= 120 || line.starts_with("inside a node")));
-}
-
 TEST_CASE("predict: no keys, no batch and more ranks than leaves are predicted too") {
   const Scratch scratch;
   for (const Words& arguments :
-       {Words{"--seq-len", "0"}, Words{"--batch", "0"}, Words{"--seq-len", "100", "--ranks", "16"}, Words{"--ranks", "1"}}) {
+       {Words{"--seq-len", "0"}, Words{"--batch", "0"}, Words{"--seq-len", "100", "--ranks", "16"}, Words{"--ranks", "1"},
+        // The limits of all options.
+        "--seq-len 16000000 --head-dim 65536 --heads 16 --ranks 128 --bandwidth 0.001,1e6 --latency 0,1e9 --overhead 1e9 "
+        "--memory-bandwidth 0.001 --merge-time 1e9 --store-latency 1e9"_words}) {
     CAPTURE(arguments[0]);
     const Json report = predicted(scratch, arguments);
     for (const Json& each : report["runs"]) {

@@ -4,43 +4,6 @@
 /// ranks, and what is refused.
 #include "tree_attn/tests/distributed/program/command.hpp"
 #include "tree_attn/tests/distributed/program/file_workload.hpp"
-#include "tree_attn/tests/support/sweep.hpp"
-
-TEST_CASE("decode: causal edges, windows, sinks and learned sinks: the same bits on 1 and 3 ranks, near the oracle") {
-  const Scratch scratch;
-  FileWorkload workload = FileWorkload::draw(2, 4, 2, 3, 500, 16, 24);
-  workload.lengths = {500, 70};
-  for (const bool has_sink : {false, true}) {
-    if (has_sink) workload.sink = {1, -2, 0.5f, 40};
-    workload.write(scratch.path("in"), "F32");
-    for (const Words& rule :
-         std::vector<Words>{{}, {"--causal"}, {"--window", "70"}, {"--causal", "--window", "100", "--sinks", "66"}}) {
-      for (const char* backend : {"cpu", "emulated"}) {
-        if (!tree_attn::test::takes_all_cases() && backend == std::string("emulated") && rule.size() < 5 &&
-            rule != Words{"--causal"})
-          continue;
-        CAPTURE(backend);
-        CAPTURE(rule.size());
-        const auto decode = [&](const char* out) {
-          return Words{"decode", scratch.path("in"), scratch.path(out)} + rule + Words{"--backend", backend, "--verify"};
-        };
-        check_silent_success(run(alone(decode("one"))));
-        check_silent_success(run(ranks(3, decode("three") + Words{"--compare", "paper,ring"})));
-        CHECK((Scratch::read(scratch.path("one")) == Scratch::read(scratch.path("three"))));
-      }
-      if (!has_sink && rule == Words{"--causal"}) {
-        check_silent_success(run(ranks(2, Words{"decode", scratch.path("in"), scratch.path("three"), "--causal", "--backend",
-                                                "emulated", "--algorithm", "one-shot"})));
-        CHECK((Scratch::read(scratch.path("one")) == Scratch::read(scratch.path("three"))));
-      }
-      // The oracle's numbers, from both commands.
-      check_silent_success(run(alone(Words{"oracle", scratch.path("in"), scratch.path("exact")} + rule)));
-      const std::vector<std::int64_t> shape{2, 4, 3, 24};
-      const std::vector<float> out = tensor<float>(scratch.path("three"), "out", shape);
-      check_near(std::vector<double>(out.begin(), out.end()), tensor<double>(scratch.path("exact"), "out", shape), 1e-5);
-    }
-  }
-}
 
 TEST_CASE("decode: rules that a kernel does not have, and learned sinks of another shape, are one line") {
   const Scratch scratch;
@@ -57,34 +20,41 @@ TEST_CASE("decode: rules that a kernel does not have, and learned sinks of anoth
                  "its kernel has no window and no learned sinks; use two-level");
 }
 
-TEST_CASE("decode: masks and soft caps: the same bits on 1 and 3 ranks and with --steps, near the oracle") {
+TEST_CASE("decode: what a query sees, and sinks, masks and caps: the bits of any ranks and of steps, near the oracle") {
   const Scratch scratch;
-  FileWorkload workload = FileWorkload::draw(2, 4, 2, 3, 500, 16, 24);
-  workload.lengths = {500, 70};
-  for (const bool is_boolean : {false, true}) {
-    for (const std::vector<std::int64_t>& shape : std::vector<std::vector<std::int64_t>>{{1, 1, 3, 500}, {2, 4, 3, 500}}) {
-      if (is_boolean != (shape[0] == 1) && !tree_attn::test::takes_all_cases()) continue;
-      workload.mask_shape = shape, workload.mask_is_boolean = is_boolean;
-      workload.write(scratch.path("in"), "F32");
-      for (const Words& more : std::vector<Words>{{"--softcap", "2"}, {"--causal", "--window", "100", "--sinks", "66"}}) {
-        CAPTURE(shape.size() + more.size());
-        const auto decode = [&](const char* out) {
-          return Words{"decode", scratch.path("in"), scratch.path(out), "--verify"} + more;
-        };
-        check_silent_success(run(alone(decode("one"))));
-        check_silent_success(run(ranks(3, decode("three") + Words{"--compare", "paper,ring"})));
-        CHECK((Scratch::read(scratch.path("one")) == Scratch::read(scratch.path("three"))));
-        check_silent_success(run(alone(Words{"oracle", scratch.path("in"), scratch.path("exact")} + more)));
-        const std::vector<std::int64_t> axes{2, 4, 3, 24};
-        const std::vector<float> out = tensor<float>(scratch.path("one"), "out", axes);
-        check_near(std::vector<double>(out.begin(), out.end()), tensor<double>(scratch.path("exact"), "out", axes), 1e-5);
-        // The last step has the last row of the mask.
-        check_silent_success(run(ranks(2, decode("steps") + Words{"--steps", "3"})));
-        const std::vector<float> last = tensor<float>(scratch.path("steps"), "out", {2, 4, 1, 24});
-        for (std::size_t r = 0; r < 8; ++r)
-          for (std::size_t c = 0; c < 24; ++c) CHECK(last[r * 24 + c] == out[(r * 3 + 2) * 24 + c]);
-      }
-    }
+  struct Case {
+    const char* backend;
+    Words options;
+    bool has_sink;
+    std::vector<std::int64_t> mask = {};  ///< its axes; none without
+    bool is_boolean = false;
+  };
+  const Words seen{"--causal", "--window", "100", "--sinks", "66"};
+  for (const Case& c :
+       {Case{"cpu", {"--causal"}, false}, Case{"cpu", seen, true}, Case{"emulated", {"--window", "70"}, true},
+        Case{"emulated", seen, false}, Case{"cpu", {"--softcap", "2"}, false, {1, 1, 3, 500}, true},
+        Case{"cpu", seen, true, {2, 4, 3, 500}}, Case{"cpu", {"--softcap", "2"}, true, {2, 4, 3, 500}}}) {
+    CAPTURE(on_one_line(c.options.back() + " on " + c.backend));
+    FileWorkload workload = FileWorkload::draw(2, 4, 2, 3, 500, 16, 24);
+    workload.lengths = {500, 70};
+    workload.mask_shape = c.mask, workload.mask_is_boolean = c.is_boolean;
+    if (c.has_sink) workload.sink = {1, -2, 0.5f, 40};
+    workload.write(scratch.path("in"), "F32");
+    const auto decode = [&](const char* out) {
+      return Words{"decode", scratch.path("in"), scratch.path(out), "--verify", "--backend", c.backend} + c.options;
+    };
+    check_silent_success(run(alone(decode("one"))));
+    check_silent_success(run(ranks(3, decode("three") + Words{"--compare", "paper,ring"})));
+    CHECK((Scratch::read(scratch.path("one")) == Scratch::read(scratch.path("three"))));
+    check_silent_success(run(alone(Words{"oracle", scratch.path("in"), scratch.path("exact")} + c.options)));
+    const std::vector<std::int64_t> axes{2, 4, 3, 24};
+    const std::vector<float> out = tensor<float>(scratch.path("one"), "out", axes);
+    check_near(std::vector<double>(out.begin(), out.end()), tensor<double>(scratch.path("exact"), "out", axes), 1e-5);
+    // The last step has the last row of the mask.
+    check_silent_success(run(ranks(2, decode("steps") + Words{"--steps", "3"})));
+    const std::vector<float> last = tensor<float>(scratch.path("steps"), "out", {2, 4, 1, 24});
+    for (std::size_t r = 0; r < 8; ++r)
+      for (std::size_t i = 0; i < 24; ++i) CHECK(last[r * 24 + i] == out[(r * 3 + 2) * 24 + i]);
   }
 }
 

@@ -161,25 +161,14 @@ TEST_CASE("usage: an option with a list takes one argument, so that IN and OUT m
 
 TEST_CASE("usage: a place that cannot be written is found before the work, and what was there stays") {
   const Scratch scratch;
-  const std::string missing = scratch.path("missing/out"), folder = scratch.path("folder"),
-                    old = scratch.write("old", "as it was");
-  REQUIRE(std::filesystem::create_directory(folder));
-  std::filesystem::create_symlink("loop", scratch.path("loop"));
-  std::filesystem::create_symlink("missing/out", scratch.path("astray"));
-  const std::string no_such = ": cannot write: No such file or directory", is_folder = ": cannot write: Is a directory",
-                    long_name(256, 'n');
+  const std::string missing = scratch.path("missing/out"), old = scratch.write("old", "as it was");
+  const std::string no_such = ": cannot write: No such file or directory";
   check_refused({{{"oracle", kLayer, missing}, missing + no_such},
-                 {{"oracle", kLayer, folder}, folder + is_folder},
                  {{"oracle", kLayer, "/dev/null"}, "/dev/null: is not a regular file"},
                  {{"decode", kLayer, old, "--report", missing}, missing + no_such},
-                 {{"decode", kLayer, folder}, folder + is_folder},
                  {{"decode", kLayer, old + "/out"}, old + "/out: cannot write: Not a directory"},
-                 {{"decode", kLayer, "--report", long_name}, long_name + ": cannot write: File name too long"},
-                 {{"decode", kLayer, "loop"}, "loop: cannot write: Too many levels of symbolic links"},
-                 {{"decode", kLayer, "astray"}, "astray" + no_such},
                  // An hour of work, were it done first.
-                 {{"decode", "--repeat", "1000000", "--report", missing}, missing + no_such},
-                 {{"decode", "--seq-len", "64", "--report", "/dev/full"}, "/dev/full: is not a regular file"}},
+                 {{"decode", "--repeat", "1000000", "--report", missing}, missing + no_such}},
                 scratch);
   CHECK((Scratch::read(old) == "as it was"));
 }
