@@ -23,9 +23,9 @@ namespace tree_attn {
 /// on standard error and status 2 on every rank; the launcher ends processes that are stopped.
 class Watchdog : public Deadline {
  public:
-  /// With a board of this rank alone, on which a wait may take 30 s, or five time limits; start() starts the thread. @param
-  /// timeout seconds; with infinity there is neither a thread nor a deadline @throws std::invalid_argument as
-  /// require_timeout()
+  /// With a board of this rank alone, on which a wait may take 30 s, or five time limits; start() starts the thread.
+  /// @param timeout seconds; with infinity there is neither a thread nor a deadline
+  /// @throws std::invalid_argument as require_timeout()
   Watchdog(const LaunchedJob& job, double timeout);
   /// After MPI_Finalize: no rank waits for this one.
   ~Watchdog() override;

@@ -13,8 +13,8 @@ namespace {
 
 using namespace lanes;
 
-/// Whether rows are requested ahead: not on x86-64 without AVX2, so that this file, compiled for it, is a third as long.
-#if defined(__x86_64__) && !defined(__AVX2__) && !defined(TREE_ATTN_ONE_INSTRUCTION_SET)
+/// Whether rows are requested ahead: not on x86-64 without AVX2, so that this file, compiled for it, is half as long.
+#if defined(__x86_64__) && !defined(__AVX2__)
 constexpr bool kRequestsRows = false;
 #else
 constexpr bool kRequestsRows = true;
