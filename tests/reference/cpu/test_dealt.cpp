@@ -12,7 +12,6 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <cstring>
 #include <limits>
 #include <numeric>
 #include <random>
@@ -130,18 +129,6 @@ TEST_CASE("dealt: a step that is broken off leaves nothing to the next one") {
     CHECK_THROWS_WITH(session->decode(step, stop), "stop");
     CHECK(same_bits(session->decode(step).host().states(), whole.states()));
   }
-}
-
-TEST_CASE("dealt: another order than contiguous has other bits, and both are the attention") {
-  const auto workload = normal_workload(9300, {.n_keys = 3000});
-  const auto decode = [&](const OwnedLeaves& leaves) {
-    Forest<float> forest = decode_rank(*workload, workload->query(0), workload->scale, leaves, workload->lengths());
-    return finish_rows(forest.fold(), 4, 16);
-  };
-  const DecodeOutput dealt = decode(OwnedLeaves(dealt_ranges(1)[0], LeafOrder::kDealt)),
-                     contiguous = decode(KeyRange{0, 3000});
-  CHECK(!same_bits(dealt.out, contiguous.out));
-  for (std::size_t i = 0; i < dealt.out.size(); ++i) CHECK(std::abs(dealt.out[i] - contiguous.out[i]) < 1e-6f);
 }
 
 /// @tested{eq_7, eq. (7)}

@@ -12,9 +12,6 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <cmath>
-#include <span>
-#include <string>
 
 namespace tree_attn::test {
 namespace {
@@ -122,51 +119,6 @@ TEST_CASE("float8: appended rows of other types are divided by the scale and rou
   CHECK_THROWS_WITH_AS(cache->set_scales({}), "KvCache::set_scales: the cache holds 1 rows", std::invalid_argument);
   CHECK_THROWS_WITH_AS(cpu_backend().make_cache({}, {0, 64})->set_scales({std::vector<float>(16, 1), {}}),
                        "KvCache::set_scales: scales for F32; F8_E4M3 alone has them", std::invalid_argument);
-}
-
-/// What scales cost and gain, by which they were chosen: one of each head, any float or a power of two, or one of each leaf.
-/// The error is that of out from rounding keys and values alone: the root of its mean square over some draws, as a fraction
-/// of the largest element.
-TEST_CASE("float8: a scale of each head is as accurate as one of each leaf, and as a power of two") {
-  std::mt19937 random(8003);
-  constexpr std::int64_t n = 512, d = 64;
-  constexpr int kDraws = 12;
-  for (const bool has_outliers : {false, true}) {
-    double of_head = 0, power_of_head = 0, power_of_leaf = 0;
-    for (int draw = 0; draw < kDraws; ++draw) {
-      const Tensor q = normal_tensor(random, {1, 4, 1, d});
-      std::vector<float> k = normal_elements(random, n * d), v = normal_elements(random, n * d);
-      for (std::size_t i = 0; has_outliers && i < k.size(); i += 32) k[i] *= 10, v[i] *= 10;
-      const AttentionResult exact = attention(q, Tensor(k, {1, 1, n, d}), Tensor(v, {1, 1, n, d}));
-      double largest = 0;
-      for (const double z : exact.out) largest = std::max(largest, std::abs(z));
-      // Rounds runs of rows with a scale that takes the largest element to 448, or the power of two above it.
-      const auto square = [&](std::int64_t run, bool any_float) {
-        const auto rounded = [&](std::vector<float> x) {
-          for (std::int64_t at = 0; at < n * d; at += run * d) {
-            const std::span rows(x.data() + at, static_cast<std::size_t>(run * d));
-            float most = 0;
-            for (const float each : rows) most = std::max(most, std::abs(each));
-            const float scale = any_float ? most / 448 : std::exp2(std::ceil(std::log2(most / 448)));
-            for (float& each : rows) each = scale * widen(narrow<Float8>(each / scale));
-          }
-          return x;
-        };
-        const AttentionResult ours = attention(q, Tensor(rounded(k), {1, 1, n, d}), Tensor(rounded(v), {1, 1, n, d}));
-        double sum = 0;
-        for (std::size_t i = 0; i < ours.out.size(); ++i) sum += std::pow((ours.out[i] - exact.out[i]) / largest, 2);
-        return sum / static_cast<double>(ours.out.size()) / kDraws;
-      };
-      of_head += square(n, true), power_of_head += square(n, false), power_of_leaf += square(kLeafKeys, false);
-    }
-    for (double* each : {&of_head, &power_of_head, &power_of_leaf}) *each = std::sqrt(*each);
-    MESSAGE(std::string(has_outliers ? "outlier channels: " : "normal data: ")
-            << of_head << " with any scale of a head (4 bytes for all its keys), " << power_of_head
-            << " with a power of two, " << power_of_leaf << " with one of each leaf (1 byte for 64 keys)");
-    for (const double each : {of_head, power_of_head, power_of_leaf}) CHECK((each > 1e-3 && each < 0.1));
-    CHECK(of_head < 1.25 * power_of_leaf);
-    CHECK(power_of_head < 1.01 * power_of_leaf);
-  }
 }
 
 }  // namespace tree_attn::test

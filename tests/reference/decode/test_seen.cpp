@@ -12,8 +12,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <cstring>
-
 namespace tree_attn::test::seen_test {
 namespace {
 
@@ -171,36 +169,6 @@ TEST_CASE("seen: leaves that no query sees are not read: their pages cannot be")
     }
   }
   for (std::byte* each : memory) munmap(each, static_cast<std::size_t>(n_bytes));
-}
-
-TEST_CASE("seen: bits do not depend on the number of queries") {
-  for (const DType dtype : kTypes) {
-    for (const std::int64_t heads : {1, 4}) {
-      for (const std::int64_t d : {16, 64, 128}) {
-        const auto all = normal_workload(
-            4530,
-            {.heads = heads, .kv_heads = 1, .head_dim = d, .value_dim = d, .n_queries = 16, .n_keys = 333, .dtype = dtype});
-        const OwnedLeaves whole(KeyRange{0, 333});
-        const auto rows = [&](std::int64_t l) {
-          const auto some = workload_of(copy_of(all->query(0).positions(0, l)), copy_of(all->k()), copy_of(all->v()));
-          Forest<float> forest = decode_range(cpu_backend(), *some, whole, {some->query(0), some->lengths()});
-          const std::span<const float> states = forest.fold();
-          return std::vector<float>(states.begin(), states.end());
-        };
-        const std::vector<float> want = rows(16);
-        const auto size = static_cast<std::size_t>(state_size(d));
-        for (std::int64_t l = 1; l < 16; ++l) {
-          const std::vector<float> got = rows(l);
-          for (std::int64_t r = 0; r < heads * l; ++r) {
-            INFO(name_of(dtype) << ", " << heads << " heads, d " << d << ", l " << l << ", row " << r);
-            REQUIRE(std::memcmp(got.data() + static_cast<std::size_t>(r) * size,
-                                want.data() + static_cast<std::size_t>(r / l * 16 + r % l) * size,
-                                size * sizeof(float)) == 0);
-          }
-        }
-      }
-    }
-  }
 }
 
 }  // namespace tree_attn::test::seen_test

@@ -49,13 +49,6 @@ double tape_energy(const Head& head) {
   return value;
 }
 
-/// Number of operations on the tape.
-std::size_t n_taped() {
-  std::size_t stats[STAT_SIZE];
-  tapestats(kTape, stats);
-  return stats[NUM_OPERATIONS];
-}
-
 }  // namespace
 
 /// @tested{obs_1, Obs. 1}
@@ -93,17 +86,4 @@ TEST_CASE("gradient: ADOL-C's Hessian of the energy is the covariance of the val
   for (Index i = 0; i < 4; ++i) {
     for (Index j = 0; j <= i; ++j) CHECK(std::abs(H(j, i) - want(i, j)) < 1e-13);
   }
-}
-
-TEST_CASE("gradient: the length of ADOL-C's tape, and of its sweep, is linear in the cost of the energy") {
-  CAPTURE(kSeed);
-  std::mt19937 random(kSeed);
-  const auto n_operations = [&random](Index d_v) {
-    tape_energy({matrix(random, 1, 16), matrix(random, 32, 16), matrix(random, 32, d_v), matrix(random, 1, d_v)});
-    return static_cast<double>(n_taped());
-  };
-  const double each = (n_operations(256) - n_operations(128)) / 128;
-  CHECK((n_operations(64) - n_operations(32)) / 32 == doctest::Approx(each).epsilon(1e-14));
-  // The tape also records constants and copies, a few steps per multiplication or addition of the energy.
-  CHECK(n_operations(256) / (32 * (2 * 16 + 2 * 256)) < 5);
 }

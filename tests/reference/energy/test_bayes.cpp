@@ -157,22 +157,6 @@ TEST_CASE("signature: an eigenvalue of the size of rounding counts as 0, at any 
   CHECK(signature(Matrix::Zero(3, 3)).n_negative == 0);
 }
 
-TEST_CASE("log-likelihood: constant in the activation alone, concave in the source alone, and both signs near the saddle") {
-  CAPTURE(kSeed);
-  Workload p(20);
-  const SourceAndActivation saddle = stationary_point(p.Q, p.K, p.V);
-  const double gamma = log_likelihood(p.Q, p.K, p.V, saddle);
-  CHECK(gamma == doctest::Approx(-energy(p.q(), p.K, p.V, Vector())).epsilon(1e-14));
-  const Matrix w = p.matrix(1, 3).normalized();
-  const auto moved = [&](double in_zeta, double in_z) {
-    return log_likelihood(p.Q, p.K, p.V, {saddle.Zeta + in_zeta * w, saddle.Z + in_z * w}) - gamma;
-  };
-  CHECK(moved(1e-3, 1e-1) > 1e-5);
-  CHECK(moved(-1e-3, 1e-1) < -1e-5);
-  CHECK(moved(0, 1e-1) == doctest::Approx(0).epsilon(1e-14));  // constant in z at zero source
-  CHECK(moved(1e-1, 0) < 0);                                   // concave in the source
-}
-
 /// @tested{eq_34, eq. (34)}
 /// @tested{eq_maxmin, eq. (maxmin)}
 /// @tested{slip_3, slip 3}
@@ -209,38 +193,6 @@ TEST_CASE("Laplace: the width of the peak at attention is the spread of the valu
   };
   CHECK(error(0.02) / error(0.01) == doctest::Approx(8).epsilon(0.05));
   CHECK(std::abs(error(0.02)) > 1e-8);
-}
-
-TEST_CASE("profile likelihood: the rate function of the mean of n values, and Laplace's approximation as its limit") {
-  // Values 0 and 1, the second with probability p. The mean of n draws is a binomial count divided by n, which is known
-  // exactly.
-  const Vector q = Vector::Constant(1, 1.0);
-  const Matrix K = (Matrix(2, 1) << 0.3, -0.5).finished(), V = (Matrix(2, 1) << 0, 1).finished();
-  const double p = attention_probabilities(q, K)(1), top = energy(q, K, V, Vector());
-  double error_before = 1;
-  for (const int n : {10, 100, 1000}) {
-    CAPTURE(n);
-    double tail = 0, worst = 0;
-    for (int k = n - 1; k > p * n; --k) {
-      const double x = static_cast<double>(k) / n;
-      const double log_count = std::lgamma(n + 1) - std::lgamma(k + 1) - std::lgamma(n - k + 1);
-      const double exact = log_count + k * std::log(p) + (n - k) * std::log1p(-p);
-      const LegendrePoint point = legendre_transform(q, K, V, Vector::Constant(1, x));
-      const double rate = point.value + top;
-      CHECK(rate == doctest::Approx(x * std::log(x / p) + (1 - x) * std::log((1 - x) / (1 - p))).epsilon(1e-12));
-
-      // Chernoff: the tail from k on is at most exp(-n rate).
-      tail += std::exp(exact);
-      CHECK(std::log(tail) < -n * rate);
-
-      // Steepest descent through the saddle: sqrt(n F*'' / 2 pi) exp(-n rate), times the spacing 1/n of the counts.
-      const double saddle = 0.5 * std::log(n * point.curvature(0, 0) / (2 * M_PI)) - n * rate - std::log(n);
-      if (k == static_cast<int>(0.6 * n)) worst = std::abs(std::expm1(saddle - exact));
-    }
-    CHECK(worst == doctest::Approx((1 / 0.6 + 1 / 0.4 - 1) / (12 * n)).epsilon(0.15).scale(0));  // Stirling's next term
-    CHECK(worst < error_before / 8);
-    error_before = worst;
-  }
 }
 
 }  // namespace bayes_test

@@ -16,7 +16,6 @@
 #include <cmath>
 #include <limits>
 #include <random>
-#include <string>
 #include <vector>
 
 namespace moment_state_test {
@@ -87,34 +86,6 @@ TEST_CASE_TEMPLATE("moment state: covariance and entropy are those of the closed
       const double H = read_entropy(layout, state.data(), p.w(layout));
       CHECK(std::abs(H - entropy(p.q, p.K, p.V, Vector())) < 60 * u * (p.K * p.q).cwiseAbs().maxCoeff());
     }
-  }
-}
-
-TEST_CASE_TEMPLATE("moment state: any cut gives the same bits", Real, float, double) {
-  CAPTURE(kSeed);
-  constexpr std::int64_t N = 45;
-  const Workload p(N);
-  for (const MomentLayout& layout : kLayouts) {
-    const std::vector<Real> whole = root(forest_of<Real>(p, layout, 0, N));
-    for (std::int64_t cut = 0; cut <= N; ++cut) {
-      for (std::int64_t second = cut; second <= N; second += 7) {
-        Forest<Real> joined = forest_of<Real>(p, layout, 0, cut);
-        for (const Forest<Real>& right : {forest_of<Real>(p, layout, cut, second), forest_of<Real>(p, layout, second, N)}) {
-          joined.append(right.subtrees(), right.states().data());
-        }
-        REQUIRE(same_bits(joined.fold(), whole));
-      }
-    }
-  }
-}
-
-TEST_CASE_TEMPLATE("moment state: the additional components change no bit of the mean and of lse", Real, float, double) {
-  CAPTURE(kSeed);
-  const Workload p(45);
-  const std::vector<Real> plain = root(forest_of<Real>(p, {kValueDim, Products::None, 0}, 0, 45));
-  for (const MomentLayout& layout : kLayouts) {
-    const std::vector<Real> state = root(forest_of<Real>(p, layout, 0, 45));
-    CHECK(same_bits(std::span(state).first(plain.size()), plain));
   }
 }
 

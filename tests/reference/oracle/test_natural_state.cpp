@@ -56,17 +56,6 @@ bool same(const NaturalResult& a, const NaturalResult& b) {
          ((a.z.array() == b.z.array()) || (a.z.array().isNaN() && b.z.array().isNaN())).all();
 }
 
-TEST_CASE("natural state: a chain of merges gives attention") {
-  CAPTURE(kSeed);
-  for (const double sigma : {1.0, 30.0, 1e4}) {
-    const Keys keys = random_keys(kSeed, 50, sigma);
-    const NaturalResult got = finish(natural_chain(keys));
-    CHECK(natural_chain(keys).m == keys.s.maxCoeff());
-    CHECK(got.lse == doctest::Approx(log_sum_exp(keys.s)).epsilon(1e-13));
-    CHECK((got.z - mean_value(keys.s, keys.V)).norm() < 1e-13);
-  }
-}
-
 /// @tested{eq_shift, eq. (shift)}
 /// @tested{alg_3, Alg. 3}
 TEST_CASE("natural state: the integer shift represents the same sums") {
@@ -93,18 +82,6 @@ TEST_CASE("natural state: the integer shift represents the same sums") {
       CHECK((converted.D <= natural.D * (1 + 1e-12) && converted.D >= natural.D / 2 * (1 - 1e-12)));
     }
   }
-}
-
-TEST_CASE("natural state: conversion before and after a merge gives the same result") {
-  CAPTURE(kSeed);
-  const Keys left = random_keys(kSeed + 2, 9, 5), right = random_keys(kSeed + 3, 14, 5);
-  std::vector<double> x = integer_chain(left);
-  const std::vector<double> y = integer_chain(right);
-  const NaturalResult first_converted = finish(merge(to_natural(x.data(), kValueDim), to_natural(y.data(), kValueDim)));
-  merge(x.data(), y.data(), kValueDim);
-  const NaturalResult first_merged = finish(to_natural(x.data(), kValueDim));
-  CHECK(first_converted.lse == doctest::Approx(first_merged.lse).epsilon(1e-13));
-  CHECK((first_converted.z - first_merged.z).norm() < 1e-13);
 }
 
 TEST_CASE("natural state: the empty set is neutral, NaN and Inf are kept") {

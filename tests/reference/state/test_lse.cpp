@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief States from (o, lse) and back: equal to decoded states where that is exact, and within a rounding elsewhere.
-#include "tree_attn/reference/decode/decode.hpp"
 #include "tree_attn/reference/oracle/attention.hpp"
 #include "tree_attn/reference/state/lse.hpp"
 
@@ -52,33 +51,6 @@ TEST_CASE("lse: an integer in base two gives the state of a key, bit for bit, an
     CHECK(to_lse(key.data(), o.data(), kValueDim, LseForm::kBaseTwo) == s);
     CHECK(same_bits(o, kO));
   }
-}
-
-TEST_CASE("lse: equal keys, a power of two of them, decode to the state that their lse gives") {
-  // 2^n keys with score e and value v: o = v and log2 of the sum is e + n, both exact. The decode has shift e and D = 2^n.
-  const std::int64_t d = 8, n_keys = 64;
-  std::vector<float> q(d, 0.0f), k(static_cast<std::size_t>(n_keys * d), 1.0f), v;
-  for (std::int64_t a = 0; a < n_keys; ++a)
-    for (std::int64_t j = 0; j < d; ++j) v.push_back(static_cast<float>(j) - 3);
-  const std::vector<std::int64_t> lengths{n_keys};
-  const Shard shard{TensorView::dense(k.data(), DType::F32, {1, 1, n_keys, d}),
-                    TensorView::dense(v.data(), DType::F32, {1, 1, n_keys, d})};
-  Forest<float> forest = decode_shard(TensorView::dense(q.data(), DType::F32, {1, 1, 1, d}), shard, lengths, 1);
-  const std::span<const float> decoded = forest.fold();
-  std::vector<float> o(d);
-  const float lse = to_lse(decoded.data(), o.data(), d, LseForm::kBaseTwo);
-  CHECK(lse == 6);
-  const State state = state_of(o, lse, LseForm::kBaseTwo);
-  std::vector<float> z(d);
-  CHECK(finish(state.data(), z.data(), d) == finish(decoded.data(), o.data(), d));
-  CHECK(same_bits(z, o));
-  // Beside another state both weigh the same, bit for bit.
-  State left(decoded.begin(), decoded.end()), right = state, other = state_of(std::vector<float>(d, 1.0f), 5.3f);
-  merge(left.data(), other.data(), d);
-  merge(right.data(), other.data(), d);
-  std::vector<float> z_left(d), z_right(d);
-  CHECK(finish(left.data(), z_left.data(), d) == finish(right.data(), z_right.data(), d));
-  CHECK(same_bits(z_left, z_right));
 }
 
 TEST_CASE("lse: (o, lse) of the parts of a sequence merge to attention over the whole") {

@@ -20,14 +20,6 @@ std::int64_t owner(std::int64_t leaf, int p) {
   return reverse_bits(leaf, b) * p >> b;
 }
 
-/// Keys of every rank among the first n, by the formula.
-std::vector<std::int64_t> keys_of_ranks(std::int64_t n, int p) {
-  std::vector<std::int64_t> keys(static_cast<std::size_t>(p));
-  for (std::int64_t begin = 0; begin < n; begin += kLeafKeys)
-    keys[static_cast<std::size_t>(owner(begin / kLeafKeys, p))] += std::min(kLeafKeys, n - begin);
-  return keys;
-}
-
 }  // namespace
 
 TEST_CASE("slots: both orders are one to one, and contiguous is the identity") {
@@ -107,18 +99,6 @@ TEST_CASE("dealt ranges: for every number of keys the longest shard is less than
       REQUIRE(static_cast<double>(longest) <= (is_power ? 1 : 1.06) * mean + (is_power ? 1 : 5) * kLeafKeys);
     }
   }
-}
-
-TEST_CASE("dealt ranges: 64k keys that grow by 10k keep the longest of 8 shards within a leaf of the mean, at every step") {
-  constexpr int p = 8;
-  std::vector<std::int64_t> keys = keys_of_ranks(65536, p);
-  for (std::int64_t n = 65536; n < 65536 + 10240; ++n) {
-    REQUIRE(static_cast<double>(*std::max_element(keys.begin(), keys.end())) <= static_cast<double>(n) / p + kLeafKeys);
-    ++keys[static_cast<std::size_t>(owner(n / kLeafKeys, p))];
-  }
-  // Keys that all go to the last of even chunks: nearly twice the mean.
-  const std::int64_t tail = 65536 / p + 10240;
-  CHECK(static_cast<double>(tail) > 1.9 * (65536 + 10240) / p);
 }
 
 TEST_CASE("owned leaves: rows are the keys of the range in ascending order, for both orders") {

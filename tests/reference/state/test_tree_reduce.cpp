@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Thm. 1: the value of a reduction and the exact number of its dependent steps.
-#include "tree_attn/reference/oracle/natural_state.hpp"
 #include "tree_attn/reference/state/tree_reduce.hpp"
 
 #include <doctest/doctest.h>
@@ -54,18 +53,6 @@ TEST_CASE("tree_reduce: the order is kept, so the operator need not commute") {
       const auto got = tree_reduce(std::span<const std::string>(letters), p, std::plus<std::string>());
       CHECK(got.value == std::string("abcdefghijklmnopqrstuvwxyz").substr(0, N));
     }
-  }
-}
-
-TEST_CASE("tree_reduce: reduces states as it does scalars") {
-  std::vector<NaturalState> states;
-  for (int a = 0; a < 37; ++a) states.push_back(natural_key(std::sin(a), Eigen::Vector2d(a, -a)));
-  const auto op = [](const NaturalState& x, const NaturalState& y) { return merge(x, y); };
-  const NaturalResult chain = finish(tree_reduce(std::span<const NaturalState>(states), 1, op).value);
-  for (const std::int64_t p : {2, 5, 37, 64}) {
-    const NaturalResult tree = finish(tree_reduce(std::span<const NaturalState>(states), p, op).value);
-    CHECK((tree.z - chain.z).norm() < 1e-12);
-    CHECK(tree.lse == doctest::Approx(chain.lse).epsilon(1e-14));
   }
 }
 

@@ -3,7 +3,6 @@
 /// @brief Stored elements: every 8- and 16-bit pattern, every rounding, any address.
 #include "tree_attn/tests/support/tensors.hpp"
 
-#include <Eigen/Core>
 #include <doctest/doctest.h>
 
 #include <bit>
@@ -80,41 +79,6 @@ TEST_CASE_TEMPLATE("storage: every 16-bit pattern is read as the format defines 
   }
 }
 
-TEST_CASE_TEMPLATE("storage: every 16-bit pattern and every rounding has the same bits as in Eigen", Theirs, Eigen::half,
-                   Eigen::bfloat16) {
-  using Ours = std::conditional_t<std::is_same_v<Theirs, Eigen::half>, Half, BFloat16>;
-  constexpr std::uint32_t kQuiet = 0x00400000;
-  const auto read = [](std::uint32_t pattern) {
-    const auto bits = static_cast<std::uint16_t>(pattern);
-    const float ours = widen(Ours{bits}), theirs = static_cast<float>(std::bit_cast<Theirs>(bits));
-    // Whether a signalling NaN becomes a quiet one depends on the instruction set for which Eigen is compiled.
-    return std::isnan(ours)
-               ? (std::bit_cast<std::uint32_t>(ours) | kQuiet) == (std::bit_cast<std::uint32_t>(theirs) | kQuiet)
-               : std::bit_cast<std::uint32_t>(ours) == std::bit_cast<std::uint32_t>(theirs);
-  };
-  int n_wrong = 0;
-  for (std::uint32_t pattern = 0; pattern < 65536; ++pattern) n_wrong += !read(pattern);
-  CHECK(n_wrong == 0);
-
-  // Floats around every pattern: its value, the ties on both sides and their neighbours, over all exponents.
-  const auto round = [](std::uint32_t bits) {
-    const auto x = std::bit_cast<float>(bits);
-    return narrow<Ours>(x).bits == std::bit_cast<std::uint16_t>(static_cast<Theirs>(x));
-  };
-  n_wrong = 0;
-  for (std::uint32_t upper = 0; upper < 65536; ++upper) {
-    for (const std::uint32_t lower :
-         {0x0000u, 0x0001u, 0x0FFFu, 0x1000u, 0x1001u, 0x2000u, 0x3000u, 0x7FFFu, 0x8000u, 0x8001u, 0xFFFFu})
-      n_wrong += !round(upper << 16 | lower);
-    const auto middle = std::bit_cast<std::uint32_t>(widen(Ours{static_cast<std::uint16_t>(upper)}));
-    for (const int shift : {12, 15}) {
-      for (const std::uint32_t step : {0u, 1u, ~0u})
-        n_wrong += !round(middle + (1u << shift) + step) + !round(middle - (1u << shift) + step);
-    }
-  }
-  CHECK(n_wrong == 0);
-}
-
 TEST_CASE("storage: a 16-bit element that is loaded and stored again keeps its bits") {
   for (const Format& format : kFormats) {
     for (unsigned i = 0; i < 65536; ++i) {
@@ -124,7 +88,7 @@ TEST_CASE("storage: a 16-bit element that is loaded and stored again keeps its b
       std::uint16_t again = 0;
       store(&x, format.dtype, 1, reinterpret_cast<std::byte*>(&again));
       if (std::isnan(x)) {
-        REQUIRE(std::isnan(decode(format, again)));
+        REQUIRE((std::isnan(decode(format, again)) && again >> 15 == pattern >> 15));
       } else {
         REQUIRE(again == pattern);
       }
