@@ -253,7 +253,7 @@ class Code(Statements):
         for name, case in (("tests/reference/decode/test_plain.cpp", "plain: one shift per leaf has the bits of merging key by key"),
                            ("tests/gpu/ladder/test_plain.cpp", "plain kernels: the library kernels have their bits for every N below 200, and for others up to 3000"),
                            ("tests/gpu/backend/test_seen.cpp", "a row has the bits of itself alone"), ("tests/gpu/ladder/test_bits.cpp", "bits: no device changes any"),
-                           ("tests/gpu/engine/test_page_table.cpp", "pages anywhere in a pool have the bits of rows one after the other")):
+                           ("tests/gpu/backend/test_pages.cpp", "random appends, cuts and shared prefixes have the bits of a dense cache")):
             self.assertIn(case, (ROOT / name).read_text(encoding="utf-8"), name)
 
 

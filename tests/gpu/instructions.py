@@ -5,7 +5,6 @@
 count X.o ...   prints the table, and fails where a kernel has no walk, or a walk too much hot code; --json FILE writes it for the
                 documentation; --recorded FILE fails where that file is of the same compiler and has other counts
 packets X.o ... fails where a kernel of one-shot stores or loads a packet other than by one access of 128 bits at system scope
-self-test       checks the counts of small programs
 
 The code is what `cuobjdump -sass` prints, see toolkit.py; where that is missing, `count` says so and exits with 77, and so does `packets`.
 
@@ -523,11 +522,7 @@ def main():
     count.add_argument("--recorded", help="file that must have the same counts, if it was made by the same compiler")
     count.add_argument("objects", nargs="+")
     commands.add_parser("packets").add_argument("objects", nargs="+")
-    commands.add_parser("self-test")
     asked = parser.parse_args()
-    if asked.command == "self-test":
-        import instructions_self_test
-        return instructions_self_test.main()
     tool = toolkit.cuobjdump()
     if tool is None:
         print("instructions: skipped, no cuobjdump beside nvcc, in the PATH, by TREE_ATTN_CUOBJDUMP or in build-peers/toolkit/, where "

@@ -6,18 +6,14 @@ every translation unit takes of the machine that compiles it.
 record -- nvcc ... -o X.o   runs the compiler, and keeps in X.o.resources what ptxas (-Xptxas=-v) says of its kernels
 check --strict X.o ...      prints the table, and fails where a kernel has a stack frame or spills that it may not have
 times --most 120 X.o ...    prints the processor time of nvcc, and fails where a unit took more seconds
-self-test                   checks the check: reports that must fail
 """
 
 import argparse
-import contextlib
-import io
 import re
 import resource
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 COMPILING = re.compile(r"ptxas info\s*: Compiling entry function '(\S+)' for '(\S+)'")
@@ -129,77 +125,6 @@ def times(objects, most):
     return [f"{file}: {seconds[file]:.0f} processor seconds of nvcc, of at most {most:.0f}" for file in seconds if seconds[file] > most]
 
 
-def self_test():
-    good = ("ptxas info    : Compiling entry function '_Z10equal_runsv' for 'sm_80'\n"
-            "ptxas info    : Function properties for _Z10equal_runsv\n"
-            "    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n"
-            "ptxas info    : Used 40 registers, used 1 barriers, 128 bytes smem, 400 bytes cmem[0]\n")
-    other = good.replace("10equal_runsv", "5othervvv")
-    spills = "    8 bytes stack frame, 4 bytes spill stores, 4 bytes spill loads"
-    nothing = "    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"
-
-    if shutil.which("c++filt"):
-        # The value of an enumeration is no parameter list: what comes after it stays.
-        names = {"_ZN9tree_attn4cuda10equal_runsINS0_11MmaPipelineILNS0_7RowCopyE0ELin1ELb1ENS0_12ListedParamsEEEEEvi": "equal_runs<MmaPipeline<0, -1, true, ListedParams>>",
-                 "_ZN9tree_attn4cuda5splitIfEEvi": "split<float>", "plain": "plain"}
-        assert readable(sorted(names)) == names, readable(sorted(names))
-
-    def problems(strict, others="", allow=""):
-        with contextlib.redirect_stdout(io.StringIO()):
-            return check(kernels_of(strict), kernels_of(others), allow)
-
-    assert problems(good) == [] and problems(good, other) == []
-    assert kernels_of(good)[0] == {"name": "_Z10equal_runsv", "arch": "sm_80", "shared": 128, "stack": 0, "stores": 0,
-                                   "loads": 0, "registers": 40}
-    # A spill of the library step fails, whatever is allowed; one of another kernel if it is not allowed.
-    assert len(problems(good.replace(nothing, spills))) == 1
-    assert len(problems(good.replace(nothing, spills), allow="equal_runs")) == 1
-    assert len(problems(good.replace(nothing, "    16 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"))) == 1
-    assert len(problems(good, other.replace(nothing, spills))) == 1
-    assert problems(good, other.replace(nothing, spills), "other") == []
-    # So does a frame of a function that was not inlined.
-    frame_of_function = "ptxas info    : Function properties for _Z1fv\n" + spills + "\n"
-    assert len(problems(good.replace("ptxas info    : Used", frame_of_function + "ptxas info    : Used"))) == 1
-    # So does a report without the kernel, for one architecture or for all.
-    assert len(problems("", other)) == 1 and len(problems("")) == 1
-    assert len(problems(good, other.replace("sm_80", "sm_90a"))) == 1
-    # A report that ends early is no report, and neither is none.
-    for broken in (good[:good.index("ptxas info    : Used")], good.splitlines()[0]):
-        try:
-            problems(broken)
-        except ValueError:
-            continue
-        raise AssertionError("a broken report was taken")
-    with tempfile.TemporaryDirectory() as folder:
-        # The launcher hands on exit status and warnings, and keeps the report.
-        file = str(Path(folder) / "x.o")
-        report = "import sys; sys.stderr.write(%r); sys.exit(%d)"
-        with contextlib.redirect_stderr(io.StringIO()) as passed_on:
-            assert record([sys.executable, "-c", report % (good + "a warning\n", 0), "-o", file]) == 0
-            assert record([sys.executable, "-c", report % ("an error\n", 3), "-o", file]) == 3
-        assert passed_on.getvalue() == "a warning\nan error\n"
-        assert [kernel["registers"] for kernel in read([file])] == [40]
-        # It counts processor time, whatever the clock says. What came from a cache, and what was not compiled, has no time.
-        burn = "import time; begin = time.process_time()\nwhile time.process_time() < begin + 0.3: pass\ntime.sleep(0.3)"
-        record([sys.executable, "-c", burn, "-o", file])
-        assert 0.3 <= float(SECONDS.search(Path(file + ".resources").read_text())[1]) < 0.55
-        with contextlib.redirect_stdout(io.StringIO()) as table:
-            assert times([file, file + ".missing"], 1) is None
-            other = str(Path(folder) / "y.o")
-            for name, took in ((file, 119.9), (other, 120.2)):
-                Path(name + ".resources").write_text(f"compiled in {took} processor seconds\n" + good)
-            assert times([file], 120) == [] and len(times([file, other], 120)) == 1
-        assert table.getvalue().splitlines()[-2].endswith("y.o | 120.2 |")
-        assert [kernel["registers"] for kernel in read([file])] == [40]
-        try:
-            read([file + ".missing"])
-        except FileNotFoundError:
-            pass
-        else:
-            raise AssertionError("a missing report was taken")
-    print("resources: the self-test is well")
-
-
 def main():
     if sys.argv[1:3] == ["record", "--"]:
         return record(sys.argv[3:])
@@ -212,10 +137,7 @@ def main():
     of_times = commands.add_parser("times")
     of_times.add_argument("--most", type=float, required=True, help="processor seconds of a unit")
     of_times.add_argument("objects", nargs="+")
-    commands.add_parser("self-test")
     asked = arguments.parse_args()
-    if asked.command == "self-test":
-        return self_test()
     if asked.command == "times":
         problems = times(asked.objects, asked.most)
         if problems is None:

@@ -236,38 +236,6 @@ TEST_CASE("device cache: a shard comes back as it was appended, and goes into a 
   }
 }
 
-TEST_CASE("device cache: one that grows from nothing has the states of a shard that is uploaded at once") {
-  for (const Axes& axes : kAxes) {
-    for (const std::int64_t begin : {0, 64}) {
-      const auto workload = normal_workload(6450, axes);
-      const KeyRange range{begin, kOpenEnd};
-      const auto cache = kernels().make_cache(workload->shape(), range, 0);
-      const auto session = cache->open(workload->scale);
-      int n_grown = 0;
-      for (std::int64_t n = 0; n <= 150; n += n < 60 ? 20 : 3) {
-        INFO(name_of(axes.dtype) << ", from " << begin << ", " << n << " keys");
-        const std::vector<std::int64_t> lengths{n, n / 2, n};
-        const std::int64_t capacity = cache->capacity();
-        for (std::int64_t i = 0; i < 3; ++i) {
-          const std::int64_t held = begin + cache->lengths()[static_cast<std::size_t>(i)];
-          if (lengths[static_cast<std::size_t>(i)] > held)
-            append(*cache, *workload, i, held, lengths[static_cast<std::size_t>(i)]);
-        }
-        n_grown += cache->capacity() != capacity;
-        const Forest<float>& states = session->decode({workload->query(0), lengths}).host();
-        const KeyRange covered = closed(range, n);
-        REQUIRE(states.subtrees() == cover(covered.begin, covered.end));
-        const auto all_at_once = kernels().make_cache(workload->shape(), covered);
-        for (std::int64_t i = 0; i < 3; ++i)
-          append(*all_at_once, *workload, i, begin, std::max(begin, lengths[static_cast<std::size_t>(i)]));
-        REQUIRE(same_bits(states, all_at_once->open(workload->scale)->decode({workload->query(0), lengths}).host()));
-      }
-      CHECK(n_grown >= 2);
-      CHECK(n_grown <= 3);
-    }
-  }
-}
-
 TEST_CASE("device cache: what does not fit, and shapes that no kernel takes, are refused") {
   const auto workload = normal_workload(6500, {.head_dim = 16, .value_dim = 16, .n_keys = 20});
   const auto cache = kernels().make_cache(workload->shape(), {0, 5});

@@ -99,33 +99,6 @@ TEST_CASE("dealt on a device: more than 4096 leaves, where leaves with the same 
   }
 }
 
-/// Caches begin without room and double; leaves are cut by their ends; one session lasts for all lengths, which also fall.
-/// @tested{alg_3, Alg. 3}
-TEST_CASE("dealt on a device: a cache and a session that grow have the bits of fresh ones") {
-  for (const auto& [dtype, heads] : {std::pair{DType::F32, 1}, {DType::BF16, 1}, {DType::F16, 4}}) {
-    const auto workload = normal_workload(
-        6900, {.batch = 2, .heads = heads, .kv_heads = 1, .head_dim = 64, .value_dim = 64, .n_keys = 900, .dtype = dtype});
-    for (const int p : {1, 2, 3}) {
-      const OwnedLeaves leaves = dealt(dealt_ranges(p)[0]);
-      const auto cache = kernels().make_cache(workload->shape(), leaves, 0);
-      const auto session = cache->open(workload->scale);
-      int n_grown = 0;
-      for (const std::int64_t n : {0, 1, 63, 64, 66, 128, 129, 130, 200, 520, 513, 640, 830, 900}) {
-        const std::vector<std::int64_t> lengths{n, n / 2};
-        const std::int64_t capacity = cache->capacity();
-        fill(*cache, *workload, lengths);
-        n_grown += cache->capacity() != capacity;
-        const Forest<float>& grown = session->decode({workload->query(0), lengths}).host();
-        const Forest<float> fresh = decode_range(*workload, leaves, lengths);
-        INFO(name_of(dtype) << ", " << p << " ranks, " << n << " keys");
-        REQUIRE(grown.subtrees() == fresh.subtrees());
-        REQUIRE(same_bits(grown.states(), fresh.states()));
-      }
-      CHECK(n_grown >= 3);
-    }
-  }
-}
-
 TEST_CASE("dealt on a device: a step is one upload, and one for each list in which a leaf begins, and allocates nothing") {
   const auto workload = normal_workload(7000, {.batch = 2, .heads = 1, .kv_heads = 1, .n_keys = 700});
   const auto cache = kernels().make_cache(workload->shape(), dealt(dealt_ranges(2)[0]), 400);
@@ -148,33 +121,6 @@ TEST_CASE("dealt on a device: a step is one upload, and one for each list in whi
   CHECK(step(320) == headers);  // the last leaf has more keys
   CHECK(step(330) == headers);  // leaf 5 is of another rank
   CHECK(step(385, 1) == headers + (4 + 1) * static_cast<std::int64_t>(sizeof(ListedLeaf)));
-}
-
-/// The cache of the ring takes shards of other ranks.
-TEST_CASE("dealt on a device: a shard comes back as it was appended, and goes into a cache for another range") {
-  const auto workload = normal_workload(
-      7100, {.batch = 2, .heads = 4, .kv_heads = 2, .head_dim = 64, .value_dim = 32, .n_keys = 1000, .dtype = DType::BF16});
-  for (const int p : {2, 3}) {
-    const std::vector<KeyRange> ranges = dealt_ranges(p);
-    const auto hop = kernels().make_cache(workload->shape(), dealt(ranges[0]), 640);
-    const auto session = hop->open(workload->scale);
-    for (int turn = 0; turn < 2 * p; ++turn) {
-      const OwnedLeaves leaves = dealt(ranges[static_cast<std::size_t>(turn % p)]);
-      const auto own = kernels().make_cache(workload->shape(), leaves, 1);
-      fill(*own, *workload, workload->lengths());
-      std::vector<std::byte> memory;
-      const Shard shard = own->shard(own->longest(), [&memory](std::size_t n) {
-        memory.resize(n);
-        return memory.data();
-      });
-      hop->reset(leaves);
-      hop->borrow(shard, rows_in_use(workload->lengths(), leaves));
-      const Forest<float> want = decode_range(*workload, leaves, workload->lengths());
-      const Forest<float>& states = session->decode({workload->query(0), workload->lengths()}).host();
-      CHECK(states.subtrees() == want.subtrees());
-      CHECK(same_bits(states.states(), want.states()));
-    }
-  }
 }
 
 }  // namespace tree_attn::test::dealt_test

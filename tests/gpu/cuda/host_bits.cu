@@ -5,9 +5,6 @@
 
 #include "tree_attn/gpu/platform/device.hpp"
 #include "tree_attn/reference/state/state.hpp"
-#include "tree_attn/reference/state/subtree.hpp"
-
-#include <type_traits>
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 namespace {
@@ -42,10 +39,6 @@ __global__ void widen_kernel(std::uint32_t n, float* out) {
 template <class T>
 __global__ void narrow_kernel(const float* in, std::uint32_t n, std::uint16_t* out) {
   for_own(n, [&](std::uint32_t i) { out[i] = narrow<T>(in[i]).bits; });
-}
-
-__global__ void level_kernel(const KeyRange* ranges, std::uint32_t n, int* levels) {
-  for_own(n, [&](std::uint32_t i) { levels[i] = first_subtree(ranges[i].begin, ranges[i].end).level; });
 }
 
 template <class T>
@@ -95,11 +88,6 @@ std::vector<std::uint16_t> narrowed_on_device(DType dtype, const std::vector<flo
   std::vector<std::uint16_t> out;
   with_16_bits(dtype, [&]<class T>(T) { out = results_of<std::uint16_t>(narrow_kernel<T>, n, in.data(), n); });
   return out;
-}
-
-std::vector<int> levels_on_device(const std::vector<KeyRange>& ranges) {
-  const DeviceBuffer<KeyRange> in = on_device(ranges);
-  return results_of<int>(level_kernel, ranges.size(), in.data(), static_cast<std::uint32_t>(ranges.size()));
 }
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

@@ -5,7 +5,6 @@
 #pragma once
 
 #include "tree_attn/gpu/platform/launch.hpp"
-#include "tree_attn/reference/state/key_range.hpp"
 #include "tree_attn/reference/tensor/dtype.hpp"
 
 #include <cstdint>
@@ -24,8 +23,5 @@ std::vector<float> widened_on_device(DType dtype);
 
 /// The bits that narrow() gives. @param dtype F16 or BF16
 std::vector<std::uint16_t> narrowed_on_device(DType dtype, const std::vector<float>& elements);
-
-/// The level of first_subtree() of every range.
-std::vector<int> levels_on_device(const std::vector<KeyRange>& ranges);
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

@@ -4,12 +4,10 @@
 ///
 /// The emulator compiles the code of the host, so only a device can differ.
 #include "tree_attn/reference/state/state.hpp"
-#include "tree_attn/reference/state/subtree.hpp"
 #include "tree_attn/tests/gpu/cuda/host_bits.hpp"
 
 #include <doctest/doctest.h>
 
-#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -107,27 +105,6 @@ TEST_CASE("host bits: every 16-bit element is widened, and every rounding bounda
       }
     });
   }
-}
-
-TEST_CASE("host bits: the subtrees of a range are those of the host") {
-  std::vector<KeyRange> ranges;
-  for (std::int64_t begin = 0; begin < 130; ++begin) {
-    for (std::int64_t end = begin + 1; end < 260; ++end) ranges.push_back({begin, end});
-  }
-  for (int low = 0; low < 62; ++low) {
-    for (int high = low; high < 62; ++high) {
-      for (const std::int64_t near : {-1, 0, 1}) {
-        const std::int64_t begin = std::int64_t{1} << low, end = (std::int64_t{1} << high) + near;
-        if (begin < end) ranges.push_back({begin, end}), ranges.push_back({0, end});
-      }
-    }
-  }
-  const std::vector<int> levels = device::levels_on_device(ranges);
-  REQUIRE(levels.size() == ranges.size());
-  const auto n_other = std::count_if(ranges.begin(), ranges.end(), [&, i = std::size_t{0}](KeyRange range) mutable {
-    return levels[i++] != first_subtree(range.begin, range.end).level;
-  });
-  CHECK(n_other == 0);
 }
 
 }  // namespace tree_attn::test

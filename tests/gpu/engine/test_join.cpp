@@ -11,13 +11,12 @@
 #include <cstring>
 #include <limits>
 #include <random>
-#include <utility>
 #include <vector>
 
 namespace tree_attn::test {
 namespace {
 
-constexpr std::int64_t kDim = device::kJoinDim;
+constexpr std::int64_t kDim = device::kStateDim;
 
 /// States of the positions of a range. Some are empty, some far apart, and if asked for some are not finite.
 std::vector<float> states_of(KeyRange range, bool all_finite) {

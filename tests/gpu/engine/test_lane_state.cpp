@@ -2,7 +2,7 @@
 /// @file
 /// @brief The laws of the state, in bits, on device code; and its merge against that of the CPU (section 5).
 #include "tree_attn/reference/decode/decode.hpp"
-#include "tree_attn/tests/gpu/engine/state_kernels.hpp"
+#include "tree_attn/tests/gpu/engine/part_kernels.hpp"
 #include "tree_attn/tests/support/device_params.hpp"
 #include "tree_attn/tests/support/same_bits.hpp"
 
@@ -13,7 +13,7 @@ namespace tree_attn::test::lane_state_test {
 namespace {
 
 constexpr std::int64_t kDim = device::kStateDim;
-constexpr float kInf = std::numeric_limits<float>::infinity(), kNaN = std::numeric_limits<float>::quiet_NaN();
+constexpr float kInf = std::numeric_limits<float>::infinity();
 
 /// n random states: shifts far apart and near, and every eighth empty.
 std::vector<float> random_states(std::mt19937& random, std::int64_t n) {
@@ -76,47 +76,6 @@ TEST_CASE("state on the device: merge rounds products that are subnormal") {
     want[i] = left[i] + product;
   }
   CHECK(same_bits(device::merge_on_device(left, right), want));
-}
-
-/// Whole numbers whose sums no order can change: associativity is then one of bits.
-/// @tested{thm_1, Thm. 1}
-TEST_CASE("state on the device: merge is associative in bits where the additions are exact") {
-  std::mt19937 random(8100);
-  std::uniform_int_distribution<int> small(-50, 50);
-  const std::int64_t n = 256;
-  const auto exact_states = [&] {
-    std::vector<float> states(static_cast<std::size_t>(n * state_size(kDim)));
-    for (float& x : states) x = static_cast<float>(small(random) / 8);
-    for (std::int64_t i = 0; i < n; ++i)
-      states[static_cast<std::size_t>(i * state_size(kDim) + kSum)] = static_cast<float>(1 + i % 7);
-    return states;
-  };
-  const std::vector<float> a = exact_states(), b = exact_states(), c = exact_states();
-  CHECK(same_bits(device::merge_on_device(device::merge_on_device(a, b), c),
-                  device::merge_on_device(a, device::merge_on_device(b, c))));
-}
-
-/// One key in a leaf of its own, at any of its places.
-TEST_CASE("state on the device: a key has the state of set_key(), up to the device's own exp2, and its edges") {
-  std::mt19937 random(8200);
-  std::vector<float> keys = normal_elements(random, 200, 40);
-  keys[3] = -kInf, keys[4] = kInf, keys[5] = kNaN, keys[6] = 0, keys[7] = -0.3f, keys[8] = 17;
-  std::vector<float> scores(keys.size() * kLeafKeys, -kInf);
-  for (std::size_t i = 0; i < keys.size(); ++i) scores[i * kLeafKeys + i * 7 % kLeafKeys] = keys[i];
-  const std::vector<float> values = normal_values(random, static_cast<std::int64_t>(scores.size()));
-  const auto value = [&](std::size_t i) { return values.data() + (i * kLeafKeys + i * 7 % kLeafKeys) * kDim; };
-  const std::vector<float> states = device::leaves_on_device(scores, values);
-  for (std::size_t i = 0; i < keys.size(); ++i) {
-    CAPTURE(keys[i]);
-    std::vector<float> want(static_cast<std::size_t>(state_size(kDim)));
-    set_key(want.data(), keys[i], value(i), kDim);
-    const float* const got = states.data() + i * want.size();
-    bool right = std::memcmp(got, want.data(), sizeof(float)) == 0;  // the shift, in bits
-    for (std::size_t j = 1; j < want.size(); ++j)
-      right = right && ((std::isnan(want[j]) && std::isnan(got[j])) ||
-                        std::abs(got[j] - want[j]) <= 4 * 0x1p-23f * std::abs(want[j]));
-    CHECK(right);
-  }
 }
 
 /// The formula of add_eight_keys(), written for one thread.

@@ -49,17 +49,6 @@ TEST_CASE("bits: parts of many subtrees are joined in rounds") {
     CHECK_MESSAGE(same_output(run_step(*step, shard, {.n_splits = kSplits}), one), step->name);
 }
 
-/// Memory for 25 states at once: of 70 parts those of the second round follow what the first has left.
-/// @tested{thm_1, Thm. 1}
-TEST_CASE("bits: parts of large states are joined in rounds") {
-  constexpr int kSplits = 70;
-  const auto workload =
-      normal_workload(5060, {.heads = 1, .kv_heads = 1, .head_dim = 512, .value_dim = 512, .n_keys = kSplits * kLeafKeys});
-  const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
-  const device::LadderStep& step = device::kEqualRuns;
-  CHECK(same_output(run_step(step, shard, {.n_splits = kSplits}), run_step(step, shard, {.n_splits = 1})));
-}
-
 #if !defined(TREE_ATTN_FOR_CUDA)
 /// Devices of the ends of compute capability 8, of 10 and of 12: without and with bulk copies, tensor maps and clusters,
 /// with little shared memory and with much.

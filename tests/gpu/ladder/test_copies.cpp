@@ -9,82 +9,6 @@
 #include <utility>
 
 namespace tree_attn::test {
-namespace {
-
-/// The same elements with a poisoned gap behind every row, every head and every entry of keys and values; `gap` in elements.
-std::unique_ptr<TensorWorkload> with_gaps(TensorWorkload& workload, std::int64_t gap) {
-  std::vector<std::vector<std::byte>> owned;
-  std::vector<TensorView> views;
-  for (const TensorView& view : {workload.query(0), workload.k(), workload.v()}) {
-    const auto size = static_cast<std::int64_t>(bytes_of(view.dtype));
-    const std::int64_t row = view.shape[3] + gap, head = view.shape[2] * row + gap, entry = view.shape[1] * head + gap;
-    // All ones are a NaN in every type.
-    std::vector<std::byte>& memory =
-        owned.emplace_back(static_cast<std::size_t>(view.shape[0] * entry * size), std::byte{0xFF});
-    const TensorView strided{memory.data(), view.dtype, view.shape, {entry, head, row}};
-    for (std::int64_t i = 0; i < view.shape[0]; ++i) {
-      for (std::int64_t h = 0; h < view.shape[1]; ++h) {
-        for (std::int64_t a = 0; a < view.shape[2]; ++a) {
-          std::memcpy(memory.data() + (strided.row(i, h, a) - memory.data()), view.row(i, h, a),
-                      static_cast<std::size_t>(view.shape[3] * size));
-        }
-      }
-    }
-    views.push_back(strided);
-  }
-  return std::make_unique<TensorWorkload>(std::move(owned), views[0], views[1], views[2], workload.lengths(),
-                                          workload.scale);
-}
-
-/// Holds equal runs against the oracle, and clusters at every number of splits against its bits.
-void check_steps(TensorWorkload& workload, const std::vector<int>& splits) {
-  const RoomForClusters room;
-  const DeviceShard shard(workload.query(0), workload.whole(), workload.lengths(), workload.scale);
-  const DecodeOutput want = run_step(device::kEqualRuns, workload);
-  CHECK(against_oracle(workload, want, longest_chain(device::kEqualRuns, shard)) == "");
-  for (const int n_splits : splits) {
-    CAPTURE(n_splits);
-    CHECK(same_output(run_step(device::kShortEnd, workload, {.n_splits = n_splits}), want));
-  }
-}
-
-}  // namespace
-
-TEST_CASE("copies, short end: stages are used many times over, and tails are ragged") {
-  // Eight sub-warps and 5000 keys, or 32 and 8201: up to 80 steps of eight a sub-warp, through a ring of three stages.
-  for (const std::int64_t n_keys : {4993, 5000, 5003}) {
-    INFO("keys " << n_keys);
-    check_steps(*normal_workload(5300, {.heads = 1, .kv_heads = 1, .head_dim = 128, .value_dim = 128, .n_keys = n_keys}),
-                {1, 2, 3});  // three blocks are a cluster
-  }
-  const Axes narrow{.heads = 1, .kv_heads = 1, .head_dim = 64, .value_dim = 64, .n_keys = 8201, .dtype = DType::F16};
-  check_steps(*normal_workload(5301, narrow), {1});
-}
-
-TEST_CASE("copies, short end: a shard hands on the same forest, wherever it begins and ends") {
-  constexpr KeyRange kRanges[] = {{0, 700}, {3, 430}, {64, 128}, {77, 80}, {500, 700}, {651, 700}};
-  for (int i = 0; i < 2 * static_cast<int>(std::size(kRanges)); ++i) {
-    const KeyRange range = kRanges[i / 2];
-    const DType dtype = i % 2 == 0 ? DType::F32 : DType::BF16;
-    const Axes axes{.heads = 2, .kv_heads = 1, .head_dim = 64, .value_dim = 64, .n_keys = 700, .dtype = dtype};
-    const auto workload = normal_workload(5600, axes, std::vector<std::int64_t>{650});
-    INFO(name_of(dtype) << ", positions " << range.begin << ".." << range.end);
-    const auto states_of = [&](const device::LadderStep& step, int n_splits) {
-      const Forest<float> forest = forest_of(step, *workload, range, n_splits);
-      return std::vector<float>(forest.states().begin(), forest.states().end());
-    };
-    const RoomForClusters room;
-    const DecodeOutput want{states_of(device::kEqualRuns, 1), {}};
-    CHECK(std::none_of(want.out.begin(), want.out.end(), [](float x) { return x != x; }));
-    for (const device::DecodeKernel* kernel : {&device::kEqualRuns, &device::kShortEnd}) {
-      for (const int n_splits : {1, 3, 8}) {
-        INFO(std::string(kernel->name) << ", splits " << n_splits);
-        CHECK(same_output({states_of(*kernel, n_splits), {}}, want));
-      }
-    }
-  }
-}
-
 TEST_CASE("copies: rows in bulk, rows one by one and elements one by one have the same bits") {
   for (const DType dtype : {DType::F32, DType::F16, DType::BF16}) {
     for (const std::int64_t n_keys : {1, 7, 8, 16, 200, 333}) {
@@ -97,7 +21,7 @@ TEST_CASE("copies: rows in bulk, rows one by one and elements one by one have th
       const int row_bytes = static_cast<int>(d) * static_cast<int>(bytes_of(dtype));
       CHECK(device::has_bulk_rows(shard.params, dtype, row_bytes) == (n_keys % 8 == 0));
       CHECK_FALSE(device::has_bulk_rows(shard.params, dtype, 2 * row_bytes));
-      const auto odd = misaligned(*dense, static_cast<std::int64_t>(bytes_of(dtype))), apart = with_gaps(*dense, 16);
+      const auto odd = misaligned(*dense, static_cast<std::int64_t>(bytes_of(dtype))), apart = packed(*dense);
       const DecodeOutput want = run_step(device::kEqualRuns, *dense);
       CHECK(against_oracle(*dense, want, longest_chain(device::kEqualRuns, shard)) == "");
       CHECK(same_output(run_step(device::kEqualRuns, *odd), want));
@@ -116,6 +40,9 @@ TEST_CASE("copies: of rows past the shard that may be copied no bit depends") {
   shard.params.end = 61;
   CHECK(device::has_bulk_rows(shard.params, shard.dtype, 256));
   CHECK(same_output(run_step(device::kEqualRuns, shard), want));
+  // Before a shard that begins inside a leaf there may be no memory.
+  shard.params.begin = 1;
+  CHECK_FALSE(device::has_bulk_rows(shard.params, shard.dtype, 256));
 }
 
 TEST_CASE("short end: a cluster where the splits of a query tile fit into one, else equal runs") {

@@ -420,7 +420,6 @@ cudaError_t cudaIpcCloseMemHandle(void* pointer) { return released(pointer); }
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
   return *stream = new CUstream_st(current_context()), well();
 }
-cudaError_t cudaStreamCreate(cudaStream_t* stream) { return cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking); }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) { return delete stream, cudaSuccess; }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   if (of(stream).capture)

@@ -55,29 +55,6 @@ TEST_CASE("emulator: votes count the lanes of the mask") {
   }
 }
 
-void reverse(const float* in, float* out, int n) {
-  Arena arena;
-  const Shared<float> row = arena.take<float>(n);
-  const int i = static_cast<int>(threadIdx.x);
-  for (int round = 0; round < 4; ++round) {
-    row[i] = load_once(in + i) + static_cast<float>(round);
-    __syncthreads();
-    const float other = row[n - 1 - i];
-    __syncthreads();
-    if (round == 3) out[i] = other;
-  }
-}
-
-TEST_CASE("emulator: a barrier of the block orders shared memory, whatever the seed") {
-  constexpr int kThreads = 96;
-  const DeviceBuffer<float> in = ascending(kThreads), out(kThreads);
-  for (std::uint64_t seed = 0; seed < 5; ++seed) {
-    const SettingsScope scope({.seed = seed});
-    launch(reverse, {.block = {kThreads}, .shared_bytes = 4 * kThreads}, {}, in.data(), out.data(), kThreads);
-    CHECK(out.download()[1] == kThreads - 2 + 3);
-  }
-}
-
 void places(unsigned* out) {
   const unsigned block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
   const unsigned thread = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;

@@ -159,16 +159,5 @@ TEST_CASE("code version: a device without kernels, or with less shared memory th
         "a device, compute capability 12.0: the program has no kernels for it, it was built for 8.0, 9.0");
 }
 
-TEST_CASE("emulator: settings last as long as their scope") {
-  const int before = device().n_multiprocessors;
-  {
-    const SettingsScope scope({.n_multiprocessors = 132});
-    CHECK(device().n_multiprocessors == 132);
-  }
-  CHECK(device().n_multiprocessors == before);
-  CHECK(device().name == "emulator");
-  CHECK(device().shared_bytes == 227 * 1024);
-}
-
 }  // namespace
 }  // namespace tree_attn::emulated::failures_test

@@ -144,19 +144,6 @@ TEST_CASE("emulator shadow: a bulk copy overwrites what a thread has written onl
   }
 }
 
-void out_of_piece(int i) {
-  Arena arena;
-  const Shared<float> piece = arena.take<float>(8), next = arena.take<float>(8);
-  piece[i] = 1;
-  next[0] = 1;
-}
-
-TEST_CASE("emulator shadow: a piece of shared memory has ends") {
-  CHECK(error_of(out_of_piece, {.shared_bytes = 160}, 7).empty());
-  CHECK(has(error_of(out_of_piece, {.shared_bytes = 160}, 8), "bytes 32 to 36 of a piece of shared memory of 32"));
-  CHECK(has(error_of(out_of_piece, {.shared_bytes = 160}, -1), "bytes -4 to 0"));
-}
-
 void pointers(int* out) {
   Arena arena;
   const Shared<int> p = arena.take<int>(8);

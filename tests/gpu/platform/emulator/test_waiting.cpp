@@ -80,17 +80,6 @@ void starts(unsigned* to, const unsigned* back, unsigned n) {
   }
 }
 
-TEST_CASE("emulator: a wait that is never satisfied ends at once, with the lines") {
-  DeviceBuffer<unsigned> flag(1, MemoryUse::Window);
-  flag.fill(0);
-  const auto start = std::chrono::steady_clock::now();
-  const std::string error = error_of(waits_for, {.grid = {2}, .block = {32}}, flag.data(), 1u);
-  CAPTURE(error);
-  CHECK(has(error, "deadlock"));
-  CHECK(has(error, "64 wait at wait_until, first block ("));
-  CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(20));
-}
-
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // see FewThreads
 TEST_CASE("emulator: where the system starts too few threads, launches and reports of deadlocks need no more") {
   const SettingsScope scope({.n_workers = 64});

@@ -31,7 +31,11 @@ __device__ inline float element_of(int rank, unsigned step, unsigned block, unsi
 __global__ void exchange(Bug bug, int rank, unsigned step, Window other, Window own, float* out) {
   const unsigned lane = threadIdx.x, half = step % 2 * kMostBlocks;
   store_far(other.elements + (half + blockIdx.x) * kLanes + lane, element_of(rank, step, blockIdx.x, lane));
-  if (bug != Bug::kNoSyncwarpBeforeSignal) __syncwarp();
+  // After a shuffle all lanes have stored, and a release of one of them says nothing of the others' stores.
+  if (bug == Bug::kNoSyncwarpBeforeSignal)
+    __shfl_sync(0xFFFFFFFF, lane, 0);
+  else
+    __syncwarp();
   const bool is_silent = bug == Bug::kNeverSignalled && rank == 1 && step == kSteps && blockIdx.x == 1;
   if (lane == 0 && !is_silent) {
     unsigned* const word = other.words + half + blockIdx.x;
