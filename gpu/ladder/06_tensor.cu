@@ -29,8 +29,7 @@ namespace {
 
 constexpr int kWarp = 32, kKeys = static_cast<int>(kLeafKeys);  // lanes; keys of a leaf
 
-/// Elements of a padded row, those of a value in a tile, which are parts of long ones, and queries of a tile: functions of
-/// type and shape alone, for columns change bits.
+/// Elements of a padded row, those of its values in a tile, and queries: of type and shape alone, for columns change bits.
 constexpr int dim_of(int d) { return d <= 64 ? 64 : d <= 128 ? 128 : d <= 256 ? 256 : kLongestRow; }
 constexpr int value_dim_of(int dim) { return dim <= 256 ? dim : 128; }
 constexpr int rows_of(DType dtype, int dim) { return dtype == DType::F16 && dim == 256 ? 4 : 8; }
@@ -50,7 +49,6 @@ __device__ void split_weight(float w, T (&parts)[3]) {
 template <class T, int kKeyDim>
 struct Tile {
   static constexpr int kDim = value_dim_of(kKeyDim), kPitch = kDim / 8 + 1, kKeyPitch = kKeyDim / 8 + 1;
-  static constexpr bool kKeepsQueries = kKeyDim <= 256;                                      ///< in registers
   static constexpr int kRows = rows_of(DTypeTraits<T>::kDType, kDim), kColumns = 8 / kRows;  ///< queries; columns of each
   static constexpr int kSlots = 2 / kColumns, kElements = kDim / 8, kState = kValues + kElements, kParts = 4 - kColumns;
   /// Products of a leaf, or weights: of a lane those of the keys 8 i + lane / 4 are in [i / 2][i % 2 * 2 + slot].
@@ -59,50 +57,49 @@ struct Tile {
   using States = float[kSlots * kState];                 ///< one after the other, each as in state.hpp
 
   const DecodeParams& params;
-  int kv_head, first_row;            ///< the first of the queries, in the group of the kv head
-  int first;                         ///< component of the values
+  std::int64_t kv_head, first_row;   ///< the first of the queries, in the group of the kv head
   KeyRange used;                     ///< positions of the split that have keys
   Shared<Bytes16> keys, values;      ///< of a leaf, [kKeys][kKeyPitch] and [kKeys][kPitch]: 8 rows begin in different banks
   std::uint32_t q[kKeyDim / 16][2];  ///< right operands of K Q^T
 
   __device__ static int lane() { return static_cast<int>(threadIdx.x); }
   /// The component of a row that element c of this lane is, and the row of the group that a slot is about.
-  __device__ int component(int c) const { return first + c / 2 * 16 + c % 2 * 8 + lane() / 4; }
-  __device__ int row(int slot) const { return first_row + (lane() % 4 * 2 + slot) / kColumns; }
+  __device__ static int component(int c) { return int(blockIdx.z) * kDim + c / 2 * 16 + c % 2 * 8 + lane() / 4; }
+  __device__ std::int64_t row(int slot) const { return first_row + (lane() % 4 * 2 + slot) / kColumns; }
   __device__ static void clear(States& states) {
     for (int slot = 0; slot < kSlots; ++slot) set_empty(states + slot * kState, kElements);
   }
   __device__ bool has_key(std::int64_t position) const { return position >= used.begin && position < used.end; }
 
-  /// Two elements of the queries, with the sign of the scale, so that the largest product is the largest score; zeros past
-  /// the group, past d_h, in the second column of a query, and for a scale of 0.
-  __device__ std::uint32_t query(int i) const {
+  /// Loads the queries, with the sign of the scale, so that the largest product is the largest score; zeros past the group,
+  /// past d_h, in the second column of a query, and for a scale of 0.
+  __device__ void load_queries() {
     const float scale = params.score_scale == 0 ? 0.0f : std::copysign(params.query_scale, params.score_scale);
-    const int r = first_row + lane() / 4 / kColumns;
+    const std::int64_t r = first_row + lane() / 4 / kColumns;
     const bool is_there = lane() / 4 % kColumns == 0 && r < params.group;
-    T pair[2] = {};
-    for (int c = 0, j = 8 * i + lane() % 4 * 2; c < 2 && is_there && j + c < params.d_h; ++c)
-      pair[c] = narrow<T>(scale * widen(load_once(params.query<T>(kv_head, r) + j + c)));
-    return pack(pair[0], pair[1]);
+    TREE_ATTN_UNROLL
+    for (int i = 0; i < kKeyDim / 8; ++i) {
+      T pair[2] = {};
+      for (int c = 0, j = 8 * i + lane() % 4 * 2; c < 2 && is_there && j + c < params.d_h; ++c)
+        pair[c] = narrow<T>(scale * widen(load_once(params.query<T>(kv_head, r) + j + c)));
+      q[i / 2][i % 2] = pack(pair[0], pair[1]);
+    }
   }
 
-  /// Starts to copy d elements of the keys, or the values, of a leaf, from one on: zeros past d, and where there is no key.
-  template <int kRow>
-  __device__ void start(const DeviceView& view, int from, int d, std::int64_t leaf, Shared<Bytes16> to) const {
+  /// Starts to copy n vectors of each key, or value, of a leaf: zeros past element d, and where there is no key.
+  __device__ void start(const DeviceView& view, int n, int from, int d, std::int64_t leaf, Shared<Bytes16> to) const {
     const T* const rows = view.row<T>(params.entry_of(kv_head), params.head_of(kv_head), leaf - params.begin) + from;
-    for (int i = lane(); i < kKeys * kRow; i += kWarp) {
-      const int key = i / kRow, at = i % kRow * kPer16<T>, n = has_key(leaf + key) ? d - from - at : 0;
-      const int n_bytes = static_cast<int>(sizeof(T)) * (n < 0 ? 0 : n < kPer16<T> ? n : kPer16<T>);
-      copy_async16(to + (key * (kRow + 1) + i % kRow), rows + key * view.stride[2] + at, n_bytes);
+    for (int i = lane(); i < kKeys * n; i += kWarp) {
+      const int key = i / n, at = i % n * kPer16<T>, n_left = has_key(leaf + key) ? d - from - at : 0;
+      const int n_bytes = static_cast<int>(sizeof(T)) * (n_left < 0 ? 0 : n_left < kPer16<T> ? n_left : kPer16<T>);
+      copy_async16(to + (key * (n + 1) + i % n), rows + key * view.stride[2] + at, n_bytes);
     }
     copy_async_commit();
   }
-  __device__ void start_keys(std::int64_t leaf) const { start<kKeyDim / 8>(params.k, 0, params.d_h, leaf, keys); }
   /// Puts zeros in place of values that are not finite, among those that this lane has copied: 0 Inf, of a key that is not
   /// seen or of a part of a weight that is 0, would be NaN. @returns whether a lane has found any
   __device__ bool take_out_not_finite() const {
-    constexpr std::uint32_t kExponent = kIsHalf<T> ? 0x7C00 : 0x7F80;
-    constexpr int kRow = kDim / 8;
+    constexpr int kExponent = kIsHalf<T> ? 0x7C00 : 0x7F80, kRow = kDim / 8;
     bool found = false;
     for (int i = lane(); i < kKeys * kRow; i += kWarp) {
       const Shared<Bytes16> at = values + (i / kRow * kPitch + i % kRow);
@@ -116,12 +113,11 @@ struct Tile {
   }
 
   /// S^T = K Q^T.
-  __device__ void multiply_keys(Scores& s) {
+  __device__ void multiply_keys(Scores& s) const {
     TREE_ATTN_UNROLL
     for (int step = 0; step < kKeyDim / 16; ++step) {
       std::uint32_t k[kKeys / 16][4];
       load_matrices_x4(k, [&](int i) { return keys + ((16 * i + lane() % 16) * kKeyPitch + 2 * step + lane() / 16); });
-      for (int i = 0; !kKeepsQueries && i < 2; ++i) q[step][i] = query(2 * step + i);
       mma_16x8x16<T>(s, k, q + step);
     }
   }
@@ -240,40 +236,35 @@ struct Subtrees {
   }
 };
 
-/// One warp: split blockIdx.x of query tile blockIdx.y. @param forests of the splits of all tiles, n_forest floats each
-/// @param counters one per query tile, zero before and after
+/// One warp: split blockIdx.x of query tile blockIdx.y, part blockIdx.z of its values. @param forests of all splits of all
+/// tiles and parts, n_forest floats each @param counters one per tile and part, zero before and after
 /// @paper{alg_3, Alg. 3}
 template <StoredType T, int kKeyDim>
 __global__ void __launch_bounds__(kWarp, 1)
     decode_tiles(DecodeParams params, DeviceOutput output, float* forests, std::int64_t n_forest, unsigned* counters) {
   using W = Tile<T, kKeyDim>;
-  const int n_splits = static_cast<int>(gridDim.x), n_parts = kKeyDim > W::kDim ? (params.d_v + W::kDim - 1) / W::kDim : 1;
-  const Count n_of_head = Count((params.group + W::kRows - 1) / W::kRows * n_parts), of_head = blockIdx.y % n_of_head;
-  const int kv_head = static_cast<int>(blockIdx.y / n_of_head), first_row = static_cast<int>(of_head) / n_parts * W::kRows;
+  const int n_splits = int(gridDim.x), index = int(blockIdx.z * gridDim.y + blockIdx.y);
+  const std::int64_t n_of_head = (params.group + W::kRows - 1) / W::kRows, kv_head = blockIdx.y / n_of_head;
   const KeyRange whole = params.leaves(kv_head), own = split_range(whole, static_cast<int>(blockIdx.x), n_splits);
-  Arena arena;
-  const Shared<Bytes16> memory = arena.take<Bytes16>(kKeys * (W::kKeyPitch + W::kPitch));
+  const Shared<Bytes16> memory = Arena().take<Bytes16>(kKeys * (W::kKeyPitch + W::kPitch));
   KeyRange used = params.in_use(kv_head);
   used.end = used.end < own.end ? used.end : own.end;
-  const int first = static_cast<int>(of_head) % n_parts * W::kDim;
-  W tile{params, kv_head, first_row, first, used, memory, memory + kKeys * W::kKeyPitch, {}};
-  tile.start_keys(own.begin);
-  TREE_ATTN_UNROLL
-  for (int i = 0; W::kKeepsQueries && i < kKeyDim / 8; ++i) tile.q[i / 2][i % 2] = tile.query(i);
+  W tile{params, kv_head, blockIdx.y % n_of_head * W::kRows, used, memory, memory + kKeys * W::kKeyPitch, {}};
+  tile.start(params.k, kKeyDim / 8, 0, params.d_h, own.begin, tile.keys);
+  tile.load_queries();
 
   // The leaves of this split, and the tree above them. While keys are at work values are on their way, and the other way.
   typename W::States states;
-  float* const of_tile = forests + blockIdx.y * n_splits * n_forest;
+  float* const of_tile = forests + index * n_splits * n_forest;
   Subtrees<W> subtrees{of_tile + blockIdx.x * n_forest, own.begin};
   for (std::int64_t leaf = own.begin; leaf < own.end; leaf += kLeafKeys) {
     typename W::Scores s = {};
     typename W::Weights weights;
-    tile.template start<W::kDim / 8>(params.v, first, params.d_v, leaf, tile.values);
-    copy_async_wait<1>();
-    __syncwarp();
+    tile.start(params.v, W::kDim / 8, int(blockIdx.z) * W::kDim, params.d_v, leaf, tile.values);
+    copy_async_wait<1>(), __syncwarp();
     tile.multiply_keys(s);
     __syncwarp();
-    tile.start_keys(leaf + kLeafKeys);
+    tile.start(params.k, kKeyDim / 8, 0, params.d_h, leaf + kLeafKeys, tile.keys);
     for (int slot = 0; slot < W::kSlots; ++slot) tile.weigh(leaf, slot, s, states + slot * W::kState);
     W::split(s, weights);
     copy_async_wait<1>();
@@ -287,7 +278,7 @@ __global__ void __launch_bounds__(kWarp, 1)
 
   // The last warp of the tile goes on, and sees what all have written.
   __syncwarp();
-  const unsigned n_before = threadIdx.x == 0 ? atomic_inc_acq_rel(counters + blockIdx.y, gridDim.x - 1) : 0;
+  const unsigned n_before = threadIdx.x == 0 ? atomic_inc_acq_rel(counters + index, gridDim.x - 1) : 0;
   if (__shfl_sync(0xFFFFFFFF, n_before, 0) != gridDim.x - 1) return;
   __syncwarp();
 
@@ -312,9 +303,9 @@ __global__ void __launch_bounds__(kWarp, 1)
     const float* const state = states + slot * W::kState;
     const std::int64_t row = kv_head * params.group + tile.row(slot);
     if (tile.row(slot) >= params.group) continue;
-    if (tile.component(c) == 0) store_fresh(output.lse + row, finish_lse(state));
-    if (tile.component(c) >= params.d_v) continue;
-    store_fresh(output.out + row * params.d_v + tile.component(c), finish_value(state, state[kValues + c]));
+    if (W::component(c) == 0) store_fresh(output.lse + row, finish_lse(state));
+    if (W::component(c) >= params.d_v) continue;
+    store_fresh(output.out + row * params.d_v + W::component(c), finish_value(state, state[kValues + c]));
   }
 }
 
@@ -337,13 +328,12 @@ void run(const DecodeParams& params, DType dtype, const DeviceOutput& output, co
   if (output.out == nullptr) throw DeviceError("tensor: keeps no states, only finished rows");
   with_type(dtype, [&]<class T>(T) {
     if constexpr (DTypeTraits<T>::kUnit == KernelUnit::TensorCores) {
-      const int dim = dim_of(std::max(params.d_h, params.d_v));
-      const decltype(&decode_tiles<T, 64>) kernels[] = {decode_tiles<T, 64>, decode_tiles<T, 128>, decode_tiles<T, 256>,
-                                                        decode_tiles<T, kLongestRow>};
-      const dim3 grid{unsigned(plan.n_splits), unsigned(plan.n_counters)};
-      launch(kernels[std::bit_width(unsigned(dim)) - 7], {.grid = grid, .block = {kWarp}, .shared_bytes = plan.shared_bytes},
-             stream, params, output, workspace.floats, plan.n_floats / (plan.n_counters * plan.n_splits),
-             workspace.counters);
+      const int dim = dim_of(std::max(params.d_h, params.d_v)), n_parts = (params.d_v - 1) / value_dim_of(dim) + 1;
+      const auto kernel = dim <= 128 ? (dim == 64 ? decode_tiles<T, 64> : decode_tiles<T, 128>)
+                                     : (dim == 256 ? decode_tiles<T, 256> : decode_tiles<T, kLongestRow>);
+      const dim3 grid{unsigned(plan.n_splits), unsigned(plan.n_counters / n_parts), unsigned(n_parts)};
+      launch(kernel, {.grid = grid, .block = {kWarp}, .shared_bytes = plan.shared_bytes}, stream, params, output,
+             workspace.floats, plan.n_floats / (plan.n_counters * plan.n_splits), workspace.counters);
     }
   });
 }

@@ -57,7 +57,7 @@ class House(unittest.TestCase):
 
     def test_what_breaks_none(self):
         for name, text in (("gpu/backend/cache.hpp", '#include "tree_attn/gpu/ladder/ladder.hpp"\n'), ("tests/gpu/a.cpp", '// see state/state.hpp\nCHECK(find("ring").name == "ring");\n'),
-                           ("gpu/engine/a.hpp", 'fail("what nobody has written");\n'), ("gpu/engine/forest.cuh", "#if defined(__CUDA_ARCH__)\n#endif\n")):
+                           ("gpu/engine/a.hpp", 'fail("a text that no test knows");\n'), ("gpu/engine/forest.cuh", "#if defined(__CUDA_ARCH__)\n#endif\n")):
             self.assertEqual(self.faults({name: text}), [], text)
 
     def test_known_exceptions(self):
