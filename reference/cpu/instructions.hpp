@@ -128,47 +128,39 @@ TREE_ATTN_INLINE Part add_neighbours(Part x, Part y) {
 }
 #endif
 
-#if defined(__AVX512F__)
-/// Per row of sixteen, scale times the sum over its lanes: 8 + 8 lanes, 4 + 4, then neighbours. The sums of two rows share a
-/// register after the first addition, those of four after the second, and so on: half the instructions of summing each row
-/// by itself.
+#if defined(__AVX__)
+/// Per row of sixteen, scale times the sum over its lanes: 8 + 8 lanes, 4 + 4, then neighbours. Halves of a row are loads,
+/// so the first sums need no shuffle; those of two rows share a register after the second addition, those of four after the
+/// third, and those of eight after the last.
 /// @param[out] sums [16]
 TREE_ATTN_INLINE void sum_each(const Lanes (&x)[16], float scale, float* sums) {
-  const auto add_eights = [](Part a, Part b) TREE_ATTN_LAMBDA {
-    return __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
-           __builtin_shufflevector(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
-  };
-  const auto add_fours = [](Part a, Part b) TREE_ATTN_LAMBDA {
-    return __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
-           __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
-  };
-  const auto add_neighbours_of_fours = [](Part a, Part b) TREE_ATTN_LAMBDA {
-    return __builtin_shufflevector(a, b, 0, 2, 16, 18, 4, 6, 20, 22, 8, 10, 24, 26, 12, 14, 28, 30) +
-           __builtin_shufflevector(a, b, 1, 3, 17, 19, 5, 7, 21, 23, 9, 11, 25, 27, 13, 15, 29, 31);
-  };
-  // Four sums each of the rows i, i + 4, i + 8, i + 12; in this order the last addition leaves the rows sorted.
-  const auto fours = [&](int i) TREE_ATTN_LAMBDA {
-    return add_fours(add_eights(x[i].part[0], x[i + 4].part[0]), add_eights(x[i + 8].part[0], x[i + 12].part[0]));
-  };
-  const Part scaled = scale * add_neighbours_of_fours(add_neighbours_of_fours(fours(0), fours(1)),
-                                                      add_neighbours_of_fours(fours(2), fours(3)));
-  __builtin_memcpy(sums, &scaled, sizeof scaled);
-}
-#else
-/// 8 + 8 lanes of x, then 4 + 4. Halves are registers, so nothing is shuffled.
-TREE_ATTN_INLINE Quad sum_to_quad(const Lanes& x) {
-#if defined(__AVX__)
   using Octet = float __attribute__((vector_size(32)));
-  const Octet eight = x.part[0] + x.part[1];
-  return __builtin_shufflevector(eight, eight, 0, 1, 2, 3) + __builtin_shufflevector(eight, eight, 4, 5, 6, 7);
-#else
-  return (x.part[0] + x.part[2]) + (x.part[1] + x.part[3]);
-#endif
+  const auto eight = [&](int i) TREE_ATTN_LAMBDA {
+    const float* const row = reinterpret_cast<const float*>(x + i);
+    return load_vector<Octet>(row) + load_vector<Octet>(row + 8);
+  };
+  const auto fours = [&](int i) TREE_ATTN_LAMBDA {  // of the rows i and i + 4
+    const Octet a = eight(i), b = eight(i + 4);
+    return __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11) +
+           __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15);
+  };
+  const auto add_neighbours_of_fours = [](Octet a, Octet b) TREE_ATTN_LAMBDA {
+    return __builtin_shufflevector(a, b, 0, 2, 8, 10, 4, 6, 12, 14) +
+           __builtin_shufflevector(a, b, 1, 3, 9, 11, 5, 7, 13, 15);
+  };
+  each<2>([&]<int half>() TREE_ATTN_LAMBDA {
+    constexpr int i = 8 * half;
+    const Octet scaled = scale * add_neighbours_of_fours(add_neighbours_of_fours(fours(i), fours(i + 1)),
+                                                         add_neighbours_of_fours(fours(i + 2), fours(i + 3)));
+    __builtin_memcpy(sums + i, &scaled, sizeof scaled);
+  });
 }
-
+#else
 /// Per row of sixteen, scale times the sum over its lanes: 8 + 8 lanes, 4 + 4, then neighbours.
 /// @param[out] sums [16]
 TREE_ATTN_INLINE void sum_each(const Lanes (&x)[16], float scale, float* sums) {
+  const auto sum_to_quad = [](const Lanes& row)
+                               TREE_ATTN_LAMBDA { return (row.part[0] + row.part[2]) + (row.part[1] + row.part[3]); };
   each<4>([&]<int i>() TREE_ATTN_LAMBDA {
     const Quad four = add_neighbours(add_neighbours(sum_to_quad(x[4 * i]), sum_to_quad(x[4 * i + 1])),
                                      add_neighbours(sum_to_quad(x[4 * i + 2]), sum_to_quad(x[4 * i + 3])));

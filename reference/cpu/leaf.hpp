@@ -113,47 +113,52 @@ inline constexpr int kBlock = static_cast<int>(kBlockRows);
 /// sums are in registers if there are enough, so that each element of a query is loaded once too.
 /// @param[in] q packed queries, q_stride floats from one to the next
 /// @param[out] s [kQueries][kBlock], s_stride floats from the scores of one query to those of the next
-/// @param[out] block [kBlock][padded d_h] the keys, widened, for other queries; not written for F32
+/// @param[out] block [kBlock][padded d_h] the keys, widened, for other queries; null if there are none, or they are F32
 template <class T, Requests kRequests, int kQueries>
 TREE_ATTN_INLINE void scores_of_block(Rows keys, std::int64_t a, std::int64_t d_h, const float* q, std::int64_t q_stride,
                                       float scale, float* s, std::int64_t s_stride, float* block) {
-  constexpr int kRows = kPartLanes == kLanes ? kBlock : 1;
-  Lanes products[16] = {};
+  constexpr int kRows = kPartLanes == kLanes ? 4 : 1;
+  const std::int64_t n_whole = d_h / kPairElements;
+  const std::byte* next = keys[a];
+  Lanes products[kQueries][kBlock];  // in memory, since `first` is not a constant
+#pragma GCC unroll 1
   for (int first = 0; first < kBlock; first += kRows) {
     const std::byte* row[kRows];
+    std::byte last_pair[kRows][kPairBytes<T>];
     Lanes sums[kRows][kQueries];
-    for (int r = 0; r < kRows; ++r) row[r] = keys[a + first + r];
-    const auto add_pair = [&]<bool kFirst>(std::int64_t i, const auto& load_key) TREE_ATTN_LAMBDA {
+    each<kRows>([&]<int r>() TREE_ATTN_LAMBDA { row[r] = next, next = keys.after(next, a + first + r); });
+    const auto add_pair = [&]<bool kFirst>(std::int64_t p) TREE_ATTN_LAMBDA {
+      if (p == n_whole) {  // what there is of a pair, then zeros
+        each<kRows>([&]<int r>() TREE_ATTN_LAMBDA {
+          __builtin_memset(last_pair[r], 0, kPairBytes<T>);
+          __builtin_memcpy(last_pair[r], row[r], static_cast<std::size_t>(d_h % kPairElements) * sizeof(T));
+          row[r] = last_pair[r];
+        });
+      }
       Pair k[kRows];
       each<kRows>([&]<int r>() TREE_ATTN_LAMBDA {
-        const std::byte* const from = row[r] + i * static_cast<std::int64_t>(sizeof(T));
-        request_ahead<kRequests, true>(from, kPairBytes<T>);
-        k[r] = load_key(from);
-        if constexpr (DTypeTraits<T>::kDType == DType::F32) return;
-        store(block + (first + r) * q_stride + i, k[r].x), store(block + (first + r) * q_stride + i + kLanes, k[r].y);
+        request_ahead<kRequests, true>(row[r], kPairBytes<T>);
+        k[r] = load_pair<T>(row[r]);
+        row[r] += kPairBytes<T>;
       });
+      if (DTypeTraits<T>::kDType != DType::F32 && block != nullptr) {
+        float* const to = block + first * q_stride + p * kPairElements;
+        each<kRows>([&]<int r>()
+                        TREE_ATTN_LAMBDA { store(to + r * q_stride, k[r].x), store(to + r * q_stride + kLanes, k[r].y); });
+      }
       each<kQueries>([&]<int j>() TREE_ATTN_LAMBDA {
-        const Pair of_query = load_packed(q + j * q_stride, i / kPairElements);
+        const Pair of_query = load_packed(q + j * q_stride, p);
         each<kRows>([&]<int r>() TREE_ATTN_LAMBDA { add_product<kFirst>(sums[r][j], k[r], of_query); });
       });
     };
-    const std::int64_t rest = d_h % kPairElements, whole = d_h - rest;
-    const auto load_whole = [](const std::byte* from) TREE_ATTN_LAMBDA { return load_pair<T>(from); };
-    const auto load_rest = [rest](const std::byte* from) TREE_ATTN_LAMBDA { return load_pair<T>(from, rest); };
-    if (whole == 0) {
-      add_pair.template operator()<true>(0, load_rest);
-    } else {
-      add_pair.template operator()<true>(0, load_whole);
-      for (std::int64_t i = kPairElements; i < whole; i += kPairElements) add_pair.template operator()<false>(i, load_whole);
-      if (rest > 0) add_pair.template operator()<false>(whole, load_rest);
-    }
+    add_pair.template operator()<true>(0);
+    for (std::int64_t p = 1; p * kPairElements < d_h; ++p) add_pair.template operator()<false>(p);
     each<kQueries>([&]<int j>() TREE_ATTN_LAMBDA {
-      each<kRows>([&]<int r>() TREE_ATTN_LAMBDA { products[j * kBlock + first + r] = sums[r][j]; });
+      each<kRows>([&]<int r>() TREE_ATTN_LAMBDA { products[j][first + r] = sums[r][j]; });
     });
   }
-  float sums[16];
-  sum_each(products, scale, sums);
-  for (int j = 0; j < kQueries; ++j) __builtin_memcpy(s + j * s_stride, sums + j * kBlock, kBlock * sizeof(float));
+#pragma GCC unroll 1
+  for (int j = 0; j < kQueries; ++j) sum_each(products[j], scale, s + j * s_stride);
 }
 
 /// soft_cap() of mask.hpp, for the scores of a leaf. @param limit, inverse log2(e) c and its inverse
@@ -217,13 +222,13 @@ TREE_ATTN_INLINE float sum_of_weights(const float* w) {
 /// The sum of the products w_a v_a of kRows keys over their tree.
 /// @tparam kAll whether all queries see all keys
 template <bool kAll, int kRows>
-TREE_ATTN_INLINE Part sum_of_products(const float* w, const Part* v) {
+TREE_ATTN_INLINE Part sum_of_products(const Part* w, const Part* v) {
   if constexpr (kRows > 1)
     return sum_of_products<kAll, kRows / 2>(w, v) + sum_of_products<kAll, kRows / 2>(w + kRows / 2, v + kRows / 2);
   else if constexpr (kAll)
     return *w * *v;
   else
-    return is_none(*w) ? all(-0.0f) : *w * *v;
+    return is_none((*w)[0]) ? all(-0.0f) : *w * *v;
 }
 
 /// Levels of the tree of a leaf above kRows keys.
@@ -262,36 +267,53 @@ TREE_ATTN_INLINE void weighted_sum(Rows v, std::int64_t rest, const float* w, fl
 }
 
 /// Queries whose sums share a pass over the values, and elements of a value in a pass.
-inline constexpr std::int64_t kGroup = 16, kPassElements = 4 * kPairElements;
-/// Keys whose values are in registers, one each, while the queries of a group take turns.
-inline constexpr int kHeld = 8;
+inline constexpr std::int64_t kGroup = 8, kPassElements = 4 * kPairElements;
+/// Keys and queries whose weights are in registers, one each, while the elements of the keys' values pass.
+inline constexpr int kHeld = 4;
+/// Sums of a group over 4, 8, 16 and 32 keys, which wait for those of as many keys more.
+using GroupSums = float[kLevels<kHeld>][kGroup][kPassElements];
 
-/// Sums w_a v_a over the keys a .. a + kHeld - 1, for the queries of a group: each element is loaded and widened once.
-/// @param[in] w weights of these keys [n_queries][kHeld], w_stride floats from one query to the next
-/// @param[out] sums [n_queries][n_pairs pairs], kPassElements floats from one query to the next
-template <class T, Requests kRequests, bool kAll>
-TREE_ATTN_INLINE void weighted_sums(Rows v, std::int64_t a, std::int64_t n_pairs, std::int64_t n_queries, const float* w,
-                                    std::int64_t w_stride, float* sums) {
+/// Sums w_a v_a over the keys a .. a + kHeld - 1, for kQueries queries. Where they end a subtree of more keys, the sums of
+/// its left half, which waited, come to their left.
+/// @param[in] w weights of these keys [kQueries][kHeld], w_stride floats from one query to the next
+/// @param waiting [kLevels][kQueries][kPassElements]
+/// @param[out] n sums over all keys of the leaf [kQueries][n_pairs pairs], written with the last keys, n_stride floats from
+/// one query to the next
+template <class T, Requests kRequests, bool kAll, int kQueries>
+TREE_ATTN_INLINE void weighted_sums(Rows v, std::int64_t a, std::int64_t n_pairs, const float* w, std::int64_t w_stride,
+                                    float* waiting, float* n, std::int64_t n_stride) {
   const std::byte* row[kHeld];
-  for (int r = 0; r < kHeld; ++r) row[r] = v[a + r];
+  Part weights[kQueries][kHeld];
+  row[0] = v[a];
+  each<kHeld>([&]<int r>() TREE_ATTN_LAMBDA {
+    if constexpr (r > 0) row[r] = v.after(row[r - 1], a + r - 1);
+    each<kQueries>([&]<int j>() TREE_ATTN_LAMBDA { weights[j][r] = all(w[j * w_stride + r]); });
+  });
+  constexpr std::int64_t kLevel = kGroup * kPassElements;
+  const int n_levels = __builtin_ctz(static_cast<unsigned>(a / kHeld) + 1);
+  const bool is_last = a + kHeld == kKeys;
+  float* to = is_last ? n : waiting + n_levels * kLevel;
+  const std::int64_t to_stride = is_last ? n_stride : kPassElements;
 #pragma GCC unroll 1
   for (std::int64_t p = 0; p < n_pairs; ++p) {
-    each<2 * kParts>([&]<int part>() TREE_ATTN_LAMBDA {
-      Part x[kHeld];
-      each<kHeld>([&]<int r>() TREE_ATTN_LAMBDA {
-        const std::byte* const from = row[r] + p * kPairBytes<T>;
-        if constexpr (part == r % (2 * kParts)) request_ahead<kRequests, true>(from, kPairBytes<T>);
-        const Pair pair = load_pair<T>(from);
-        x[r] = part < kParts ? pair.x.part[part % kParts] : pair.y.part[part % kParts];
-      });
-      float* to = sums + p * kPairElements + part * kPartLanes;
-      const float* weights = w;
-#pragma GCC unroll 4
-      for (std::int64_t j = 0; j < n_queries; ++j, weights += w_stride, to += kPassElements) {
-        const Part sum = sum_of_products<kAll, kHeld>(weights, x);
-        __builtin_memcpy(to, &sum, sizeof sum);
-      }
+    Pair x[kHeld];
+    each<kHeld>([&]<int r>() TREE_ATTN_LAMBDA {
+      const std::byte* const from = row[r] + p * kPairBytes<T>;
+      request_ahead<kRequests, true>(from, kPairBytes<T>);
+      x[r] = load_pair<T>(from);
     });
+    each<2 * kParts>([&]<int i>() TREE_ATTN_LAMBDA {
+      Part part[kHeld];
+      each<kHeld>([&]<int r>()
+                      TREE_ATTN_LAMBDA { part[r] = i < kParts ? x[r].x.part[i % kParts] : x[r].y.part[i % kParts]; });
+      each<kQueries>([&]<int j>() TREE_ATTN_LAMBDA {
+        Part sum = sum_of_products<kAll, kHeld>(weights[j], part);
+        for (int level = 0; level < n_levels; ++level)
+          sum = load_vector<Part>(waiting + level * kLevel + j * kPassElements + i * kPartLanes) + sum;
+        __builtin_memcpy(to + j * to_stride + i * kPartLanes, &sum, sizeof sum);
+      });
+    });
+    to += kPairElements, waiting += kPairElements;
   }
 }
 

@@ -210,7 +210,8 @@ class ChunkLoop {
   template <class T, Requests kRequests, int kQueries>
   TREE_ATTN_INLINE void scores_of_queries(Rows keys, std::int64_t a, std::int64_t d_h, std::int64_t j, float* s) const {
     scores_of_block<T, kRequests, kQueries>(keys, a, d_h, chunk_.queries + j * q_stride_, q_stride_, chunk_.score_scale,
-                                            s + j * s_stride_, s_stride_, block_);
+                                            s + j * s_stride_, s_stride_,
+                                            j == 0 && chunk_.n_queries > kQueries ? block_ : nullptr);
   }
   /// The scores of the queries from j on, with keys of F32 or those that the first queries have left in block_.
   __attribute__((noinline)) void scores_of_others(Rows keys, std::int64_t a, std::int64_t j, float* s) const {
@@ -253,32 +254,22 @@ class ChunkLoop {
       const std::int64_t n_pairs = whole == 0 ? 1 : whole;
       for (std::int64_t j = 0; j < chunk_.n_queries; j += kGroup) {
         const std::int64_t n_queries = chunk_.n_queries - j < kGroup ? chunk_.n_queries - j : kGroup;
-        alignas(64) GroupSums sums[kLevels<kHeld> + 1];
-        int n_sums = 0;
-        for (int i = 0; i < kKeys / kHeld; ++i, ++n_sums) {
-          weighted_sums<T, kRequests, kAll>(rows, i * kHeld, n_pairs, n_queries, w + j * s_stride_ + i * kHeld, s_stride_,
-                                            sums[n_sums][0]);
-          for (int k = i; k & 1; k >>= 1, --n_sums) {
-            const bool is_last = n_sums == 1 && i + 1 == kKeys / kHeld;
-            add_sums(sums[n_sums - 1], sums[n_sums], n_pairs, n_queries,
-                     is_last ? n + j * state_floats() + done : sums[n_sums - 1][0],
-                     is_last ? state_floats() : kPassElements);
-          }
+        alignas(64) GroupSums waiting;
+        for (int a = 0; a < kKeys; a += kHeld) {
+          std::int64_t i = 0;
+          const auto queries = [&]<int kQueries>() TREE_ATTN_LAMBDA {
+            for (; i + kQueries <= n_queries; i += kQueries)
+              weighted_sums<T, kRequests, kAll, kQueries>(rows, a, n_pairs, w + (j + i) * s_stride_ + a, s_stride_,
+                                                          waiting[0][i], n + (j + i) * state_floats() + done,
+                                                          state_floats());
+          };
+          if constexpr (kAll) queries.template operator()<4>(), queries.template operator()<2>();
+          queries.template operator()<1>();
         }
       }
       done += n_pairs * kPairElements;
     }
   }
-  /// Sums of a group over some keys.
-  using GroupSums = float[kGroup][kPassElements];
-  __attribute__((noinline)) static void add_sums(const GroupSums& left, const GroupSums& right, std::int64_t n_pairs,
-                                                 std::int64_t n_queries, float* to, std::int64_t to_stride) {
-    for (std::int64_t j = 0; j < n_queries; ++j, to += to_stride) {
-      for (std::int64_t i = 0; i < n_pairs * kPairElements; i += kLanes)
-        store(to + i, load(left[j] + i) + load(right[j] + i));
-    }
-  }
-
   void merge_last_two() {
     --n_held_;
     merge_states(slot(n_held_ - 1), slot(n_held_), slot(n_held_ - 1), chunk_.n_queries, d_v_);

@@ -84,7 +84,7 @@ constexpr std::int64_t packed_size(std::int64_t d) { return (d + 31) / 32 * 32; 
 /// Floats that are kept of a leaf's weights for each query until its values are read.
 inline constexpr std::int64_t kLeafWeights = 3;
 /// Rows of keys that are widened at once for a group of queries.
-inline constexpr std::int64_t kBlockRows = 4;
+inline constexpr std::int64_t kBlockRows = 16;
 /// Floats of workspace for chunks of up to n_leaves leaves: those rows; of every query the scores, what is kept of each
 /// leaf, and the states of leaves that wait for their siblings, one per level and the one at hand.
 constexpr std::int64_t block_floats(std::int64_t d_h) { return kBlockRows * packed_size(d_h); }
