@@ -1,14 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The warning for output that is not finite in F32 although it is by the formula (section 5).
+/// @brief Output that is not finite in F32: sums of values, which are computed again, and a line about the rest (section 5).
 #pragma once
 
 #include "tree_attn/reference/data/workload.hpp"
 #include "tree_attn/reference/decode/decode.hpp"
-#include "tree_attn/reference/decode/step.hpp"
 
-#include <optional>
-#include <span>
 #include <string>
 
 namespace tree_attn {
@@ -18,17 +15,9 @@ namespace tree_attn {
 /// @param[in] output of the last step of the workload
 bool has_overflowed(Workload& workload, const DecodeOutput& output);
 
-/// One line that names the first row whose output is not finite although it is by the formula, and what exceeds F32: an
-/// element of q, k or v that is stored as F64, a score in base two, or a partial sum of one. The cause is one that was found
-/// in the input of that row; where none was found none is named. Overflowing sums of values do not occur here: such a step
-/// is decoded again, see decode_huge_values(). Empty if there is no such row.
-///
-/// Reads only the inputs of rows whose output is not finite. NaN and Inf of other rows, or of other components of v, hide
-/// nothing.
-/// @param[in] step that was decoded
-/// @param[in] all all keys and values; if empty, they are assumed to be finite, and no cause is named
-/// @param scale multiplies q.k
-/// @param[in] output output of the decode over all keys
-std::string overflow_of(const Step& step, const std::optional<Shard>& all, double scale, const DecodeOutput& output);
+/// One line that names the first row with NaN or Inf in out, or a lse of NaN or +inf: the input has such elements, or a
+/// score or an element exceeds F32. Empty if there is no such row; one that sees no key has out = 0 and lse = -inf.
+/// @param[in] shape of the step whose output it is
+std::string not_finite(const DecodeOutput& output, const AttentionShape& shape);
 
 }  // namespace tree_attn

@@ -72,7 +72,7 @@ inline void require_cut(const char* function, std::int64_t n_keys, int p, std::i
 /// @throws std::invalid_argument unless 0 <= n_keys <= 2^62, p >= 1 and 1 <= leaf <= 2^62
 inline std::vector<KeyRange> even_ranges(std::int64_t n_keys, int p, std::int64_t leaf) {
   require_cut("even_ranges", n_keys, p, leaf);
-  const std::int64_t n_leaves = (n_keys + leaf - 1) / leaf;
+  const std::int64_t n_leaves = n_keys / leaf + (n_keys % leaf > 0 ? 1 : 0);
   std::vector<KeyRange> ranges;
   std::int64_t leaves_before = 0;
   for (int index = 0; index < p; ++index) {

@@ -1,20 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Speed of the merge against the paper's form, of the finish, and of Thm. 1 on threads (section 5).
+/// @brief Speed of the merge against the paper's form and of the finish (section 5).
 ///
 /// Run: ./run bench
 ///
 /// Every result is meant as a ratio inside one run.
 #include "tree_attn/reference/cpu/leaf_kernel.hpp"
 #include "tree_attn/reference/state/state.hpp"
-#include "tree_attn/reference/state/tree_reduce_threads.hpp"
 
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <numeric>
 #include <vector>
 
 namespace {
@@ -90,18 +88,8 @@ void merge_and_finish(benchmark::State& state, bool in_one_pass) {
   }
 }
 
-/// Thm. 1 on threads: an associative operator over 2^20 numbers on p workers.
-void tree_on_threads(benchmark::State& state) {
-  std::vector<double> x(std::size_t{1} << 20);
-  std::iota(x.begin(), x.end(), 1.0);
-  const auto log_add = [](double a, double b) { return std::max(a, b) + std::log1p(std::exp(-std::abs(a - b))); };
-  for (auto _ : state)
-    benchmark::DoNotOptimize(tree_reduce_threads(std::span<const double>(x), state.range(0), log_add).value);
-}
-
 }  // namespace
 
-BENCHMARK(tree_on_threads)->Arg(1)->Arg(2)->UseRealTime();
 BENCHMARK_CAPTURE(merge_states, power_of_two, merge<float>);
 BENCHMARK_CAPTURE(merge_states, natural_exponent, merge_natural_exponent);
 BENCHMARK_CAPTURE(finish_states, at_once, finish<float>);

@@ -5,6 +5,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -49,7 +50,7 @@ std::string run(const std::string& body, const std::vector<std::uint64_t>& argum
   try {
     const Kernel kernel = Module(text).kernel("f");
     std::vector<std::byte> bytes(kernel.parameter_bytes);
-    std::memcpy(bytes.data(), arguments.data(), bytes.size());
+    std::copy_n(reinterpret_cast<const std::byte*>(arguments.data()), bytes.size(), bytes.begin());
     Grid(kernel, shape, bytes, 1, seed).run(4);
   } catch (const Fault& fault) {
     return fault.what();
