@@ -3,6 +3,7 @@
 /// @brief Several ranks: one of them speaks, all of them end, each reads only its own shard.
 #include "tree_attn/tests/distributed/program/command.hpp"
 #include "tree_attn/tests/distributed/program/file_workload.hpp"
+#include "tree_attn/tests/support/sanitized.hpp"
 
 namespace fs = std::filesystem;
 
@@ -101,7 +102,10 @@ TEST_CASE("ranks: input that differs from rank 0's is refused, and the line says
   for (std::int64_t a = 150; a < 200; ++a) other.k.at(1, 0, a, 0) = other.v.at(1, 0, a, 0) = 7;
   other.write(folder(0) + "/1/in", "F32");
   const Words verified = ranks(3, Words{"decode", "in", "--verify"} + shards, in_own_folder(folder(0)));
-  check_silent_success(run(verified));
+  const Result well = run(verified);
+  CHECK(well.status == 0);
+  REQUIRE(lines_of_ours(well.err).size() == 1);
+  CHECK(lines_of_ours(well.err)[0].starts_with("tree_attn: warning: batch entry 0, head 0, query 0: "));  // of the NaN
   for (std::int64_t c = 0; c < 4; ++c) other.v.at(1, 0, 71, c) = 1e6;
   other.write(folder(0) + "/1/in", "F32");
   CHECK(run(verified).status == 1);
@@ -163,5 +167,5 @@ TEST_CASE("ranks: each reads its own shard of a file, and only the keys in use")
   // 256 MiB, all in use: a rank of one holds it all, one of four a quarter.
   write("middle", std::int64_t{1} << 18, std::int64_t{1} << 18);
   CHECK(peak_mib(1, "middle") > nothing + 200);
-  CHECK(peak_mib(4, "middle") < nothing + 64 + 32);
+  CHECK((tree_attn::test::kIsSanitized || peak_mib(4, "middle") < nothing + 64 + 32));
 }

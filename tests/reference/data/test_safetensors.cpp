@@ -119,7 +119,7 @@ TEST_CASE("safetensors: a header full of metadata takes a small multiple of its 
   ::close(grown_kib[0]);
   ::waitpid(child, nullptr, 0);
   MESSAGE("header of " << header_kib << " KiB, memory grew by " << grown << " KiB");
-  CHECK(grown >= header_kib);  // it was read
+  CHECK(grown >= header_kib);                             // it was read
   CHECK((test::kIsSanitized || grown < 5 * header_kib));  // a sanitizer keeps several times as much
 }
 
