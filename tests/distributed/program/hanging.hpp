@@ -4,6 +4,7 @@
 #pragma once
 
 #include "tree_attn/tests/distributed/program/command.hpp"
+#include "tree_attn/tests/support/sanitized.hpp"
 
 #include <chrono>
 #include <filesystem>
@@ -62,7 +63,7 @@ struct Signal {
   std::map<int, pid_t> processes = {};
 
   void operator()(pid_t mpirun) {
-    constexpr int kTicksAtWork = 30;  // MPI's start takes a few
+    constexpr int kTicksAtWork = tree_attn::test::kIsSanitized ? 600 : 30;  // MPI's start takes a few
     for (int i = 0; i < 6000; ++i) {
       processes = ranks_of(mpirun);
       if (processes.count(rank) == 1) {
