@@ -111,7 +111,7 @@ def table(report=None):
 
 def figure(report):
     """Bars, one per program and case: the time of a read by the time of the program."""
-    left, width, bar, gap = 330, 460, 11, 12
+    left, width, bar, gap = 470, 320, 11, 12
     drawn = [("decode", "this decode", "a"), *baselines(report)]
     height = 44 + sum(gap + bar * len(case["of_read"]) for case in report["cases"]) + 10
     drawing = Drawing(left + width + 60, height)
