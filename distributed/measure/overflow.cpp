@@ -73,9 +73,7 @@ std::string not_finite(const DecodeOutput& output, const AttentionShape& shape) 
                        row = static_cast<std::int64_t>(r) / shape.n_queries;
     return "batch entry " + std::to_string(row / shape.heads) + ", head " + std::to_string(row % shape.heads) + ", query " +
            std::to_string(j) +
-           ": out or lse is not finite: an element of q, k or v is not, or it, a score or a sum exceeds F32; tree_attn "
-           "oracle "
-           "computes in F64";
+           ": out or lse is not finite: q, k or v has NaN or Inf, or a number exceeds F32; tree_attn oracle computes in F64";
   }
   return "";
 }

@@ -104,11 +104,17 @@ TREE_ATTN_INLINE Pair load_pair(const std::byte* p) {
   });
   return pair;
 }
-/// The first n elements of a pair, then zeros; nothing past them is read.
+/// Copies the first n elements of a pair, then zeros; nothing past them is read.
+template <class T>
+TREE_ATTN_INLINE void copy_rest(const std::byte* p, std::int64_t n, std::byte (&to)[kPairBytes<T>]) {
+  __builtin_memset(to, 0, sizeof to);
+  __builtin_memcpy(to, p, static_cast<std::size_t>(n) * sizeof(T));
+}
+/// The first n elements of a pair, then zeros.
 template <class T>
 TREE_ATTN_INLINE Pair load_pair(const std::byte* p, std::int64_t n) {
-  std::byte elements[kPairBytes<T>] = {};
-  __builtin_memcpy(elements, p, static_cast<std::size_t>(n) * sizeof(T));
+  std::byte elements[kPairBytes<T>];
+  copy_rest<T>(p, n, elements);
   return load_pair<T>(elements);
 }
 

@@ -128,10 +128,9 @@ TREE_ATTN_INLINE void scores_of_block(Rows keys, std::int64_t a, std::int64_t d_
     Lanes sums[kRows][kQueries];
     each<kRows>([&]<int r>() TREE_ATTN_LAMBDA { row[r] = next, next = keys.after(next, a + first + r); });
     const auto add_pair = [&]<bool kFirst>(std::int64_t p) TREE_ATTN_LAMBDA {
-      if (p == n_whole) {  // what there is of a pair, then zeros
+      if (p == n_whole) {  // where rows end inside a pair; load_pair(row, n) in the loop made it a sixth slower
         each<kRows>([&]<int r>() TREE_ATTN_LAMBDA {
-          __builtin_memset(last_pair[r], 0, kPairBytes<T>);
-          __builtin_memcpy(last_pair[r], row[r], static_cast<std::size_t>(d_h % kPairElements) * sizeof(T));
+          copy_rest<T>(row[r], d_h % kPairElements, last_pair[r]);
           row[r] = last_pair[r];
         });
       }
@@ -268,13 +267,13 @@ TREE_ATTN_INLINE void weighted_sum(Rows v, std::int64_t rest, const float* w, fl
 
 /// Queries whose sums share a pass over the values, and elements of a value in a pass.
 inline constexpr std::int64_t kGroup = 8, kPassElements = 4 * kPairElements;
-/// Keys and queries whose weights are in registers, one each, while the elements of the keys' values pass.
+/// Keys, and queries at most, whose weights are in registers while the values of these keys are read.
 inline constexpr int kHeld = 4;
-/// Sums of a group over 4, 8, 16 and 32 keys, which wait for those of as many keys more.
+/// Sums of a group over 4, 8, 16 and 32 keys, which wait for the sums of as many keys to their right.
 using GroupSums = float[kLevels<kHeld>][kGroup][kPassElements];
 
-/// Sums w_a v_a over the keys a .. a + kHeld - 1, for kQueries queries. Where they end a subtree of more keys, the sums of
-/// its left half, which waited, come to their left.
+/// Sums w_a v_a over the keys a .. a + kHeld - 1, for kQueries queries. Where these keys end a larger subtree, the sum over
+/// its left half, which waits in `waiting`, is added on the left.
 /// @param[in] w weights of these keys [kQueries][kHeld], w_stride floats from one query to the next
 /// @param waiting [kLevels][kQueries][kPassElements]
 /// @param[out] n sums over all keys of the leaf [kQueries][n_pairs pairs], written with the last keys, n_stride floats from

@@ -244,12 +244,10 @@ class ChunkLoop {
     while (done < chunk_.d_v) {
       const std::int64_t rest = chunk_.d_v - done, whole = (rest < kPassElements ? rest : kPassElements) / kPairElements;
       Rows rows = values.template from<T>(done);
-      alignas(64) std::byte last_pair[kKeys * kPairBytes<T>];
+      alignas(64) std::byte last_pair[kKeys][kPairBytes<T>];
       if (whole == 0) {  // what there is of it, then zeros
-        __builtin_memset(last_pair, 0, sizeof last_pair);
-        for (std::int64_t a = 0; a <= rows.last; ++a)
-          __builtin_memcpy(last_pair + a * kPairBytes<T>, rows[a], static_cast<std::size_t>(rest) * sizeof(T));
-        rows = {last_pair, kPairBytes<T>, rows.last};
+        for (int a = 0; a < kKeys; ++a) copy_rest<T>(rows[a], rest, last_pair[a]);
+        rows = {last_pair[0], kPairBytes<T>, rows.last};
       }
       const std::int64_t n_pairs = whole == 0 ? 1 : whole;
       for (std::int64_t j = 0; j < chunk_.n_queries; j += kGroup) {

@@ -133,7 +133,7 @@ TEST_CASE("safetensors: a path that is not a readable file is refused without wa
   check_refused(pipe, refusal(pipe), reason_of("fifo"));
   check_refused("/dev/null", refusal("/dev/null"), reason_of("fifo"));
   check_refused(scratch.path("none"), refusal(scratch.path("none")), "cannot open: No such file or directory");
-  const auto no_permission = reason_of("no_permission");  // read as root: the user nobody may have no access to the clone
+  const auto no_permission = reason_of("no_permission");  // before AsNobody, who may not be allowed to open it
   const AsNobody nobody;
   if (nobody.is_root()) {
     MESSAGE("skipped no_permission: root may open every file");
