@@ -59,6 +59,8 @@ TEST_CASE("arguments: a decoder opens for ranges that touch from position 0 on, 
   check({{128, 200}, {0, 128}}, {128, 200}, "Algorithm::open: range 1 begins at 0, but range 0 ends at 200");
   check({{0, 128}, {128, 100}}, {0, 128}, "Algorithm::open: range 1 is [128, 100), and positions ascend from 0 to 2^62");
   check({{64, 128}, {128, 200}}, {64, 128}, "Algorithm::open: the ranges begin at 64 instead of 0");
+  check({{0, kOpenEnd}, {kOpenEnd, kOpenEnd}}, {0, kOpenEnd},
+        "Algorithm::open: range 0 of 2 is open, and only the last may be");
   check({{0, 200}}, {0, 200}, "Algorithm::open: 1 ranges for 2 ranks");
   check({}, {0, 200}, "Algorithm::open: 0 ranges for 2 ranks");
   check({{0, 128}, {128, 200}}, {0, 64}, "Algorithm::open: the range of rank 0 is [0, 128), but its cache holds [0, 64)");
