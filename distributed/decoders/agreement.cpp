@@ -42,7 +42,8 @@ std::uint64_t hash_of(const Topology& topology) {
 /// A member that is added to a structure does not compile until it is named here.
 auto fields_of(std::string_view algorithm, const Topology& topology, const OpenShard& shard,
                std::span<const KeyRange> ranges, const PlanOptions& options) {
-  const auto& [dtype, value_dtype, batch, heads, kv_heads, n_queries, head_dim, value_dim] = shard.cache->shape();
+  const auto& [dtype, value_dtype, batch, heads, kv_heads, n_queries, head_dim, value_dim, values_in_keys] =
+      shard.cache->shape();
   const PageRule pages = shard.cache->pages() != nullptr ? shard.cache->pages()->rule() : PageRule{};
   // The shape of the states, n_rows and d_v, follows from that of the cache.
   const auto& [radix, node_radix, slice_bytes, network, library, on_host, steps_done, n_rows, d_v] = options;
@@ -62,6 +63,7 @@ auto fields_of(std::string_view algorithm, const Topology& topology, const OpenS
                     Field{"queries", n_queries},
                     Field{"head dim", head_dim},
                     Field{"value dim", value_dim},
+                    Field{"values in keys", values_in_keys},
                     Field{"hash of key scales", fnv1a(std::as_bytes(std::span(shard.cache->scales().k)))},
                     Field{"hash of value scales", fnv1a(std::as_bytes(std::span(shard.cache->scales().v)))},
                     Field{"pages", pages.n_pages},

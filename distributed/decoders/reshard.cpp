@@ -102,7 +102,7 @@ void require_agreement(Transport& transport, const std::string& fault, std::span
       all.insert(all.end(), {each.range().begin, each.range().end, static_cast<std::int64_t>(each.order())});
   }
   all.insert(all.end(), {shape.kv_heads, shape.head_dim, shape.value_dim, static_cast<std::int64_t>(shape.dtype),
-                         static_cast<std::int64_t>(shape.value_dtype)});
+                         static_cast<std::int64_t>(shape.value_dtype), shape.values_in_keys});
   const bool is_agreed = transport.all_equal(fnv1a(std::as_bytes(std::span(all))), "all ranks to move their caches");
   if (!fault.empty()) throw std::invalid_argument(fault);
   if (!is_agreed)
@@ -191,7 +191,7 @@ void reshard(Transport& transport, const KvCache& from, KvCache& to, std::span<c
     for (std::int64_t i = 0; i < shape.batch; ++i) {
       const std::int64_t n = n_of_entry(move, before, lengths[static_cast<std::size_t>(i)]);
       at = pack(own.k.entry(i), move.row_from, n, at);
-      at = pack(own.v.entry(i), move.row_from, n, at);
+      if (!shape.values_in_keys) at = pack(own.v.entry(i), move.row_from, n, at);
     }
   }
   try {
@@ -209,6 +209,8 @@ void reshard(Transport& transport, const KvCache& from, KvCache& to, std::span<c
 
   // Ascending positions are ascending rows.
   to.reserve(to.leaves().n_keys(longest_of(lengths)));
+  AttentionShape entry = shape;
+  entry.batch = 1;
   std::vector<const std::byte*> next(before.size());
   std::ranges::transform(received, next.begin(), [](const auto& message) { return message.data(); });
   for (const RowMove& move : moves) {
@@ -222,11 +224,9 @@ void reshard(Transport& transport, const KvCache& from, KvCache& to, std::span<c
         continue;
       }
       const std::byte*& at = next[static_cast<std::size_t>(move.from)];
-      const TensorView k = TensorView::dense(at, shape.dtype, {1, shape.kv_heads, n, shape.head_dim});
-      at += static_cast<std::size_t>(shape.kv_heads * n * shape.head_dim) * bytes_of(shape.dtype);
-      const TensorView v = TensorView::dense(at, shape.value_dtype, {1, shape.kv_heads, n, shape.value_dim});
-      at += static_cast<std::size_t>(shape.kv_heads * n * shape.value_dim) * bytes_of(shape.value_dtype);
-      to.append(i, k, v);
+      const Shard rows = dense_shard(entry, n, at, 0, false);
+      to.append(i, rows.k, rows.v);
+      at += n * entry.bytes_per_position();
     }
   }
 }

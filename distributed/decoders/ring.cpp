@@ -52,12 +52,8 @@ std::size_t n_bytes(const TensorView& view) {
 
 /// Makes room for the first n rows of keys and values of a rank.
 void prepare_receive(KvBlock& block, const AttentionShape& shape, std::int64_t n, bool on_device) {
-  block.shard = {TensorView::dense(nullptr, shape.dtype, {shape.batch, shape.kv_heads, n, shape.head_dim}),
-                 TensorView::dense(nullptr, shape.value_dtype, {shape.batch, shape.kv_heads, n, shape.value_dim})};
-  block.held = block.memory->first(n_bytes(block.shard.k) + n_bytes(block.shard.v));
-  block.shard.k.data = block.held.data();
-  block.shard.v.data = block.held.data() + n_bytes(block.shard.k);
-  block.shard.k.on_device = block.shard.v.on_device = on_device;
+  block.held = block.memory->first(static_cast<std::size_t>(n * shape.bytes_per_position()));
+  block.shard = dense_shard(shape, n, block.held.data(), 0, on_device);
 }
 
 /// The block of the rank's own shard: in place if its first n rows are dense in host memory, else copied there, or to memory
@@ -136,6 +132,7 @@ class RingDecoder : public Decoder {
     const int p = transport_.size(), me = transport_.topology().index_of(transport_.rank());
     const int right = order[static_cast<std::size_t>((me + 1) % p)],
               left = order[static_cast<std::size_t>((me - 1 + p) % p)];
+    const AttentionShape& shape = shard_.cache->shape();
     const std::int64_t longest = step.longest();
     const auto leaves_of = [&](int hop) -> const OwnedLeaves& {
       return leaves_[static_cast<std::size_t>((me - hop + p) % p)];
@@ -147,11 +144,11 @@ class RingDecoder : public Decoder {
     if (p > 1) pack_shard(here, *shard_.cache, n_sent(0), device_ != nullptr);
     for (int hop = 0; hop < p; ++hop) {
       if (hop + 1 < p) {
-        prepare_receive(next, shard_.cache->shape(), n_sent(hop + 1), device_ != nullptr);
+        prepare_receive(next, shape, n_sent(hop + 1), device_ != nullptr);
         transport_.receive(next.held.first(n_bytes(next.shard.k)), left);
         transport_.receive(next.held.subspan(n_bytes(next.shard.k)), left);
         transport_.send({here.shard.k.data, n_bytes(here.shard.k)}, right);
-        transport_.send({here.shard.v.data, n_bytes(here.shard.v)}, right);
+        transport_.send({here.shard.v.data, shape.values_in_keys ? 0 : n_bytes(here.shard.v)}, right);
         transport_.count_held_kv_bytes(static_cast<std::int64_t>(here.held.size() + next.held.size()));
         if (device_ != nullptr) queue_messages();
       }
@@ -236,8 +233,7 @@ std::unique_ptr<Decoder> open_ring(Transport& transport, OpenShard& shard, std::
 }
 
 Ring ring_of(std::span<const KeyRange> ranges, const WorkloadShape& shape) {
-  const std::int64_t key_bytes =
-      shape.batch * shape.kv_heads * shape.head_dim * static_cast<std::int64_t>(bytes_of(shape.dtype));
+  const std::int64_t key_bytes = shape.batch * shape.kv_heads * shape.key_bytes();
   Ring ring;
   for (const OwnedLeaves& leaves : owned_leaves(ranges, shape.order)) {
     const std::int64_t decoded = bytes_read(leaves, shape), n = decoded == 0 ? 0 : leaves.n_keys(shape.longest());

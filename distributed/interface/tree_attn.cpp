@@ -479,7 +479,8 @@ int ta_open(const ta_setup* setup, ta_attention** attention) {
                                .kv_heads = setup->kv_heads,
                                .n_queries = setup->n_queries,
                                .head_dim = setup->head_dim,
-                               .value_dim = setup->value_dim};
+                               .value_dim = setup->value_dim,
+                               .values_in_keys = setup->values_in_keys != 0};
     *attention = new ta_attention{open(*setup, shape), shape};
   });
 }
@@ -497,8 +498,10 @@ int ta_append(ta_attention* attention, int64_t entry, int64_t n, const DLManaged
       require(given.shape[2] == n, name, " has ", given.shape[2], " positions, but n is ", n);
       return given;
     };
+    require(!shape.values_in_keys || v == nullptr, "v is not null, but values are the first components of the keys");
     const TensorView keys = view(k, "k", shape.dtype, shape.head_dim),
-                     values = view(v, "v", shape.value_dtype, shape.value_dim);
+                     values = shape.values_in_keys ? keys.components(shape.value_dim)
+                                                   : view(v, "v", shape.value_dtype, shape.value_dim);
     attention->attention.append(entry, keys, values);
     if (!keys.on_device && !values.on_device) return;
     // The caller may write to its tensors, or drop them, in another stream.

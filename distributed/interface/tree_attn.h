@@ -69,6 +69,7 @@ typedef struct {
   const DLManagedTensor *k_scale, *v_scale; /**< [batch, kv_heads] of F8_E4M3, from 2^-100 to 2^100, on the host; null: 1 */
   int64_t n_pages;                 /**< of 64 positions, for all sequences of this rank; 0: rows lie one after the other */
   int64_t page_window, page_sinks; /**< most keys that a step sees, as in ta_seen: other pages are given back; 0: none are */
+  int32_t values_in_keys; /**< values are the first value_dim components of the keys, stored once: ta_append() takes no v */
 } ta_setup;
 
 /** The version of the library, "0.2.0". */
@@ -125,7 +126,8 @@ TREE_ATTN_API int ta_open(const ta_setup* setup, ta_attention** attention);
 TREE_ATTN_API void ta_close(ta_attention* attention);
 /**
  * Appends n positions to a sequence. Every rank passes the same n; it keeps those that it holds.
- * @param[in] k [n_kv, n, d_h] @param[in] v [n_kv, n, d_v]; both null on a rank that holds none of the positions
+ * @param[in] k [n_kv, n, d_h] @param[in] v [n_kv, n, d_v]; both null on a rank that holds none of the positions, v also
+ *   where values are in the keys
  */
 TREE_ATTN_API int ta_append(ta_attention* attention, int64_t entry, int64_t n, const DLManagedTensor* k, const DLManagedTensor* v);
 /** Removes all positions of a sequence but the first n; 0 ends it. */

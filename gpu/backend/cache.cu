@@ -31,7 +31,7 @@ DeviceCache::DeviceCache(const AttentionShape& shape, const OwnedLeaves& leaves,
     : KvCache(shape, stored_on_device(shape), leaves, capacity),
       most_(allocated_positions(capacity, leaves.order())),
       k_(KvCache::shape().dtype, shape.head_dim, shape.batch * shape.kv_heads * most_),
-      v_(KvCache::shape().value_dtype, shape.value_dim, shape.batch * shape.kv_heads * most_),
+      v_(KvCache::shape().value_dtype, shape.values_in_keys ? 0 : shape.value_dim, shape.batch * shape.kv_heads * most_),
       appended_rows_(static_cast<std::size_t>(shape.batch), -1),
       appended_(static_cast<std::size_t>(shape.batch * bytes_of_entry())),
       staging_(static_cast<std::size_t>(shape.kv_heads * std::min(kStagedPositions, most_) *
@@ -92,7 +92,7 @@ void DeviceCache::write(std::int64_t entry, std::int64_t first, const TensorView
   row = first;
   unsigned char* to = appended_.data() + entry * bytes_of_entry();
   for (const auto& [view, rows] : {std::pair(&k, &k_), std::pair(&v, &v_)}) {
-    for (std::int64_t h = 0; h < shape().kv_heads; ++h, to += rows->row_bytes())
+    for (std::int64_t h = 0; h < shape().kv_heads && rows->dim > 0; ++h, to += rows->row_bytes())
       store_row(*view, 0, h, 0, 1, rows->dtype, row_, reinterpret_cast<std::byte*>(to));
   }
 }
@@ -103,14 +103,15 @@ void DeviceCache::write_now(std::int64_t entry, std::int64_t first, const Tensor
 }
 
 void DeviceCache::put_appended() const {
-  const AttentionShape& s = shape();
-  for (std::int64_t i = 0; i < s.batch; ++i) {
+  AttentionShape entry = shape();
+  entry.batch = 1;
+  for (std::int64_t i = 0; i < shape().batch; ++i) {
     std::int64_t& row = appended_rows_[static_cast<std::size_t>(i)];
     if (row < 0 || place(i, row) < 0) row = -1;
     if (row < 0) continue;
-    const auto* const k = reinterpret_cast<const std::byte*>(appended_.data() + i * bytes_of_entry());
-    write_now(i, row, TensorView::dense(k, s.dtype, {1, s.kv_heads, 1, s.head_dim}),
-              TensorView::dense(k + s.kv_heads * key_bytes(), s.value_dtype, {1, s.kv_heads, 1, s.value_dim}));
+    const Shard one =
+        dense_shard(entry, 1, reinterpret_cast<const std::byte*>(appended_.data() + i * bytes_of_entry()), 0, false);
+    write_now(i, row, one.k, one.v);
     row = -1;
   }
 }
@@ -121,15 +122,6 @@ void DeviceCache::take_appended(std::int64_t* rows, unsigned char* data) const {
     if (rows[i] >= 0) std::copy_n(appended_.data() + i * bytes_of_entry(), bytes_of_entry(), data + i * bytes_of_entry());
     if (rows[i] >= 0 && pages() != nullptr) rows[i] = pages()->row(i, rows[i]);
   }
-}
-
-Shard DeviceCache::dense_shard(const std::byte* memory, std::int64_t n, bool on_device) const {
-  const AttentionShape& s = shape();
-  const std::byte* const v = memory + s.batch * s.kv_heads * n * key_bytes();
-  Shard shard{TensorView::dense(memory, s.dtype, {s.batch, s.kv_heads, n, s.head_dim}),
-              TensorView::dense(v, s.value_dtype, {s.batch, s.kv_heads, n, s.value_dim}), leaves().range().begin};
-  shard.k.on_device = shard.v.on_device = on_device;
-  return shard;
 }
 
 void DeviceCache::copy_page(std::int64_t from, std::int64_t to, std::int64_t n) {
@@ -166,7 +158,7 @@ Shard DeviceCache::read_all(std::int64_t n, const std::function<std::byte*(std::
     });
     to += shape().batch * shape().kv_heads * n * row;
   }
-  return dense_shard(all, n, false);
+  return dense_shard(shape(), n, all, leaves().range().begin, false);
 }
 
 Shard DeviceCache::read_all_on_device(std::int64_t n, std::byte* memory) const {
@@ -179,13 +171,13 @@ Shard DeviceCache::read_all_on_device(std::int64_t n, std::byte* memory) const {
     });
     to += shape().batch * shape().kv_heads * n * row;
   }
-  return dense_shard(memory, n, true);
+  return dense_shard(shape(), n, memory, leaves().range().begin, true);
 }
 
 void DeviceCache::write_all(const Shard& shard, std::span<const std::int64_t> lengths) {
   const auto can_be_copied = [](const TensorView& view, const Rows& rows) {
-    return view.on_device && view.dtype == rows.dtype &&
-           view.stride == TensorView::dense(nullptr, view.dtype, view.shape).stride;
+    return rows.dim == 0 || (view.on_device && view.dtype == rows.dtype &&
+                             view.stride == TensorView::dense(nullptr, view.dtype, view.shape).stride);
   };
   if (lengths.empty() || !can_be_copied(shard.k, k_) || !can_be_copied(shard.v, v_))
     return KvCache::write_all(shard, lengths);
@@ -194,6 +186,7 @@ void DeviceCache::write_all(const Shard& shard, std::span<const std::int64_t> le
   reserve(n_used);
   for (const auto& [rows, from] : {std::pair(&k_, shard.k.data), std::pair(&v_, shard.v.data)}) {
     const std::int64_t row = rows->row_bytes();
+    if (row == 0) continue;
     rows->memory.queue_copy_in(Stream{}, reinterpret_cast<const unsigned char*>(from), n * row, 0, most_ * row, n_used * row,
                                shape().batch * shape().kv_heads);
   }

@@ -24,8 +24,9 @@ constexpr std::int64_t allocated_positions(std::int64_t n, LeafOrder order = Lea
 /// the keys, become F32.
 AttentionShape stored_on_device(const AttentionShape& shape);
 
-/// Keys [b, n_kv, N, d_h] and values [b, n_kv, N, d_v] in device memory, dense. A capacity that grows takes new memory, to
-/// which the rows in use are copied. A cache in pages is the pool, [n_kv][64 n_pages] rows: as if it were one entry.
+/// Keys [b, n_kv, N, d_h] and values [b, n_kv, N, d_v] in device memory, dense; components of the keys once. A capacity that
+/// grows takes new memory, to which the rows in use are copied. A cache in pages is the pool, [n_kv][64 n_pages] rows: as if
+/// it were one entry.
 ///
 /// A single position that is appended to an entry from host memory is kept on the host, until a session takes it along into
 /// its next step, or until something else needs it on the device.
@@ -34,14 +35,14 @@ class DeviceCache final : public KvCache {
   DeviceCache(const AttentionShape& shape, const OwnedLeaves& leaves, std::int64_t capacity);
 
   DeviceView keys() const { return view_of(k_); }
-  DeviceView values() const { return view_of(v_); }
+  DeviceView values() const { return view_of(shape().values_in_keys ? k_ : v_); }
 
   /// Rows of a key/value head that are allocated, and from one entry to the next.
   std::int64_t n_allocated() const { return most_; }
   std::int64_t entry_stride() const { return pages() == nullptr ? shape().kv_heads * most_ : 0; }
   /// Rows of an entry that there is room for: in pages more than are allocated, where a window gives some back.
   std::int64_t n_positions() const { return pages() == nullptr ? most_ : capacity(); }
-  /// Bytes of a row of keys, and of values.
+  /// Bytes of a row of keys, and of values beside them.
   std::int64_t key_bytes() const { return k_.row_bytes(); }
   std::int64_t value_bytes() const { return v_.row_bytes(); }
 
@@ -69,7 +70,7 @@ class DeviceCache final : public KvCache {
   void write_all(const Shard& shard, std::span<const std::int64_t> lengths) override;
 
  private:
-  /// All keys, or all values: [b][n_kv][most_] rows of dim elements.
+  /// All keys, or all values: [b][n_kv][most_] rows of dim elements, none of values that are in the keys.
   struct Rows {
     DType dtype;
     std::int64_t dim;
@@ -89,8 +90,6 @@ class DeviceCache final : public KvCache {
   /// head begins in a dense array, and here.
   template <class Use>
   void for_each_run(std::int64_t n, const Use& use) const;
-  /// The first n rows of every head as a shard that lies densely in `memory`: keys, then values.
-  Shard dense_shard(const std::byte* memory, std::int64_t n, bool on_device) const;
   void upload(Rows& to, std::int64_t entry, std::int64_t first, const TensorView& view) const;
   void write_now(std::int64_t entry, std::int64_t first, const TensorView& k, const TensorView& v) const;
   std::int64_t most_;  ///< positions of a key/value head that are allocated

@@ -33,7 +33,7 @@ class _Setup(ctypes.Structure):
         ("key_type", _DataType), ("value_type", _DataType), ("scale", ctypes.c_double), ("algorithm", ctypes.c_char_p),
         ("backend", ctypes.c_char_p), ("n_threads", ctypes.c_int32), ("ranks_per_node", ctypes.c_int32), ("comm", ctypes.c_void_p),
         ("timeout", ctypes.c_double), ("k_scale", ctypes.c_void_p), ("v_scale", ctypes.c_void_p), ("n_pages", ctypes.c_int64),
-        ("page_window", ctypes.c_int64), ("page_sinks", ctypes.c_int64)]
+        ("page_window", ctypes.c_int64), ("page_sinks", ctypes.c_int64), ("values_in_keys", ctypes.c_int32)]
 
 
 class _Seen(ctypes.Structure):
@@ -215,10 +215,12 @@ class Attention:
     holds() says; it may pass None for others. Every rank gets the same output, with the bits of any other number of ranks. With dtype
     "float8_e4m3fn", on the CPU, rows of other types are divided by k_scale and v_scale and rounded: each a number or [batch, kv_heads].
     n_pages, page_window, page_sinks: pages of 64 positions on this rank, and most keys that step() sees; others are given back.
+    values_in_keys: values are the first value_dim components of the keys (multi-head latent attention), and stored once.
     """
 
     def __init__(self, comm=None, *, heads, head_dim, kv_heads=None, value_dim=None, batch=1, n_queries=1, dtype="float32", scale=None,
-                 k_scale=None, v_scale=None, algorithm=None, backend=None, threads=1, ranks_per_node=0, timeout=60, n_pages=0, page_window=0, page_sinks=0):
+                 k_scale=None, v_scale=None, algorithm=None, backend=None, threads=1, ranks_per_node=0, timeout=60, n_pages=0, page_window=0, page_sinks=0,
+                 values_in_keys=False):
         self._handle = ctypes.c_void_p()
         self._comm = comm  # outlives the duplicate
         value_dim, kv_heads = value_dim or head_dim, kv_heads or heads
@@ -230,14 +232,17 @@ class Attention:
         scales = [x if x is None else _dlpack(numpy.broadcast_to(x, (batch, kv_heads)).astype("float32")) for x in (k_scale, v_scale)]
         setup = _Setup(batch, heads, kv_heads, n_queries, head_dim, value_dim, data_type, data_type, scale or 0, *text, threads,
                        ranks_per_node, address, timeout, *(capsule and _pointer(capsule, b"dltensor") for capsule in scales),
-                       n_pages, page_window, page_sinks)
+                       n_pages, page_window, page_sinks, values_in_keys)
         self._out_shape = (batch, heads, n_queries, value_dim)
         self._device = {"cuda": 2, "emulated": 12}.get(backend)
         self._size = comm.Get_size() if comm is not None else 1
         _call("open", ctypes.byref(setup), ctypes.byref(self._handle))
 
-    def append(self, k, v, entry=0, n=None):
-        """Appends positions to a sequence: k [n_kv, n, d_h], v [n_kv, n, d_v]; None for n positions that this rank does not hold."""
+    def append(self, k, v=None, entry=0, n=None):
+        """Appends positions to a sequence: k [n_kv, n, d_h], v [n_kv, n, d_v], or None where values are in the keys.
+
+        Both None: n positions that this rank does not hold.
+        """
         _call("append", self._open(), entry, _shape(k, 3, "k")[1] if k is not None else n or 0, k, v, device=self._device)
 
     def step(self, q, causal=False, window=None, sinks=None):

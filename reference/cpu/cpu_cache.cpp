@@ -26,7 +26,9 @@ LeafRows CpuCache::leaf(std::int64_t i, std::int64_t h, std::int64_t a) const {
   }
   const Segment& segment = segment_of(a);
   const std::int64_t row = row_in(segment, i, h, a);
-  return {segment.k.get() + row * key_bytes(), segment.v.get() + row * value_bytes(), key_bytes(), value_bytes()};
+  const std::byte* const k = segment.k.get() + row * key_bytes();
+  if (shape().values_in_keys) return {k, k, key_bytes(), key_bytes()};
+  return {k, segment.v.get() + row * value_bytes(), key_bytes(), value_bytes()};
 }
 
 void CpuCache::allocate() {
@@ -55,24 +57,23 @@ void CpuCache::allocate() {
 
 Shard CpuCache::read_all(std::int64_t n, const std::function<std::byte*(std::size_t)>& memory) const {
   const AttentionShape& s = shape();
-  Shard dense{TensorView::dense(nullptr, s.dtype, {s.batch, s.kv_heads, n, s.head_dim}),
-              TensorView::dense(nullptr, s.value_dtype, {s.batch, s.kv_heads, n, s.value_dim}), leaves().range().begin};
-  const auto in_place = [&](const std::byte* k, const std::byte* v) {
+  Shard dense = dense_shard(s, n, nullptr, leaves().range().begin, false);
+  // In place, if the positions in use are dense there.
+  const auto in_place = [&dense](const std::byte* k, const std::byte* v) {
     dense.k.data = k, dense.v.data = v;
     return dense;
   };
-  // In place, if the positions in use are dense there.
   const bool used_is_borrowed = std::equal(borrowed_.begin(), borrowed_.end(), lengths().begin());
   if (used_is_borrowed && shard_.k.stride == dense.k.stride && shard_.v.stride == dense.v.stride)
     return in_place(shard_.k.data, shard_.v.data);
   const bool none_is_borrowed = std::all_of(borrowed_.begin(), borrowed_.end(), [](std::int64_t b) { return b == 0; });
   if (pages() == nullptr && none_is_borrowed && segments_.size() == 1 && n == segments_[0].size)
-    return in_place(segments_[0].k.get(), segments_[0].v.get());
+    return in_place(segments_[0].k.get(), (s.values_in_keys ? segments_[0].k : segments_[0].v).get());
 
   // Else copied row by row; positions that an entry does not use, or whose page was given back, are not written.
   const std::int64_t n_rows = s.batch * s.kv_heads * n;
   std::byte *k = memory(static_cast<std::size_t>(n_rows * (key_bytes() + value_bytes()))), *v = k + n_rows * key_bytes();
-  in_place(k, v);
+  dense = dense_shard(s, n, k, dense.begin, false);
   for (std::int64_t i = 0; i < s.batch; ++i) {
     const std::int64_t used = std::min(n, lengths()[static_cast<std::size_t>(i)]);
     for (std::int64_t h = 0; h < s.kv_heads; ++h, k += n * key_bytes(), v += n * value_bytes()) {
@@ -95,8 +96,9 @@ void CpuCache::copy_rows(std::int64_t entry, std::int64_t first, const TensorVie
       const std::int64_t row = row_in(segment, pages() == nullptr ? entry : 0, h, at + a);
       const std::int64_t head = entry * shape().kv_heads + h;
       store_row(k, 0, h, a, KvScales::at(scales().k, head), shape().dtype, row_, segment.k.get() + row * key_bytes());
-      store_row(v, 0, h, a, KvScales::at(scales().v, head), shape().value_dtype, row_,
-                segment.v.get() + row * value_bytes());
+      if (value_bytes() > 0)
+        store_row(v, 0, h, a, KvScales::at(scales().v, head), shape().value_dtype, row_,
+                  segment.v.get() + row * value_bytes());
     }
   }
 }

@@ -42,8 +42,8 @@ class CpuCache final : public KvCache {
   void write_all(const Shard& shard, std::span<const std::int64_t> lengths) override;
 
  private:
-  std::int64_t key_bytes() const { return shape().head_dim * static_cast<std::int64_t>(bytes_of(shape().dtype)); }
-  std::int64_t value_bytes() const { return shape().value_dim * static_cast<std::int64_t>(bytes_of(shape().value_dtype)); }
+  std::int64_t key_bytes() const { return shape().key_bytes(); }
+  std::int64_t value_bytes() const { return shape().value_bytes(); }
   /// Rows [begin, begin + size) of every head.
   struct Segment {
     std::int64_t begin, size;

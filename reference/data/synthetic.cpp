@@ -82,8 +82,9 @@ class SyntheticWorkload : public Workload {
                                shape_.n_keys);
     const std::array<std::int64_t, 4> k_axes{n_entries, shape_.kv_heads, positions.size(), shape_.head_dim};
     const std::array<std::int64_t, 4> v_axes{n_entries, shape_.kv_heads, positions.size(), shape_.value_dim};
-    return {fill(memory.k, kKey, k_axes, entry * shape_.kv_heads, positions.begin),
-            fill(memory.v, kValue, v_axes, entry * shape_.kv_heads, positions.begin), positions.begin};
+    const TensorView k = fill(memory.k, kKey, k_axes, entry * shape_.kv_heads, positions.begin);
+    if (shape_.values_in_keys) return {k, k.components(shape_.value_dim), positions.begin};
+    return {k, fill(memory.v, kValue, v_axes, entry * shape_.kv_heads, positions.begin), positions.begin};
   }
 
   /// Writes all rows of an array whose head 0 is head `first_head`, counted over all batch entries, and whose row 0 is

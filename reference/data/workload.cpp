@@ -231,6 +231,7 @@ std::unique_ptr<Workload> open_workload(const SafetensorsFile& file, int steps, 
   WorkloadShape shape = shape_of(tensors);
   shape.order = order, shape.rule = rule, shape.softcap = softcap;
   if (steps > 1) shape.n_queries = 1;
+  shape.values_in_keys = value_dim > 0;
   return std::make_unique<FileWorkload>(std::move(tensors), std::move(shape), steps);
 }
 
@@ -266,7 +267,7 @@ class ValuesWorkload : public Workload {
 std::unique_ptr<Workload> with_values(Workload& inner, std::int64_t value_dim,
                                       std::function<std::vector<float>(const TensorView&, const TensorView&)> values_of) {
   WorkloadShape shape = inner.shape();
-  shape.value_dim = value_dim, shape.value_dtype = DType::F32;
+  shape.value_dim = value_dim, shape.value_dtype = DType::F32, shape.values_in_keys = false;
   return std::make_unique<ValuesWorkload>(inner, std::move(shape), std::move(values_of));
 }
 

@@ -21,6 +21,17 @@ const AttentionShape& checked(const AttentionShape& shape) {
 
 }  // namespace
 
+Shard dense_shard(const AttentionShape& shape, std::int64_t n, const std::byte* memory, std::int64_t begin, bool on_device) {
+  const std::array<std::int64_t, 4> of_values{shape.batch, shape.kv_heads, n, shape.value_dim};
+  TensorView k = TensorView::dense(memory, shape.dtype, {shape.batch, shape.kv_heads, n, shape.head_dim});
+  k.on_device = on_device;
+  if (shape.values_in_keys) return {k, k.components(shape.value_dim), begin};
+  const std::int64_t n_bytes = memory == nullptr ? 0 : shape.batch * shape.kv_heads * n * shape.key_bytes();
+  TensorView v = TensorView::dense(memory + n_bytes, shape.value_dtype, of_values);
+  v.on_device = on_device;
+  return {k, v, begin};
+}
+
 std::vector<std::int64_t> rows_in_use(std::span<const std::int64_t> lengths, const OwnedLeaves& leaves) {
   std::vector<std::int64_t> n;
   for (const std::int64_t length : lengths) {
@@ -53,15 +64,20 @@ void KvCache::check_entry(const char* function, std::int64_t entry, std::int64_t
                              " positions, not ", n_rows);
 }
 
-void KvCache::check_view(const char* function, const TensorView& view, bool is_key, bool converts) const {
-  const char* const name = is_key ? "k" : "v";
-  const DType given = is_key ? given_.dtype : given_.value_dtype, stored = is_key ? stored_.dtype : stored_.value_dtype;
-  const std::int64_t dim = is_key ? stored_.head_dim : stored_.value_dim;
-  require(view.dtype == given || view.dtype == stored || (converts && stored == DType::F8_E4M3), function, ": ", name,
-          " is ", name_of(view.dtype), ", but the cache takes ", name_of(given));
-  require(view.shape[1] == stored_.kv_heads && view.shape[3] == dim, function, ": ", name, " has ", view.shape[1],
-          " heads of ", view.shape[3], " elements, but the cache has ", stored_.kv_heads, " of ", dim);
-  require_view(function, view, name, is_on_device());
+void KvCache::check_views(const char* function, const TensorView& k, const TensorView& v, bool converts) const {
+  for (const bool is_key : {true, false}) {
+    const char* const name = is_key ? "k" : "v";
+    const TensorView& view = is_key ? k : v;
+    const DType given = is_key ? given_.dtype : given_.value_dtype, stored = is_key ? stored_.dtype : stored_.value_dtype;
+    const std::int64_t dim = is_key ? stored_.head_dim : stored_.value_dim;
+    require(view.dtype == given || view.dtype == stored || (converts && stored == DType::F8_E4M3), function, ": ", name,
+            " is ", name_of(view.dtype), ", but the cache takes ", name_of(given));
+    require(view.shape[1] == stored_.kv_heads && view.shape[3] == dim, function, ": ", name, " has ", view.shape[1],
+            " heads of ", view.shape[3], " elements, but the cache has ", stored_.kv_heads, " of ", dim);
+    require_view(function, view, name, is_on_device());
+  }
+  require(!stored_.values_in_keys || (v.data == k.data && v.stride == k.stride), function,
+          ": v is not a view of the first components of k, but the cache stores them once");
 }
 
 void KvCache::check_rows(const char* function, std::int64_t n) const {
@@ -73,7 +89,8 @@ void KvCache::grow(const char* function, std::int64_t capacity) {
   // In double: axes may exceed 64 bits where another axis is 0.
   const double row = static_cast<double>(stored_.batch) * static_cast<double>(stored_.kv_heads) *
                      (static_cast<double>(stored_.head_dim) * static_cast<double>(bytes_of(stored_.dtype)) +
-                      static_cast<double>(stored_.value_dim) * static_cast<double>(bytes_of(stored_.value_dtype)));
+                      (stored_.values_in_keys ? 0.0 : static_cast<double>(stored_.value_dim)) *
+                          static_cast<double>(bytes_of(stored_.value_dtype)));
   require<std::out_of_range>(capacity <= kOpenEnd && static_cast<double>(capacity) * row <= 0x1p62, function, ": ", capacity,
                              " rows of ", row, " bytes; at most 2^62 rows, and bytes");
   capacity_ = std::max(capacity_, capacity);
@@ -82,8 +99,7 @@ void KvCache::grow(const char* function, std::int64_t capacity) {
 void KvCache::append(std::int64_t entry, const TensorView& k, const TensorView& v) {
   constexpr const char* kHere = "KvCache::append";
   check_entry(kHere, entry);
-  check_view(kHere, k, true, true);
-  check_view(kHere, v, false, true);
+  check_views(kHere, k, v, true);
   if (k.shape[0] != 1 || v.shape[0] != 1 || k.shape[2] != v.shape[2]) {
     throw std::invalid_argument(std::string(kHere) + ": k has " + std::to_string(k.shape[0]) + " batch entries and " +
                                 std::to_string(k.shape[2]) + " positions, v has " + std::to_string(v.shape[0]) + " and " +
@@ -160,6 +176,7 @@ void KvCache::set_scales(KvScales scales) {
             each->size(), " scales for ", stored_.batch, " entries of ", stored_.kv_heads,
             " KV heads; each is from 2^-100 to 2^100");
   }
+  require(!stored_.values_in_keys || scales.k == scales.v, kHere, ": values are components of the keys, with other scales");
   require(longest() == 0, kHere, ": the cache holds ", longest(), " rows");
   scales_ = std::move(scales);
 }
@@ -172,8 +189,7 @@ void KvCache::reserve(std::int64_t n) {
 void KvCache::borrow(const Shard& shard, std::span<const std::int64_t> lengths) {
   constexpr const char* kHere = "KvCache::borrow";
   if (pages_ != nullptr) throw std::logic_error(std::string(kHere) + ": the cache is in pages, which take rows by append()");
-  check_view(kHere, shard.k, true);
-  check_view(kHere, shard.v, false);
+  check_views(kHere, shard.k, shard.v, false);
   const std::int64_t n = std::min(shard.k.shape[2], shard.v.shape[2]);
   if (shard.k.shape[0] != stored_.batch || shard.v.shape[0] != stored_.batch || std::ssize(lengths) != stored_.batch) {
     throw std::invalid_argument(std::string(kHere) + ": k has " + std::to_string(shard.k.shape[0]) +

@@ -30,11 +30,14 @@ struct Shard {
   std::int64_t end() const { return begin + k.shape[2]; }  ///< one past the last position
 };
 
-/// Rows in use per batch entry. @param lengths keys of the sequences [b] @returns OwnedLeaves::n_keys() of each
-/// @throws std::out_of_range if a length is negative
+/// Keys [b, n_kv, n, d_h] that lie densely in memory, and the values after them, or in them. @param n rows per head
+Shard dense_shard(const AttentionShape& shape, std::int64_t n, const std::byte* memory, std::int64_t begin, bool on_device);
+
+/// Rows of each batch entry, OwnedLeaves::n_keys(). @param lengths keys of the sequences [b] @throws std::out_of_range if <
+/// 0
 std::vector<std::int64_t> rows_in_use(std::span<const std::int64_t> lengths, const OwnedLeaves& leaves);
 
-/// Keys and values of a range of the tree. Each batch entry uses a prefix of its rows.
+/// Keys and values of a range of the tree.
 ///
 /// Batch entry i holds the rows [0, lengths()[i]): row a is the key at position leaves().position(a). append() adds the next
 /// rows. Rows that are held stay where they are in a cache in host memory; a cache on a device copies them when its capacity
@@ -64,8 +67,8 @@ class KvCache {
   /// Appends the next rows of one batch entry. Where they exceed the capacity, it doubles, up to the size of the range. A
   /// cache of F8_E4M3 takes F8_E4M3 as it is, and any other x as Float8::narrow(x / scale), so large ones saturate.
   /// @param entry batch entry @param k [1, n_kv, n, d_h] @param v [1, n_kv, n, d_v]
-  /// @throws std::invalid_argument for other axes or types, a negative axis, or a view with elements and no data;
-  ///   std::out_of_range if the entry does not exist or n positions do not fit
+  /// @throws std::invalid_argument for other axes or types, a negative axis, elements without data, or values that are not
+  ///   in the keys as they are to be; std::out_of_range if the entry does not exist or n positions do not fit
   void append(std::int64_t entry, const TensorView& k, const TensorView& v);
   /// Removes all rows of a batch entry but the first n. @throws std::out_of_range if it holds fewer, does not
   /// exist, or row n would follow rows that were given back
@@ -83,8 +86,7 @@ class KvCache {
   /// Replaces the contents by the first lengths[i] rows of a shard. A cache in host memory reads them in place, so the
   /// memory of the shard must remain valid until the next reset() or the end of the cache. A cache on a device copies them,
   /// from device memory on the default stream.
-  /// @param shard begins where the range of the cache does @param lengths rows in use per batch entry [b]
-  /// @throws as append()
+  /// @param shard begins where the range of the cache does @param lengths rows in use per batch entry [b] @throws as append()
   void borrow(const Shard& shard, std::span<const std::int64_t> lengths);
   /// Allocates memory for n rows, or for the capacity if that is more. @throws std::out_of_range for more than 2^62 bytes
   void reserve(std::int64_t n = 0);
@@ -123,7 +125,7 @@ class KvCache {
 
  private:
   void check_entry(const char* function, std::int64_t entry, std::int64_t n_rows = 0) const;
-  void check_view(const char* function, const TensorView& view, bool is_key, bool converts = false) const;
+  void check_views(const char* function, const TensorView& k, const TensorView& v, bool converts) const;
   void check_rows(const char* function, std::int64_t n) const;
   void grow(const char* function, std::int64_t capacity);
 

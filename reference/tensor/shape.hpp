@@ -20,29 +20,32 @@ struct AttentionShape {
   std::int64_t n_queries = 1;      ///< l
   std::int64_t head_dim = 128;     ///< d_h
   std::int64_t value_dim = 128;    ///< d_v
+  bool values_in_keys = false;     ///< values are the first d_v components of the keys, and stored once (latent rows of MLA)
 
   bool operator==(const AttentionShape&) const = default;
   /// Rows of the output: row (i, h, j) is (i n_h + h) l + j.
   std::int64_t n_rows() const { return batch * heads * n_queries; }
   /// Query rows per key/value head of one batch entry: n_h / n_kv * l; 0 if the batch or n_kv is 0.
   std::int64_t rows_per_kv_head() const { return batch == 0 || kv_heads == 0 ? 0 : heads / kv_heads * n_queries; }
-  /// Bytes per position: one key and one value for every key/value head of every batch entry.
-  std::int64_t bytes_per_position() const {
-    return batch * kv_heads *
-           (head_dim * static_cast<std::int64_t>(bytes_of(dtype)) +
-            value_dim * static_cast<std::int64_t>(bytes_of(value_dtype)));
+  /// Bytes of a key, of a value beside it, and of a position: one of each for every key/value head of every batch entry.
+  std::int64_t key_bytes() const { return head_dim * static_cast<std::int64_t>(bytes_of(dtype)); }
+  std::int64_t value_bytes() const {
+    return values_in_keys ? 0 : value_dim * static_cast<std::int64_t>(bytes_of(value_dtype));
   }
+  std::int64_t bytes_per_position() const { return batch * kv_heads * (key_bytes() + value_bytes()); }
 };
 
-/// Throws std::invalid_argument unless no axis is negative, d_h is not 0, and n_h is a multiple of n_kv.
+/// Throws std::invalid_argument unless no axis is negative, d_h is not 0, n_h a multiple of n_kv, and values fit in keys.
 /// @param function that has the shape as an argument
 inline void require_shape(const char* function, const AttentionShape& shape) {
-  const auto& [dtype, value_dtype, b, n_h, n_kv, l, d_h, d_v] = shape;
+  const auto& [dtype, value_dtype, b, n_h, n_kv, l, d_h, d_v, in_keys] = shape;
   require(std::min({b, n_h, n_kv, l, d_h, d_v}) >= 0, function, ": b = ", b, ", n_h = ", n_h, ", n_kv = ", n_kv, ", l = ", l,
           ", d_h = ", d_h, ", d_v = ", d_v, "; an axis is negative");
   require(d_h > 0, function, ": head_dim of q and k is 0");
   require(n_kv == 0 ? n_h == 0 : n_h % n_kv == 0, function, ": ", n_h, " query heads are not a multiple of ", n_kv,
           " KV heads (q, k, v are [b, heads, positions, d])");
+  require(!in_keys || (d_v <= d_h && value_dtype == dtype), function, ": values of ", d_v, " elements of ",
+          name_of(value_dtype), " are not components of keys of ", d_h, " elements of ", name_of(dtype));
 }
 
 /// The shape of the given tensors.
@@ -50,14 +53,7 @@ inline void require_shape(const char* function, const AttentionShape& shape) {
 /// @param k [b, n_kv, N, d_h]
 /// @param v [b, n_kv, N, d_v]
 inline AttentionShape shape_of(const TensorView& q, const TensorView& k, const TensorView& v) {
-  return {.dtype = k.dtype,
-          .value_dtype = v.dtype,
-          .batch = q.shape[0],
-          .heads = q.shape[1],
-          .kv_heads = k.shape[1],
-          .n_queries = q.shape[2],
-          .head_dim = q.shape[3],
-          .value_dim = v.shape[3]};
+  return {k.dtype, v.dtype, q.shape[0], q.shape[1], k.shape[1], q.shape[2], q.shape[3], v.shape[3]};
 }
 
 }  // namespace tree_attn

@@ -57,6 +57,8 @@ struct TensorView {
     if (end > begin) view.data = element(begin * stride[2]);
     return view;
   }
+  /// The first d components of every row, as a view of the same memory. @pre 0 <= d <= shape[3]
+  TensorView components(std::int64_t d) const { return {data, dtype, {shape[0], shape[1], shape[2], d}, stride, on_device}; }
 };
 
 /// Throws std::invalid_argument for a negative axis, and for elements without data, or in memory of a device.

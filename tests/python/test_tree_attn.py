@@ -247,6 +247,18 @@ class Layer(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "PageTable: -1 pages"):
             tree_attn.Attention(self.comm, n_pages=-1, **shape)
 
+    def test_values_that_are_components_of_the_keys_have_the_bits_of_values_apart(self):
+        shape = {"heads": 8, "kv_heads": 2, "head_dim": 32, "value_dim": 16}
+        with tree_attn.Attention(self.comm, **shape) as apart, tree_attn.Attention(self.comm, values_in_keys=True, **shape) as latent:
+            for begin in range(0, 700, 50):
+                k = self.k[:, begin:begin + 50]
+                apart.append(k, numpy.ascontiguousarray(k[..., :16])), latent.append(k)
+                self.assertEqual(*(each.step(self.q)[0].tobytes() for each in (apart, latent)))
+            with self.assertRaisesRegex(ValueError, "v is not null, but values are the first components of the keys"):
+                latent.append(k, k[..., :16])
+        with self.assertRaisesRegex(ValueError, "values of 33 elements of F32 are not components of keys of 32"):
+            tree_attn.Attention(self.comm, values_in_keys=True, heads=8, head_dim=32, value_dim=33)
+
     def test_combine_of_own_kernels(self):
         rank = self.comm.rank if self.comm else 0
         cuts = numpy.linspace(0, 700, self.size + 1).astype(int)

@@ -58,10 +58,7 @@ class ModelCache final : public KvCache {
   /// Zeros, which other ranks can be sent.
   Shard read_all(std::int64_t n, const std::function<std::byte*(std::size_t)>&) const override {
     const std::byte* const zeros = zeros_.first(static_cast<std::size_t>(n * shape().bytes_per_position()));
-    const auto dense = [&](DType dtype, std::int64_t dim) {
-      return TensorView::dense(zeros, dtype, {shape().batch, shape().kv_heads, n, dim});
-    };
-    return {dense(shape().dtype, shape().head_dim), dense(shape().value_dtype, shape().value_dim), leaves().range().begin};
+    return dense_shard(shape(), n, zeros, leaves().range().begin, false);
   }
   void allocate() override {}
   void write(std::int64_t, std::int64_t, const TensorView&, const TensorView&) override {}

@@ -20,12 +20,18 @@
 
 namespace tree_attn::test {
 
+/// The dense cache stores values apart from the keys, whatever the shape says.
+inline AttentionShape values_apart(AttentionShape shape) {
+  shape.values_in_keys = false;
+  return shape;
+}
+
 /// The same operations on both caches and on the model, in which a page is a number and a row knows its own. What is not as
 /// the model says is a std::logic_error.
 class PagedPair {
  public:
   PagedPair(const Backend& backend, const AttentionShape& shape, const OwnedLeaves& leaves, const PageRule& rule)
-      : dense(backend.make_cache(shape, leaves, 1)),
+      : dense(backend.make_cache(values_apart(shape), leaves, 1)),
         paged(backend.make_cache(shape, leaves, 1)),
         rule_(rule),
         model_{std::vector<Sequence>(static_cast<std::size_t>(shape.batch)), 0} {
@@ -33,6 +39,7 @@ class PagedPair {
       KvScales scales;
       for (std::int64_t i = 0; i < shape.batch * shape.kv_heads; ++i)
         scales.k.push_back(0.3f + static_cast<float>(i % shape.kv_heads)), scales.v.push_back(1 / scales.k.back());
+      if (shape.values_in_keys) scales.v = scales.k;
       dense->set_scales(scales), paged->set_scales(scales);
     }
     paged->use_pages(rule);
@@ -75,14 +82,14 @@ class PagedPair {
     const bool fits = std::ssize(after.in_use()) <= rule_.n_pages;
     const Rows rows_of(*this, std::span(sequence.keys).subspan(static_cast<std::size_t>(before)), before, n_rows);
     try {
-      paged->append(entry, rows_of.k.view(), rows_of.v.view());
+      paged->append(entry, rows_of.k.view(), rows_of.v_of(*paged));
       expect(fits, "pages were too few, and it was not refused");
     } catch (const std::out_of_range& error) {
       expect(!fits && std::string(error.what()).find("KvCache::append: ") == 0, error.what());
       ++n_refused;
       return check_pages();
     }
-    dense->append(entry, rows_of.k.view(), rows_of.v.view());
+    dense->append(entry, rows_of.k.view(), rows_of.v_of(*dense));
     model_ = std::move(after);
     check_pages();
   }
@@ -121,7 +128,7 @@ class PagedPair {
     model_.of(to) = model_.of(from);
     cut(to, n);
     const Rows rows_of(*this, model_.of(to).keys, 0, rows(n));
-    dense->append(to, rows_of.k.view(), rows_of.v.view());
+    dense->append(to, rows_of.k.view(), rows_of.v_of(*dense));
     check_pages();
   }
 
@@ -181,6 +188,9 @@ class PagedPair {
   /// The rows of the range among some keys of a sequence, of which the first is at a position.
   struct Rows {
     Tensor k, v;
+    TensorView v_of(const KvCache& cache) const {
+      return cache.shape().values_in_keys ? k.view().components(v.shape[3]) : v.view();
+    }
     Rows(const PagedPair& pair, std::span<const std::uint32_t> keys, std::int64_t begin, std::int64_t n_rows)
         : k({}, {1, pair.dense->shape().kv_heads, n_rows, pair.dense->shape().head_dim}, pair.dense->shape().dtype),
           v({}, {1, pair.dense->shape().kv_heads, n_rows, pair.dense->shape().value_dim}, pair.dense->shape().value_dtype) {
@@ -189,7 +199,8 @@ class PagedPair {
         for (std::int64_t h = 0; h < tensor->shape[1]; ++h) {
           for (std::int64_t a = 0; a < n_rows; ++a) {
             const std::int64_t position = pair.leaves().position(pair.rows(begin) + a);
-            std::uint32_t x = keys[static_cast<std::size_t>(position - begin)] * 2654435761u + (tensor == &v) + 2 * h;
+            const bool is_apart = tensor == &v && !pair.paged->shape().values_in_keys;
+            std::uint32_t x = keys[static_cast<std::size_t>(position - begin)] * 2654435761u + is_apart + 2 * h;
             for (std::int64_t c = 0; c < tensor->shape[3]; ++c) {
               x = (x ^ x >> 15) * 2246822519u + 374761393u;
               tensor->set(0, h, a, c, static_cast<float>(x >> 8) * 0x1p-22f - 2);

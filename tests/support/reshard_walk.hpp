@@ -15,11 +15,13 @@ namespace tree_attn::test {
 /// Three sequences of different lengths, which grow before each move.
 class ReshardWalk {
  public:
-  ReshardWalk(LeafOrder order, DType dtype)
+  ReshardWalk(LeafOrder order, DType dtype, bool values_in_keys = false)
       : shape_{{.dtype = dtype, .value_dtype = dtype, .batch = 3, .heads = 4, .kv_heads = 2, .head_dim = 8, .value_dim = 6},
                kKeys,
                {},
-               order} {}
+               order} {
+    shape_.values_in_keys = values_in_keys;
+  }
 
   /// One rank of the walk. @param numbers of ranks that hold keys, at most those of the transport
   /// @returns wrong outputs, and counts that are not those predicted or more than the least

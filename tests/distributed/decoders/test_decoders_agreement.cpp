@@ -61,6 +61,7 @@ const std::vector<Difference>& differences() {
       {"queries (1 and 2)", [](Arguments& a) { a.shape.n_queries = 2; }},
       {"head dim (8 and 16)", [](Arguments& a) { a.shape.head_dim = 16; }},
       {"value dim (8 and 16)", [](Arguments& a) { a.shape.value_dim = 16; }},
+      {"values in keys (0 and 1)", [](Arguments& a) { a.shape.values_in_keys = true; }},
       {"scale (1 and 0.30000000000000004)", [](Arguments& a) { a.scale = 0.1 + 0.2; }},
       {"batch (1 and 2), radix (0 and 4)", [](Arguments& a) { a.shape.batch = 2, a.options.radix = 4; }}};
   return all;

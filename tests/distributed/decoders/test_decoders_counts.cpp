@@ -52,7 +52,7 @@ TEST_CASE("predict: everything counted is what was predicted, 1 to 16 ranks, nod
       for (const LeafOrder order : {LeafOrder::kContiguous, LeafOrder::kDealt}) {
         for (const std::int64_t n_keys : {1000, 4096, 80000, 1000003}) {
           WorkloadShape shape{{.dtype = DType::BF16, .value_dtype = DType::BF16}, n_keys, {}, order};
-          shape.heads = shape.kv_heads = shape.head_dim = shape.value_dim = 1;
+          shape.heads = shape.kv_heads = shape.head_dim = shape.value_dim = 1, shape.values_in_keys = n_keys == 4096;
           const std::vector<KeyRange> ranges =
               order == LeafOrder::kDealt ? dealt_ranges(p) : coarse_ranges(n_keys, p, kLeafKeys);
           for (const Algorithm& algorithm : algorithms()) {

@@ -15,7 +15,7 @@ namespace tree_attn::test {
 TEST_CASE("reshard: a cache that goes from p to p' ranks, and on, has the bits of one that stays, in both orders") {
   for (const LeafOrder order : {LeafOrder::kContiguous, LeafOrder::kDealt}) {
     for (const DType dtype : {DType::F32, DType::BF16}) {
-      const ReshardWalk walk(order, dtype);
+      const ReshardWalk walk(order, dtype, dtype == DType::F32);
       std::atomic<std::int64_t> n_wrong = 0;
       run_threads(mixed_grouping(6), 60, [&](ThreadTransport& transport) {
         n_wrong += walk.run(transport, {4, 6, 1, 3, 3, 2, 5});

@@ -355,6 +355,30 @@ TEST_CASE("interface: pages of a window have the bits of other memory, and are r
   }
 }
 
+TEST_CASE("interface: values that are components of the keys have the bits of values apart") {
+  const Call call;
+  ta_setup setup{};
+  setup.batch = 1, setup.heads = 4, setup.kv_heads = 2, setup.n_queries = 2, setup.head_dim = 8, setup.value_dim = 6;
+  const Managed k({2, 50, 8}, 2), out({1, 4, 2, 6});
+  Managed v({2, 50, 6});
+  for (std::size_t row = 0; row < 100; ++row) std::copy_n(&k.bytes[row * 32], 24, &v.bytes[row * 24]);
+  ta_attention *apart = nullptr, *latent = nullptr;
+  REQUIRE(ta_open(&setup, &apart) == TA_OK);
+  setup.values_in_keys = 1;
+  REQUIRE(ta_open(&setup, &latent) == TA_OK);
+  for (int i = 0; i < 3; ++i) {
+    REQUIRE(ta_append(apart, 0, 50, k, v) == TA_OK);
+    REQUIRE(ta_append(latent, 0, 50, k, nullptr) == TA_OK);
+    REQUIRE(ta_step(apart, call.q, nullptr, call.out, nullptr) == TA_OK);
+    REQUIRE(ta_step(latent, call.q, nullptr, out, nullptr) == TA_OK);
+    CHECK(out.bytes == call.out.bytes);
+  }
+  CHECK(line(ta_append(latent, 0, 50, k, v)) == "v is not null, but values are the first components of the keys");
+  ta_close(apart), ta_close(latent);
+  setup.value_dim = 9;
+  CHECK(has(line(ta_open(&setup, &latent)), "values of 9 elements of F32 are not components of keys of 8"));
+}
+
 TEST_CASE("interface: a cache of F8_E4M3 with scales has the bits of the library, whatever type its rows have before") {
   const Call call;
   const std::vector<float> of_keys{0.02f, 0.3f}, of_values{0x1p-6f, 0.011f};

@@ -107,6 +107,20 @@ TEST_CASE("report: every field is there with its type, one object an algorithm, 
   }
 }
 
+TEST_CASE("report: values that are components of the keys are held and sent once") {
+  const Scratch scratch;
+  FileWorkload workload = FileWorkload::draw(1, 4, 1, 1, 200, 24, 16);
+  workload.v = {};
+  workload.write(scratch.path("keys"), "BF16");
+  const std::string path = scratch.path("report");
+  check_silent_success(run(ranks(2, {"decode", scratch.path("keys"), scratch.path("out"), "--value-dim", "16", "--verify",
+                                     "--algorithm", "ring", "--report", path})));
+  const Json ring = read_report(path)["runs"][0];
+  CHECK(ring["bytes_per_step"] == 200 * 24 * 2);
+  CHECK(ring["predicted"]["bytes_per_step"] == 200 * 24 * 2);
+  CHECK(ring["peak_kv_bytes_per_rank"] == (128 + 72 + 128) * 24 * 2);
+}
+
 TEST_CASE("report: what the host launches in a step, and where the windows of one-shot are") {
   const Scratch scratch;
   const Words decode = "decode --seq-len 300 --steps 4 --heads 2 --head-dim 32 --compare one-shot"_words +

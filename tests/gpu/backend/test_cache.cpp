@@ -3,6 +3,7 @@
 /// @brief The KV cache in device memory: what a step uploads and allocates, and that growth changes no bit.
 #include "tree_attn/gpu/backend/backends.hpp"
 #include "tree_attn/tests/support/device_params.hpp"
+#include "tree_attn/tests/support/values_in_keys.hpp"
 
 #include <random>
 #include <stdexcept>
@@ -283,6 +284,19 @@ TEST_CASE("device cache: keys, values and queries in device memory give the stat
       forests[place] = session->decode({queries, lengths}).host();
     }
     CHECK(std::ranges::equal(std::as_bytes(forests[1].states()), std::as_bytes(forests[0].states())));
+  }
+}
+
+/// Rows of sub-warps and of tensor cores, latent rows, rows that bulk copies do not take, and rows that become F32.
+TEST_CASE("device cache: values that are components of the keys are stored once, with the bits of values apart") {
+  for (const AttentionShape& shape : {AttentionShape{DType::F32, DType::F32, 2, 2, 2, 1, 24, 13},
+                                      {DType::BF16, DType::BF16, 2, 8, 2, 1, 128, 64},
+                                      {DType::F16, DType::F16, 1, 16, 1, 1, 576, 512},
+                                      {DType::BF16, DType::BF16, 2, 4, 1, 2, 13, 7},
+                                      {DType::F64, DType::F64, 1, 2, 1, 1, 16, 16}}) {
+    INFO(name_of(shape.dtype) << ", d " << shape.head_dim);
+    check_values_in_keys(kernels(), shape, KeyRange{0, kOpenEnd}, 6298);
+    check_values_in_keys(kernels(), shape, KeyRange{64, 1000}, 6299);
   }
 }
 

@@ -5,6 +5,7 @@
 #include "tree_attn/reference/decode/decode.hpp"
 #include "tree_attn/tests/support/same_bits.hpp"
 #include "tree_attn/tests/support/tensor_workload.hpp"
+#include "tree_attn/tests/support/values_in_keys.hpp"
 
 #include <doctest/doctest.h>
 
@@ -155,6 +156,35 @@ TEST_CASE("cache: reset reuses the memory for another range, and empty ranges an
   q.shape[0] = 0;
   CHECK(empty->open(1)->decode({q, {}}).host().n_rows() == 0);
   CHECK(empty->longest() == 0);
+}
+
+TEST_CASE("cache: values that are components of the keys are stored once, with the bits of values apart") {
+  for (const DType dtype : {DType::F32, DType::BF16}) {
+    for (const OwnedLeaves& leaves : {OwnedLeaves(KeyRange{0, kOpenEnd}), OwnedLeaves(kCapacity)})
+      check_values_in_keys(cpu_backend(2), {dtype, dtype, 2, 4, 2, 3, 24, 13}, leaves, 5290);
+  }
+
+  // What cannot be a part of the keys is refused.
+  AttentionShape shape{DType::F32, DType::F32, 1, 2, 2, 1, 8, 6, true};
+  const auto cache = cpu_backend().make_cache(shape, {0, 100});
+  std::mt19937 random(5291);
+  const Tensor k = normal_tensor(random, {1, 2, 5, 8}), v = copy_of(k.view().components(6));
+  const char* const apart = "KvCache::append: v is not a view of the first components of k, but the cache stores them once";
+  CHECK_THROWS_WITH_AS(cache->append(0, k, v), apart, std::invalid_argument);
+  TensorView other = k.view().components(6);
+  other.stride[2] = 6;
+  CHECK_THROWS_WITH_AS(cache->append(0, k, other), apart, std::invalid_argument);
+  CHECK_THROWS_AS(cache->borrow({k.view(), v.view(), 0}, std::vector<std::int64_t>{5}), std::invalid_argument);
+  CHECK(cache->longest() == 0);
+  shape.value_dim = 9;
+  CHECK_THROWS_WITH_AS(cpu_backend().make_cache(shape, {0, 100}),
+                       "KvCache: values of 9 elements of F32 are not components of keys of 8 elements of F32",
+                       std::invalid_argument);
+  shape.value_dim = 6, shape.value_dtype = DType::BF16;
+  CHECK_THROWS_AS(cpu_backend().make_cache(shape, {0, 100}), std::invalid_argument);
+  shape.dtype = shape.value_dtype = DType::F8_E4M3;
+  CHECK_THROWS_WITH_AS(cpu_backend().make_cache(shape, {0, 100})->set_scales({{1, 2}, {2, 1}}),
+                       "KvCache::set_scales: values are components of the keys, with other scales", std::invalid_argument);
 }
 
 }  // namespace tree_attn::test
