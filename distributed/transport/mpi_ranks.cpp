@@ -37,15 +37,6 @@ int size_of(MPI_Comm comm) {
   return size;
 }
 
-/// Number of tags: at least 32768.
-std::uint64_t n_tags() {
-  constexpr int kLeast = 32767;
-  int* most = nullptr;
-  int is_set = 0;
-  check_mpi(MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, static_cast<void*>(&most), &is_set), "MPI_Comm_get_attr");
-  return static_cast<std::uint64_t>(is_set != 0 ? *most : kLeast) + 1;
-}
-
 std::size_t n_left(std::span<const MPI_Request> requests) {
   return requests.size() - static_cast<std::size_t>(std::ranges::count(requests, MPI_REQUEST_NULL));
 }
@@ -66,14 +57,11 @@ MpiRanks::MpiRanks(MPI_Comm comm, double timeout) : MpiRanks(comm, std::make_uni
 MpiRanks::MpiRanks(MPI_Comm comm, std::unique_ptr<Deadline> own) : MpiRanks(comm, *own) { own_deadline_ = std::move(own); }
 
 MpiRanks::MpiRanks(MPI_Comm comm, Deadline& deadline, bool polls)
-    : Ranks(rank_in(comm), size_of(comm)),
-      deadline_(deadline),
-      polls_(polls),
-      n_exceptions_(std::uncaught_exceptions()),
-      n_tags_(tree_attn::n_tags()) {
+    : Ranks(rank_in(comm), size_of(comm)), deadline_(deadline), polls_(polls), n_exceptions_(std::uncaught_exceptions()) {
   comm_ = duplicate(comm);
   for_the_end_ = duplicate(comm_);
-  first_tag_ = broadcast_from_root(rank() == 0 ? std::random_device{}() : 0);
+  constexpr unsigned kTags = 32768;  // that every MPI has
+  tag_ = static_cast<int>(broadcast_from_root(rank() == 0 ? std::random_device{}() % kTags : 0));
 }
 
 MpiRanks::~MpiRanks() {

@@ -35,9 +35,9 @@ namespace tree_attn {
 /// ranks destroy the decoder, the transport and this object, meet by means of the program, for instance in a barrier of its
 /// communicator, and begin again with a new MpiRanks on the same communicator. Caches and sessions may be kept. No message
 /// of before is received then: duplicates are freed only if no rank has given up, so their contexts are not used again, and
-/// tags begin elsewhere. What each recovery leaves is never freed: two duplicates (MPICH has about 2000 communicators), the
-/// memory of messages in flight, and of `shared` the windows. A constructor is a collective on `comm`, also if it gives up:
-/// all ranks call it equally often.
+/// messages have another tag. What each recovery leaves is never freed: two duplicates (MPICH has about 2000 communicators),
+/// the memory of messages in flight, and of `shared` the windows. A constructor is a collective on `comm`, also if it gives
+/// up: all ranks call it equally often.
 class MpiRanks : public Ranks {
  public:
   /// Called with the index of a request that is complete, and its status, in which MPI_ERROR is set.
@@ -80,8 +80,8 @@ class MpiRanks : public Ranks {
   MPI_Comm split_by_node() const;
   /// The ranks of a part of the communicator, as comm() numbers them.
   std::vector<int> ranks_of(MPI_Comm part) const;
-  /// The tag of message number n between two ranks: counted from a start that rank 0 has drawn.
-  int tag(std::uint64_t n) const { return static_cast<int>((first_tag_ + n) % n_tags_); }
+  /// The tag of all messages, which rank 0 has drawn.
+  int tag() const { return tag_; }
 
   using Ranks::all_gather;
   void barrier() const override;
@@ -121,7 +121,7 @@ class MpiRanks : public Ranks {
     int here = 0, in_all = 0;
   };
   std::unique_ptr<Ended> ended_ = std::make_unique<Ended>();
-  std::uint64_t first_tag_ = 0, n_tags_ = 1;
+  int tag_ = 0;
   mutable bool gave_up_ = false;
   mutable std::vector<int> indices_;          ///< of complete requests
   mutable std::vector<MPI_Status> statuses_;  ///< theirs

@@ -13,8 +13,6 @@ namespace tree_attn {
 MpiTransport::MpiTransport(const MpiRanks& ranks, Topology topology)
     : Transport(std::move(topology), ranks.rank()),
       ranks_(ranks),
-      sent_(static_cast<std::size_t>(size())),
-      received_(sent_.size()),
       completed_([this](std::size_t i, const MPI_Status& status) { completed(parts_[i], status); }) {
   ranks_.check();
 }
@@ -36,12 +34,11 @@ void MpiTransport::start(std::span<Byte> bytes, int peer, bool is_received, cons
   ranks_.check();
   const auto in_use = ranks_.deadline().use_mpi();
   const std::size_t n = bytes.size(), n_further = n / (kMaxMessageBytes + 1);
-  std::uint64_t& number = (is_received ? received_ : sent_)[static_cast<std::size_t>(peer)];
   for (std::size_t i = 0; i <= n_further; ++i) {
     const std::span<Byte> part = bytes.first(std::min(bytes.size(), kMaxMessageBytes + (i == 0 ? n_further : 0)));
     bytes = bytes.subspan(part.size());
     parts_.push_back({peer, part.size(), n, is_received});
-    start_part(part.data(), static_cast<int>(part.size()), ranks_.tag(number++), &requests_.emplace_back(MPI_REQUEST_NULL));
+    start_part(part.data(), static_cast<int>(part.size()), ranks_.tag(), &requests_.emplace_back(MPI_REQUEST_NULL));
   }
 }
 

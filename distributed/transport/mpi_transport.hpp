@@ -13,9 +13,8 @@
 
 namespace tree_attn {
 
-/// Messages by MPI_Isend and MPI_Irecv. Message n between two ranks has tag n of the ranks, so that a rank that is ahead, or
-/// has begun anew, matches no other message. Long messages are sent in parts, since counts are int and since each part that
-/// arrives counts as progress.
+/// Messages by MPI_Isend and MPI_Irecv, which keep their order between two ranks. Long messages are sent in parts, since
+/// counts are int and since each part that arrives counts as progress.
 class MpiTransport : public Transport {
  public:
   /// Longest part of a message, but for the first of several: that one is longer by the number of further parts, so that
@@ -62,8 +61,7 @@ class MpiTransport : public Transport {
 
   const MpiRanks& ranks_;
   std::vector<MPI_Request> requests_;
-  std::vector<Part> parts_;                     ///< of the requests
-  std::vector<std::uint64_t> sent_, received_;  ///< number of parts, by rank
+  std::vector<Part> parts_;  ///< of the requests
   MpiRanks::Completed completed_;
 };
 

@@ -62,7 +62,6 @@ void check_reach(Where where, std::int64_t position, const DecodeOutput& clean, 
 
 }  // namespace
 
-/// A max reduction that drops NaN, or drops it on one side, fails here.
 /// @tested{alg_3, Alg. 3}
 /// @tested{eq_7, eq. (7)}
 TEST_CASE("decoders: NaN and Inf on the first, a middle and the last rank reach their own outputs and no other") {

@@ -272,6 +272,7 @@ TEST_CASE("two-level: the default radix has the least time of the model, and 2 i
   // of NCCL is a kernel, which costs more than the messages of all nodes.
   for (int n_nodes = 1; n_nodes <= 130; ++n_nodes)
     CHECK(default_radix(kSharedNetwork, n_nodes, 8320) == default_radix(kMpiNetwork, n_nodes, 8320));
+  CHECK(kThreadNetwork.between == kThreadNetwork.inside);
   CHECK(default_radix(kThreadNetwork, 16, 8320) == 2);
   CHECK(default_radix(kNcclNetwork, 16, 8320) == 16);
 }

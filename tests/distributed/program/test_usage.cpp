@@ -89,6 +89,8 @@ TEST_CASE("usage: integers are decimal, and a leading zero is refused everywhere
     all.push_back({{"decode", option, "1 "}, option + ": 1  is not an integer"});
     all.push_back({{"decode", option, "1e6"}, option + ": 1e6 is not an integer"});
   }
+  for (const std::string list : {"00", "01", "0-03"})
+    all.push_back({{"decode", "--devices", list}, "\"" + list + "\": expected devices 0 to 4095, such as 0-7 or 0,2,3"});
   check_refused(all, scratch);
 }
 
