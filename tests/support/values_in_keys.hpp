@@ -33,6 +33,10 @@ inline void check_values_in_keys(const Backend& backend, AttentionShape shape, c
     const Step step{q.view(), lengths};
     return same_bits(steps->decode(step).host(), steps_of_two->decode(step).host());
   };
+  std::array<std::vector<std::byte>, 2> memory;
+  const auto read = [&](const KvCache& cache, std::vector<std::byte>& to) {
+    return cache.shard(cache.longest(), [&](std::size_t n) { return to.resize(n), to.data(); });
+  };
   for (const std::int64_t n : {1, 70, 1, 1, 130, 3}) {
     for (std::int64_t i = 0; i < shape.batch; ++i) {
       const std::int64_t begin = one->lengths()[static_cast<std::size_t>(i)], end = begin + n + i;
@@ -40,15 +44,13 @@ inline void check_values_in_keys(const Backend& backend, AttentionShape shape, c
       two->append(i, keys.entry(i).positions(begin, end), apart.view().entry(i).positions(begin, end));
     }
     CHECK(is_equal());
+    const Shard held = read(*one, memory[0]);
+    CHECK(held.v.data == held.k.data);
     if (n == 70) one->truncate(0, 20), two->truncate(0, 20);
   }
   CHECK(one->bytes() * (shape.head_dim + shape.value_dim) == two->bytes() * shape.head_dim);
 
   // What is read out, keys once, is what a cache takes.
-  std::array<std::vector<std::byte>, 2> memory;
-  const auto read = [&](const KvCache& cache, std::vector<std::byte>& to) {
-    return cache.shard(cache.longest(), [&](std::size_t n) { return to.resize(n), to.data(); });
-  };
   const Shard of_one = read(*one, memory[0]), of_two = read(*two, memory[1]);
   CHECK(of_one.v.data == of_one.k.data);
   for (std::int64_t i = 0; i < shape.batch; ++i) {
