@@ -22,7 +22,7 @@ inline void check_values_in_keys(const Backend& backend, AttentionShape shape, c
   const Tensor apart = copy_of(in_keys);
   const auto cache_of = [&](bool values_in_keys) {
     shape.values_in_keys = values_in_keys;
-    return backend.make_cache(shape, leaves, 1);
+    return backend.make_cache(shape, leaves, 2);  // full at first
   };
   const auto one = cache_of(true), two = cache_of(false);
   const auto steps = one->open(0.3), steps_of_two = two->open(0.3);

@@ -103,13 +103,11 @@ TEST_CASE("mpi recovery: after an error new ranks on the same communicator decod
   std::mt19937 random(97);  // the same on all ranks
   const auto draw = [&random](std::size_t below) { return static_cast<int>(random() % below); };
   for (int i = 0; i < n; ++i) {
-    // First a long message that MPI reads from the memory of a session when its receiver is there at last.
-    const bool shares_memory = i > 0 && draw(2) == 0, is_long = i == 0 || draw(2) == 0;
-    const Failure failure = i == 0 ? Failure::kIsLate : static_cast<Failure>(draw(3));
-    const int failing_rank = draw(static_cast<std::size_t>(all.size())), failing_step = i == 0 ? 0 : draw(kSteps);
+    const bool shares_memory = draw(2) == 0, is_long = draw(2) == 0;
+    const auto failure = static_cast<Failure>(draw(3));
+    const int failing_rank = draw(static_cast<std::size_t>(all.size())), failing_step = draw(kSteps);
     const Decode &decode = decodes[is_long], &other = others[is_long];
-    const Algorithm& algorithm =
-        i == 0 ? find_algorithm("two-level") : algorithms()[static_cast<std::size_t>(draw(algorithms().size()))];
+    const Algorithm& algorithm = algorithms()[static_cast<std::size_t>(draw(algorithms().size()))];
     OpenShard shard = open_shard_of(decode), other_shard = open_shard_of(other);
     const std::vector<DecodeOutput> expected = outputs_of(algorithm, decode, shard, shares_memory),
                                     of_other = outputs_of(algorithm, other, other_shard, shares_memory);
