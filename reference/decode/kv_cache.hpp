@@ -86,7 +86,7 @@ class KvCache {
   /// Replaces the contents by the first lengths[i] rows of a shard. A cache in host memory reads them in place, so the
   /// memory of the shard must remain valid until the next reset() or the end of the cache. A cache on a device copies them,
   /// from device memory on the default stream.
-  /// @param shard begins where the range of the cache does @param lengths rows in use per batch entry [b] @throws as append()
+  /// @param shard begins where the range of the cache does @param lengths rows in use of each [b] @throws as append()
   void borrow(const Shard& shard, std::span<const std::int64_t> lengths);
   /// Allocates memory for n rows, or for the capacity if that is more. @throws std::out_of_range for more than 2^62 bytes
   void reserve(std::int64_t n = 0);
