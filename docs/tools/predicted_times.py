@@ -14,7 +14,7 @@ import pathlib
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 CLOCK, CYCLES = 1.98e9, 3.8  # of an H200; of an instruction in a chain, by the model of the compiled code
-FIXED = 2.7e-6  # of the ends: what the measured ends of the kernels before this join had left
+FIXED = 2.7e-6  # of the ends, of thread groups and of blocks: what the measured ends of the kernels before this join had left
 DIM, THREADS, GROUPS = 128, 128, 4
 # Of multi-head latent attention: elements of a row and of a value, rows that share a ring, bytes a second of a read, and how much longer two warps of a
 # scheduler take than one, by the same model.
@@ -71,12 +71,13 @@ def factors(walks, lines):
 def latent(walk, heads, keys):
     """(seconds of a kernel that only reads the rows, of the walk, of the step) for so many query heads on one key/value head, values in the keys."""
     groups, two = math.ceil(heads / LATENT_ROWS), heads > 8
-    blocks = min(MULTIPROCESSORS, groups * max(1, math.isqrt(keys // LEAF * 8 // 3)))  # choose_blocks()
-    blocks = blocks // groups * groups
-    walked = math.ceil(groups * keys / LEAF / blocks) * walk["leaf"] * CYCLES * (TWO_WARPS if two else 1) / CLOCK
-    states = sum(chain(min(8, heads - first), blocks // groups, 256 if two else 128, 8, LATENT_VALUE) for first in range(0, min(heads, LATENT_ROWS), 8))
+    blocks = max(1, min(MULTIPROCESSORS // groups, int((keys / LEAF * 8 / 3) ** (2 / 3))))  # of a tile: choose_blocks()
+    walked = math.ceil(keys / LEAF / blocks) * walk["leaf"] * CYCLES * (TWO_WARPS if two else 1) / CLOCK
+    team = 8 if blocks <= 8 else next(1 << log for log in range(2, 9) if 2 << 2 * log >= blocks)  # log_team()
+    levels = [min(team, blocks)] + ([math.ceil(blocks / team)] if blocks > team else [])
+    states = sum(chain(min(8, heads - first), parts, 256 if two else 128, 8, LATENT_VALUE) for first in range(0, min(heads, LATENT_ROWS), 8) for parts in levels)
     read = 2.55e-6 + keys * LATENT_KEY * 2 / READ
-    return read, walked, max(read, walked) + FIXED + (walk["start"] + walk["pass"] + walk["arrival"] + walk["exit"] + states * walk["state"]) * CYCLES / CLOCK
+    return read, walked, max(read, walked) + FIXED * (1 + len(levels)) / 2 + (walk["start"] + walk["pass"] + walk["arrival"] + walk["exit"] + states * walk["state"]) * CYCLES / CLOCK
 
 
 def latent_table():

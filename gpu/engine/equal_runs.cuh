@@ -53,22 +53,46 @@ struct WarpScan {
 
 /// Where the forests of blocks lie: those of all thread groups, then those of work ranges. A block has at most two work
 /// ranges whose query tile it shares with others: one that continues from the block before, and one that continues in the
-/// next. Their forests stay until the last of the sharing blocks has joined them.
+/// next. Their forests stay until the last of the sharing blocks has joined them; that of a team lies where its first had
+/// its own.
 struct EqualRunsWorkspace {
   float* floats = nullptr;
   std::int64_t first_work_range = 0;           ///< floats before the forests of work ranges
   Count n_thread_group = 0, n_work_range = 0;  ///< floats of one forest, of which there is one a slot
   int n_thread_groups = 1, n_slots = 1;        ///< slots: of all tiles of rows
+  Count n_tiles = 0;                           ///< query tiles, whose counters are before those of the teams
 
   /// Floats of a block: two work ranges, and its thread groups.
   std::int64_t n_floats() const { return (2 * std::int64_t{n_work_range} + n_thread_groups * n_thread_group) * n_slots; }
+  /// The number of a work range, and of the counter of the team that begins with it.
+  TREE_ATTN_HOST_DEVICE static Count number_of(Count block, bool began_before) { return 2 * block + (began_before ? 0 : 1); }
   TREE_ATTN_HOST_DEVICE float* of_work_range(Count block, bool began_before) const {
-    const Count i = 2 * block + (began_before ? 0 : 1);
-    return floats + first_work_range + std::int64_t{i} * (n_work_range * n_slots);
+    return floats + first_work_range + std::int64_t{number_of(block, began_before)} * (n_work_range * n_slots);
   }
   TREE_ATTN_HOST_DEVICE float* of_thread_group(Count block, Count thread_group) const {
     return floats + std::int64_t{block * n_thread_groups + thread_group} * (n_thread_group * n_slots);
   }
+};
+
+/// Whether blocks that share a query tile are joined in teams, and then the teams: for four warps on tensor cores, whose
+/// states are long.
+template <IsThreadGroup ThreadGroup>
+inline constexpr bool kHasTeams = ThreadGroup::kLanes > kWarp;
+
+/// Neighbouring blocks of a team, as a power of two: all of up to eight, else about as many as there are teams.
+TREE_ATTN_HOST_DEVICE constexpr int log_team(int n_sharing) {
+  int log = 3;
+  if (n_sharing > 8)
+    for (log = 2; 2 << (2 * log) < n_sharing;) ++log;
+  return log;
+}
+
+/// What a block joins of those that share its query tile: itself, its team, the teams; or itself, then all.
+template <bool kHasTeams>
+struct SharingBlocks {
+  int begin, end, log_part = 0;  ///< blocks [begin, end), in parts of 2^log_part, of which the last may have fewer
+  __device__ __forceinline__ int n_parts() const { return kHasTeams ? ((end - begin - 1) >> log_part) + 1 : end; }
+  __device__ __forceinline__ int begin_of(int part) const { return kHasTeams ? begin + (part << log_part) : part; }
 };
 
 /// Shared memory of the kernel beside that of its pipeline and its epilogue: three small things.
@@ -97,7 +121,7 @@ struct WriteEpilogue {
 /// Every warp works out the first work range by itself, and starts its first copies before the launch before this one has
 /// ended, see begin_early(): no barrier stands before them. What is known about a work range is kept in shared memory as
 /// well, and read from there after the walk: it would fill the registers that the pipeline needs.
-/// @param counters one per query tile
+/// @param counters one per query tile, and then those of teams
 /// @paper{alg_3, Alg. 3}
 template <IsPipeline Pipeline, class Epilogue>
 __device__ __forceinline__ void equal_runs_block(const typename Pipeline::Params& params, const Epilogue& epilogue,
@@ -132,22 +156,31 @@ __device__ __forceinline__ void equal_runs_block(const typename Pipeline::Params
       }
       __syncthreads();
 
-      // The block joins its thread groups, and all blocks of the query tile if others share it and it is the last of them.
+      // The block joins its thread groups; if others share the query tile and it is the last of its team, the team; and if
+      // that is the last one, the teams.
       const WorkRange work = work_range[0];
       all = partition[0];
       end_of_run = all.begin_of(block + 1);
       const Count first = all.block_of(work.tile_begin);
       const int n_sharing = static_cast<int>(all.block_of(work.tile_begin + work.n_tile_items - 1) - first) + 1;
+      const int own = static_cast<int>(block - first);
+      const auto positions_of = [&](int from, int to) {
+        const Count begin = all.begin_of(first + from);
+        return work.positions_of(begin > work.tile_begin ? begin : work.tile_begin, all.begin_of(first + to));
+      };
+      constexpr bool kInTeams = kHasTeams<ThreadGroup>;
+      SharingBlocks<kInTeams> joined{own, own + 1};
       bool joins_blocks = false, is_end = false;
       TREE_ATTN_LOOP
       do {
         const auto positions = [&](int i) {
-          if (!joins_blocks) return params.in_tree(work.kv_head, split_range(work.positions, i, forests.n_thread_groups));
-          const Count begin = all.begin_of(first + i);
-          return params.in_tree(work.kv_head, work.positions_of(begin > work.tile_begin ? begin : work.tile_begin,
-                                                                all.begin_of(first + i + 1)));
+          return params.in_tree(work.kv_head, joins_blocks ? positions_of(joined.begin_of(i), joined.begin_of(i + 1))
+                                                           : split_range(work.positions, i, forests.n_thread_groups));
         };
-        is_end = joins_blocks || n_sharing == 1;
+        is_end = kInTeams ? joined.end - joined.begin == n_sharing : joins_blocks || n_sharing == 1;
+        const KeyRange range = !joins_blocks ? work.positions
+                               : kInTeams    ? positions_of(joined.begin, joined.end)
+                                             : work.whole;
         TREE_ATTN_LOOP
         for (int t = 0; t < n_row_tiles; ++t) {
           const int first_slot = t * ThreadGroup::kSlots;
@@ -156,27 +189,39 @@ __device__ __forceinline__ void equal_runs_block(const typename Pipeline::Params
           if (n_here <= 0) break;
           if (t > 0) __syncthreads();
           const auto copy = [&](const auto& slice, int i, int j, const auto& states, int place) {
+            const int from = joined.begin_of(i);
             const float* const part =
-                joins_blocks ? forests.of_work_range(first + i, i > 0) : forests.of_thread_group(block, i);
+                joins_blocks ? forests.of_work_range(first + from, from > 0) : forests.of_thread_group(block, i);
             const Count n_forest = joins_blocks ? forests.n_work_range : forests.n_thread_group;
             states.copy(place, slice, part + (first_slot + slice.slot) * n_forest, j);
           };
-          join_parts<ThreadGroup>(
-              pipeline.scratch(), n_here, params.in_tree(work.kv_head, joins_blocks ? work.whole : work.positions),
-              joins_blocks ? n_sharing : forests.n_thread_groups, positions, copy,
-              [&](const auto& slice, const auto& roots) {
-                if (is_end) {
-                  write_output<ThreadGroup>(params, epilogue.output(), work.kv_head, first_row, slice, roots,
-                                            params.in_tree(work.kv_head, work.whole));
-                } else {
-                  store_forest<ThreadGroup>(slice, roots,
-                                            forests.of_work_range(block, block > first) + first_slot * forests.n_work_range,
-                                            forests.n_work_range);
-                }
-              });
+          join_parts<ThreadGroup>(pipeline.scratch(), n_here, params.in_tree(work.kv_head, range),
+                                  joins_blocks ? joined.n_parts() : forests.n_thread_groups, positions, copy,
+                                  [&](const auto& slice, const auto& roots) {
+                                    if (is_end) {
+                                      write_output<ThreadGroup>(params, epilogue.output(), work.kv_head, first_row, slice,
+                                                                roots, params.in_tree(work.kv_head, work.whole));
+                                    } else {
+                                      const int place = kInTeams ? joined.begin : own;
+                                      store_forest<ThreadGroup>(slice, roots,
+                                                                forests.of_work_range(first + place, place > 0) +
+                                                                    first_slot * forests.n_work_range,
+                                                                forests.n_work_range);
+                                    }
+                                  });
         }
         if (is_end) break;
-        joins_blocks = arrives_last(counters + work.query_tile, static_cast<unsigned>(n_sharing), is_last);
+        unsigned* counter = counters + work.query_tile;
+        if constexpr (kInTeams) {
+          const int log = log_team(n_sharing), team = own >> log << log, end_of_team = team + (1 << log);
+          joined = joins_blocks ? SharingBlocks<kInTeams>{0, n_sharing, log}
+                                : SharingBlocks<kInTeams>{team, end_of_team < n_sharing ? end_of_team : n_sharing};
+          if (joined.end - joined.begin < n_sharing)
+            counter = counters + (forests.n_tiles + forests.number_of(first + team, team > 0));
+        } else {
+          joined.end = n_sharing;
+        }
+        joins_blocks = arrives_last(counter, static_cast<unsigned>(joined.n_parts()), is_last);
       } while (joins_blocks);
       if (is_end) epilogue.tile_joined(params, work, log_rows, tiles);
 
@@ -191,7 +236,7 @@ __device__ __forceinline__ void equal_runs_block(const typename Pipeline::Params
 }
 
 /// The library kernel on one device.
-/// @param counters one per query tile
+/// @param counters as in equal_runs_block()
 /// @paper{alg_3, Alg. 3}
 template <IsPipeline Pipeline>
 __global__ void __launch_bounds__(Pipeline::kThreads, 1)
@@ -206,9 +251,9 @@ template <IsPipeline Pipeline>
 EqualRunsWorkspace equal_runs_workspace(const typename Pipeline::Params& params, const LaunchPlan& plan, float* floats) {
   using ThreadGroup = typename Pipeline::ThreadGroup;
   const std::int64_t n_leaves = leaves_of({params.begin, params.end}), n_blocks = plan.n_blocks,
-                     a_block = std::min(
-                         n_leaves,
-                         (n_query_tiles<ThreadGroup>(params, plan.n_row_tiles) * n_leaves + n_blocks - 1) / n_blocks);
+                     n_tiles = n_query_tiles<ThreadGroup>(params, plan.n_row_tiles),
+                     a_block = std::min(n_leaves, (n_tiles * n_leaves + n_blocks - 1) / n_blocks),
+                     a_team = std::min(n_leaves, kHasTeams<ThreadGroup> ? a_block << log_team(plan.n_blocks) : a_block);
   using Forest = GroupForest<ThreadGroup>;
   const int n_thread_groups = n_thread_groups_of<ThreadGroup>(plan.n_threads, plan.n_row_tiles),
             n_slots = ThreadGroup::kSlots * plan.n_row_tiles;
@@ -217,9 +262,10 @@ EqualRunsWorkspace equal_runs_workspace(const typename Pipeline::Params& params,
   return {floats,
           n_blocks * n_thread_groups * n_thread_group * n_slots,
           Count(n_thread_group),
-          Count(Forest::n_floats(params.longest_in_tree(a_block * kLeafKeys))),
+          Count(Forest::n_floats(params.longest_in_tree(a_team * kLeafKeys))),
           n_thread_groups,
-          n_slots};
+          n_slots,
+          Count(n_tiles)};
 }
 
 /// Launches a kernel whose blocks are equal_runs_block(). @param config what it asks for beside blocks and memory

@@ -14,15 +14,14 @@
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
 /// One block a multiprocessor. A batch of one has query tiles of one length: then a few multiprocessors are left idle if
-/// that saves every block a second work range, with a merge of its own. The last block of a query tile joins all its parts,
-/// and for four warps on tensor cores, whose states are long, a part takes as long as 3/8 of a leaf: fewer blocks, so that
-/// leaves of a block and parts together take the least time.
+/// that saves every block a second work range, with a merge of its own. Where blocks are joined in teams, a part takes as
+/// long as 3/8 of a leaf: fewer blocks n, so that leaves / n and 2 sqrt(n) parts together take the least time.
 template <IsThreadGroup ThreadGroup>
 std::int64_t choose_blocks(const DecodeParams& params, std::int64_t n_query_tiles) {
   std::int64_t n = device().n_multiprocessors;
-  if constexpr (ThreadGroup::kLanes > kWarp) {
+  if constexpr (kHasTeams<ThreadGroup>) {
     const auto n_leaves = static_cast<double>(leaves_of({params.begin, params.end}));
-    n = std::clamp<std::int64_t>(n_query_tiles * static_cast<std::int64_t>(std::sqrt(n_leaves * 8 / 3)), 1, n);
+    n = std::clamp<std::int64_t>(n_query_tiles * static_cast<std::int64_t>(std::pow(n_leaves * 8 / 3, 2.0 / 3)), 1, n);
   }
   const std::int64_t even = n_query_tiles == 0 ? 0 : n / n_query_tiles * n_query_tiles;
   return params.batch == 1 && even * 10 >= n * 9 ? even : n;
@@ -48,7 +47,7 @@ LaunchPlan plan_equal_runs(const Params& params, const LaunchOptions& options) {
         options.n_splits > 0 ? options.n_splits : static_cast<int>((plan.n_blocks + n - 1) / std::max<std::int64_t>(1, n));
     plan.shared_bytes = kEqualRunsBytes + block.n_bytes;
     plan.n_floats = plan.n_blocks * equal_runs_workspace<Pipeline>(params, plan, nullptr).n_floats();
-    plan.n_counters = n;
+    plan.n_counters = n + (kHasTeams<ThreadGroup> ? 2 * plan.n_blocks : 0);
   });
   return plan;
 }

@@ -42,17 +42,17 @@ class Predicted(unittest.TestCase):
         self.assertGreater(len(rows), 8)
         self.assertTrue(all(float(row[1].split()[0]) < float(row[3].split()[0]) and float(row[4]) < 1 for row in rows), rows)
 
-    def test_latent_rows_are_walked_by_few_blocks_where_one_joins_the_parts_of_all(self):
+    def test_latent_rows_are_walked_by_as_many_blocks_as_are_joined_in_the_time_that_they_save(self):
         walk = {"start": 0, "pass": 0, "leaf": 100, "arrival": 0, "exit": 0, "state": 0}
         leaf = 100 * predicted_times.CYCLES / predicted_times.CLOCK
         read, walked, step = predicted_times.latent(walk, 8, 8192)
         self.assertAlmostEqual(read, 2.55e-6 + 8192 * 1152 / 4.68e12)
-        self.assertAlmostEqual(walked, 8 * leaf)  # 128 leaves, 18 blocks
-        self.assertAlmostEqual(step, read + predicted_times.FIXED)
+        self.assertAlmostEqual(walked, 3 * leaf)  # 128 leaves, 48 blocks
+        self.assertAlmostEqual(step, read + 1.5 * predicted_times.FIXED)
         self.assertAlmostEqual(predicted_times.latent(walk, 128, 8192)[1], 8 * 1.23 * leaf)  # 16 blocks for each of 8 query tiles
-        # Two tiles of eight rows in 512 slices each, twice as many as threads, of 18 parts.
+        # Two tiles of eight rows in 512 slices each, twice as many as threads, of a team of 8 and 6 teams.
         states = predicted_times.latent(walk | {"state": 1}, 16, 8192)[2] - predicted_times.latent(walk, 16, 8192)[2]
-        self.assertAlmostEqual(states, 2 * 2 * 18 * predicted_times.CYCLES / predicted_times.CLOCK)
+        self.assertAlmostEqual(states, 2 * 2 * (8 + 6) * predicted_times.CYCLES / predicted_times.CLOCK)
 
 
 if __name__ == "__main__":

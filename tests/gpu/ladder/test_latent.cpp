@@ -127,6 +127,31 @@ TEST_CASE("latent rows: causal rows of values in the keys have the bits of value
   }
 }
 
+/// Blocks without a part, teams of one block, a team more than there are blocks in one, and ends of shards inside them.
+/// @tested{thm_1, Thm. 1}
+TEST_CASE("latent rows: blocks that are joined in teams have the bits of a few blocks") {
+  constexpr std::int64_t kKeys = 41 * kLeafKeys + 5;
+  for (const std::int64_t heads : {1, 11}) {
+    if (!takes_all_cases() && heads == 11) continue;
+    Axes axes = axes_of(DType::BF16, heads, 264, 24, kKeys);
+    axes.batch = 3;
+    for (const std::vector<std::int64_t>& lengths : {std::vector<std::int64_t>{kKeys, kKeys, kKeys}, {kKeys, 0, 700}}) {
+      const auto workload = normal_workload(8475, axes, lengths);
+      const DecodeOutput plain = run_step(device::kTensor, *workload, {.n_splits = 2});
+      for (const int n_splits : {8, 9, 10, 13, 17, 33, 40, 60}) {
+        if (!takes_all_cases() && n_splits % 4 != 1) continue;
+        INFO(heads << " heads, " << n_splits << " splits, " << lengths[1]);
+        CHECK(same_output(run_step(device::kEqualRuns, *workload, {.n_splits = n_splits}), plain));
+      }
+      for (const KeyRange range : {KeyRange{0, kKeys}, {3 * kLeafKeys + 7, 40 * kLeafKeys}, {64, 12 * kLeafKeys}}) {
+        const Forest<float> few = forest_of(device::kEqualRuns, *workload, range, 2);
+        CHECK(same_bits(forest_of(device::kEqualRuns, *workload, range, 20), few));
+        CHECK(same_bits(forest_of(device::kEqualRuns, *workload, range, 35), few));
+      }
+    }
+  }
+}
+
 #if !defined(TREE_ATTN_FOR_CUDA)
 /// Every byte of a cache of whole leaves once for up to 16 rows: of keys that hold the values those of the keys alone.
 TEST_CASE("latent rows: keys that hold the values are copied once for 16 rows") {

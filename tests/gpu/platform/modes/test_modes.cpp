@@ -160,6 +160,24 @@ TEST_CASE("modes: the library kernel over a batch with lengths of all kinds") {
   }
 }
 
+/// Ten of twelve blocks share the long sequence, in teams of four, four and two.
+/// @tested{thm_1, Thm. 1}
+TEST_CASE("modes: blocks of a query tile that are joined in teams") {
+  Axes axes = of_tiles(DType::BF16, 264, 9, 20 * kLeafKeys);
+  axes.value_dim = 24, axes.batch = 2;
+  const auto workload = normal_workload(9150, axes, std::vector<std::int64_t>{axes.n_keys, 4 * kLeafKeys});
+  const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
+  DecodeOutput first;
+  for (const std::uint64_t seed : kSeeds) {
+    CAPTURE(seed);
+    const emulated::SettingsScope scope({.seed = seed, .n_workers = 2, .n_multiprocessors = 12});
+    const DecodeOutput output = run_step(device::kEqualRuns, shard);
+    if (seed == kSeeds[0]) first = output;
+    CHECK(same_output(output, first));
+  }
+  CHECK(against_oracle(*workload, first, longest_chain(device::kEqualRuns, shard)) == "");
+}
+
 #if defined(TREE_ATTN_EMULATOR_SHADOW)
 /// On compute capability 8 every lane copies a part of every row, and on tensor cores reads what the others have copied.
 /// @tested{eq_7, eq. (7)}
