@@ -160,17 +160,17 @@ TEST_CASE("modes: the library kernel over a batch with lengths of all kinds") {
   }
 }
 
-/// Ten of twelve blocks share the long sequence, in teams of four, four and two.
+/// Nine blocks share each of two sequences, in teams of four, four and one: the one in the middle has a part of both.
 /// @tested{thm_1, Thm. 1}
 TEST_CASE("modes: blocks of a query tile that are joined in teams") {
-  Axes axes = of_tiles(DType::BF16, 264, 9, 20 * kLeafKeys);
+  Axes axes = of_tiles(DType::BF16, 264, 9, 17 * kLeafKeys);
   axes.value_dim = 24, axes.batch = 2;
-  const auto workload = normal_workload(9150, axes, std::vector<std::int64_t>{axes.n_keys, 4 * kLeafKeys});
+  const auto workload = normal_workload(9150, axes, std::vector<std::int64_t>(2, 17 * kLeafKeys));
   const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
   DecodeOutput first;
   for (const std::uint64_t seed : kSeeds) {
     CAPTURE(seed);
-    const emulated::SettingsScope scope({.seed = seed, .n_workers = 2, .n_multiprocessors = 12});
+    const emulated::SettingsScope scope({.seed = seed, .n_workers = 2, .n_multiprocessors = 17});
     const DecodeOutput output = run_step(device::kEqualRuns, shard);
     if (seed == kSeeds[0]) first = output;
     CHECK(same_output(output, first));
