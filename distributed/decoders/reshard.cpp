@@ -48,12 +48,17 @@ std::int64_t longest_of(std::span<const std::int64_t> lengths) {
   return lengths.empty() ? 0 : *std::ranges::max_element(lengths);
 }
 
+/// One batch entry of a shape.
+AttentionShape entry_of(AttentionShape shape) {
+  shape.batch = 1;
+  return shape;
+}
+
 /// Bytes that ranks send each other, by the indices of both.
 std::map<std::pair<int, int>, std::int64_t> bytes_between(std::span<const RowMove> moves,
                                                           std::span<const OwnedLeaves> before, const AttentionShape& shape,
                                                           std::span<const std::int64_t> lengths) {
-  AttentionShape entry = shape;
-  entry.batch = 1;
+  const AttentionShape entry = entry_of(shape);
   std::map<std::pair<int, int>, std::int64_t> bytes;
   for (const RowMove& move : moves) {
     if (move.from == move.to) continue;
@@ -80,6 +85,7 @@ std::string fault_of(const Transport& transport, const KvCache& from, const KvCa
   const auto me = static_cast<std::size_t>(transport.topology().index_of(transport.rank()));
   require(before[me] == from.leaves() && after[me] == to.leaves(), "reshard: the leaves of rank ", transport.rank(),
           " are others than those of its caches");
+  require(from.shape() == to.shape(), "reshard: the caches have other shapes");
   require(from.scales() == to.scales(), "reshard: the caches have other scales");
   for (std::int64_t i = 0; from.pages() != nullptr && i < from.shape().batch; ++i)
     require(from.pages()->given_back(i).empty(), "reshard: keys of batch entry ", i, " have been given back");
@@ -209,8 +215,7 @@ void reshard(Transport& transport, const KvCache& from, KvCache& to, std::span<c
 
   // Ascending positions are ascending rows.
   to.reserve(to.leaves().n_keys(longest_of(lengths)));
-  AttentionShape entry = shape;
-  entry.batch = 1;
+  const AttentionShape entry = entry_of(shape);
   std::vector<const std::byte*> next(before.size());
   std::ranges::transform(received, next.begin(), [](const auto& message) { return message.data(); });
   for (const RowMove& move : moves) {

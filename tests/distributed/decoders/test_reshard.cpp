@@ -54,10 +54,11 @@ TEST_CASE("reshard: what does not fit is refused") {
   CHECK_THROWS_WITH_AS(moves_between(leaves, leaves, 65), "moves_between: no rank holds key 64", std::out_of_range);
   CHECK_THROWS_WITH_AS(spread_over(short_range, 0), "spread_over: 1 ranges over 0 ranks", std::invalid_argument);
   const std::vector<OwnedLeaves> wide{KeyRange{0, 192}};
-  const auto error_of = [&](std::int64_t length, std::int64_t n_in_new_cache, float scale = 1, std::int64_t window = 0) {
+  const auto error_of = [&](std::int64_t length, std::int64_t n_in_new_cache, float scale = 1, std::int64_t window = 0,
+                            bool values_in_keys = false) {
     constexpr DType kType = DType::F8_E4M3;
-    const AttentionShape shape{kType, kType, 1, 1, 1, 1, 2, 2};
-    const auto from = cpu_backend().make_cache(shape, wide[0], 0), to = cpu_backend().make_cache(shape, wide[0], 0);
+    const AttentionShape shape{kType, kType, 1, 1, 1, 1, 2, 2}, other{kType, kType, 1, 1, 1, 1, 2, 2, values_in_keys};
+    const auto from = cpu_backend().make_cache(shape, wide[0], 0), to = cpu_backend().make_cache(other, wide[0], 0);
     from->set_scales({{scale}, {1}}), to->set_scales({{1}, {1}});
     if (window > 0) from->use_pages({.n_pages = 3, .window = window});
     const std::vector<float> zeros(2 * 192);
@@ -72,6 +73,7 @@ TEST_CASE("reshard: what does not fit is refused") {
   CHECK(error_of(101, 0) == "reshard: rank 0 holds other rows than sequences of these lengths have");
   CHECK(error_of(100, 1) == "reshard: the new cache holds 1 rows");
   CHECK(error_of(100, 0, 2) == "reshard: the caches have other scales");
+  CHECK(error_of(100, 0, 1, 0, true) == "reshard: the caches have other shapes");
   CHECK(error_of(100, 0, 1, 37) == "no error");
   CHECK(error_of(100, 0, 1, 36) == "reshard: keys of batch entry 0 have been given back");
 }

@@ -104,7 +104,7 @@ TEST_CASE("mpi recovery: after an error new ranks on the same communicator decod
   const auto draw = [&random](std::size_t below) { return static_cast<int>(random() % below); };
   for (int i = 0; i < n; ++i) {
     const bool shares_memory = draw(2) == 0, is_long = draw(2) == 0;
-    const auto failure = static_cast<Failure>(draw(3));
+    const auto failure = static_cast<Failure>(i % 3);
     const int failing_rank = draw(static_cast<std::size_t>(all.size())), failing_step = draw(kSteps);
     const Decode &decode = decodes[is_long], &other = others[is_long];
     const Algorithm& algorithm = algorithms()[static_cast<std::size_t>(draw(algorithms().size()))];

@@ -171,6 +171,7 @@ TEST_CASE("modes: blocks of a query tile that are joined in teams") {
   for (const std::uint64_t seed : kSeeds) {
     CAPTURE(seed);
     const emulated::SettingsScope scope({.seed = seed, .n_workers = 2, .n_multiprocessors = 17});
+    CHECK(device::kEqualRuns.plan(shard.params, shard.dtype, {}).n_blocks == 17);
     const DecodeOutput output = run_step(device::kEqualRuns, shard);
     if (seed == kSeeds[0]) first = output;
     CHECK(same_output(output, first));
