@@ -19,21 +19,30 @@ namespace tree_attn::cuda {
 
 constexpr std::int64_t kDim = 128;
 
-/// What is decoded: one query per sequence, with a cache that has room for the longest of them.
+/// What is decoded: the last queries of every sequence, with a cache that has room for the longest of them.
 struct Shape {
   std::string name;
   DType dtype;
   std::int64_t heads, kv_heads;
-  std::vector<std::int64_t> lengths;  ///< keys of each sequence
+  std::vector<std::int64_t> lengths;              ///< keys of each sequence
+  std::int64_t n_queries = 1;                     ///< of a sequence; each sees the keys up to its own
+  std::int64_t key_dim = kDim, value_dim = kDim;  ///< where they differ, values are the first components of the keys
 
+  bool values_in_keys() const { return key_dim != value_dim; }
+  std::int64_t n_rows() const { return batch() * heads * n_queries; }
   std::int64_t batch() const { return static_cast<std::int64_t>(lengths.size()); }
   std::int64_t capacity() const { return *std::max_element(lengths.begin(), lengths.end()); }
   std::int64_t n_keys() const { return std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0}); }
   /// Elements of the keys, with the room behind shorter sequences.
-  std::int64_t n_elements() const { return batch() * kv_heads * capacity() * kDim; }
-  std::int64_t allocated_bytes() const { return 2 * n_elements() * static_cast<std::int64_t>(bytes_of(dtype)); }
+  std::int64_t n_elements() const { return batch() * kv_heads * capacity() * key_dim; }
+  std::int64_t allocated_bytes() const { return n_arrays() * n_elements() * static_cast<std::int64_t>(bytes_of(dtype)); }
   /// Keys and values: what must be read.
-  std::int64_t n_bytes() const { return 2 * kv_heads * n_keys() * kDim * static_cast<std::int64_t>(bytes_of(dtype)); }
+  std::int64_t n_bytes() const {
+    return n_arrays() * kv_heads * n_keys() * key_dim * static_cast<std::int64_t>(bytes_of(dtype));
+  }
+
+ private:
+  std::int64_t n_arrays() const { return values_in_keys() ? 1 : 2; }
 };
 
 /// Eight numbers in a word: bytes, each for a multiple of 1/64 in [-1, 1), which every stored type holds exactly.
@@ -50,7 +59,7 @@ __host__ __device__ inline float number_of(std::uint64_t eight, int i) {
 constexpr std::uint64_t kSeedQ = 1, kSeedK = 2, kSeedV = 3;
 
 /// Base-two scores have a standard deviation of about 4: some keys matter, and no key alone.
-inline float score_scale() { return static_cast<float>(kLog2E * 8 / std::sqrt(static_cast<double>(kDim))); }
+inline float score_scale(std::int64_t dim) { return static_cast<float>(kLog2E * 8 / std::sqrt(static_cast<double>(dim))); }
 
 /// @param[out] to [8 n_eighths]
 template <class T>
@@ -69,37 +78,41 @@ __global__ void fill_elements(T* to, std::int64_t n_eighths, std::uint64_t seed)
 
 /// z and the natural lse of one row, in double.
 struct Row {
-  std::vector<double> z = std::vector<double>(kDim);
+  std::vector<double> z;
   double lse = 0;
 };
 
-/// @param row_index sequence times heads + query head
+/// @param row_index (sequence times heads + query head) times queries + query
 inline Row reference_row(const Shape& shape, std::int64_t row_index) {
-  const auto elements = [](std::uint64_t seed, std::int64_t row, double(&to)[kDim]) {
-    for (std::int64_t j = 0; j < kDim; j += 8) {
-      const std::uint64_t eight = eight_elements(seed, (row * kDim + j) / 8);
-      for (int i = 0; i < 8; ++i) to[j + i] = number_of(eight, i);
+  const auto dim = static_cast<std::size_t>(shape.key_dim);
+  const auto elements = [dim](std::uint64_t seed, std::int64_t row, std::vector<double>& to) {
+    for (std::size_t j = 0; j < dim; j += 8) {
+      const std::uint64_t eight =
+          eight_elements(seed, (row * static_cast<std::int64_t>(dim) + static_cast<std::int64_t>(j)) / 8);
+      for (int i = 0; i < 8; ++i) to[j + static_cast<std::size_t>(i)] = number_of(eight, i);
     }
   };
-  const std::int64_t entry = row_index / shape.heads, head = row_index % shape.heads / (shape.heads / shape.kv_heads);
+  const std::int64_t query = row_index % shape.n_queries, row_of_head = row_index / shape.n_queries,
+                     entry = row_of_head / shape.heads, head = row_of_head % shape.heads / (shape.heads / shape.kv_heads);
   const std::int64_t first = (entry * shape.kv_heads + head) * shape.capacity(),
-                     n_keys = shape.lengths[static_cast<std::size_t>(entry)];
-  double q[kDim], row[kDim], largest = -std::numeric_limits<double>::infinity(), sum = 0;
+                     n_keys = shape.lengths[static_cast<std::size_t>(entry)] - (shape.n_queries - 1 - query);
+  std::vector<double> q(dim), row(dim);
+  double largest = -std::numeric_limits<double>::infinity(), sum = 0;
   elements(kSeedQ, row_index, q);
   std::vector<double> score(static_cast<std::size_t>(n_keys));
   for (std::int64_t a = 0; a < n_keys; ++a) {
     elements(kSeedK, first + a, row);
     double dot = 0;
-    for (std::int64_t j = 0; j < kDim; ++j) dot += q[j] * row[j];
-    score[static_cast<std::size_t>(a)] = static_cast<double>(score_scale()) * dot;
+    for (std::size_t j = 0; j < dim; ++j) dot += q[j] * row[j];
+    score[static_cast<std::size_t>(a)] = static_cast<double>(score_scale(shape.key_dim)) * dot;
     largest = std::max(largest, score[static_cast<std::size_t>(a)]);
   }
-  Row result;
+  Row result{std::vector<double>(static_cast<std::size_t>(shape.value_dim))};
   for (std::int64_t a = 0; a < n_keys; ++a) {
-    elements(kSeedV, first + a, row);
+    elements(shape.values_in_keys() ? kSeedK : kSeedV, first + a, row);
     const double weight = std::exp2(score[static_cast<std::size_t>(a)] - largest);
     sum += weight;
-    for (std::int64_t j = 0; j < kDim; ++j) result.z[static_cast<std::size_t>(j)] += weight * row[j];
+    for (std::size_t j = 0; j < result.z.size(); ++j) result.z[j] += weight * row[j];
   }
   for (double& z : result.z) z /= sum;
   result.lse = kLn2 * (largest + std::log2(sum));
@@ -111,7 +124,7 @@ class Input {
  public:
   Input(const Shape& shape, int n_copies, Stream stream)
       : n_sets(n_copies),
-        q_(shape.batch() * shape.heads * kDim * 4),
+        q_(shape.n_rows() * shape.key_dim * 4),
         cache_(n_copies * shape.allocated_bytes()),
         lengths_(shape.batch()) {
     const std::int64_t n = shape.n_elements();
@@ -123,24 +136,28 @@ class Input {
       };
       T* const q = reinterpret_cast<T*>(q_.data());
       T* const cache = reinterpret_cast<T*>(cache_.data());
-      fill(q, shape.batch() * shape.heads * kDim, kSeedQ);
+      fill(q, shape.n_rows() * shape.key_dim, kSeedQ);
       for (int i = 0; i < n_sets; ++i) {
-        T* const k = cache + 2 * n * i;
-        fill(k, n, kSeedK), fill(k + n, n, kSeedV);
-        const std::int64_t of_head = shape.capacity() * kDim, of_all = shape.kv_heads * of_head;
-        params.push_back({.q = {q, {shape.heads * kDim, kDim, kDim}},
-                          .k = {k, {of_all, of_head, kDim}},
-                          .v = {k + n, {of_all, of_head, kDim}},
+        T* const k = cache + shape.allocated_bytes() / static_cast<std::int64_t>(sizeof(T)) * i;
+        T* const v = shape.values_in_keys() ? k : k + n;
+        fill(k, n, kSeedK);
+        if (v != k) fill(v, n, kSeedV);
+        const std::int64_t dim = shape.key_dim, of_head = shape.capacity() * dim, of_all = shape.kv_heads * of_head;
+        params.push_back({.q = {q, {shape.heads * shape.n_queries * dim, shape.n_queries * dim, dim}},
+                          .k = {k, {of_all, of_head, dim}},
+                          .v = {v, {of_all, of_head, dim}},
                           .lengths = lengths_.data(),
                           .batch = shape.batch(),
                           .kv_heads = shape.kv_heads,
-                          .group = shape.heads / shape.kv_heads,
-                          .d_h = kDim,
-                          .d_v = kDim,
+                          .group = shape.heads / shape.kv_heads * shape.n_queries,
+                          .n_queries = shape.n_queries,
+                          .rule = {.causal = shape.n_queries > 1},
+                          .d_h = static_cast<int>(dim),
+                          .d_v = static_cast<int>(shape.value_dim),
                           .begin = 0,
                           .end = shape.capacity(),
                           .readable_end = shape.capacity(),
-                          .score_scale = score_scale()});
+                          .score_scale = score_scale(dim)});
       }
     });
     check(cudaDeviceSynchronize(), "filling the input");
@@ -164,7 +181,7 @@ inline std::string against(const Row& row, std::int64_t row_index, const std::ve
   if (!std::all_of(out.begin(), out.end(), finite) || !std::all_of(lse.begin(), lse.end(), finite))
     return "WRONG: not finite";
   double worst = std::abs(static_cast<double>(lse[static_cast<std::size_t>(row_index)]) - row.lse);
-  const float* const z = out.data() + row_index * kDim;
+  const float* const z = out.data() + row_index * static_cast<std::int64_t>(row.z.size());
   for (std::size_t j = 0; j < row.z.size(); ++j) worst = std::max(worst, std::abs(static_cast<double>(z[j]) - row.z[j]));
   return worst <= kTolerance ? "" : "WRONG: off by " + std::to_string(worst);
 }

@@ -38,6 +38,21 @@ inline Shape skewed_batch(DType dtype, std::int64_t heads, std::int64_t kv_heads
           dtype, heads, kv_heads, lengths};
 }
 
+/// The last l queries of one sequence, as a verification of l proposed tokens has them.
+inline Shape some_queries(Shape shape, std::int64_t n_queries) {
+  shape.n_queries = n_queries;
+  shape.name += ", l = " + std::to_string(n_queries);
+  return shape;
+}
+
+/// Latent rows as multi-head latent attention stores them: one head of 576 elements, of which the first 512 are the value.
+inline Shape latent_rows(std::int64_t heads, std::int64_t n_keys) {
+  Shape shape = one_sequence(DType::BF16, heads, 1, n_keys);
+  shape.key_dim = 576, shape.value_dim = 512;
+  shape.name += ", latent";
+  return shape;
+}
+
 /// All of them; with `quick` those that take little time; in a rehearsal two.
 inline std::vector<Shape> shapes(bool quick) {
   if (is_rehearsal()) return {one_sequence(DType::BF16, 16, 16, 512), one_sequence(DType::F32, 4, 4, 512)};
@@ -51,6 +66,16 @@ inline std::vector<Shape> shapes(bool quick) {
   add(DType::BF16, 32, 8, {9, 13, 14, 15, 16, 20});
   add(DType::BF16, 8, 8, {9, 13, 16, 20});
   add(DType::F32, 16, 16, {9, 13, 16, 20});
+  for (const std::int64_t heads : {16, 128}) {
+    for (const int log2 : {9, 13, 16, 20})
+      if ((!quick || log2 <= 13) && heads << log2 <= 128 << 16) list.push_back(latent_rows(heads, std::int64_t{1} << log2));
+  }
+  if (!quick) {
+    for (const int log2 : {13, 16}) {
+      list.push_back(some_queries(one_sequence(DType::BF16, 16, 16, std::int64_t{1} << log2), 8));
+      list.push_back(some_queries(one_sequence(DType::BF16, 32, 8, std::int64_t{1} << log2), 8));
+    }
+  }
   if (!quick) list.push_back(skewed_batch(DType::BF16, 16, 16)), list.push_back(skewed_batch(DType::BF16, 32, 8));
   return list;
 }

@@ -49,7 +49,7 @@ Timed time_step(const LadderStep& step, const Shape& shape, const Input& input,
   }
   timed.plan = step.plan(first, shape.dtype, {});
   LaunchPlan plan = timed.plan;
-  DeviceBuffer<float> floats(timed.plan.n_floats), out(first.n_rows() * kDim), lse(first.n_rows());
+  DeviceBuffer<float> floats(timed.plan.n_floats), out(first.n_rows() * first.d_v), lse(first.n_rows());
   DeviceBuffer<unsigned> counters(timed.plan.n_counters);
   counters.fill(0);
   const auto run = [&](int i) {
@@ -131,11 +131,12 @@ int time_shape(const Shape& shape, const std::string& steps, Stream stream) {
         .add("dtype", name_of(shape.dtype))
         .add("heads", shape.heads)
         .add("kv_heads", shape.kv_heads);
-    line.add("dim", kDim).add("lengths", shape.lengths).add("n_sets", n_sets).add("bytes", shape.n_bytes());
+    line.add("dim", shape.key_dim).add("value_dim", shape.value_dim).add("n_queries", shape.n_queries);
+    line.add("lengths", shape.lengths).add("n_sets", n_sets).add("bytes", shape.n_bytes());
     line.add("read_seconds", read);
     if (fits_in_l2(shape.n_bytes())) line.add("cached_read_seconds", read_of(1));
   }
-  const std::int64_t last = shape.batch() * shape.heads - 1;
+  const std::int64_t last = shape.n_rows() - 1;
   const std::vector<std::pair<std::int64_t, Row>> want{{0, reference_row(shape, 0)}, {last, reference_row(shape, last)}};
   int n_wrong = 0;
   for (const LadderStep* step : all_kernels()) {

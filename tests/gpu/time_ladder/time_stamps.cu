@@ -30,7 +30,7 @@ void time_step(const LadderStep& step, bool with_clusters, const Shape& shape, S
   const DecodeParams& first = input.params.front();
   const LaunchPlan plan = step.plan(first, shape.dtype, {});
   if ((plan.cluster > 0) != with_clusters) return;
-  DeviceBuffer<float> floats(plan.n_floats), out(first.n_rows() * kDim), lse(first.n_rows());
+  DeviceBuffer<float> floats(plan.n_floats), out(first.n_rows() * first.d_v), lse(first.n_rows());
   DeviceBuffer<unsigned> counters(plan.n_counters);
   DeviceBuffer<std::uint64_t> stamps(std::int64_t{plan.n_blocks} * kStamps);
   counters.fill(0);
