@@ -53,9 +53,11 @@ inline Shape latent_rows(std::int64_t heads, std::int64_t n_keys) {
   return shape;
 }
 
-/// All of them; with `quick` those that take little time; in a rehearsal two.
+/// All of them; with `quick` those that take little time; in a rehearsal four.
 inline std::vector<Shape> shapes(bool quick) {
-  if (is_rehearsal()) return {one_sequence(DType::BF16, 16, 16, 512), one_sequence(DType::F32, 4, 4, 512)};
+  if (is_rehearsal())
+    return {one_sequence(DType::BF16, 16, 16, 512), one_sequence(DType::F32, 4, 4, 512), latent_rows(16, 128),
+            some_queries(one_sequence(DType::BF16, 4, 4, 128), 8)};
   std::vector<Shape> list;
   const auto add = [&](DType dtype, std::int64_t heads, std::int64_t kv_heads, std::initializer_list<int> log2_keys) {
     for (const int log2 : log2_keys)
