@@ -51,10 +51,10 @@ struct WarpScan {
   }
 };
 
-/// Where the forests of blocks lie: those of all thread groups, then those of work ranges. A block has at most two work
-/// ranges whose query tile it shares with others: one that continues from the block before, and one that continues in the
-/// next. Their forests stay until the last of the sharing blocks has joined them; that of a team lies where its first had
-/// its own.
+/// Where the forests of blocks lie: those of all thread groups, none where blocks have teams, then those of work ranges. A
+/// block has at most two work ranges whose query tile it shares with others: one that continues from the block before, and
+/// one that continues in the next. Their forests stay until the last of the sharing blocks has joined them; that of a team
+/// lies where its first had its own.
 struct EqualRunsWorkspace {
   float* floats = nullptr;
   std::int64_t first_work_range = 0;           ///< floats before the forests of work ranges
@@ -75,7 +75,7 @@ struct EqualRunsWorkspace {
 };
 
 /// Whether blocks that share a query tile are joined in teams, and then the teams: for four warps on tensor cores, whose
-/// states are long.
+/// states are long. A block then has one thread group for a tile of rows, whose forest is that of the work range.
 template <IsThreadGroup ThreadGroup>
 inline constexpr bool kHasTeams = ThreadGroup::kLanes > kWarp;
 
@@ -128,6 +128,9 @@ __device__ __forceinline__ void equal_runs_block(const typename Pipeline::Params
                                                  const typename Pipeline::Arguments& arguments,
                                                  const EqualRunsWorkspace& forests, unsigned* counters) {
   using ThreadGroup = typename Pipeline::ThreadGroup;
+  constexpr bool kInTeams = kHasTeams<ThreadGroup>;
+  // A team's forest replaces that of its first block, so a thread has to have read all that it replaces.
+  static_assert(!kInTeams || StateSlice<ThreadGroup>::kOfLane == 1);
   if constexpr (Pipeline::kIsCompiled) {
     launch_dependents();
     Arena arena;
@@ -152,7 +155,8 @@ __device__ __forceinline__ void equal_runs_block(const typename Pipeline::Params
         if (threadIdx.x == 0) partition[0] = all, work_range[0] = work;
         // Opaque, so that the walk holds none of the sums that have led to them.
         pipeline(params, opaque(static_cast<int>(work.kv_head)), opaque(static_cast<int>(work.first_row)), work.positions,
-                 forests.of_thread_group(block, 0), forests.n_thread_group);
+                 kInTeams ? forests.of_work_range(block, next > work.tile_begin) : forests.of_thread_group(block, 0),
+                 kInTeams ? forests.n_work_range : forests.n_thread_group);
       }
       __syncthreads();
 
@@ -168,7 +172,6 @@ __device__ __forceinline__ void equal_runs_block(const typename Pipeline::Params
         const Count begin = all.begin_of(first + from);
         return work.positions_of(begin > work.tile_begin ? begin : work.tile_begin, all.begin_of(first + to));
       };
-      constexpr bool kInTeams = kHasTeams<ThreadGroup>;
       SharingBlocks<kInTeams> joined{own, own + 1};
       bool joins_blocks = false, is_end = false;
       TREE_ATTN_LOOP
@@ -181,8 +184,10 @@ __device__ __forceinline__ void equal_runs_block(const typename Pipeline::Params
         const KeyRange range = !joins_blocks ? work.positions
                                : kInTeams    ? positions_of(joined.begin, joined.end)
                                              : work.whole;
+        // The forest of a team of one is where it is to be.
+        const int n_joined = kInTeams && !is_end && joined.n_parts() == 1 ? 0 : n_row_tiles;
         TREE_ATTN_LOOP
-        for (int t = 0; t < n_row_tiles; ++t) {
+        for (int t = 0; t < n_joined; ++t) {
           const int first_slot = t * ThreadGroup::kSlots;
           const std::int64_t first_row = work.first_row + t * ThreadGroup::kRows;
           const int n_here = rows_in_use(params, first_row, ThreadGroup::kRows);
@@ -190,9 +195,10 @@ __device__ __forceinline__ void equal_runs_block(const typename Pipeline::Params
           if (t > 0) __syncthreads();
           const auto copy = [&](const auto& slice, int i, int j, const auto& states, int place) {
             const int from = joined.begin_of(i);
+            const bool is_of_block = kInTeams || joins_blocks;
             const float* const part =
-                joins_blocks ? forests.of_work_range(first + from, from > 0) : forests.of_thread_group(block, i);
-            const Count n_forest = joins_blocks ? forests.n_work_range : forests.n_thread_group;
+                is_of_block ? forests.of_work_range(first + from, from > 0) : forests.of_thread_group(block, i);
+            const Count n_forest = is_of_block ? forests.n_work_range : forests.n_thread_group;
             states.copy(place, slice, part + (first_slot + slice.slot) * n_forest, j);
           };
           join_parts<ThreadGroup>(pipeline.scratch(), n_here, params.in_tree(work.kv_head, range),
@@ -258,7 +264,8 @@ EqualRunsWorkspace equal_runs_workspace(const typename Pipeline::Params& params,
   const int n_thread_groups = n_thread_groups_of<ThreadGroup>(plan.n_threads, plan.n_row_tiles),
             n_slots = ThreadGroup::kSlots * plan.n_row_tiles;
   const std::int64_t a_worker = (a_block + n_thread_groups - 1) / n_thread_groups,
-                     n_thread_group = Forest::n_floats(params.longest_in_tree(a_worker * kLeafKeys));
+                     n_thread_group =
+                         kHasTeams<ThreadGroup> ? 0 : Forest::n_floats(params.longest_in_tree(a_worker * kLeafKeys));
   return {floats,
           n_blocks * n_thread_groups * n_thread_group * n_slots,
           Count(n_thread_group),

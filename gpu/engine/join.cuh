@@ -54,10 +54,10 @@ struct Scratch {
 
 /// What one thread merges by itself: neighbouring elements of a lane in one slot of a thread group, together with the shift
 /// and the sum of their row. A tile has many rows for few threads: with eight elements instead of four, half as many states
-/// follow each other in a thread.
+/// follow each other in a thread; with 16, of four warps, one thread has all that a lane has.
 template <IsThreadGroup ThreadGroup>
 struct StateSlice {
-  static constexpr int kElements = ThreadGroup::kRows > 1 ? 8 : 4;
+  static constexpr int kElements = ThreadGroup::kLanes > kWarp ? 16 : ThreadGroup::kRows > 1 ? 8 : 4;
   static constexpr int kOfLane = ThreadGroup::kElements / kElements;
   static constexpr int kSlices = ThreadGroup::kSlots * ThreadGroup::kLanes * kOfLane;  ///< of a thread group
   using State = LaneState<kElements>;
@@ -281,10 +281,17 @@ __device__ __forceinline__ void join_parts(Scratch scratch, int n_rows, KeyRange
   const JoinList list(scratch.memory);
   const auto units = [](KeyRange x) { return JoinRange{Count(x.begin >> kUnit), Count(x.end >> kUnit)}; };
   const JoinRange all = units(range);
+  const auto fill = [&](int first) {
+    if (thread < kWarp) list.fill(first, n_parts, [&](int i) { return units(positions(i)); });
+    __syncthreads();
+  };
+  fill(0);
+  const bool is_whole = list.n_parts() == n_parts;
 
   // Slices at once, and groups of threads: as many as there are threads for, and room for the largest stack of each. Powers
   // of two, so that there are no divisions.
-  const int n_places = (scratch.n_floats - kJoinFloats) / States::kFloats, most = 2 * width_of(all.end - all.begin) + 1;
+  const int n_places = (scratch.n_floats - kJoinFloats) / States::kFloats, covering = 2 * width_of(all.end - all.begin) + 1,
+            most = is_whole && list.size() < covering ? list.size() : covering;
   const auto fit = [&](int log) { return 1 << log <= n_threads && most << log <= n_places; };
   int log_once = slices.log_size(), log_groups = 0;
   TREE_ATTN_LOOP
@@ -303,9 +310,10 @@ __device__ __forceinline__ void join_parts(Scratch scratch, int n_rows, KeyRange
     JoinedRoots<ThreadGroup> roots(states);
     TREE_ATTN_LOOP
     for (int first = 0; first < n_parts; first += list.n_parts()) {
-      if (first_slice + first > 0) __syncthreads();
-      if (thread < kWarp) list.fill(first, n_parts, [&](int i) { return units(positions(i)); });
-      __syncthreads();
+      if (first_slice + first > 0) {
+        __syncthreads();
+        if (!is_whole) fill(first);
+      }
       const int n = list.size();
       const auto first_of = [n, log_groups](int i) { return i * n >> log_groups; };
       typename States::State state;

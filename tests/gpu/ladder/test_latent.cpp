@@ -133,7 +133,7 @@ TEST_CASE("latent rows: blocks that are joined in teams have the bits of a few b
   constexpr std::int64_t kKeys = 41 * kLeafKeys + 5;
   for (const std::int64_t heads : {1, 11}) {
     if (!takes_all_cases() && heads == 11) continue;
-    Axes axes = axes_of(DType::BF16, heads, 264, 24, kKeys);
+    Axes axes = axes_of(DType::BF16, heads, 296, 288, kKeys);
     axes.batch = 3;
     for (const std::vector<std::int64_t>& lengths : {std::vector<std::int64_t>{kKeys, kKeys, kKeys}, {kKeys, 0, 700}}) {
       const auto workload = normal_workload(8475, axes, lengths);
@@ -172,6 +172,17 @@ TEST_CASE("latent rows: keys that hold the values are copied once for 16 rows") 
       }
     }
   }
+}
+
+/// Where there is no room for all slices of a state at once, some are joined after others: the forest of the first block,
+/// which that of its team replaces, is then read several times.
+TEST_CASE("latent rows: teams have the same bits where blocks have little memory") {
+  const auto workload = normal_workload(8540, axes_of(DType::BF16, 11, 296, 288, 41 * kLeafKeys),
+                                        std::vector<std::int64_t>{41 * kLeafKeys - 3});
+  const DecodeOutput want = run_step(device::kEqualRuns, *workload, {.n_splits = 17});
+  const emulated::SettingsScope scope({.major = 12, .shared_bytes = 99 * 1024});
+  for (const int n_splits : {17, 33})
+    CHECK(same_output(run_step(device::kEqualRuns, *workload, {.n_splits = n_splits}), want));
 }
 
 TEST_CASE("latent rows: no device changes any bit") {
