@@ -23,7 +23,7 @@ enum Stage : int {
 /// Queues the step `equal-runs` or, if the plan has clusters, `short-end`, with stamps. Its output has the same bits.
 /// @param plan of that step @param[out] stamps [plan.n_blocks][kStamps], nanoseconds of a clock that all blocks share; those
 /// of blocks without work are not written
-/// @throws DeviceError for rows of other than 128 elements, and types other than F32 and BF16
+/// @throws DeviceError for rows of other than 128 elements and latent rows, and types other than F32 and BF16
 void run_stamped(const DecodeParams& params, DType dtype, const DeviceOutput& output, const LaunchPlan& plan,
                  const Workspace& workspace, std::uint64_t* stamps, Stream stream);
 
