@@ -193,16 +193,16 @@ __device__ __forceinline__ void equal_runs_block(const typename Pipeline::Params
           const int n_here = rows_in_use(params, first_row, ThreadGroup::kRows);
           if (n_here <= 0) break;
           if (t > 0) __syncthreads();
-          const auto copy = [&](const auto& slice, int i, int j, const auto& states, int place) {
+          const auto forest_of = [&](const auto& slice, int i) {
             const int from = joined.begin_of(i);
             const bool is_of_block = kInTeams || joins_blocks;
             const float* const part =
                 is_of_block ? forests.of_work_range(first + from, from > 0) : forests.of_thread_group(block, i);
             const Count n_forest = is_of_block ? forests.n_work_range : forests.n_thread_group;
-            states.copy(place, slice, part + (first_slot + slice.slot) * n_forest, j);
+            return part + (first_slot + slice.slot) * n_forest;
           };
           join_parts<ThreadGroup>(pipeline.scratch(), n_here, params.in_tree(work.kv_head, range),
-                                  joins_blocks ? joined.n_parts() : forests.n_thread_groups, positions, copy,
+                                  joins_blocks ? joined.n_parts() : forests.n_thread_groups, positions, forest_of,
                                   [&](const auto& slice, const auto& roots) {
                                     if (is_end) {
                                       write_output<ThreadGroup>(params, epilogue.output(), work.kv_head, first_row, slice,

@@ -4,9 +4,10 @@
 /// comes last (Alg. 3, Thm. 1).
 ///
 /// The subtrees of neighbouring parts, from left to right, are pushed on a stack one after the other: two siblings merge as
-/// soon as both are there, as in a binary counter. So which subtrees merge follows from the ranges alone. A state is spread
-/// over many threads, four elements each, or eight in tiles of rows, and every thread merges its own alone. Where there are
-/// more threads than that, groups of them take neighbouring parts, and the first group joins what the groups have left.
+/// soon as both are there, as in a binary counter. So which subtrees merge follows from the ranges alone. Where the parts
+/// are as many siblings of one size, four are merged at once in registers, and nothing is listed. A state is spread over
+/// many threads, four elements each, or more in tiles of rows, and every thread merges its own alone. Where there are more
+/// threads than that, groups of them take neighbouring parts, and the first group joins what the groups have left.
 #pragma once
 
 #include "tree_attn/gpu/engine/params.hpp"
@@ -75,6 +76,21 @@ struct StateSlice {
     const Count of_state = Count(vector == 0 ? 0 : of_lane * (kElements / 4) + vector);
     return Count(i) * GroupForest<ThreadGroup>::kEntry + (of_state * ThreadGroup::kLanes + Count(place)) * 4;
   }
+  /// Reads its part of subtree i of a forest: in global memory, in shared memory, or as `receive` gets it.
+  __device__ __forceinline__ void load(const float* forest, int i, State& state) const {
+    TREE_ATTN_UNROLL
+    for (int vector = 0; vector < kStateVectors<kElements>; ++vector)
+      set_state_vector(state, vector, load_fresh16(forest + offset(i, vector)));
+  }
+  __device__ __forceinline__ void load(Shared<float> forest, int i, State& state) const {
+    TREE_ATTN_UNROLL
+    for (int vector = 0; vector < kStateVectors<kElements>; ++vector)
+      set_state_vector(state, vector, load16(forest + offset(i, vector)));
+  }
+  template <class Receive>
+  __device__ __forceinline__ void load(const Receive& receive, int i, State& state) const {
+    state = receive(i);
+  }
   /// Writes its part of subtree i of a forest.
   template <class Where = InGlobal>
   __device__ __forceinline__ void store(typename Where::Memory forest, int i, const State& state) const {
@@ -137,7 +153,7 @@ class SliceStates {
 
   /// @param memory of this slice @param stride floats from one vector to the next
   __device__ __forceinline__ SliceStates(Shared<float> memory, int stride) : memory_(memory), stride_(stride) {}
-  /// Starts to copy subtree i of a forest in global memory to a place; or copies it from shared memory at once.
+  /// Starts to copy subtree i of a forest in global memory to a place; or copies it from elsewhere at once.
   __device__ __forceinline__ void copy(int place, const StateSlice<ThreadGroup>& slice, const float* forest, int i) const {
     copy_async16(at(place, 0), forest + slice.offset(i, 0), 16);
     const float* const elements = forest + slice.offset(i, 1);
@@ -145,15 +161,11 @@ class SliceStates {
     for (int vector = 1; vector < kVectors; ++vector)
       copy_async16(at(place, vector), elements + (vector - 1) * (4 * ThreadGroup::kLanes), 16);
   }
-  /// All vectors are read before the first is stored: no compiler can know that the two places are apart, and a remote read
-  /// takes longer than all the rest.
-  __device__ __forceinline__ void copy_shared(int place, const StateSlice<ThreadGroup>& slice, Shared<float> forest,
-                                              int i) const {
-    Bytes16 vectors[kVectors];
-    TREE_ATTN_UNROLL
-    for (int vector = 0; vector < kVectors; ++vector) vectors[vector] = load16(forest + slice.offset(i, vector));
-    TREE_ATTN_UNROLL
-    for (int vector = 0; vector < kVectors; ++vector) store16(at(place, vector), vectors[vector]);
+  template <class Forest>
+  __device__ __forceinline__ void copy(int place, const StateSlice<ThreadGroup>& slice, const Forest& forest, int i) const {
+    State state;
+    slice.load(forest, i, state);
+    store(place, state);
   }
   __device__ __forceinline__ void load(int place, State& state) const {
     TREE_ATTN_UNROLL
@@ -260,27 +272,104 @@ class JoinList {
   Shared<Count> begins_, sources_, sizes_;
 };
 
+/// Merges 1, 2 or 4 neighbours, siblings of one size. @param load (i, state) reads the i-th
+template <class State, class Load>
+__device__ __forceinline__ void merge_siblings(int n, const Load& load, State& state) {
+  State right, third, fourth;
+  load(0, state);
+  if (n > 1) load(1, right);
+  if (n > 2) load(2, third), load(3, fourth);
+  if (n > 1) merge(state, right);
+  if (n > 2) {
+    merge(third, fourth);
+    merge(state, third);
+  }
+}
+
+/// join_parts() of siblings of one size, 1 to 32. Where there are threads, groups of them take four parts or more each.
+/// @param all their units @param each units of a part
+template <IsThreadGroup ThreadGroup, class ForestOf, class Use>
+__device__ __forceinline__ void join_siblings(Scratch scratch, const UsedSlices<ThreadGroup>& slices, JoinRange all,
+                                              Count each, int n_parts, const ForestOf& forest_of, const Use& use) {
+  using States = SliceStates<ThreadGroup>;
+  // A stack of eight times four siblings has four places.
+  constexpr int kPlaces = 4;
+  const int thread = opaque(static_cast<int>(threadIdx.x)), n_threads = static_cast<int>(blockDim.x);
+  const auto fit = [&](int log) { return 1 << log <= n_threads && (kPlaces * States::kFloats) << log <= scratch.n_floats; };
+  int log_once = slices.log_size(), log_groups = 0;
+  TREE_ATTN_LOOP
+  while (log_once > 0 && !fit(log_once)) --log_once;
+  TREE_ATTN_LOOP
+  while (log_groups < kLogJoinGroups && 4 << log_groups < n_parts && fit(log_once + log_groups + 1)) ++log_groups;
+  const int at_once = 1 << log_once, n_groups = 1 << log_groups, group = thread >> log_once,
+            stride = 4 << (log_once + log_groups), n_own = n_parts >> log_groups, n_at_once = n_own < 4 ? n_own : 4;
+
+  TREE_ATTN_LOOP
+  for (int first_slice = 0; first_slice < slices.size(); first_slice += at_once) {
+    const int own = first_slice + (thread & (at_once - 1));
+    const StateSlice<ThreadGroup> slice = slices[own];
+    const bool merges = group < n_groups && slices.contain(own);
+    const auto states_of = [&](int of_group) { return States(scratch.memory + 4 * (thread + of_group * at_once), stride); };
+    JoinedRoots<ThreadGroup> roots(states_of(0));
+    typename States::State state;
+    if (n_groups > 1 && first_slice > 0) __syncthreads();
+    if (merges) {
+      const Count begin = all.begin + Count(group * n_own) * each;
+      TREE_ATTN_LOOP
+      for (int i = 0; i < n_own; i += n_at_once) {
+        merge_siblings(
+            n_at_once, [&](int j, auto& part) { slice.load(forest_of(slice, group * n_own + i + j), 0, part); }, state);
+        roots.push(begin, begin + Count(i) * each, Count(n_at_once) * each, state);
+      }
+    }
+    if (n_groups > 1) {
+      __syncthreads();
+      if (merges && group == 0) {
+        merge_siblings(
+            n_groups, [&](int i, auto& part) { states_of(i).load(0, part); }, state);
+        roots = JoinedRoots<ThreadGroup>(states_of(0));
+        roots.push(all.begin, all.begin, all.end - all.begin, state);
+      }
+    }
+    if (merges && group == 0) use(slice, roots);
+  }
+}
+
 /// Joins the forests of neighbouring parts of a range, left to right. All threads of the block call it and none of them uses
 /// the scratch memory any more; after it a barrier is needed before any of them does.
 ///
 /// The subtrees of the parts are listed once. A thread starts to copy its slice of as many subtrees as there is room for to
 /// the places after its stack, and pushes them when they are there: what is merged takes no more places than what was
-/// copied.
+/// copied. Siblings of one size, which are the usual case, are merged as they are read.
 /// @tparam kUnit all parts begin and end at multiples of 2^kUnit, and before 2^32 of those
 /// @param n_rows queries of the thread group
 /// @param range of all parts
 /// @param positions (i) -> KeyRange of part i
-/// @param copy (slice, i, j, states, place) starts to copy subtree j of part i to a place of the slice's states
+/// @param forest_of (slice, i) -> the forest of part i, as StateSlice::load() takes it
 /// @param use (slice, roots) what to do with the result; called once per slice
-template <IsThreadGroup ThreadGroup, int kUnit = kLeafLevel, class Positions, class Copy, class Use>
+template <IsThreadGroup ThreadGroup, int kUnit = kLeafLevel, class Positions, class ForestOf, class Use>
 __device__ __forceinline__ void join_parts(Scratch scratch, int n_rows, KeyRange range, int n_parts,
-                                           const Positions& positions, const Copy& copy, const Use& use) {
+                                           const Positions& positions, const ForestOf& forest_of, const Use& use) {
   using States = SliceStates<ThreadGroup>;
   const UsedSlices<ThreadGroup> slices(n_rows);
   const int thread = opaque(static_cast<int>(threadIdx.x)), n_threads = static_cast<int>(blockDim.x);
   const JoinList list(scratch.memory);
   const auto units = [](KeyRange x) { return JoinRange{Count(x.begin >> kUnit), Count(x.end >> kUnit)}; };
   const JoinRange all = units(range);
+
+  // Whether the parts are siblings, and each of them so many units: every warp finds out for itself.
+  const Count n_units = all.end - all.begin, each = n_units >> (width_of(Count(n_parts)) - 1);
+  const auto is_power = [](Count n) { return n != 0 && (n & (n - 1)) == 0; };
+  bool are_siblings =
+      n_parts <= kWarp && is_power(Count(n_parts)) && is_power(n_units) && each > 0 && (all.begin & (n_units - 1)) == 0;
+  if (are_siblings) {
+    const int lane = thread % kWarp, i = lane < n_parts ? lane : n_parts - 1;
+    const JoinRange part = units(positions(i));
+    const Count begin = all.begin + Count(i) * each;
+    are_siblings = __all_sync(kAllLanes, part.begin == begin && part.end == begin + each) != 0;
+  }
+  if (are_siblings) return join_siblings<ThreadGroup>(scratch, slices, all, each, n_parts, forest_of, use);
+
   const auto fill = [&](int first) {
     if (thread < kWarp) list.fill(first, n_parts, [&](int i) { return units(positions(i)); });
     __syncthreads();
@@ -290,7 +379,7 @@ __device__ __forceinline__ void join_parts(Scratch scratch, int n_rows, KeyRange
 
   // Slices at once, and groups of threads: as many as there are threads for, and room for the largest stack of each. Powers
   // of two, so that there are no divisions.
-  const int n_places = (scratch.n_floats - kJoinFloats) / States::kFloats, covering = 2 * width_of(all.end - all.begin) + 1,
+  const int n_places = (scratch.n_floats - kJoinFloats) / States::kFloats, covering = 2 * width_of(n_units) + 1,
             most = is_whole && list.size() < covering ? list.size() : covering;
   const auto fit = [&](int log) { return 1 << log <= n_threads && most << log <= n_places; };
   int log_once = slices.log_size(), log_groups = 0;
@@ -327,7 +416,7 @@ __device__ __forceinline__ void join_parts(Scratch scratch, int n_rows, KeyRange
           int place = roots.size();
           TREE_ATTN_LOOP
           for (; place < room && copied < end; ++copied, ++place)
-            copy(slice, list.part(copied), list.index(copied), states, place);
+            states.copy(place, slice, forest_of(slice, list.part(copied)), list.index(copied));
           copy_async_commit();
           copy_async_wait<0>();
           place -= copied - from;
@@ -366,10 +455,7 @@ __device__ __forceinline__ void join_splits(Scratch scratch, int n_rows, const f
                                             int first_slot = 0) {
   join_parts<ThreadGroup, kUnit>(
       scratch, n_rows, range, n_parts, [range, n_parts](int i) { return split_range(range, i, n_parts); },
-      [=](const auto& slice, int i, int j, const auto& states, int place) {
-        states.copy(place, slice, parts + (i * n_slots + first_slot + slice.slot) * n_part, j);
-      },
-      use);
+      [=](const auto& slice, int i) { return parts + (i * n_slots + first_slot + slice.slot) * n_part; }, use);
 }
 
 /// Leaves a joined forest in memory, for another block to join.

@@ -221,15 +221,17 @@ __device__ __forceinline__ void receive_states(const AnyPeers& peers, const Para
   // Devices are joined as the splits of one device are.
   join_parts<ThreadGroup, 0>(
       scratch, rows.n, peers.range_of_all(), peers.n, [&peers](int source) { return peers.range[source]; },
-      [&](const StateSlice<ThreadGroup>& slice, int source, int subtree, const auto& states, int place) {
-        typename StateSlice<ThreadGroup>::State state;
-        set_empty(state);
-        const std::int64_t row = rows.first + slice.row();
-        if (peers.merges(row)) {
-          const unsigned step = load_fresh(peers.steps + row) + 1;
-          state = receive_slice(peers, slice, step, source, subtree, row, params.d_v);
-        }
-        states.store(place, state);
+      [&](const StateSlice<ThreadGroup>& slice, int source) {
+        return [&, slice, source](int subtree) {
+          typename StateSlice<ThreadGroup>::State state;
+          set_empty(state);
+          const std::int64_t row = rows.first + slice.row();
+          if (peers.merges(row)) {
+            const unsigned step = load_fresh(peers.steps + row) + 1;
+            state = receive_slice(peers, slice, step, source, subtree, row, params.d_v);
+          }
+          return state;
+        };
       },
       [&](const StateSlice<ThreadGroup>& slice, const JoinedRoots<ThreadGroup>& roots) {
         if (!peers.merges(rows.first + slice.row())) return;

@@ -113,9 +113,7 @@ __device__ __forceinline__ void split_block(const DecodeParams& params, const De
     if (epilogue.joins()) {
       join_parts<ThreadGroup>(
           scratch, n_rows, whole, n_splits, [whole, n_splits](int i) { return split_range(whole, i, n_splits); },
-          [&](const auto& slice, int i, int j, const auto& states, int place) {
-            epilogue.copy(slice, i, j, states, place, all);
-          },
+          [&](const auto& slice, int i) { return epilogue.forest(slice, i, all); },
           [&](const auto& slice, const auto& roots) {
             write_output<ThreadGroup>(params, output, tile.kv_head, first_row, slice, roots, whole);
           });
@@ -194,9 +192,8 @@ class InCluster {
     cluster_sync();
     return cluster_rank() == 0;
   }
-  __device__ __forceinline__ static void copy(const StateSlice<ThreadGroup>& slice, int split, int j,
-                                              const SliceStates<ThreadGroup>& states, int place, Scratch all) {
-    states.copy_shared(place, slice, remote(all.memory, split) + slice.slot * kForest, j);
+  __device__ __forceinline__ static Shared<float> forest(const StateSlice<ThreadGroup>& slice, int split, Scratch all) {
+    return remote(all.memory, split) + slice.slot * kForest;
   }
   /// Before the next tile of rows: the forests of this one have been read.
   __device__ __forceinline__ static void again() { cluster_sync(); }

@@ -65,9 +65,10 @@ __global__ void leaf_kernel(const float* scores, const float* values, float* out
   if (threadIdx.x < SubWarp8::kLanes) store_state(out + blockIdx.x * state_size(kStateDim), lane, leaf);
 }
 
-/// Threads of the block that joins: as many groups as there may be, and one more.
+/// Threads of the block that joins: more groups than there may be, and whole warps.
 constexpr int kSlices = StateSlice<SubWarp8>::kSlices, kJoinEntry = kSlices * SliceStates<SubWarp8>::kFloats;
-constexpr unsigned kJoinThreads = kSlices * ((1 << kLogJoinGroups) + 1);
+constexpr unsigned kJoinThreads = kSlices * 2 * (1 << kLogJoinGroups);
+static_assert(kJoinThreads % kWarp == 0);
 
 __global__ void join(const float* states, KeyRange range, int n_parts, int n_entries, float* forests, std::int64_t n_floats,
                      float* out, int* n_roots) {
