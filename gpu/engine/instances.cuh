@@ -9,19 +9,18 @@
 #include "tree_attn/gpu/engine/one_shot.cuh"
 #include "tree_attn/gpu/engine/split.cuh"
 
-#include <cmath>
-
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
 /// One block a multiprocessor. A batch of one has query tiles of one length: then a few multiprocessors are left idle if
-/// that saves every block a second work range, with a merge of its own. Where blocks are joined in teams, a part takes as
-/// long as 3/8 of a leaf: fewer blocks n, so that leaves / n and 2 sqrt(n) parts together take the least time.
+/// that saves every block a second work range, with a merge of its own. Where blocks are joined in teams, states are long,
+/// and a forest of several takes longer to join than a leaf to walk: as many blocks as let each have 1, 2, 4, ... leaves.
 template <IsThreadGroup ThreadGroup>
 std::int64_t choose_blocks(const DecodeParams& params, std::int64_t n_query_tiles) {
   std::int64_t n = device().n_multiprocessors;
   if constexpr (kHasTeams<ThreadGroup>) {
-    const auto n_leaves = static_cast<double>(leaves_of({params.begin, params.end}));
-    n = std::clamp<std::int64_t>(n_query_tiles * static_cast<std::int64_t>(std::pow(n_leaves * 8 / 3, 2.0 / 3)), 1, n);
+    std::int64_t n_parts = leaves_of({params.begin, params.end});
+    while (params.batch == 1 && n_parts > 1 && n_parts * n_query_tiles > n) n_parts = (n_parts + 1) / 2;
+    n = std::clamp<std::int64_t>(n_parts * n_query_tiles, 1, n);
   }
   const std::int64_t even = n_query_tiles == 0 ? 0 : n / n_query_tiles * n_query_tiles;
   return params.batch == 1 && even * 10 >= n * 9 ? even : n;

@@ -312,7 +312,6 @@ __device__ __forceinline__ void join_siblings(Scratch scratch, const UsedSlices<
     const auto states_of = [&](int of_group) { return States(scratch.memory + 4 * (thread + of_group * at_once), stride); };
     JoinedRoots<ThreadGroup> roots(states_of(0));
     typename States::State state;
-    if (n_groups > 1 && first_slice > 0) __syncthreads();
     if (merges) {
       const Count begin = all.begin + Count(group * n_own) * each;
       TREE_ATTN_LOOP
