@@ -468,7 +468,7 @@ def measured(record):
     shapes = ("16/16", "32/8")
     times = {}  # [keys][step][shape]: (seconds, seconds of a kernel that only reads)
     for line in record["lines"]:
-        dtype, heads, keys = line["shape"].split(", ")
+        dtype, heads, keys = line["shape"].split(", ", 2)
         if dtype == "BF16" and "graph_seconds" in line:
             of_step = times.setdefault(keys.removesuffix(" keys"), {}).setdefault(line["step"], {})
             of_step[heads.removesuffix(" heads")] = (line.get("apart_seconds", line["graph_seconds"]), line["read_seconds"])

@@ -12,7 +12,6 @@ import sys
 
 import decode_speed
 import network
-import predicted_times
 import recall
 import section_6
 
@@ -184,7 +183,7 @@ def recorded(step, keys, record=None):
     """Lines of the record for BF16 and a number of keys: {"16/16": line, "32/8": line}."""
     lines = {}
     for line in (record or RECORD)["lines"]:
-        dtype, heads, length = line["shape"].split(", ")
+        dtype, heads, length = line["shape"].split(", ", 2)
         if dtype == "BF16" and length == f"{keys} keys" and line["step"] == step and "graph_seconds" in line:
             # Launches that do not overlap, as those of the read: so both are compared.
             lines[heads.removesuffix(" heads")] = line | {"graph_seconds": line.get("apart_seconds", line["graph_seconds"])}
@@ -304,7 +303,7 @@ EXPECTED_ON_CARD = {("16/16", "512"): 0.2, ("16/16", "8k"): 0.65, ("16/16", "64k
 
 def card():
     """The library kernel on a card: how much of the rate of a kernel that only reads, and where the time goes."""
-    rows = [["shape", "read", "library", "part of the read", "expected", "overlapped", "after the last walk"]]
+    rows = [["shape", "read", "library", "part of the read", "expected", "overlapped", "after the last walk", "PyTorch"]]
     for dtype, heads in (("BF16", "16/16"), ("BF16", "32/8"), ("F32", "16/16")):
         for keys in ("512", "8k", "64k", "1M"):
             shape = f"{dtype}, {heads} heads, {keys} keys"
@@ -312,11 +311,30 @@ def card():
             end = f"{1e6 * stamps[0]['end_seconds']:.1f} µs" if stamps else "–"
             expected = EXPECTED_ON_CARD.get((heads, keys)) if dtype == "BF16" else None
             rows.append([shape, seconds(line["read_seconds"]), seconds(apart(line)), f"{line['read_seconds'] / apart(line):.2f}", f"{expected:.2f}" if expected else "–",
-                         f"{line['read_seconds'] / line['graph_seconds']:.2f}", end])
+                         f"{line['read_seconds'] / line['graph_seconds']:.2f}", end, peer(shape)])
     return table(*rows)
 
 
-TABLES = {f.__name__: f for f in (shapes, card, card_steps, ladder, step_bytes, plans, seeded_bugs, resources, instructions, measured)} | {"decode_speed": decode_speed.table, "predicted": predicted_times.table, "row_tiles": predicted_times.verify_table, "section_6": section_6.table} | network.TABLES | recall.TABLES
+def peer(shape):
+    """The fastest attention of PyTorch in the same run."""
+    found = min((line for line in CARD["peers"] if line["shape"] == shape), key=lambda line: line["graph_seconds"], default=None)
+    return f"{seconds(found['graph_seconds'])}, {found['peer'].removeprefix('PyTorch, ')}" if found else "–"
+
+
+def card_rows():
+    """Steps with many rows for each key: eight queries at once, and latent rows."""
+    rows = [["shape, BF16", "rows for each key", "read", "library", "part of the read", "after the last walk"]]
+    for line in CARD["lines"]:
+        shape = line["shape"]
+        if line["step"] == CARD["library"] and shape.endswith(("l = 8", "latent")):
+            stamps = next(stamp for stamp in CARD["stamps"] if stamp["shape"] == shape)
+            heads, kv_heads = map(int, re.search(r"(\d+)/(\d+) heads", shape).groups())
+            rows.append([shape.removeprefix("BF16, "), str(heads // kv_heads * (8 if shape.endswith("l = 8") else 1)), seconds(line["read_seconds"]), seconds(apart(line)),
+                         f"{line['read_seconds'] / apart(line):.2f}", f"{1e6 * stamps['end_seconds']:.1f} µs"])
+    return table(*rows)
+
+
+TABLES = {f.__name__: f for f in (shapes, card, card_rows, card_steps, ladder, step_bytes, plans, seeded_bugs, resources, instructions, measured)} | {"decode_speed": decode_speed.table, "section_6": section_6.table} | network.TABLES | recall.TABLES
 
 
 def main():

@@ -121,7 +121,8 @@ class BoxRing : BoxRows<typename Tile::T, Leaves_> {
     if constexpr (kHasMaps) {
       for (int box = warp_; box < n_values(params); box += n_warps()) {
         const Shared<Bytes16> to = values(box);
-        for (int i = lane_; i < kBoxVectors; i += kWarp) {
+        // Opaque, so that no row is worked out before the walk: few leaves have such rows.
+        for (int i = opaque(lane_); i < kBoxVectors; i += kWarp) {
           if (!keys.contain(i / kRowVectors)) store16(to + i, Bytes16{});
         }
       }

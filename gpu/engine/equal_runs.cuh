@@ -129,8 +129,6 @@ __device__ __forceinline__ void equal_runs_block(const typename Pipeline::Params
                                                  const EqualRunsWorkspace& forests, unsigned* counters) {
   using ThreadGroup = typename Pipeline::ThreadGroup;
   constexpr bool kInTeams = kHasTeams<ThreadGroup>;
-  // A team's forest replaces that of its first block, so a thread has to have read all that it replaces.
-  static_assert(!kInTeams || StateSlice<ThreadGroup>::kOfLane == 1);
   if constexpr (Pipeline::kIsCompiled) {
     launch_dependents();
     Arena arena;

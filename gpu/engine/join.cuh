@@ -5,7 +5,7 @@
 ///
 /// The subtrees of neighbouring parts, from left to right, are pushed on a stack one after the other: two siblings merge as
 /// soon as both are there, as in a binary counter. So which subtrees merge follows from the ranges alone. Where the parts
-/// are as many siblings of one size, four are merged at once in registers, and nothing is listed. A state is spread over
+/// are as many siblings of one size, two are merged as they are read, and nothing is listed. A state is spread over
 /// many threads, four elements each, or more in tiles of rows, and every thread merges its own alone. Where there are more
 /// threads than that, groups of them take neighbouring parts, and the first group joins what the groups have left.
 #pragma once
@@ -15,6 +15,7 @@
 #include "tree_attn/gpu/platform/device.hpp"
 
 #include <bit>
+#include <type_traits>
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
@@ -55,10 +56,10 @@ struct Scratch {
 
 /// What one thread merges by itself: neighbouring elements of a lane in one slot of a thread group, together with the shift
 /// and the sum of their row. A tile has many rows for few threads: with eight elements instead of four, half as many states
-/// follow each other in a thread; with 16, of four warps, one thread has all that a lane has.
+/// follow each other in a thread.
 template <IsThreadGroup ThreadGroup>
 struct StateSlice {
-  static constexpr int kElements = ThreadGroup::kLanes > kWarp ? 16 : ThreadGroup::kRows > 1 ? 8 : 4;
+  static constexpr int kElements = ThreadGroup::kRows > 1 ? 8 : 4;
   static constexpr int kOfLane = ThreadGroup::kElements / kElements;
   static constexpr int kSlices = ThreadGroup::kSlots * ThreadGroup::kLanes * kOfLane;  ///< of a thread group
   using State = LaneState<kElements>;
@@ -91,12 +92,13 @@ struct StateSlice {
   __device__ __forceinline__ void load(const Receive& receive, int i, State& state) const {
     state = receive(i);
   }
-  /// Writes its part of subtree i of a forest.
+  /// Writes its part of subtree i of a forest. The last slice of a lane writes the shift and the sum, which all of them
+  /// read: a forest may take the place of one that is joined.
   template <class Where = InGlobal>
   __device__ __forceinline__ void store(typename Where::Memory forest, int i, const State& state) const {
     TREE_ATTN_UNROLL
     for (int vector = 0; vector < kStateVectors<kElements>; ++vector)
-      if (vector > 0 || of_lane == 0) Where::store(forest + offset(i, vector), state_vector(state, vector));
+      if (vector > 0 || of_lane == kOfLane - 1) Where::store(forest + offset(i, vector), state_vector(state, vector));
   }
 };
 
@@ -272,68 +274,6 @@ class JoinList {
   Shared<Count> begins_, sources_, sizes_;
 };
 
-/// Merges 1, 2 or 4 neighbours, siblings of one size. @param load (i, state) reads the i-th
-template <class State, class Load>
-__device__ __forceinline__ void merge_siblings(int n, const Load& load, State& state) {
-  State right, third, fourth;
-  load(0, state);
-  if (n > 1) load(1, right);
-  if (n > 2) load(2, third), load(3, fourth);
-  if (n > 1) merge(state, right);
-  if (n > 2) {
-    merge(third, fourth);
-    merge(state, third);
-  }
-}
-
-/// join_parts() of siblings of one size, 1 to 32. Where there are threads, groups of them take four parts or more each.
-/// @param all their units @param each units of a part
-template <IsThreadGroup ThreadGroup, class ForestOf, class Use>
-__device__ __forceinline__ void join_siblings(Scratch scratch, const UsedSlices<ThreadGroup>& slices, JoinRange all,
-                                              Count each, int n_parts, const ForestOf& forest_of, const Use& use) {
-  using States = SliceStates<ThreadGroup>;
-  // A stack of eight times four siblings has four places.
-  constexpr int kPlaces = 4;
-  const int thread = opaque(static_cast<int>(threadIdx.x)), n_threads = static_cast<int>(blockDim.x);
-  const auto fit = [&](int log) { return 1 << log <= n_threads && (kPlaces * States::kFloats) << log <= scratch.n_floats; };
-  int log_once = slices.log_size(), log_groups = 0;
-  TREE_ATTN_LOOP
-  while (log_once > 0 && !fit(log_once)) --log_once;
-  TREE_ATTN_LOOP
-  while (log_groups < kLogJoinGroups && 4 << log_groups < n_parts && fit(log_once + log_groups + 1)) ++log_groups;
-  const int at_once = 1 << log_once, n_groups = 1 << log_groups, group = thread >> log_once,
-            stride = 4 << (log_once + log_groups), n_own = n_parts >> log_groups, n_at_once = n_own < 4 ? n_own : 4;
-
-  TREE_ATTN_LOOP
-  for (int first_slice = 0; first_slice < slices.size(); first_slice += at_once) {
-    const int own = first_slice + (thread & (at_once - 1));
-    const StateSlice<ThreadGroup> slice = slices[own];
-    const bool merges = group < n_groups && slices.contain(own);
-    const auto states_of = [&](int of_group) { return States(scratch.memory + 4 * (thread + of_group * at_once), stride); };
-    JoinedRoots<ThreadGroup> roots(states_of(0));
-    typename States::State state;
-    if (merges) {
-      const Count begin = all.begin + Count(group * n_own) * each;
-      TREE_ATTN_LOOP
-      for (int i = 0; i < n_own; i += n_at_once) {
-        merge_siblings(
-            n_at_once, [&](int j, auto& part) { slice.load(forest_of(slice, group * n_own + i + j), 0, part); }, state);
-        roots.push(begin, begin + Count(i) * each, Count(n_at_once) * each, state);
-      }
-    }
-    if (n_groups > 1) {
-      __syncthreads();
-      if (merges && group == 0) {
-        merge_siblings(
-            n_groups, [&](int i, auto& part) { states_of(i).load(0, part); }, state);
-        roots = JoinedRoots<ThreadGroup>(states_of(0));
-        roots.push(all.begin, all.begin, all.end - all.begin, state);
-      }
-    }
-    if (merges && group == 0) use(slice, roots);
-  }
-}
-
 /// Joins the forests of neighbouring parts of a range, left to right. All threads of the block call it and none of them uses
 /// the scratch memory any more; after it a barrier is needed before any of them does.
 ///
@@ -351,6 +291,8 @@ __device__ __forceinline__ void join_parts(Scratch scratch, int n_rows, KeyRange
                                            const Positions& positions, const ForestOf& forest_of, const Use& use) {
   using States = SliceStates<ThreadGroup>;
   const UsedSlices<ThreadGroup> slices(n_rows);
+  // Opaque: nothing that follows from them is worked out before the walk, and held through it.
+  n_parts = opaque(n_parts);  // Nothing that follows from it is worked out before the walk, and held through it.
   const int thread = opaque(static_cast<int>(threadIdx.x)), n_threads = static_cast<int>(blockDim.x);
   const JoinList list(scratch.memory);
   const auto units = [](KeyRange x) { return JoinRange{Count(x.begin >> kUnit), Count(x.end >> kUnit)}; };
@@ -359,33 +301,36 @@ __device__ __forceinline__ void join_parts(Scratch scratch, int n_rows, KeyRange
   // Whether the parts are siblings, and each of them so many units: every warp finds out for itself.
   const Count n_units = all.end - all.begin, each = n_units >> (width_of(Count(n_parts)) - 1);
   const auto is_power = [](Count n) { return n != 0 && (n & (n - 1)) == 0; };
-  bool are_siblings =
-      n_parts <= kWarp && is_power(Count(n_parts)) && is_power(n_units) && each > 0 && (all.begin & (n_units - 1)) == 0;
+  // Not what comes in packets; and long rows of F16 leave no register for it.
+  constexpr bool kMayBe = !std::is_invocable_v<std::invoke_result_t<ForestOf, StateSlice<ThreadGroup>, int>, int> &&
+                          !(ThreadGroup::kLanes > kWarp && std::is_same_v<typename ThreadGroup::T, Half>);
+  bool are_siblings = kMayBe && n_parts <= kWarp && is_power(Count(n_parts)) && is_power(n_units) && each > 0 &&
+                      (all.begin & (n_units - 1)) == 0;
   if (are_siblings) {
     const int lane = thread % kWarp, i = lane < n_parts ? lane : n_parts - 1;
     const JoinRange part = units(positions(i));
     const Count begin = all.begin + Count(i) * each;
     are_siblings = __all_sync(kAllLanes, part.begin == begin && part.end == begin + each) != 0;
   }
-  if (are_siblings) return join_siblings<ThreadGroup>(scratch, slices, all, each, n_parts, forest_of, use);
-
   const auto fill = [&](int first) {
     if (thread < kWarp) list.fill(first, n_parts, [&](int i) { return units(positions(i)); });
     __syncthreads();
   };
-  fill(0);
-  const bool is_whole = list.n_parts() == n_parts;
+  if (!are_siblings) fill(0);
+  const bool is_whole = are_siblings || list.n_parts() == n_parts;
 
-  // Slices at once, and groups of threads: as many as there are threads for, and room for the largest stack of each. Powers
-  // of two, so that there are no divisions.
+  // Slices at once, and groups of threads: as many as there are threads for, and room for the largest stack of each; of
+  // siblings no more than take so many as are merged at once. Powers of two, so that there are no divisions.
   const int n_places = (scratch.n_floats - kJoinFloats) / States::kFloats, covering = 2 * width_of(n_units) + 1,
-            most = is_whole && list.size() < covering ? list.size() : covering;
+            listed = are_siblings ? width_of(Count(n_parts)) : list.size(),
+            most = is_whole && listed < covering ? listed : covering;
   const auto fit = [&](int log) { return 1 << log <= n_threads && most << log <= n_places; };
   int log_once = slices.log_size(), log_groups = 0;
   TREE_ATTN_LOOP
   while (log_once > 0 && !fit(log_once)) --log_once;
   TREE_ATTN_LOOP
-  while (log_groups < kLogJoinGroups && fit(log_once + log_groups + 1)) ++log_groups;
+  while (log_groups < kLogJoinGroups && fit(log_once + log_groups + 1) && !(are_siblings && 2 << log_groups >= n_parts))
+    ++log_groups;
   const int at_once = 1 << log_once, n_groups = 1 << log_groups, group = thread >> log_once,
             stride = 4 << (log_once + log_groups), room = n_places >> (log_once + log_groups);
   const States states(scratch.memory + (kJoinFloats + 4 * thread), stride);
@@ -395,9 +340,33 @@ __device__ __forceinline__ void join_parts(Scratch scratch, int n_rows, KeyRange
     const int own = first_slice + (thread & (at_once - 1));
     const StateSlice<ThreadGroup> slice = slices[own];
     const bool merges = group < n_groups && slices.contain(own);
+    const auto states_of = [&](int i) {
+      return States(scratch.memory + (kJoinFloats + 4 * (thread + i * at_once)), stride);
+    };
     JoinedRoots<ThreadGroup> roots(states);
+    if (are_siblings) {
+      typename States::State state;
+      const int n_own = n_parts >> log_groups;
+      const Count first = all.begin + Count(group * n_own) * each;
+      TREE_ATTN_LOOP
+      for (int i = 0; merges && i < n_own; i += 2) {
+        slice.load(forest_of(slice, group * n_own + i), 0, state);
+        if (n_own > 1) {
+          typename States::State right;
+          slice.load(forest_of(slice, group * n_own + i + 1), 0, right);
+          merge(state, right);
+        }
+        roots.push(first, first + Count(i) * each, n_own > 1 ? 2 * each : each, state);
+      }
+      if (n_groups > 1 || StateSlice<ThreadGroup>::kOfLane > 1) __syncthreads();
+      TREE_ATTN_LOOP
+      for (int i = 1; merges && group == 0 && i < n_groups; ++i) {
+        states_of(i).load(0, state);
+        roots.push(first, first + Count(i * n_own) * each, Count(n_own) * each, state);
+      }
+    }
     TREE_ATTN_LOOP
-    for (int first = 0; first < n_parts; first += list.n_parts()) {
+    for (int first = are_siblings ? n_parts : 0; first < n_parts; first += list.n_parts()) {
       if (first_slice + first > 0) {
         __syncthreads();
         if (!is_whole) fill(first);
@@ -430,7 +399,7 @@ __device__ __forceinline__ void join_parts(Scratch scratch, int n_rows, KeyRange
       if (!merges || group > 0) continue;
       TREE_ATTN_LOOP
       for (int i = 1; i < n_groups; ++i) {
-        const States others(scratch.memory + (kJoinFloats + 4 * (thread + i * at_once)), stride);
+        const States others = states_of(i);
         // What they have left covers their subtrees.
         JoinRange rest{list.begin(first_of(i)), list.begin(first_of(i + 1))};
         TREE_ATTN_LOOP
