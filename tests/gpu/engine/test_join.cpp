@@ -58,8 +58,9 @@ bool same(const std::vector<float>& a, const std::vector<float>& b) {
 /// @tested{alg_3, Alg. 3}
 /// @tested{thm_1, Thm. 1}
 TEST_CASE("join: parts of a range join to the bits of the CPU's forest, at once or in batches") {
-  for (const KeyRange range : {KeyRange{0, 64}, KeyRange{0, 1000}, KeyRange{37, 4500}, KeyRange{128, 129},
-                               KeyRange{64, 1344}, KeyRange{64, 192}, KeyRange{128, 128}}) {
+  for (const KeyRange range :
+       {KeyRange{0, 64}, KeyRange{0, 1000}, KeyRange{37, 4500}, KeyRange{128, 129}, KeyRange{64, 1344}, KeyRange{64, 192},
+        KeyRange{0, 1024}, KeyRange{2048, 4096}, KeyRange{128, 128}}) {
     for (const bool all_finite : {true, false}) {
       const std::vector<float> states = states_of(range, all_finite), forest = forest_of(states, range);
       // More parts than are listed at once, more than there are leaves; room for a few subtrees, for

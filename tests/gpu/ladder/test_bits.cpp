@@ -122,6 +122,20 @@ TEST_CASE("equal runs: blocks for all multiprocessors, or for nearly all where q
   CHECK(of_long_rows(16, 1 << 20) == 128);
 }
 
+/// Three sequences of eight leaves, four blocks of six: two parts of a tile have two, four or six leaves.
+/// @tested{thm_1, Thm. 1}
+TEST_CASE("equal runs: parts of one subtree each, and of several, in tiles of as many leaves") {
+  for (const DType dtype : {DType::F32, DType::BF16}) {
+    Axes axes{.heads = 1, .kv_heads = 1, .head_dim = 64, .value_dim = 64, .n_keys = 8 * kLeafKeys, .dtype = dtype};
+    axes.batch = 3;
+    const auto workload = normal_workload(8190, axes, std::vector<std::int64_t>(3, 8 * kLeafKeys));
+    const DecodeOutput want = run_step(device::kEqualRuns, *workload, {.n_splits = 1});
+    for (const int n : {2, 4, 8}) CHECK(same_output(run_step(device::kEqualRuns, *workload, {.n_splits = n}), want));
+    const emulated::SettingsScope scope({.n_multiprocessors = 4});
+    CHECK(same_output(run_step(device::kEqualRuns, *workload), want));
+  }
+}
+
 TEST_CASE("bits: a block is as large as the shared memory of the device allows") {
   const auto size_on = [](const emulated::Settings& settings, DType dtype, std::int64_t heads, std::int64_t d) {
     const auto workload =
