@@ -75,6 +75,7 @@ class Ladder(Statements):
         self.says("docs/III.1-kernels.md", f"{copies['bulk', 132]} of the read on all 132 multiprocessors and {copies['bulk', 128]} to {copies['cp.async', 128]} on 128",
                   f"use, reach {copies['tensor map', 132]} on either")
         self.says("docs/IV.8-learnt.md", f"reach {copies['tensor map', 132]} of the rate of a read", f"by bulk copies, reach {copies['bulk', 132]}, and on 128 of 132 multiprocessors {copies['bulk', 128]}")
+        self.says("docs/III.1-kernels.md", f"PyTorch {'.'.join(kernel_tables.CARD['versions']['torch'].split('.')[:2])} ran on the same machine")
         exchange = [line for line in kernel_tables.CARD["exchange"] if line.get("parts") == 2 and "sent_us" in line]
         self.says("docs/III.3-one-launch.md", f"was there {exchange[0]['last_us']:.1f} µs after", f"all were merged after {exchange[0]['merged_us']:.1f} µs")
         compared = [line for line in kernel_tables.CARD["exchange"] if "windows" in line]
