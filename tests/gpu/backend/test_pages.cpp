@@ -80,7 +80,7 @@ TEST_CASE("pages on a device: after a reset the lists are those of the new table
   pair.check({});
 #if !defined(TREE_ATTN_FOR_CUDA)
   // Tensor maps bring pages as they bring rows one after the other: two leaves of both caches.
-  CHECK(device::traffic().bytes_bulk - copied == 2 * 2 * kLeafKeys * (8 + 8) * 2);
+  if (device::device().major >= 9) CHECK(device::traffic().bytes_bulk - copied == 2 * 2 * kLeafKeys * (8 + 8) * 2);
 #endif
   pair.reset();
   pair.append(1, 128), pair.append(0, 64), pair.check({});
