@@ -13,7 +13,7 @@ namespace tree_attn::TREE_ATTN_PLATFORM {
 
 /// One block a multiprocessor. A batch of one has query tiles of one length: then a few multiprocessors are left idle if
 /// that saves every block a second work range, with a merge of its own. Where blocks are joined in teams, states are long,
-/// and a forest of several takes longer to join than a leaf to walk: as many blocks as let each have 1, 2, 4, ... leaves.
+/// and a part should be one subtree: as many blocks as let each have 1, 2, 4, ... leaves, if they divide the sequence.
 template <IsThreadGroup ThreadGroup>
 std::int64_t choose_blocks(const DecodeParams& params, std::int64_t n_query_tiles) {
   std::int64_t n = device().n_multiprocessors;

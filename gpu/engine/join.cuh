@@ -5,8 +5,8 @@
 ///
 /// The subtrees of neighbouring parts, from left to right, are pushed on a stack one after the other: two siblings merge as
 /// soon as both are there, as in a binary counter. So which subtrees merge follows from the ranges alone. Where the parts
-/// are as many siblings of one size, two are merged as they are read, and nothing is listed. A state is spread over
-/// many threads, four elements each, or more in tiles of rows, and every thread merges its own alone. Where there are more
+/// are siblings of one size, they are merged in pairs as they are read, and nothing is listed. A state is spread over
+/// many threads, four elements each, or eight in tiles of rows, and every thread merges its own alone. Where there are more
 /// threads than that, groups of them take neighbouring parts, and the first group joins what the groups have left.
 #pragma once
 
@@ -291,7 +291,6 @@ __device__ __forceinline__ void join_parts(Scratch scratch, int n_rows, KeyRange
                                            const Positions& positions, const ForestOf& forest_of, const Use& use) {
   using States = SliceStates<ThreadGroup>;
   const UsedSlices<ThreadGroup> slices(n_rows);
-  // Opaque: nothing that follows from them is worked out before the walk, and held through it.
   n_parts = opaque(n_parts);  // Nothing that follows from it is worked out before the walk, and held through it.
   const int thread = opaque(static_cast<int>(threadIdx.x)), n_threads = static_cast<int>(blockDim.x);
   const JoinList list(scratch.memory);
