@@ -3,6 +3,7 @@
 /// @brief Every smoke case of tests/data/cases.json that is a decode, on every algorithm (Alg. 3).
 #include "tree_attn/tests/support/cases.hpp"
 #include "tree_attn/tests/support/decoding.hpp"
+#include "tree_attn/tests/support/sanitized.hpp"
 
 namespace tree_attn::test {
 namespace {
@@ -39,15 +40,19 @@ void check_case(RankGroup& rank_group, const Case& c) {
 TEST_CASE("decoders: every smoke case of other projects' suites") {
   const std::vector<Case> cases = cases_of("decode", "smoke");
   CHECK(cases.size() > 200);
-  std::size_t n_run = 0;
+  std::size_t n_run = 0, n_left_out = 0;
   for (const Case& c : cases) {
     CAPTURE(c.name);
     CAPTURE(c.seed);
+    if (kIsSanitized && (n_run + n_left_out) % 4 != 0) {
+      ++n_left_out;
+      continue;
+    }
     const std::vector<RankGroup*> here = rank_groups(c.ranks);
     for (RankGroup* rank_group : here) check_case(*rank_group, c);
     n_run += !here.empty();
   }
-  CHECK(n_run == cases.size());
+  CHECK(n_run + n_left_out == cases.size());
 }
 
 }  // namespace tree_attn::test

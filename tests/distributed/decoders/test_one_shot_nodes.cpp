@@ -30,7 +30,7 @@ TEST_CASE("one-shot on nodes: no bit differs from gather, and the counts are tho
   constexpr int kMajors[]{9, 8, 12};
   int n = 0;
   for (const std::vector<int>& nodes : kNodes) {
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < (kIsSanitized ? 1 : 2); ++i) {
       Run run = run_on(nodes);
       const auto& [dtype, group] = kRows[(n + n / 4) % 4];
       run.cut = static_cast<Cut>(n / 2 % 4), run.dtype = dtype, run.group = group;

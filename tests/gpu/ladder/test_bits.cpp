@@ -4,6 +4,7 @@
 /// 2).
 #include "tree_attn/tests/support/device_params.hpp"
 #include "tree_attn/tests/support/room_for_clusters.hpp"
+#include "tree_attn/tests/support/sanitized.hpp"
 #include "tree_attn/tests/support/sweep.hpp"
 #if !defined(TREE_ATTN_FOR_CUDA)
 #include "tree_attn/gpu/platform/emulator/settings.hpp"
@@ -64,10 +65,11 @@ TEST_CASE("bits: no device changes any, in any step, for rows of every length") 
         all.push_back({.heads = heads, .kv_heads = 1, .head_dim = d, .value_dim = d, .n_keys = 200, .dtype = dtype});
     }
   }
-  unsigned seed = 5250;
+  unsigned seed = 5249;
   int n_decodes = 0;
   for (const Axes& axes : all) {
-    const auto workload = normal_workload(seed++, axes, std::vector<std::int64_t>{axes.n_keys - 3});
+    if (++seed % 4 != 0 && kIsSanitized) continue;
+    const auto workload = normal_workload(seed, axes, std::vector<std::int64_t>{axes.n_keys - 3});
     const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
     for (const device::LadderStep* step : device::all_kernels()) {
       if (step->refusal(shard.params, shard.dtype) != "") continue;
@@ -79,14 +81,14 @@ TEST_CASE("bits: no device changes any, in any step, for rows of every length") 
         CAPTURE(settings.major);
         CAPTURE(settings.shared_bytes);
         CAPTURE(axes.head_dim);
-        CAPTURE(seed - 1);
+        CAPTURE(seed);
         CHECK(step->plan(shard.params, shard.dtype, {}).shared_bytes <= device::device().shared_bytes);
         CHECK(same_output(run_step(*step, shard, {.n_splits = 3}), want));
         ++n_decodes;
       }
     }
   }
-  CHECK(n_decodes > (takes_all_cases() ? 1000 : 500));
+  CHECK(n_decodes > (takes_all_cases() ? 1000 : kIsSanitized ? 100 : 500));
 }
 
 /// 16 query tiles on 132 multiprocessors: eight blocks for each in a batch of one.

@@ -3,6 +3,7 @@
 /// @brief NaN and Inf in q, k and v reach the outputs that the formula says, in every step, and no others (eq. (7)).
 #include "tree_attn/tests/support/device_params.hpp"
 #include "tree_attn/tests/support/room_for_clusters.hpp"
+#include "tree_attn/tests/support/sanitized.hpp"
 
 namespace tree_attn::test::nonfinite_test {
 namespace {
@@ -65,6 +66,7 @@ bool untouched(Where where, const DecodeOutput& clean, const DecodeOutput& outpu
 
 /// @tested{eq_7, eq. (7)}
 TEST_CASE("nonfinite: NaN and Inf reach their own outputs and no other, in every step") {
+  int n = 0;
   for (const auto& [size, dtype] : {std::pair{kSizes[0], DType::F32},
                                     {kSizes[0], DType::BF16},
                                     {kSizes[0], DType::F16},
@@ -76,6 +78,7 @@ TEST_CASE("nonfinite: NaN and Inf reach their own outputs and no other, in every
       if (size.dim > 64 && where != Where::Value) continue;
       for (const std::int64_t position : {std::int64_t{0}, size.keys / 2, size.keys - 1}) {
         for (const float number : {kNaN, kInf, -kInf}) {
+          if (kIsSanitized && n++ % 4 != 0) continue;
           const auto workload = workload_with(size, dtype, where, position, number),
                      clean = workload_with(size, dtype, where, position, 0.25f);
           const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
