@@ -8,6 +8,7 @@
 #include "tree_attn/gpu/platform/emulator/stream.hpp"
 #include "tree_attn/gpu/platform/launch.hpp"
 #include "tree_attn/tests/support/one_shot_runs.hpp"
+#include "tree_attn/tests/support/sanitized.hpp"
 
 #include <atomic>
 #include <chrono>
@@ -24,6 +25,7 @@ TEST_CASE("one-shot: no bit differs from gather, on 1 to 8 devices") {
   constexpr int kMajors[]{9, 8, 12};
   int n = 0;
   for (int p = 1; p <= 8; ++p) {
+    if (kIsSanitized && p != 2 && p != 5) continue;
     for (int i = 0; i < 2; ++i) {
       const auto& [dtype, group] = kRows[(n + n / 4) % 4];
       const Run run{.p = p,
@@ -60,6 +62,7 @@ TEST_CASE("one-shot: 20 steps have the bits of gather, on 1 to 8 devices, for fi
 
 TEST_CASE("one-shot: windows in host memory serve devices that do not reach each other, with the same bits and counts") {
   for (const int p : {2, 5}) {
+    if (kIsSanitized && p > 2) continue;
     Run run{.p = p, .cut = Cut::kUneven, .group = 2, .windows_on_host = true};
     INFO(text(run));
     Counts stored, predicted;
@@ -143,6 +146,7 @@ TEST_CASE("one-shot: beyond 128 KiB of states rows have owners, and no bit diffe
       {.cut = Cut::kEmpty, .dtype = DType::BF16},
   };
   for (Run run : runs) {
+    if (kIsSanitized && run.dtype == DType::F32) continue;
     run.p = 3, run.steps = 2, run.group = 33, run.seed = 2, run.slow_rank = 1, run.head_dim = 256;
     INFO(text(run));
     CHECK(Peers::of(closed(ranges_of(run, 250), 252), 0, 2 * 2 * 33, 256).has_owners);

@@ -30,7 +30,11 @@ TEST_CASE("one-shot on nodes: no bit differs from gather, and the counts are tho
   constexpr int kMajors[]{9, 8, 12};
   int n = 0;
   for (const std::vector<int>& nodes : kNodes) {
-    for (int i = 0; i < (kIsSanitized ? 1 : 2); ++i) {
+    for (int i = 0; i < 2; ++i) {
+      if (kIsSanitized && n % 5 != 0) {
+        ++n;
+        continue;
+      }
       Run run = run_on(nodes);
       const auto& [dtype, group] = kRows[(n + n / 4) % 4];
       run.cut = static_cast<Cut>(n / 2 % 4), run.dtype = dtype, run.group = group;
@@ -63,7 +67,7 @@ TEST_CASE("one-shot on nodes: 20 steps have the bits of gather, for five seeds")
         INFO(text(run));
         return differences(run, n_keys, nullptr, nullptr, &want);
       });
-      CHECK(n == (takes_all_cases() ? 20 : 4));
+      CHECK(n == (takes_all_cases() ? 20 : kIsSanitized ? 2 : 4));
     }
   }
 }
@@ -99,7 +103,8 @@ TEST_CASE("one-shot on nodes: beyond 128 KiB of states rows have owners, and no 
   for (const std::vector<int>& nodes : {std::vector{0, 0, 0, 1, 1}, {0, 1, 1, 2}}) {
     if (kIsSanitized && nodes.size() > 4) continue;  // it takes more than five minutes
     Run run = run_on(nodes);
-    run.steps = 2, run.cut = Cut::kUneven, run.group = 33, run.head_dim = 256, run.seed = 2, run.slow_rank = 1;
+    run.steps = kIsSanitized ? 1 : 2, run.cut = Cut::kUneven, run.group = 33, run.head_dim = 256, run.seed = 2,
+    run.slow_rank = 1;
     run.dtype = n++ == 0 ? DType::F32 : DType::BF16;
     INFO(text(run));
     constexpr std::int64_t kKeys = 510;

@@ -20,7 +20,8 @@ using tree_attn::test::kRecall;
 TEST_CASE("generate: the same answer and the same bits of every logit on 1 to 13 ranks, in both orders") {
   const Scratch scratch;
   std::string filler;
-  while (filler.size() < 3000) filler += "that among these are life, liberty and the pursuit of happiness ";
+  while (filler.size() < (tree_attn::test::kIsSanitized ? 600 : 3000))
+    filler += "that among these are life, liberty and the pursuit of happiness ";
   const std::string text = scratch.write("text", filler + "The code of velora is 402913. " + filler);
   for (const std::string order : {"contiguous", "dealt"}) {
     std::set<std::string> digests;
