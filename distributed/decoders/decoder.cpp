@@ -107,8 +107,8 @@ class PlanDecoder : public Decoder {
     const AttentionShape& shape = shard_.cache->shape();
     DeviceTransport* const device = transport_.device();
     end_.emplace(transport_, plan_for_(planned_), shape.n_rows(), shape.value_dim,
-                 device != nullptr ? device->make_blocks() : platform_of(*shard_.backend).make_blocks,
-                 &on_device_->stream());
+                 device != nullptr ? device->make_blocks() : platform_of(*shard_.backend).make_blocks, &on_device_->stream(),
+                 shard_.cache->scales().v);
   }
 
   std::vector<KeyRange> ranges_;
@@ -166,7 +166,7 @@ OutputView Decoder::finish() {
 OutputView Decoder::scaled(const OutputView& output) {
   const AttentionShape& shape = shard_.cache->shape();
   const std::vector<float>& scales = shard_.cache->scales().v;
-  if (scales.empty()) return output;
+  if (scales.empty() || output.on_device) return output;
   // Rows of a key/value head follow each other.
   const std::int64_t of_head = shape.rows_per_kv_head() * shape.value_dim;
   scaled_.assign(output.out.begin(), output.out.end());

@@ -82,7 +82,7 @@ class Decoder {
   void check(const Step& step) const;
   void compare(const Step& step);
   void require_started(const char* function, bool started) const;
-  /// The output times the scales of the values.
+  /// An output on the host times the scales of the values.
   OutputView scaled(const OutputView& output);
 
   OutputView output_;          ///< of a step that start() has taken whole

@@ -18,16 +18,22 @@ DeviceBlocks::Operator elementwise(Combine::Operator op) {
 }  // namespace
 
 DeviceFabric::DeviceFabric(Transport& transport, Plan plan, std::int64_t n_rows, std::int64_t d_v, MakeBlocks make_blocks,
-                           DeviceStream* stream)
+                           DeviceStream* stream, std::span<const float> scales)
     : transport_(transport),
       device_(transport.device()),
       plan_(std::move(plan)),
       n_rows_(n_rows),
       d_v_(d_v),
       offsets_(plan_.offsets(n_rows, d_v)),
-      blocks_(make_blocks(offsets_.back(), d_v, stream)),
-      staging_(std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(offsets_.back()))) {
-  n_out_ = static_cast<std::size_t>(size(plan_.z));
+      blocks_(make_blocks(offsets_.back() + (scales.empty() ? 0 : size(plan_.z)), d_v, stream)),
+      staging_(std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(offsets_.back()))),
+      n_out_(static_cast<std::size_t>(size(plan_.z))),
+      has_scales_(!scales.empty()) {
+  if (has_scales_) {
+    std::vector<float> of_elements(n_out_);
+    for (std::size_t i = 0; i < n_out_; ++i) of_elements[i] = scales[i * scales.size() / n_out_];
+    blocks_->upload(offsets_.back(), of_elements);
+  }
   output_ = blocks_->on_host(size(plan_.z) + size(plan_.lse));
   if (device_ != nullptr) device_->add_graphs(blocks_->stream());
 }
@@ -102,6 +108,8 @@ void DeviceFabric::take_states(const float* states) {
 }
 
 void DeviceFabric::give_output() {
+  const DeviceBlocks::Pair scaled{at(plan_.z.first), offsets_.back()};
+  if (leaves_output_ && has_scales_) blocks_->combine(DeviceBlocks::Operator::kMultiply, {&scaled, 1}, size(plan_.z));
   if (leaves_output_) return;
   blocks_->give(at(plan_.z.first), output_.first(n_out_));
   blocks_->give(at(plan_.lse.first), output_.subspan(n_out_));

@@ -22,8 +22,9 @@ namespace tree_attn {
 class DeviceFabric : public Fabric, public StepEnd {
  public:
   /// @param transport outlives the fabric @param stream as MakeBlocks
+  /// @param scales KvScales::v, by which an output that is left on the device is multiplied
   DeviceFabric(Transport& transport, Plan plan, std::int64_t n_rows, std::int64_t d_v, MakeBlocks make_blocks,
-               DeviceStream* stream = nullptr);
+               DeviceStream* stream = nullptr, std::span<const float> scales = {});
   ~DeviceFabric() override;
   DeviceFabric(const DeviceFabric&) = delete;
   DeviceFabric& operator=(const DeviceFabric&) = delete;
@@ -58,7 +59,7 @@ class DeviceFabric : public Fabric, public StepEnd {
  private:
   /// Copies the states of this rank's subtrees to the own blocks of the plan. Messages are queued after that.
   void take_states(const float* states);
-  /// Copies the output of the plan to host memory, where it stays until the next step, unless it is left on the device.
+  /// Copies the output of the plan to host memory, where it stays until the next step, or multiplies it on the device.
   void give_output();
   std::int64_t at(Block block) const { return offsets_[static_cast<std::size_t>(block)]; }
   std::int64_t size(Blocks blocks) const { return at(blocks.first + blocks.n) - at(blocks.first); }
@@ -85,6 +86,7 @@ class DeviceFabric : public Fabric, public StepEnd {
   Traffic recorded_;                       ///< that was counted then
   bool is_queued_ = false;                 ///< since the last settle()
   bool was_launched_ = false;
+  bool has_scales_;  ///< one for each element of z, after the blocks
 };
 
 }  // namespace tree_attn

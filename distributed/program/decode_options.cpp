@@ -52,7 +52,7 @@ void use_gpu(const ClusterOptions& options, const Backend& backend, int rank, co
 std::vector<std::string> dtype_options() {
   std::vector<std::string> options;
   for (const DType dtype : kDTypes) {
-    if (kernel_unit_of(dtype) != KernelUnit::None || dtype == DType::F8_E4M3) options.push_back(lower_name_of(dtype));
+    if (kernel_unit_of(dtype) != KernelUnit::None) options.push_back(lower_name_of(dtype));
   }
   return options;
 }
@@ -346,11 +346,12 @@ void add_cluster_options(CLI::App& command, ClusterOptions& options) {
 
 std::vector<const CLI::Option*> add_decode_options(CLI::App& command, DecodeOptions& options) {
   command
-      .add_option("IN", options.in,
-                  "safetensors file with q [b, n_h, l, d_h], k [b, n_kv, N, d_h], v [b, n_kv, N, d_v] (heads before"
-                  "\npositions), optional lengths [b] and learned sinks, sink [n_h]; each rank reads only its own shard;"
-                  "\non the CPU also mask [b or 1, n_h or 1, l, N], BOOL, U8 or F32, and k and v of F8_E4M3 with scales,"
-                  "\nk_scale and v_scale [b, n_kv]")
+      .add_option(
+          "IN", options.in,
+          "safetensors file with q [b, n_h, l, d_h], k [b, n_kv, N, d_h], v [b, n_kv, N, d_v] (heads before"
+          "\npositions), optional lengths [b], learned sinks, sink [n_h], and scales of k and v of F8_E4M3, k_scale"
+          "\nand v_scale [b, n_kv]; each rank reads only its own shard; on the CPU also mask [b or 1, n_h or 1, l, N],"
+          "\nBOOL, U8 or F32")
       ->check(not_empty);
   command
       .add_option("OUT", options.out,

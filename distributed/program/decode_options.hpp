@@ -51,7 +51,7 @@ struct DecodeOptions : ShapeOptions, ClusterOptions {
 /// Adds the options of the shape to a group of the subcommand. `options` must live until the command line is parsed.
 std::vector<const CLI::Option*> add_shape_options(CLI::App& command, ShapeOptions& options, const std::string& group);
 
-/// The types of synthetic tensors and of caches: those that the kernels support, and F8_E4M3; and the help that lists them.
+/// The types of synthetic tensors and of caches: those that the kernels support; and the help that lists them.
 std::vector<std::string> dtype_options();
 std::string dtype_help();
 /// The type of that name, "bf16".

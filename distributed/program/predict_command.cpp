@@ -109,8 +109,6 @@ int run_predict(const PredictOptions& options) {
       std::string why = algorithm.refuses_ranks ? algorithm.refuses_ranks(header.topology) : "";
       if (header.shape.order == LeafOrder::kDealt && !algorithm.takes_dealt) why = "takes --order contiguous alone";
       if (header.shape.rule.window > 0 && has_windows(&algorithm)) why = "its kernel has no window";
-      if (header.shape.dtype == DType::F8_E4M3 && has_windows(&algorithm))
-        why = "no kernel supports F8_E4M3 keys and values";
       if (!why.empty()) {
         header.left_out.push_back({std::move(name), std::move(why)});
         continue;

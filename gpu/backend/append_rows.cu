@@ -10,17 +10,17 @@ namespace {
 
 constexpr unsigned kThreads = 64;
 
-/// Copies a row, four bytes per thread and turn where both are aligned, else two, which the emulator does not watch.
+/// Copies a row, four bytes per thread and turn where both are aligned, else one, which the emulator does not watch.
 __device__ void copy_row(unsigned char* to, const unsigned char* from, std::int64_t n_bytes) {
   const bool by_fours = ((reinterpret_cast<std::uintptr_t>(to) | reinterpret_cast<std::uintptr_t>(from) |
                           static_cast<std::uintptr_t>(n_bytes)) &
                          3) == 0;
-  const std::int64_t unit = by_fours ? 4 : 2;
+  const std::int64_t unit = by_fours ? 4 : 1;
   for (std::int64_t i = threadIdx.x * unit; i < n_bytes; i += blockDim.x * unit) {
     if (by_fours) {
       store_fresh(reinterpret_cast<std::uint32_t*>(to + i), load_once(reinterpret_cast<const std::uint32_t*>(from + i)));
     } else {
-      *reinterpret_cast<std::uint16_t*>(to + i) = *reinterpret_cast<const std::uint16_t*>(from + i);
+      to[i] = from[i];
     }
   }
 }

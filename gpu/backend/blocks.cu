@@ -55,6 +55,7 @@ __global__ void combine_elements(float* memory, Pairs pairs, DeviceBlocks::Opera
     float result = theirs;
     if (op == DeviceBlocks::Operator::kMax && (ours > theirs || ours != ours)) result = ours;
     if (op == DeviceBlocks::Operator::kAdd) result = ours + theirs;
+    if (op == DeviceBlocks::Operator::kMultiply) result = multiply(ours, theirs);
     store_fresh(left, result);
   }
 }

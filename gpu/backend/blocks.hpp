@@ -24,7 +24,7 @@ class DeviceBlocks {
   struct Pair {
     std::int64_t left = 0, right = 0;
   };
-  enum class Operator { kCopy, kMax, kAdd };
+  enum class Operator { kCopy, kMax, kAdd, kMultiply };
 
   virtual ~DeviceBlocks() = default;
   /// Waits for all kernels before it copies.

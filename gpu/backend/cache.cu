@@ -37,6 +37,17 @@ DeviceCache::DeviceCache(const AttentionShape& shape, const OwnedLeaves& leaves,
       staging_(static_cast<std::size_t>(shape.kv_heads * std::min(kStagedPositions, most_) *
                                         std::max(shape.head_dim, shape.value_dim) * size_of(KvCache::shape().dtype))) {}
 
+const float* DeviceCache::scales_on_device(Rows& rows, std::int64_t entry) const {
+  const std::vector<float>& scales = scales_of(rows);
+  if (scales.empty()) return nullptr;
+  if (scales != rows.uploaded) {
+    rows.scales = DeviceBuffer<float>(std::ssize(scales), MemoryUse::Input);
+    rows.scales.upload(scales);
+    rows.uploaded = scales;
+  }
+  return rows.scales.data() + entry * shape().kv_heads;
+}
+
 void DeviceCache::upload(Rows& to, std::int64_t entry, std::int64_t first, const TensorView& view) const {
   const std::int64_t n_heads = shape().kv_heads, row = to.row_bytes(), pitch = most_ * row, n = view.shape[2];
   const std::int64_t at = place(entry, first) * row;
@@ -44,7 +55,7 @@ void DeviceCache::upload(Rows& to, std::int64_t entry, std::int64_t first, const
   if (view.on_device) {
     const TensorView rows{
         reinterpret_cast<const std::byte*>(to.memory.data() + at), to.dtype, view.shape, {0, most_ * to.dim, to.dim}, true};
-    return convert_rows(view, rows, Stream{});
+    return convert_rows(view, rows, Stream{}, scales_on_device(to, entry));
   }
 
   // As it is, head by head, if the rows of a head follow each other.
@@ -58,7 +69,7 @@ void DeviceCache::upload(Rows& to, std::int64_t entry, std::int64_t first, const
     const std::int64_t m = std::min(kStagedPositions, n - begin);
     for (std::int64_t h = 0; h < n_heads; ++h) {
       for (std::int64_t a = 0; a < m; ++a)
-        store_row(view, 0, h, begin + a, 1, to.dtype, row_,
+        store_row(view, 0, h, begin + a, KvScales::at(scales_of(to), entry * n_heads + h), to.dtype, row_,
                   reinterpret_cast<std::byte*>(staging_.data() + (h * m + a) * row));
     }
     to.memory.upload_rows(staging_.data(), m * row, at + begin * row, pitch, m * row, n_heads);
@@ -93,7 +104,8 @@ void DeviceCache::write(std::int64_t entry, std::int64_t first, const TensorView
   unsigned char* to = appended_.data() + entry * bytes_of_entry();
   for (const auto& [view, rows] : {std::pair(&k, &k_), std::pair(&v, &v_)}) {
     for (std::int64_t h = 0; h < shape().kv_heads && rows->dim > 0; ++h, to += rows->row_bytes())
-      store_row(*view, 0, h, 0, 1, rows->dtype, row_, reinterpret_cast<std::byte*>(to));
+      store_row(*view, 0, h, 0, KvScales::at(scales_of(*rows), entry * shape().kv_heads + h), rows->dtype, row_,
+                reinterpret_cast<std::byte*>(to));
   }
 }
 

@@ -75,6 +75,8 @@ class DeviceCache final : public KvCache {
     DType dtype;
     std::int64_t dim;
     DeviceBuffer<unsigned char> memory;
+    DeviceBuffer<float> scales{};   ///< of all heads, once a kernel has divided by them
+    std::vector<float> uploaded{};  ///< those in `scales`
 
     Rows(DType type, std::int64_t row_size, std::int64_t n) : dtype(type), dim(row_size), memory(n * row_bytes()) {}
     std::int64_t row_bytes() const { return dim * static_cast<std::int64_t>(bytes_of(dtype)); }
@@ -82,6 +84,9 @@ class DeviceCache final : public KvCache {
   DeviceView view_of(const Rows& rows) const {
     return {rows.memory.data(), {entry_stride() * rows.dim, most_ * rows.dim, rows.dim}};
   }
+  const std::vector<float>& scales_of(const Rows& rows) const { return &rows == &k_ ? scales().k : scales().v; }
+  /// Those of the heads of an entry; null: none. A session that is opened uploads them.
+  const float* scales_on_device(Rows& rows, std::int64_t entry) const;
   /// Where row a of an entry lies, counted from its first head; negative if its page has been given back.
   std::int64_t place(std::int64_t entry, std::int64_t a) const {
     return pages() == nullptr ? entry * entry_stride() + a : pages()->row(entry, a);

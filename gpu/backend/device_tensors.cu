@@ -5,6 +5,7 @@
 
 #include "tree_attn/gpu/platform/device.hpp"
 
+#include <cmath>
 #include <limits>
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
@@ -34,9 +35,16 @@ struct Rows {
   }
 };
 
-__global__ void convert_each(Rows from, Rows to) {
+__global__ void convert_each(Rows from, Rows to, const float* scales) {
+  constexpr float kLargest = std::numeric_limits<float>::max();
   const std::int64_t source = from.begin(blockIdx.x), target = to.begin(blockIdx.x);
-  for (std::int64_t j = threadIdx.x; j < from.n[3]; j += blockDim.x) to.store(target + j, from.load(source + j));
+  const float scale =
+      scales == nullptr || from.dtype == to.dtype ? 1 : load_once(scales + blockIdx.x / from.n[2] % from.n[1]);
+  for (std::int64_t j = threadIdx.x; j < from.n[3]; j += blockDim.x) {
+    const float x = from.load(source + j), divided = x / scale;
+    // What is finite stays so.
+    to.store(target + j, std::fabs(x) <= kLargest && std::fabs(divided) > kLargest ? std::copysign(kLargest, x) : divided);
+  }
 }
 
 __global__ void set_each(float* states, Rows o, Rows lse, LseForm form) {
@@ -72,11 +80,11 @@ Launch per_row(const TensorView& view) {
 
 }  // namespace
 
-void convert_rows(const TensorView& from, const TensorView& to, Stream stream) {
+void convert_rows(const TensorView& from, const TensorView& to, Stream stream, const float* scales) {
   require(from.shape == to.shape, "convert_rows: two views with other axes");
   const Launch config = per_row(from);
   if (config.grid.x == 0 || from.shape[3] == 0) return;
-  launch(convert_each, config, stream, rows_of(from), rows_of(to));
+  launch(convert_each, config, stream, rows_of(from), rows_of(to), scales);
 }
 
 void set_states(float* states, const TensorView& o, const TensorView& lse, LseForm form, Stream stream) {

@@ -6,6 +6,7 @@
 #include "tree_attn/gpu/backend/append_rows.hpp"
 #include "tree_attn/gpu/backend/device_tensors.hpp"
 #include "tree_attn/gpu/engine/equal_runs.cuh"
+#include "tree_attn/reference/state/score_scale.hpp"
 
 #include <algorithm>
 #include <sstream>
@@ -15,11 +16,21 @@
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
 std::unique_ptr<DecodeSession> DeviceCache::open(double scale) const {
+  for (Rows* rows : {&k_, &v_}) scales_on_device(*rows, 0);
   return std::make_unique<DeviceSession>(*this, scale);
 }
 
 StepRunner::StepRunner(const DeviceCache& cache, double scale, StepKernel& kernel)
     : plan_{.cache = cache}, kernel_(kernel), scale_(scale), input_(cache.shape()) {
+  if (const std::vector<float>& of_keys = cache.scales().k; !of_keys.empty()) {
+    std::vector<float> scales;
+    for (const float of_head : of_keys) {
+      const ScoreScale parts = split_scale(scale * double{of_head});
+      scales.insert(scales.end(), {parts.query, parts.score});
+    }
+    head_scales_ = DeviceBuffer<float>(std::ssize(scales), MemoryUse::Input);
+    head_scales_.upload(scales);
+  }
   plan_range(closed(cache.leaves().range(), cache.leaves().range().begin + cache.capacity()));
 }
 
@@ -55,6 +66,7 @@ void StepRunner::plan_range(KeyRange range) {
     params.readable_end = range.begin + std::min(allocated_positions(range.size()), n_positions);
   }
   params.k = cache.keys(), params.v = cache.values(), params.lengths = input.lengths, params.rule = plan_.rule;
+  params.head_scales = head_scales_.size() == 0 ? nullptr : head_scales_.data();
   // A leaf without keys is described, and never read.
   const auto leaf_of = [&](std::int64_t d) { return DeviceView{input.q, {s.kv_heads * kLeafKeys * d, kLeafKeys * d, d}}; };
   if (range.empty()) params.k = leaf_of(s.head_dim), params.v = leaf_of(s.value_dim);
@@ -84,7 +96,7 @@ void StepRunner::run(const Step& step, StepEnd* end, const std::function<void()>
   if (step.rule != plan_.rule || step.q.on_device != plan_.q_on_device) {
     const AttentionShape& s = plan_.shape();
     if (step.q.on_device && device_q_.size() == 0)
-      device_q_ = DeviceBuffer<unsigned char>(s.n_rows() * s.head_dim * static_cast<std::int64_t>(bytes_of(s.dtype)));
+      device_q_ = DeviceBuffer<unsigned char>(s.n_rows() * s.head_dim * size_of_q());
     plan_.rule = step.rule, plan_.q_on_device = step.q.on_device;
     plan_range(plan_.range);
   }
@@ -102,7 +114,7 @@ void StepRunner::run(const Step& step, StepEnd* end, const std::function<void()>
   set_scale(plan_.params, plan_.shape().dtype, scale_);
   stream_.follow_default();
   if (has_work() && plan_.q_on_device) {
-    const TensorView q = TensorView::dense(device_q_.data(), plan_.shape().dtype, step.q.shape);
+    const TensorView q = TensorView::dense(device_q_.data(), multiplied(plan_.shape().dtype), step.q.shape);
     convert_rows(step.q, q, stream_);
   }
   stream_.repeat([&] { queue_step(end); }, end == nullptr || end->may_be_recorded());
@@ -116,8 +128,8 @@ void StepRunner::stage(const Step& step) {
   unsigned char* to = input.q;
   for (std::int64_t i = 0; i < q.shape[0] && !q.on_device; ++i) {
     for (std::int64_t h = 0; h < q.shape[1]; ++h) {
-      for (std::int64_t j = 0; j < q.shape[2]; ++j, to += plan_.cache.key_bytes())
-        store_row(q, i, h, j, 1, shape.dtype, row_, reinterpret_cast<std::byte*>(to));
+      for (std::int64_t j = 0; j < q.shape[2]; ++j, to += shape.head_dim * size_of_q())
+        store_row(q, i, h, j, 1, multiplied(shape.dtype), row_, reinterpret_cast<std::byte*>(to));
     }
   }
   std::copy(lengths.begin(), lengths.end(), input.lengths);

@@ -98,13 +98,16 @@ class StepRunner {
   /// before is over
   void stage(const Step& step);
   void queue_step(StepEnd* end);
+  /// Bytes of an element of the queries.
+  std::int64_t size_of_q() const { return static_cast<std::int64_t>(bytes_of(multiplied(plan_.shape().dtype))); }
 
   StepPlan plan_;
   StepKernel& kernel_;
   double scale_;
   LeafLists lists_;  ///< if there are any
   StepInput input_;
-  DeviceBuffer<unsigned char> device_q_;  ///< queries that were on the device, as stored
+  DeviceBuffer<unsigned char> device_q_;  ///< queries that were on the device, as keys are multiplied
+  DeviceBuffer<float> head_scales_;       ///< DecodeParams::head_scales, if keys have scales
   std::vector<float> row_;
   StepEnd* last_end_ = nullptr;  ///< of the step before
   KernelStream stream_;

@@ -5,6 +5,7 @@
 /// For a few kilobytes the time of a copy is that of starting it, so a step has one copy for all that it reads.
 #pragma once
 
+#include "tree_attn/gpu/engine/launch.hpp"
 #include "tree_attn/gpu/engine/listed_params.hpp"
 #include "tree_attn/gpu/platform/launch.hpp"
 #include "tree_attn/reference/tensor/shape.hpp"
@@ -16,7 +17,7 @@ namespace tree_attn::TREE_ATTN_PLATFORM {
 
 /// The arrays of a step, on the host or on the device.
 struct StepArrays {
-  unsigned char* q = nullptr;         ///< [b, n_h, l, d_h], as stored
+  unsigned char* q = nullptr;         ///< [b, n_h, l, d_h], as keys are multiplied
   unsigned char* appended = nullptr;  ///< [b] keys [n_kv, d_h], then values [n_kv, d_v], as stored: one position each
   std::int64_t* lengths = nullptr;    ///< [b]
   std::int64_t* rows = nullptr;       ///< [b], where the appended position goes in the cache; negative: none is appended
@@ -61,7 +62,7 @@ class StepInput {
     std::int64_t appended, lengths, rows, lists, end;
 
     explicit Places(const AttentionShape& shape)
-        : appended(aligned(shape.n_rows() * shape.head_dim * static_cast<std::int64_t>(bytes_of(shape.dtype)))),
+        : appended(aligned(shape.n_rows() * shape.head_dim * static_cast<std::int64_t>(bytes_of(multiplied(shape.dtype))))),
           lengths(appended + aligned(shape.bytes_per_position())),
           rows(lengths + aligned(shape.batch * static_cast<std::int64_t>(sizeof(std::int64_t)))),
           lists(rows + aligned(shape.batch * static_cast<std::int64_t>(sizeof(std::int64_t)))),

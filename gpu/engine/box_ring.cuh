@@ -16,12 +16,11 @@ namespace tree_attn::TREE_ATTN_PLATFORM {
 
 /// The boxes of a range, leaf after leaf. All threads of the block call every function, unless it says otherwise.
 template <IsMmaTile Tile, RowCopy kCopy, class Leaves_ = ContiguousLeaves>
-class BoxRing : BoxRows<typename Tile::T, Leaves_> {
-  using Base = BoxRows<typename Tile::T, Leaves_>;
+class BoxRing : BoxRows<typename Tile::Stored, Leaves_> {
+  using Base = BoxRows<typename Tile::Stored, Leaves_>;
   using Base::lane_, Base::leaves_, Base::first_row_, Base::entry_, Base::head_;
 
  public:
-  using T = typename Tile::T;
   using Leaves = Leaves_;
   static constexpr bool kHasMaps = kCopy == RowCopy::TensorMap;
   using Maps = std::conditional_t<kHasMaps, TileMaps, NoMaps>;
@@ -76,12 +75,11 @@ class BoxRing : BoxRows<typename Tile::T, Leaves_> {
   /// Boxes of the keys of a leaf, and of its values.
   __device__ __forceinline__ static int n_keys(const DecodeParams& params) { return n_boxes_of(params.d_h); }
   __device__ __forceinline__ static int n_values(const DecodeParams& params) { return n_boxes_of(params.d_v); }
-  /// Waits for all boxes, where there is no barrier for each.
-  __device__ __forceinline__ void settle() const {
-    if constexpr (!kHasMaps) {
-      copy_async_wait<0>();
-      sync();
-    }
+  /// Before the keys of a leaf are read, and before its values are: waits for all boxes, where there is no barrier for each,
+  /// and widens those of 8 bits, of which values among the keys have been widened with them.
+  __device__ __forceinline__ void settle_keys(const DecodeParams& params) const { settle(0, n_keys(params)); }
+  __device__ __forceinline__ void settle_values(const DecodeParams& params) const {
+    settle(first_value_, first_value_ == 0 ? 0 : n_values(params));
   }
   /// Calls use(box, memory) for the boxes of the keys of the leaf at hand, one after the other, once each is there. One
   /// warp.
@@ -132,6 +130,20 @@ class BoxRing : BoxRows<typename Tile::T, Leaves_> {
   }
 
  private:
+  __device__ __forceinline__ void settle(int first, int n) const {
+    if constexpr (!kHasMaps) {
+      copy_async_wait<0>();
+      sync();
+    }
+    if constexpr (Base::kIsWidened) {
+      // Opaque, so that nothing that follows from the lane is kept in registers from leaf to leaf.
+      TREE_ATTN_LOOP
+      for (int i = warp_; i < n; i += n_warps())
+        this->template widen_box<1>(at(place_of(first + i)), opaque(lane_), 0, 1, [] { __syncwarp(); });
+      if constexpr (kHasMaps) async_proxy_fence();
+      sync();
+    }
+  }
   __device__ __forceinline__ static int n_boxes_of(int d) { return (d + (kBoxColumns - 1)) / kBoxColumns; }
   /// A stage, and the parity of its phase.
   struct Place {
@@ -169,9 +181,10 @@ class BoxRing : BoxRows<typename Tile::T, Leaves_> {
       const Shared<Bytes16> to = memory_ + stage * kBoxVectors;
       if constexpr (kHasMaps && kCopies) {
         if (elect_one()) {
-          barrier_arrive_expect(full_ + stage, kBoxVectors * static_cast<int>(sizeof(Bytes16)));
-          bulk_copy_tensor<T>(to, is_value ? maps_->v : maps_->k, column, first_row_ + leaves_.row(at), head_, entry_,
-                              full_ + stage, CacheHint::EvictFirst);
+          barrier_arrive_expect(full_ + stage, Base::kStoredBox * static_cast<int>(sizeof(Bytes16)));
+          bulk_copy_tensor<typename Tile::Stored>(to + Base::kFirstStored, is_value ? maps_->v : maps_->k, column,
+                                                  first_row_ + leaves_.row(at), head_, entry_, full_ + stage,
+                                                  CacheHint::EvictFirst);
         }
       } else {
         this->template fill<kCopies>(params, at, is_value, column, to);

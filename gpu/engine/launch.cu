@@ -39,7 +39,8 @@ bool has_bulk_rows(const DecodeParams& params, DType dtype, int row_bytes) {
 }
 
 void set_scale(DecodeParams& params, DType dtype, double scale) {
-  const bool may_overflow = kLongestRow * largest_of(dtype) * largest_of(dtype) >= largest_of(DType::F32);
+  const double largest = largest_of(multiplied(dtype));
+  const bool may_overflow = kLongestRow * largest * largest >= largest_of(DType::F32);
   const ScoreScale parts = may_overflow ? split_scale(scale) : ScoreScale{1, static_cast<float>(kLog2E * scale)};
   params.query_scale = parts.query, params.score_scale = parts.score;
 }
@@ -53,6 +54,8 @@ std::string accepts_any_grid(const DecodeParams& params, DType dtype) {
   if (params.d_h > kLongestRow || params.d_v > kLongestRow)
     return "d_h " + std::to_string(params.d_h) + ", d_v " + std::to_string(params.d_v) + ": more than " +
            std::to_string(kLongestRow);
+  if (dtype == DType::F8_E4M3 && !multiplies_on_tensor_cores(params, dtype))
+    return "F8_E4M3 values of " + std::to_string(params.d_v) + ": more than " + std::to_string(kLongestValue);
   if (const std::int64_t n = leaves_of({params.begin, params.end}); params.n_rows() > kMostWorkItems / n) {
     return std::to_string(params.n_rows()) + " rows over " + std::to_string(n) + " leaves: more than " +
            std::to_string(kMostWorkItems) + " work items";
@@ -67,6 +70,7 @@ std::string accepts_any_grid(const DecodeParams& params, DType dtype) {
 
 std::string accepts_any_rows(const DecodeParams& params, DType dtype) {
   if (const std::string refusal = accepts_any_grid(params, dtype); !refusal.empty()) return refusal;
+  if (dtype == DType::F8_E4M3) return "F8_E4M3 storage";
   // Rows are counted by the second axis of a grid.
   if (params.n_rows() > 65535) return std::to_string(params.n_rows()) + " rows: more than 65535";
   return "";

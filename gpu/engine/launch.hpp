@@ -10,6 +10,7 @@
 #include "tree_attn/reference/tensor/shape.hpp"
 
 #include <string>
+#include <type_traits>
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
@@ -53,6 +54,12 @@ template <class T>
 inline constexpr bool kHasKernels = DTypeTraits<T>::kUnit != KernelUnit::None &&
                                     (kHasF16Kernels || DTypeTraits<T>::kDType != DType::F16);
 
+/// What tensor cores multiply, and queries are stored as, where keys and values are of a type: F8_E4M3 is widened to BF16,
+/// exactly.
+template <class T>
+using Multiplied = std::conditional_t<std::is_same_v<T, Float8>, BFloat16, T>;
+constexpr DType multiplied(DType dtype) { return dtype == DType::F8_E4M3 ? DType::BF16 : dtype; }
+
 /// Calls f with an element of the stored type, T{}. @throws DeviceError for a type that no kernel takes
 template <class F>
 void with_type(DType dtype, const F& f) {
@@ -61,6 +68,14 @@ void with_type(DType dtype, const F& f) {
       f(element);
     else
       throw DeviceError("no kernel takes " + std::string(name_of(dtype)));
+  });
+}
+
+/// The same for the steps of the ladder, which have no kernels for F8_E4M3.
+template <class F>
+void with_step_type(DType dtype, const F& f) {
+  with_type(dtype, [&]<class T>(T element) {
+    if constexpr (!std::is_same_v<T, Float8>) f(element);
   });
 }
 
@@ -79,10 +94,10 @@ bool has_bulk_rows(const DecodeParams& params, DType dtype, int row_bytes);
 /// queries in 16 bits, would round what is made smaller.
 void set_scale(DecodeParams& params, DType dtype, double scale);
 
-/// What the steps refuse, in a few words; empty if nothing. All refuse F64, d of more than kLongestRow, and more than
-/// kMostWorkItems.
+/// What the kernels refuse, in a few words; empty if nothing. All refuse F64, d of more than kLongestRow, values of F8_E4M3
+/// of more than kLongestValue, and more than kMostWorkItems.
 std::string accepts_any_grid(const DecodeParams& params, DType dtype);
-/// The same, and more rows than the second axis of a grid can count.
+/// The same, F8_E4M3, and more rows than the second axis of a grid can count.
 std::string accepts_any_rows(const DecodeParams& params, DType dtype);
 /// The same, and what tensor cores multiply.
 std::string accepts_scalar_rows(const DecodeParams& params, DType dtype);
@@ -91,7 +106,7 @@ std::string accepts_aligned_rows(const DecodeParams& params, DType dtype);
 /// What accepts_any_rows() refuses, what tensor cores do not multiply, and rows that are not aligned.
 std::string accepts_tensor_rows(const DecodeParams& params, DType dtype);
 
-/// Whether tensor cores multiply: elements of 16 bits, in values of at most kLongestValue.
+/// Whether tensor cores multiply: elements of 16 or 8 bits, in values of at most kLongestValue.
 ///
 /// A function of the type and of the length of rows alone, for it changes bits. So a query has the same bits alone and among
 /// others, in a batch and on every device.

@@ -13,8 +13,7 @@
 
 namespace tree_attn {
 
-/// Heads, rows, query tiles and work items as kernels count them. A 64-bit division with remainder takes several times
-/// the instructions, some of them before the first copy.
+/// Heads, rows, query tiles and work items as kernels count them: a 64-bit division takes several times the instructions.
 using Count = std::uint32_t;
 /// Leaves of the shard times query rows, at most; see accepts_any_grid().
 inline constexpr std::int64_t kMostWorkItems = std::numeric_limits<Count>::max();
@@ -66,6 +65,7 @@ struct DecodeParams {
   std::int64_t begin = 0, end = 0;         ///< global positions of the shard
   std::int64_t readable_end = 0;           ///< rows before it have memory and may be copied, see rows_end()
   float query_scale = 1, score_scale = 1;  ///< multiply q as it is read, and q.k: log2(e) * scale, see set_scale()
+  const float* head_scales = nullptr;      ///< [b, n_kv, 2], both for keys of F8_E4M3 with scales; null: the two above
 
   /// Rows of the output: (i * n_h + h) * l + j, and group * n_kv = n_h l.
   TREE_ATTN_HOST_DEVICE std::int64_t n_rows() const { return batch * kv_heads * group; }

@@ -73,7 +73,7 @@ void with_sub_warp(const DecodeParams& params, const F& f) {
 }
 template <class F>
 void with_sub_warp(const DecodeParams& params, DType dtype, const F& f) {
-  with_type(dtype, [&](auto type) { with_sub_warp<decltype(type)>(params, f); });
+  with_step_type(dtype, [&](auto type) { with_sub_warp<decltype(type)>(params, f); });
 }
 
 /// Thread groups in a block, each with a range of its own, or teams of n_row_tiles of them.
@@ -154,9 +154,9 @@ class MmaPipeline {
               thread_group() == first_of_team()) {}
   /// Describes keys and values to the copy engine, if it takes them.
   static Arguments arguments(const Params& params, const LaunchPlan& plan) {
-    Arguments arguments{starts_aligned(params, DTypeTraits<typename Tile::T>::kDType), plan.n_row_tiles, {}};
+    Arguments arguments{starts_aligned(params, DTypeTraits<typename Tile::Stored>::kDType), plan.n_row_tiles, {}};
     if constexpr (Ring::kHasMaps) {
-      arguments.aligned = arguments.aligned && describe_rows<typename Tile::T>(params, arguments.maps);
+      arguments.aligned = arguments.aligned && describe_rows<typename Tile::Stored>(params, arguments.maps);
       arguments.maps.n_stages = plan.n_stages;
     }
     return arguments;
@@ -243,12 +243,12 @@ class BoxPipeline {
     const auto is_same = [](const DeviceView& a, const DeviceView& b) {
       return a.data == b.data && std::equal(a.stride, a.stride + 3, b.stride);
     };
-    Arguments arguments{starts_aligned(params, DTypeTraits<typename Tile::T>::kDType),
+    Arguments arguments{starts_aligned(params, DTypeTraits<typename Tile::Stored>::kDType),
                         params.d_v <= params.d_h && is_same(params.k, params.v),
                         plan.n_stages,
                         {}};
     if constexpr (Ring::kHasMaps)
-      arguments.aligned = arguments.aligned && describe_rows<typename Tile::T>(params, arguments.maps);
+      arguments.aligned = arguments.aligned && describe_rows<typename Tile::Stored>(params, arguments.maps);
     return arguments;
   }
   __device__ __forceinline__ static void publish_scratch() {
@@ -297,7 +297,7 @@ void with_tile(const DecodeParams& params, const F& f) {
   const int d = std::max(params.d_h, params.d_v);
   if (d <= 64) return f(MmaTile<T, 64, 8>{});
   if (d <= 128) return f(MmaTile<T, 128, 8>{});
-  constexpr int kRows = kRestUnit<T> == 1 ? 8 : 4;
+  constexpr int kRows = kRestUnit<Multiplied<T>> == 1 ? 8 : 4;
   if (d <= 256) return f(MmaTile<T, 256, kRows>{});
   f(MmaTile<T, kLongestValue, 8, 4>{});
 }
@@ -414,7 +414,8 @@ void with_pipeline(const Params& params, const F& f) {
     if (multiplies_on_tensor_cores(params, DTypeTraits<T>::kDType))
       return with_tile<T>(params, [&](auto tile) { with_mma_pipeline<decltype(tile), Params>(f); });
   }
-  with_sub_warp<T>(params, [&](auto sub_warp) { f(std::type_identity<SubWarpPipeline<decltype(sub_warp), Params>>{}); });
+  if constexpr (!std::is_same_v<T, Float8>)
+    with_sub_warp<T>(params, [&](auto sub_warp) { f(std::type_identity<SubWarpPipeline<decltype(sub_warp), Params>>{}); });
 }
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

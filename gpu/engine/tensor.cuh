@@ -18,6 +18,7 @@
 #pragma once
 
 #include "tree_attn/gpu/engine/forest.cuh"
+#include "tree_attn/gpu/engine/launch.hpp"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
@@ -26,11 +27,13 @@ namespace tree_attn::TREE_ATTN_PLATFORM {
 /// It is how products leave S^T [keys, columns] and O^T [components, columns] in registers: with g = lane / 4 and
 /// t = 2 (lane % 4), a lane has of every 16 x 8 tile the rows g and g + 8 of the columns t and t + 1. Scores, weights and
 /// states of a query are therefore with the same lanes.
+/// @tparam Stored_ F16, BF16, or F8_E4M3, which is widened to BF16 in shared memory
 /// @tparam kDim_ elements of a row of values, padded: 64, 128 or 256, or 512 for four warps
 /// @tparam kRows_ 4 or 8 queries
-template <class Stored, int kDim_, int kRows_, int kWarps_ = 1>
+template <class Stored_, int kDim_, int kRows_, int kWarps_ = 1>
 struct MmaTile {
-  using T = Stored;
+  using Stored = Stored_;
+  using T = Multiplied<Stored>;
   static constexpr int kWarps = kWarps_, kLanes = kWarp * kWarps;
   static constexpr int kDim = kDim_, kRows = kRows_;
   static constexpr int kKeyDim = kWarps > 1 ? 576 : kDim;     ///< elements of a row of keys, padded
@@ -82,11 +85,20 @@ __device__ __forceinline__ int transposed_matrix_vector(int lane, int step) {
 struct TileScale {
   float query, score;
 
-  __device__ __forceinline__ explicit TileScale(const DecodeParams& params)
-      : query(params.score_scale == 0  ? 0.0f
-              : params.score_scale < 0 ? -params.query_scale
-                                       : params.query_scale),
-        score(params.score_scale == 0 ? 1.0f : std::fabs(params.score_scale)) {}
+  __device__ __forceinline__ TileScale(float query_scale, float score_scale)
+      : query(score_scale == 0  ? 0.0f
+              : score_scale < 0 ? -query_scale
+                                : query_scale),
+        score(score_scale == 0 ? 1.0f : std::fabs(score_scale)) {}
+  /// That of a kv head, whose keys may have a scale of their own.
+  template <IsMmaTile Tile>
+  __device__ __forceinline__ static TileScale of(const DecodeParams& params, std::int64_t kv_head) {
+    if constexpr (std::is_same_v<typename Tile::Stored, Float8>) {
+      if (const float* const of_head = params.head_scales; of_head != nullptr)
+        return {load_once(of_head + 2 * kv_head), load_once(of_head + 2 * kv_head + 1)};
+    }
+    return {params.query_scale, params.score_scale};
+  }
 };
 
 /// The queries times TileScale::query as the right operand of K Q^T, [kKeyDim, 8]; zero past the group, past d_h, and in a
@@ -104,7 +116,7 @@ class TileQueries {
   __device__ __forceinline__ TileQueries(const DecodeParams& params, std::int64_t kv_head, std::int64_t first_row,
                                          Shared<Bytes16> memory, int lane) {
     using T = typename Tile::T;
-    const float scale = TileScale(params).query;
+    const float scale = TileScale::of<Tile>(params, kv_head).query;
     const auto pair_of = [&](int row, int column) {
       const bool valid = row < Tile::kRows && first_row + row < params.group;
       const T* const query = params.query<T>(kv_head, valid ? first_row + row : first_row) + column;

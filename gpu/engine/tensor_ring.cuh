@@ -6,6 +6,8 @@
 /// - one copy through a tensor map, started by one lane and completing on an mbarrier (sm_90, aligned rows);
 /// - copies of 16 bytes, started by all lanes (cp.async, aligned rows);
 /// - plain loads, of rows of any alignment, and with zeros in place of elements that are not finite.
+/// Rows of F8_E4M3 come into the second half of a box, and are widened there by the warps that read it.
+///
 /// A device has one of the first two. Whether a range is copied or loaded is a parameter of the functions and not a question
 /// in them, so that the loop over leaves that are copied holds none of the instructions of loads.
 ///
@@ -44,13 +46,37 @@ struct TileMaps {
   int n_stages = 0;
 };
 
-/// How rows of 16 bits come into shared memory where they are aligned.
+/// How rows come into shared memory where they are aligned.
 enum class RowCopy { TensorMap, Async };
 
-/// The rows of a range, and the two ways of a warp to fill a box with them by itself.
+/// Four elements of F8_E4M3, from the lowest byte up, as elements of BF16. A product with 2^120 corrects the bias of the
+/// exponent, exactly.
+__device__ __forceinline__ void widen_four(std::uint32_t bytes, std::uint32_t (&pairs)[2]) {
+  constexpr std::uint32_t kSigns = 0x80008000, kSizes = 0x07F007F0, kBias = 0x7B807B80;
+  const std::uint32_t even = multiply_pairs((bytes << 8 & kSigns) | (bytes << 4 & kSizes), kBias),
+                      odd = multiply_pairs((bytes & kSigns) | (bytes >> 4 & kSizes), kBias);
+  pairs[0] = (even & 0xFFFF) | odd << 16, pairs[1] = even >> 16 | (odd & 0xFFFF0000);
+  if ((((bytes & 0x7F7F7F7F) + 0x01010101) & 0x80808080) == 0) return;
+  TREE_ATTN_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    const Float8 element{static_cast<std::uint8_t>(bytes >> 8 * i)};
+    if (!is_finite(widen(element))) pairs[i / 2] |= 0x7FC0u << i % 2 * 16;
+  }
+}
+
+/// The rows of a range, the two ways of a warp to fill a box with them by itself, and what makes 16 bits of 8.
+/// @tparam T as rows are stored
 template <class T, class Leaves>
 class BoxRows {
  protected:
+  /// 16-byte vectors of a row and of a box as stored, and the first of them in the memory of a box, whose end they are.
+  static constexpr int kStoredRow = kBoxColumns / kPer16<T>, kStoredBox = static_cast<int>(kLeafKeys) * kStoredRow,
+                       kFirstStored = kBoxVectors - kStoredBox;
+  static constexpr bool kIsWidened = kFirstStored > 0;
+  __device__ __forceinline__ static int place(int row, int unit) {
+    return kFirstStored + row * kStoredRow + (kIsWidened ? unit : swizzled_unit(row, unit));
+  }
+
   __device__ __forceinline__ explicit BoxRows(int lane) : lane_(lane) {}
   __device__ __forceinline__ void set(const DecodeParams& params, std::int64_t kv_head, const Leaves& leaves,
                                       bool only_finite) {
@@ -61,35 +87,66 @@ class BoxRows {
     only_finite_ = only_finite;
   }
 
-  /// Fills a box of the leaf that begins at `at`, each lane one vector of every fourth row. Rows without a key are zero, and
+  /// Makes rows of 16 bits of a box of 8, in place. The first half of them goes where nothing is stored, the second where
+  /// all has been read.
+  /// @tparam kAtOnce vectors of a lane that are read before any is written: the more, the more registers
+  /// @param warp, n_warps that share the work: 1, 2 or 4, at most kAtOnce @param sync a barrier of them; they need one more
+  /// before they read the box
+  template <int kAtOnce, class Sync>
+  __device__ __forceinline__ void widen_box(Shared<Bytes16> box, int lane, int warp, int n_warps, const Sync& sync) const {
+    constexpr int kRowsAtOnce = kWarp / kStoredRow, kRounds = static_cast<int>(kLeafKeys) / kRowsAtOnce;
+    TREE_ATTN_UNROLL
+    for (int first = 0; first < kRounds; first += kAtOnce) {
+      Bytes16 stored[kAtOnce];
+      TREE_ATTN_UNROLL
+      for (int i = 0; i < kAtOnce; ++i)
+        if ((i & (n_warps - 1)) == warp) stored[i] = load16(box + (kFirstStored + (first + i) * kWarp + lane));
+      if (first + kAtOnce > kRounds / 2) sync();
+      TREE_ATTN_UNROLL
+      for (int i = 0; i < 2 * kAtOnce; ++i) {
+        if ((i / 2 & (n_warps - 1)) != warp) continue;
+        Bytes16 wide;
+        std::uint32_t pairs[2];
+        TREE_ATTN_UNROLL
+        for (int word = 0; word < 2; ++word) {
+          widen_four(stored[i / 2].word[i % 2 * 2 + word], pairs);
+          wide.word[2 * word] = pairs[0], wide.word[2 * word + 1] = pairs[1];
+        }
+        const int row = (first + i / 2) * kRowsAtOnce + lane / kStoredRow;
+        store16(box + (row * kRowVectors + swizzled_unit(row, lane % kStoredRow * 2 + i % 2)), wide);
+      }
+    }
+  }
+
+  /// Fills a box of the leaf that begins at `at`, each lane one vector of a row in turn. Rows without a key are zero, and
   /// never read.
   template <bool kCopies>
   __device__ __forceinline__ void fill(const DecodeParams& params, int at, bool is_value, int first_column,
                                        Shared<Bytes16> to) const {
     const LeafKeys keys(leaves_, at);
-    constexpr int kRowsAtOnce = kWarp / kRowVectors, kRounds = static_cast<int>(kLeafKeys) / kRowsAtOnce;
-    const int first = lane_ / kRowVectors, unit = lane_ % kRowVectors, column = first_column + unit * kPer16<T>;
+    constexpr int kRowsAtOnce = kWarp / kStoredRow, kRounds = static_cast<int>(kLeafKeys) / kRowsAtOnce;
+    const int first = lane_ / kStoredRow, unit = lane_ % kStoredRow, column = first_column + unit * kPer16<T>;
     const int left = (is_value ? params.d_v : params.d_h) - column, n = left < 0 ? 0 : left < kPer16<T> ? left : kPer16<T>;
     // The leaf may begin before the shard; rows that are read do not.
     const std::int64_t stride = (is_value ? params.v : params.k).stride[2];
     const T* from = (is_value ? values_ : keys_) + (leaves_.row(at) + first) * stride + column;
     if (kCopies && keys.are_all() && left >= kPer16<T>) {
-      // The swizzle repeats every eight rows: a lane has two places, and constant offsets from them.
+      // The swizzle repeats every eight rows: a lane has one place or two, and constant offsets from them.
       constexpr int kPeriod = 8, kPlaces = kPeriod / kRowsAtOnce;
-      Shared<Bytes16> place[kPlaces];
+      Shared<Bytes16> places[kPlaces];
       TREE_ATTN_UNROLL
       for (int i = 0; i < kPlaces; ++i) {
         const int row = first + i * kRowsAtOnce;
-        place[i] = to + (row * kRowVectors + swizzled_unit(row, unit));
+        places[i] = to + place(row, unit);
       }
       TREE_ATTN_UNROLL
       for (int i = 0; i < kRounds; ++i, from += kRowsAtOnce * stride)
-        copy_async16(place[i % kPlaces] + i / kPlaces * kPeriod * kRowVectors, from, 16);
+        copy_async16(places[i % kPlaces] + i / kPlaces * kPeriod * kStoredRow, from, 16);
       return;
     }
     for (int row = first; row < kLeafKeys; row += kRowsAtOnce, from += kRowsAtOnce * stride) {
       const int n_here = keys.contain(row) ? n : 0;
-      const Shared<Bytes16> vector = to + (row * kRowVectors + swizzled_unit(row, unit));
+      const Shared<Bytes16> vector = to + place(row, unit);
       if constexpr (kCopies)
         copy_async16(vector, from, n_here * static_cast<int>(sizeof(T)));
       else
@@ -107,12 +164,11 @@ class BoxRows {
 /// The tiles of a range, leaf after leaf: those of its keys, then those of its values. A tile is one or two boxes
 /// side by side.
 template <IsMmaTile Tile, RowCopy kCopy, class Leaves_ = ContiguousLeaves>
-class TileRing : BoxRows<typename Tile::T, Leaves_> {
-  using Base = BoxRows<typename Tile::T, Leaves_>;
+class TileRing : BoxRows<typename Tile::Stored, Leaves_> {
+  using Base = BoxRows<typename Tile::Stored, Leaves_>;
   using Base::lane_, Base::leaves_, Base::first_row_, Base::entry_, Base::head_;
 
  public:
-  using T = typename Tile::T;
   using Leaves = Leaves_;
   static constexpr bool kHasMaps = kCopy == RowCopy::TensorMap;
   using Maps = std::conditional_t<kHasMaps, TileMaps, NoMaps>;
@@ -180,7 +236,16 @@ class TileRing : BoxRows<typename Tile::T, Leaves_> {
       copy_async_wait<kStages - 1>();
       sync();
     }
-    return memory_ + stage_ * kStageVectors;
+    const Shared<Bytes16> tile = memory_ + stage_ * kStageVectors;
+    if constexpr (Base::kIsWidened) {
+      const int warp = static_cast<int>(threadIdx.x) / kWarp & (n_warps_ - 1);
+      TREE_ATTN_UNROLL
+      for (int i = 0; i < kTileBoxes; ++i)
+        this->template widen_box<4>(tile + i * kBoxVectors, lane_, warp, n_warps_, [this] { sync(); });
+      if constexpr (kHasMaps) async_proxy_fence();
+      sync();
+    }
+    return tile;
   }
   /// Says that this lane has read the tile. When all of the team have, the stage is filled again.
   /// @tparam kCopies as in begin()
@@ -217,11 +282,12 @@ class TileRing : BoxRows<typename Tile::T, Leaves_> {
       const Shared<Bytes16> to = memory_ + stage * kStageVectors;
       if constexpr (kHasMaps && kCopies) {
         if (elect_one()) {
-          barrier_arrive_expect(full_ + stage, kStageVectors * static_cast<int>(sizeof(Bytes16)));
+          barrier_arrive_expect(full_ + stage, kTileBoxes * Base::kStoredBox * static_cast<int>(sizeof(Bytes16)));
           TREE_ATTN_UNROLL
           for (int i = 0; i < kTileBoxes; ++i) {
-            bulk_copy_tensor<T>(to + i * kBoxVectors, is_value ? maps_->v : maps_->k, first_column + i * kBoxColumns,
-                                first_row_ + leaves_.row(at), head_, entry_, full_ + stage, CacheHint::EvictFirst);
+            bulk_copy_tensor<typename Tile::Stored>(
+                to + (i * kBoxVectors + Base::kFirstStored), is_value ? maps_->v : maps_->k, first_column + i * kBoxColumns,
+                first_row_ + leaves_.row(at), head_, entry_, full_ + stage, CacheHint::EvictFirst);
           }
         }
       } else {

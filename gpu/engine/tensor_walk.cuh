@@ -88,7 +88,7 @@ __device__ __forceinline__ unsigned weigh(float score_scale, int slot, bool asks
 /// @param value row of the first position of the leaf
 /// @param weights, not_seen as weigh() leaves them
 template <IsMmaTile Tile>
-__device__ __forceinline__ void add_not_finite(const typename Tile::T* value, std::int64_t stride, int d_v,
+__device__ __forceinline__ void add_not_finite(const typename Tile::Stored* value, std::int64_t stride, int d_v,
                                                const LeafKeys& keys, const LeafScores& weights,
                                                const unsigned (&not_seen)[Tile::kSlots], int lane,
                                                float (&o)[Tile::kSteps][4]) {
@@ -126,8 +126,6 @@ inline constexpr int kTileVectors = kFirstProduct<Tile> + (Tile::kWarps == 1 ? 0
 /// What a thread group walks over, and with what.
 template <IsMmaTile Tile, class Ring>
 struct TileWalk {
-  using T = typename Tile::T;
-
   const DecodeParams& params;
   std::int64_t kv_head, first_row;
   const typename Ring::Leaves& leaves;
@@ -166,7 +164,7 @@ struct TileWalk {
       const Shared<Bytes16> products = memory_of_warp + (kFirstProduct<Tile> + lane);
       const int warp = own_lane / kWarp;
       float own[1][4] = {};
-      ring.settle();
+      ring.settle_keys(params);
       ring.for_each_of_keys(params, [&](int box, Shared<Bytes16> keys) {
         add_scores(queries, keys + warp * (16 * kRowVectors), box, lane, own);
       });
@@ -197,7 +195,7 @@ struct TileWalk {
         ring.template release<kCopies>(params, leaf, Ring::kTiles + i / Ring::kTileBoxes);
       }
     } else {
-      ring.settle();
+      ring.settle_values(params);
       if (kCopies && !keys.are_all()) ring.clear(params, keys);
       TREE_ATTN_UNROLL
       for (int i = 0; i < Tile::kBoxes; ++i) {
@@ -219,13 +217,13 @@ struct TileWalk {
   /// @paper{eq_7, eq. (7)}
   template <bool kCopies>
   __device__ __forceinline__ bool over_leaves(bool only_finite = false) const {
-    const float score_scale = TileScale(params).score;
+    const float score_scale = TileScale::of<Tile>(params, kv_head).score;
     LeafForest<Tile::kElements, Tile::kLanes, typename Ring::Leaves, TileWaiting<Tile>> forests(
         opaque(memory), n_forest, leaves, Tile::place(own_lane), memory_of_warp, own_lane);
     for (int leaf = 0; leaf < leaves.n_leaves(); ++leaf) {
       const LeafKeys keys(leaves, leaf * static_cast<int>(kLeafKeys));
       // The first row of the leaf, as DecodeParams::value() takes it.
-      const auto value = [&] { return params.value<T>(kv_head, leaves.origin() + leaves.row(keys.at)); };
+      const auto value = [&] { return params.value<typename Tile::Stored>(kv_head, leaves.origin() + leaves.row(keys.at)); };
       // The widest states leave no register for what follows from the lane.
       const int in_group = Tile::kDim * Tile::kSlots < 256 ? own_lane : opaque(own_lane);
       const int lane = Tile::kWarps == 1 ? in_group : in_group % kWarp;

@@ -81,7 +81,7 @@ void run(const DecodeParams& params, DType dtype, const DeviceOutput& output, co
   if (output.out == nullptr) throw DeviceError("naive: keeps no states, only finished rows");
   const auto n_rows = static_cast<unsigned>(params.n_rows());
   const auto n_blocks = static_cast<unsigned>((params.end - params.begin + kThreads - 1) / kThreads);
-  with_type(dtype, [&](auto type) {
+  with_step_type(dtype, [&](auto type) {
     using T = decltype(type);
     if (n_blocks > 0)
       launch(naive_scores<T>, {.grid = {n_blocks, n_rows}, .block = {kThreads}}, stream, params, workspace.floats);

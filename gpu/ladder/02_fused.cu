@@ -76,7 +76,7 @@ void run(const DecodeParams& params, DType dtype, const DeviceOutput& output, co
   if (output.out == nullptr) throw DeviceError("fused: keeps no states, only finished rows");
   const Launch config{.grid = {static_cast<unsigned>(params.n_rows())}, .block = {kWarp}};
   const int d = std::max(params.d_h, params.d_v);
-  with_type(dtype, [&](auto type) {
+  with_step_type(dtype, [&](auto type) {
     using T = decltype(type);
     if (d <= 2 * kWarp) return launch(fused<T, 2>, config, stream, params, output);
     if (d <= 4 * kWarp) return launch(fused<T, 4>, config, stream, params, output);

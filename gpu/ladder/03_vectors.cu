@@ -153,7 +153,7 @@ LaunchPlan plan(const DecodeParams& params, DType dtype, const LaunchOptions&) {
 void run(const DecodeParams& params, DType dtype, const DeviceOutput& output, const LaunchPlan& plan,
          const Workspace& workspace, Stream stream) {
   if (output.out == nullptr) throw DeviceError("vectors: keeps no states, only finished rows");
-  with_type(dtype, [&]<class T>(T) {
+  with_step_type(dtype, [&]<class T>(T) {
     const bool is_short = n_vectors(std::max(params.d_h, params.d_v), sizeof(T)) == 1;
     launch(is_short ? vectors<T, 1> : vectors<T, n_vectors(kLongestRow, sizeof(T))>,
            {.grid = {unsigned(params.n_rows())}, .block = {kWarp}}, stream, params, output, workspace.floats,

@@ -206,7 +206,7 @@ LaunchPlan plan(const DecodeParams& params, DType dtype, const LaunchOptions& op
 void run(const DecodeParams& params, DType dtype, const DeviceOutput& output, const LaunchPlan& plan,
          const Workspace& workspace, Stream stream) {
   if (output.out == nullptr) throw DeviceError("copies: keeps no states, only finished rows");
-  with_type(dtype, [&]<class T>(T) {
+  with_step_type(dtype, [&]<class T>(T) {
     const bool is_short = n_vectors(std::max(params.d_h, params.d_v), sizeof(T)) == 1;
     launch(
         is_short ? decode_copied<T, 1> : decode_copied<T, n_vectors(kLongestRow, sizeof(T))>,

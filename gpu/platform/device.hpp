@@ -31,7 +31,7 @@
 /// | `cluster_rank cluster_size cluster_sync cluster_meet remote` | blocks of a cluster, and each other's shared memory |
 /// | `load_matrices_x4 load_matrices_x4_transposed transpose_matrices mma_16x8x16` | tensor cores, several matrices a word |
 /// | `elect_one async_proxy_fence` | one lane of a warp; writes to shared memory before bulk copies to it |
-/// | `multiply fused_multiply_add` | rounded as written: no compiler may contract or split them |
+/// | `multiply fused_multiply_add multiply_pairs` | rounded as written: no compiler may contract or split them; two of BF16 |
 /// | `exp2_flushed` | 2^x, 0 below 2^-126: ex2.approx.ftz on a GPU, std::exp2 in the emulator, with other bits |
 #pragma once
 

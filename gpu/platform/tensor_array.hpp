@@ -11,7 +11,7 @@
 
 namespace tree_attn {
 
-/// Elements of a row that one box holds, and the bytes of such a row: the width of the swizzle.
+/// Elements of a row that one box holds, and the bytes of such a row of 16-bit elements: the width of the swizzle.
 inline constexpr int kBoxColumns = 64, kBoxRowBytes = 128;
 /// The address of a box in shared memory is a multiple of this: eight rows, after which the swizzle repeats.
 inline constexpr int kBoxAlignment = 1024;
@@ -22,30 +22,35 @@ inline constexpr int kBoxAlignment = 1024;
 /// conflicts.
 TREE_ATTN_HOST_DEVICE constexpr int swizzled_unit(int row, int unit) { return unit ^ (row % 8); }
 
-/// A strided array [entries, heads, positions, d] of 16-bit elements, the last axis contiguous, and a box of it.
+/// A strided array [entries, heads, positions, d], the last axis contiguous, and a box of it. Rows of 16-bit elements are
+/// swizzled in a box, those of F8_E4M3 lie as they are.
 struct TensorArray {
   const void* data = nullptr;             ///< a multiple of 16 bytes
-  DType dtype = DType::F16;               ///< F16 or BF16
+  DType dtype = DType::F16;               ///< F16, BF16 or F8_E4M3
   std::int64_t extent[4] = {0, 0, 0, 0};  ///< entries, heads, positions, d
-  std::int64_t stride[3] = {0, 0, 0};     ///< elements from one entry, head, position to the next; multiples of 8
+  std::int64_t stride[3] = {0, 0, 0};     ///< elements from one entry, head, position to the next; multiples of 16 bytes
   int rows = 0;                           ///< consecutive positions in a box, 1 to 256
+
+  /// Bytes of an element, and of a box.
+  int size() const { return static_cast<int>(bytes_of(dtype)); }
+  int box_bytes() const { return rows * kBoxColumns * size(); }
 };
 
 /// Why no tensor map can describe the array; empty if one can. An axis of extent 1 may have any stride.
 inline std::string refusal(const TensorArray& array) {
   const char* const axis[] = {"entries", "heads", "positions", "elements of a row"};
-  if (array.dtype != DType::F16 && array.dtype != DType::BF16)
-    return "elements of " + std::string(name_of(array.dtype)) + "; a tensor map takes F16 and BF16";
+  if (kernel_unit_of(array.dtype) != KernelUnit::TensorCores)
+    return "elements of " + std::string(name_of(array.dtype)) + "; a tensor map takes F16, BF16 and F8_E4M3";
   if (reinterpret_cast<std::uintptr_t>(array.data) % 16 != 0) return "the array does not start at a multiple of 16 bytes";
   for (int i = 0; i < 4; ++i) {
     if (array.extent[i] < 1 || array.extent[i] > std::int64_t{1} << 31)
       return std::to_string(array.extent[i]) + " " + axis[i] + "; a tensor map takes 1 to 2^31";
   }
   for (int i = 0; i < 3; ++i) {
-    const std::int64_t n = array.stride[i];
-    if (array.extent[i] > 1 && (n < 1 || n % 8 != 0 || n >= std::int64_t{1} << 39))
-      return "a stride of " + std::to_string(n) + " elements between " + axis[i] +
-             "; a tensor map takes multiples of 8 below 2^39";
+    const std::int64_t n = array.stride[i], unit = 16 / array.size();
+    if (array.extent[i] > 1 && (n < 1 || n % unit != 0 || n >= std::int64_t{1} << 39))
+      return "a stride of " + std::to_string(n) + " elements between " + axis[i] + "; a tensor map takes multiples of " +
+             std::to_string(unit) + " below 2^39";
   }
   if (array.rows < 1 || array.rows > 256) return std::to_string(array.rows) + " rows in a box; a tensor map takes 1 to 256";
   return "";

@@ -38,7 +38,7 @@ struct BFloat16 {
 enum class KernelUnit {
   None,         ///< kernels do not accept the type
   Scalar,       ///< fused multiply-add units, after widening to F32
-  TensorCores,  ///< tensor cores, 16-bit operands and sums in F32, for rows of up to 256 elements; else the same as Scalar
+  TensorCores,  ///< tensor cores, 16-bit operands and sums in F32
 };
 
 /// The properties of the element type T, defined for each DType below.
@@ -151,7 +151,7 @@ struct DTypeTraits<Float8> {
   static constexpr DType kDType = DType::F8_E4M3;
   static constexpr std::string_view kName = "F8_E4M3";
   static constexpr double kUnitRoundoff = 0x1p-4, kLargest = 448;
-  static constexpr KernelUnit kUnit = KernelUnit::None;
+  static constexpr KernelUnit kUnit = KernelUnit::TensorCores;
   using Wide = float;
   TREE_ATTN_HOST_DEVICE static float widen(Float8 x) { return x.widen(); }
   TREE_ATTN_HOST_DEVICE static Float8 narrow(float x) { return Float8::narrow(x); }

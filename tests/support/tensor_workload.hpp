@@ -85,11 +85,11 @@ struct Axes {
   Shape v() const { return {batch, kv_heads, n_keys, value_dim}; }
 };
 
-/// Standard normal q, k and v.
+/// Standard normal q, k and v; queries of keys of F8_E4M3 are BF16.
 inline std::unique_ptr<TensorWorkload> normal_workload(unsigned seed, const Axes& axes,
                                                        std::optional<std::vector<std::int64_t>> lengths = {}) {
   std::mt19937 random(seed);
-  Tensor q = normal_tensor(random, axes.q(), axes.dtype);
+  Tensor q = normal_tensor(random, axes.q(), axes.dtype == DType::F8_E4M3 ? DType::BF16 : axes.dtype);
   Tensor k = normal_tensor(random, axes.k(), axes.dtype);
   Tensor v = normal_tensor(random, axes.v(), axes.dtype);
   return workload_of(std::move(q), std::move(k), std::move(v), std::move(lengths));

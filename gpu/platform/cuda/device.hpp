@@ -60,6 +60,12 @@ __device__ inline std::uint32_t address_of(T* shared) {
 
 __device__ inline float multiply(float a, float b) { return __fmul_rn(a, b); }
 __device__ inline float fused_multiply_add(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+/// Products of two BF16, lower half with lower half and upper with upper: adding -0 changes none. sm_80 has no mul.bf16x2.
+__device__ inline std::uint32_t multiply_pairs(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t products;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(products) : "r"(a), "r"(b), "r"(0x80008000u));
+  return products;
+}
 
 /// 2^x, and 0 where that is below 2^-126. At most 2 units in the last place from 2^x. -inf gives 0, +inf gives +inf, NaN
 /// gives NaN.
@@ -295,15 +301,15 @@ __device__ inline void bulk_copy(T* to, const void* from, int n_bytes, Barrier* 
 }
 /// Starts to copy a box of the array that a tensor map describes: map's `rows` positions from `row` on, kBoxColumns elements
 /// of each from `column` on, of one head of one entry. They arrive as rows of 128 bytes with the units of a row swizzled,
-/// see swizzled_unit(). One thread; the barrier is told of all bytes of the box beforehand, by barrier_arrive_expect().
+/// see swizzled_unit(), or of 64 bytes as they are. One thread; the barrier is told of all bytes of the box beforehand, by
+/// barrier_arrive_expect().
 ///
 /// What lies outside the array arrives as zeros. What lies inside is read whatever it is: positions past the length of a
 /// sequence, up to the capacity of the cache, arrive with the contents of the memory.
-/// @tparam T element type of the map @param to a multiple of kBoxAlignment
+/// @tparam T element type of the map @param to a multiple of kBoxAlignment, or of 128 for F8_E4M3
 template <class T, class U>
 __device__ inline void bulk_copy_tensor(U* to, const TensorMap& map, int column, int row, int head, int entry,
                                         Barrier* barrier, CacheHint hint = CacheHint::Normal) {
-  static_assert(sizeof(T) == 2);
   if (hint == CacheHint::EvictFirst) {
     asm volatile(
         "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, "

@@ -402,13 +402,14 @@ inline TensorMap make_tensor_map(const TensorArray& array) {
   // The driver counts axes from the innermost one, and strides in bytes.
   cuuint64_t extent[4], stride[3];
   for (int i = 0; i < 4; ++i) extent[i] = static_cast<cuuint64_t>(array.extent[3 - i]);
-  for (int i = 0; i < 3; ++i) stride[i] = array.extent[2 - i] > 1 ? static_cast<cuuint64_t>(array.stride[2 - i]) * 2 : 16;
+  const auto size = static_cast<cuuint64_t>(array.size());
+  for (int i = 0; i < 3; ++i) stride[i] = array.extent[2 - i] > 1 ? static_cast<cuuint64_t>(array.stride[2 - i]) * size : 16;
   const cuuint32_t box[] = {kBoxColumns, static_cast<cuuint32_t>(array.rows), 1, 1}, step[] = {1, 1, 1, 1};
   TensorMap map;
-  const CUresult status =
-      encode(&map, array.dtype == DType::F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4,
-             const_cast<void*>(array.data), extent, stride, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
-             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult status = encode(&map, size == 2 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_UINT8, 4,
+                                 const_cast<void*>(array.data), extent, stride, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                                 size == 2 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
+                                 CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (status != CUDA_SUCCESS) throw DeviceError("make_tensor_map: cuTensorMapEncodeTiled: error " + std::to_string(status));
   return map;
 }

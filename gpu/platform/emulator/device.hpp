@@ -125,6 +125,12 @@ inline float exp2_flushed(float x) {
   return power < std::numeric_limits<float>::min() ? 0.0f : power;
 }
 inline float multiply(float a, float b) { return a * b; }
+inline std::uint32_t multiply_pairs(std::uint32_t a, std::uint32_t b) {
+  const auto product = [](std::uint32_t x, std::uint32_t y) {
+    return std::uint32_t{narrow<BFloat16>(float_of(x << 16) * float_of(y << 16)).bits};
+  };
+  return product(a & 0xFFFF, b & 0xFFFF) | product(a >> 16, b >> 16) << 16;
+}
 inline float fused_multiply_add(float a, float b, float c) { return std::fma(a, b, c); }
 
 // ---- Loads and stores
@@ -295,8 +301,7 @@ void bulk_copy(Shared<T> to, const void* from, int n_bytes, Shared<Barrier> barr
 template <class T, class U>
 void bulk_copy_tensor(Shared<U> to, const TensorMap& map, int column, int row, int head, int entry, Shared<Barrier> barrier,
                       CacheHint = CacheHint::Normal, const Line& line = Line::current()) {
-  static_assert(sizeof(T) == 2);
-  runtime::bulk_copy_tensor(reinterpret_cast<std::byte*>(runtime::for_later(to, map.array.rows * kBoxRowBytes, line)),
+  runtime::bulk_copy_tensor(reinterpret_cast<std::byte*>(runtime::for_later(to, map.array.box_bytes(), line)),
                             {map.array, {entry, head, row, column}}, DTypeTraits<T>::kDType, word_of(barrier, line), line);
 }
 

@@ -49,18 +49,19 @@ void for_units(const TensorBox& box, const Act& act) {
   const auto& [array, first] = box;
   const auto inside = [&](int axis, std::int64_t i) { return i >= 0 && i < array.extent[axis]; };
   if (!inside(0, first[0]) || !inside(1, first[1])) return;
-  constexpr int kUnit = 8;  // elements
+  const int size = array.size(), in_unit = 16 / size, n_units = kBoxColumns / in_unit;
   for (int r = 0; r < array.rows; ++r) {
     const std::int64_t row = std::int64_t{first[2]} + r;
     if (!inside(2, row)) continue;
     const auto* const from = static_cast<const std::byte*>(array.data) +
-                             2 * (first[0] * array.stride[0] + first[1] * array.stride[1] + row * array.stride[2]);
-    for (int unit = 0; unit < kBoxColumns / kUnit; ++unit) {
-      const std::int64_t column = std::int64_t{first[3]} + kUnit * unit;
-      const std::int64_t begin = std::max<std::int64_t>(column, 0), end = std::min(column + kUnit, array.extent[3]);
+                             size * (first[0] * array.stride[0] + first[1] * array.stride[1] + row * array.stride[2]);
+    for (int unit = 0; unit < n_units; ++unit) {
+      const std::int64_t column = std::int64_t{first[3]} + in_unit * unit;
+      const std::int64_t begin = std::max<std::int64_t>(column, 0), end = std::min(column + in_unit, array.extent[3]);
       if (begin >= end) continue;
-      const std::int64_t at = r * kBoxRowBytes + swizzled_unit(r, unit) * 16 + 2 * (begin - column);
-      act(static_cast<std::size_t>(at), from + 2 * begin, static_cast<std::size_t>(2 * (end - begin)));
+      const int place = size == 2 ? swizzled_unit(r, unit) : unit;
+      const std::int64_t at = (r * n_units + place) * 16 + size * (begin - column);
+      act(static_cast<std::size_t>(at), from + size * begin, static_cast<std::size_t>(size * (end - begin)));
     }
   }
 }
@@ -193,8 +194,8 @@ void bulk_copy_tensor(std::byte* to, const TensorBox& box, DType dtype, std::uin
     fail(line, "bulk_copy_tensor: the map is of " + std::string(name_of(box.array.dtype)) + ", the kernel asks for " +
                    std::string(name_of(dtype)));
   }
-  if (reinterpret_cast<std::uintptr_t>(to) % kBoxAlignment != 0)
-    fail(line, "bulk_copy_tensor: the address is not a multiple of " + std::to_string(kBoxAlignment));
+  if (const int unit = box.array.size() == 2 ? kBoxAlignment : 128; reinterpret_cast<std::uintptr_t>(to) % unit != 0)
+    fail(line, "bulk_copy_tensor: the address is not a multiple of " + std::to_string(unit));
   std::int64_t n_read = 0;
   for_units(box, [&](std::size_t, const std::byte* from, std::size_t n) {
     check_global(from, n, Reach::kRead, "bulk_copy_tensor", line);
@@ -202,7 +203,7 @@ void bulk_copy_tensor(std::byte* to, const TensorBox& box, DType dtype, std::uin
     n_read += static_cast<std::int64_t>(n);
   });
   traffic().bytes_bulk += n_read;
-  issue({running->block, to, nullptr, box.array.rows * kBoxRowBytes, &barrier, line, box}, "bulk_copy_tensor");
+  issue({running->block, to, nullptr, box.array.box_bytes(), &barrier, line, box}, "bulk_copy_tensor");
 }
 
 }  // namespace tree_attn::emulated::runtime

@@ -288,8 +288,10 @@ TEST_CASE("facade: other scales, and rows of F8_E4M3 on a device, are refused on
     CHECK(refusal({{1, 2}, {1, 1}}, odd) == "rank 1: KvCache::set_scales: scales for BF16; F8_E4M3 alone has them");
     CHECK(refusal({{1, 2}, {}}, odd)
               .starts_with("Algorithm::open: ranks 0 and 1 differ in type of values (F8_E4M3 and BF16), "));
-    CHECK(refusal({}, shape, "emulated") ==
-          "rank 1: --backend emulated: no kernel supports F8_E4M3 keys and values; use --backend cpu");
+    AttentionShape half = shape;
+    half.value_dtype = DType::BF16;
+    CHECK(refusal({}, half, "emulated") ==
+          "rank 1: --backend emulated: no kernel supports F8_E4M3 beside BF16; use --backend cpu");
 
     Attention attention(ranks, shape, {.scales = {{1, 2}, {}}});
     const std::vector<std::byte> rows(16);

@@ -56,12 +56,12 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuui
   const auto fail = [](const std::string& why) { return refuse("cuTensorMapEncodeTiled", why); };
   TensorMap made{};
   if (settings().major < 9) return fail("the device has no tensor maps");
-  if (type != CU_TENSOR_MAP_DATA_TYPE_FLOAT16 && type != CU_TENSOR_MAP_DATA_TYPE_BFLOAT16)
+  if (type != CU_TENSOR_MAP_DATA_TYPE_UINT8 && type != CU_TENSOR_MAP_DATA_TYPE_BFLOAT16)
     return fail("a type of elements that is not known here");
   if (rank < 1 || rank > 5 || interleave != CU_TENSOR_MAP_INTERLEAVE_NONE || fill != CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE)
     return fail("a form that is not known here");
   if (swizzle > CU_TENSOR_MAP_SWIZZLE_128B) return fail("a swizzle that is not known here");
-  made.mark = TensorMap::kMark, made.rank = rank, made.element_bytes = 2;
+  made.mark = TensorMap::kMark, made.rank = rank, made.element_bytes = type == CU_TENSOR_MAP_DATA_TYPE_UINT8 ? 1 : 2;
   made.swizzle_bytes = swizzle == CU_TENSOR_MAP_SWIZZLE_NONE ? 0 : 16U << swizzle;
   made.address = reinterpret_cast<std::uint64_t>(address);
   if (made.address % 16 != 0) return fail("an address that is no multiple of 16");
@@ -73,8 +73,9 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuui
     made.extent[i] = static_cast<std::uint32_t>(extent[i]), made.box[i] = static_cast<std::uint16_t>(box[i]);
     if (i > 0) made.stride[i - 1] = stride[i - 1];
   }
-  if (box[0] * 2 % 16 != 0 || (made.swizzle_bytes != 0 && box[0] * 2 > made.swizzle_bytes))
-    return fail("rows of " + std::to_string(box[0] * 2) + " bytes in a box");
+  const std::uint32_t row_bytes = box[0] * made.element_bytes;
+  if (row_bytes % 16 != 0 || (made.swizzle_bytes != 0 && row_bytes > made.swizzle_bytes))
+    return fail("rows of " + std::to_string(row_bytes) + " bytes in a box");
   *map = {};
   std::memcpy(map, &made, sizeof made);
   return CUDA_SUCCESS;

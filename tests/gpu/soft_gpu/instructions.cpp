@@ -325,6 +325,20 @@ void convert(Warp& w, const Op& op) {
   for (int i = 0; i < 32; ++i) d[i] = convert_one<D>(widen(a[i]), static_cast<Rounding>(op.kind));
   w.put(op.at[0], d);
 }
+/// a b + c of one number, or of the two halves of a word.
+constexpr auto pairs_multiply_add = [](std::uint32_t a, std::uint32_t b, std::uint32_t c) {
+  const auto half = [](std::uint32_t x, int at) { return double{widen(Bfloat{static_cast<std::uint16_t>(x >> at)})}; };
+  std::uint32_t d = 0;
+  for (int at = 0; at < 32; at += 16) {
+    const double sum = std::fma(half(a, at), half(b, at), half(c, at));
+    d |= std::uint32_t{convert_one<Bfloat>(sum, Rounding::None).bits} << at;
+  }
+  return d;
+};
+Run fused(const Statement& s, Op& op) {
+  if (!s.has("bf16x2")) return three<multiply_add>(s, op);
+  return each<pairs_multiply_add, std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t>;
+}
 template <class S>
 Run converting(Type to) {
   if (to == Type::F16) return convert<_Float16, S>;
@@ -386,7 +400,7 @@ const std::vector<Instruction>& computing_instructions() {
       {"div", "rn", two<divide>},
       {"ex2", "approx ftz", exp2},
       {"exit", "", always<[](Warp& w, const Op&) { w.exit(); }>},
-      {"fma", "rn", three<multiply_add>},
+      {"fma", "rn bf16x2", fused},
       {"griddepcontrol", "wait launch_dependents", always<nothing>},
       {"mad", "lo", three<multiply_add>},
       {"max", "", two<extreme<true>>},

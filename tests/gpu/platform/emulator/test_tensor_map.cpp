@@ -118,7 +118,8 @@ TEST_CASE("tensor map: an array that the copy engine cannot address is refused")
     return why(array);
   };
   CHECK(why(good) == "");
-  CHECK(with([](auto& a) { a.dtype = DType::F32; }) == "make_tensor_map: elements of F32; a tensor map takes F16 and BF16");
+  CHECK(with([](auto& a) { a.dtype = DType::F32; }) ==
+        "make_tensor_map: elements of F32; a tensor map takes F16, BF16 and F8_E4M3");
   CHECK(has(with([](auto& a) { a.data = static_cast<const char*>(a.data) + 8; }), "multiple of 16 bytes"));
   CHECK(has(with([](auto& a) { a.extent[2] = 0; }), "0 positions"));
   CHECK(has(with([](auto& a) { a.extent[3] = (std::int64_t{1} << 31) + 1; }), "elements of a row"));

@@ -50,6 +50,9 @@ const Kind kKinds[] = {
     {"tile of 256, rows that are not aligned", 32, true, 0, of_tiles(DType::BF16, 131, 3, 200)},
     {"tile of four warps, nine queries", 32, true, 0, of_tiles(DType::BF16, 512, 9, 600)},
     {"tile of four warps, rows that are not aligned", 32, true, 0, of_tiles(DType::BF16, 259, 3, 150)},
+    {"tile of 64, two tiles of 8 bits", 32, true, 256, of_tiles(DType::F8_E4M3, 64, 11, 2500)},
+    {"tile of 128, rows of 8 bits that are not aligned", 32, true, 0, of_tiles(DType::F8_E4M3, 120, 3, 200)},
+    {"tile of four warps, rows of 8 bits", 32, true, 0, of_tiles(DType::F8_E4M3, 512, 9, 300)},
 };
 constexpr std::uint64_t kSeeds[] = {0, 1, 2};
 #elif defined(TREE_ATTN_EMULATOR_THREAD)
@@ -183,9 +186,10 @@ TEST_CASE("modes: blocks of a query tile that are joined in teams") {
 /// On compute capability 8 every lane copies a part of every row, and on tensor cores reads what the others have copied.
 /// @tested{eq_7, eq. (7)}
 TEST_CASE("modes: rings without tensor maps and bulk copies") {
-  for (const Axes& axes : {of_tiles(DType::BF16, 64, 4, 1300), of_tiles(DType::BF16, 128, 7, 900),
-                           of_tiles(DType::BF16, 64, 11, 1300), of_tiles(DType::BF16, 512, 9, 400),
-                           of_sub_warps(DType::BF16, 128, 504), of_sub_warps(DType::F32, 100, 300, kRagged)}) {
+  for (const Axes& axes :
+       {of_tiles(DType::BF16, 64, 4, 1300), of_tiles(DType::BF16, 128, 7, 900), of_tiles(DType::BF16, 64, 11, 1300),
+        of_tiles(DType::BF16, 512, 9, 400), of_tiles(DType::F8_E4M3, 128, 11, 900), of_tiles(DType::F8_E4M3, 512, 9, 300),
+        of_sub_warps(DType::BF16, 128, 504), of_sub_warps(DType::F32, 100, 300, kRagged)}) {
     const auto workload = normal_workload(9180, axes);
     const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
     INFO("heads " << axes.heads << ", d " << axes.head_dim);
@@ -200,18 +204,20 @@ TEST_CASE("modes: rings without tensor maps and bulk copies") {
 /// the boxes of the first leaf of this shard are filled again.
 TEST_CASE("modes: keys that hold the values, with tensor maps and without") {
   constexpr std::int64_t kBegin = 13, kEnd = 291;
-  const Axes axes{.heads = 11, .kv_heads = 1, .head_dim = 576, .value_dim = 512, .n_keys = 300, .dtype = DType::BF16};
-  const auto rows = normal_workload(9190, axes, std::vector<std::int64_t>{kEnd});
-  const TensorView k = rows->k().positions(kBegin, axes.n_keys);
-  TensorView v = k;
-  v.shape[3] = axes.value_dim;
-  TensorWorkload workload({}, rows->query(0), k, v, {kEnd - kBegin}, rows->scale);
-  const DeviceShard shard(rows->query(0), {k, v, kBegin}, rows->lengths(), rows->scale);
-  for (const int major : {8, 9}) {
-    CAPTURE(major);
-    const emulated::SettingsScope scope({.seed = 3, .n_workers = 2, .major = major});
-    const DecodeOutput output = run_step(device::kEqualRuns, shard, {.n_splits = 1});
-    CHECK(against_oracle(workload, output, longest_chain(device::kEqualRuns, shard)) == "");
+  for (const DType dtype : {DType::BF16, DType::F8_E4M3}) {
+    const Axes axes{.heads = 11, .kv_heads = 1, .head_dim = 576, .value_dim = 512, .n_keys = 300, .dtype = dtype};
+    const auto rows = normal_workload(9190, axes, std::vector<std::int64_t>{kEnd});
+    const TensorView k = rows->k().positions(kBegin, axes.n_keys);
+    TensorView v = k;
+    v.shape[3] = axes.value_dim;
+    TensorWorkload workload({}, rows->query(0), k, v, {kEnd - kBegin}, rows->scale);
+    const DeviceShard shard(rows->query(0), {k, v, kBegin}, rows->lengths(), rows->scale);
+    for (const int major : {8, 9}) {
+      INFO(name_of(dtype) << ", major " << major);
+      const emulated::SettingsScope scope({.seed = 3, .n_workers = 2, .major = major});
+      const DecodeOutput output = run_step(device::kEqualRuns, shard, {.n_splits = 1});
+      CHECK(against_oracle(workload, output, longest_chain(device::kEqualRuns, shard)) == "");
+    }
   }
 }
 

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Keys and values of F8_E4M3 in the library kernels: the bits of the same elements in BF16, however rows lie
+/// (eq. (7), section 6.3).
+#include "tree_attn/tests/support/device_params.hpp"
+#include "tree_attn/tests/support/room_for_clusters.hpp"
+#include "tree_attn/tests/support/sweep.hpp"
+
+#include <array>
+
+namespace tree_attn::test::float8_test {
+namespace {
+
+/// A workload twice, in rows of at least d elements with something after them.
+struct Pair {
+  Tensor q, k, v, k_wide, v_wide;
+};
+
+/// Elements of any bits, or of any but NaN.
+Tensor any_elements(std::mt19937& random, Shape shape, bool has_nan) {
+  Tensor tensor({}, shape, DType::F8_E4M3);
+  for (std::int64_t i = 0; i < n_elements(shape); ++i) {
+    std::uint32_t bits = random() & 0xFF;
+    // Most are smaller than 2, so that weights are of many keys.
+    if ((bits & 0x7F) >= 0x40 && random() % 8 != 0) bits &= 0xBF;
+    if (!has_nan && (bits & 0x7F) == 0x7F) bits ^= 1;
+    tensor.bytes.push_back(static_cast<std::byte>(bits));
+  }
+  return tensor;
+}
+Tensor widened(const Tensor& narrow) {
+  std::vector<float> x(narrow.bytes.size());
+  load(narrow.bytes.data(), narrow.dtype, std::ssize(x), x.data());
+  return Tensor(x, narrow.shape, DType::BF16);
+}
+Pair draw(unsigned seed, const Axes& axes, std::int64_t key_pitch, std::int64_t value_pitch, bool has_nan) {
+  std::mt19937 random(seed);
+  Shape k_shape = axes.k(), v_shape = axes.v();
+  k_shape[3] = key_pitch, v_shape[3] = value_pitch;
+  Tensor k = any_elements(random, k_shape, has_nan), v = any_elements(random, v_shape, has_nan);
+  Tensor k_wide = widened(k), v_wide = widened(v);
+  return {normal_tensor(random, axes.q(), DType::BF16), std::move(k), std::move(v), std::move(k_wide), std::move(v_wide)};
+}
+
+TensorView first_of(const Tensor& tensor, std::int64_t d) {
+  TensorView view = tensor;
+  view.shape[3] = d;
+  return view;
+}
+
+/// Compares every bit. @param v_in_keys whether values are the first components of the keys
+void check(const Pair& pair, const Axes& axes, bool v_in_keys) {
+  const std::vector<std::int64_t> lengths(static_cast<std::size_t>(axes.batch), axes.n_keys - axes.n_keys / 50);
+  const double scale = 1 / std::sqrt(static_cast<double>(axes.head_dim));
+  const auto shard_of = [&](const Tensor& k, const Tensor& v) {
+    return DeviceShard(pair.q, {first_of(k, axes.head_dim), first_of(v_in_keys ? k : v, axes.value_dim), 0}, lengths, scale);
+  };
+  const DeviceShard eight = shard_of(pair.k, pair.v), sixteen = shard_of(pair.k_wide, pair.v_wide);
+  CHECK(device::kEqualRuns.n_additions(eight.params, eight.dtype) ==
+        device::kEqualRuns.n_additions(sixteen.params, sixteen.dtype));
+  const DecodeOutput expected = run_step(device::kEqualRuns, sixteen, {.n_splits = 1});
+  for (const int n_splits : {0, 1, 3}) {
+    CHECK(same_output(run_step(device::kEqualRuns, eight, {.n_splits = n_splits}), expected));
+    CHECK(same_output(run_step(device::kShortEnd, eight, {.n_splits = n_splits}), expected));
+  }
+}
+
+}  // namespace
+
+/// @tested{eq_7, eq. (7)}
+TEST_CASE("float8: library kernels have the bits of the same elements in BF16, rows aligned or not, with NaN or without") {
+  const RoomForClusters room;
+  unsigned seed = 9100;
+  for (const auto& [d_h, d_v] :
+       {std::pair{16, 16}, {64, 64}, {33, 7}, {128, 128}, {80, 112}, {256, 200}, {576, 512}, {300, 270}}) {
+    for (const std::int64_t n_keys : {1, 63, 64, 65, 200, 700}) {
+      for (const std::int64_t heads : {1, 6, 20}) {
+        for (const int kind : {0, 1, 2, 3}) {
+          ++seed;
+          if (!takes_all_cases() && seed % 17 != 0) continue;
+          const Axes axes{
+              .batch = 2, .heads = 2 * heads, .kv_heads = 2, .head_dim = d_h, .value_dim = d_v, .n_keys = n_keys};
+          const bool has_nan = kind % 2 == 1, v_in_keys = kind >= 2 && d_v <= d_h;
+          // Rows that are copied, or that are not.
+          const int gap = kind == 2 ? 3 : 0;
+          INFO("seed " << seed << ", d_h " << d_h << ", d_v " << d_v << ", N " << n_keys << ", " << heads << " heads, kind "
+                       << kind);
+          check(draw(seed, axes, d_h + gap, d_v + gap, has_nan), axes, v_in_keys);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("float8: every element is widened to its BF16, as a key and as a value") {
+  constexpr std::int64_t kAll = 256;
+  const Axes axes{.head_dim = 64, .value_dim = 64, .n_keys = kAll};
+  std::mt19937 random(9050);
+  const Tensor q = normal_tensor(random, axes.q(), DType::BF16);
+  Tensor rows({}, axes.k(), DType::F8_E4M3);
+  for (std::int64_t i = 0; i < n_elements(axes.k()); ++i) {
+    const auto bits = static_cast<std::uint32_t>(i % 64 + i / 64 * 5) & 0xFF;
+    rows.bytes.push_back(static_cast<std::byte>((bits & 0x7F) == 0x7F ? bits & 0x80 : bits));
+  }
+  const Pair pair{q, rows, rows, widened(rows), widened(rows)};
+  check(pair, axes, false);
+  check(pair, axes, true);
+}
+
+TEST_CASE("float8: what kernels do not take is refused in a few words") {
+  const Axes axes{.head_dim = 576, .value_dim = 520, .n_keys = 8};
+  const Pair pair = draw(1, axes, 576, 520, false);
+  const DeviceShard shard(pair.q, {pair.k, pair.v, 0}, std::vector<std::int64_t>{8}, 1);
+  CHECK(device::kEqualRuns.refusal(shard.params, shard.dtype) == "F8_E4M3 values of 520: more than 512");
+  for (const device::LadderStep* step : device::ladder())
+    CHECK_MESSAGE(step->refusal(device::params_of(shape_of(pair.q, pair.k, first_of(pair.v, 64)), {0, 8}), DType::F8_E4M3) ==
+                      "F8_E4M3 storage",
+                  step->name);
+}
+
+}  // namespace tree_attn::test::float8_test
