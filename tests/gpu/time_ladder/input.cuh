@@ -45,15 +45,17 @@ struct Shape {
   std::int64_t n_arrays() const { return values_in_keys() ? 1 : 2; }
 };
 
-/// Eight numbers in a word: bytes, each for a multiple of 1/64 in [-1, 1), which every stored type holds exactly.
+/// Eight numbers in a word: bytes, each for a multiple of 1/64 in [-1, 1), or of 1/8 for F8_E4M3, which the stored type
+/// holds exactly.
 __host__ __device__ inline std::uint64_t eight_elements(std::uint64_t seed, std::int64_t eighth) {
   std::uint64_t x = seed * 0x9E3779B97F4A7C15u + static_cast<std::uint64_t>(eighth);
   x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;
   x = (x ^ x >> 27) * 0x94D049BB133111EBu;
   return x ^ x >> 31;
 }
-__host__ __device__ inline float number_of(std::uint64_t eight, int i) {
-  return static_cast<float>(static_cast<int>(eight >> 8 * i & 0x7F) - 64) / 64.0f;
+__host__ __device__ inline float number_of(std::uint64_t eight, int i, DType dtype) {
+  const unsigned mask = dtype == DType::F8_E4M3 ? 0x78 : 0x7F;
+  return static_cast<float>(static_cast<int>(eight >> 8 * i & mask) - 64) / 64.0f;
 }
 
 constexpr std::uint64_t kSeedQ = 1, kSeedK = 2, kSeedV = 3;
@@ -69,9 +71,9 @@ __global__ void fill_elements(T* to, std::int64_t n_eighths, std::uint64_t seed)
     const std::uint64_t eight = eight_elements(seed, at);
     for (int i = 0; i < 8; ++i) {
       if constexpr (std::is_same_v<T, float>)
-        to[8 * at + i] = number_of(eight, i);
+        to[8 * at + i] = number_of(eight, i, DType::F32);
       else
-        to[8 * at + i] = narrow<T>(number_of(eight, i));
+        to[8 * at + i] = narrow<T>(number_of(eight, i, DTypeTraits<T>::kDType));
     }
   }
 }
@@ -85,11 +87,12 @@ struct Row {
 /// @param row_index (sequence times heads + query head) times queries + query
 inline Row reference_row(const Shape& shape, std::int64_t row_index) {
   const auto dim = static_cast<std::size_t>(shape.key_dim);
-  const auto elements = [dim](std::uint64_t seed, std::int64_t row, std::vector<double>& to) {
+  const auto elements = [&](std::uint64_t seed, std::int64_t row, std::vector<double>& to) {
+    const DType dtype = seed == kSeedQ ? multiplied(shape.dtype) : shape.dtype;
     for (std::size_t j = 0; j < dim; j += 8) {
       const std::uint64_t eight =
           eight_elements(seed, (row * static_cast<std::int64_t>(dim) + static_cast<std::int64_t>(j)) / 8);
-      for (int i = 0; i < 8; ++i) to[j + static_cast<std::size_t>(i)] = number_of(eight, i);
+      for (int i = 0; i < 8; ++i) to[j + static_cast<std::size_t>(i)] = number_of(eight, i, dtype);
     }
   };
   const std::int64_t query = row_index % shape.n_queries, row_of_head = row_index / shape.n_queries,
@@ -131,10 +134,10 @@ class Input {
     lengths_.upload(shape.lengths);
     with_type(shape.dtype, [&](auto type) {
       using T = decltype(type);
-      const auto fill = [&](T* to, std::int64_t n_elements, std::uint64_t seed) {
-        launch(fill_elements<T>, {.grid = {1024}, .block = {256}}, stream, to, n_elements / 8, seed);
+      const auto fill = [&]<class Stored>(Stored* to, std::int64_t n_elements, std::uint64_t seed) {
+        launch(fill_elements<Stored>, {.grid = {1024}, .block = {256}}, stream, to, n_elements / 8, seed);
       };
-      T* const q = reinterpret_cast<T*>(q_.data());
+      auto* const q = reinterpret_cast<Multiplied<T>*>(q_.data());
       T* const cache = reinterpret_cast<T*>(cache_.data());
       fill(q, shape.n_rows() * shape.key_dim, kSeedQ);
       for (int i = 0; i < n_sets; ++i) {

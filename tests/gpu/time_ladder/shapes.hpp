@@ -53,11 +53,11 @@ inline Shape latent_rows(std::int64_t heads, std::int64_t n_keys) {
   return shape;
 }
 
-/// All of them; with `quick` those that take little time; in a rehearsal four.
+/// All of them; with `quick` those that take little time; in a rehearsal five.
 inline std::vector<Shape> shapes(bool quick) {
   if (is_rehearsal())
     return {one_sequence(DType::BF16, 16, 16, 512), one_sequence(DType::F32, 4, 4, 512), latent_rows(16, 128),
-            some_queries(one_sequence(DType::BF16, 4, 4, 128), 8)};
+            some_queries(one_sequence(DType::BF16, 4, 4, 128), 8), one_sequence(DType::F8_E4M3, 4, 4, 256)};
   std::vector<Shape> list;
   const auto add = [&](DType dtype, std::int64_t heads, std::int64_t kv_heads, std::initializer_list<int> log2_keys) {
     for (const int log2 : log2_keys)
@@ -68,6 +68,7 @@ inline std::vector<Shape> shapes(bool quick) {
   add(DType::BF16, 32, 8, {9, 13, 14, 15, 16, 20});
   add(DType::BF16, 8, 8, {9, 13, 16, 20});
   add(DType::F32, 16, 16, {9, 13, 16, 20});
+  add(DType::F8_E4M3, 16, 16, {13, 16}), add(DType::F8_E4M3, 32, 8, {13, 16});
   for (const std::int64_t heads : {16, 128}) {
     for (const int log2 : {9, 13, 16})
       if (!quick || log2 <= 13) list.push_back(latent_rows(heads, std::int64_t{1} << log2));
