@@ -129,6 +129,7 @@ Run multiply(const Statement& s, Op& op) {
   if (s.has("hi")) return two<high>(s, op);
   if (!s.has("wide")) return two<[](auto a, decltype(a) b) { return a * b; }>(s, op);
   if (s.type() == Type::S32) return each<wide, std::int64_t, std::int32_t, std::int32_t>;
+  if (s.type() == Type::U16) return each<wide, std::uint32_t, std::uint16_t, std::uint16_t>;
   return s.type() == Type::U32 ? each<wide, std::uint64_t, std::uint32_t, std::uint32_t> : nullptr;
 }
 Run exp2(const Statement& s, Op&) {
