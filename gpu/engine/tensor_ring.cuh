@@ -49,18 +49,28 @@ struct TileMaps {
 /// How rows come into shared memory where they are aligned.
 enum class RowCopy { TensorMap, Async };
 
-/// Four elements of F8_E4M3, from the lowest byte up, as elements of BF16. A product with 2^120 corrects the bias of the
-/// exponent, exactly.
-__device__ __forceinline__ void widen_four(std::uint32_t bytes, std::uint32_t (&pairs)[2]) {
+/// Sixteen elements of F8_E4M3 as elements of BF16. A product with 2^120 corrects the bias of the exponent, exactly; it
+/// makes
+/// +-480 of NaN, which nothing else becomes.
+__device__ __forceinline__ void widen_sixteen(const Bytes16& bytes, Bytes16 (&wide)[2]) {
   constexpr std::uint32_t kSigns = 0x80008000, kSizes = 0x07F007F0, kBias = 0x7B807B80;
-  const std::uint32_t even = multiply_pairs((bytes << 8 & kSigns) | (bytes << 4 & kSizes), kBias),
-                      odd = multiply_pairs((bytes & kSigns) | (bytes >> 4 & kSizes), kBias);
-  pairs[0] = (even & 0xFFFF) | odd << 16, pairs[1] = even >> 16 | (odd & 0xFFFF0000);
-  if ((((bytes & 0x7F7F7F7F) + 0x01010101) & 0x80808080) == 0) return;
+  std::uint32_t has_nan = 0;
   TREE_ATTN_UNROLL
-  for (int i = 0; i < 4; ++i) {
-    const Float8 element{static_cast<std::uint8_t>(bytes >> 8 * i)};
-    if (!is_finite(widen(element))) pairs[i / 2] |= 0x7FC0u << i % 2 * 16;
+  for (int word = 0; word < 4; ++word) {
+    const std::uint32_t four = bytes.word[word];
+    const std::uint32_t even = multiply_pairs((four << 8 & kSigns) | (four << 4 & kSizes), kBias),
+                        odd = multiply_pairs((four & kSigns) | (four >> 4 & kSizes), kBias);
+    std::uint32_t* const to = wide[word / 2].word + word % 2 * 2;
+    to[0] = (even & 0xFFFF) | odd << 16, to[1] = even >> 16 | (odd & 0xFFFF0000);
+    has_nan |= ((four & 0x7F7F7F7F) + 0x01010101) & 0x80808080;
+  }
+  if (has_nan == 0) return;
+  TREE_ATTN_UNROLL
+  for (int word = 0; word < 8; ++word) {
+    std::uint32_t& pair = wide[word / 4].word[word % 4];
+    constexpr std::uint32_t kSize = 0x7FFF, k480 = 0x43F0, kNaN = 0x7FC0;
+    if ((pair & kSize) == k480) pair |= kNaN;
+    if ((pair >> 16 & kSize) == k480) pair |= kNaN << 16;
   }
 }
 
@@ -88,32 +98,28 @@ class BoxRows {
   }
 
   /// Makes rows of 16 bits of a box of 8, in place. The first half of them goes where nothing is stored, the second where
-  /// all has been read.
-  /// @tparam kAtOnce vectors of a lane that are read before any is written: the more, the more registers
-  /// @param warp, n_warps that share the work: 1, 2 or 4, at most kAtOnce @param sync a barrier of them; they need one more
+  /// all has been read. A loop of few instructions: a kernel widens in several places.
+  /// @tparam kAtOnce vectors that a lane reads before it writes any
+  /// @param warp, n_warps that share the work: 1, 2 or 4, if kAtOnce is 2 @param sync a barrier of them; they need one more
   /// before they read the box
   template <int kAtOnce, class Sync>
   __device__ __forceinline__ void widen_box(Shared<Bytes16> box, int lane, int warp, int n_warps, const Sync& sync) const {
     constexpr int kRowsAtOnce = kWarp / kStoredRow, kRounds = static_cast<int>(kLeafKeys) / kRowsAtOnce;
-    TREE_ATTN_UNROLL
-    for (int first = 0; first < kRounds; first += kAtOnce) {
+    const int unit = lane % kStoredRow * 2;
+    TREE_ATTN_LOOP
+    for (int first = warp * kAtOnce; first < kRounds; first += n_warps * kAtOnce) {
       Bytes16 stored[kAtOnce];
       TREE_ATTN_UNROLL
-      for (int i = 0; i < kAtOnce; ++i)
-        if ((i & (n_warps - 1)) == warp) stored[i] = load16(box + (kFirstStored + (first + i) * kWarp + lane));
-      if (first + kAtOnce > kRounds / 2) sync();
+      for (int i = 0; i < kAtOnce; ++i) stored[i] = load16(box + (kFirstStored + (first + i) * kWarp + lane));
+      sync();
       TREE_ATTN_UNROLL
-      for (int i = 0; i < 2 * kAtOnce; ++i) {
-        if ((i / 2 & (n_warps - 1)) != warp) continue;
-        Bytes16 wide;
-        std::uint32_t pairs[2];
+      for (int i = 0; i < kAtOnce; ++i) {
+        Bytes16 wide[2];
+        widen_sixteen(stored[i], wide);
+        const int row = (first + i) * kRowsAtOnce + lane / kStoredRow;
         TREE_ATTN_UNROLL
-        for (int word = 0; word < 2; ++word) {
-          widen_four(stored[i / 2].word[i % 2 * 2 + word], pairs);
-          wide.word[2 * word] = pairs[0], wide.word[2 * word + 1] = pairs[1];
-        }
-        const int row = (first + i / 2) * kRowsAtOnce + lane / kStoredRow;
-        store16(box + (row * kRowVectors + swizzled_unit(row, lane % kStoredRow * 2 + i % 2)), wide);
+        for (int half = 0; half < 2; ++half)
+          store16(box + (row * kRowVectors + swizzled_unit(row, unit + half)), wide[half]);
       }
     }
   }
@@ -239,9 +245,9 @@ class TileRing : BoxRows<typename Tile::Stored, Leaves_> {
     const Shared<Bytes16> tile = memory_ + stage_ * kStageVectors;
     if constexpr (Base::kIsWidened) {
       const int warp = static_cast<int>(threadIdx.x) / kWarp & (n_warps_ - 1);
-      TREE_ATTN_UNROLL
+      TREE_ATTN_LOOP
       for (int i = 0; i < kTileBoxes; ++i)
-        this->template widen_box<4>(tile + i * kBoxVectors, lane_, warp, n_warps_, [this] { sync(); });
+        this->template widen_box<2>(tile + i * kBoxVectors, lane_, warp, n_warps_, [this] { sync(); });
       if constexpr (kHasMaps) async_proxy_fence();
       sync();
     }
