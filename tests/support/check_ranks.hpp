@@ -5,6 +5,7 @@
 
 #include "tree_attn/distributed/transport/ranks.hpp"
 #include "tree_attn/reference/data/input_error.hpp"
+#include "tree_attn/tests/support/message.hpp"
 
 #include <doctest/doctest.h>
 
@@ -47,13 +48,8 @@ inline void check_reductions(const Ranks& ranks) {
 
 /// An error on one rank is raised on all ranks with the same message.
 inline void check_agreement(const Ranks& ranks) {
-  const auto agreed = [&](const std::optional<std::string>& error) -> std::string {
-    try {
-      ranks.throw_if_any_failed(error);
-      return "";
-    } catch (const InputError& thrown) {
-      return thrown.what();
-    }
+  const auto agreed = [&](const std::optional<std::string>& error) {
+    return message<InputError>([&] { ranks.throw_if_any_failed(error); });
   };
   const int p = ranks.size();
   CHECK(agreed(std::nullopt) == "");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The message of an error that a call ends with.
+/// @brief What a call says as it fails.
 #pragma once
 
 #include <exception>
@@ -8,13 +8,15 @@
 
 namespace tree_attn::test {
 
-std::string message(const auto& body) {
+/// The text of the error of this kind that a call ends with; empty if it ends well.
+template <class Error = std::exception, class Body>
+std::string message(const Body& body) {
   try {
     body();
-  } catch (const std::exception& error) {
+  } catch (const Error& error) {
     return error.what();
   }
-  return "no error";
+  return "";
 }
 
 }  // namespace tree_attn::test

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "tree_attn/reference/data/safetensors.hpp"
+#include "tree_attn/tests/support/message.hpp"
 
 #include <doctest/doctest.h>
 #include <unistd.h>
@@ -81,12 +82,7 @@ inline std::string with_length(const std::string& header, const std::string& dat
 /// The message with which the file is refused, or "" if it is accepted.
 template <class Use>
 std::string refusal(const std::string& path, const Use& use) {
-  try {
-    use(tree_attn::SafetensorsFile::open(path));
-    return "";
-  } catch (const tree_attn::InputError& error) {
-    return error.what();
-  }
+  return tree_attn::test::message<tree_attn::InputError>([&] { use(tree_attn::SafetensorsFile::open(path)); });
 }
 inline std::string refusal(const std::string& path) {
   return refusal(path, [](const tree_attn::SafetensorsFile&) {});

@@ -12,6 +12,7 @@
 #include "tree_attn/gpu/backend/one_shot_session.hpp"
 #include "tree_attn/reference/data/input_error.hpp"
 #include "tree_attn/tests/support/decoding.hpp"
+#include "tree_attn/tests/support/message.hpp"
 #include "tree_attn/tests/support/model_backend.hpp"
 
 #include <cmath>
@@ -74,12 +75,7 @@ TEST_CASE("arguments: a decoder opens for the same nodes on every rank") {
     const auto transport = threads.open_transport(Topology::pretend(2, 1 + threads.rank()));
     const AttentionShape shape{.heads = 2, .kv_heads = 1, .head_dim = 4, .value_dim = 4};
     OpenShard shard = open_shard(cpu_backend(), shape, ranges[static_cast<std::size_t>(threads.rank())], 1);
-    std::string error;
-    try {
-      find_algorithm("two-level").open(*transport, shard, ranges);
-    } catch (const InputError& refused) {
-      error = refused.what();
-    }
+    const std::string error = message<InputError>([&] { find_algorithm("two-level").open(*transport, shard, ranges); });
     CHECK_MESSAGE(error.starts_with("Algorithm::open: ranks 0 and 1 differ in hash of nodes ("), error);
   });
 }

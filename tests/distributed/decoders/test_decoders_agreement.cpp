@@ -3,6 +3,7 @@
 /// @brief Ranks that open a decoder with different arguments are refused, whichever argument and whichever rank.
 #include "tree_attn/reference/data/input_error.hpp"
 #include "tree_attn/tests/support/decoding.hpp"
+#include "tree_attn/tests/support/message.hpp"
 
 #include <functional>
 
@@ -74,7 +75,7 @@ std::string error_of(RankGroup& rank_group, const Algorithm& algorithm, int odd_
   const Topology topology = mixed_grouping(p);
   Arguments arguments{&algorithm, even_ranges(64 * p, p, kLeafKeys)};
   arguments.options.network = {{1, 2}, {3, 4}, 6};
-  try {
+  return message<InputError>([&] {
     rank_group.run(topology, [&](Transport& transport) {
       Arguments mine = arguments;
       if (transport.rank() == odd_rank) change(mine);
@@ -84,10 +85,7 @@ std::string error_of(RankGroup& rank_group, const Algorithm& algorithm, int odd_
       mine.algorithm->open(transport, shard, mine.ranges, mine.options);
       return DecodeOutput{};
     });
-  } catch (const InputError& error) {
-    return error.what();
-  }
-  return "";
+  });
 }
 
 /// How the line begins. If the odd rank is rank 0, rank 1 differs from it.

@@ -9,6 +9,7 @@
 #include "tree_attn/tests/support/compare.hpp"
 #include "tree_attn/tests/support/decoding.hpp"
 #include "tree_attn/tests/support/mask_of_case.hpp"
+#include "tree_attn/tests/support/message.hpp"
 #include "tree_attn/tests/support/plain_of.hpp"
 
 namespace tree_attn::test {
@@ -172,8 +173,7 @@ TEST_CASE("decoders: ranks that disagree on what queries see are refused on all 
     if (p == 1) continue;
     SeenCase c{.ranges = even_ranges(200, p, kLeafKeys)};
     for (const Odd& odd : all) {
-      std::string error;
-      try {
+      const std::string error = message<InputError>([&] {
         rank_group->run(Topology::pretend(p, p), [&](Transport& transport) {
           const bool is_odd = transport.rank() == p - 1;
           Step step{workload->query(0), workload->lengths(), is_odd ? odd.rule : common, is_odd ? odd.sink : sink};
@@ -186,9 +186,7 @@ TEST_CASE("decoders: ranks that disagree on what queries see are refused on all 
           CHECK_THROWS_AS(decoder->step(step), InputError);
           return decoder->step(step).copy();  // refused again: it is not the rule of the step before
         });
-      } catch (const InputError& refused) {
-        error = refused.what();
-      }
+      });
       const std::string start = "Decoder::step: ranks 0 and " + std::to_string(p - 1) + " differ in " + odd.line;
       CHECK_MESSAGE(error.starts_with(start), error);
     }

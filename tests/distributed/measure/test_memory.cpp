@@ -74,12 +74,10 @@ TEST_CASE("memory: keys and values of the ranks of a machine are counted, and th
       const Algorithm* const algorithm = &find_algorithm(name);
       const Bench bench{ranks, transport, backend, *workload, ranges, 1, 0, 0};
       if (ranks.rank() == 1) return;
-      try {
+      line = test::message<InputError>([&] {
         check_memory("S", bench, Topology::pretend(2, per_machine),
                      {.keys_in_memory = keys_in_memory, .algorithms = {&algorithm, 1}, .oracle = false});
-      } catch (const InputError& error) {
-        line = error.what();
-      }
+      });
     });
     return line.substr(0, line.find(" of memory"));
   };

@@ -3,6 +3,7 @@
 /// @brief What a fault of NCCL ends with: one line that says what and where, within the deadline.
 #include "tree_attn/reference/data/input_error.hpp"
 #include "tree_attn/tests/distributed/nccl/nccl_ranks.hpp"
+#include "tree_attn/tests/support/message.hpp"
 
 #include <atomic>
 #include <chrono>
@@ -148,14 +149,9 @@ TEST_CASE("nccl faults: a library that is too old, missing or of another kind is
   CHECK(error_of("version 2804", 2).find("is NCCL 2.8.4, older than 2.14.3") != std::string::npos);
   CHECK(error_of("version 21403", 2) == "");
 
-  const auto load_error = [](const std::string& library) -> std::string {
+  const auto load_error = [](const std::string& library) {
     const VariableScope chosen(kNcclVariable, library);
-    try {
-      NcclLibrary::load();
-    } catch (const InputError& error) {
-      return error.what();
-    }
-    return "";
+    return message<InputError>([] { NcclLibrary::load(); });
   };
   CHECK(load_error("/nowhere/libnccl.so.2")
             .starts_with(
@@ -186,15 +182,12 @@ TEST_CASE("nccl faults: a null window means that devices do not reach each other
     const auto start = std::chrono::steady_clock::now();
     const Topology topology = Topology::pretend(3, 2);
     run_nccl(topology, kTimeout, fault, [&](const Ranks& ranks, NcclTransport& transport) {
-      std::string error;
-      try {
+      const std::string error = message<InputError>([&] {
         NcclCommunicator node(transport.communicator(), topology);
         const NcclWindow window(node, topology, 4096);
         const int own = topology.node_of(ranks.rank());
         for (const int rank : topology.node(own)) CHECK(window.of(rank) != nullptr);
-      } catch (const InputError& exception) {
-        error = exception.what();
-      }
+      });
       const std::lock_guard lock(mutex);
       errors.push_back(error);
     });

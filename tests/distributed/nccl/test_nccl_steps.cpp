@@ -310,8 +310,8 @@ TEST_CASE("nccl: a rank that begins a new graph by itself is told so") {
   const auto workload = normal_workload(1311, {.kv_heads = 2, .head_dim = 64, .value_dim = 64, .n_keys = 128});
   const std::vector<KeyRange> ranges = even_ranges(128, 2, kLeafKeys);
   // In the fourth step, when all launch a graph.
-  const auto error_of = [&](const std::function<void(OpenShard&)>& change) -> std::string {
-    try {
+  const auto error_of = [&](const std::function<void(OpenShard&)>& change) {
+    return message([&] {
       run_nccl(Topology::pretend(2, 2), 60, "", [&](const Ranks& ranks, NcclTransport& transport) {
         const Shard own = workload->shard(ranges[static_cast<std::size_t>(ranks.rank())]);
         OpenShard shard = open_shard(emulated::backend(), workload->query(0), own, workload->lengths(), workload->scale);
@@ -321,10 +321,7 @@ TEST_CASE("nccl: a rank that begins a new graph by itself is told so") {
           decoder->step({workload->query(0), workload->lengths()});
         }
       });
-    } catch (const std::exception& error) {
-      return error.what();
-    }
-    return "";
+    });
   };
   CHECK(error_of([](OpenShard&) {}) == "");
   CHECK(error_of([](OpenShard& shard) { shard.cache->reserve(4096); }).find("begins a new graph") != std::string::npos);

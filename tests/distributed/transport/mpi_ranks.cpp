@@ -206,14 +206,6 @@ TEST_CASE("mpi ranks: a rank that does not come ends the waits of the others wit
   if (all.size() < 2) return;
   constexpr double kShort = 0.2;
   const bool is_missing = all.rank() == all.size() - 1;
-  const auto error_of = [](const auto& wait) -> std::string {
-    try {
-      wait();
-    } catch (const TransportError& error) {
-      return error.what();
-    }
-    return "";
-  };
   const std::string start = "rank " + std::to_string(all.rank()) + " waited 0.2 s for ";
   const auto waits = std::vector<std::function<void(const MpiRanks&)>>{
       [](const MpiRanks& ranks) { ranks.barrier(); }, [](const MpiRanks& ranks) { static_cast<void>(ranks.topology(0)); },
@@ -224,13 +216,14 @@ TEST_CASE("mpi ranks: a rank that does not come ends the waits of the others wit
     LaterLimit limit(all.rank(), kShort);
     const MpiRanks ranks(all.comm(), limit);
     limit.has_begun = true;
-    if (!is_missing) CHECK(error_of([&] { wait(ranks); }).ends_with(start + "all ranks to arrive and gave up"));
+    if (!is_missing)
+      CHECK(message<TransportError>([&] { wait(ranks); }).ends_with(start + "all ranks to arrive and gave up"));
     all.barrier();
   }
   // A duplicate that was begun has to be begun on every rank: the missing one comes late.
   MPI_Comm comm = MPI_COMM_NULL;
   MPI_Comm_dup(all.comm(), &comm);
-  const auto error_of_new = [&] { return error_of([&] { const MpiRanks ranks(comm, kShort); }); };
+  const auto error_of_new = [&] { return message<TransportError>([&] { const MpiRanks ranks(comm, kShort); }); };
   if (!is_missing) CHECK(error_of_new() == start + "all ranks to duplicate the communicator and gave up");
   all.barrier();
   if (is_missing) CHECK(error_of_new().starts_with(start));

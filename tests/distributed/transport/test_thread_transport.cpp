@@ -4,6 +4,7 @@
 #include "tree_attn/distributed/transport/thread_transport.hpp"
 #include "tree_attn/reference/data/input_error.hpp"
 #include "tree_attn/tests/support/few_threads.hpp"
+#include "tree_attn/tests/support/message.hpp"
 #include "tree_attn/tests/support/rank_group.hpp"
 
 #include <doctest/doctest.h>
@@ -133,16 +134,12 @@ TEST_CASE("thread transport: a rank that ends because of another is not what is 
 
 TEST_CASE("thread transport: an error that names no rank gets the number of its rank") {
   const auto error_of = [](const auto& error) {
-    std::string text;
-    try {
+    return message([&] {
       run_threads(Topology::pretend(3, 3), kTimeout, [&](const ThreadRanks& ranks, ThreadTransport&) {
         if (ranks.rank() == 1) throw error;
         ranks.barrier();
       });
-    } catch (const std::exception& thrown) {
-      text = thrown.what();
-    }
-    return text;
+    });
   };
   CHECK(error_of(std::runtime_error("the disk is full")) == "rank 1: the disk is full");
   CHECK(error_of(std::runtime_error("rank 1, step 2: no states")) == "rank 1, step 2: no states");
@@ -154,14 +151,11 @@ TEST_CASE("thread transport: an error that names no rank gets the number of its 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // see FewThreads
 TEST_CASE("thread transport: where the system starts too few threads, the ranks that did start end") {
   constexpr int kRanks = 64;
-  std::string why;
-  try {
+  const std::string why = message<std::runtime_error>([] {
     const FewThreads few;
     run_threads(Topology::pretend(kRanks, kRanks), std::numeric_limits<double>::infinity(),
                 [](const ThreadRanks& ranks, ThreadTransport&) { ranks.barrier(); });
-  } catch (const std::runtime_error& error) {
-    why = error.what();
-  }
+  });
   CAPTURE(why);
   CHECK(why.starts_with("rank "));
   CHECK(why.find(": the system started no thread for it: ") != std::string::npos);

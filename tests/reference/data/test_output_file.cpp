@@ -27,17 +27,6 @@ void write_one(const std::string& path, const std::string& text) {
   file.put_in_place();
 }
 
-/// The message of the error, or "".
-template <class Use>
-std::string refusal_of(const Use& use) {
-  try {
-    use();
-    return "";
-  } catch (const InputError& error) {
-    return error.what();
-  }
-}
-
 /// Temporary files in a folder.
 std::vector<std::string> temporaries(const Scratch& scratch) {
   std::vector<std::string> found;
@@ -110,7 +99,7 @@ TEST_CASE("output file: links to a file are followed") {
 TEST_CASE("output file: an invalid path is refused in one line with the reason") {
   const Scratch scratch;
   const auto check_refused = [&](const std::string& path, const std::string& reason) {
-    CHECK(refusal_of([&] { OutputFile{path}; }) == path + ": cannot write: " + reason);
+    CHECK(test::message<InputError>([&] { OutputFile{path}; }) == path + ": cannot write: " + reason);
   };
   scratch.write("file", "x");
   fs::create_directory(scratch.path("folder"));
@@ -128,7 +117,7 @@ TEST_CASE("output file: an invalid path is refused in one line with the reason")
   check_refused(scratch.path(std::string(256, 'n')), "File name too long");
   check_refused("", "No such file or directory");
   const std::string long_path(5000, 'n');
-  CHECK(refusal_of([&] { OutputFile{long_path}; }).ends_with("n...: cannot write: File name too long"));
+  CHECK(test::message<InputError>([&] { OutputFile{long_path}; }).ends_with("n...: cannot write: File name too long"));
   CHECK(scratch.names().size() == 5);
 
   REQUIRE(::chmod(scratch.folder().c_str(), 0755) == 0);
@@ -160,7 +149,8 @@ TEST_CASE("output file: a target holds all of the new bytes, or is as it was") {
     // A rename that fails leaves no temporary file.
     other.finish();
     fs::create_directory(scratch.path("new"));
-    CHECK(refusal_of([&] { other.put_in_place(); }) == scratch.path("new") + ": cannot write: Is a directory");
+    CHECK(test::message<InputError>([&] { other.put_in_place(); }) ==
+          scratch.path("new") + ": cannot write: Is a directory");
   }
   CHECK(scratch.names().size() == 2);
 }
@@ -175,7 +165,8 @@ TEST_CASE("output file: of several files all are put in place, or none") {
       first.write("new"), second.write("text");
       OutputFile* const files[] = {&first, &second};
       fs::create_directory(report);
-      CHECK(refusal_of([&] { OutputFile::put_in_place(files); }) == report + ": cannot write: Is a directory");
+      CHECK(test::message<InputError>([&] { OutputFile::put_in_place(files); }) ==
+            report + ": cannot write: Is a directory");
       CHECK(fs::exists(out) == !is_new);
       if (!is_new) CHECK(Scratch::read(out) == "old");
     }
@@ -199,10 +190,10 @@ TEST_CASE("output file: a device, a pipe and standard output are refused, and st
   const std::string pipe = scratch.path("pipe"), table = scratch.write("table", "");
   REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
   for (const std::string& path : {std::string("/dev/null"), pipe})
-    CHECK(refusal_of([&] { OutputFile{path}; }) == path + ": is not a regular file");
+    CHECK(test::message<InputError>([&] { OutputFile{path}; }) == path + ": is not a regular file");
   const int before = ::dup(STDOUT_FILENO), to_table = ::open(table.c_str(), O_WRONLY | O_CLOEXEC);
   ::dup2(to_table, STDOUT_FILENO);
-  const std::string line = refusal_of([&] { OutputFile{table}; });
+  const std::string line = test::message<InputError>([&] { OutputFile{table}; });
   ::dup2(before, STDOUT_FILENO);
   ::close(before), ::close(to_table);
   CHECK(line == table + ": is standard output");
@@ -217,7 +208,7 @@ TEST_CASE("output file: one file under two names is detected, existing or not") 
   fs::create_hard_link(in, scratch.path("hard"));
   const auto refused = [&](const std::string& a, const std::string& b) {
     const std::string one = scratch.path(a), two = scratch.path(b);
-    const std::string line = refusal_of([&] { check_different({{"OUT", one}, {"--report", two}}); });
+    const std::string line = test::message<InputError>([&] { check_different({{"OUT", one}, {"--report", two}}); });
     if (!line.empty()) CHECK(line == "--report " + two + " is the same file as OUT " + one + "; use different files");
     return !line.empty();
   };
@@ -233,7 +224,9 @@ TEST_CASE("output file: one file under two names is detected, existing or not") 
   // From the current folder, and from the root.
   const fs::path before = fs::current_path();
   fs::current_path(scratch.folder());
-  const std::string line = refusal_of([&] { check_different({{"OUT", "new"}, {"--report", scratch.path("new")}}); });
+  const std::string line = test::message<InputError>([&] {
+    check_different({{"OUT", "new"}, {"--report", scratch.path("new")}});
+  });
   fs::current_path(before);
   CHECK(line.starts_with("--report " + scratch.path("new") + " is the same file as OUT new"));
 }

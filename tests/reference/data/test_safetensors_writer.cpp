@@ -38,15 +38,6 @@ class DiskOf {
   void (*old_handler_)(int);
 };
 
-std::string refusal(const SafetensorsWriter& writer, const std::string& path) {
-  try {
-    writer.write(path);
-    return "";
-  } catch (const InputError& error) {
-    return error.what();
-  }
-}
-
 std::span<const std::byte> bytes_of(const std::string& text) { return std::as_bytes(std::span(text)); }
 
 }  // namespace
@@ -119,7 +110,7 @@ TEST_CASE("writer: a failed write reports the reason and leaves no file") {
   SafetensorsWriter writer;
   writer.add("w", "U8", std::array<std::int64_t, 1>{1 << 16}, bytes_of(bytes));
   const auto check_fails = [&](const std::string& path, const std::string& reason) {
-    const std::string message = refusal(writer, path);
+    const std::string message = test::message<InputError>([&] { writer.write(path); });
     CHECK(message == path + ": " + reason);
   };
 

@@ -5,6 +5,7 @@
 
 #include "tree_attn/gpu/platform/device.hpp"
 #include "tree_attn/gpu/platform/launch.hpp"
+#include "tree_attn/tests/support/message.hpp"
 
 #include <doctest/doctest.h>
 
@@ -17,12 +18,7 @@ namespace tree_attn::emulated {
 /// What an action is refused with; empty if nothing.
 template <class Act>
 std::string error_in(const Act& act) {
-  try {
-    act();
-  } catch (const DeviceError& error) {
-    return error.what();
-  }
-  return "";
+  return test::message<DeviceError>(act);
 }
 
 /// What a launch is refused with; empty if nothing.

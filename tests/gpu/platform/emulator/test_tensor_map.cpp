@@ -104,14 +104,7 @@ TEST_CASE("emulator: a box reads inside a buffer, and the type that the map was 
 
 TEST_CASE("tensor map: an array that the copy engine cannot address is refused") {
   const TensorArray good = Fixture().array;
-  const auto why = [](const TensorArray& array) {
-    try {
-      make_tensor_map(array);
-    } catch (const DeviceError& error) {
-      return std::string(error.what());
-    }
-    return std::string();
-  };
+  const auto why = [](const TensorArray& array) { return error_in([&] { make_tensor_map(array); }); };
   const auto with = [&](auto change) {
     TensorArray array = good;
     change(array);

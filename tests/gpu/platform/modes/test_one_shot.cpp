@@ -4,6 +4,7 @@
 #include "tree_attn/gpu/engine/one_shot.cuh"
 #include "tree_attn/gpu/platform/emulator/settings.hpp"
 #include "tree_attn/tests/support/device_params.hpp"
+#include "tree_attn/tests/support/message.hpp"
 
 #include <memory>
 
@@ -65,13 +66,7 @@ std::string race_on(Device<T>& own, device::DeviceBuffer<float>& output, std::in
   const device::OwnedStream other;
   device::DeviceBuffer<float> copied(1);
   copied.queue_copy(other, output, at, 1, 0, 1, 1, 1);
-  try {
-    device::synchronise(own.stream);
-    device::synchronise(other);
-  } catch (const DeviceError& error) {
-    return error.what();
-  }
-  return "";
+  return message<DeviceError>([&] { device::synchronise(own.stream), device::synchronise(other); });
 }
 
 /// Decodes the same step kSteps times on one device per range. @returns outputs that differ from those of one device
