@@ -9,8 +9,7 @@
 #include "tree_attn/gpu/platform/emulator/settings.hpp"
 #include "tree_attn/reference/state/owned_leaves.hpp"
 #include "tree_attn/tests/support/decoding.hpp"
-#include "tree_attn/tests/support/sanitized.hpp"
-#include "tree_attn/tests/support/sweep.hpp"
+#include "tree_attn/tests/support/message.hpp"
 
 #include <algorithm>
 #include <chrono>
@@ -204,10 +203,18 @@ inline Counts predicted_counts(const Run& run, std::int64_t n_at_start) {
   return {of_step.messages, of_step.bytes, of_step.bytes_between_nodes, of_step.merge_steps, of_step.collectives};
 }
 
-/// On threads as ranks. @param[out] stored counted in the last step @param[out] predicted the same
-/// @param given see differences_on_rank() @returns outputs that differ
-inline int differences(const Run& run, std::int64_t n_at_start, Counts* stored = nullptr, Counts* predicted = nullptr,
-                       const std::vector<DecodeOutput>* given = nullptr) {
+inline void check_equal(const Counts& counted, const Counts& predicted) {
+  CHECK(counted.messages == predicted.messages);
+  CHECK(counted.bytes == predicted.bytes);
+  CHECK(counted.between_nodes == predicted.between_nodes);
+  CHECK(counted.merge_steps == predicted.merge_steps);
+  CHECK(counted.collectives == predicted.collectives);
+}
+
+/// On threads as ranks: checks the bits, and that what is counted in the last step is predicted.
+/// @param given see differences_on_rank() @returns the counts
+inline Counts check_run(const Run& run, std::int64_t n_at_start, const std::vector<DecodeOutput>* given = nullptr) {
+  INFO(text(run));
   const emulated::SettingsScope scope({.seed = run.seed,
                                        .n_workers = 2,
                                        .n_multiprocessors = run.n_multiprocessors,
@@ -225,17 +232,9 @@ inline int differences(const Run& run, std::int64_t n_at_start, Counts* stored =
     n_wrong += n;
     add(counted, last);
   });
-  if (stored != nullptr) *stored = counted;
-  if (predicted != nullptr) *predicted = predicted_counts(run, n_at_start);
-  return n_wrong;
-}
-
-inline void check_equal(const Counts& counted, const Counts& predicted) {
-  CHECK(counted.messages == predicted.messages);
-  CHECK(counted.bytes == predicted.bytes);
-  CHECK(counted.between_nodes == predicted.between_nodes);
-  CHECK(counted.merge_steps == predicted.merge_steps);
-  CHECK(counted.collectives == predicted.collectives);
+  CHECK(n_wrong == 0);
+  check_equal(counted, predicted_counts(run, n_at_start));
+  return counted;
 }
 
 /// Decodes two steps of a run of 600 keys on threads as ranks; one rank does something else in place of the second, and the
@@ -248,7 +247,7 @@ std::string without_rank(const Run& run, int missing, double timeout, std::set<s
   const std::vector<KeyRange> ranges = even_ranges(600, run.p, kLeafKeys);
   std::mutex mutex;
   std::latch others(run.p - 1);
-  try {
+  return message<std::runtime_error>([&] {
     run_threads(topology_of(run), timeout, [&](ThreadTransport& transport) {
       emulated::backend().use_gpu(transport.rank());
       const auto workload = make_workload(shape, 43, 1);
@@ -268,44 +267,7 @@ std::string without_rank(const Run& run, int missing, double timeout, std::set<s
         throw;
       }
     });
-  } catch (const std::runtime_error& error) {
-    return error.what();
-  }
-  return "";
-}
-
-/// Runs of 20 steps each on p ranks: one and four queries per key head, five seeds (one in the fast set), and shards that
-/// are uneven or of which every other one is empty. Devices have two multiprocessors under one of the seeds, otherwise one;
-/// under the last seed the counter of steps wraps on the way. The shapes are small: one key head, and two leaves more than
-/// ranks. With p = 1 and 5 the last range doubles on the way. `gather` decodes on one device, which gives its bits on any
-/// number of them.
-/// @param alone what gather_alone() returns
-/// @param differences called with a run, the number of keys at its start and the outputs to expect
-/// @returns runs
-template <class Alone, class Differences>
-int check_20_steps(int p, DType dtype, const Alone& alone, const Differences& differences) {
-  int n = 0;
-  const std::int64_t n_keys = 64 * (p + 2) + 50;
-  for (const int group : {1, 4}) {
-    Run run{.p = p, .steps = 20, .dtype = dtype, .group = group, .batch = 1, .kv_heads = 1};
-    const std::vector<DecodeOutput> want = alone(run, n_keys);
-    REQUIRE(want.size() == 20);
-    for (const Cut cut : {Cut::kUneven, Cut::kEmpty}) {
-      run.cut = cut;
-      if (cut == Cut::kEmpty && p == 1) continue;  // the same again
-      for (run.seed = 0; run.seed < 5; ++run.seed) {
-        if (!takes_all_cases() && static_cast<int>(run.seed) != (p + group + static_cast<int>(cut)) % 5) continue;
-        ++n;
-        if (kIsSanitized && group == 1) continue;
-        run.n_multiprocessors = static_cast<int>(run.seed) == p % 5 ? 2 : 1;
-        run.steps_done = run.seed == 4 ? 0U - 10 : 0;
-        INFO(text(run));
-        CHECK(opens_new_windows(run, n_keys) == (p == 1 || p == 5));
-        CHECK(differences(run, n_keys, want) == 0);
-      }
-    }
-  }
-  return n;
+  });
 }
 
 }  // namespace tree_attn::test::one_shot

@@ -40,34 +40,8 @@ TEST_CASE("one-shot on nodes: no bit differs from gather, and the counts are tho
       run.cut = static_cast<Cut>(n / 2 % 4), run.dtype = dtype, run.group = group;
       run.seed = static_cast<std::uint64_t>(n % 5), run.major = kMajors[(n + n / 3) % 3];
       ++n;
-      INFO(text(run));
       CHECK(opens_new_windows(run, 510));
-      Counts counted, predicted;
-      CHECK(differences(run, 510, &counted, &predicted) == 0);
-      check_equal(counted, predicted);
-      CHECK(counted.between_nodes > 0);
-    }
-  }
-}
-
-/// 20 runs for each number of ranks and type, 4 in the fast set, in which the types take turns, see check_20_steps(). So do
-/// the nodes.
-/// @tested{alg_3, Alg. 3}
-TEST_CASE("one-shot on nodes: 20 steps have the bits of gather, for five seeds") {
-  for (const int p : {2, 3, 4, 5}) {
-    std::vector<std::vector<int>> of_p;
-    for (const std::vector<int>& nodes : kNodes) {
-      if (static_cast<int>(nodes.size()) == p) of_p.push_back(nodes);
-    }
-    for (const DType dtype : {DType::F32, DType::BF16}) {
-      if (!takes_all_cases() && (dtype == DType::F32) != (p == 4)) continue;
-      std::size_t n = 0;
-      check_20_steps(p, dtype, gather_alone, [&](Run run, std::int64_t n_keys, const std::vector<DecodeOutput>& want) {
-        run.nodes = of_p[n++ % of_p.size()];
-        INFO(text(run));
-        return differences(run, n_keys, nullptr, nullptr, &want);
-      });
-      CHECK(n == (takes_all_cases() ? 20 : kIsSanitized ? 2 : 4));
+      CHECK(check_run(run, 510).between_nodes > 0);
     }
   }
 }
@@ -76,15 +50,10 @@ TEST_CASE("one-shot on nodes: rows in slices between nodes have the bits of gath
   for (const std::vector<int>& nodes : {std::vector{0, 0, 1, 1}, {0, 0, 1, 1, 2, 2}, {0, 0, 0, 1, 1, 1}}) {
     Run run = run_on(nodes);
     run.steps = 3;
-    INFO(text(run));
-    Counts together, predicted;
-    CHECK(differences(run, 510, &together, &predicted) == 0);
+    const Counts together = check_run(run, 510);
     run.slice_bytes = 0;
-    Counts counted;
-    CHECK(differences(run, 510, &counted, &predicted) == 0);
-    check_equal(counted, predicted);
     const auto per_node = std::count(nodes.begin(), nodes.end(), 0);
-    CHECK(per_node * counted.between_nodes == together.between_nodes);
+    CHECK(per_node * check_run(run, 510).between_nodes == together.between_nodes);
   }
 }
 
@@ -92,9 +61,7 @@ TEST_CASE("one-shot on nodes: nodes without keys, one rank of which is slow") {
   Run run = run_on({0, 0, 1, 1, 2});
   run.steps = 6, run.cut = Cut::kLast, run.seed = 1, run.slow_rank = 1;
   CHECK(ranges_of_nodes(topology_of(run), ranges_of(run, 300))[1].empty());
-  Counts counted, predicted;
-  CHECK(differences(run, 300, &counted, &predicted) == 0);
-  check_equal(counted, predicted);
+  check_run(run, 300);
 }
 
 /// An owner sends the states of the node in place of the finished row; a node may have several subtrees.
@@ -106,13 +73,10 @@ TEST_CASE("one-shot on nodes: beyond 128 KiB of states rows have owners, and no 
     run.steps = kIsSanitized ? 1 : 2, run.cut = Cut::kUneven, run.group = 33, run.head_dim = 256, run.seed = 2,
     run.slow_rank = 1;
     run.dtype = n++ == 0 ? DType::F32 : DType::BF16;
-    INFO(text(run));
     constexpr std::int64_t kKeys = 510;
     const std::vector<KeyRange> ranges = closed(ranges_of(run, kKeys), kKeys + run.steps);
     CHECK(Peers::of(members_of_node(topology_of(run), 0, ranges).ranges, 0, 2 * 2 * 33, 256, true).has_owners);
-    Counts counted, predicted;
-    CHECK(differences(run, kKeys, &counted, &predicted) == 0);
-    check_equal(counted, predicted);
+    check_run(run, kKeys);
   }
   // Of 1000 rows the ranks own 334, 333 and 333. They store two states for each, in six packets, or one finished row.
   const std::vector<KeyRange> node{{0, 64}, {64, 192}, {192, 192}};
@@ -127,12 +91,9 @@ TEST_CASE("one-shot on nodes: windows in host memory, and any radix, change no b
   for (const int radix : {2, 3}) {
     Run run = run_on({0, 0, 1, 1, 1, 2, 3});
     run.cut = Cut::kUneven, run.group = 2, run.windows_on_host = radix == 2, run.radix = radix;
-    INFO(text(run) << ", radix " << radix);
-    Counts counted, predicted;
-    CHECK(differences(run, 700, &counted, &predicted) == 0);
-    check_equal(counted, predicted);
+    INFO("radix " << radix);
     // The kernel, and two rounds between four nodes.
-    CHECK(counted.collectives == 3);
+    CHECK(check_run(run, 700).collectives == 3);
   }
 }
 
@@ -184,21 +145,6 @@ TEST_CASE("one-shot on nodes: a rank that hangs ends its node within the deadlin
   CHECK(*lines.begin() == line);
   CHECK(lines.contains("rank 2 gave up: another rank failed"));
   CHECK(lines.contains("rank 3 gave up: another rank failed"));
-  CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(20));
-}
-
-/// No kernel waits for it: it is alone on its node. Any of the three may give up first.
-TEST_CASE("one-shot on nodes: a rank of another node that never sends ends the job within the deadline") {
-  const auto start = std::chrono::steady_clock::now();
-  std::set<std::string> lines;
-  const std::string line = without_rank(run_on({0, 0, 1}), 2, 0.5, lines, [](Transport& transport, std::latch&) {
-    transport.tell_all(transport.rank(), "all ranks to answer");
-  });
-  CAPTURE(line);
-  CHECK(line.find(" waited 0.5 s for ") != std::string::npos);
-  CHECK(line.find(line.starts_with("rank 2") ? "all ranks to answer of rank" : "of rank 2") != std::string::npos);
-  CHECK(line.ends_with(" and gave up"));
-  CHECK(lines.size() == 2);
   CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(20));
 }
 
