@@ -22,7 +22,7 @@ namespace tree_attn::test {
 struct RankResult {
   DecodeOutput output;
   Traffic traffic;
-  std::optional<Traffic> over_mpi = {};  ///< messages and bytes that MPI was given to send, if MPI carries all of them
+  std::optional<Traffic> over_mpi = {};  ///< what MPI was given to send, and what went through shared memory
 };
 
 /// A group of ranks that can run a function.

@@ -38,6 +38,8 @@ class MpiRankGroup : public RankGroup {
     over_mpi.messages -= before.messages, over_mpi.bytes -= before.bytes;
     over_mpi.bytes_between_nodes -= before.bytes_between_nodes;
     const Traffic traffic = transport.traffic();
+    // Inside a node messages go through memory alone.
+    if (shares_memory_) over_mpi.messages = traffic.messages, over_mpi.bytes += traffic.bytes - traffic.bytes_between_nodes;
     transport.clear_traffic();
 
     // Let every rank know what every rank saw: [out | lse] of one length, and the counters.
@@ -50,9 +52,9 @@ class MpiRankGroup : public RankGroup {
     for (std::size_t rank = 0; rank < all_traffic.size(); ++rank) {
       const auto begin = all_elements.begin() + static_cast<std::ptrdiff_t>(rank * elements.size());
       const auto middle = begin + static_cast<std::ptrdiff_t>(mine.out.size());
-      results.push_back(
-          {{{begin, middle}, {middle, begin + static_cast<std::ptrdiff_t>(elements.size())}}, all_traffic[rank]});
-      if (!shares_memory_) results.back().over_mpi = all_over_mpi[rank];
+      results.push_back({{{begin, middle}, {middle, begin + static_cast<std::ptrdiff_t>(elements.size())}},
+                         all_traffic[rank],
+                         all_over_mpi[rank]});
     }
     return results;
   }

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief `tree_attn decode` under mpirun: the same bytes however the keys are cut, checks that pass and checks that fail.
+/// @brief `tree_attn decode` under mpirun: where keys may be cut, checks that pass and checks that fail.
 #include "tree_attn/tests/distributed/program/command.hpp"
 #include "tree_attn/tests/distributed/program/file_workload.hpp"
 #include "tree_attn/tests/support/algorithm_names.hpp"
-#include "tree_attn/tests/support/sweep.hpp"
 
 #include <nlohmann/json.hpp>
 
@@ -24,72 +23,7 @@ std::set<std::string> digests(const std::string& path) {
   return found;
 }
 
-/// Where the keys are cut: ranks, keys of each, ranks that pose as a node.
-struct Cut {
-  int n_ranks;
-  std::string shards, ranks_per_node;
-};
-
-Words options_of(const Cut& cut) {
-  Words options;
-  if (!cut.shards.empty()) options = options + Words{"--shards", cut.shards};
-  if (!cut.ranks_per_node.empty()) options = options + Words{"--ranks-per-node", cut.ranks_per_node};
-  return options;
-}
-
-/// Decodes a file; the bytes of OUT, once all canonical algorithms are known to agree on them.
-std::string decode(const Scratch& scratch, const std::string& in, const Cut& cut,
-                   const std::string& algorithm = "two-level") {
-  CAPTURE(cut.n_ranks);
-  CAPTURE(cut.shards);
-  CAPTURE(cut.ranks_per_node);
-  const Words arguments = Words{"decode",
-                                in,
-                                scratch.path("out"),
-                                "--algorithm",
-                                algorithm,
-                                "--compare",
-                                others(keeps_bits) + ",two-level",
-                                "--report",
-                                scratch.path("report")} +
-                          options_of(cut);
-  check_silent_success(run(cut.n_ranks == 1 ? alone(arguments) : ranks(cut.n_ranks, arguments)));
-  CHECK(digests(scratch.path("report")).size() == 1);
-  return Scratch::read(scratch.path("out"));
-}
-
-std::vector<float> out_of(const Scratch& scratch, const FileWorkload& workload, const std::string& name) {
-  std::vector<std::int64_t> shape{workload.q.shape[0], workload.q.shape[1], workload.q.shape[2]};
-  if (name == "out") shape.push_back(workload.v.shape[3]);
-  return tensor<float>(scratch.path("out"), name, shape);
-}
-
 }  // namespace
-
-TEST_CASE("decode: OUT has the same bytes for every number of ranks, cut, pretended node and canonical algorithm") {
-  const Scratch scratch;
-  FileWorkload workload = FileWorkload::draw(3, 4, 2, 2, 1000, 16, 24);
-  workload.lengths = {1000, 0, 437};
-  workload.write(scratch.path("in"), "BF16");
-  const std::string bytes = decode(scratch, scratch.path("in"), {1, "", ""});
-
-  // They are the right ones, with F32's rounding.
-  const Truth truth = work_out(workload);
-  check_near(out_of(scratch, workload, "out"), truth.out, 1e-5);
-  check_near(out_of(scratch, workload, "lse"), truth.lse, 1e-5);
-
-  for (const Cut& cut : {Cut{2, "", ""}, Cut{3, "64,896,40", "2"}, Cut{3, "0,0,1000", "1"}, Cut{5, "0,64,512,0,424", "3"}})
-    CHECK((decode(scratch, scratch.path("in"), cut) == bytes));
-  // OUT is that of --algorithm, not of --compare.
-  CHECK((decode(scratch, scratch.path("in"), {3, "320,320,360", "2"}, "gather") == bytes));
-
-  // Every type that holds the input exactly gives the same bytes too.
-  for (const std::string dtype : {"F64", "F32", "F16"}) {
-    CAPTURE(dtype);
-    workload.write(scratch.path("in"), dtype);
-    CHECK((decode(scratch, scratch.path("in"), {1, "", ""}) == bytes));
-  }
-}
 
 TEST_CASE("decode: a cut inside a leaf is refused where bits are promised, and taken where they are not") {
   const auto cut = [](int n_ranks, const std::string& backend, const std::string& shards, const Words& options) {
@@ -117,71 +51,6 @@ TEST_CASE("decode: a cut inside a leaf is refused where bits are promised, and t
   const std::vector<Result> results = run_all(refused);
   for (std::size_t i = 0; i < results.size(); ++i) check_one_line(results[i], lines[i]);
   for (const Result& result : run_all(taken)) check_silent_success(result);
-}
-
-TEST_CASE("decode: the last of many steps is the one step of a single one") {
-  const Scratch scratch;
-  // From a file, query i is that of step i; the last sees all keys.
-  FileWorkload workload = FileWorkload::draw(2, 2, 1, 6, 150, 16, 16);
-  workload.lengths = {150, 3};
-  workload.write(scratch.path("many"), "F32");
-  const std::string out = scratch.path("out");
-  FileWorkload last = workload;
-  last.q = FileWorkload::draw(2, 2, 1, 1, 0, 16, 16).q;
-  for (std::int64_t b = 0; b < 2; ++b) {
-    for (std::int64_t h = 0; h < 2; ++h) {
-      for (std::int64_t c = 0; c < 16; ++c) last.q.at(b, h, 0, c) = workload.q.at(b, h, 5, c);
-    }
-  }
-  last.write(scratch.path("one"), "F32");
-  for (const std::string order : {"contiguous", "dealt"}) {
-    CAPTURE(order);
-    const Words how{out, "--compare", others(keeps_bits), "--report", scratch.path("report"), "--order", order};
-    check_silent_success(run(ranks(3, Words{"decode", scratch.path("many"), "--steps", "6"} + how)));
-    CHECK(digests(scratch.path("report")).size() == 1);
-    const std::string many = Scratch::read(out);
-    check_silent_success(run(ranks(order == "dealt" ? 4 : 2, Words{"decode", scratch.path("one"), "--verify"} + how)));
-    CHECK((Scratch::read(out) == many));
-    check_near(out_of(scratch, last, "out"), work_out(last).out, 1e-5);
-  }
-}
-
-/// @tested{thm_1, Thm. 1}
-TEST_CASE("decode: an order of leaves has the same bits for any ranks, nodes and steps, and is verified, on every backend") {
-  const Scratch scratch;
-  std::set<std::string> of_all;
-  struct Case {
-    std::string backend, dtype, n_steps = "1";
-  };
-  // More steps than a leaf has keys.
-  for (const auto& [backend, dtype, n_steps] :
-       {Case{"cpu", "bf16", "70"}, {"emulated", "f32"}, {"emulated", "f16"}, {"emulated", "bf16"}}) {
-    if (!takes_all_cases() && (dtype == "f16" || dtype == "f32")) continue;
-    for (const std::string order : {"contiguous", "dealt"}) {
-      std::set<std::string> found;
-      const auto decode = [&](int n_ranks, const Words& options) {
-        const Words arguments = Words{"decode", "--backend", backend, "--dtype", dtype, "--order", order} +
-                                "--seq-len 777 --heads 4 --kv-heads 2 --batch 2"_words + Words{"--compare", others()} +
-                                "--verify --head-dim 16"_words + Words{"--report", scratch.path("report")} + options;
-        check_silent_success(run(n_ranks == 1 ? alone(arguments) : ranks(n_ranks, arguments)));
-        const nlohmann::json runs = nlohmann::json::parse(Scratch::read(scratch.path("report")))["runs"];
-        for (const auto& each : runs) {
-          CAPTURE(each.dump());
-          CHECK(each["order"] == order);
-          CHECK(each["same_bits_on_all_ranks"] == true);
-          for (const char* count : {"bytes_per_step", "messages_per_step"}) CHECK(each[count] == each["predicted"][count]);
-          if (tree_attn::find_algorithm(each["algorithm"].get<std::string>()).keeps_bits)
-            found.insert(each["output_digest"].get<std::string>());
-        }
-      };
-      decode(1, {"--steps", n_steps});
-      decode(3, {"--steps", "5", "--repeat", "2", "--ranks-per-node", "2"});
-      decode(4, {"--ranks-per-node", "1"});
-      CHECK(found.size() == 1);
-      of_all.merge(found);
-    }
-  }
-  CHECK(of_all.size() == (takes_all_cases() ? 8 : 4));
 }
 
 TEST_CASE("decode: made-up input depends on the seed, not on the ranks, and without keys or batch entries it is nothing") {
