@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Problems for the program's tests: files of q, k and v, and attention worked out once more, on its own.
+/// @brief Problems for the program's tests: files of q, k and v, and what should come out.
 #pragma once
 
 #include "tree_attn/reference/data/safetensors.hpp"
+#include "tree_attn/reference/oracle/attention.hpp"
 #include "tree_attn/tests/support/compare.hpp"
 #include "tree_attn/tests/support/tensor_files.hpp"
 
@@ -110,51 +111,17 @@ struct FileWorkload {
   }
 };
 
-/// Attention, energy and gradient of one problem.
-struct Truth {
-  std::vector<double> out, lse, energy, gradient;
-};
-
-/// Eq. (5)-(7) word for word, in double: scores, weights exp(s - max s), their mean of the values; lse and energy are the
-/// logarithms of their sums.
-inline Truth work_out(const FileWorkload& workload, std::optional<double> scale = {}, bool causal = false) {
-  const auto& [q, k, v, zeta, lengths, sink, mask_shape, mask_is_boolean] = workload;
-  const std::int64_t n_h = q.shape[1], l = q.shape[2], d_h = q.shape[3], d_v = v.shape[3];
-  Truth truth;
-  const auto reduce = [&](const std::vector<double>& s, std::int64_t b, std::int64_t head, std::vector<double>& lse,
-                          std::vector<double>& out) {
-    double largest = -std::numeric_limits<double>::infinity(), sum = 0;
-    for (const double score : s) largest = std::max(largest, score);
-    std::vector<double> mean(static_cast<std::size_t>(d_v));
-    for (std::size_t a = 0; a < s.size(); ++a) {
-      const double w = std::exp(s[a] - largest);
-      sum += w;
-      for (std::int64_t c = 0; c < d_v; ++c)
-        mean[static_cast<std::size_t>(c)] += w * v.at(b, head, static_cast<std::int64_t>(a), c);
-    }
-    lse.push_back(largest + (s.empty() ? 0 : std::log(sum)));
-    for (const double m : mean) out.push_back(s.empty() ? 0 : m / sum);
+/// What `oracle` and `decode` should say of it: the oracle of the library, which its own tests hold to eq. (5)-(7).
+inline tree_attn::AttentionResult work_out(const FileWorkload& workload, std::optional<double> scale = {},
+                                           bool causal = false) {
+  const auto view = [](const Elements& elements) {
+    const std::vector<std::int64_t>& shape = elements.shape;
+    return tree_attn::TensorView::dense(reinterpret_cast<const std::byte*>(elements.values.data()), tree_attn::DType::F64,
+                                        {shape[0], shape[1], shape[2], shape[3]});
   };
-  for (std::int64_t b = 0; b < q.shape[0]; ++b) {
-    for (std::int64_t h = 0; h < n_h; ++h) {
-      for (std::int64_t i = 0; i < l; ++i) {
-        const std::int64_t head = h / (n_h / k.shape[1]);
-        std::int64_t n = lengths.empty() ? k.shape[2] : lengths[static_cast<std::size_t>(b)];
-        if (causal) n = std::max<std::int64_t>(0, n - l + i + 1);
-        std::vector<double> s, s_zeta;
-        for (std::int64_t a = 0; a < n; ++a) {
-          double dot = 0, source = 0;
-          for (std::int64_t c = 0; c < d_h; ++c) dot += q.at(b, h, i, c) * k.at(b, head, a, c);
-          for (std::int64_t c = 0; zeta && c < d_v; ++c) source += zeta->at(b, h, i, c) * v.at(b, head, a, c);
-          s.push_back(dot * scale.value_or(1 / std::sqrt(static_cast<double>(d_h))));
-          s_zeta.push_back(s.back() + source);
-        }
-        reduce(s, b, head, truth.lse, truth.out);
-        if (zeta) reduce(s_zeta, b, head, truth.energy, truth.gradient);
-      }
-    }
-  }
-  return truth;
+  tree_attn::AttentionOptions options{.scale = scale, .rule = {.causal = causal}, .lengths = workload.lengths};
+  if (workload.zeta) options.zeta = view(*workload.zeta);
+  return attention(view(workload.q), view(workload.k), view(workload.v), options);
 }
 
 /// A tensor of a file that the program wrote, after its dtype and shape were checked.

@@ -60,7 +60,7 @@ TEST_CASE("decode: a file of F8_E4M3 with scales is near the truth, by every ran
     Float8File file;
     if (!has_scales) file.k_scale = file.v_scale = {};
     file.write(scratch.path("in"));
-    const Truth truth = work_out(file.scaled(), {}, true);
+    const tree_attn::AttentionResult truth = work_out(file.scaled(), {}, true);
     const std::vector<std::int64_t> shape{2, 4, 3, 24};
     const auto decode = [&](const std::string& out) {
       return Words{"decode",   scratch.path("in"), scratch.path(out),     "--causal",

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief `tree_attn oracle`: its numbers against eq. (5)-(7) worked out once more, its files by shape and type.
+/// @brief `tree_attn oracle`: the numbers of the library's oracle, in files by shape and type.
 #include "tree_attn/tests/distributed/program/command.hpp"
 #include "tree_attn/tests/distributed/program/file_workload.hpp"
 
@@ -21,7 +21,7 @@ std::string oracle(const Scratch& scratch, const FileWorkload& workload, const s
 }
 
 /// All that was written, against the truth.
-void check_file(const std::string& path, const FileWorkload& workload, const Truth& truth) {
+void check_file(const std::string& path, const FileWorkload& workload, const tree_attn::AttentionResult& truth) {
   const std::vector<std::int64_t> rows{workload.q.shape[0], workload.q.shape[1], workload.q.shape[2]};
   std::vector<std::int64_t> vectors = rows;
   vectors.push_back(workload.v.shape[3]);
@@ -49,7 +49,7 @@ TEST_CASE("comparison: a NaN or an Inf in any place is an error that no later el
 TEST_CASE("oracle: out and lse, energy and gradient, the same bytes from every type that holds the input exactly") {
   const Scratch scratch;
   const FileWorkload workload = FileWorkload::draw(2, 4, 2, 3, 70, 16, 24, true);
-  const Truth truth = work_out(workload);
+  const tree_attn::AttentionResult truth = work_out(workload);
   std::set<std::string> bytes;
   for (const std::string dtype : {"F64", "F32", "F16", "BF16"}) {
     CAPTURE(dtype);
@@ -73,7 +73,7 @@ TEST_CASE("oracle: scale and causal mask, lengths, no keys, no batch entries") {
   check_file(oracle(scratch, workload, "BF16", {"--causal"}), workload, work_out(workload, {}, true));
 
   const FileWorkload no_keys = FileWorkload::draw(2, 2, 2, 1, 0, 8, 4, true);
-  const Truth nothing = work_out(no_keys);
+  const tree_attn::AttentionResult nothing = work_out(no_keys);
   CHECK(nothing.lse == std::vector<double>(4, -std::numeric_limits<double>::infinity()));
   check_file(oracle(scratch, no_keys, "F16"), no_keys, nothing);
   const FileWorkload no_batch = FileWorkload::draw(0, 2, 2, 1, 5, 8, 4);
