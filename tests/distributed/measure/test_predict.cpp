@@ -6,6 +6,7 @@
 #include "tree_attn/distributed/plan/plan_builder.hpp"
 #include "tree_attn/reference/oracle/cost_model.hpp"
 #include "tree_attn/tests/support/decoding.hpp"
+#include "tree_attn/tests/support/message.hpp"
 
 #include <map>
 #include <stdexcept>
@@ -55,10 +56,14 @@ bool joins_are_aligned(const Topology& topology) {
 ///     gather      p (p - 1) S        ring-state  p (p - 1) S       ring            (p - 1) times the whole cache
 ///     leaders     (p - M) S + A(M) S + (p - M) 4 n_rows (1 + d_v)
 ///     two-level   in test_two_level.cpp
+///
+/// Of the busiest rank: its collectives; and its merges, one an exchange of a doubling, and one of each state that it
+/// gathers.
 struct ClosedForm {
-  std::int64_t messages = 0, bytes = 0, rounds = 0;
-  bool bytes_are_exact = true;   ///< else the least: joined ranges that are no subtree cost more than one state
-  bool rounds_are_exact = true;  ///< else the most: leaders of small nodes may start before those of the largest one
+  std::int64_t messages = 0, bytes = 0, rounds = 0, collectives = 0, merge_steps = 0;
+  bool bytes_are_exact = true;  ///< else the least: joined ranges that are no subtree cost more than one state
+  bool rounds_are_exact =
+      true;  ///< else the most, of merges too: leaders of small nodes may start before those of the largest
 };
 
 int ceil_log2(std::int64_t n) { return std::bit_width(static_cast<std::uint64_t>(n - 1)); }
@@ -79,14 +84,17 @@ std::map<std::string_view, ClosedForm> closed_forms(const WorkloadShape& shape, 
   std::int64_t largest_node = 0;
   for (int i = 0; i < M; ++i) largest_node = std::max(largest_node, static_cast<std::int64_t>(topology.node(i).size()));
   const std::int64_t A = doubling_messages(p), R = doubling_rounds(p), A_M = doubling_messages(M);
-  return {{"paper", {3 * A, A * S, 3 * R}},
-          {"packed", {2 * A, A * S, 2 * R}},
-          {"fused", {A, A * S, R}},
-          {"gather", {p * ceil_log2(p), p * (p - 1) * S, ceil_log2(p)}},
-          {"ring-state", {p * (p - 1), p * (p - 1) * S, p - 1}},
-          {"ring", {2 * p * (p - 1), (p - 1) * shape.n_keys * shape.bytes_per_position(), p - 1}},
+  const std::int64_t depth = ceil_log2(p);
+  // Leaders reduce and broadcast where a node has several ranks, and double where there are several nodes.
+  return {{"paper", {3 * A, A * S, 3 * R, 3, 3 * depth}},
+          {"packed", {2 * A, A * S, 2 * R, 2, 2 * depth}},
+          {"fused", {A, A * S, R, 1, depth}},
+          {"gather", {p * ceil_log2(p), p * (p - 1) * S, ceil_log2(p), 1, p - 1}},
+          {"ring-state", {p * (p - 1), p * (p - 1) * S, p - 1, 0, p - 1}},
+          {"ring", {2 * p * (p - 1), (p - 1) * shape.n_keys * shape.bytes_per_position(), p - 1, 0, p - 1}},
           {"leaders",
            {2 * (p - M) + A_M, (p - M) * (S + output) + A_M * S, 2 * ceil_log2(largest_node) + doubling_rounds(M),
+            (M < p ? 2 : 0) + (M > 1 ? 1 : 0), M == 1 && std::has_single_bit(static_cast<std::uint64_t>(p)) ? depth : p - 1,
             joins_are_aligned(topology), false}}};
 }
 
@@ -105,11 +113,14 @@ TEST_CASE("predict: keys and values held are counted to be 2btd in the tree, 4bt
     for (const Algorithm& algorithm : algorithms()) {
       CAPTURE(algorithm.name);
       const bool is_ring = algorithm.kv_shards_in_flight > 0;
-      const Layout layout{Topology::pretend(p, 2), aligned_ranges(p)};
-      const std::int64_t counted =
-          2 * btd * bf16 + totals(decode(*rank_group, algorithm, *workload, layout)).buffer_kv_bytes;
-      CHECK(counted == (!is_ring ? 2 : p == 2 ? 4 : 6) * btd * bf16);
-      CHECK(predict(algorithm, workload->shape(), layout.topology, layout.ranges).peak_kv_bytes == counted);
+      for (const bool copied : {true, false}) {
+        const Layout layout{Topology::pretend(p, 2), aligned_ranges(p), copied};
+        const std::int64_t counted =
+            2 * btd * bf16 + totals(decode(*rank_group, algorithm, *workload, layout)).buffer_kv_bytes;
+        // What is not dense has to be packed to be sent.
+        CHECK(counted == (!is_ring ? 2 : p == 2 && copied ? 4 : 6) * btd * bf16);
+        if (copied) CHECK(predict(algorithm, workload->shape(), layout.topology, layout.ranges).peak_kv_bytes == counted);
+      }
     }
   }
 }
@@ -144,7 +155,11 @@ TEST_CASE("predict: sums over plans are the closed formulas where ranges are ali
         CHECK(predicted.bytes >= expected.bytes);
         CHECK(predicted.bytes <= (expected.bytes_are_exact ? 1 : 4) * expected.bytes);
         CHECK(predicted.rounds <= expected.rounds);
-        if (expected.rounds_are_exact) CHECK(predicted.rounds == expected.rounds);
+        CHECK(predicted.collectives == expected.collectives);
+        CHECK(predicted.merge_steps <= expected.merge_steps);
+        if (!expected.rounds_are_exact) continue;
+        CHECK(predicted.rounds == expected.rounds);
+        CHECK(predicted.merge_steps == expected.merge_steps);
       }
     }
   }
@@ -166,13 +181,9 @@ TEST_CASE("predict: between two nodes leaders send one state each way, two-level
 TEST_CASE("predict: plans that do not fit each other are an error") {
   const auto workload = workload_for(2);
   const Topology topology = Topology::pretend(2, 2);
-  const auto refused = [&](PlanOf plan) -> std::string {
-    try {
-      predict({.name = "", .brief = "", .exchange = plan}, workload->shape(), topology, aligned_ranges(2));
-      return "";
-    } catch (const std::logic_error& error) {
-      return error.what();
-    }
+  const auto refused = [&](PlanOf plan) {
+    return message<std::logic_error>(
+        [&] { predict({.name = "", .brief = "", .exchange = plan}, workload->shape(), topology, aligned_ranges(2)); });
   };
   const auto sends = [](int rank, bool receives, std::int32_t n) {
     PlanBuilder builder;
