@@ -41,10 +41,10 @@ inline std::int64_t n_holders(std::span<const KeyRange> ranges) {
   return std::count_if(ranges.begin(), ranges.end(), [](const KeyRange& range) { return range.size() > 0; });
 }
 
-/// A cut of n positions into p ranges of whole leaves, some of them empty.
-inline std::vector<KeyRange> uneven_ranges(std::mt19937& random, std::int64_t n, int p) {
+/// A cut of n positions into p ranges of whole units, some of them empty.
+inline std::vector<KeyRange> uneven_ranges(std::mt19937& random, std::int64_t n, int p, std::int64_t unit = kLeafKeys) {
   std::vector<std::int64_t> cuts{0, n};
-  while (std::ssize(cuts) <= p) cuts.push_back(static_cast<std::int64_t>(random()) % (n + 1) / kLeafKeys * kLeafKeys);
+  while (std::ssize(cuts) <= p) cuts.push_back(static_cast<std::int64_t>(random()) % (n + 1) / unit * unit);
   std::sort(cuts.begin(), cuts.end());
   std::vector<KeyRange> ranges;
   for (std::size_t i = 0; i + 1 < cuts.size(); ++i) ranges.push_back({cuts[i], cuts[i + 1]});

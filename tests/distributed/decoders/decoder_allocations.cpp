@@ -11,16 +11,7 @@ TEST_CASE("decoder: steps after the first allocate nothing, in both orders, with
   constexpr double kTimeout = 60;
   constexpr int kSteps = 4;
   for (const LeafOrder order : {LeafOrder::kContiguous, LeafOrder::kDealt}) {
-    const WorkloadShape shape{{.dtype = DType::F32,
-                               .value_dtype = DType::F32,
-                               .batch = 2,
-                               .heads = 4,
-                               .kv_heads = 2,
-                               .head_dim = 16,
-                               .value_dim = 16},
-                              333,
-                              {},
-                              order};
+    const WorkloadShape shape{{.batch = 2, .heads = 4, .kv_heads = 2, .head_dim = 16, .value_dim = 16}, 333, {}, order};
     const auto workload = make_workload(shape, 1802, 1);
     const TensorView q = workload->query(0);
     for (const int p : {1, 2, 3, 5, 8}) {

@@ -7,21 +7,6 @@
 #include <random>
 
 namespace tree_attn::test {
-namespace {
-
-/// A random cut of n_keys positions into p runs at multiples of `unit`, some of them empty.
-std::vector<KeyRange> random_ranges(std::mt19937& random, std::int64_t n_keys, int p, std::int64_t unit) {
-  std::vector<std::int64_t> cuts{0, n_keys};
-  for (int i = 1; i < p; ++i) cuts.push_back(std::uniform_int_distribution<std::int64_t>(0, n_keys / unit)(random) * unit);
-  if (p > 3) cuts[2] = cuts[3];
-  std::sort(cuts.begin(), cuts.end());
-  std::vector<KeyRange> ranges;
-  for (std::size_t i = 0; i + 1 < cuts.size(); ++i) ranges.push_back({cuts[i], cuts[i + 1]});
-  return ranges;
-}
-
-}  // namespace
-
 /// check_all() compares with the bits of one rank that holds everything, so with those of every other number of ranks too.
 /// @tested{alg_3, Alg. 3}
 /// @tested{thm_1, Thm. 1}
@@ -33,8 +18,8 @@ TEST_CASE("decoders: canonical bits for every layout and every grouping into nod
     std::vector<Layout> layouts;
     for (const Topology& topology : groupings(p)) {
       layouts.push_back({topology, even_ranges(333, p, kLeafKeys)});
-      layouts.push_back({topology, random_ranges(random, 333, p, kLeafKeys)});
-      layouts.push_back({topology, random_ranges(random, 333, p, kLeafKeys), false});
+      layouts.push_back({topology, uneven_ranges(random, 333, p)});
+      layouts.push_back({topology, uneven_ranges(random, 333, p), false});
     }
     REQUIRE(n_holders(layouts[0].ranges) == std::min(p, 6));
     check_all(*rank_group, *workload, layouts);
@@ -50,7 +35,7 @@ TEST_CASE("decoders: on the CPU, where no product is subnormal, cuts inside leav
   for (RankGroup* rank_group : rank_groups()) {
     const int p = rank_group->size();
     std::vector<Layout> layouts{{mixed_grouping(p), even_ranges(200, p, 1)}};
-    for (int i = 0; i < 3; ++i) layouts.push_back({mixed_grouping(p), random_ranges(random, 200, p, 1), i % 2 == 0});
+    for (int i = 0; i < 3; ++i) layouts.push_back({mixed_grouping(p), uneven_ranges(random, 200, p, 1), i % 2 == 0});
     REQUIRE(n_holders(layouts[0].ranges) == p);
     check_all(*rank_group, *workload, layouts);
   }

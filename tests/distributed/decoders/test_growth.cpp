@@ -1,16 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Growth: a cache that grows key by key over any number of ranks has the bits of one that was there from the start,
+/// @brief Growth: a cache that grows over any number of ranks has the bits of one that was there from the start,
 /// in both orders of leaves (section 5.3).
 #include "tree_attn/distributed/transport/thread_transport.hpp"
 #include "tree_attn/gpu/backend/backends.hpp"
 #include "tree_attn/gpu/platform/emulator/settings.hpp"
 #include "tree_attn/tests/support/decoding.hpp"
-#include "tree_attn/tests/support/sanitized.hpp"
 #include "tree_attn/tests/support/sweep.hpp"
 
 #include <memory>
-#include <random>
 
 namespace tree_attn::test::growth_test {
 namespace {
@@ -22,9 +20,6 @@ WorkloadShape shape_in(LeafOrder order) {
   return {{.dtype = DType::F32, .batch = 3, .heads = 2, .kv_heads = 1, .head_dim = 4, .value_dim = 3}, kKeys, {}, order};
 }
 
-/// Keys of the entries of the batch when the longest has n: different leaves are open, and one entry begins late.
-std::vector<std::int64_t> lengths_of(std::int64_t n) { return {n, n / 3, std::max<std::int64_t>(0, n - 2900)}; }
-
 /// The ranges of p ranks: dealt, or even chunks of the first `n_cut` keys, whole leaves, with all later keys on the last
 /// rank.
 std::vector<KeyRange> ranges_in(LeafOrder order, int p, std::int64_t n_cut) {
@@ -34,13 +29,35 @@ std::vector<KeyRange> ranges_in(LeafOrder order, int p, std::int64_t n_cut) {
   return ranges;
 }
 
-/// One decode of one rank that holds everything, from a cache that was filled at once.
-DecodeOutput fresh(const WorkloadShape& shape, Workload& workload, std::int64_t n) {
+/// A batch that grows step by step.
+struct Growing {
+  const Backend& backend;
+  WorkloadShape shape;
+  std::int64_t first, keys_per_step, n_steps;
+
+  /// Different leaves are open, and one entry begins late.
+  std::vector<std::int64_t> lengths(std::int64_t step) const {
+    const std::int64_t n = first + step * keys_per_step;
+    return {n, n / 3, std::max<std::int64_t>(0, step - 9)};
+  }
+  std::unique_ptr<Workload> workload() const { return make_workload(shape, 31, 1); }
+};
+
+/// Every step of one rank that holds everything, from a cache that was filled at once.
+std::vector<DecodeOutput> fresh(const Growing& growing) {
+  const WorkloadShape& shape = growing.shape;
   const OwnedLeaves leaves(shape.order == LeafOrder::kDealt ? dealt_ranges(1)[0] : KeyRange{0, kKeys}, shape.order);
-  const auto cache = cpu_backend().make_cache(shape, leaves, n);
-  fill(*cache, workload, lengths_of(n));
-  const auto session = cache->open(kScale);
-  return finish_rows(session->decode({workload.query(0), lengths_of(n)}).host().fold(), shape.n_rows(), shape.value_dim);
+  const auto workload = growing.workload();
+  std::vector<DecodeOutput> outputs;
+  for (std::int64_t step = 0; step < growing.n_steps; ++step) {
+    const std::vector<std::int64_t> lengths = growing.lengths(step);
+    const auto cache = growing.backend.make_cache(shape, leaves, lengths[0]);
+    fill(*cache, *workload, lengths);
+    const auto session = cache->open(kScale);
+    outputs.push_back(
+        finish_rows(session->decode({workload->query(0), lengths}).host().fold(), shape.n_rows(), shape.value_dim));
+  }
+  return outputs;
 }
 
 std::vector<int> numbers_of_ranks() {
@@ -55,44 +72,42 @@ std::vector<const Algorithm*> canonical() {
   return all;
 }
 
+/// The algorithms take turns on a cache that grows over any number of ranks.
+void check_growth(const Growing& growing, std::int64_t n_cut) {
+  const std::vector<DecodeOutput> want = fresh(growing);
+  const LeafOrder order = growing.shape.order;
+  for (const int p : numbers_of_ranks()) {
+    const Topology topology = mixed_grouping(p);
+    const std::vector<KeyRange> ranges = ranges_in(order, p, p % 2 == 0 ? n_cut : 0);
+    std::atomic<int> n_wrong = 0;
+    run_threads(topology, kTimeout, [&](ThreadTransport& transport) {
+      transport.leave_in_place();
+      const auto mine = growing.workload();
+      OpenShard shard = open_shard(growing.backend, growing.shape,
+                                   OwnedLeaves(topology.range_of(transport.rank(), ranges), order), 0, kScale);
+      std::vector<std::unique_ptr<Decoder>> decoders;
+      for (const Algorithm* algorithm : canonical()) decoders.push_back(algorithm->open(transport, shard, ranges));
+      for (std::int64_t step = 0; step < growing.n_steps; ++step) {
+        const std::vector<std::int64_t> lengths = growing.lengths(step);
+        fill(*shard.cache, *mine, lengths);
+        Decoder& decoder = *decoders[static_cast<std::size_t>((step / 3 + p) % std::ssize(decoders))];
+        const DecodeOutput output = decoder.step({mine->query(0), lengths}).copy();
+        n_wrong += !same_bits(output, want[static_cast<std::size_t>(step)]);
+      }
+    });
+    INFO(name_of(order) << ", " << name_of(growing.shape.dtype) << ", " << growing.shape.heads << " heads, " << p
+                        << " ranks");
+    CHECK(n_wrong == 0);
+  }
+}
+
 }  // namespace
 
-/// The algorithms take turns on one growing cache. Under a sanitizer, only in one leaf of eight, another one for each number
-/// of ranks.
 /// @tested{thm_1, Thm. 1}
 /// @tested{alg_3, Alg. 3}
-TEST_CASE("growth: a decode after every append from 0 to 3000 keys has the bits of a fresh one, on 1 to 8 ranks") {
-  for (const LeafOrder order : {LeafOrder::kContiguous, LeafOrder::kDealt}) {
-    const WorkloadShape shape = shape_in(order);
-    std::vector<DecodeOutput> want;
-    const auto workload = make_workload(shape, 31, 1);
-    for (std::int64_t n = 0; n <= kKeys; ++n) want.push_back(fresh(shape, *workload, n));
-    for (const int p : numbers_of_ranks()) {
-      const Topology topology = mixed_grouping(p);
-      const std::vector<KeyRange> ranges = ranges_in(order, p, p % 2 == 0 ? 700 : 0);
-      std::atomic<int> n_wrong = 0, n_decoded = 0;
-      run_threads(topology, kTimeout, [&](ThreadTransport& transport) {
-        transport.leave_in_place();
-        const auto mine = make_workload(shape, 31, 1);
-        OpenShard shard =
-            open_shard(cpu_backend(), shape, OwnedLeaves(topology.range_of(transport.rank(), ranges), order), 0, kScale);
-        std::vector<std::unique_ptr<Decoder>> decoders;
-        for (const Algorithm* algorithm : canonical()) decoders.push_back(algorithm->open(transport, shard, ranges));
-        for (std::int64_t n = 0; n <= kKeys; ++n) {
-          const std::vector<std::int64_t> lengths = lengths_of(n);
-          fill(*shard.cache, *mine, lengths);
-          if (kIsSanitized && (n + 1) / kLeafKeys % 8 != p - 1) continue;
-          Decoder& decoder = *decoders[static_cast<std::size_t>((n / 3 + p) % std::ssize(decoders))];
-          const DecodeOutput output = decoder.step({mine->query(0), lengths}).copy();
-          if (!same_bits(output, want[static_cast<std::size_t>(n)])) ++n_wrong;
-          if (transport.rank() == 0) ++n_decoded;
-        }
-      });
-      INFO(name_of(order) << ", " << p << " ranks");
-      CHECK(n_wrong == 0);
-      CHECK(n_decoded > (kIsSanitized ? 300 : kKeys));
-    }
-  }
+TEST_CASE("growth: a decode after every append up to 3000 keys has the bits of a fresh one, on 1 to 8 ranks") {
+  for (const LeafOrder order : {LeafOrder::kContiguous, LeafOrder::kDealt})
+    check_growth({cpu_backend(), shape_in(order), 0, 29, kKeys / 29}, 700);
 }
 
 /// Twenty appends around the ends of leaves, on the kernels: F32 and BF16, one query for each key/value head and four.
@@ -100,49 +115,13 @@ TEST_CASE("growth: a decode after every append from 0 to 3000 keys has the bits 
 /// @tested{alg_3, Alg. 3}
 TEST_CASE("growth: on the emulated kernels every algorithm has the bits of one rank, in both orders, on 1 to 8 ranks") {
   const emulated::SettingsScope one_worker_per_rank({.n_workers = 1, .n_multiprocessors = 3});
-  const Backend& kernels = emulated::backend();
-  constexpr std::int64_t kFirst = 245, kSteps = 20;
   for (const LeafOrder order : {LeafOrder::kContiguous, LeafOrder::kDealt}) {
     for (const auto& [dtype, heads] : {std::pair{DType::F32, 1}, {DType::F32, 4}, {DType::BF16, 1}, {DType::BF16, 4}}) {
       if (!takes_all_cases() && (order == LeafOrder::kDealt) != (heads == 1 ? dtype == DType::F32 : dtype == DType::BF16))
         continue;
       WorkloadShape shape = shape_in(order);
       shape.dtype = shape.value_dtype = dtype, shape.heads = heads, shape.head_dim = shape.value_dim = 16;
-      const auto lengths_at = [](std::int64_t step) {
-        return std::vector<std::int64_t>{kFirst + step, (kFirst + step) / 3, std::max<std::int64_t>(0, step - 9)};
-      };
-      std::vector<DecodeOutput> want;
-      const auto workload = make_workload(shape, 34, 1);
-      for (std::int64_t step = 0; step < kSteps; ++step) {
-        const OwnedLeaves leaves(order == LeafOrder::kDealt ? dealt_ranges(1)[0] : KeyRange{0, 512}, order);
-        const auto cache = kernels.make_cache(shape, leaves, 512);
-        fill(*cache, *workload, lengths_at(step));
-        const auto session = cache->open(kScale);
-        want.push_back(
-            finish_rows(session->decode({workload->query(0), lengths_at(step)}).host().fold(), shape.n_rows(), 16));
-      }
-      for (const int p : numbers_of_ranks()) {
-        if (kIsSanitized && p != 3) continue;
-        const Topology topology = mixed_grouping(p);
-        const std::vector<KeyRange> ranges = ranges_in(order, p, p % 2 == 0 ? 200 : 0);
-        std::atomic<int> n_wrong = 0;
-        run_threads(topology, kTimeout, [&](ThreadTransport& transport) {
-          transport.leave_in_place();
-          const auto mine = make_workload(shape, 34, 1);
-          OpenShard shard =
-              open_shard(kernels, shape, OwnedLeaves(topology.range_of(transport.rank(), ranges), order), 0, kScale);
-          std::vector<std::unique_ptr<Decoder>> decoders;
-          for (const Algorithm* algorithm : canonical()) decoders.push_back(algorithm->open(transport, shard, ranges));
-          for (std::int64_t step = 0; step < kSteps; ++step) {
-            fill(*shard.cache, *mine, lengths_at(step));
-            Decoder& decoder = *decoders[static_cast<std::size_t>((step + p) % std::ssize(decoders))];
-            const DecodeOutput output = decoder.step({mine->query(0), lengths_at(step)}).copy();
-            if (!same_bits(output, want[static_cast<std::size_t>(step)])) ++n_wrong;
-          }
-        });
-        INFO(name_of(order) << ", " << name_of(dtype) << ", " << heads << " heads, " << p << " ranks");
-        CHECK(n_wrong == 0);
-      }
+      check_growth({emulated::backend(), shape, 245, 1, 20}, 200);
     }
   }
 }
