@@ -2,6 +2,7 @@
 /// @file
 /// @brief The gradient of the energy by ADOL-C, an independent reverse mode applied to the same code.
 #include "tree_attn/reference/energy/energy.hpp"
+#include "tree_attn/tests/reference/energy/one_query.hpp"
 
 #include <Eigen/Core>
 #include <adolc/adolc.h>
@@ -28,14 +29,10 @@ namespace {
 
 using namespace tree_attn;
 using Eigen::Index;
+using test::random_matrix;
 
 constexpr unsigned kSeed = 6;
 constexpr short kTape = 1;
-
-Matrix matrix(std::mt19937& random, Index rows, Index cols) {
-  std::normal_distribution<double> normal;
-  return Matrix::NullaryExpr(rows, cols, [&] { return normal(random); });
-}
 
 /// Records the energy of causal queries on a tape and returns its value.
 double tape_energy(const Head& head) {
@@ -59,7 +56,8 @@ TEST_CASE("gradient: ADOL-C's reverse mode applied to the energy gives attention
   std::mt19937 random(kSeed);
   for (const double size : {0.0, 0.5, 3.0}) {
     for (int h = 0; h < 3; ++h) {
-      const Head head{matrix(random, 3, 7) / 2, matrix(random, 11, 7), matrix(random, 11, 5), size * matrix(random, 3, 5)};
+      const Head head{random_matrix(random, 3, 7) / 2, random_matrix(random, 11, 7), random_matrix(random, 11, 5),
+                      size * random_matrix(random, 3, 5)};
       CHECK(tape_energy(head) == doctest::Approx(causal_energy(head.Q, head.K, head.V, head.Zeta)).epsilon(1e-14));
       Matrix slope(3, 5);
       gradient(kTape, 15, head.Zeta.data(), slope.data());
@@ -73,7 +71,8 @@ TEST_CASE("gradient: ADOL-C's reverse mode applied to the energy gives attention
 TEST_CASE("gradient: ADOL-C's Hessian of the energy is the covariance of the values") {
   CAPTURE(kSeed);
   std::mt19937 random(kSeed);
-  const Head head{matrix(random, 1, 7) / 2, matrix(random, 11, 7), matrix(random, 11, 4), matrix(random, 1, 4)};
+  const Head head{random_matrix(random, 1, 7) / 2, random_matrix(random, 11, 7), random_matrix(random, 11, 4),
+                  random_matrix(random, 1, 4)};
   tape_energy(head);
   Matrix H(4, 4);
   std::vector<double*> rows;

@@ -2,6 +2,7 @@
 /// @file
 /// @brief The log-likelihood of appendix C.2: its saddle, and the maximum after the source is eliminated.
 #include "tree_attn/reference/energy/bayes.hpp"
+#include "tree_attn/tests/reference/energy/one_query.hpp"
 
 #include <doctest/doctest.h>
 
@@ -10,6 +11,7 @@
 namespace bayes_test {
 
 using namespace tree_attn;
+using test::slopes;
 
 constexpr unsigned kSeed = 30;
 constexpr double kStep = 1e-5;
@@ -24,25 +26,9 @@ struct Workload {
     K = matrix(N, d_h);
     V = matrix(N, d_v);
   }
-  Matrix matrix(Eigen::Index rows, Eigen::Index cols) {
-    std::normal_distribution<double> normal;
-    return Matrix::NullaryExpr(rows, cols, [&] { return normal(random); });
-  }
+  Matrix matrix(Eigen::Index rows, Eigen::Index cols) { return test::random_matrix(random, rows, cols); }
   Vector q() const { return Q.row(0).transpose(); }
 };
-
-/// Central differences of a function of a matrix, component by component.
-template <class Function>
-Matrix slopes(Function function, const Matrix& at) {
-  Matrix slope(at.rows(), at.cols());
-  for (Eigen::Index i = 0; i < at.size(); ++i) {
-    Matrix up = at, down = at;
-    up(i) += kStep;
-    down(i) -= kStep;
-    slope(i) = (function(up) - function(down)) / (2 * kStep);
-  }
-  return slope;
-}
 
 /// @tested{eq_30, eq. (30)}
 TEST_CASE("log-likelihood: F is outside the sum over components, once per query") {

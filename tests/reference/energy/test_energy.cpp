@@ -2,15 +2,16 @@
 /// @file
 /// @brief Attention is the gradient of an energy, compared with finite differences of the energy.
 #include "tree_attn/reference/energy/energy.hpp"
+#include "tree_attn/tests/reference/energy/one_query.hpp"
 
 #include <doctest/doctest.h>
 
-#include <random>
 #include <vector>
 
 namespace energy_test {
 
 using namespace tree_attn;
+using test::slopes;
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
@@ -18,36 +19,9 @@ constexpr unsigned kSeed = 15;
 constexpr double kStep = 1e-5;
 
 /// One query over N random keys.
-struct Workload {
-  Vector q;
-  Matrix K, V;
-  std::mt19937 random;
-
-  explicit Workload(Eigen::Index N, Eigen::Index d_h = 7, Eigen::Index d_v = 5) : random(kSeed) {
-    q = matrix(d_h, 1) / std::sqrt(static_cast<double>(d_h));
-    K = matrix(N, d_h);
-    V = matrix(N, d_v);
-  }
-  Matrix matrix(Eigen::Index rows, Eigen::Index cols) {
-    std::normal_distribution<double> normal;
-    return Matrix::NullaryExpr(rows, cols, [&] { return normal(random); });
-  }
+struct Workload : test::OneQuery {
+  explicit Workload(Eigen::Index N) : OneQuery(N, 7, 5, 0, kSeed) {}
 };
-
-/// Central differences of a function of a matrix, component by component.
-template <class Function>
-Matrix slopes(Function function, const Matrix& at) {
-  Matrix slope(at.rows(), at.cols());
-  for (Eigen::Index i = 0; i < at.rows(); ++i) {
-    for (Eigen::Index j = 0; j < at.cols(); ++j) {
-      Matrix up = at, down = at;
-      up(i, j) += kStep;
-      down(i, j) -= kStep;
-      slope(i, j) = (function(up) - function(down)) / (2 * kStep);
-    }
-  }
-  return slope;
-}
 
 /// @tested{obs_1, Obs. 1}
 /// @tested{eq_5, eq. (5)}

@@ -5,6 +5,7 @@
 #include "tree_attn/reference/energy/energy.hpp"
 #include "tree_attn/reference/energy/reverse_mode.hpp"
 #include "tree_attn/reference/oracle/algorithms.hpp"
+#include "tree_attn/tests/reference/energy/one_query.hpp"
 
 #include <Eigen/Core>
 #include <doctest/doctest.h>
@@ -30,10 +31,7 @@ struct Workload {
 
   explicit Workload(double size_of_zeta, Index N = 11, Index l = 3) {
     std::mt19937 random(kSeed);
-    std::normal_distribution<double> normal;
-    const auto matrix = [&](Index rows, Index cols) -> Matrix {
-      return Matrix::NullaryExpr(rows, cols, [&] { return normal(random); });
-    };
+    const auto matrix = [&](Index rows, Index cols) { return test::random_matrix(random, rows, cols); };
     for (int group = 0; group < 2; ++group) {
       const Matrix K = matrix(N, kQueryDim), V = matrix(N, kValueDim);
       for (int h = 0; h < 2; ++h) heads.push_back({matrix(l, kQueryDim) / 2, K, V, size_of_zeta * matrix(l, kValueDim)});
@@ -65,18 +63,8 @@ Matrix reverse_gradient(const Head& head) {
 
 /// Central differences of the energy of all heads.
 Matrix difference_gradient(std::vector<Head> heads, std::size_t h) {
-  constexpr double kStep = 1e-5;
-  Matrix& Zeta = heads[h].Zeta;
-  Matrix slope(Zeta.rows(), Zeta.cols());
-  for (Index j = 0; j < Zeta.size(); ++j) {
-    const double zeta_j = Zeta(j);
-    Zeta(j) = zeta_j + kStep;
-    const double up = multi_head_energy(heads);
-    Zeta(j) = zeta_j - kStep;
-    slope(j) = (up - multi_head_energy(heads)) / (2 * kStep);
-    Zeta(j) = zeta_j;
-  }
-  return slope;
+  const Matrix Zeta = heads[h].Zeta;
+  return test::slopes([&](const Matrix& at) { return heads[h].Zeta = at, multi_head_energy(heads); }, Zeta);
 }
 
 /// Alg. 1 and Alg. 2 over a tree of four devices of unequal lengths, one of them empty, at zeta = 0.

@@ -2,10 +2,10 @@
 /// @file
 /// @brief The Legendre transform of the energy: duality, the nearest distribution, the convex hull and its boundary.
 #include "tree_attn/reference/energy/legendre.hpp"
+#include "tree_attn/tests/reference/energy/one_query.hpp"
+#include "tree_attn/tests/support/message.hpp"
 
 #include <doctest/doctest.h>
-
-#include <random>
 
 namespace legendre_test {
 
@@ -16,25 +16,14 @@ constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 constexpr unsigned kSeed = 34;
 
 /// One query over N random keys with scores of standard deviation `spread`.
-struct Workload {
-  Vector q;
-  Matrix K, V;
-  std::mt19937 random;
-
-  explicit Workload(Eigen::Index N, Eigen::Index d_v = 3, double spread = 1) : random(kSeed) {
-    q = matrix(6, 1);
+struct Workload : test::OneQuery {
+  explicit Workload(Eigen::Index N, Eigen::Index d_v = 3, double spread = 1) : OneQuery(N, 6, d_v, 0, kSeed) {
     q *= spread / q.norm();
-    K = matrix(N, 6);
-    V = matrix(N, d_v);
-  }
-  Matrix matrix(Eigen::Index rows, Eigen::Index cols) {
-    std::normal_distribution<double> normal;
-    return Matrix::NullaryExpr(rows, cols, [&] { return normal(random); });
   }
   /// A point of the relative interior of the hull.
   Vector inside() { return V.transpose() * softmax(matrix(V.rows(), 1)); }
   Vector scores() const { return K * q; }
-  double F(const Vector& zeta = Vector()) const { return energy(q, K, V, zeta); }
+  double F(const Vector& source = Vector()) const { return energy(q, K, V, source); }
   LegendrePoint at(const Vector& z) const { return legendre_transform(q, K, V, z); }
 };
 
@@ -122,15 +111,10 @@ TEST_CASE("legendre: outside the convex hull F* is +inf, an error with a lower b
       std::domain_error);
   // The distance in the message is that of a separating plane, which is at most the distance from the hull.
   for (const double off : {1e-6, 1e-3, 1.0, 1e3}) {
-    try {
-      p.at(Eigen::Vector2d(0.2, 1 + off));
-      FAIL("outside by ", off);
-    } catch (const std::domain_error& error) {
-      const std::string what = error.what();
-      const double distance = std::stod(what.substr(what.find("at least ") + 9));
-      CHECK(distance > 0);
-      CHECK(distance < off * (1 + 1e-5));
-    }
+    const std::string what = test::message<std::domain_error>([&] { p.at(Eigen::Vector2d(0.2, 1 + off)); });
+    const double distance = std::stod(what.substr(what.find("at least ") + 9));
+    CHECK(distance > 0);
+    CHECK(distance < off * (1 + 1e-5));
   }
   // A supporting plane of random values, from far inside to far outside of it.
   for (const Eigen::Index d_v : {1, 2, 8, 24}) {

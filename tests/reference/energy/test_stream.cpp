@@ -3,6 +3,7 @@
 /// @brief Attention as a stream of keys, and the limits of the plain form.
 #include "tree_attn/reference/energy/energy.hpp"
 #include "tree_attn/reference/energy/stream.hpp"
+#include "tree_attn/tests/reference/energy/one_query.hpp"
 
 #include <doctest/doctest.h>
 
@@ -11,13 +12,9 @@
 namespace stream_test {
 
 using namespace tree_attn;
+using test::random_matrix;
 
 constexpr unsigned kSeed = 1;
-
-Matrix random_matrix(std::mt19937& random, Eigen::Index rows, Eigen::Index cols) {
-  std::normal_distribution<double> normal;
-  return Matrix::NullaryExpr(rows, cols, [&] { return normal(random); });
-}
 
 /// @tested{eq_1, eq. (1)}
 /// @tested{eq_2, eq. (2)}

@@ -2,10 +2,9 @@
 /// @file
 /// @brief Algorithms 1, 2 and 3 on virtual devices with shards of any length.
 #include "tree_attn/reference/oracle/algorithms.hpp"
+#include "tree_attn/tests/reference/energy/one_query.hpp"
 
 #include <doctest/doctest.h>
-
-#include <random>
 
 namespace algorithms_test {
 
@@ -15,18 +14,9 @@ constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 constexpr unsigned kSeed = 123;
 
-struct Problem {
-  Vector q, zeta;
-  Matrix K, V;
-};
-
-Problem random_problem(Eigen::Index N, double sigma = 1) {
-  std::mt19937 random(kSeed);
-  std::normal_distribution<double> normal;
-  const auto matrix = [&](Eigen::Index rows, Eigen::Index cols) -> Matrix {
-    return Matrix::NullaryExpr(rows, cols, [&] { return normal(random); });
-  };
-  Problem p{sigma * matrix(6, 1), matrix(4, 1), matrix(N, 6), matrix(N, 4)};
+test::OneQuery random_problem(Eigen::Index N, double sigma = 1) {
+  test::OneQuery p(N, 6, 4, 1, kSeed);
+  p.q *= sigma * std::sqrt(6.0);
   return p;
 }
 
@@ -49,7 +39,7 @@ const std::vector<std::vector<std::int64_t>> kCuts{
 TEST_CASE("Alg. 1: m + lse is the energy, for every cut, and lse alone lacks m") {
   CAPTURE(kSeed);
   for (const double sigma : {1.0, 100.0}) {
-    const Problem p = random_problem(24, sigma);
+    const test::OneQuery p = random_problem(24, sigma);
     const Vector r = exponents(p.q, p.K, p.V, p.zeta);
     for (const auto& lengths : kCuts) {
       const EnergyForward got = tree_energy(p.q, p.zeta, scatter(p.K, p.V, lengths));
@@ -66,7 +56,7 @@ TEST_CASE("Alg. 2: the gradient in closed form is the gradient of Alg. 1 (centra
   CAPTURE(kSeed);
   constexpr double h = 1e-5;
   for (const double sigma : {1.0, 1e4}) {
-    const Problem p = random_problem(24, sigma);
+    const test::OneQuery p = random_problem(24, sigma);
     for (const auto& lengths : kCuts) {
       const std::vector<VirtualDevice> devices = scatter(p.K, p.V, lengths);
       const Vector z = tree_energy_gradient(p.q, devices, tree_energy(p.q, Vector(), devices));
@@ -85,7 +75,7 @@ TEST_CASE("Alg. 2: the gradient in closed form is the gradient of Alg. 1 (centra
 TEST_CASE("Alg. 3: three AllReduces give attention, for every cut") {
   CAPTURE(kSeed);
   for (const double sigma : {1.0, 1e4}) {
-    const Problem p = random_problem(24, sigma);
+    const test::OneQuery p = random_problem(24, sigma);
     for (const auto& lengths : kCuts) {
       const TreeDecode got = tree_decode_paper(p.q, scatter(p.K, p.V, lengths));
       CHECK((got.z - attention_mean(p.q, p.K, p.V)).norm() < 1e-12);
@@ -99,7 +89,7 @@ TEST_CASE("Alg. 3: three AllReduces give attention, for every cut") {
 /// @tested{alg_2, Alg. 2}
 /// @tested{alg_3, Alg. 3}
 TEST_CASE("Alg. 1-3: no keys, or all keys masked") {
-  Problem p = random_problem(3);
+  test::OneQuery p = random_problem(3);
   const Matrix unseen = -kInf * p.q.cwiseSign().transpose().replicate(3, 1);
   Matrix nan(3, 4);
   nan.setConstant(kNaN);
@@ -124,7 +114,7 @@ TEST_CASE("Alg. 1-3: NaN and Inf reach the result from every device") {
     for (const auto& lengths : kCuts) {
       // A score of NaN or +inf.
       for (const double bad : {kNaN, kInf}) {
-        Problem p = random_problem(24);
+        test::OneQuery p = random_problem(24);
         p.K.row(bad_key) = bad * p.q.cwiseSign().transpose();
         const std::vector<VirtualDevice> devices = scatter(p.K, p.V, lengths);
         CHECK(std::isnan(tree_energy(p.q, p.zeta, devices).energy));
@@ -133,7 +123,7 @@ TEST_CASE("Alg. 1-3: NaN and Inf reach the result from every device") {
         CHECK(std::isnan(tree_decode_paper(p.q, devices).lse));
       }
       // A NaN or Inf value affects only its own component, and the value of a masked key none.
-      Problem p = random_problem(24);
+      test::OneQuery p = random_problem(24);
       p.V(bad_key, 1) = kInf, p.V(bad_key, 2) = kNaN;
       p.K.row((bad_key + 1) % 24) = -kInf * p.q.cwiseSign().transpose();
       p.V.row((bad_key + 1) % 24).setConstant(kNaN);
@@ -149,7 +139,7 @@ TEST_CASE("Alg. 1-3: NaN and Inf reach the result from every device") {
 }
 
 TEST_CASE("scatter: invalid lengths are refused") {
-  const Problem p = random_problem(5);
+  const test::OneQuery p = random_problem(5);
   CHECK_THROWS_WITH_AS(scatter(p.K, p.V, std::vector<std::int64_t>{}), "scatter: no devices", std::invalid_argument);
   CHECK_THROWS_WITH_AS(scatter(p.K, p.V, std::vector<std::int64_t>{6, -1}), "scatter: shard of length -1",
                        std::invalid_argument);

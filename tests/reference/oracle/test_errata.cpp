@@ -5,6 +5,7 @@
 #include "tree_attn/reference/energy/moments.hpp"
 #include "tree_attn/reference/oracle/algorithms.hpp"
 #include "tree_attn/reference/oracle/cost_model.hpp"
+#include "tree_attn/tests/reference/energy/one_query.hpp"
 
 #include <doctest/doctest.h>
 
@@ -17,14 +18,10 @@
 namespace errata_test {
 
 using namespace tree_attn;
+using test::random_matrix;
 
 constexpr unsigned kSeed = 13;
 constexpr double kStep = 1e-4;
-
-Matrix random_matrix(std::mt19937& random, Eigen::Index rows, Eigen::Index cols) {
-  std::normal_distribution<double> normal;
-  return Matrix::NullaryExpr(rows, cols, [&] { return normal(random); });
-}
 
 /// Counted dependent steps of a reduction of N elements on p processors.
 std::int64_t n_steps(std::int64_t N, std::int64_t p) {
@@ -59,14 +56,8 @@ TEST_CASE("errata 4: with one source per key, the derivative in one source is on
 
   // log sum_a exp(q.k_a + zeta_a.v_a), as eq. (35) is printed.
   const auto printed = [&](const Matrix& Zeta) { return log_sum_exp(K * q + V.cwiseProduct(Zeta).rowwise().sum()); };
-  Matrix sum = Matrix::Zero(5, 3);
+  const Matrix sum = test::slopes(printed, Matrix::Zero(5, 3), kStep);
   for (Eigen::Index a = 0; a < 5; ++a) {
-    for (Eigen::Index A = 0; A < 3; ++A) {
-      Matrix up = Matrix::Zero(5, 3), down = up;
-      up(a, A) = kStep;
-      down(a, A) = -kStep;
-      sum(a, A) = (printed(up) - printed(down)) / (2 * kStep);
-    }
     CHECK((sum.row(a).transpose() - P(a) * V.row(a).transpose()).norm() < 1e-7);
     CHECK((sum.row(a).transpose() - z).norm() > 1e-2);
   }
