@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Items of a step are done once each, by all threads; decodes have the same bits for every number of threads.
+/// @brief Items of a step are done once each, by all threads.
 #include "tree_attn/reference/cpu/thread_pool.hpp"
 #include "tree_attn/reference/decode/backend.hpp"
-#include "tree_attn/tests/support/compare.hpp"
 #include "tree_attn/tests/support/few_threads.hpp"
-#include "tree_attn/tests/support/tensor_workload.hpp"
+#include "tree_attn/tests/support/message.hpp"
 
 #include <doctest/doctest.h>
 
@@ -60,6 +59,7 @@ TEST_CASE("thread pool: each item of each step is done once, when run() returns"
     CHECK(n_progress == n_of_caller);
   }
   CHECK_THROWS_WITH(ThreadPool(0), "ThreadPool: 0 threads, at least 1 is needed");
+  CHECK_THROWS_WITH(cpu_backend(0), "cpu_backend: 0 threads, at least 1 is needed");
 }
 
 TEST_CASE("thread pool: other threads take items while the caller is busy with one") {
@@ -109,42 +109,13 @@ TEST_CASE("thread pool: when progress throws, run() throws once no thread works 
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // their shadow memory is over any limit
 TEST_CASE("thread pool: where the system starts too few threads, those that did start end") {
-  std::string why;
-  try {
+  const std::string why = message<std::runtime_error>([] {
     const FewThreads few;
     ThreadPool pool(1000);
-  } catch (const std::runtime_error& error) {
-    why = error.what();
-  }
+  });
   CHECK(why.starts_with("the system started "));
   CHECK(why.find(" of 1000 threads: ") != std::string::npos);
 }
 #endif
-
-TEST_CASE("threads: the states of a decode have the same bits for every number of threads") {
-  for (const DType dtype : {DType::F32, DType::BF16}) {
-    for (const std::int64_t n_keys : {1, 64, 700, 5000}) {
-      const auto workload = normal_workload(
-          7300, {.batch = 2, .heads = 4, .kv_heads = 2, .head_dim = 64, .value_dim = 40, .n_keys = n_keys, .dtype = dtype},
-          std::vector<std::int64_t>{n_keys, n_keys / 2});
-      const KeyRange capacity{0, n_keys};
-      std::vector<float> want;
-      for (const int n_threads : {1, 2, 3, 5}) {
-        INFO(name_of(dtype) << ", " << n_keys << " keys, " << n_threads << " threads");
-        const auto cache = cpu_backend(n_threads).make_cache(workload->shape(), capacity);
-        cache->borrow(workload->whole(), workload->lengths());
-        const auto session = cache->open(workload->scale);
-        for (int step = 0; step < 20; ++step) {
-          const Forest<float>& states = session->decode({workload->query(0), workload->lengths()}).host();
-          if (want.empty()) want.assign(states.states().begin(), states.states().end());
-          REQUIRE(states.states().size() == want.size());
-          REQUIRE(std::equal(want.begin(), want.end(), states.states().begin(),
-                             [](float a, float b) { return bits_of(a) == bits_of(b); }));
-        }
-      }
-    }
-  }
-  CHECK_THROWS_WITH(cpu_backend(0), "cpu_backend: 0 threads, at least 1 is needed");
-}
 
 }  // namespace tree_attn::test

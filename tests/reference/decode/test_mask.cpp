@@ -2,7 +2,6 @@
 /// @file
 /// @brief Soft caps and masks: the CPU backend has the bits of the plain decode, a row those of itself alone, and both are
 /// within the bound of the oracle (section 5).
-#include "tree_attn/reference/cpu/leaf_kernel.hpp"
 #include "tree_attn/reference/decode/backend.hpp"
 #include "tree_attn/reference/decode/plain.hpp"
 #include "tree_attn/reference/oracle/error_bound.hpp"
@@ -58,7 +57,7 @@ TEST_CASE("mask: the soft cap is within 8 units of c tanh(s / c), odd, rising, a
 }
 
 /// @tested{thm_1, Thm. 1}
-TEST_CASE("mask: random masks and caps: the bits of the plain decode, those of a row alone, and near the oracle") {
+TEST_CASE("mask: random masks, caps and learned sinks: the bits of the plain decode and of a row alone, near the oracle") {
   std::mt19937 random(5102);
   const int n_cases = takes_all_cases() ? 2000 : 80;
   int n_masked = 0, n_capped = 0, n_empty = 0, n_over_ranks = 0, n_with_hidden = 0;
@@ -69,12 +68,16 @@ TEST_CASE("mask: random masks and caps: the bits of the plain decode, those of a
     n_over_ranks += c.n_holders() > 1, n_with_hidden += c.hides_leaves();
     n_masked += of_case.mask.data != nullptr, n_capped += of_case.softcap > 0;
     const auto workload = normal_workload(5103u + static_cast<unsigned>(i), c.axes, c.lengths);
-    const Step step{workload->query(0), workload->lengths(), c.rule, {}, of_case.mask, of_case.softcap};
+    std::vector<float> sink;
+    for (std::int64_t h = 0; i % 4 > 0 && h < c.axes.heads; ++h)
+      sink.push_back(std::normal_distribution<float>(0, 5)(random));
+    if (i % 4 == 1) sink.back() = -kInf;
+    const Step step{workload->query(0), workload->lengths(), c.rule, sink, of_case.mask, of_case.softcap};
 
     check_plain_ranges(cpu_backend(1 + i % 2), c, *workload, step);
 
     // A row alone, with its row of the mask.
-    const std::vector<float> all = states_of(c, *workload, step, 1 + i % 3);
+    std::vector<float> all = states_of(c, *workload, step, 1 + i % 3);
     const std::int64_t l = c.axes.n_queries, n_h = c.axes.heads, d_v = c.axes.value_dim;
     const auto size = static_cast<std::size_t>(state_size(d_v));
     const auto j = static_cast<std::int64_t>(random() % static_cast<unsigned>(l));
@@ -93,12 +96,18 @@ TEST_CASE("mask: random masks and caps: the bits of the plain decode, those of a
     // The oracle.
     std::vector<float> out(static_cast<std::size_t>(workload->shape().n_rows() * d_v)), lse;
     for (std::size_t r = 0; r < all.size() / size; ++r) {
-      lse.push_back(finish(all.data() + r * size, out.data() + r * static_cast<std::size_t>(d_v), d_v));
-      n_empty += lse.back() == -kInf;
+      float* const state = all.data() + r * size;
+      n_empty += is_empty(state);
+      if (!sink.empty()) add_sink(state, step.sink_of(static_cast<std::int64_t>(r)), d_v);
+      lse.push_back(finish(state, out.data() + r * static_cast<std::size_t>(d_v), d_v));
     }
     const Shard whole = workload->whole();
-    const AttentionOptions options{
-        .scale = workload->scale, .rule = c.rule, .lengths = c.lengths, .mask = of_case.mask, .softcap = of_case.softcap};
+    const AttentionOptions options{.scale = workload->scale,
+                                   .rule = c.rule,
+                                   .sink = {sink.begin(), sink.end()},
+                                   .lengths = c.lengths,
+                                   .mask = of_case.mask,
+                                   .softcap = of_case.softcap};
     const AttentionResult exact = attention(step.q, whole.k, whole.v, options);
     const ErrorBound bound = error_bound(step.q, whole.k, whole.v, options, tree_decode_model(c.axes.n_keys + 1));
     const Comparison of_out = compare(out, exact.out, bound.out),
@@ -133,39 +142,6 @@ TEST_CASE("mask: a key of which the mask is false has the bits of a key that is 
         decode_range(cpu_backend(), *workload, whole, {workload->query(0), workload->lengths(), {.window = 70}});
     const std::span<const float> a = masked.fold(), b = window.fold();
     CHECK(std::memcmp(a.data(), b.data(), a.size_bytes()) == 0);
-  }
-}
-
-TEST_CASE("mask: every instruction set has the bits of the widest") {
-  std::mt19937 random(5105);
-  std::vector<float> q(64), k(64 * 32), v(64 * 32), added(64);
-  for (std::vector<float>* each : {&q, &k, &v, &added})
-    for (float& x : *each) x = std::normal_distribution<float>(0, 3)(random);
-  added[7] = -kInf;
-  std::vector<float> first;
-  for (const LeafKernel* kernel : leaf_kernels()) {
-    std::vector<float> packed(32), states(static_cast<std::size_t>(state_size(32)));
-    kernel->pack_query(q.data(), 32, DType::F32, 1, packed.data());
-    const LeafRows rows{reinterpret_cast<const std::byte*>(k.data()), reinterpret_cast<const std::byte*>(v.data()), 128,
-                        128};
-    const auto* const mask = reinterpret_cast<const std::byte*>(added.data());
-    const Chunk chunk{.leaves = &rows,
-                      .n_leaves = 1,
-                      .n_keys = 64,
-                      .key_type = DType::F32,
-                      .value_type = DType::F32,
-                      .d_h = 32,
-                      .d_v = 32,
-                      .n_queries = 1,
-                      .queries = packed.data(),
-                      .score_scale = 1,
-                      .cap = 20,
-                      .cap_inverse = 0.05f,
-                      .masks = &mask};
-    std::vector<float> workspace(static_cast<std::size_t>(workspace_floats(1, 1, 32, 32)));
-    kernel->states(chunk, workspace.data(), states.data());
-    if (first.empty()) first = states;
-    CHECK(std::memcmp(states.data(), first.data(), states.size() * sizeof(float)) == 0);
   }
 }
 

@@ -251,7 +251,7 @@ TEST_CASE("plain: the backend has its bits where numbers are not finite, overflo
   CHECK(n_nan > 1000);
 }
 
-TEST_CASE("plain: every instruction set has its bits") {
+TEST_CASE("plain: every instruction set has its bits, with a mask and a soft cap too") {
   for (const LeafKernel* kernel : leaf_kernels()) {
     for (const DType dtype : kTypes) {
       for (const auto& [d_h, d_v] : {std::pair{7, 5}, {32, 33}, {64, 64}, {80, 100}, {128, 128}, {192, 165}}) {
@@ -274,27 +274,37 @@ TEST_CASE("plain: every instruction set has its bits") {
             std::vector<LeafRows> leaves;
             for (std::int64_t a = 0; a < n; a += kLeafKeys) {
               const auto size = static_cast<std::int64_t>(bytes_of(dtype));
-              leaves.push_back({k.row(0, 0, a), v.row(0, 0, a), d_h * size, d_v * size});
+              leaves.push_back({k.row(0, 0, a), v.row(0, 0, a), d_h * size, d_v * size, a});
             }
+            std::vector<float> added;
+            for (std::int64_t i = 0; i < n_queries * n; ++i) added.push_back(i % 3 == 0 ? -kInf : static_cast<float>(i % 5));
+            const Mask mask = Mask::dense(added.data(), false, {1, n_queries, 1, n});
+            std::vector<const std::byte*> masks;
+            for (std::int64_t h = 0; h < n_queries; ++h) masks.push_back(mask.row(0, h, 0));
             std::vector<float> workspace(
                 static_cast<std::size_t>(workspace_floats(std::ssize(leaves), n_queries, d_h, d_v))),
                 states(static_cast<std::size_t>(n_queries * state_size(d_v)));
-            kernel->states({.leaves = leaves.data(),
-                            .n_leaves = std::ssize(leaves),
-                            .n_keys = n,
-                            .key_type = dtype,
-                            .value_type = dtype,
-                            .d_h = d_h,
-                            .d_v = d_v,
-                            .n_queries = n_queries,
-                            .queries = packed.data(),
-                            .score_scale = scale.score,
-                            .requests = static_cast<Requests>(n % 2)},
-                           workspace.data(), states.data());
-            // A range of whole leaves: the last of them has one shift.
-            Forest<float> forest =
-                plain::decode({q, lengths}, k, v, KeyRange{0, std::ssize(leaves) * kLeafKeys}, workload->scale);
-            REQUIRE(n_different(states, forest.fold()) == 0);
+            for (const double softcap : {0.0, 3.0}) {
+              kernel->states({.leaves = leaves.data(),
+                              .n_leaves = std::ssize(leaves),
+                              .n_keys = n,
+                              .key_type = dtype,
+                              .value_type = dtype,
+                              .d_h = d_h,
+                              .d_v = d_v,
+                              .n_queries = n_queries,
+                              .queries = packed.data(),
+                              .score_scale = scale.score,
+                              .cap = static_cast<float>(kLog2E * softcap),
+                              .cap_inverse = softcap > 0 ? static_cast<float>(1 / (kLog2E * softcap)) : 0,
+                              .masks = softcap > 0 ? masks.data() : nullptr,
+                              .requests = static_cast<Requests>(n % 2)},
+                             workspace.data(), states.data());
+              // A range of whole leaves: the last of them has one shift.
+              const Step step{q, lengths, {}, {}, softcap > 0 ? mask : Mask(), softcap};
+              Forest<float> forest = plain::decode(step, k, v, KeyRange{0, std::ssize(leaves) * kLeafKeys}, workload->scale);
+              REQUIRE(n_different(states, forest.fold()) == 0);
+            }
           }
         }
       }
