@@ -95,13 +95,7 @@ TEST_CASE("bits: no device changes any, in any step, for rows of every length") 
 TEST_CASE("equal runs: blocks for all multiprocessors, or for nearly all where query tiles are of one length") {
   const auto n_blocks = [](std::int64_t batch, std::int64_t heads) {
     const emulated::SettingsScope scope({.n_multiprocessors = 132});
-    const AttentionShape shape{.dtype = DType::F32,
-                               .value_dtype = DType::F32,
-                               .batch = batch,
-                               .heads = heads,
-                               .kv_heads = heads,
-                               .head_dim = 64,
-                               .value_dim = 64};
+    const AttentionShape shape{.batch = batch, .heads = heads, .kv_heads = heads, .head_dim = 64, .value_dim = 64};
     return device::kEqualRuns.plan(device::params_of(shape, {0, 1 << 16}), DType::F32, {}).n_blocks;
   };
   CHECK(n_blocks(1, 16) == 128);

@@ -9,6 +9,21 @@
 #include <utility>
 
 namespace tree_attn::test {
+namespace {
+
+/// The plan of the short end for elements of BF16 in rows of 64.
+device::LaunchPlan short_plan(std::int64_t heads, std::int64_t kv_heads, std::int64_t n_keys, int n_splits) {
+  const AttentionShape shape{.dtype = DType::BF16,
+                             .value_dtype = DType::BF16,
+                             .heads = heads,
+                             .kv_heads = kv_heads,
+                             .head_dim = 64,
+                             .value_dim = 64};
+  return device::kShortEnd.plan(device::params_of(shape, {0, n_keys}), DType::BF16, {.n_splits = n_splits});
+}
+
+}  // namespace
+
 TEST_CASE("copies: rows in bulk, rows one by one and elements one by one have the same bits") {
   for (const DType dtype : {DType::F32, DType::F16, DType::BF16}) {
     for (const std::int64_t n_keys : {1, 7, 8, 16, 200, 333}) {
@@ -47,31 +62,21 @@ TEST_CASE("copies: of rows past the shard that may be copied no bit depends") {
 
 TEST_CASE("short end: a cluster where the splits of a query tile fit into one, else equal runs") {
   const RoomForClusters room;
-  const auto plan_of = [](std::int64_t heads, std::int64_t kv_heads, std::int64_t n_keys, int n_splits) {
-    const DecodeParams params = device::params_of({.dtype = DType::BF16,
-                                                   .value_dtype = DType::BF16,
-                                                   .heads = heads,
-                                                   .kv_heads = kv_heads,
-                                                   .head_dim = 64,
-                                                   .value_dim = 64},
-                                                  {0, n_keys});
-    return device::kShortEnd.plan(params, DType::BF16, {.n_splits = n_splits});
-  };
   const auto cluster = [&](int n) { return n <= room.largest() ? n : 0; };
-  CHECK(plan_of(1, 1, 16384, 8).cluster == cluster(8));
-  CHECK((plan_of(1, 1, 16384, 8).n_counters == 0) == (room.largest() >= 8));
-  if (room.largest() > 8) CHECK(plan_of(1, 1, 16384, room.largest()).cluster == room.largest());
-  for (const int n : {8, 9, 16}) CHECK(plan_of(1, 1, 16385, n).cluster == 0);
-  CHECK(plan_of(1, 1, 16384, 7).cluster == 0);
-  CHECK(plan_of(1, 1, 2048, 1).cluster == cluster(1));
-  CHECK(plan_of(1, 1, 2049, 1).cluster == 0);
-  CHECK(plan_of(1, 1, 4096, 17).cluster == 0);
-  CHECK(plan_of(4, 1, 4096, 5).cluster == cluster(5));
+  CHECK(short_plan(1, 1, 16384, 8).cluster == cluster(8));
+  CHECK((short_plan(1, 1, 16384, 8).n_counters == 0) == (room.largest() >= 8));
+  if (room.largest() > 8) CHECK(short_plan(1, 1, 16384, room.largest()).cluster == room.largest());
+  for (const int n : {8, 9, 16}) CHECK(short_plan(1, 1, 16385, n).cluster == 0);
+  CHECK(short_plan(1, 1, 16384, 7).cluster == 0);
+  CHECK(short_plan(1, 1, 2048, 1).cluster == cluster(1));
+  CHECK(short_plan(1, 1, 2049, 1).cluster == 0);
+  CHECK(short_plan(1, 1, 4096, 17).cluster == 0);
+  CHECK(short_plan(4, 1, 4096, 5).cluster == cluster(5));
   // Without a wish: one leaf, one block; and no clusters where they leave the device idle or do not fit on it at once.
-  CHECK(plan_of(1, 1, 1, 0).cluster == cluster(1));
+  CHECK(short_plan(1, 1, 1, 0).cluster == cluster(1));
   const std::int64_t n = device::device().n_multiprocessors;
-  CHECK(plan_of(2 * n, 2 * n, 512, 0).cluster == 0);
-  CHECK(plan_of(1, 1, 1 << 20, 0).cluster == 0);
+  CHECK(short_plan(2 * n, 2 * n, 512, 0).cluster == 0);
+  CHECK(short_plan(1, 1, 1 << 20, 0).cluster == 0);
 }
 
 #if !defined(TREE_ATTN_FOR_CUDA)
@@ -82,14 +87,7 @@ TEST_CASE("short end: no cluster of a size of which the device holds none, and n
   const auto cluster_on = [&](int major, int n_multiprocessors, std::int64_t kv_heads, std::int64_t n_leaves, int n_splits) {
     const emulated::SettingsScope scope(
         {.n_multiprocessors = n_multiprocessors, .major = major, .largest_cluster = largest, .gpcs = gpcs});
-    const AttentionShape shape{.dtype = DType::BF16,
-                               .value_dtype = DType::BF16,
-                               .heads = kv_heads,
-                               .kv_heads = kv_heads,
-                               .head_dim = 64,
-                               .value_dim = 64};
-    const DecodeParams params = device::params_of(shape, {0, n_leaves * kLeafKeys});
-    const device::LaunchPlan plan = device::kShortEnd.plan(params, DType::BF16, {.n_splits = n_splits});
+    const device::LaunchPlan plan = short_plan(kv_heads, kv_heads, n_leaves * kLeafKeys, n_splits);
     if (plan.cluster == 0) CHECK(plan.n_blocks == (n_splits > 0 ? n_splits * kv_heads : plan.n_blocks));
     return plan.cluster;
   };

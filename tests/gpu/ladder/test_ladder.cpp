@@ -42,35 +42,6 @@ TEST_CASE("ladder: every step is within the bound of the oracle, on all shapes t
   }
 }
 
-TEST_CASE("ladder: the latent shape of MLA, in which values are the first 512 components of keys of 576") {
-  for (const DType dtype : {DType::F32, DType::F16, DType::BF16}) {
-    const Axes axes{.batch = 2, .heads = 3, .kv_heads = 1, .head_dim = 576, .value_dim = 512, .n_keys = 150, .dtype = dtype};
-    const auto apart = normal_workload(4420, axes, std::vector<std::int64_t>{150, 64});
-    // A view of the keys, and the same values in memory of their own.
-    const TensorView &q = apart->query(0), &k = apart->k();
-    const TensorView view{k.data, dtype, axes.v(), {k.stride[0], k.stride[1], k.stride[2]}};
-    TensorWorkload latent({}, q, k, view, apart->lengths(), apart->scale);
-    std::vector<std::byte> memory;
-    for (std::int64_t i = 0; i < 2; ++i) {
-      for (std::int64_t a = 0; a < 150; ++a)
-        memory.insert(memory.end(), view.row(i, 0, a), view.row(i, 0, a) + 512 * static_cast<std::int64_t>(bytes_of(dtype)));
-    }
-    TensorWorkload copied({}, q, k, TensorView::dense(memory.data(), dtype, axes.v()), apart->lengths(), apart->scale);
-    const DeviceShard shard(q, latent.whole(), latent.lengths(), latent.scale);
-    int n_accepted = 0;
-    for (const device::LadderStep* step : device::all_kernels()) {
-      if (step->refusal(shard.params, dtype) != "") continue;
-      ++n_accepted;
-      INFO(std::string(step->name) << ", " << name_of(dtype));
-      const DecodeOutput output = run_step(*step, latent);
-      CHECK(against_oracle(latent, output, longest_chain(*step, shard)) == "");
-      CHECK(same_output(run_step(*step, copied), output));
-      if (step->max_splits > 1) CHECK(same_output(run_step(*step, latent, {.n_splits = 3}), output));
-    }
-    CHECK(n_accepted >= 5);
-  }
-}
-
 TEST_CASE("overlap: a step waits for the launch before it, and begins after it if the plan says so") {
   for (const DType dtype : {DType::F32, DType::BF16}) {
     const Axes axes{.batch = 2, .heads = 8, .kv_heads = 2, .head_dim = 64, .value_dim = 64, .n_keys = 600, .dtype = dtype};

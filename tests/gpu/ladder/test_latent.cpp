@@ -46,6 +46,27 @@ Axes axes_of(DType dtype, std::int64_t heads, std::int64_t d_h, std::int64_t d_v
 
 }  // namespace
 
+TEST_CASE("ladder: the latent shape of MLA, in which values are the first 512 components of keys of 576") {
+  for (const DType dtype : {DType::F32, DType::F16, DType::BF16}) {
+    Axes axes = axes_of(dtype, 3, 576, 512, 150);
+    axes.batch = 2;
+    const Latent latent(4420, axes, {150, 64});
+    TensorWorkload& rows = *latent.in_keys;
+    const DeviceShard shard(rows.query(0), rows.whole(), rows.lengths(), rows.scale);
+    int n_accepted = 0;
+    for (const device::LadderStep* step : device::all_kernels()) {
+      if (step->refusal(shard.params, dtype) != "") continue;
+      ++n_accepted;
+      INFO(std::string(step->name) << ", " << name_of(dtype));
+      const DecodeOutput output = run_step(*step, shard);
+      CHECK(against_oracle(rows, output, longest_chain(*step, shard)) == "");
+      CHECK(same_output(run_step(*step, *latent.apart), output));
+      if (step->max_splits > 1) CHECK(same_output(run_step(*step, shard, {.n_splits = 3}), output));
+    }
+    CHECK(n_accepted >= 5);
+  }
+}
+
 /// @tested{eq_7, eq. (7)}
 TEST_CASE("latent rows: the bits of step 6 for 1 to 128 heads, values in the keys or apart") {
   unsigned seed = 8300;

@@ -94,12 +94,15 @@ std::int64_t keys_of_worker(const DecodeParams& params, int n_workers) {
 }
 
 /// Runs a step under every order of the emulator, on finished rows; all orders have the same bits, within the bound.
-void check_orders(const device::LadderStep& step, TensorWorkload& workload, const DeviceShard& shard) {
+void check_orders(const device::LadderStep& step, TensorWorkload& workload, const DeviceShard& shard,
+                  const device::LaunchOptions& options = {.n_splits = 2}, emulated::Settings settings = {}) {
+  settings.n_workers = 2;
   DecodeOutput first;
   for (const std::uint64_t seed : kSeeds) {
     CAPTURE(seed);
-    const emulated::SettingsScope scope({.seed = seed, .n_workers = 2});
-    const DecodeOutput output = run_step(step, shard, {.n_splits = 2});
+    settings.seed = seed;
+    const emulated::SettingsScope scope(settings);
+    const DecodeOutput output = run_step(step, shard, options);
     if (seed == kSeeds[0]) first = output;
     CHECK(same_output(output, first));
   }
@@ -151,15 +154,8 @@ TEST_CASE("modes: the library kernel over a batch with lengths of all kinds") {
     const auto workload =
         normal_workload(9100, axes, std::vector<std::int64_t>{n_keys, 0, 1, std::min<std::int64_t>(n_keys, 65)});
     const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
-    DecodeOutput first;
-    for (const std::uint64_t seed : kSeeds) {
-      INFO("heads " << heads << ", N = " << n_keys << ", seed " << seed);
-      const emulated::SettingsScope scope({.seed = seed, .n_workers = 2, .n_multiprocessors = n_keys > 150 ? 2 : 4});
-      const DecodeOutput output = run_step(device::kEqualRuns, shard);
-      if (seed == kSeeds[0]) first = output;
-      CHECK(same_output(output, first));
-    }
-    CHECK(against_oracle(*workload, first, longest_chain(device::kEqualRuns, shard)) == "");
+    INFO("heads " << heads << ", N = " << n_keys);
+    check_orders(device::kEqualRuns, *workload, shard, {}, {.n_multiprocessors = n_keys > 150 ? 2 : 4});
   }
 }
 
@@ -170,16 +166,10 @@ TEST_CASE("modes: blocks of a query tile that are joined in teams") {
   axes.value_dim = 24, axes.batch = 2;
   const auto workload = normal_workload(9150, axes, std::vector<std::int64_t>(2, 17 * kLeafKeys));
   const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
-  DecodeOutput first;
-  for (const std::uint64_t seed : kSeeds) {
-    CAPTURE(seed);
-    const emulated::SettingsScope scope({.seed = seed, .n_workers = 2, .n_multiprocessors = 17});
-    CHECK(device::kEqualRuns.plan(shard.params, shard.dtype, {}).n_blocks == 17);
-    const DecodeOutput output = run_step(device::kEqualRuns, shard);
-    if (seed == kSeeds[0]) first = output;
-    CHECK(same_output(output, first));
-  }
-  CHECK(against_oracle(*workload, first, longest_chain(device::kEqualRuns, shard)) == "");
+  const emulated::Settings settings{.n_multiprocessors = 17};
+  const emulated::SettingsScope scope(settings);
+  CHECK(device::kEqualRuns.plan(shard.params, shard.dtype, {}).n_blocks == 17);
+  check_orders(device::kEqualRuns, *workload, shard, {}, settings);
 }
 
 #if defined(TREE_ATTN_EMULATOR_SHADOW)
