@@ -39,7 +39,7 @@ int time_ways(const std::string& name, std::int64_t n_keys, Stream stream) {
   unsigned want = 0;
   for (std::int64_t element = 0; element < 2 * n_elements; element += kCopyBytes / 2) {
     const std::uint64_t eight = eight_elements(kSeedK, element / 8);
-    want += pack(narrow<BFloat16>(number_of(eight, 0)), narrow<BFloat16>(number_of(eight, 1)));
+    want += pack(narrow<BFloat16>(number_of(eight, 0, DType::BF16)), narrow<BFloat16>(number_of(eight, 1, DType::BF16)));
   }
   DeviceBuffer<unsigned> sum(1);
   const int all = device().n_multiprocessors, even = all / static_cast<int>(kHeads) * static_cast<int>(kHeads);
