@@ -7,7 +7,6 @@
 /// chunk for all batch entries that have its pages in common: a shared prefix is read once, unless there is a mask.
 #include "tree_attn/reference/cpu/cpu_cache.hpp"
 #include "tree_attn/reference/cpu/dealt_merges.hpp"
-#include "tree_attn/reference/cpu/requests.hpp"
 #include "tree_attn/reference/cpu/thread_pool.hpp"
 #include "tree_attn/reference/decode/backend.hpp"
 #include "tree_attn/reference/decode/page_table.hpp"
@@ -17,7 +16,6 @@
 #include <algorithm>
 #include <atomic>
 #include <bit>
-#include <chrono>
 #include <cmath>
 #include <map>
 #include <mutex>
@@ -106,7 +104,6 @@ class CpuSession final : public DecodeSession, public States {
         kernel_(leaf_kernel()),
         row_(static_cast<std::size_t>(cache.shape().head_dim)),
         forest_(cache.shape().n_rows(), cache.shape().value_dim),
-        choices_(static_cast<std::size_t>(n_threads)),
         pool_(n_threads) {
     plan();
   }
@@ -167,7 +164,6 @@ class CpuSession final : public DecodeSession, public States {
     // Items in the order of memory: the chunks of a head, one after the other.
     const double bytes =
         keys * static_cast<double>(shape.bytes_per_position()) / static_cast<double>(std::max<std::int64_t>(shape.batch, 1));
-    for (RequestChoice& choice : choices_) choice.begin_step(bytes);
     try {
       pool_.run(
           shape.batch * shape.kv_heads * n_chunks_, bytes < kBytesWorthThreads,
@@ -415,7 +411,6 @@ class CpuSession final : public DecodeSession, public States {
   template <class StatesOf>
   void compute_rows(int thread, std::int64_t head, std::int64_t c, KeyRange rows, bool apart, const StatesOf& states_of) {
     const AttentionShape& shape = cache_.shape();
-    RequestChoice& choice = choices_[static_cast<std::size_t>(thread)];
     LeafRows* const leaves = leaves_.data() + thread * chunk_leaves_;
     std::int64_t n_leaves = 0, n_read = 0, n_heads = 0;
     const std::int64_t entry = head / shape.kv_heads;
@@ -457,13 +452,9 @@ class CpuSession final : public DecodeSession, public States {
                       .cap_inverse = step_.softcap > 0 ? static_cast<float>(1 / (kLog2E * step_.softcap)) : 0,
                       .masks = masks_.empty() ? nullptr : masks_.data() + head * n_queries_,
                       .is_boolean = step_.mask.is_boolean,
-                      .apart = apart,
-                      .requests = choice.requests()};
-    using Clock = std::chrono::steady_clock;
-    const Clock::time_point begin = choice.is_open() ? Clock::now() : Clock::time_point();
+                      .apart = apart};
     kernel_.states(chunk, workspace_.data() + thread * (static_cast<std::int64_t>(workspace_.size()) / pool_.size()),
                    states);
-    if (choice.is_open()) choice.took(rows.size(), std::chrono::duration<double>(Clock::now() - begin).count());
     if (n_heads == 1) return;
 
     // Their states to where they belong.
@@ -503,7 +494,6 @@ class CpuSession final : public DecodeSession, public States {
   std::vector<Together> together_;           ///< [threads]; empty unless entries may share pages
   std::vector<std::int64_t> first_;          ///< [b][chunks] the entry that computes the chunk; empty: each its own
   std::atomic<std::int64_t> n_rows_read_{};  ///< of keys and of values of a head, in the step
-  std::vector<RequestChoice> choices_;       ///< [threads]
   ThreadPool pool_;
 };
 

@@ -40,21 +40,22 @@ struct Rows {
 ///
 /// The hardware prefetchers alone keep up with these loops on some processors, and on others not. A core drops requests
 /// while many are open, so the loops over several queries, which compute long enough to afford it, ask twice. The
-/// levels and distances were chosen on a Zen 4, and for several queries also on an Intel Xeon.
+/// levels and distances were chosen on a Zen 4, and for several queries also on an Intel Xeon. Rows of F64, whose speed does
+/// not matter, and of F8_E4M3, whose conversions take longer, are not requested.
 /// @tparam kShared whether several queries share the rows
-template <Requests kRequests, bool kShared>
-TREE_ATTN_INLINE void request_ahead(const std::byte* from, std::int64_t n_bytes) {
-  if constexpr (kRequests == Requests::kAhead) {
-    request<2>(from, kShared ? 16384 : 2048, n_bytes);
-    if constexpr (kShared) request<1>(from, 4096, n_bytes);
+template <class T, bool kShared>
+TREE_ATTN_INLINE void request_ahead(const std::byte* from) {
+  if constexpr (sizeof(T) == sizeof(float) || sizeof(T) == sizeof(Half)) {
+    request<2>(from, kShared ? 16384 : 2048, kPairBytes<T>);
+    if constexpr (kShared) request<1>(from, 4096, kPairBytes<T>);
   }
 }
 
 /// Pair p of a row that is read for one query. @param rest elements of the row from there on
-template <class T, Requests kRequests>
+template <class T>
 TREE_ATTN_INLINE Pair load_once(const std::byte* row, std::int64_t p, std::int64_t rest) {
   const std::byte* const from = row + p * kPairBytes<T>;
-  request_ahead<kRequests, false>(from, kPairBytes<T>);
+  request_ahead<T, false>(from);
   return rest >= kPairElements ? load_pair<T>(from) : load_pair<T>(from, rest);
 }
 
@@ -80,7 +81,7 @@ TREE_ATTN_INLINE void add_product(Lanes& sum, Pair k, Pair q) {
 /// @tparam kPairs pairs of a row, if that is known to the compiler; else 0
 /// @param[in] q a packed query
 /// @param[out] s [64]
-template <class T, Requests kRequests, int kPairs>
+template <class T, int kPairs>
 TREE_ATTN_INLINE void scores(Rows keys, std::int64_t d_h, const float* q, float scale, float* s) {
   Pair held[kPairs + 1];  // of the query; one more, since an array may not be empty
   each<kPairs>([&]<int p>() TREE_ATTN_LAMBDA { held[p] = load_packed(q, p); });
@@ -93,13 +94,12 @@ TREE_ATTN_INLINE void scores(Rows keys, std::int64_t d_h, const float* q, float 
       next = keys.after(next, a + r);
       Lanes sum;
       if constexpr (kPairs > 0) {
-        each<kPairs>([&]<int p>() TREE_ATTN_LAMBDA {
-          add_product<p == 0>(sum, load_once<T, kRequests>(row, p, kPairElements), held[p]);
-        });
+        each<kPairs>([&]<int p>()
+                         TREE_ATTN_LAMBDA { add_product<p == 0>(sum, load_once<T>(row, p, kPairElements), held[p]); });
       } else {
-        add_product<true>(sum, load_once<T, kRequests>(row, 0, d_h), load_packed(q, 0));
+        add_product<true>(sum, load_once<T>(row, 0, d_h), load_packed(q, 0));
         for (std::int64_t p = 1; p * kPairElements < d_h; ++p)
-          add_product<false>(sum, load_once<T, kRequests>(row, p, d_h - p * kPairElements), load_packed(q, p));
+          add_product<false>(sum, load_once<T>(row, p, d_h - p * kPairElements), load_packed(q, p));
       }
       products[r] = sum;
     }
@@ -114,7 +114,8 @@ inline constexpr int kBlock = static_cast<int>(kBlockRows);
 /// @param[in] q packed queries, q_stride floats from one to the next
 /// @param[out] s [kQueries][kBlock], s_stride floats from the scores of one query to those of the next
 /// @param[out] block [kBlock][padded d_h] the keys, widened, for other queries; null if there are none, or they are F32
-template <class T, Requests kRequests, int kQueries>
+/// @tparam kRequests whether rows are requested ahead: not those that other queries have read
+template <class T, bool kRequests, int kQueries>
 TREE_ATTN_INLINE void scores_of_block(Rows keys, std::int64_t a, std::int64_t d_h, const float* q, std::int64_t q_stride,
                                       float scale, float* s, std::int64_t s_stride, float* block) {
   constexpr int kRows = kPartLanes == kLanes ? 4 : 1;
@@ -136,7 +137,7 @@ TREE_ATTN_INLINE void scores_of_block(Rows keys, std::int64_t a, std::int64_t d_
       }
       Pair k[kRows];
       each<kRows>([&]<int r>() TREE_ATTN_LAMBDA {
-        request_ahead<kRequests, true>(row[r], kPairBytes<T>);
+        if constexpr (kRequests) request_ahead<T, true>(row[r]);
         k[r] = load_pair<T>(row[r]);
         row[r] += kPairBytes<T>;
       });
@@ -239,7 +240,7 @@ inline constexpr int kLevels = std::bit_width(static_cast<unsigned>(kKeys / kRow
 /// @param rest elements of a row from there on; less than kPairs pairs only if that is one
 /// @param[in] w weights [64]
 /// @param[out] n the first of the pairs
-template <class T, Requests kRequests, int kPairs>
+template <class T, int kPairs>
 TREE_ATTN_INLINE void weighted_sum(Rows v, std::int64_t rest, const float* w, float* n) {
   constexpr int kColumns = 2 * kPairs;
   alignas(64) float waiting[kLevels<2>][kPairs * kPairElements];
@@ -251,7 +252,7 @@ TREE_ATTN_INLINE void weighted_sum(Rows v, std::int64_t rest, const float* w, fl
       const std::byte* const row = next;
       next = v.after(next, 2 * i + r);
       each<kPairs>([&]<int p>() TREE_ATTN_LAMBDA {
-        const Pair pair = load_once<T, kRequests>(row, p, kPairs > 1 ? kPairElements : rest);
+        const Pair pair = load_once<T>(row, p, kPairs > 1 ? kPairElements : rest);
         x[2 * p][r] = pair.x, x[2 * p + 1][r] = pair.y;
       });
       if constexpr (sizeof(T) == sizeof(float)) each<kColumns>([&]<int c>() TREE_ATTN_LAMBDA { in_order(x[c][r]); });
@@ -278,7 +279,7 @@ using GroupSums = float[kLevels<kHeld>][kGroup][kPassElements];
 /// @param waiting [kLevels][kQueries][kPassElements]
 /// @param[out] n sums over all keys of the leaf [kQueries][n_pairs pairs], written with the last keys, n_stride floats from
 /// one query to the next
-template <class T, Requests kRequests, bool kAll, int kQueries>
+template <class T, bool kAll, int kQueries>
 TREE_ATTN_INLINE void weighted_sums(Rows v, std::int64_t a, std::int64_t n_pairs, const float* w, std::int64_t w_stride,
                                     float* waiting, float* n, std::int64_t n_stride) {
   const std::byte* row[kHeld];
@@ -298,7 +299,7 @@ TREE_ATTN_INLINE void weighted_sums(Rows v, std::int64_t a, std::int64_t n_pairs
     Pair x[kHeld];
     each<kHeld>([&]<int r>() TREE_ATTN_LAMBDA {
       const std::byte* const from = row[r] + p * kPairBytes<T>;
-      request_ahead<kRequests, true>(from, kPairBytes<T>);
+      request_ahead<T, true>(from);
       x[r] = load_pair<T>(from);
     });
     each<2 * kParts>([&]<int i>() TREE_ATTN_LAMBDA {

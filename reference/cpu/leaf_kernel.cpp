@@ -13,23 +13,6 @@ namespace {
 
 using namespace lanes;
 
-/// Whether rows are requested ahead: not on x86-64 without AVX2, so that this file, compiled for it, is half as long.
-#if defined(__x86_64__) && !defined(__AVX2__)
-constexpr bool kRequestsRows = false;
-#else
-constexpr bool kRequestsRows = true;
-#endif
-
-/// Calls f<requests>(). F64, whose speed does not matter, and F8_E4M3, whose conversions take longer than its rows, have one
-/// build of the loops.
-template <class T, class F>
-TREE_ATTN_INLINE void with_requests(Requests requests, const F& f) {
-  if constexpr (kRequestsRows && (sizeof(T) == sizeof(float) || sizeof(T) == sizeof(Half))) {
-    if (requests == Requests::kAhead) return f.template operator()<Requests::kAhead>();
-  }
-  f.template operator()<Requests::kNone>();
-}
-
 /// As merge(), whose `out` is `left`. Both sides are multiplied, one of them by 1: a processor cannot predict which shift is
 /// larger, and a branch on it takes longer. Nothing is fused in this file, so the bits are those of merge_element().
 void merge_states(const float* left, const float* right, float* out, std::int64_t n, std::int64_t d_v) {
@@ -84,17 +67,17 @@ class ChunkLoop {
         counter_(chunk.apart ? states : weights_ + kLeafWeights * chunk.n_queries * n_leaves_) {}
 
   /// The scores of all leaves, turned into weights.
-  template <class T, Requests kRequests>
+  template <class T>
   __attribute__((noinline)) void score() {
     for (std::int64_t leaf = 0; leaf < n_leaves_; ++leaf) {
       const LeafRows& at = chunk_.leaves[leaf];
-      if (!at.is_hidden) scores_of_leaf<T, kRequests>(rows(leaf, at.k, at.k_stride), scores_ + leaf * kLeafKeys);
+      if (!at.is_hidden) scores_of_leaf<T>(rows(leaf, at.k, at.k_stride), scores_ + leaf * kLeafKeys);
       if ((leaf & 1) != 0 || leaf + 1 == n_leaves_) weigh_leaves(leaf & ~std::int64_t{1}, leaf + 1);
     }
   }
 
   /// The states of the leaves, merged as their subtrees fill, or written one by one.
-  template <class T, Requests kRequests>
+  template <class T>
   __attribute__((noinline)) void sum() {
     for (std::int64_t leaf = 0; leaf < n_leaves_; ++leaf) {
       bool all_seen = true;
@@ -110,9 +93,9 @@ class ChunkLoop {
       if (at.is_hidden)
         for (std::int64_t j = 0; j < chunk_.n_queries; ++j) set_empty(slot(n_held_) + j * state_floats(), d_v_);
       else if (all_seen)
-        values_of_leaf<T, kRequests, true>(values, w);
+        values_of_leaf<T, true>(values, w);
       else
-        values_of_leaf<T, kRequests, false>(values, w);
+        values_of_leaf<T, false>(values, w);
       ++n_held_;
       for (std::int64_t i = leaf; !chunk_.apart && (i & 1) != 0; i >>= 1) merge_last_two();
     }
@@ -187,11 +170,10 @@ class ChunkLoop {
 
   /// The scores of one leaf for all queries. Rows of 64 and 128 elements have a length that the compiler knows, where there
   /// is one query, except those of F64, whose speed does not matter.
-  template <class T, Requests kRequests>
+  template <class T>
   TREE_ATTN_INLINE void scores_of_leaf(Rows keys, float* s) {
-    const auto single = [&]<int kPairs>() TREE_ATTN_LAMBDA {
-      scores<T, kRequests, kPairs>(keys, chunk_.d_h, chunk_.queries, chunk_.score_scale, s);
-    };
+    const auto single = [&]<int kPairs>()
+                            TREE_ATTN_LAMBDA { scores<T, kPairs>(keys, chunk_.d_h, chunk_.queries, chunk_.score_scale, s); };
     if (chunk_.n_queries == 1) {
       if constexpr (sizeof(T) <= sizeof(float)) {
         if (chunk_.d_h == 2 * kPairElements) return single.template operator()<2>();
@@ -201,13 +183,13 @@ class ChunkLoop {
     }
     const auto group = [&]<int kQueries>() TREE_ATTN_LAMBDA {
       for (int a = 0; a < kKeys; a += kBlock) {
-        scores_of_queries<T, kRequests, kQueries>(keys, a, chunk_.d_h, 0, s + a);
+        scores_of_queries<T, true, kQueries>(keys, a, chunk_.d_h, 0, s + a);
         if (chunk_.n_queries > kQueries) scores_of_others(keys, a, kQueries, s + a);
       }
     };
     chunk_.n_queries < 4 ? group.template operator()<2>() : group.template operator()<4>();
   }
-  template <class T, Requests kRequests, int kQueries>
+  template <class T, bool kRequests, int kQueries>
   TREE_ATTN_INLINE void scores_of_queries(Rows keys, std::int64_t a, std::int64_t d_h, std::int64_t j, float* s) const {
     scores_of_block<T, kRequests, kQueries>(keys, a, d_h, chunk_.queries + j * q_stride_, q_stride_, chunk_.score_scale,
                                             s + j * s_stride_, s_stride_,
@@ -222,14 +204,14 @@ class ChunkLoop {
     const std::int64_t first = in_place ? a : 0, d_h = in_place ? chunk_.d_h : q_stride_;
     const auto queries = [&]<int kQueries>() TREE_ATTN_LAMBDA {
       for (; j + kQueries <= chunk_.n_queries; j += kQueries)
-        scores_of_queries<float, Requests::kNone, kQueries>(rows, first, d_h, j, s);
+        scores_of_queries<float, false, kQueries>(rows, first, d_h, j, s);
     };
     queries.template operator()<4>(), queries.template operator()<2>(), queries.template operator()<1>();
   }
 
   /// n of one leaf for all queries, block by block of the elements.
   /// @tparam kAll whether all queries see all keys
-  template <class T, Requests kRequests, bool kAll>
+  template <class T, bool kAll>
   TREE_ATTN_INLINE void values_of_leaf(Rows values, const float* w) {
     float* const n = slot(n_held_) + kValues;
     std::int64_t done = 0;
@@ -237,7 +219,7 @@ class ChunkLoop {
       const auto single = [&]<int kPairs>() TREE_ATTN_LAMBDA {
         for (; chunk_.n_queries == 1 && done + (kPairs > 1 ? kPairs * kPairElements : 1) <= chunk_.d_v;
              done += kPairs * kPairElements)
-          weighted_sum<T, kRequests, kPairs>(values.template from<T>(done), chunk_.d_v - done, w, n + done);
+          weighted_sum<T, kPairs>(values.template from<T>(done), chunk_.d_v - done, w, n + done);
       };
       single.template operator()<4>(), single.template operator()<2>(), single.template operator()<1>();
     }
@@ -257,9 +239,8 @@ class ChunkLoop {
           std::int64_t i = 0;
           const auto queries = [&]<int kQueries>() TREE_ATTN_LAMBDA {
             for (; i + kQueries <= n_queries; i += kQueries)
-              weighted_sums<T, kRequests, kAll, kQueries>(rows, a, n_pairs, w + (j + i) * s_stride_ + a, s_stride_,
-                                                          waiting[0][i], n + (j + i) * state_floats() + done,
-                                                          state_floats());
+              weighted_sums<T, kAll, kQueries>(rows, a, n_pairs, w + (j + i) * s_stride_ + a, s_stride_, waiting[0][i],
+                                               n + (j + i) * state_floats() + done, state_floats());
           };
           if constexpr (kAll) queries.template operator()<4>(), queries.template operator()<2>();
           queries.template operator()<1>();
@@ -281,11 +262,8 @@ class ChunkLoop {
 
 void states(const Chunk& chunk, float* workspace, float* states) {
   ChunkLoop loop(chunk, workspace, states);
-  with_dtype(chunk.key_type, [&]<class T>(T) {
-    with_requests<T>(chunk.requests, [&]<Requests kRequests>() { loop.score<T, kRequests>(); });
-  });
-  with_dtype(chunk.value_type,
-             [&]<class T>(T) { with_requests<T>(chunk.requests, [&]<Requests kRequests>() { loop.sum<T, kRequests>(); }); });
+  with_dtype(chunk.key_type, [&]<class T>(T) { loop.score<T>(); });
+  with_dtype(chunk.value_type, [&]<class T>(T) { loop.sum<T>(); });
   if (!chunk.apart) unpack(loop.merged(), chunk.value_type, chunk.n_queries, chunk.d_v, states);
 }
 

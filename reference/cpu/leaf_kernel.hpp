@@ -25,10 +25,6 @@ struct LeafRows {
   bool is_hidden = false;           ///< whether no query sees any of its keys: then none is read
 };
 
-/// What a core is told of rows before it reads them: nothing, or to bring them into its cache. Which is faster differs with
-/// the shape and the processor, see requests.hpp. No bit depends on it.
-enum class Requests { kNone, kAhead };
-
 /// Leaves of one key/value head, and the queries that share the head. Unless their states are kept apart, the leaves fill an
 /// aligned subtree from the left: the index of the first leaf is a multiple of the number of leaves, rounded up to a power
 /// of two.
@@ -47,7 +43,6 @@ struct Chunk {
   const std::byte* const* masks = nullptr;  ///< [n_queries] Mask::row(); null: none
   bool is_boolean = false;                  ///< Mask::is_boolean
   bool apart = false;                       ///< whether each leaf has states of its own, packed
-  Requests requests = Requests::kNone;
 };
 
 /// The loops, compiled for one instruction set. All of them compute the same bits.

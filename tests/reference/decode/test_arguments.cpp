@@ -2,7 +2,6 @@
 /// @file
 /// @brief Arguments that break a precondition of reference/ are refused in every build, in a line with the function and the
 /// values.
-#include "tree_attn/reference/cpu/requests.hpp"
 #include "tree_attn/reference/cpu/thread_pool.hpp"
 #include "tree_attn/reference/data/moment_workload.hpp"
 #include "tree_attn/reference/decode/backend.hpp"
@@ -202,17 +201,12 @@ TEST_CASE("arguments: a workload has as many steps, lengths and keys as it says"
   CHECK_THROWS_WITH_AS(fill(*cache, *workload, Lengths{9}), "fill: 1 lengths for a batch of 2", std::invalid_argument);
 }
 
-TEST_CASE("arguments: threads share up to 2^32 - 1 items, and a choice of requests is made once") {
+TEST_CASE("arguments: threads share up to 2^32 - 1 items") {
   ThreadPool pool(1);
   const auto nothing = [](void*, int, std::int64_t) {};
   CHECK_THROWS_WITH_AS(pool.run(-1, true, nothing, nullptr, {}), "ThreadPool::run: -1 items; 0 to 2^32 - 1 are possible",
                        std::out_of_range);
   CHECK_THROWS_AS(pool.run(std::int64_t{1} << 32, true, nothing, nullptr, {}), std::out_of_range);
-  RequestChoice choice;
-  choice.begin_step(1), choice.begin_step(1);
-  for (int i = 0; i < 100; ++i) choice.took(64, i == 50 ? 0 : 1);
-  CHECK_FALSE(choice.is_open());
-  CHECK(choice.requests() == Requests::kAhead);
 }
 
 TEST_CASE("arguments: formulas of appendix C, of Hopfield memories and of the tape are refused other shapes") {

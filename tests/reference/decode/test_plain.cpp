@@ -297,8 +297,7 @@ TEST_CASE("plain: every instruction set has its bits, with a mask and a soft cap
                               .score_scale = scale.score,
                               .cap = static_cast<float>(kLog2E * softcap),
                               .cap_inverse = softcap > 0 ? static_cast<float>(1 / (kLog2E * softcap)) : 0,
-                              .masks = softcap > 0 ? masks.data() : nullptr,
-                              .requests = static_cast<Requests>(n % 2)},
+                              .masks = softcap > 0 ? masks.data() : nullptr},
                              workspace.data(), states.data());
               // A range of whole leaves: the last of them has one shift.
               const Step step{q, lengths, {}, {}, softcap > 0 ? mask : Mask(), softcap};
