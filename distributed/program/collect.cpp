@@ -19,8 +19,8 @@
 #include <array>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
-#include <optional>
 #include <sstream>
 #include <string_view>
 
@@ -38,10 +38,10 @@ std::string variable(const char* name) {
   return value == nullptr ? "" : readable(value);
 }
 
-/// A library that stays loaded, if it is there and has all functions that are asked for.
-class Library {
+/// The driver of the GPUs, which stays loaded, if it is there and has all functions that are asked for.
+class Driver {
  public:
-  explicit Library(const std::string& name) : handle_(dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL)) { note(handle_); }
+  Driver() : handle_(dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL)) { note(handle_); }
   /// Why it cannot be used, or "".
   const std::string& missing() const { return missing_; }
   template <class Function>
@@ -87,7 +87,7 @@ std::string missing_kernel(const std::string& gpu, int major, int minor) {
 void ask_driver(RankFacts& facts, const std::string& devices, int rank, const Topology& machines) {
   constexpr int kMajor = 75, kMinor = 76;  // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
   constexpr int kNoDevice = 100;           // of a driver that works
-  Library library("libcuda.so.1");
+  Driver library;
   auto* const init = library.get<int(unsigned)>("cuInit");
   auto* const get_version = library.get<int(int*)>("cuDriverGetVersion");
   auto* const get_count = library.get<int(int*)>("cuDeviceGetCount");
@@ -137,23 +137,17 @@ void ask_driver(RankFacts& facts, const std::string& devices, int rank, const To
   }
 }
 
-/// Asks the library that a decode would load, see wanted_nccl().
-void ask_nccl(RankFacts& facts) {
-  Library library(wanted_nccl().name);
-  auto* const version = library.get<int(int*)>("ncclGetVersion");
-  facts.no_nccl = library.missing();
-  if (!facts.no_nccl.empty()) return;
-  int code = 0;
-  if (const int status = version(&code); status != 0) facts.no_nccl = "ncclGetVersion: error " + std::to_string(status);
-  Dl_info where{};
-  if (dladdr(reinterpret_cast<void*>(version), &where) != 0 && where.dli_fname != nullptr) facts.nccl_path = where.dli_fname;
-  facts.nccl = nccl_version_text(code);
-  if (code < nccl::kWindowAddresses)
+/// Loads the library that a decode would load.
+void ask_nccl(RankFacts& facts) try {
+  const std::shared_ptr<const NcclLibrary> library = NcclLibrary::load();
+  facts.nccl_path = library->path(), facts.nccl = library->version_text();
+  if (!library->has_window_addresses())
     facts.no_nccl_windows = "NCCL " + facts.nccl + " does not tell the host where a window is, " +
                             nccl_version_text(nccl::kWindowAddresses) + " does";
-  if (facts.no_nccl.empty() && code < nccl::kOldestNccl)
-    facts.no_nccl = facts.nccl_path + " is NCCL " + facts.nccl + ", older than " + nccl_version_text(nccl::kOldestNccl) +
-                    ", the first with communicators that do not block";
+} catch (const InputError& error) {
+  // Without the option and the remedy, which a verdict has too.
+  const std::string why = error.what();
+  facts.no_nccl = why.substr(std::strlen("--transport nccl: "), why.find("; ") - std::strlen("--transport nccl: "));
 }
 
 /// Backends that cannot be used here, as decode says it. What is wrong with a GPU is for judge() to say.

@@ -27,11 +27,6 @@ bool find(void* library, const char* name, Function& function) {
 
 }  // namespace
 
-WantedNccl wanted_nccl() {
-  const char* const chosen = std::getenv(kNcclVariable);
-  return chosen != nullptr && *chosen != '\0' ? WantedNccl{chosen, true} : WantedNccl{kName, false};
-}
-
 std::string nccl_version_text(int code) {
   const int major = code >= 10000 ? code / 10000 : code / 1000, minor = code >= 10000 ? code / 100 % 100 : code / 100 % 10;
   return std::to_string(major) + "." + std::to_string(minor) + "." + std::to_string(code % 100);
@@ -39,7 +34,9 @@ std::string nccl_version_text(int code) {
 
 std::shared_ptr<const NcclLibrary> NcclLibrary::load() {
   // Never unloaded: NCCL has threads and exit handlers of its own.
-  const auto [name, is_chosen] = wanted_nccl();
+  const char* const variable = std::getenv(kNcclVariable);
+  const bool is_chosen = variable != nullptr && *variable != '\0';
+  const std::string name = is_chosen ? variable : kName;
   void* const handle = ::dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) {
     if (is_chosen) refuse(std::string(kNcclVariable) + " is " + readable(name) + ": " + readable(::dlerror()));

@@ -19,20 +19,13 @@ inline constexpr const char* kNcclVariable = "TREE_ATTN_NCCL_LIBRARY";
 /// receives have none by default (allocP2pNetLLBuffers in src/init.cc and src/transport/net.cc).
 inline constexpr const char* kNcclLowLatencyVariable = "NCCL_ALLOC_P2P_NET_LL_BUFFERS";
 
-/// The library to load: that which the variable names, else libnccl.so.2.
-struct WantedNccl {
-  std::string name;
-  bool is_chosen;  ///< by the variable
-};
-WantedNccl wanted_nccl();
-
 /// "2.28.9" for 22809, and "2.8.4" for 2804: up to 2.8 a version had one digit less.
 std::string nccl_version_text(int code);
 
 /// The loaded library. It stays loaded until the program ends.
 class NcclLibrary {
  public:
-  /// Loads wanted_nccl().
+  /// Loads the library that the variable names, else libnccl.so.2.
   /// @throws InputError if there is none, if a function is missing, or if it is older than kOldestNccl
   static std::shared_ptr<const NcclLibrary> load();
 

@@ -83,8 +83,8 @@ inline std::vector<Fault> faults() {
        "and "
        "--gpu-bind"},
       {"no NCCL", kFailure, Need::kNccl, 1,
-       all([](RankFacts& one) { one.nccl.clear(), one.no_nccl = "libnccl.so.2: cannot open shared object file"; }),
-       "--transport nccl: no NCCL for ranks 0, 1 on node01: libnccl.so.2: cannot open shared object file; pip install "
+       all([](RankFacts& one) { one.nccl.clear(), one.no_nccl = "libnccl.so.2 was not found"; }),
+       "--transport nccl: no NCCL for ranks 0, 1 on node01: libnccl.so.2 was not found; pip install "
        "nvidia-nccl-cu13 (or -cu12), and add the folder of libnccl.so.2 to LD_LIBRARY_PATH"},
       {"different versions of NCCL", kFailure, Need::kNccl, 2, [](Facts& facts) { facts[3].nccl = "2.29.7"; },
        "--transport nccl: 2.29.7 on rank 3, 2.30.7 on ranks 0-2; install one version on all machines"},
