@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The arguments as names and texts, gathered from all ranks at once.
+/// @brief Values as names and texts, gathered from all ranks at once.
 #include "tree_attn/distributed/decoders/agreement.hpp"
 
 #include "tree_attn/reference/data/fnv1a.hpp"
@@ -8,30 +8,11 @@
 #include "tree_attn/reference/decode/page_table.hpp"
 
 #include <algorithm>
-#include <array>
-#include <charconv>
 #include <string>
-#include <tuple>
 #include <vector>
 
 namespace tree_attn {
 namespace {
-
-/// A value that ranks compare and print, followed by zeros. Numbers keep all their digits.
-using Text = std::array<char, 32>;
-
-struct Field {
-  std::string_view name;
-  Text value{};
-
-  Field(std::string_view of, std::string_view text) : name(of) {
-    std::copy_n(text.begin(), std::min(text.size(), value.size()), value.begin());
-  }
-  template <class Number>
-  Field(std::string_view of, Number number) : name(of) {
-    std::to_chars(value.data(), value.data() + value.size(), +number);
-  }
-};
 
 std::uint64_t hash_of(const Topology& topology) {
   std::vector<int> nodes;
@@ -85,27 +66,29 @@ auto fields_of(std::string_view algorithm, const Topology& topology, const OpenS
 
 }  // namespace
 
+void require_equal(Transport& transport, std::string_view function, std::string_view what, std::span<const Field> fields) {
+  if (transport.size() == 1) return;
+  std::vector<decltype(Field::value)> mine(fields.size()), all(fields.size() * static_cast<std::size_t>(transport.size()));
+  std::ranges::transform(fields, mine.begin(), &Field::value);
+  if (transport.all_equal(fnv1a(std::as_bytes(std::span(mine))), what)) return;
+  transport.tell_all(std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all)), what);
+  const auto text = [](const auto& value) { return std::string(value.begin(), std::ranges::find(value, '\0')); };
+  for (std::size_t rank = 1; rank * mine.size() < all.size(); ++rank) {
+    std::string line;
+    for (std::size_t i = 0; i < mine.size(); ++i) {
+      const auto &first = all[i], &second = all[rank * mine.size() + i];
+      if (first == second) continue;
+      line += (line.empty() ? "" : ", ") + std::string(fields[i].name) + " (" + text(first) + " and " + text(second) + ")";
+    }
+    if (!line.empty())
+      throw InputError(std::string(function) + ": ranks 0 and " + std::to_string(rank) + " differ in " + line);
+  }
+}
+
 void require_agreement(std::string_view algorithm, Transport& transport, const OpenShard& shard,
                        std::span<const KeyRange> ranges, const PlanOptions& options) {
-  if (transport.size() == 1) return;
-  const auto fields = fields_of(algorithm, transport.topology(), shard, ranges, options);
-  std::array<Text, std::tuple_size_v<decltype(fields)>> mine;
-  std::ranges::transform(fields, mine.begin(), &Field::value);
-  const std::string what = "all ranks to open " + std::string(algorithm);
-  if (transport.all_equal(fnv1a(std::as_bytes(std::span(mine))), what)) return;
-  const auto of_all = transport.tell_all(mine, what);
-  const auto odd = std::ranges::find_if(of_all, [&](const auto& values) { return values != of_all[0]; });
-  if (odd == of_all.end()) return;
-  std::string line = "Algorithm::open: ranks 0 and " + std::to_string(odd - of_all.begin()) + " differ in";
-  const auto text = [](const Text& value) { return std::string(value.begin(), std::ranges::find(value, '\0')); };
-  const char* comma = " ";
-  for (std::size_t i = 0; i < mine.size(); ++i) {
-    const Text &first = of_all[0][i], &second = (*odd)[i];
-    if (first == second) continue;
-    line += comma + std::string(fields[i].name) + " (" + text(first) + " and " + text(second) + ")";
-    comma = ", ";
-  }
-  throw InputError(line);
+  require_equal(transport, "Algorithm::open", "all ranks to open " + std::string(algorithm),
+                fields_of(algorithm, transport.topology(), shard, ranges, options));
 }
 
 }  // namespace tree_attn

@@ -3,10 +3,10 @@
 /// @brief What Attention adds to a decoder: which rank holds which keys, and how long the sequences are.
 #include "tree_attn/distributed/decoders/attention.hpp"
 
+#include "tree_attn/distributed/decoders/agreement.hpp"
 #include "tree_attn/distributed/transport/thread_transport.hpp"
 #include "tree_attn/gpu/backend/backends.hpp"
 #include "tree_attn/reference/data/fnv1a.hpp"
-#include "tree_attn/reference/data/input_error.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -172,21 +172,18 @@ Step Attention::checked(const TensorView& q, const SeenRule& rule, std::span<con
 }
 
 void Attention::compare(const Step& step) {
-  const std::array<std::int64_t, 4> of_rule{step.rule.causal, step.rule.window, step.rule.sinks, step.q.on_device};
-  const auto hash = [](auto values, std::uint64_t from = kFnvStart) { return fnv1a(std::as_bytes(values), from); };
-  const std::array<std::int64_t, 3> mine{step.longest(), static_cast<std::int64_t>(hash(std::span(lengths_))),
-                                         static_cast<std::int64_t>(hash(step.sink, hash(std::span(of_rule))))};
+  const auto hash = [](auto values) { return fnv1a(std::as_bytes(values)); };
+  const auto& [causal, window, sinks] = step.rule;
+  const std::array<std::int64_t, 5> rule{step.longest(), causal, window, sinks, step.q.on_device};
+  const std::array mine{hash(std::span(rule)), hash(std::span(lengths_)), hash(step.sink)};
   constexpr std::string_view kWhat = "all ranks to compare lengths";
   if (transport_->all_equal(hash(std::span(mine)), kWhat)) return;
-  const auto all = transport_->tell_all(mine, kWhat);
-  const auto odd = std::ranges::find_if(all, [&](const auto& theirs) { return theirs != all[0]; });
-  if (odd == all.end()) return;
-  const std::string ranks = "Attention::step: ranks 0 and " + std::to_string(odd - all.begin());
-  if ((*odd)[0] == all[0][0] && (*odd)[1] == all[0][1])
-    throw InputError(ranks +
-                     " differ in the causal edge, the window, the sinks, the learned sinks or whether q is on a device");
-  throw InputError(ranks + " have appended other numbers of keys: the longest sequence has " + std::to_string(all[0][0]) +
-                   " and " + std::to_string((*odd)[0]));
+  require_equal(
+      *transport_, "Attention::step", kWhat,
+      std::array{Field{"the longest sequence", rule[0]}, Field{"the hash of lengths", mine[1]},
+                 Field{"the causal edge", causal}, Field{"the window", window}, Field{"the number of sinks", sinks},
+                 Field{"the memory of queries", step.q.on_device ? "device" : "host"},
+                 Field{"the hash of learned sinks", mine[2]}});
 }
 
 OutputView Attention::step(const TensorView& q, const SeenRule& rule, std::span<const float> sink) {

@@ -3,19 +3,15 @@
 /// @brief The plan that scatters the output by heads, and the states of (o, lse).
 #include "tree_attn/distributed/decoders/combiner.hpp"
 
+#include "tree_attn/distributed/decoders/agreement.hpp"
 #include "tree_attn/distributed/decoders/decoder.hpp"
 #include "tree_attn/distributed/plan/plan_builder.hpp"
-#include "tree_attn/reference/data/fnv1a.hpp"
-#include "tree_attn/reference/data/input_error.hpp"
 
 #include <algorithm>
 #include <bit>
 #include <cstddef>
 #include <limits>
 #include <numeric>
-#include <span>
-#include <stdexcept>
-#include <string>
 #include <utility>
 
 namespace tree_attn {
@@ -88,48 +84,18 @@ Plan heads_plan(const Topology& topology, int rank) {
   return builder.take();
 }
 
-/// Throws InputError on every rank unless all have the same arguments.
-void require_agreement(Transport& transport, const std::array<std::int64_t, 4>& shape, OutputPart part,
-                       const PlanOptions& options) {
-  const auto& [b, n_h, l, d_v] = shape;
-  const auto bits = [](double x) { return std::bit_cast<std::int64_t>(x); };
-  const auto& [inside, between, overhead, slice_bytes, n_links] = options.network;
-  const std::array mine{b,
-                        n_h,
-                        l,
-                        d_v,
-                        std::int64_t{part == OutputPart::kHeads},
-                        std::int64_t{options.radix},
-                        std::int64_t{options.node_radix},
-                        options.slice_limit(),
-                        std::int64_t{n_links},
-                        bits(inside.latency_us),
-                        bits(inside.bytes_per_us),
-                        bits(between.latency_us),
-                        bits(between.bytes_per_us),
-                        bits(overhead)};
-  if (transport.size() == 1) return;
-  constexpr std::string_view kWhat = "all ranks to open a combiner";
-  if (transport.all_equal(fnv1a(std::as_bytes(std::span(mine))), kWhat)) return;
-  const auto all = transport.tell_all(mine, kWhat);
-  const auto odd = std::ranges::find_if(all, [&](const auto& theirs) { return theirs != all[0]; });
-  if (odd == all.end()) return;
-  const auto text = [](const auto& values) {
-    std::string list;
-    for (const std::int64_t value : std::span(values).first(9)) list += (list.empty() ? "" : ", ") + std::to_string(value);
-    return list;
-  };
-  throw InputError("Combiner: ranks 0 and " + std::to_string(odd - all.begin()) +
-                   " differ in b, n_h, l, d_v, by heads, radix, radix of nodes, slice bytes, links per node, or in the "
-                   "times of messages: " +
-                   text(all[0]) + " and " + text(*odd));
-}
-
 /// The arguments, checked.
 const std::array<std::int64_t, 4>& checked(Transport& transport, const std::array<std::int64_t, 4>& shape, OutputPart part,
                                            const PlanOptions& options) {
-  require_agreement(transport, shape, part, options);
   const auto& [b, n_h, l, d_v] = shape;
+  const auto& [inside, between, overhead, slice_bytes, n_links] = options.network;
+  require_equal(transport, "Combiner", "all ranks to open a combiner",
+                std::array{Field{"b", b}, Field{"n_h", n_h}, Field{"l", l}, Field{"d_v", d_v},
+                           Field{"by heads", part == OutputPart::kHeads}, Field{"radix", options.radix},
+                           Field{"radix of nodes", options.node_radix}, Field{"slice bytes", options.slice_limit()},
+                           Field{"links per node", n_links}, Field{"latency in a node", inside.latency_us},
+                           Field{"bandwidth in a node", inside.bytes_per_us}, Field{"latency", between.latency_us},
+                           Field{"bandwidth", between.bytes_per_us}, Field{"overhead", overhead}});
   const double n =
       static_cast<double>(b) * static_cast<double>(n_h) * static_cast<double>(l) * (2 + static_cast<double>(d_v));
   require(*std::ranges::min_element(shape) >= 0 && n <= 0x1p40, "Combiner: b = ", b, ", n_h = ", n_h, ", l = ", l,

@@ -14,7 +14,6 @@
 #include <algorithm>
 #include <functional>
 #include <optional>
-#include <sstream>
 #include <stdexcept>
 #include <utility>
 
@@ -201,29 +200,13 @@ void Decoder::compare(const Step& step) {
                   step.softcap,
                   fnv1a(std::as_bytes(step.sink))};
   if (mine == rule_) return;
-  constexpr std::string_view kWhat = "what queries see on all ranks";
-  if (transport_.size() == 1 || transport_.all_equal(fnv1a(std::as_bytes(std::span(&mine, 1))), kWhat)) {
-    rule_ = mine;
-    return;
-  }
-  const std::vector<Rule> all = transport_.tell_all(mine, kWhat);
-  const Rule& first = all[0];
-  for (std::size_t rank = 1; rank < all.size(); ++rank) {
-    const auto line = [&](const char* what, const auto& x, const auto& y) {
-      if (x == y) return;
-      std::ostringstream text;
-      text << "Decoder::step: ranks 0 and " << rank << " differ in " << what << " (" << x << " and " << y << ")";
-      throw InputError(text.str());
-    };
-    const auto memory = [](const Rule& of) { return std::string(of.on_device != 0 ? "device" : "host"); };
-    line("the causal edge", first.causal, all[rank].causal);
-    line("the window", first.window, all[rank].window);
-    line("the number of sinks", first.sinks, all[rank].sinks);
-    line("the memory of queries", memory(first), memory(all[rank]));
-    line("the mask", mask_text(first.mask), mask_text(all[rank].mask));
-    line("the soft cap", first.softcap, all[rank].softcap);
-    line("the hash of learned sinks", first.hash, all[rank].hash);
-  }
+  require_equal(transport_, "Decoder::step", "what queries see on all ranks",
+                std::array{Field{"the causal edge", mine.causal}, Field{"the window", mine.window},
+                           Field{"the number of sinks", mine.sinks},
+                           Field{"the memory of queries", mine.on_device != 0 ? "device" : "host"},
+                           Field{"the mask", mask_text(mine.mask)}, Field{"the soft cap", mine.softcap},
+                           Field{"the hash of learned sinks", mine.hash}});
+  rule_ = mine;
 }
 
 std::span<const float> Decoder::sinks_of_rows(const Step& step) {

@@ -127,7 +127,8 @@ class Transport {
     tell_all(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)), what);
     return all;
   }
-
+  /// As Ranks::all_gather().
+  virtual void tell_all(std::span<const std::byte> mine, std::span<std::byte> all, std::string_view what) = 0;
   /// Whether all ranks pass the same number, such as a hash of what they must have in common. As tell_all().
   virtual bool all_equal(std::uint64_t number, std::string_view what) {
     const std::vector<std::uint64_t> all = tell_all(number, what);
@@ -170,8 +171,6 @@ class Transport {
     start_receive(bytes, from);
   }
   virtual void finish_messages() = 0;
-  /// As Ranks::all_gather().
-  virtual void tell_all(std::span<const std::byte> mine, std::span<std::byte> all, std::string_view what) = 0;
 
  private:
   Topology topology_;

@@ -227,9 +227,8 @@ TEST_CASE("device tensors: queries that one rank alone has on a device are refus
       const DeviceTensor q(in.q);
       const std::string refusal =
           message([&] { attention.step(ranks.rank() == 1 ? q.view() : in.q.view(), {.window = 8}); });
-      CHECK(refusal == (compares ? "Attention::step: ranks 0 and 1 differ in the causal edge, the window, the sinks, the "
-                                   "learned sinks or whether q is on a device"
-                                 : "Decoder::step: ranks 0 and 1 differ in the memory of queries (host and device)"));
+      CHECK(refusal == std::string(compares ? "Attention" : "Decoder") +
+                           "::step: ranks 0 and 1 differ in the memory of queries (host and device)");
     });
   }
 }
