@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cstdio>
 #include <fstream>
 #include <limits>
@@ -20,12 +19,6 @@ namespace {
 
 /// A product in double.
 double product(auto... factors) { return (static_cast<double>(factors) * ...); }
-
-/// Query rows that share one key/value head of one batch entry.
-double group_of(const WorkloadShape& shape) {
-  if (shape.batch == 0 || shape.kv_heads == 0) return 0;
-  return product(shape.heads / shape.kv_heads, shape.n_queries);
-}
 
 double rows_of(const WorkloadShape& shape) { return product(shape.batch, shape.heads, shape.n_queries); }
 
@@ -80,12 +73,8 @@ std::string refused_memory(const std::string& subject, double bytes) {
 }
 
 double oracle_bytes(const WorkloadShape& shape, int n_results) {
-  constexpr double kDouble = sizeof(double), kScores = 0x1p23, kBlock = 256;
-  const double d_h = static_cast<double>(shape.head_dim), d_v = static_cast<double>(shape.value_dim);
-  const double n_keys = static_cast<double>(shape.n_keys);
-  const double block = std::min(group_of(shape), std::max(1.0, kScores / std::max(1.0, n_keys)));
-  return rows_of(shape) * (d_v + 1) * n_results * kDouble + block * (2 * n_keys + d_h + d_v + 4) * kDouble +
-         std::min(n_keys, kBlock) * std::max(d_h, d_v) * kDouble + product(2, shape.batch, sizeof(std::int64_t));
+  return product(rows_of(shape), shape.value_dim + 1, n_results, sizeof(double)) +
+         product(2, shape.batch, sizeof(std::int64_t));
 }
 
 void check_memory(const std::string& subject, const Bench& bench, const Topology& machines, const MemoryUse& use) {
@@ -100,11 +89,12 @@ void check_memory(const std::string& subject, const Bench& bench, const Topology
   int in_flight = 0;
   for (const Algorithm* algorithm : use.algorithms) in_flight = std::max(in_flight, algorithm->kv_shards_in_flight);
   if (bench.ranges.size() == 1) in_flight = 0;
+  const std::int64_t bytes = bench.backend.stored(shape).bytes_per_position();
   double needed = 0;
   for (const int rank : machines.node(machines.node_of(bench.ranks.rank()))) {
     const OwnedLeaves leaves(bench.transport.topology().range_of(rank, bench.ranges), shape.order);
-    needed += outside + bench.backend.host_bytes(shape, leaves.n_keys(shape.longest()), !use.keys_in_memory) +
-              product(in_flight, longest, bench.backend.stored(shape).bytes_per_position());
+    const std::int64_t n = use.keys_in_memory && !bench.backend.needs_gpu() ? leaves.n_keys(shape.longest()) : 0;
+    needed += outside + (product(n, bytes) + product(in_flight, longest, bytes));
     if (rank == 0 && use.oracle)
       needed += oracle_bytes(shape, 3) + (use.keys_in_memory ? product(shape.n_keys, shape.bytes_per_position()) : 0);
     if (rank == 0 && use.oracle && use.keys_in_memory && shape.dtype == DType::F8_E4M3)  // before they were rounded

@@ -29,8 +29,8 @@ void require_memory(const std::string& subject, double bytes);
 /// failed was for. A limit of the process, as of `ulimit -v`, may be lower than what is left.
 std::string refused_memory(const std::string& subject, double bytes);
 
-/// Bytes that attention() allocates: results in double, the scores of one block of rows, a block of keys or values, and the
-/// lengths.
+/// Bytes of what attention() returns, in double, and of its lengths. The rows that it computes at a time are small beside
+/// keys and values.
 /// @param n_results results of d_v + 1 elements per row: 1, with zeta 2, with the error bounds 3
 double oracle_bytes(const WorkloadShape& shape, int n_results);
 

@@ -53,13 +53,14 @@ OpenShard fill_shard(const Backend& backend, Workload& workload, KeyRange range,
   const OwnedLeaves leaves(range, workload.shape().order);
   const std::int64_t n = leaves.n_keys(workload.longest_at_start());
   const std::string who = "--backend " + std::string(backend.name()) + ": ";
+  const auto bytes_per_position = static_cast<double>(backend.stored(workload.shape()).bytes_per_position());
   try {
     OpenShard shard = open_shard(backend, workload.shape(), leaves, n, scale, {}, workload.shape().scales);
     fill_at_start(*shard.cache, workload, workload.lengths_at_start());
     return shard;
   } catch (const std::bad_alloc&) {
     throw InputError(who + refused_memory("keys and values of " + std::to_string(n) + " positions",
-                                          backend.host_bytes(workload.shape(), n, false)));
+                                          static_cast<double>(n) * bytes_per_position));
   } catch (const std::runtime_error& error) {  // of the device
     throw InputError(who + error.what());
   }

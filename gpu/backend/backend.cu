@@ -43,9 +43,6 @@ class KernelBackend final : public Backend {
   }
   AttentionShape stored(const AttentionShape& shape) const override { return stored_on_device(shape); }
 
-  double host_bytes(const AttentionShape& shape, std::int64_t n, bool) const override {
-    return kIsHostMemory ? static_cast<double>(n) * static_cast<double>(stored(shape).bytes_per_position()) : 0;
-  }
   using Backend::make_cache;
   std::unique_ptr<KvCache> make_cache(const AttentionShape& shape, const OwnedLeaves& leaves,
                                       std::int64_t capacity) const override {

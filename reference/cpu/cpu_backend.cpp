@@ -516,9 +516,6 @@ class CpuBackend final : public Backend {
   ErrorTerms error_terms(const AttentionShape&) const override { return {}; }
   AttentionShape stored(const AttentionShape& shape) const override { return shape; }
 
-  double host_bytes(const AttentionShape& shape, std::int64_t n, bool borrowed) const override {
-    return borrowed ? 0 : static_cast<double>(n) * static_cast<double>(shape.bytes_per_position());
-  }
   using Backend::make_cache;
   std::unique_ptr<KvCache> make_cache(const AttentionShape& shape, const OwnedLeaves& leaves,
                                       std::int64_t capacity) const override {

@@ -52,10 +52,6 @@ class Backend {
   virtual ErrorTerms error_terms(const AttentionShape& shape) const = 0;
   /// The shape, with the types in which keys and values are stored.
   virtual AttentionShape stored(const AttentionShape& shape) const = 0;
-  /// Bytes of host memory for n rows of keys and values; 0 if a cache keeps none there. In double, because the axes of an
-  /// empty tensor may have a product beyond 64 bits.
-  /// @param borrowed whether they are in host memory already
-  virtual double host_bytes(const AttentionShape& shape, std::int64_t n, bool borrowed) const = 0;
   /// An empty cache for a range of the tree. @param capacity rows that there is room for before it grows
   virtual std::unique_ptr<KvCache> make_cache(const AttentionShape& shape, const OwnedLeaves& leaves,
                                               std::int64_t capacity) const = 0;

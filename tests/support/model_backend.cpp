@@ -140,7 +140,6 @@ class ModelBackend final : public Backend {
   std::string refusal(const AttentionShape&) const override { return ""; }
   ErrorTerms error_terms(const AttentionShape&) const override { return {}; }
   AttentionShape stored(const AttentionShape& shape) const override { return shape; }
-  double host_bytes(const AttentionShape&, std::int64_t, bool) const override { return 0; }
   std::unique_ptr<KvCache> make_cache(const AttentionShape& shape, const OwnedLeaves& leaves,
                                       std::int64_t capacity) const override {
     return std::make_unique<ModelCache>(shape, leaves, capacity, bytes_per_second_);

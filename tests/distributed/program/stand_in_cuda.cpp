@@ -51,9 +51,6 @@ class StandIn final : public Backend {
   std::string refusal(const AttentionShape& shape) const override { return kernels_.refusal(shape); }
   ErrorTerms error_terms(const AttentionShape& shape) const override { return kernels_.error_terms(shape); }
   AttentionShape stored(const AttentionShape& shape) const override { return kernels_.stored(shape); }
-  double host_bytes(const AttentionShape& shape, std::int64_t n, bool borrowed) const override {
-    return kernels_.host_bytes(shape, n, borrowed);
-  }
   using Backend::make_cache;
   std::unique_ptr<KvCache> make_cache(const AttentionShape& shape, const OwnedLeaves& leaves,
                                       std::int64_t capacity) const override {
