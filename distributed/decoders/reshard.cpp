@@ -48,26 +48,6 @@ std::int64_t longest_of(std::span<const std::int64_t> lengths) {
   return lengths.empty() ? 0 : *std::ranges::max_element(lengths);
 }
 
-/// One batch entry of a shape.
-AttentionShape entry_of(AttentionShape shape) {
-  shape.batch = 1;
-  return shape;
-}
-
-/// Bytes that ranks send each other, by the indices of both.
-std::map<std::pair<int, int>, std::int64_t> bytes_between(std::span<const RowMove> moves,
-                                                          std::span<const OwnedLeaves> before, const AttentionShape& shape,
-                                                          std::span<const std::int64_t> lengths) {
-  const AttentionShape entry = entry_of(shape);
-  std::map<std::pair<int, int>, std::int64_t> bytes;
-  for (const RowMove& move : moves) {
-    if (move.from == move.to) continue;
-    for (const std::int64_t length : lengths)
-      bytes[{move.from, move.to}] += n_of_entry(move, before, length) * entry.bytes_per_position();
-  }
-  return bytes;
-}
-
 /// Rows [first, first + n) of all heads of a dense view of one entry, one head after the other.
 std::byte* pack(const TensorView& view, std::int64_t first, std::int64_t n, std::byte* to) {
   const std::size_t n_bytes = static_cast<std::size_t>(n * view.shape[3]) * bytes_of(view.dtype);
@@ -157,16 +137,6 @@ std::vector<RowMove> moves_between(std::span<const OwnedLeaves> before, std::spa
   return moves;
 }
 
-std::vector<RankCost::Message> reshard_messages(const Topology& topology, int rank, std::span<const OwnedLeaves> before,
-                                                std::span<const OwnedLeaves> after, const AttentionShape& shape,
-                                                std::span<const std::int64_t> lengths) {
-  std::vector<RankCost::Message> messages;
-  for (const auto& [ranks, bytes] : bytes_between(moves_between(before, after, longest_of(lengths)), before, shape, lengths))
-    if (ranks.first == topology.index_of(rank) && bytes > 0)
-      messages.push_back({topology.order()[static_cast<std::size_t>(ranks.second)], bytes});
-  return messages;
-}
-
 void reshard(Transport& transport, const KvCache& from, KvCache& to, std::span<const OwnedLeaves> before,
              std::span<const OwnedLeaves> after, std::span<const std::int64_t> lengths) {
   const Topology& topology = transport.topology();
@@ -183,9 +153,15 @@ void reshard(Transport& transport, const KvCache& from, KvCache& to, std::span<c
   });
   const std::vector<RowMove> moves = moves_between(before, after, longest_of(lengths));
   std::vector<std::vector<std::byte>> sent(before.size()), received(before.size());
-  for (const auto& [ranks, bytes] : bytes_between(moves, before, shape, lengths)) {
-    if (ranks.second == me) received[static_cast<std::size_t>(ranks.first)].resize(static_cast<std::size_t>(bytes));
-    if (ranks.first == me) sent[static_cast<std::size_t>(ranks.second)].resize(static_cast<std::size_t>(bytes));
+  AttentionShape entry = shape;
+  entry.batch = 1;
+  for (const RowMove& move : moves) {
+    if (move.from == move.to || (move.from != me && move.to != me)) continue;
+    std::vector<std::byte>& message =
+        move.to == me ? received[static_cast<std::size_t>(move.from)] : sent[static_cast<std::size_t>(move.to)];
+    for (const std::int64_t length : lengths)
+      message.resize(message.size() +
+                     static_cast<std::size_t>(n_of_entry(move, before, length) * entry.bytes_per_position()));
   }
 
   // A message has its moves in order, of each all entries, of each keys and then values.
@@ -215,7 +191,6 @@ void reshard(Transport& transport, const KvCache& from, KvCache& to, std::span<c
 
   // Ascending positions are ascending rows.
   to.reserve(to.leaves().n_keys(longest_of(lengths)));
-  const AttentionShape entry = entry_of(shape);
   std::vector<const std::byte*> next(before.size());
   std::ranges::transform(received, next.begin(), [](const auto& message) { return message.data(); });
   for (const RowMove& move : moves) {

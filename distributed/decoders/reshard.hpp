@@ -6,7 +6,6 @@
 /// an algorithm that keeps its bits has the same ones afterwards.
 #pragma once
 
-#include "tree_attn/distributed/plan/plan.hpp"
 #include "tree_attn/distributed/transport/transport.hpp"
 #include "tree_attn/reference/decode/kv_cache.hpp"
 
@@ -35,12 +34,6 @@ std::vector<KeyRange> spread_over(std::span<const KeyRange> ranges, int n_ranks)
 /// @throws std::invalid_argument for different numbers of ranks; std::out_of_range for a key that no rank holds
 std::vector<RowMove> moves_between(std::span<const OwnedLeaves> before, std::span<const OwnedLeaves> after,
                                    std::int64_t n_keys);
-
-/// What one rank sends: a message to every rank that gets rows of it.
-/// @param lengths of the sequences [b]
-std::vector<RankCost::Message> reshard_messages(const Topology& topology, int rank, std::span<const OwnedLeaves> before,
-                                                std::span<const OwnedLeaves> after, const AttentionShape& shape,
-                                                std::span<const std::int64_t> lengths);
 
 /// Moves the keys and values of all ranks. Collective. The memory of both caches, and of the messages, is in use meanwhile.
 /// @param transport in host memory @param from stays as it is; it has given back no page
