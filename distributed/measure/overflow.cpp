@@ -18,28 +18,18 @@ bool is_finite(std::span<const float> z) {
 }
 
 /// Of each component of the values of a head: whether all those that a query sees are finite.
-class FiniteValues {
- public:
-  const std::vector<bool>& of(const TensorView& v, std::int64_t i, std::int64_t h, const Seen& seen) {
-    if (!finite_.empty() && i == i_ && h == h_ && seen == seen_) return finite_;  // neighbouring rows share them
-    i_ = i, h_ = h, seen_ = seen;
-    std::vector<double> row(static_cast<std::size_t>(v.shape[3]));
-    finite_.assign(row.size(), true);
-    for (std::int64_t a = 0; a < seen.end; ++a) {
-      if (!seen.contains(a)) continue;
-      load_row(v, i, h, a, row.data());
-      for (std::size_t j = 0; j < row.size(); ++j) {
-        if (!std::isfinite(row[j])) finite_[j] = false;
-      }
+std::vector<bool> finite_values(const TensorView& v, std::int64_t i, std::int64_t h, const Seen& seen) {
+  std::vector<double> row(static_cast<std::size_t>(v.shape[3]));
+  std::vector<bool> finite(row.size(), true);
+  for (std::int64_t a = 0; a < seen.end; ++a) {
+    if (!seen.contains(a)) continue;
+    load_row(v, i, h, a, row.data());
+    for (std::size_t j = 0; j < row.size(); ++j) {
+      if (!std::isfinite(row[j])) finite[j] = false;
     }
-    return finite_;
   }
-
- private:
-  std::int64_t i_ = 0, h_ = 0;
-  Seen seen_;
-  std::vector<bool> finite_;
-};
+  return finite;
+}
 
 }  // namespace
 
@@ -47,7 +37,6 @@ bool has_overflowed(Workload& workload, const DecodeOutput& output) {
   const WorkloadShape& shape = workload.shape();
   const std::vector<std::int64_t> lengths = workload.lengths(workload.steps() - 1);
   const auto d_v = static_cast<std::size_t>(shape.value_dim);
-  FiniteValues finite_values;
   std::optional<Shard> all;
   for (std::size_t r = 0; r < output.lse.size(); ++r) {
     const std::span z(output.out.data() + r * d_v, d_v);
@@ -57,7 +46,7 @@ bool has_overflowed(Workload& workload, const DecodeOutput& output) {
                        kv_head = row % shape.heads / (shape.heads / shape.kv_heads);
     if (!all) all = workload.whole();
     const Seen seen = shape.rule.of(lengths[static_cast<std::size_t>(i)], shape.n_queries, j);
-    const std::vector<bool>& finite = finite_values.of(all->v, i, kv_head, seen);
+    const std::vector<bool> finite = finite_values(all->v, i, kv_head, seen);
     for (std::size_t c = 0; c < d_v; ++c) {
       if (finite[c] && !std::isfinite(z[c])) return true;
     }

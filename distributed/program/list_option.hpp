@@ -8,11 +8,7 @@
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
-#include <charconv>
-#include <concepts>
 #include <cstddef>
-#include <cstdint>
-#include <iterator>
 #include <string>
 #include <vector>
 
@@ -26,17 +22,6 @@ inline std::vector<std::string> items_of(const std::string& list) {
     items.push_back(list.substr(begin, end == std::string::npos ? end : end - begin));
   }
   return items;
-}
-
-/// The value of an item that its check has accepted. Integers are decimal; the parser would read 010 as 8.
-template <class T>
-T value_of(const std::string& item) {
-  T value{};
-  if constexpr (std::integral<T>)
-    std::from_chars(item.data(), item.data() + item.size(), value);
-  else
-    CLI::detail::lexical_cast(item, value);
-  return value;
 }
 
 /// Adds an option whose value is a list in one argument, so that IN and OUT may follow it. The parser would drop empty items
@@ -58,7 +43,7 @@ CLI::Option* add_list_option(CLI::App& command, const std::string& name, std::ve
   };
   const auto assign = [&items](const std::string& list) {
     items.clear();
-    std::ranges::transform(items_of(list), std::back_inserter(items), value_of<T>);
+    for (const std::string& item : items_of(list)) CLI::detail::lexical_cast(item, items.emplace_back());
   };
   return command.add_option_function<std::string>(name, assign, what)
       ->type_name(CLI::detail::type_name<T>() + std::string(",..."))
