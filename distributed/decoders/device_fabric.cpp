@@ -88,14 +88,6 @@ std::span<float> DeviceFabric::staged(Blocks blocks) const {
   return {staging_.get() + at(blocks.first), static_cast<std::size_t>(size(blocks))};
 }
 
-void DeviceFabric::upload(Blocks blocks, std::span<const float> elements) { blocks_->upload(at(blocks.first), elements); }
-
-std::vector<float> DeviceFabric::download(Blocks blocks) const {
-  std::vector<float> elements(static_cast<std::size_t>(size(blocks)));
-  blocks_->download(at(blocks.first), elements);
-  return elements;
-}
-
 void DeviceFabric::take_states(const float* states) {
   const bool is_sliced = plan_.n_own > 0 && plan_.widths.front().rows.of > 1;
   if (is_sliced) {

@@ -19,7 +19,7 @@ namespace tree_attn {
 /// The blocks of one plan on a device, taken once: the end of a step. Through host memory passes the output, unless it is
 /// left on the device, and messages if the transport sends them from there: the states of the plan, no more, which
 /// DeviceTraffic counts as downloaded by their sender and uploaded by their receiver.
-class DeviceFabric : public Fabric, public StepEnd {
+class DeviceFabric : public StepEnd {
  public:
   /// @param transport outlives the fabric @param stream as MakeBlocks
   /// @param scales KvScales::v, by which an output that is left on the device is multiplied
@@ -43,18 +43,16 @@ class DeviceFabric : public Fabric, public StepEnd {
   bool was_launched() const { return was_launched_; }
   /// @}
 
-  /// Copies adjacent blocks from host memory, and to it.
-  void upload(Blocks blocks, std::span<const float> elements);
-  std::vector<float> download(Blocks blocks) const;
-  void begin(const Plan& plan) override;
-  void run(const Exchange& exchange) override;
-  void run(const Combine& combine) override;
-  void run(const Copy& copy) override;
-  void run(const Fold& fold) override;
-  void run(const Finish& finish) override;
-  void run(const Weigh& weigh) override;
-  void run(const Divide& divide) override;
-  void run(const AllReduce& reduce) override;
+  void begin(const Plan& plan);
+  void run(const Exchange& exchange);
+  void run(const Combine& combine);
+  void run(const Copy& copy);
+  void run(const Fold& fold);
+  void run(const Finish& finish);
+  void run(const Weigh& weigh);
+  void run(const Divide& divide);
+  void run(const AllReduce& reduce);
+  void end() {}
 
  private:
   /// Copies the states of this rank's subtrees to the own blocks of the plan. Messages are queued after that.

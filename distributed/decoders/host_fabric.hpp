@@ -18,12 +18,12 @@ namespace tree_attn {
 /// it is: the states of this rank are sent and merged where the decode has written them, and a message, if the transport
 /// lets it stay, where it has arrived. Only what is merged or received otherwise is written into the blocks, and what the
 /// transport may read after the step (reads_late()). A message stays until an operation needs its block, or the step ends.
-class HostFabric : public Fabric {
+class HostFabric {
  public:
   /// @param transport outlives the fabric
   HostFabric(Transport& transport, Plan plan, std::int64_t n_rows, std::int64_t d_v);
   /// Leaves its memory to messages in flight.
-  ~HostFabric() override;
+  ~HostFabric();
   HostFabric(const HostFabric&) = delete;
   HostFabric& operator=(const HostFabric&) = delete;
 
@@ -43,17 +43,18 @@ class HostFabric : public Fabric {
   /// Elements of adjacent blocks, before or after a step.
   std::span<float> elements(Blocks blocks) const;
 
-  void begin(const Plan& plan) override;
-  void run(const Exchange& exchange) override;
-  void run(const Combine& combine) override;
-  void run(const Copy& copy) override;
-  void run(const Fold& fold) override;
-  void run(const Finish& finish) override;
-  void run(const Weigh& weigh) override;
-  void run(const Divide& divide) override;
+  void begin(const Plan& plan);
+  void run(const Exchange& exchange);
+  void run(const Combine& combine);
+  void run(const Copy& copy);
+  void run(const Fold& fold);
+  void run(const Finish& finish);
+  void run(const Weigh& weigh);
+  void run(const Divide& divide);
   /// @throws std::logic_error: plans for host memory hold none
-  void run(const AllReduce& reduce) override;
-  void end() override { settle(); }
+  void run(const AllReduce& reduce);
+  /// Ends a step: all blocks are in the memory of the fabric.
+  void end() { settle(); }
 
  protected:
   /// Copies into its block what is read elsewhere and was not used up, and lets the transport have its memory back.

@@ -4,7 +4,7 @@
 ///
 /// The ranges of positions alone determine which rank sends, receives and merges what; no value does. So an algorithm is
 /// data: blocks of states, messages of blocks, pairs of blocks to combine, a finish. execute() carries a plan out on a
-/// Fabric: host memory with messages over MPI or threads, or the memory of a device. Predictions are sums over the same
+/// fabric: host memory with messages over MPI or threads, or the memory of a device. Predictions are sums over the same
 /// lists.
 #pragma once
 
@@ -134,27 +134,11 @@ struct Plan {
   std::int64_t offset_of_own(Block block, std::int64_t n_rows, std::int64_t d_v) const;
 };
 
-/// Memory for the blocks of one plan, and the operations on them. Operations are ordered; they may still be running when a
-/// call returns. One fabric serves any number of steps.
-class Fabric {
- public:
-  virtual ~Fabric() = default;
-  /// Begins a step.
-  virtual void begin(const Plan& plan) = 0;
-  virtual void run(const Exchange& exchange) = 0;
-  virtual void run(const Combine& combine) = 0;
-  virtual void run(const Copy& copy) = 0;
-  virtual void run(const Fold& fold) = 0;
-  virtual void run(const Finish& finish) = 0;
-  virtual void run(const Weigh& weigh) = 0;
-  virtual void run(const Divide& divide) = 0;
-  virtual void run(const AllReduce& reduce) = 0;
-  /// Ends a step: all blocks are in the memory of the fabric.
-  virtual void end() {}
-};
-
 /// Carries out one step of a plan.
-inline void execute(const Plan& plan, Fabric& fabric) {
+/// @param fabric memory for the blocks of one plan, and the operations on them: HostFabric or DeviceFabric. Operations are
+/// ordered; they may still be running when a call returns. One fabric serves any number of steps.
+template <class Fabric>
+void execute(const Plan& plan, Fabric& fabric) {
   fabric.begin(plan);
   for (const Operation& operation : plan.operations) std::visit([&](const auto& each) { fabric.run(each); }, operation);
   fabric.end();

@@ -5,7 +5,7 @@
 #include "tree_attn/distributed/decoders/host_fabric.hpp"
 #include "tree_attn/distributed/plan/plan_builder.hpp"
 #include "tree_attn/distributed/transport/thread_transport.hpp"
-#include "tree_attn/gpu/platform/emulator/settings.hpp"
+#include "tree_attn/gpu/platform/emulator/launch.hpp"
 #include "tree_attn/tests/support/decoding.hpp"
 
 #include <random>
@@ -82,12 +82,9 @@ TEST_CASE("device fabric: every plan has the bits and the counts of host memory"
           transport.clear_traffic();
 
           DeviceFabric fabric(transport, plan, kRows, kValueDim, emulated::make_blocks);
-          for (Block block = 0; block < plan.n_own; ++block) {
-            const auto offset = static_cast<std::size_t>(plan.offset_of_own(block, kRows, kValueDim));
-            fabric.upload({block, 1}, own.states().subspan(offset, host.elements({block, 1}).size()));
-          }
-          execute(plan, fabric);
-          on_device[rank] = {fabric.download(plan.z), fabric.download(plan.lse)};
+          emulated::DeviceBuffer<float> states(std::max<std::int64_t>(std::ssize(own.states()), 1));
+          states.upload(own.states());
+          on_device[rank] = fabric.step(states.data()).copy();
           device_traffic[rank] = transport.traffic();
         });
         for (std::size_t rank = 0; rank < on_host.size(); ++rank) {

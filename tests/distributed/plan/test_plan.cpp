@@ -32,7 +32,7 @@ class ComposingFabric : public HostFabric {
  public:
   using HostFabric::HostFabric;
   using HostFabric::run;
-  void run(const Combine& combine) override {
+  void run(const Combine& combine) {
     settle();
     for (const auto& [left, right] : combine.pairs) compose(elements({left, combine.n}), elements({right, combine.n}));
   }
