@@ -28,6 +28,15 @@ inline void require_timeout(const char* function, double seconds) {
   require(seconds >= 0, function, ": a timeout of ", seconds, " s");
 }
 
+/// The error of a wait that has given up: "rank 1 waited 5 s for a message in two-level, step 3 and gave up".
+inline TransportError gave_up(int rank, double seconds, const std::string& waiting, const std::string& doing,
+                              int peer = -1) {
+  return {TransportError::Kind::kDeadline,
+          "rank " + std::to_string(rank) + " waited " + seconds_text(seconds) + " " + waiting +
+              (doing.empty() ? "" : " " + doing) + " and gave up",
+          rank, peer};
+}
+
 /// Observes every wait of one rank, and ends waits that take too long. One wait at a time.
 class Deadline {
  public:
@@ -77,10 +86,7 @@ class TimeLimit : public Deadline {
   void end_wait() override { waiting_.clear(); }
   void poll() override {
     if (waiting_.empty() || !(std::chrono::duration<double>(Clock::now() - since_).count() > seconds_)) return;
-    throw TransportError(TransportError::Kind::kDeadline,
-                         "rank " + std::to_string(rank_) + " waited " + seconds_text(seconds_) + " " + waiting_ +
-                             (doing_.empty() ? "" : " " + doing_) + " and gave up",
-                         rank_);
+    throw gave_up(rank_, seconds_, waiting_, doing_);
   }
 
  private:

@@ -18,6 +18,10 @@ namespace {
 
 constexpr const char* kNotReceived = "messages were sent that no rank received";
 
+OtherRankFailed another_failed(int rank) {
+  return OtherRankFailed("rank " + std::to_string(rank) + " gave up: another rank failed", rank);
+}
+
 /// Throws the error of one rank, with `who` before a text that names no rank. A TransportError, an InputError and a
 /// std::logic_error stay as they are.
 [[noreturn]] void rethrow(const std::exception_ptr& error, const std::string& who) {
@@ -99,7 +103,7 @@ void ThreadNetwork::flush(int from) {
   Mailbox& sender = mailbox(from);
   std::unique_lock lock(sender.mutex);
   const std::exception_ptr error = wait(
-      from, -1, lock, [&] { return sender.n_offered == 0; }, [] { return "its messages to be received"; });
+      from, -1, lock, [&] { return sender.n_offered == 0; }, [] { return std::string("its messages to be received"); });
   if (!error) return;
   lock.unlock();
   withdraw(from);
@@ -134,12 +138,8 @@ std::exception_ptr ThreadNetwork::wait(int rank, int peer, std::unique_lock<std:
   }
   ++n_computing_;
   if (condition()) return {};
-  const std::string name = "rank " + std::to_string(rank);
-  if (woken) return std::make_exception_ptr(OtherRankFailed(name + " gave up: another rank failed", rank));
-  return std::make_exception_ptr(TransportError(TransportError::Kind::kDeadline,
-                                                name + " waited " + seconds_text(timeout_) + " for " + what() +
-                                                    (own.doing.empty() ? "" : " " + own.doing) + " and gave up",
-                                                rank, peer));
+  if (woken) return std::make_exception_ptr(another_failed(rank));
+  return std::make_exception_ptr(gave_up(rank, timeout_, "for " + what(), own.doing, peer));
 }
 
 void ThreadNetwork::withdraw(int rank) {
@@ -191,15 +191,11 @@ void ThreadDeadline::poll() {
   if (waiting_.empty()) return;
   ThreadNetwork::Mailbox& own = network_.mailbox(rank_);
   const std::lock_guard lock(own.mutex);
-  const std::string name = "rank " + std::to_string(rank_);
-  if (own.closed) throw OtherRankFailed(name + " gave up: another rank failed", rank_);
+  if (own.closed) throw another_failed(rank_);
   // Computing counts as answering.
   if (network_.n_computing_ > 0) progress();
   if (Clock::now() - since_ < std::chrono::duration<double>(network_.timeout_)) return;
-  throw TransportError(TransportError::Kind::kDeadline,
-                       name + " waited " + seconds_text(network_.timeout_) + " " + waiting_ +
-                           (own.doing.empty() ? "" : " " + own.doing) + " and gave up",
-                       rank_);
+  throw gave_up(rank_, network_.timeout_, waiting_, own.doing);
 }
 
 void ThreadRanks::barrier() const { all_gather({}, {}, "the arrival"); }
@@ -234,27 +230,9 @@ void ThreadTransport::finish_messages() {
 }
 
 void ThreadTransport::start_receive(std::span<std::byte> bytes, int from) {
-  const auto in_use = std::span(in_place_).first(n_in_place_);
-  if (std::ranges::find(in_use, from, &InPlace::from) != in_use.end())
-    throw std::logic_error("ThreadTransport: receives from rank " + std::to_string(from) + " before release()");
   // All ones are a NaN in every element type.
   std::memset(bytes.data(), 0xFF, bytes.size());
   receives_.push_back({bytes, from});
-}
-
-void ThreadTransport::start_receive_in_place(std::span<std::byte> bytes, int from, const std::byte*& at) {
-  if (!leaves_in_place_) return start_receive(bytes, from);
-  if (n_in_place_ == in_place_.size()) in_place_.emplace_back();
-  std::vector<std::byte>& memory = in_place_[n_in_place_].memory;
-  memory.resize(std::max(memory.size(), bytes.size()));
-  start_receive(std::span(memory).first(bytes.size()), from);
-  std::memset(bytes.data(), 0xFF, bytes.size());
-  at = memory.data();
-  in_place_[n_in_place_++].from = from;
-}
-
-void ThreadTransport::release() {
-  for (; n_in_place_ > 0; --n_in_place_) std::ranges::fill(in_place_[n_in_place_ - 1].memory, std::byte{0xFF});
 }
 
 void run_threads(const Topology& topology, double timeout, const ThreadBody& body) {

@@ -142,23 +142,16 @@ class ThreadTransport : public Transport {
       : Transport(topology, rank), network_(network) {}
   std::string_view name() const override { return "threads"; }
   const Network& network() const override { return kThreadNetwork; }
-  void progress() override { ++n_progress_; }
-  void release() override;
-  /// Leaves messages that may stay where they have arrived in memory of their own, which is NaN after release(): for tests
-  /// of programs that read them there. To receive again from their sender before release() is a std::logic_error.
-  void leave_in_place() { leaves_in_place_ = true; }
+  void progress() override {}
   bool is_one_process() const override { return true; }
   double timeout() const override { return network_.timeout(); }
 
   /// Messages started and not yet waited for.
   std::size_t in_flight() const { return sends_.size() + receives_.size(); }
-  /// Calls of progress().
-  std::int64_t n_progress() const { return n_progress_; }
 
  protected:
   void start_send(std::span<const std::byte> bytes, int to) override { sends_.push_back({bytes, to}); }
   void start_receive(std::span<std::byte> bytes, int from) override;
-  void start_receive_in_place(std::span<std::byte> bytes, int from, const std::byte*& at) override;
   void finish_messages() override;
   void tell_all(std::span<const std::byte> mine, std::span<std::byte> all, std::string_view what) override {
     network_.all_gather(rank(), mine, all, what);
@@ -168,15 +161,6 @@ class ThreadTransport : public Transport {
   ThreadNetwork& network_;
   std::vector<Send> sends_;
   std::vector<Receive> receives_;
-  bool leaves_in_place_ = false;
-  /// Memory of a message that is read where it arrived.
-  struct InPlace {
-    std::vector<std::byte> memory;
-    int from = 0;
-  };
-  std::vector<InPlace> in_place_;
-  std::size_t n_in_place_ = 0;  ///< those in use
-  std::int64_t n_progress_ = 0;
 };
 
 /// What run_threads() calls on every rank.

@@ -6,6 +6,7 @@
 #include "tree_attn/distributed/transport/thread_transport.hpp"
 #include "tree_attn/reference/data/input_error.hpp"
 #include "tree_attn/tests/support/decoding.hpp"
+#include "tree_attn/tests/support/in_place_transport.hpp"
 #include "tree_attn/tests/support/message.hpp"
 #include "tree_attn/tests/support/tensors.hpp"
 
@@ -107,8 +108,8 @@ TEST_CASE("combiner: the bits of a merge in one process, whole or by heads, in a
         CAPTURE(p);
         CAPTURE(topology.n_nodes());
         std::mutex mutex;
-        run_threads(topology, kTimeout, [&](ThreadTransport& transport) {
-          transport.leave_in_place();
+        run_threads(topology, kTimeout, [&](ThreadTransport& inner) {
+          InPlaceTransport transport(inner);
           const auto me = static_cast<std::size_t>(topology.index_of(transport.rank()));
           for (const std::int64_t slice_bytes : {std::int64_t{0}, std::int64_t{1} << 40}) {
             Combiner all(transport, shape, OutputPart::kAll, {.slice_bytes = slice_bytes});

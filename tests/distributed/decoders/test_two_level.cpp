@@ -7,6 +7,7 @@
 #include "tree_attn/distributed/plan/plan_builder.hpp"
 #include "tree_attn/distributed/transport/thread_transport.hpp"
 #include "tree_attn/tests/support/decoding.hpp"
+#include "tree_attn/tests/support/in_place_transport.hpp"
 #include "tree_attn/tests/support/sanitized.hpp"
 
 #include <mutex>
@@ -107,8 +108,8 @@ TEST_CASE("two-level: the bits of gather and the counts of the plan, for every r
                                                    std::vector<DecodeOutput>(static_cast<std::size_t>(p)));
     std::vector<Traffic> traffic(all_options.size());
     std::mutex mutex;
-    run_threads(topology, kTimeout, [&](ThreadTransport& transport) {
-      transport.leave_in_place();
+    run_threads(topology, kTimeout, [&](ThreadTransport& inner) {
+      InPlaceTransport transport(inner);
       const auto rank = static_cast<std::size_t>(transport.rank());
       const KeyRange range = topology.range_of(transport.rank(), ranges);
       for (std::size_t i = 0; i <= all_options.size(); ++i) {

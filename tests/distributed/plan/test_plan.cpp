@@ -6,6 +6,7 @@
 #include "tree_attn/distributed/plan/plan_builder.hpp"
 #include "tree_attn/distributed/transport/thread_transport.hpp"
 #include "tree_attn/tests/support/decoding.hpp"
+#include "tree_attn/tests/support/in_place_transport.hpp"
 
 #include <array>
 #include <numeric>
@@ -66,8 +67,8 @@ TEST_CASE("all_reduce: every rank ends with the contributions in rank order, for
       std::vector<float> expected = contribution(0);
       for (int index = 1; index < p; ++index) compose(expected, contribution(index));
       std::vector<std::vector<float>> ended(static_cast<std::size_t>(p));
-      run_threads(topology, kTimeout, [&](ThreadTransport& transport) {
-        transport.leave_in_place();
+      run_threads(topology, kTimeout, [&](ThreadTransport& inner) {
+        InPlaceTransport transport(inner);
         // Two blocks of two rows each.
         PlanBuilder builder;
         const Blocks mine = builder.allocate(kScalarBlock, 2);
@@ -102,8 +103,8 @@ TEST_CASE("plans: forests of any cut, empty ranges included, end as the output o
         for (const std::int64_t slice_bytes : {kMpiNetwork.slice_bytes, std::int64_t{1}}) {
           ++n_plans;
           std::vector<DecodeOutput> ended(static_cast<std::size_t>(p));
-          run_threads(topology, kTimeout, [&](ThreadTransport& transport) {
-            transport.leave_in_place();
+          run_threads(topology, kTimeout, [&](ThreadTransport& inner) {
+            InPlaceTransport transport(inner);
             const KeyRange range = topology.range_of(transport.rank(), ranges);
             const Plan plan =
                 (*plan_of)(topology, transport.rank(), ranges, {.slice_bytes = slice_bytes, .n_rows = 2, .d_v = 1});
@@ -136,8 +137,8 @@ TEST_CASE("broadcast: the blocks of the first member reach every member, and no 
     std::vector<int> members;
     for (int rank = p - 1; rank >= 0; rank -= 2) members.push_back(rank);
     std::vector<float> ended(static_cast<std::size_t>(p));
-    run_threads(Topology::pretend(p, 2), kTimeout, [&](ThreadTransport& transport) {
-      transport.leave_in_place();
+    run_threads(Topology::pretend(p, 2), kTimeout, [&](ThreadTransport& inner) {
+      InPlaceTransport transport(inner);
       PlanBuilder builder;
       const Blocks block = builder.allocate(kScalarBlock);
       const auto found = std::find(members.begin(), members.end(), transport.rank());
@@ -373,8 +374,8 @@ TEST_CASE("plans: states of another range are refused") {
   const Topology topology = Topology::pretend(1, 1);
   const KeyRange range{0, 3};
   const Plan plan = std::get<PlanOf>(find_algorithm("gather").exchange)(topology, 0, {&range, 1}, {});
-  run_threads(topology, kTimeout, [&](ThreadTransport& transport) {
-    transport.leave_in_place();
+  run_threads(topology, kTimeout, [&](ThreadTransport& inner) {
+    InPlaceTransport transport(inner);
     HostFabric fabric(transport, plan, 2, 1);
     CHECK_THROWS_AS(fabric.step(forest_of(0, 4).states()), std::logic_error);
   });
