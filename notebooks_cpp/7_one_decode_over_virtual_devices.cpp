@@ -22,6 +22,7 @@
 #include "tree_attn/reference/data/workload.hpp"
 #include "tree_attn/reference/oracle/algorithms.hpp"
 #include "tree_attn/reference/oracle/attention.hpp"
+#include "tree_attn/reference/oracle/cost_model.hpp"
 #include "tree_attn/reference/state/forest.hpp"
 
 #include <algorithm>
@@ -395,7 +396,8 @@ int main() {
       const Prediction step = predict(find_algorithm(name), large, topology, shards);
       curves += " " + std::to_string(step.bytes) + " " + std::to_string(step.bytes_between_nodes);
     }
-    curves += " " + std::to_string(find_algorithm("paper").paper_bytes(large, n_ranks)) + "\n";
+    const CostShape paper{.b = large.batch, .d = large.heads * large.value_dim, .n_h = large.heads, .p = n_ranks};
+    curves += " " + std::to_string(n_ranks * to_bytes(tree_volume(paper), sizeof(float))) + "\n";
   }
   const Topology nodes = Topology::pretend(128, 8);
   const std::vector<KeyRange> shards = even_ranges(large.n_keys, 128, kLeafKeys);

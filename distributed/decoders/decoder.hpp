@@ -128,9 +128,6 @@ struct OwnDecoder {
                    const PlanOptions& options);
 };
 
-/// Bytes that the paper's own formula gives for all of p ranks together.
-using PaperBytes = double (*)(const WorkloadShape& shape, int p);
-
 /// Why an algorithm cannot combine these shards, in a few words; empty if it can. The same on every rank.
 /// @param shape as the cache stores it
 using RefusalOf = std::string (*)(const Backend& backend, const Transport& transport, std::span<const KeyRange> ranges,
@@ -148,11 +145,10 @@ struct Algorithm {
   ExchangeRounding rounding = {};
   int kv_shards_in_flight = 0;  ///< shards of other ranks that a rank holds at once
   std::variant<PlanOf, OwnDecoder> exchange;
-  PaperBytes paper_bytes = [](const WorkloadShape&, int) { return 0.0; };  ///< 0: the paper has no formula
-  RadixOf radix = nullptr;                                                 ///< nullptr: the plan has no radix
-  RingOf ring = nullptr;                                                   ///< nullptr: it is no ring
-  RefusalOf refusal = nullptr;                                             ///< nullptr: it takes all that the backend takes
-  RanksRefusalOf refuses_ranks = nullptr;                                  ///< nullptr: it takes any nodes
+  RadixOf radix = nullptr;                 ///< nullptr: the plan has no radix
+  RingOf ring = nullptr;                   ///< nullptr: it is no ring
+  RefusalOf refusal = nullptr;             ///< nullptr: it takes all that the backend takes
+  RanksRefusalOf refuses_ranks = nullptr;  ///< nullptr: it takes any nodes
 
   /// Prepares decode steps: writes the plan of this rank and takes the memory for it. Collective: all ranks open the same
   /// algorithm, with the same shape, scale, order of leaves, ranges and options, and tell each other so; see

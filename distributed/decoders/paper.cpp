@@ -6,7 +6,6 @@
 /// the number of ranks. The max keeps NaN, an empty shard has weight 0, all-empty gives z = 0 and lse = -inf.
 #include "tree_attn/distributed/decoders/decoder.hpp"
 #include "tree_attn/distributed/plan/plan_builder.hpp"
-#include "tree_attn/reference/oracle/cost_model.hpp"
 
 namespace tree_attn {
 namespace {
@@ -28,12 +27,6 @@ Plan paper_plan(const Topology& topology, int rank, std::span<const KeyRange> ra
   return builder.take();
 }
 
-/// Eq. (14) on every rank.
-double bytes_of_formula(const WorkloadShape& shape, int p) {
-  const CostShape cost{shape.batch, 0, shape.heads * shape.value_dim * shape.n_queries, shape.heads * shape.n_queries, p};
-  return to_bytes(p * tree_volume(cost), sizeof(float));
-}
-
 }  // namespace
 
 extern const Algorithm kPaper;
@@ -42,7 +35,6 @@ constinit const Algorithm kPaper{
     .brief = "three AllReduces, exactly as in Alg. 3",
     .keeps_bits = false,
     .rounding = {.weight_error_per_lse = 8, .additions_per_rank = 1, .additions_per_level = 1, .rescalings = 1},
-    .exchange = &paper_plan,
-    .paper_bytes = bytes_of_formula};
+    .exchange = &paper_plan};
 
 }  // namespace tree_attn

@@ -280,12 +280,6 @@ RankCost ring_cost(const Topology& topology, int rank, std::span<const KeyRange>
   return cost;
 }
 
-/// Eq. (10), p - 1 times.
-/// @paper{eq_10, eq. (10)}
-double bytes_of_eq_10(const WorkloadShape& shape, int p) {
-  return static_cast<double>(shape.n_keys * shape.bytes_per_position()) * (p - 1);
-}
-
 }  // namespace
 
 extern const Algorithm kRing;
@@ -293,7 +287,6 @@ constinit const Algorithm kRing{.name = "ring",
                                 .brief = "baseline: keys and values circulate around the ring",
                                 .kv_shards_in_flight = 2,
                                 .exchange = OwnDecoder{open_ring, ring_cost},
-                                .paper_bytes = bytes_of_eq_10,
                                 .ring = ring_of};
 
 }  // namespace tree_attn

@@ -3,8 +3,6 @@
 /// @brief Sums over the plans.
 #include "tree_attn/distributed/measure/predict.hpp"
 
-#include "tree_attn/reference/oracle/cost_model.hpp"
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -42,14 +40,12 @@ std::int64_t add_ring(const Ring& ring, const Topology& topology, int rank, Pred
 
 Prediction predict(const Algorithm& algorithm, const WorkloadShape& shape, const Topology& topology,
                    std::span<const KeyRange> ranges, const PlanOptions& options, const std::optional<Cluster>& cluster) {
-  const int p = topology.size();
   const std::int64_t per_position = shape.batch * shape.kv_heads * (shape.head_dim + shape.value_dim);
   std::vector<RankCost> costs;
   std::optional<Ring> ring;
   if (algorithm.ring != nullptr) ring = algorithm.ring(ranges, shape);
   Prediction result;
-  std::int64_t largest_shard = 0;
-  for (int rank = 0; rank < p; ++rank) {
+  for (int rank = 0; rank < topology.size(); ++rank) {
     // Of a ring the ranks have the same but for what is where.
     if (!ring || rank == 0) costs.push_back(algorithm.cost(topology, rank, ranges, shape, options));
     RankCost& cost = costs.back();
@@ -72,7 +68,6 @@ Prediction predict(const Algorithm& algorithm, const WorkloadShape& shape, const
     result.peak_elements = std::max(result.peak_elements, positions * per_position + others);
     result.peak_kv_bytes = std::max(result.peak_kv_bytes, kv_bytes);
     result.peak_bytes = std::max(result.peak_bytes, kv_bytes + others * static_cast<std::int64_t>(sizeof(float)));
-    largest_shard = std::max(largest_shard, shard);
   }
   if (ring) ring->merge_steps = result.merge_steps;
   const auto time_on = [&](const Cluster& on) {
@@ -80,13 +75,6 @@ Prediction predict(const Algorithm& algorithm, const WorkloadShape& shape, const
   };
   result.rounds = std::llround(time_on(kOneUsPerMessage));
   if (cluster) result.step_us = time_on(*cluster);
-
-  // Evaluate the paper's formulas. There, keys and values have as many heads as the queries; here, they may have fewer.
-  const CostShape cost{shape.batch, 0, shape.heads * shape.value_dim * shape.n_queries, shape.heads * shape.n_queries, p};
-  const std::int64_t kv_elements = largest_shard * per_position;
-  result.paper_peak_elements = static_cast<double>(
-      algorithm.kv_shards_in_flight > 0 ? 2 * kv_elements + ring_peak_memory(cost) : kv_elements + tree_peak_memory(cost));
-  result.paper_bytes = algorithm.paper_bytes(shape, p);
   return result;
 }
 

@@ -26,8 +26,6 @@ struct Prediction {
   std::int64_t peak_kv_bytes = 0;        ///< of keys and values, where shards are dense; largest over the ranks
   std::int64_t peak_bytes = 0;           ///< the same elements in bytes: queries, states and outputs in F32
   std::optional<double> step_us;         ///< step_time() on the given cluster
-  double paper_bytes = 0;                ///< the paper's volume, eq. (10) or (14), over all ranks; 0 if it has no formula
-  double paper_peak_elements = 0;        ///< the paper's peak, eq. (8) or (9), over the largest shard
 };
 
 /// Predicts a step exactly: the counters of the transports equal these values.

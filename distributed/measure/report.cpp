@@ -67,16 +67,16 @@ std::string workload_text(const WorkloadShape& shape, int n_ranks, int n_nodes) 
          format("%d rank%s on %d node%s", n_ranks, n_ranks == 1 ? "" : "s", n_nodes, n_nodes == 1 ? "" : "s");
 }
 
+nlohmann::ordered_json fields(const WorkloadShape& shape) {
+  return {{"dtype", lower_name_of(shape.dtype)}, {"batch", shape.batch},       {"heads", shape.heads},
+          {"kv_heads", shape.kv_heads},          {"head_dim", shape.head_dim}, {"seq_len", shape.n_keys},
+          {"order", name_of(shape.order)}};
+}
+
 nlohmann::ordered_json fields(const Prediction& predicted) {
-  nlohmann::ordered_json fields{{"bytes_per_step", predicted.bytes},
-                                {"peak_elements", predicted.peak_elements},
-                                {"messages_per_step", predicted.messages},
-                                {"bytes_between_nodes_per_step", predicted.bytes_between_nodes},
-                                {"merge_steps", predicted.merge_steps},
-                                {"rounds", predicted.rounds},
-                                {"paper_peak_elements", predicted.paper_peak_elements}};
-  fields["paper_bytes_per_step"] = predicted.paper_bytes > 0 ? nlohmann::ordered_json(predicted.paper_bytes) : nullptr;
-  return fields;
+  return {{"bytes_per_step", predicted.bytes},       {"peak_elements", predicted.peak_elements},
+          {"messages_per_step", predicted.messages}, {"bytes_between_nodes_per_step", predicted.bytes_between_nodes},
+          {"merge_steps", predicted.merge_steps},    {"rounds", predicted.rounds}};
 }
 
 nlohmann::ordered_json fields(const Machine& machine) {
@@ -138,23 +138,15 @@ std::string table(const ReportHeader& header, std::span<const Measurement> measu
 }
 
 std::string json(const ReportHeader& header, std::span<const Measurement> measurements) {
-  const WorkloadShape& shape = header.shape;
   nlohmann::ordered_json report;
   for (const Measurement& m : measurements) {
     nlohmann::ordered_json run{
         {"algorithm", m.algorithm},
         {"backend", header.backend},
         {"transport", header.transport},
-        {"dtype", lower_name_of(shape.dtype)},
         {"ranks", header.ranks},
         {"nodes", header.nodes},
-        {"batch", shape.batch},
-        {"heads", shape.heads},
-        {"kv_heads", shape.kv_heads},
-        {"head_dim", shape.head_dim},
-        {"seq_len", shape.n_keys},
         {"steps", header.steps},
-        {"order", name_of(shape.order)},
         {"threads", header.threads},
         {"latency_us", quantiles(m.latency)},
         {"combine_us", quantiles(m.combine)},
@@ -168,6 +160,7 @@ std::string json(const ReportHeader& header, std::span<const Measurement> measur
         {"peak_kv_bytes_per_rank", m.peak_kv_bytes_per_rank},
         {"predicted", fields(m.predicted)},
     };
+    run.update(fields(header.shape));
     run["radix"] = radix_of(m.radix);
     run["max_abs_error"] = m.errors ? nlohmann::ordered_json(m.errors->max_abs) : nullptr;
     run["max_rel_error"] = m.errors ? nlohmann::ordered_json(m.errors->max_rel) : nullptr;
@@ -209,21 +202,14 @@ std::string table(const PredictionHeader& header, std::span<const NamedPredictio
 }
 
 std::string json(const PredictionHeader& header, std::span<const NamedPrediction> predictions) {
-  const WorkloadShape& shape = header.shape;
   nlohmann::ordered_json report;
   for (const auto& [name, radix, predicted] : predictions) {
     nlohmann::ordered_json run{{"algorithm", name},
-                               {"dtype", lower_name_of(shape.dtype)},
                                {"ranks", header.topology.size()},
                                {"nodes", header.topology.n_nodes()},
-                               {"batch", shape.batch},
-                               {"heads", shape.heads},
-                               {"kv_heads", shape.kv_heads},
-                               {"head_dim", shape.head_dim},
-                               {"seq_len", shape.n_keys},
-                               {"order", name_of(shape.order)},
                                {"radix", radix_of(radix)},
                                {"predicted", fields(predicted)}};
+    run.update(fields(header.shape));
     run["predicted"]["peak_kv_bytes_per_rank"] = predicted.peak_kv_bytes;
     run["predicted"]["peak_bytes_per_rank"] = predicted.peak_bytes;
     run["predicted"]["step_us"] = *predicted.step_us;
