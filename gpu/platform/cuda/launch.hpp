@@ -268,39 +268,22 @@ class DeviceBuffer {
   }
   /// Copies from the host, after all that is queued on the default stream; the bytes are there when it returns.
   void upload(std::span<const T> from, std::int64_t at = 0) {
-    if (from.empty()) return;
-    check(cudaMemcpy(data_ + at, from.data(), from.size_bytes(), cudaMemcpyHostToDevice), "cudaMemcpy to the device");
-    // From memory that is not pinned, cudaMemcpy() may return before the last bytes have arrived.
-    synchronise(Stream{});
-    count_upload(static_cast<std::int64_t>(from.size()));
+    upload_rows(from.data(), 0, at, 0, static_cast<std::int64_t>(from.size()), 1);
   }
   /// Copies n_rows rows of `width` elements from the host, each `pitch` elements after the one before it here, `from_pitch`
   /// there.
   void upload_rows(const T* from, std::int64_t from_pitch, std::int64_t at, std::int64_t pitch, std::int64_t width,
                    std::int64_t n_rows) {
-    constexpr std::int64_t kMostPitch = 0x7FFFFFFF;  // bytes, of cudaMemcpy2D
     if (width <= 0 || n_rows <= 0) return;
-    const auto bytes = [](std::int64_t n) { return static_cast<std::size_t>(n) * sizeof(T); };
-    if (n_rows > 1 && bytes(pitch) <= kMostPitch && bytes(from_pitch) <= kMostPitch && width <= pitch &&
-        width <= from_pitch) {
-      check(cudaMemcpy2D(data_ + at, bytes(pitch), from, bytes(from_pitch), bytes(width), static_cast<std::size_t>(n_rows),
-                         cudaMemcpyHostToDevice),
-            "cudaMemcpy2D to the device");
-    } else {
-      for (std::int64_t row = 0; row < n_rows; ++row) {
-        check(cudaMemcpy(data_ + at + row * pitch, from + row * from_pitch, bytes(width), cudaMemcpyHostToDevice),
-              "cudaMemcpy to the device");
-      }
-    }
+    queue_upload(Stream{}, from, from_pitch, at, pitch, width, n_rows);
     synchronise(Stream{});
-    count_upload(width * n_rows);
   }
   /// The same, queued: the host's memory is read when the stream gets there, at the earliest now.
   void queue_upload(Stream stream, const T* from, std::int64_t from_pitch, std::int64_t at, std::int64_t pitch,
                     std::int64_t width, std::int64_t n_rows) {
     if (width <= 0 || n_rows <= 0) return;
     queue_rows(stream, data_ + at, pitch, from, from_pitch, width, n_rows, cudaMemcpyHostToDevice);
-    count_upload(width * n_rows);
+    ++traffic().n_uploads, traffic().bytes_uploaded += width * n_rows * static_cast<std::int64_t>(sizeof(T));
   }
   void queue_upload(Stream stream, std::span<const T> from, std::int64_t at = 0) {
     queue_upload(stream, from.data(), 0, at, 0, static_cast<std::int64_t>(from.size()), 1);
@@ -322,9 +305,8 @@ class DeviceBuffer {
   /// Copies elements from `at` on to the host, once all launches are done.
   void download(std::span<T> to, std::int64_t at = 0) const {
     check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-    if (to.empty()) return;
-    check(cudaMemcpy(to.data(), data_ + at, to.size_bytes(), cudaMemcpyDeviceToHost), "cudaMemcpy from the device");
-    traffic().bytes_downloaded += static_cast<std::int64_t>(to.size_bytes());
+    queue_download(Stream{}, to, at);
+    synchronise(Stream{});
   }
   /// The same, queued: `to` is written when the stream gets there.
   void queue_download(Stream stream, std::span<T> to, std::int64_t at = 0) const {
@@ -343,10 +325,6 @@ class DeviceBuffer {
   }
 
  private:
-  static void count_upload(std::int64_t n) {
-    ++traffic().n_uploads;
-    traffic().bytes_uploaded += n * static_cast<std::int64_t>(sizeof(T));
-  }
   static void queue_rows(Stream stream, T* to, std::int64_t pitch, const T* from, std::int64_t from_pitch,
                          std::int64_t width, std::int64_t n_rows, cudaMemcpyKind kind) {
     constexpr std::int64_t kMostPitch = 0x7FFFFFFF;  // bytes, of cudaMemcpy2DAsync

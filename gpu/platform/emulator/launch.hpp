@@ -15,7 +15,6 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <optional>
 #include <span>
 #include <string>
@@ -173,11 +172,8 @@ class DeviceBuffer {
   void queue_copy(Stream stream, const DeviceBuffer& from, std::int64_t from_at, std::int64_t from_pitch, std::int64_t at,
                   std::int64_t pitch, std::int64_t width, std::int64_t n_rows, const Line& line = Line::current()) {
     if (n_rows <= 0 || width <= 0) return;
-    check_rows("copy", at, pitch, width, n_rows), from.check_rows("copy", from_at, from_pitch, width, n_rows);
-    runtime::queue_copy(
-        runtime::queue_of(stream.queue), "copy", {as_bytes(data_ + at), bytes(pitch), true},
-        {as_bytes(from.data_ + from_at), bytes(from_pitch), true}, bytes(width), static_cast<std::size_t>(n_rows), [] {},
-        line);
+    from.check_rows("copy", from_at, from_pitch, width, n_rows);
+    queue_copy_in(stream, from.data_ + from_at, from_pitch, at, pitch, width, n_rows, line);
   }
   /// Copies rows from device memory of another owner, and to it, queued. @throws DeviceError if they do not fit
   void queue_copy_in(Stream stream, const T* from, std::int64_t from_pitch, std::int64_t at, std::int64_t pitch,

@@ -386,14 +386,6 @@ cudaError_t cudaMemcpy2DAsync(void* to, std::size_t pitch, const void* from, std
 cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t n, cudaMemcpyKind kind, cudaStream_t stream) {
   return copy_rows(to, n, from, n, n, 1, kind, stream);
 }
-cudaError_t cudaMemcpy2D(void* to, std::size_t pitch, const void* from, std::size_t from_pitch, std::size_t width,
-                         std::size_t n_rows, cudaMemcpyKind kind) {
-  if (const cudaError_t status = no_capture("cudaMemcpy2D"); status != cudaSuccess) return status;
-  return then(copy_rows(to, pitch, from, from_pitch, width, n_rows, kind, nullptr), [] { return finished(nullptr); });
-}
-cudaError_t cudaMemcpy(void* to, const void* from, std::size_t n, cudaMemcpyKind kind) {
-  return cudaMemcpy2D(to, n, from, n, n, 1, kind);
-}
 cudaError_t cudaMemsetAsync(void* to, int value, std::size_t n, cudaStream_t stream) {
   std::byte* const target = bytes_at(to, n, true);
   if (target == nullptr)
