@@ -10,7 +10,7 @@
 /// | word | meaning |
 /// | --- | --- |
 /// | `threadIdx blockIdx blockDim gridDim` | CUDA's own |
-/// | `__syncthreads __syncwarp __threadfence atomicAdd` | CUDA's own |
+/// | `__syncthreads __syncwarp atomicAdd` | CUDA's own |
 /// | `sync_neighbours` | a barrier of every n neighbouring threads of a block, whole warps |
 /// | `__shfl_sync __shfl_xor_sync __ballot_sync __any_sync __all_sync __popc` | CUDA's own |
 /// | `Shared<T>` | pointer into the shared memory of this block; a plain `T*` on the device |
@@ -21,14 +21,14 @@
 /// | `load_fresh store_fresh load_fresh16 store_fresh16` | one element of global memory, or 16 bytes, that other threads or operations write, or read |
 /// | `atomic_inc_acq_rel` | a counter in global memory that wraps to zero, with acquire and release |
 /// | `wait_until store_release load_acquire` | waits for memory that other blocks, launches or devices write; a word that says so |
-/// | `store_far store_packet load_packet` | stores into windows of other devices: 4 bytes; a Packet of 16 that arrives as a whole |
+/// | `store_packet load_packet` | a store into a window of another device: a Packet of 16 bytes, which arrives as a whole |
 /// | `nanoseconds` | time, for waits that give up |
-/// | `copy_async16 copy_async4 copy_async_commit copy_async_wait` | asynchronous copies from global to shared memory, in groups |
+/// | `copy_async16 copy_async_commit copy_async_wait` | asynchronous copies from global to shared memory, in groups |
 /// | `Barrier barrier_init barrier_arrive barrier_arrive_expect` | an mbarrier in shared memory |
 /// | `barrier_wait bulk_copy` | bulk copies that complete on an mbarrier |
 /// | `TensorMap bulk_copy_tensor swizzled_unit` | boxes of a strided array, swizzled, completing on an mbarrier |
 /// | `launch_dependents wait_for_previous_launch` | launches on a stream that overlap |
-/// | `cluster_rank cluster_size cluster_sync cluster_meet remote` | blocks of a cluster, and each other's shared memory |
+/// | `cluster_rank cluster_sync cluster_meet remote` | blocks of a cluster, and each other's shared memory |
 /// | `load_matrices_x4 load_matrices_x4_transposed transpose_matrices mma_16x8x16` | tensor cores, several matrices a word |
 /// | `elect_one async_proxy_fence` | one lane of a warp; writes to shared memory before bulk copies to it |
 /// | `multiply fused_multiply_add multiply_pairs` | rounded as written: no compiler may contract or split them; two of BF16 |

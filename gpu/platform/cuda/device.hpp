@@ -168,15 +168,8 @@ __device__ inline unsigned load_acquire(const unsigned* from) {
 
 // ---- Windows: memory that other devices store to, at system scope
 
-/// 4 bytes into a window of any device; they arrive at any time until a store_release() that they precede.
-template <class T>
-__device__ inline void store_far(T* to, std::type_identity_t<T> value) {
-  static_assert(sizeof(T) == 4);
-  std::uint32_t word;
-  memcpy(&word, &value, sizeof word);
-  asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(to), "r"(word) : "memory");
-}
-/// A packet into a window of any device; it arrives at any time, as a whole: one access of 128 bits.
+/// A packet into a window of any device; it arrives at any time until a store_release() that it precedes, as a whole: one
+/// access of 128 bits.
 __device__ inline void store_packet(Packet* to, const Packet& packet) {
   std::uint64_t half[2];
   memcpy(half, &packet, sizeof half);
@@ -217,11 +210,6 @@ __device__ inline void sync_neighbours(int n) {
 template <class T>
 __device__ inline void copy_async16(T* to, const void* from, int n_bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address_of(to)), "l"(from), "r"(n_bytes) : "memory");
-}
-/// Starts to copy 4 bytes from global memory, where a state of other threads of this launch may lie. Both addresses are
-/// multiples of 4.
-__device__ inline void copy_async4(float* to, const float* from) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(address_of(to)), "l"(from) : "memory");
 }
 /// Ends the group of the copies that this thread has started.
 __device__ inline void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
@@ -333,11 +321,6 @@ __device__ inline int cluster_rank() {
   std::uint32_t rank;
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return static_cast<int>(rank);
-}
-__device__ inline int cluster_size() {
-  std::uint32_t size;
-  asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
-  return static_cast<int>(size);
 }
 /// A barrier of all threads of the cluster; writes before it are visible after it.
 __device__ inline void cluster_sync() {

@@ -90,16 +90,12 @@ inline int __all_sync(unsigned mask, int yes, const Line& line = Line::current()
 
 inline int __popc(unsigned bits) { return std::popcount(bits); }
 
-inline void __threadfence() { runtime::fence(); }
-/// On global memory.
+/// On global memory. It orders nothing.
 template <class T>
 T atomicAdd(T* to, std::type_identity_t<T> add, const Line& line = Line::current()) {
   static_assert(std::is_same_v<T, int> || std::is_same_v<T, unsigned>);
   runtime::check_global(to, sizeof *to, runtime::Reach::kAtomic, "atomicAdd", line);
-  runtime::before_atomic(to);
-  const T before = __atomic_fetch_add(to, add, __ATOMIC_RELAXED);
-  runtime::after_atomic(to);
-  return before;
+  return __atomic_fetch_add(to, add, __ATOMIC_RELAXED);
 }
 
 /// A counter in global memory: 0, 1, ..., last, 0, ... TSan knows the two orders of the C++ atomic.
@@ -218,18 +214,11 @@ inline unsigned load_acquire(const unsigned* from, const Line& line = Line::curr
 
 // ---- Windows: memory that other devices store to
 
-/// 4 bytes into a window of any device; they arrive at any time until a store_release() that they precede.
-template <class T>
-void store_far(T* to, std::type_identity_t<T> value, const Line& line = Line::current()) {
-  static_assert(sizeof(T) == 4 && std::is_trivially_copyable_v<T>);
-  runtime::check_global(to, sizeof value, runtime::Reach::kWrite, "store_far", line);
-  runtime::store_far(to, &value, sizeof value);
-}
-/// A packet into a window of any device; it arrives at any time, as a whole.
+/// A packet into a window of any device; it arrives at any time until a store_release() that it precedes, as a whole.
 inline void store_packet(Packet* to, const Packet& packet, const Line& line = Line::current()) {
   runtime::check_global(to, sizeof packet, runtime::Reach::kWrite, "store_packet", line);
   runtime::check_aligned16(to, "store_packet", line);
-  runtime::store_far(to, &packet, sizeof packet);
+  runtime::store_far_16(to, &packet);
 }
 inline Packet load_packet(const Packet* from, const Line& line = Line::current()) {
   runtime::check_global(from, sizeof *from, runtime::Reach::kRead, "load_packet", line);
@@ -249,11 +238,7 @@ inline std::uint64_t nanoseconds() {
 
 template <class T>
 void copy_async16(Shared<T> to, const void* from, int n_bytes, const Line& line = Line::current()) {
-  runtime::copy_async(reinterpret_cast<std::byte*>(runtime::for_later(to, 16, line)), 16, from, n_bytes, "copy_async16",
-                      line);
-}
-inline void copy_async4(Shared<float> to, const float* from, const Line& line = Line::current()) {
-  runtime::copy_async(reinterpret_cast<std::byte*>(runtime::for_later(to, 4, line)), 4, from, 4, "copy_async4", line);
+  runtime::copy_async16(reinterpret_cast<std::byte*>(runtime::for_later(to, 16, line)), from, n_bytes, line);
 }
 inline void copy_async_commit() { runtime::copy_async_commit(); }
 template <int kPending>
@@ -313,7 +298,6 @@ inline void wait_for_previous_launch() { runtime::wait_for_previous_launch(); }
 // ---- Clusters
 
 inline int cluster_rank() { return runtime::cluster_rank(); }
-inline int cluster_size() { return runtime::cluster_size(); }
 inline void cluster_sync(const Line& line = Line::current()) { runtime::meet_cluster(line); }
 /// Orders no memory on a device. Here it does, and no mode finds a cluster_meet() where cluster_sync() is needed.
 inline void cluster_meet(const Line& line = Line::current()) { runtime::meet_cluster(line); }

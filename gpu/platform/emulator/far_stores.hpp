@@ -10,10 +10,7 @@
 /// modelled: order that an mbarrier gives, and stores of 16 bytes that arrive in pieces.
 #pragma once
 
-#include "tree_attn/gpu/platform/emulator/coordinates.hpp"
-
 #include <cstddef>
-#include <cstdint>
 #include <vector>
 
 namespace tree_attn::emulated::runtime {

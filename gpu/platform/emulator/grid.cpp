@@ -8,7 +8,6 @@
 #include "tree_attn/gpu/platform/emulator/random.hpp"
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <numeric>
 #include <string>

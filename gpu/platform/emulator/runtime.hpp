@@ -39,10 +39,9 @@ std::byte* take(int n, std::size_t n_bytes, std::size_t alignment, const Line& l
 /// The same place in another block of the cluster.
 std::byte* remote(std::byte* own, int rank, const Line& line);
 int cluster_rank();
-int cluster_size();
 
-/// Asynchronous copies of `size` bytes, of which n_bytes come from global memory and the others are zero.
-void copy_async(std::byte* to, int size, const void* from, int n_bytes, const char* word, const Line& line);
+/// Asynchronous copies of 16 bytes, of which n_bytes come from global memory and the others are zero.
+void copy_async16(std::byte* to, const void* from, int n_bytes, const Line& line);
 void copy_async_commit();
 void copy_async_wait(int n_pending);
 
@@ -66,18 +65,13 @@ void bulk_copy_tensor(std::byte* to, const TensorBox& box, DType dtype, std::uin
 void wait_for_memory(const Line& line);
 void pass_wait();
 
-/// Far stores of 4 or 16 bytes, see far_stores.hpp.
-void store_far(void* to, const void* from, std::size_t n_bytes);
+/// Far stores of 16 bytes, and of words, see far_stores.hpp.
+void store_far_16(void* to, const void* from);
 void store_word(unsigned* to, unsigned value);
 unsigned load_word(const unsigned* from);
 void load_far_16(void* to, const void* from);
 
 /// From here on the running thread may touch what the launch before this one used.
 void wait_for_previous_launch();
-
-/// Around an atomic on global memory, and a fence: what makes them one synchronisation.
-void before_atomic(const void* address);
-void after_atomic(const void* address);
-void fence();
 
 }  // namespace tree_attn::emulated::runtime

@@ -2,13 +2,11 @@
 /// @file
 /// @brief Which fiber of a cluster runs next: each switches directly to the next one.
 #include "tree_attn/gpu/platform/device_error.hpp"
-#include "tree_attn/gpu/platform/emulator/global_memory.hpp"
 #include "tree_attn/gpu/platform/emulator/sanitizer.hpp"
 #include "tree_attn/gpu/platform/emulator/shadow.hpp"
 #include "tree_attn/gpu/platform/emulator/thread.hpp"
 
 #include <algorithm>
-#include <cstring>
 #include <string>
 #include <utility>
 #include <vector>
@@ -115,10 +113,9 @@ void begin_cluster(Cluster& cluster, int number) {
       thread.warp = &block.warps[at / 32];
       thread.lane = at % 32;
       thread.number = rank * n_threads + i;
-      thread.exited = thread.fenced = thread.waited = false;
+      thread.exited = thread.waited = false;
       thread.call = {};
       thread.copies.clear();
-      thread.touched.clear();
       thread.group = 0;
     }
     for (std::size_t w = 0; w < block.warps.size(); ++w) {

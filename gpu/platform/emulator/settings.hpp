@@ -35,9 +35,6 @@ struct Settings {
   std::size_t shared_bytes = 0;  ///< dynamic shared memory that a block may have; 0: least_shared_bytes(major)
 };
 
-/// Groups that hold as many clusters of 2, 4, 8 and 16 blocks as an H200 said that it does: 66, 30, 15 and 7.
-inline const std::vector<int> kLargeDevice = {18, 18, 18, 18, 18, 16, 16, 10};
-
 /// Clusters of so many blocks that a device holds at once, if each block fills a multiprocessor.
 inline int n_clusters(const Settings& settings, int n_multiprocessors, int size) {
   if (size > settings.largest_cluster) return 0;

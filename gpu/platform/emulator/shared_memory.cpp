@@ -6,7 +6,6 @@
 #include "tree_attn/gpu/platform/emulator/thread.hpp"
 
 #include <bit>
-#include <cstring>
 #include <string>
 
 namespace tree_attn::emulated::runtime {
@@ -138,6 +137,5 @@ void fail_aligned(const char* word, const Line& line) {
 }
 
 int cluster_rank() { return running->block->rank; }
-int cluster_size() { return static_cast<int>(running->block->cluster->blocks.size()); }
 
 }  // namespace tree_attn::emulated::runtime

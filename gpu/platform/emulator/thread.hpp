@@ -39,9 +39,8 @@ struct Call {
 /// A copy that has been issued and not yet been waited for.
 struct AsyncCopy {
   std::byte* to;
-  std::size_t size;
   const void* from;
-  int n_bytes;  ///< of `size` that come from there
+  int n_bytes;  ///< of 16 that come from there
   int group;
   Line line;
 };
@@ -64,9 +63,7 @@ struct Thread {
   void* operand = nullptr;  ///< of the collective it waits at
   const void* meeting_mark = nullptr;
   std::vector<AsyncCopy> copies;
-  int group = 0;                     ///< of the next asynchronous copy
-  std::vector<const void*> touched;  ///< by atomics since the last fence
-  bool fenced = false;
+  int group = 0;        ///< of the next asynchronous copy
   bool waited = false;  ///< for the launch before this one
   Clock clock;
 };

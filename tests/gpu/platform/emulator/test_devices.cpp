@@ -18,13 +18,12 @@ struct OnDevice {
   int before;
 };
 
-enum class Touch { kLoad, kLoadOnce, kStore, kStoreFar, kPacket };
+enum class Touch { kLoad, kLoadOnce, kStore, kPacket };
 void touch(Touch what, float* at) {
   if (what == Touch::kLoad) load_fresh(at);
   if (what == Touch::kLoadOnce) load_once(at);
   if (what == Touch::kStore) store_fresh(at, 1);
-  if (what == Touch::kStoreFar) store_far(at + threadIdx.x, 1.0f);
-  if (what == Touch::kPacket) store_packet(reinterpret_cast<Packet*>(at), {{1, 2, 3}, 4});
+  if (what == Touch::kPacket) store_packet(reinterpret_cast<Packet*>(at) + threadIdx.x, {{1, 2, 3}, 4});
 }
 
 TEST_CASE("emulator: a kernel reaches memory of its own device, and windows of others that it has been given") {
@@ -41,10 +40,10 @@ TEST_CASE("emulator: a kernel reaches memory of its own device, and windows of o
   CHECK(current_device() == 1);
   for (const MemoryUse use : {MemoryUse::Persistent, MemoryUse::Input, MemoryUse::Scratch}) {
     const DeviceBuffer<float> other = of(2, use);
-    for (const Touch what : {Touch::kLoad, Touch::kLoadOnce, Touch::kStore, Touch::kStoreFar, Touch::kPacket})
+    for (const Touch what : {Touch::kLoad, Touch::kLoadOnce, Touch::kStore, Touch::kPacket})
       CHECK(has(error_of(touch, {}, what, other.data()), "memory of device 2 from device 1, which is no window"));
   }
-  CHECK(has(error_of(touch, {}, Touch::kStoreFar, window.data()), "which has not enabled it: enable_peer_access()"));
+  CHECK(has(error_of(touch, {}, Touch::kPacket, window.data()), "which has not enabled it: enable_peer_access()"));
   enable_peer_access(2);
 
   // What goes to another device is counted, whatever word stores it.
@@ -53,11 +52,10 @@ TEST_CASE("emulator: a kernel reaches memory of its own device, and windows of o
     CHECK(error_of(touch, {.block = {n_threads}}, what, buffer.data()) == "");
     return traffic().bytes_to_peers - before;
   };
-  CHECK(bytes_of(Touch::kStoreFar, window, 32) == 32 * 4);
-  CHECK(bytes_of(Touch::kPacket, window, 1) == 16);
+  CHECK(bytes_of(Touch::kPacket, window, 8) == 8 * 16);
   CHECK(bytes_of(Touch::kStore, window, 1) == 4);
   CHECK(bytes_of(Touch::kLoad, window, 1) == 0);
-  CHECK(bytes_of(Touch::kStoreFar, near, 32) == 0);
+  CHECK(bytes_of(Touch::kPacket, near, 8) == 0);
   CHECK(bytes_of(Touch::kStore, own, 1) == 0);
 }
 

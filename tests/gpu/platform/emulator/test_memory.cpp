@@ -176,24 +176,6 @@ TEST_CASE("emulator: an asynchronous copy is late, and fills up with zeros") {
   CHECK(has(error_of(copy, {.shared_bytes = 32}, in.data() + 64, 4, 0, out.data()), "copy_async16 reads bytes 256 to 260"));
 }
 
-void copy4(const float* from, int shift, float* out) {
-  Arena arena;
-  const Shared<float> piece = arena.take<float>(2);
-  piece[0] = piece[1] = 7;
-  copy_async4(piece + shift, from);
-  copy_async_commit();
-  copy_async_wait<0>();
-  for (int i = 0; i < 2; ++i) out[i] = piece[i];
-}
-
-TEST_CASE("emulator: an asynchronous copy of 4 bytes takes those and no others") {
-  const DeviceBuffer<float> in = ascending(64), out(2);
-  launch(copy4, {.shared_bytes = 8}, {}, in.data() + 63, 1, out.data());
-  CHECK(out.download() == std::vector<float>{7, 63});
-  CHECK(has(error_of(copy4, {.shared_bytes = 8}, in.data() + 64, 0, out.data()), "copy_async4 reads bytes 256 to 260"));
-  CHECK(!error_of(copy4, {.shared_bytes = 8}, in.data(), 2, out.data()).empty());
-}
-
 void writes_at(int at) {
   Arena arena;
   arena.take<int>(8);

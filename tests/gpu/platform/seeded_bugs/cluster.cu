@@ -64,7 +64,7 @@ __global__ void cluster(Bug bug, const float* in, float* out) {
   if (bug != Bug::kNoClusterBarrierBeforeRead) cluster_sync();
   if (cluster_rank() == 0 && thread == 0) {
     float total = 0;
-    for (int rank = 0; rank < cluster_size(); ++rank) total += remote(block_sum, rank)[0];
+    for (int rank = 0; rank < kClusterSize; ++rank) total += remote(block_sum, rank)[0];
     out[blockIdx.x / kClusterSize] = total;
   }
   if (bug != Bug::kNoClusterBarrierBeforeExit) cluster_sync();

@@ -18,8 +18,8 @@ constexpr int kRanks = 2, kLanes = 32, kSteps = 2, kFit = 2, kMostBlocks = kFit 
 /// A window: what the blocks of the other device send, and words that say that it is there. Steps take turns with its two
 /// halves, so that no block overwrites what another has not read.
 struct Window {
-  float* elements = nullptr;  ///< [2][kMostBlocks][kLanes]
-  unsigned* words = nullptr;  ///< [2][kMostBlocks]
+  Packet* elements = nullptr;  ///< [2][kMostBlocks][kLanes], one number in each
+  unsigned* words = nullptr;   ///< [2][kMostBlocks]
 };
 
 /// What a lane of a rank sends.
@@ -30,7 +30,7 @@ __device__ inline float element_of(int rank, unsigned step, unsigned block, unsi
 /// @param[out] out [kLanes] sums over what all blocks of the other rank have sent to each of these blocks
 __global__ void exchange(Bug bug, int rank, unsigned step, Window other, Window own, float* out) {
   const unsigned lane = threadIdx.x, half = step % 2 * kMostBlocks;
-  store_far(other.elements + (half + blockIdx.x) * kLanes + lane, element_of(rank, step, blockIdx.x, lane));
+  store_packet(other.elements + (half + blockIdx.x) * kLanes + lane, {{element_of(rank, step, blockIdx.x, lane)}, 0});
   // After a shuffle all lanes have stored, and a release of one of them says nothing of the others' stores.
   if (bug == Bug::kNoSyncwarpBeforeSignal)
     __shfl_sync(0xFFFFFFFF, lane, 0);
@@ -40,7 +40,7 @@ __global__ void exchange(Bug bug, int rank, unsigned step, Window other, Window 
   if (lane == 0 && !is_silent) {
     unsigned* const word = other.words + half + blockIdx.x;
     if (bug == Bug::kRelaxedSignal) {
-      store_far(word, step);
+      store_fresh(word, step);
     } else {
       store_release(word, step);
     }
@@ -51,7 +51,8 @@ __global__ void exchange(Bug bug, int rank, unsigned step, Window other, Window 
   }
   __syncwarp();
   float sum = 0;
-  for (unsigned block = 0; block < gridDim.x; ++block) sum += load_fresh(own.elements + (half + block) * kLanes + lane);
+  for (unsigned block = 0; block < gridDim.x; ++block)
+    sum += load_fresh(own.elements[(half + block) * kLanes + lane].element);
   store_fresh(out + (step * kMostBlocks + blockIdx.x) * kLanes + lane, sum);
 }
 
@@ -72,7 +73,7 @@ struct Rank {
   }
   Window window() const { return {elements.data(), words.data()}; }
 
-  DeviceBuffer<float> elements;
+  DeviceBuffer<Packet> elements;
   DeviceBuffer<unsigned> words;
   DeviceBuffer<float> sums{(kSteps + 1) * kMostBlocks * kLanes}, out{kLanes};
   OwnedStream stream, adds;

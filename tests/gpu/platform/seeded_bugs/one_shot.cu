@@ -32,7 +32,7 @@ struct OneHalf : Peers {
   __device__ std::int64_t offset(unsigned, int device, std::int64_t row) const { return Peers::offset(0, device, row); }
 };
 
-/// What a thread sends of a packet, in pieces that arrive one by one.
+/// What a thread sends of a packet: its step, and then the rest.
 __device__ void send_in_pieces(const Peers& peers, const float* states, std::int64_t row) {
   for (int i = static_cast<int>(threadIdx.x); i < peers.n_slots(peers.me) * static_cast<int>(peers.n_packets);
        i += static_cast<int>(blockDim.x)) {
@@ -40,11 +40,11 @@ __device__ void send_in_pieces(const Peers& peers, const float* states, std::int
     const unsigned step = load_fresh(peers.steps + row) + 1;
     for (int to = 0; to < peers.n; ++to) {
       Packet* const packet = peers.window[to] + peers.offset(step, peers.me, row) + i;
-      store_far(&packet->step, step);
-      for (int c = 0; c < 3; ++c) {
-        if (first + c < kSize)
-          store_far(&packet->element[c], load_fresh(states + (subtree * peers.n_rows + row) * kSize + first + c));
-      }
+      Packet whole{{}, step};
+      store_packet(packet, whole);
+      for (int c = 0; c < 3 && first + c < kSize; ++c)
+        whole.element[c] = load_fresh(states + (subtree * peers.n_rows + row) * kSize + first + c);
+      store_packet(packet, whole);
     }
   }
 }

@@ -78,10 +78,8 @@ __global__ void pipeline(Bug bug, const float* in, int n, float* partial, unsign
     if (bug == Bug::kPlainCounter) {
       before = *counter;
       *counter = before + 1;
-    } else if (bug == Bug::kNoFenceBefore || bug == Bug::kNoFenceBehind || bug == Bug::kRelaxedCounter) {
-      if (bug == Bug::kNoFenceBehind) __threadfence();
+    } else if (bug == Bug::kRelaxedCounter) {
       before = atomicAdd(counter, 1u);
-      if (bug == Bug::kNoFenceBefore) __threadfence();
     } else {
       before = atomic_inc_acq_rel(counter, bug == Bug::kCounterTooLong ? gridDim.x : gridDim.x - 1);
       wraps = true;
@@ -92,17 +90,9 @@ __global__ void pipeline(Bug bug, const float* in, int n, float* partial, unsign
   }
   __syncthreads();
   if (*is_last == 1 && thread == 0) {
-    for (unsigned i = 0; i < 2 * gridDim.x; ++i) copy_async4(scratch + i, partial + i), copy_async_commit();
-    if (bug == Bug::kWeakWaitFor4) {
-      copy_async_wait<1>();
-    } else {
-      copy_async_wait<0>();
-    }
     float total = 0;
-    for (unsigned i = 0; i < 2 * gridDim.x; ++i) {
-      const float found = scratch[i];
-      total += bug == Bug::kReadOnlyLoad ? load_once(partial + i) : found;
-    }
+    for (unsigned i = 0; i < 2 * gridDim.x; ++i)
+      total += bug == Bug::kReadOnlyLoad ? load_once(partial + i) : load_fresh(partial + i);
     if (bug == Bug::kEntryTooMany && load_fresh(partial + 2 * gridDim.x) > 1e6f) total = 0;
     *out = total;
   }
