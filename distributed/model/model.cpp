@@ -8,7 +8,6 @@
 #include "tree_attn/reference/tensor/convert.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <set>
 

@@ -20,8 +20,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <span>
-#include <string>
 #include <string_view>
 #include <vector>
 

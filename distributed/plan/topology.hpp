@@ -9,7 +9,6 @@
 #include <cstddef>
 #include <span>
 #include <stdexcept>
-#include <string>
 #include <vector>
 
 namespace tree_attn {

@@ -6,7 +6,6 @@
 #include "tree_attn/distributed/program/machine.hpp"
 #include "tree_attn/distributed/program/program.hpp"
 #include "tree_attn/gpu/backend/backends.hpp"
-#include "tree_attn/reference/data/input_error.hpp"
 
 #include <algorithm>
 #include <cstdio>

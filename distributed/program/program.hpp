@@ -15,10 +15,8 @@
 #include <cstddef>
 #include <cstdio>
 #include <functional>
-#include <optional>
 #include <string>
 #include <string_view>
-#include <utility>
 
 namespace tree_attn {
 

@@ -7,7 +7,6 @@
 #include "tree_attn/gpu/backend/device_tensors.hpp"
 
 #include <algorithm>
-#include <stdexcept>
 #include <utility>
 
 namespace tree_attn::TREE_ATTN_PLATFORM {

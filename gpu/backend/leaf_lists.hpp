@@ -10,7 +10,6 @@
 #include "tree_attn/reference/state/owned_leaves.hpp"
 
 #include <cstdint>
-#include <span>
 #include <vector>
 
 namespace tree_attn::TREE_ATTN_PLATFORM {

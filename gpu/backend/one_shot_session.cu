@@ -7,7 +7,6 @@
 #include "tree_attn/gpu/engine/one_shot.cuh"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstdio>
 #include <iterator>

@@ -6,7 +6,6 @@
 #include "tree_attn/gpu/engine/launch.hpp"
 
 #include <limits>
-#include <span>
 #include <string>
 
 namespace tree_attn::TREE_ATTN_PLATFORM {

@@ -7,7 +7,6 @@
 #include "tree_attn/reference/data/safetensors_header.hpp"
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cstring>
 #include <optional>

@@ -4,7 +4,6 @@
 #include "tree_attn/reference/data/input_error.hpp"
 #include "tree_attn/reference/data/workload.hpp"
 
-#include <algorithm>
 #include <array>
 #include <cmath>
 #include <stdexcept>

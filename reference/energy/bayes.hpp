@@ -24,7 +24,6 @@
 
 #include <Eigen/Eigenvalues>
 
-#include <cmath>
 #include <stdexcept>
 #include <string>
 

@@ -28,7 +28,6 @@
 #include <Eigen/Core>
 
 #include <cmath>
-#include <cstdint>
 #include <random>
 #include <stdexcept>
 #include <string>

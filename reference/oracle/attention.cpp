@@ -7,7 +7,6 @@
 #include "tree_attn/reference/oracle/scores.hpp"
 #include "tree_attn/reference/tensor/shape.hpp"
 
-#include <algorithm>
 #include <array>
 #include <cmath>
 #include <iterator>

@@ -9,7 +9,6 @@
 
 #include "tree_attn/reference/state/state.hpp"
 
-#include <cmath>
 #include <cstdint>
 #include <limits>
 
