@@ -28,7 +28,7 @@ auto fields_of(std::string_view algorithm, const Topology& topology, const OpenS
   const PageRule pages = shard.cache->pages() != nullptr ? shard.cache->pages()->rule() : PageRule{};
   // The shape of the states, n_rows and d_v, follows from that of the cache.
   const auto& [radix, node_radix, slice_bytes, network, library, on_host, steps_done, n_rows, d_v] = options;
-  const auto& [inside, between, overhead, network_slice_bytes, n_links] = network;
+  const auto& [inside, between, overhead, network_slice_bytes, n_links, gather] = network;
   const auto& [latency, bandwidth] = inside;
   return std::array{Field{"algorithm", algorithm},
                     Field{"hash of nodes", hash_of(topology)},
@@ -59,6 +59,7 @@ auto fields_of(std::string_view algorithm, const Topology& topology, const OpenS
                     Field{"bandwidth", between.bytes_per_us},
                     Field{"overhead", overhead},
                     Field{"links per node", n_links},
+                    Field{"AllGather of the library", gather},
                     Field{"sums by the library", library},
                     Field{"windows on the host", on_host},
                     Field{"steps done", steps_done}};

@@ -5,6 +5,7 @@
 
 #include "tree_attn/reference/state/state.hpp"
 
+#include <algorithm>
 #include <stdexcept>
 #include <utility>
 
@@ -13,6 +14,10 @@ namespace {
 
 DeviceBlocks::Operator elementwise(Combine::Operator op) {
   return op == Combine::Operator::kMax ? DeviceBlocks::Operator::kMax : DeviceBlocks::Operator::kAdd;
+}
+
+bool gathers(const Plan& plan) {
+  return std::ranges::any_of(plan.operations, [](const Operation& each) { return std::holds_alternative<AllGather>(each); });
 }
 
 }  // namespace
@@ -25,7 +30,9 @@ DeviceFabric::DeviceFabric(Transport& transport, Plan plan, std::int64_t n_rows,
       n_rows_(n_rows),
       d_v_(d_v),
       offsets_(plan_.offsets(n_rows, d_v)),
-      blocks_(make_blocks(offsets_.back() + (scales.empty() ? 0 : size(plan_.z)), d_v, stream)),
+      memory_(device_ != nullptr && gathers(plan_) ? device_->allocate_to_gather(n_elements(!scales.empty()) * sizeof(float))
+                                                   : nullptr),
+      blocks_(make_blocks(n_elements(!scales.empty()), d_v, stream, memory_ ? memory_->of(transport.rank()) : nullptr)),
       staging_(std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(offsets_.back()))),
       n_out_(static_cast<std::size_t>(size(plan_.z))),
       has_scales_(!scales.empty()) {
@@ -110,6 +117,11 @@ void DeviceFabric::give_output() {
 void DeviceFabric::run(const AllReduce& reduce) {
   if (device_ == nullptr) throw std::logic_error("DeviceFabric: the transport has no AllReduce of its own");
   device_->all_reduce(reduce.op, on_device(reduce.blocks));
+}
+
+void DeviceFabric::run(const AllGather& gather) {
+  if (device_ == nullptr) throw std::logic_error("DeviceFabric: the transport has no AllGather of its own");
+  device_->all_gather(on_device(gather.own), on_device(gather.all));
 }
 
 void DeviceFabric::run(const Exchange& exchange) {

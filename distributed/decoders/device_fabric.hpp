@@ -52,6 +52,7 @@ class DeviceFabric : public StepEnd {
   void run(const Weigh& weigh);
   void run(const Divide& divide);
   void run(const AllReduce& reduce);
+  void run(const AllGather& gather);
   void end() {}
 
  private:
@@ -61,6 +62,8 @@ class DeviceFabric : public StepEnd {
   void give_output();
   std::int64_t at(Block block) const { return offsets_[static_cast<std::size_t>(block)]; }
   std::int64_t size(Blocks blocks) const { return at(blocks.first + blocks.n) - at(blocks.first); }
+  /// Elements of all blocks, and of the scales of the values.
+  std::int64_t n_elements(bool with_scales) const { return offsets_.back() + (with_scales ? size(plan_.z) : 0); }
   /// Rows of a block of states, and of a block of scalars.
   std::int64_t n_states(Block block) const;
   std::int64_t n_scalars(Block block) const { return size({block, 1}); }
@@ -74,6 +77,7 @@ class DeviceFabric : public StepEnd {
   Plan plan_;
   std::int64_t n_rows_, d_v_;
   std::vector<std::int64_t> offsets_;
+  std::unique_ptr<NodeMemory> memory_;  ///< of the blocks, where the library gathers; else null
   std::unique_ptr<DeviceBlocks> blocks_;
   std::unique_ptr<float[]> staging_;
   std::span<float> output_;                ///< z, then lse: of the blocks, on the host

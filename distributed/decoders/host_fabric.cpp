@@ -230,6 +230,9 @@ void HostFabric::run(const Weigh& weigh) {
 void HostFabric::run(const AllReduce&) {
   throw std::logic_error("HostFabric: no transport of host memory has an AllReduce of its own");
 }
+void HostFabric::run(const AllGather&) {
+  throw std::logic_error("HostFabric: no transport of host memory has an AllGather of its own");
+}
 
 void HostFabric::run(const Divide& divide) {
   constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();

@@ -53,6 +53,7 @@ class HostFabric {
   void run(const Divide& divide);
   /// @throws std::logic_error: plans for host memory hold none
   void run(const AllReduce& reduce);
+  void run(const AllGather& gather);
   /// Ends a step: all blocks are in the memory of the fabric.
   void end() { settle(); }
 

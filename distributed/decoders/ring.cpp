@@ -24,7 +24,7 @@ class KvMemory {
     if (device_ == nullptr) return on_host_.first<std::byte>(n_bytes);
     if (n_bytes > n_on_device_) {
       on_device_.reset();
-      on_device_ = device_->make_blocks()(static_cast<std::int64_t>((n_bytes + 3) / 4), 1, nullptr);
+      on_device_ = device_->make_blocks()(static_cast<std::int64_t>((n_bytes + 3) / 4), 1, nullptr, nullptr);
       n_on_device_ = n_bytes;
     }
     return {n_bytes == 0 ? nullptr : reinterpret_cast<std::byte*>(on_device_->address(0)), n_bytes};
@@ -105,7 +105,7 @@ class RingDecoder : public Decoder {
     for (KvMemory& memory : memory_)
       memory.first(static_cast<std::size_t>(longest * shard.cache->shape().bytes_per_position()));
     // A stream of its own for the messages, so that the next shard travels while kernels compute on this one.
-    if (device_ != nullptr) for_messages_ = device_->make_blocks()(0, 1, nullptr);
+    if (device_ != nullptr) for_messages_ = device_->make_blocks()(0, 1, nullptr, nullptr);
   }
   /// Keeps what is sent and received for ever, if messages are in flight.
   ~RingDecoder() override {

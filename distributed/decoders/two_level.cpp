@@ -6,7 +6,8 @@
 /// links are in use, and every rank ends with the forest of the whole. PlanBuilder::join_blocks() states the rule and why
 /// its bits are canonical. Where n_slices() says so, the rows are cut: the ranks of a node first scatter
 /// slices of the rows, each joins its slice of all nodes, and they gather the output at the end. Rows are merged
-/// independently, so the bits are the same.
+/// independently, so the bits are the same. On one node whose ranks have as many states each, the library of the transport
+/// may gather them instead, see library_gathers().
 #include "tree_attn/distributed/decoders/decoder.hpp"
 #include "tree_attn/distributed/plan/plan_builder.hpp"
 
@@ -31,6 +32,11 @@ Plan two_level_plan(const Topology& topology, int rank, std::span<const KeyRange
   const Members neighbours = members_of_node(topology, rank, ranges);
   const int n_ranks = static_cast<int>(neighbours.ranks.size());
   PlanBuilder builder;
+
+  if (library_gathers(topology, ranges, options)) {
+    builder.finish(builder.root(builder.all_gather(ranges, builder.own(topology.range_of(rank, ranges)))));
+    return builder.take();
+  }
 
   // Cut by rows: each rank of the node joins one slice with the ranks of its index in the other nodes.
   if (const int n = n_slices(topology, bytes, options); n > 1) {

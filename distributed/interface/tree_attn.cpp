@@ -33,7 +33,7 @@ struct OfBackend {
   DLDeviceType type = kDLCUDA;
 
   explicit OfBackend(const DevicePlatform& platform) {
-    if (platform.make_blocks != nullptr) blocks = platform.make_blocks(0, 1, nullptr);
+    if (platform.make_blocks != nullptr) blocks = platform.make_blocks(0, 1, nullptr, nullptr);
     if (platform.is_emulated) type = kDLExtDev;
   }
 };

@@ -23,6 +23,7 @@ struct Network {
   /// bytes that it saves.
   std::int64_t slice_bytes = 32 * 1024;
   int links_per_node = 0;  ///< to other nodes, which its ranks share; 0: one for each rank
+  double gather_us = 0;    ///< latency of an AllGather by the library inside a node; 0: it has none
 
   bool operator==(const Network&) const = default;
 };
@@ -60,6 +61,9 @@ inline constexpr Network kNcclNetwork{.inside = {.latency_us = 7.2, .bytes_per_u
                                       .between = {.latency_us = 22.4, .bytes_per_us = 50e3},
                                       .overhead_us = 0,
                                       .slice_bytes = 16 * 1024};
+/// An AllGather by NCCL in a window of all GPUs of a node, from 2.27 on, whose kernels store into the memory of the others:
+/// NCCL's own constant for the low-latency protocol on GPUs before Blackwell (src/sym_kernels.cc). Not measured here.
+inline constexpr double kNcclGatherUs = 4.5;
 /// The same where NCCL_ALLOC_P2P_NET_LL_BUFFERS is 1 on all ranks: 6.6 + 2.7 us between nodes.
 inline constexpr Network kNcclLowLatencyNetwork{.inside = kNcclNetwork.inside,
                                                 .between = {.latency_us = 9.3, .bytes_per_us = 50e3},

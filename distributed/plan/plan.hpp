@@ -113,8 +113,14 @@ struct AllReduce {
   Blocks blocks;
 };
 
+/// Gathers adjacent blocks of every rank, rank after rank, by an AllGather of the transport's library (Network::gather_us).
+/// Nothing is counted for it either.
+struct AllGather {
+  Blocks own, all;  ///< as many of each rank
+};
+
 /// One step of a plan.
-using Operation = std::variant<Exchange, Combine, Copy, Fold, Finish, Weigh, Divide, AllReduce>;
+using Operation = std::variant<Exchange, Combine, Copy, Fold, Finish, Weigh, Divide, AllReduce, AllGather>;
 
 /// The operations of one rank, in order.
 struct Plan {

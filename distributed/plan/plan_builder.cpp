@@ -174,6 +174,15 @@ BlockForest PlanBuilder::scatter_rows(const Members& members, std::span<const Bl
   return join(forests);
 }
 
+BlockForest PlanBuilder::all_gather(std::span<const KeyRange> ranges, const BlockForest& own) {
+  collective();
+  std::vector<BlockForest> forests;
+  for (const KeyRange& range : ranges) forests.push_back(allocate(range));
+  const auto n = static_cast<std::int32_t>(own.blocks.size());
+  add(AllGather{{own.blocks.front(), n}, {forests.front().blocks.front(), n * static_cast<std::int32_t>(ranges.size())}});
+  return join(forests);
+}
+
 BlockForest PlanBuilder::take_slice(const Members& members, std::span<const BlockForest> slices) {
   rows_ = {members.me, static_cast<int>(members.ranks.size())};
   return slices[static_cast<std::size_t>(members.me)];
@@ -282,6 +291,22 @@ int radix_between_nodes(const Topology& topology, double message_bytes, const Pl
   if (options.radix > 0) return options.radix;
   const double on_a_link = message_bytes * copies_on_a_link(topology, options) / n_slices(topology, message_bytes, options);
   return default_radix(options.network, topology.n_nodes(), on_a_link);
+}
+
+bool library_gathers(const Topology& topology, std::span<const KeyRange> ranges, const PlanOptions& options) {
+  const auto n_states = [](const KeyRange& range) { return n_subtrees(range.begin, range.end); };
+  const int p = topology.size(), n = n_states(ranges.front());
+  const auto has_as_many = [&](const KeyRange& range) { return n_states(range) == n; };
+  if (options.network.gather_us <= 0 || options.node_radix > 0 || topology.n_nodes() > 1 || p == 1 || n == 0 ||
+      !std::ranges::all_of(ranges, has_as_many))
+    return false;
+  const Link& link = options.network.inside;
+  const double overhead = options.network.overhead_us, bytes = longest_forest_bytes(ranges, options);
+  // Cut by rows, slices are scattered in one round and gathered in another.
+  const double by_messages = n_slices(topology, bytes, options) > 1
+                                 ? 2 * join_time(link, overhead, p, p, bytes / p)
+                                 : join_time(link, overhead, p, default_radix(link, overhead, p, bytes), bytes);
+  return options.network.gather_us + (p - 1) * bytes / link.bytes_per_us < by_messages;
 }
 
 double longest_forest_bytes(std::span<const KeyRange> ranges, const PlanOptions& options) {

@@ -117,6 +117,9 @@ class PlanBuilder {
   /// Finishes the slice of this rank and gathers the others from the members: one round, after which all have the output.
   /// @param state the slice of member members.me
   void gather_output(const Members& members, Block state);
+  /// Gathers the forests of all ranks by the library, where library_gathers() says so.
+  /// @returns the forest of all ranks
+  BlockForest all_gather(std::span<const KeyRange> ranges, const BlockForest& own);
   /// Reduces forests along a schedule of exchange.hpp. @returns the forest of this rank after the last step
   BlockForest reduce(const Members& members, std::span<const ExchangeStep> steps, BlockForest mine);
   /// Broadcasts blocks of the first member along a binomial tree.
@@ -148,6 +151,9 @@ Members members_of_node(const Topology& topology, int rank, std::span<const KeyR
 int n_slices(const Topology& topology, double message_bytes, const PlanOptions& options);
 /// The radix between nodes, by default for the slices of messages of so many bytes.
 int radix_between_nodes(const Topology& topology, double message_bytes, const PlanOptions& options);
+/// Whether an AllGather by the library of the transport takes less time than rounds of messages: all ranks are on one node,
+/// they have as many states each, as in the dealt order a power of two of them has, and no radix is asked for.
+bool library_gathers(const Topology& topology, std::span<const KeyRange> ranges, const PlanOptions& options);
 /// Bytes of the longest of the forests of some ranges. @param options with the shape of the states
 double longest_forest_bytes(std::span<const KeyRange> ranges, const PlanOptions& options);
 

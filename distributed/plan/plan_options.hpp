@@ -52,21 +52,26 @@ inline int n_rounds(int n, int k) {
   return rounds;
 }
 
-/// The radix with the least time between nodes, or between the ranks of a node: the smallest
+/// The time in which M blocks are joined, k at a time:
 ///
-///     T(k) = ceil(log_k M) (alpha + (k - 1) (S / beta + 2 o)),  k = 2, 4, 8, ... < M and k = M
+///     T(k) = ceil(log_k M) (alpha + (k - 1) (S / beta + 2 o))
 ///
-/// for M of them, messages of S bytes, latency alpha and bandwidth beta of their links, and o per message at both ends. The
-/// smaller k among equals; 2 if there are fewer than three. Other radices are left out: blocks of six nodes, say, hold
-/// a range that is no aligned subtree, so their messages are several times as long in the next round.
+/// for messages of S bytes, latency alpha and bandwidth beta of their links, and o per message at both ends.
+/// @param overhead_us o @param n M @param bytes S
+inline double join_time(const Link& link, double overhead_us, int n, int k, double bytes) {
+  return n_rounds(n, k) * (link.latency_us + (k - 1) * (bytes / link.bytes_per_us + 2 * overhead_us));
+}
+
+/// The radix with the least time between nodes, or between the ranks of a node: join_time() for k = 2, 4, 8, ... < M and
+/// k = M, the smaller k among equals; 2 if there are fewer than three. Other radices are left out: blocks of six nodes, say,
+/// hold a range that is no aligned subtree, so their messages are several times as long in the next round.
 /// @param overhead_us o @param bytes S
 inline int default_radix(const Link& link, double overhead_us, int n_nodes, double bytes) {
-  const double per_message = bytes / link.bytes_per_us + 2 * overhead_us;
   int best = 2;
   double least = std::numeric_limits<double>::infinity();
   for (int k = 2;; k *= 2) {
     k = std::min(k, std::max(n_nodes, 2));
-    const double time = n_rounds(n_nodes, k) * (link.latency_us + (k - 1) * per_message);
+    const double time = join_time(link, overhead_us, n_nodes, k, bytes);
     if (time < least) least = time, best = k;
     if (k >= n_nodes) return best;
   }

@@ -25,10 +25,10 @@ namespace tree_attn {
 class DeviceTransport : public Transport {
  public:
   using Transport::Transport;
-  /// Messages and reductions that were queued together, and where the stream is when they have arrived.
+  /// Messages, reductions and gathers that were queued together, and where the stream is when they have arrived.
   struct Group {
     std::size_t mark = 0;
-    std::vector<int> senders;  ///< whose messages it receives; all other ranks if it is a reduction
+    std::vector<int> senders;  ///< whose messages it receives; all other ranks, if the library chooses
   };
   /// The groups of a step, in order.
   struct Queued {
@@ -52,6 +52,14 @@ class DeviceTransport : public Transport {
   /// number of ranks. The maximum of a NaN and a number may be either.
   /// @param op kMax or kAdd @param elements in device memory, the same number on every rank
   virtual void all_reduce(Combine::Operator op, std::span<float> elements) = 0;
+  /// Memory for all_gather(), where ranks are on one node: a window of all of them, in which the library takes its fastest
+  /// way. Collective. @param n_bytes the same on every rank, at least 1
+  /// @throws TransportError
+  virtual std::unique_ptr<NodeMemory> allocate_to_gather(std::size_t n_bytes) = 0;
+  /// Queues an AllGather, by the library: not counted either.
+  /// @param own elements in memory of allocate_to_gather(), as many on every rank, at the same place
+  /// @param[out] all those of all ranks, rank after rank; apart from own
+  virtual void all_gather(std::span<const float> own, std::span<float> all) = 0;
   /// Waits until these messages and reductions are done, and all that is on their stream.
   /// @throws TransportError after the deadline, or if the library reports an error
   virtual void settle(const Queued& queued) = 0;

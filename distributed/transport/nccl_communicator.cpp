@@ -102,6 +102,10 @@ void NcclCommunicator::all_reduce(float* elements, std::size_t n, nccl::Operator
         library_->functions().ncclAllReduce(elements, elements, n, nccl::Type::kFloat32, op, comm_, stream));
 }
 
+void NcclCommunicator::all_gather(const float* own, float* all, std::size_t n, void* stream) {
+  check("ncclAllGather", library_->functions().ncclAllGather(own, all, n, nccl::Type::kFloat32, comm_, stream));
+}
+
 void NcclCommunicator::await(std::string_view what) {
   const auto state = [&] {
     nccl::Status status = nccl::Status::kInProgress;
@@ -162,20 +166,23 @@ NcclWindow::NcclWindow(NcclCommunicator& node, const Topology& topology, std::si
     node.check("ncclCommWindowRegister",
                f.ncclCommWindowRegister(node.get(), memory_, n_bytes, &window_, nccl::kSymmetricWindow));
     node.await("the ranks of its node to register a window");
-    for (std::size_t place = 0; window_ != nullptr && place < at_.size(); ++place) {
-      node.check("ncclGetPeerDevicePointer", f.ncclGetPeerDevicePointer(window_, 0, static_cast<int>(place), &at_[place]));
-    }
-    run_on_all(node.ranks(), [&] {
-      if (std::ranges::count(at_, nullptr) > 0)
-        throw InputError(
-            "NCCL registered no window: the devices of the node do not all reach each other's memory (nvidia-smi topo -p2p "
-            "r "
-            "says which do), or NCCL_CUMEM_ENABLE or NCCL_WIN_ENABLE is 0; use --windows host");
-    });
   } catch (...) {
     release();
     throw;
   }
+  at_[static_cast<std::size_t>(topology.place_of(node.ranks().rank()))] = memory_;
+}
+
+void NcclWindow::find_others() {
+  const nccl::Functions& f = node_.library().functions();
+  for (std::size_t place = 0; window_ != nullptr && place < at_.size(); ++place)
+    node_.check("ncclGetPeerDevicePointer", f.ncclGetPeerDevicePointer(window_, 0, static_cast<int>(place), &at_[place]));
+  run_on_all(node_.ranks(), [&] {
+    if (window_ == nullptr || std::ranges::count(at_, nullptr) > 0)
+      throw InputError(
+          "NCCL registered no window: the devices of the node do not all reach each other's memory (nvidia-smi topo -p2p r "
+          "says which do), or NCCL_CUMEM_ENABLE or NCCL_WIN_ENABLE is 0; use --windows host");
+  });
 }
 
 NcclWindow::~NcclWindow() { release(); }

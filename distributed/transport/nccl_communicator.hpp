@@ -44,7 +44,7 @@ class NcclCommunicator {
   const NcclLibrary& library() const { return *library_; }
   const Ranks& ranks() const { return ranks_; }
 
-  /// Queues messages and reductions as one group. @param queue calls send(), receive() and all_reduce()
+  /// Queues messages and collectives as one group. @param queue calls the four functions that follow
   /// @throws TransportError
   template <class Queue>
   void group(const Queue& queue) {
@@ -61,6 +61,8 @@ class NcclCommunicator {
   void receive(void* to, std::size_t n_bytes, int peer, void* stream);
   /// In a group: n elements of F32, in place.
   void all_reduce(float* elements, std::size_t n, nccl::Operator op, void* stream);
+  /// In a group: n elements of F32 of every rank, into `all`.
+  void all_gather(const float* own, float* all, std::size_t n, void* stream);
 
   /// Waits until the last call has been accepted. @throws TransportError with what NCCL reports, or after the deadline
   void await(std::string_view what);
@@ -93,14 +95,17 @@ class NcclCommunicator {
 /// over several nodes would serve as many ranks as the greatest common divisor of the numbers of their GPUs.
 class NcclWindow final : public NodeMemory {
  public:
-  /// Collective over all ranks of all nodes. @param node of a library with window addresses; both outlive the window
-  /// @throws InputError on all ranks if a rank cannot reach the memory of another of its node: NCCL then returns success
-  /// with a null window, or a null address
+  /// Collective over the ranks of the communicator. NCCL registers nothing, and returns success, where a rank cannot reach
+  /// the memory of another: then this is memory for its collectives, as any other is.
+  /// @param node of a library with windows; both outlive the window
   NcclWindow(NcclCommunicator& node, const Topology& topology, std::size_t n_bytes);
   ~NcclWindow() override;
   NcclWindow(const NcclWindow&) = delete;
   NcclWindow& operator=(const NcclWindow&) = delete;
 
+  /// Asks for the addresses of the other ranks, by a library that has them. Collective over all ranks of all nodes.
+  /// @throws InputError on all ranks if there is no window, or an address is null
+  void find_others();
   void* of(int rank) const override { return at_[static_cast<std::size_t>(topology_.place_of(rank))]; }
 
  private:
@@ -110,7 +115,7 @@ class NcclWindow final : public NodeMemory {
   const Topology& topology_;
   void* memory_ = nullptr;
   nccl::Window* window_ = nullptr;
-  std::vector<void*> at_;  ///< of the ranks of the node
+  std::vector<void*> at_;  ///< of the ranks of the node; null: not asked for
 };
 
 }  // namespace tree_attn

@@ -26,9 +26,10 @@ NcclTransport::NcclTransport(const Ranks& ranks, Topology topology, const Device
                              std::string_view interface)
     : DeviceTransport(std::move(topology), ranks.rank()),
       communicator_(ranks, platform.is_emulated, interface),
-      has_low_latency_(ranks.all_min(std::uint64_t{has_low_latency_buffers()}) != 0),
+      network_(ranks.all_min(std::uint64_t{has_low_latency_buffers()}) != 0 ? kNcclLowLatencyNetwork : kNcclNetwork),
       platform_(platform) {
   require(size() == ranks.size(), "NcclTransport: a topology of ", size(), " ranks for ", ranks.size());
+  if (communicator_.library().has_windows()) network_.gather_us = kNcclGatherUs;
   communicator_.before_abort([this]() noexcept {
     drop_graphs();
     if (node_) node_->abort();
@@ -71,20 +72,36 @@ std::unique_ptr<NodeMemory> NcclTransport::allocate_on_node(std::size_t n_bytes)
     node_.emplace(communicator_, topology());
     node_->before_abort([this]() noexcept { communicator_.abort(); });
   }
-  return std::make_unique<NcclWindow>(*node_, topology(), n_bytes);
+  auto window = std::make_unique<NcclWindow>(*node_, topology(), n_bytes);
+  window->find_others();
+  return window;
 }
 
-void NcclTransport::all_reduce(Combine::Operator op, std::span<float> elements) {
-  if (elements.empty() || size() == 1) return;
-  if (stream_ == nullptr) throw std::logic_error("NcclTransport: a reduction before queue_on()");
-  if (op == Combine::Operator::kMerge) throw std::logic_error("NcclTransport: NCCL has no operator that merges states");
-  const nccl::Operator of_library = op == Combine::Operator::kMax ? nccl::Operator::kMax : nccl::Operator::kSum;
-  communicator_.group([&] { communicator_.all_reduce(elements.data(), elements.size(), of_library, stream_->handle()); });
+std::unique_ptr<NodeMemory> NcclTransport::allocate_to_gather(std::size_t n_bytes) {
+  return std::make_unique<NcclWindow>(communicator_, topology(), n_bytes);
+}
+
+template <class Queue>
+void NcclTransport::queue_collective(const Queue& queue) {
+  if (stream_ == nullptr) throw std::logic_error("NcclTransport: a collective before queue_on()");
+  communicator_.group(queue);
   Group group{stream_->mark(), {}};
   for (int other = 0; other < size(); ++other) {
     if (other != rank()) group.senders.push_back(other);
   }
   groups_.push_back(std::move(group));
+}
+
+void NcclTransport::all_gather(std::span<const float> own, std::span<float> all) {
+  if (own.empty()) return;
+  queue_collective([&] { communicator_.all_gather(own.data(), all.data(), own.size(), stream_->handle()); });
+}
+
+void NcclTransport::all_reduce(Combine::Operator op, std::span<float> elements) {
+  if (elements.empty() || size() == 1) return;
+  if (op == Combine::Operator::kMerge) throw std::logic_error("NcclTransport: NCCL has no operator that merges states");
+  const nccl::Operator of_library = op == Combine::Operator::kMax ? nccl::Operator::kMax : nccl::Operator::kSum;
+  queue_collective([&] { communicator_.all_reduce(elements.data(), elements.size(), of_library, stream_->handle()); });
 }
 
 void NcclTransport::settle(const Queued& queued) {

@@ -30,7 +30,7 @@ class NcclTransport final : public DeviceTransport {
   NcclTransport(const Ranks& ranks, Topology topology, const DevicePlatform& platform, std::string_view interface = {});
   ~NcclTransport() override;
   std::string_view name() const override { return "nccl"; }
-  const Network& network() const override { return has_low_latency_ ? kNcclLowLatencyNetwork : kNcclNetwork; }
+  const Network& network() const override { return network_; }
   bool is_one_process() const override { return communicator_.ranks().is_one_process(); }
   std::string library() const override { return communicator_.library().version_text(); }
   double timeout() const override { return communicator_.ranks().deadline().seconds(); }
@@ -45,6 +45,8 @@ class NcclTransport final : public DeviceTransport {
   /// A window of NCCL, whose kernels take plain addresses: from NCCL 2.29 on.
   std::unique_ptr<NodeMemory> allocate_on_node(std::size_t n_bytes) override;
   void all_reduce(Combine::Operator op, std::span<float> elements) override;
+  std::unique_ptr<NodeMemory> allocate_to_gather(std::size_t n_bytes) override;
+  void all_gather(std::span<const float> own, std::span<float> all) override;
   Queued take_queued() override { return {std::exchange(stream_, nullptr), std::exchange(groups_, {})}; }
   using DeviceTransport::settle;
   void settle(const Queued& queued) override;
@@ -61,12 +63,15 @@ class NcclTransport final : public DeviceTransport {
   }
 
  private:
+  /// Queues a collective of all ranks as a group of its own.
+  template <class Queue>
+  void queue_collective(const Queue& queue);
   void await(DeviceStream& stream, std::size_t mark, const std::string& what);
   static std::string text_of(const Group& group);
 
   NcclCommunicator communicator_;
   std::optional<NcclCommunicator> node_;  ///< of the node, once memory was allocated there; the two abort each other
-  bool has_low_latency_;                  ///< on all ranks, see kNcclLowLatencyNetwork
+  Network network_;
   DevicePlatform platform_;
   DeviceStream* stream_ = nullptr;
   std::vector<Send> sends_;

@@ -122,8 +122,8 @@ unsigned blocks_for(std::int64_t n) { return static_cast<unsigned>((n + kThreads
 
 class Blocks : public DeviceBlocks {
  public:
-  Blocks(std::int64_t n_elements, std::int64_t d_v, KernelStream* stream)
-      : memory_(n_elements),
+  Blocks(std::int64_t n_elements, std::int64_t d_v, KernelStream* stream, void* memory)
+      : memory_(memory == nullptr ? DeviceBuffer<float>(n_elements) : DeviceBuffer<float>(memory, n_elements)),
         d_v_(d_v),
         own_(stream == nullptr ? std::make_unique<KernelStream>() : nullptr),
         stream_(stream == nullptr ? *own_ : *stream) {}
@@ -206,11 +206,11 @@ class Blocks : public DeviceBlocks {
 
 }  // namespace
 
-std::unique_ptr<DeviceBlocks> make_blocks(std::int64_t n_elements, std::int64_t d_v, DeviceStream* stream) {
+std::unique_ptr<DeviceBlocks> make_blocks(std::int64_t n_elements, std::int64_t d_v, DeviceStream* stream, void* memory) {
   require(n_elements >= 0 && d_v >= 0, "make_blocks: ", n_elements, " elements, d_v = ", d_v);
   auto* const on = dynamic_cast<KernelStream*>(stream);
   if (on == nullptr && stream != nullptr) throw std::logic_error("make_blocks: a stream of another platform");
-  return std::make_unique<Blocks>(n_elements, d_v, on);
+  return std::make_unique<Blocks>(n_elements, d_v, on, memory);
 }
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

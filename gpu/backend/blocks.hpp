@@ -66,7 +66,9 @@ class DeviceBlocks {
 
 /// Allocates blocks on a device: emulated::make_blocks() or cuda::make_blocks().
 /// @param stream of that device, which outlives the blocks; null: one of their own
-using MakeBlocks = std::unique_ptr<DeviceBlocks> (*)(std::int64_t n_elements, std::int64_t d_v, DeviceStream* stream);
+/// @param memory of a library, for the elements, which outlives the blocks; null: their own
+using MakeBlocks = std::unique_ptr<DeviceBlocks> (*)(std::int64_t n_elements, std::int64_t d_v, DeviceStream* stream,
+                                                     void* memory);
 
 /// The device of a backend: where its states lie.
 struct DevicePlatform {
@@ -76,10 +78,12 @@ struct DevicePlatform {
 
 namespace emulated {
 /// @throws DeviceError
-std::unique_ptr<DeviceBlocks> make_blocks(std::int64_t n_elements, std::int64_t d_v, DeviceStream* stream = nullptr);
+std::unique_ptr<DeviceBlocks> make_blocks(std::int64_t n_elements, std::int64_t d_v, DeviceStream* stream = nullptr,
+                                          void* memory = nullptr);
 }  // namespace emulated
 namespace cuda {
-std::unique_ptr<DeviceBlocks> make_blocks(std::int64_t n_elements, std::int64_t d_v, DeviceStream* stream = nullptr);
+std::unique_ptr<DeviceBlocks> make_blocks(std::int64_t n_elements, std::int64_t d_v, DeviceStream* stream = nullptr,
+                                          void* memory = nullptr);
 }
 
 }  // namespace tree_attn

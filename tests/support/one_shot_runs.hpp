@@ -43,11 +43,17 @@ struct Run {
   bool windows_on_host = false;          ///< and the devices do not reach each other
   unsigned steps_done = 0;               ///< where the counter of steps begins
   std::vector<int> nodes = {};           ///< of every rank; empty: all are on one node
-  int radix = 0;                         ///< between nodes; 0: the default
+  int radix = 0, node_radix = 0;         ///< between nodes, and inside; 0: the default
+  Network network = kMpiNetwork;
 
   std::optional<std::int64_t> slice_bytes{};
   PlanOptions options() const {
-    return {.radix = radix, .slice_bytes = slice_bytes, .windows_on_host = windows_on_host, .steps_done = steps_done};
+    return {.radix = radix,
+            .node_radix = node_radix,
+            .slice_bytes = slice_bytes,
+            .network = network,
+            .windows_on_host = windows_on_host,
+            .steps_done = steps_done};
   }
 };
 

@@ -38,6 +38,7 @@ const std::vector<Difference>& differences() {
       {"latency (3 and 30)", [](Arguments& a) { a.options.network.between.latency_us = 30; }},
       {"bandwidth (4 and 5)", [](Arguments& a) { a.options.network.between.bytes_per_us = 5; }},
       {"overhead (6 and 7)", [](Arguments& a) { a.options.network.overhead_us = 7; }},
+      {"AllGather of the library (0 and 4.5)", [](Arguments& a) { a.options.network.gather_us = 4.5; }},
       {"sums by the library (0 and 1)", [](Arguments& a) { a.options.library_reduces = true; }},
       {"windows on the host (0 and 1)", [](Arguments& a) { a.options.windows_on_host = true; }},
       {"steps done (0 and 1)", [](Arguments& a) { a.options.steps_done = 1; }},

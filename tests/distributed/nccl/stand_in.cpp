@@ -15,7 +15,7 @@
 ///
 /// | value | fault |
 /// | --- | --- |
-/// | `call R N` | call N of rank R, of ncclSend, ncclRecv and ncclAllReduce, returns an error |
+/// | `call R N` | call N of rank R, of ncclSend, ncclRecv, ncclAllReduce and ncclAllGather, returns an error |
 /// | `async R N` | from group N of rank R on there is an asynchronous error, and nothing arrives |
 /// | `join R` | rank R never joins |
 /// | `silent R N` | from group N on, rank R sends nothing |
@@ -107,6 +107,12 @@ struct Group {
   std::shared_ptr<State> state;
   std::vector<Message> messages;
   std::vector<std::shared_ptr<Reduction>> reductions;
+  struct OwnPart {
+    const std::byte* from;
+    std::byte* to;
+    std::size_t n_bytes;
+  };
+  std::vector<OwnPart> copies;  ///< of AllGathers; where they end up already, or apart
   int number = 0;
   bool has_begun = false;
 
@@ -115,6 +121,7 @@ struct Group {
     for (const Message& message : messages) {
       if (!is_part_of_reduction(message)) accesses.push_back({message.at, message.n_bytes, !message.sends});
     }
+    for (const OwnPart& copy : copies) accesses.push_back({copy.to, copy.n_bytes, true});
     for (const auto& reduction : reductions)
       accesses.push_back({reduction->to, reduction->parts[0].size() * sizeof(float), true});
     return accesses;
@@ -148,6 +155,7 @@ struct Group {
     }
     if (!all_done) return false;
     for (const auto& reduction : reductions) reduction->finish();
+    for (const OwnPart& copy : copies) std::memmove(copy.to, copy.from, copy.n_bytes);
     ++state->n_done;
     return true;
   }
@@ -439,17 +447,17 @@ Status ncclAllReduce(const void* from, void* to, std::size_t n, Type type, Opera
   return Status::kSuccess;
 }
 
-/// In place: the own part lies where it ends up.
 Status ncclAllGather(const void* from, void* to, std::size_t n, Type type, Comm* comm, void* stream) {
   if (const Status status = check(comm, from, stream); status != Status::kSuccess) return status;
   const State& state = *comm->state;
+  auto* const own = const_cast<std::byte*>(static_cast<const std::byte*>(from));
   auto* const all = static_cast<std::byte*>(to);
   const std::size_t n_bytes = n * (type == Type::kFloat32 ? 4 : 1);
-  if (from != all + static_cast<std::size_t>(state.rank) * n_bytes) return Status::kInvalidArgument;  // what is used
   Group& group = part(comm, stream);
+  group.copies.push_back({own, all + static_cast<std::size_t>(state.rank) * n_bytes, n_bytes});
   for (int peer = 0; peer < state.mail.n_ranks(); ++peer) {
     if (peer == state.rank) continue;
-    group.messages.push_back({true, all + static_cast<std::size_t>(state.rank) * n_bytes, n_bytes, peer});
+    group.messages.push_back({true, own, n_bytes, peer});
     group.messages.push_back({false, all + static_cast<std::size_t>(peer) * n_bytes, n_bytes, peer});
   }
   return Status::kSuccess;

@@ -22,8 +22,10 @@ constexpr double kTimeout = 0.5;
 /// Longest time from a deadline to the end of all ranks.
 constexpr double kMargin = 2;
 
-/// Decodes by an algorithm on p ranks. @returns the error that ended it; all ranks have ended
-std::string error_of(const std::string& fault, int p, const char* algorithm = "two-level", int n_steps = 2) {
+/// Decodes by an algorithm on p ranks. @param gathers whether two-level on two ranks may be an AllGather of the library
+/// @returns the error that ended it; all ranks have ended
+std::string error_of(const std::string& fault, int p, const char* algorithm = "two-level", int n_steps = 2,
+                     bool gathers = false) {
   const auto workload = normal_workload(3, {.head_dim = 64, .value_dim = 64, .n_keys = 64 * p});
   const Topology topology = Topology::pretend(p, 2);
   const std::vector<KeyRange> ranges = coarse_ranges(64 * p, p, kLeafKeys);
@@ -33,7 +35,8 @@ std::string error_of(const std::string& fault, int p, const char* algorithm = "t
     run_nccl(topology, kTimeout, fault, [&](const Ranks& ranks, NcclTransport& transport) {
       const Shard shard = workload->shard(topology.range_of(ranks.rank(), ranges));
       OpenShard own = open_shard(emulated::backend(), workload->query(0), shard, workload->lengths(), workload->scale);
-      const std::unique_ptr<Decoder> decoder = find_algorithm(algorithm).open(transport, own, ranges);
+      const std::unique_ptr<Decoder> decoder =
+          find_algorithm(algorithm).open(transport, own, ranges, {.network = gathers ? transport.network() : kMpiNetwork});
       for (int step = 1; step <= n_steps; ++step) {
         ranks.doing("in " + std::string(algorithm) + ", step " + std::to_string(step));
         decoder->step({workload->query(0), workload->lengths()});
@@ -101,6 +104,24 @@ TEST_CASE("nccl faults: the steps of a graph end as other steps do") {
           "rank 1 waited 0.5 s for the message of rank 0 over NCCL in two-level, step " + at + " and gave up");
   }
   CHECK(error_of("silent 1 6", 4, "two-level", 5).find("waited 0.5 s for the message") != std::string::npos);
+}
+
+TEST_CASE("nccl faults: an AllGather ends as messages do") {
+  const auto ends = [](const char* fault, int n_steps) { return error_of(fault, 2, "two-level", n_steps, true); };
+  CHECK(ends("", 4) == "");
+  // In the first step, in the recording, and in a graph.
+  for (const int step : {1, 2, 3}) {
+    const std::string at = std::to_string(step), where = " (in two-level, step " + at + ")";
+    CHECK(ends(("silent 1 " + at).c_str(), step) ==
+          "rank 0 waited 0.5 s for the message of rank 1 over NCCL in two-level, step " + at + " and gave up");
+    CHECK(ends(("async 1 " + at).c_str(), 4) ==
+          "rank 1: NCCL 2.29.7: an asynchronous error: remote process exited or there was a network error: stand-in: the "
+          "connection to a peer was lost" +
+              where);
+    if (step < 3)
+      CHECK(ends(("call 1 " + at).c_str(), 4) ==
+            "rank 1: NCCL 2.29.7: ncclAllGather: unhandled system error: stand-in: injected" + where);
+  }
 }
 
 TEST_CASE("nccl faults: a rank that computes for longer than the deadline is waited for") {
@@ -184,7 +205,8 @@ TEST_CASE("nccl faults: a null window means that devices do not reach each other
     run_nccl(topology, kTimeout, fault, [&](const Ranks& ranks, NcclTransport& transport) {
       const std::string error = message<InputError>([&] {
         NcclCommunicator node(transport.communicator(), topology);
-        const NcclWindow window(node, topology, 4096);
+        NcclWindow window(node, topology, 4096);
+        window.find_others();
         const int own = topology.node_of(ranks.rank());
         for (const int rank : topology.node(own)) CHECK(window.of(rank) != nullptr);
       });

@@ -63,6 +63,8 @@ class LateTransport final : public DeviceTransport {
   }
   std::unique_ptr<NodeMemory> allocate_on_node(std::size_t n_bytes) override { return inner_.allocate_on_node(n_bytes); }
   void all_reduce(Combine::Operator op, std::span<float> elements) override { inner_.all_reduce(op, elements); }
+  std::unique_ptr<NodeMemory> allocate_to_gather(std::size_t n_bytes) override { return inner_.allocate_to_gather(n_bytes); }
+  void all_gather(std::span<const float> own, std::span<float> all) override { inner_.all_gather(own, all); }
   Queued take_queued() override { return inner_.take_queued(); }
   using DeviceTransport::settle;
   void settle(const Queued& queued) override {

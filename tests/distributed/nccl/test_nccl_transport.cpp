@@ -230,6 +230,44 @@ TEST_CASE("nccl: messages that are cut into slices of rows have the same bits") 
   for (const DecodeOutput& output : outputs) CHECK(same_bits(output, expected[0].output));
 }
 
+TEST_CASE("nccl: where ranks have as many states each, the library gathers them, with the same bits") {
+  struct Case {
+    one_shot::Run run;
+    bool gathers;
+    const char* fault = "";
+  };
+  const auto dealt = [](int p) { return one_shot::Run{.p = p, .steps = 4, .order = LeafOrder::kDealt, .group = 2}; };
+  std::vector<Case> cases{{dealt(2), true},
+                          {dealt(4), true},
+                          {dealt(8), true},
+                          {dealt(4), true, "window"},     // null ones
+                          {dealt(3), false},              // subtrees of other sizes
+                          {dealt(4), true},               // messages of 78 KiB, which are else cut into slices
+                          {dealt(4), false},              // by the radix that is asked for
+                          {dealt(4), false},              // of two nodes
+                          {{.p = 2, .steps = 4}, true}};  // two of each rank
+  cases[5].run.group = 33, cases[5].run.head_dim = 128;
+  cases[6].run.node_radix = 2;
+  cases[7].run.nodes = {0, 0, 1, 1};
+  for (const auto& [run, gathers, fault] : cases) {
+    INFO(one_shot::text(run) << ", radix " << run.node_radix << ", fault " << fault);
+    const std::vector<DecodeOutput> want = one_shot::gather_alone(run, 500);
+    std::atomic<int> n_wrong = 0;
+    run_nccl(one_shot::topology_of(run), 60, fault,
+             [&, &run = run, gathers = gathers](const Ranks&, NcclTransport& transport) {
+               one_shot::RankRun rank(run, 500, transport);
+               rank.run.network = transport.network();
+               one_shot::decode_steps(
+                   transport, rank, "two-level", [&] { transport.clear_traffic(); },
+                   [&](int t, const DecodeOutput& output) {
+                     n_wrong += !same_bits(output, want[static_cast<std::size_t>(t)]);
+                     CHECK((transport.traffic().messages == 0) == gathers);
+                   });
+             });
+    CHECK(n_wrong == 0);
+  }
+}
+
 TEST_CASE("nccl: tensors on the device are merged and asked there, and only lengths are copied") {
   const Topology topology = Topology::pretend(4, 2);
   const Shape shape{2, 4, 3, 5};

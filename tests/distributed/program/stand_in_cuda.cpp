@@ -68,8 +68,8 @@ const Backend& backend() {
   return stand_in;
 }
 
-std::unique_ptr<DeviceBlocks> make_blocks(std::int64_t n_elements, std::int64_t d_v, DeviceStream* stream) {
-  return emulated::make_blocks(n_elements, d_v, stream);
+std::unique_ptr<DeviceBlocks> make_blocks(std::int64_t n_elements, std::int64_t d_v, DeviceStream* stream, void* memory) {
+  return emulated::make_blocks(n_elements, d_v, stream, memory);
 }
 
 std::unique_ptr<OneShotSession> open_one_shot(const KvCache& cache, double scale, const OneShotOptions& options) {

@@ -83,9 +83,8 @@ class GatherOverNccl {
     stream.repeat([&] {
       blocks_->take(own, states.device(), size_);
       communicator_.group([&] {
-        communicator_.check("ncclAllGather", communicator_.library().functions().ncclAllGather(
-                                                 blocks_->address(own), blocks_->address(0), static_cast<std::size_t>(size_),
-                                                 nccl::Type::kFloat32, communicator_.get(), stream.handle()));
+        communicator_.all_gather(blocks_->address(own), blocks_->address(0), static_cast<std::size_t>(size_),
+                                 stream.handle());
       });
       blocks_->merge(pairs_, n_rows_);
       blocks_->finish({0, 0}, z_, lse_, n_rows_);
