@@ -5,6 +5,7 @@
 
 #include "tree_attn/gpu/backend/device_tensors.hpp"
 #include "tree_attn/gpu/backend/kernel_stream.hpp"
+#include "tree_attn/gpu/backend/merge_rows.cuh"
 #include "tree_attn/gpu/platform/device.hpp"
 #include "tree_attn/gpu/platform/launch.hpp"
 #include "tree_attn/reference/state/require.hpp"
@@ -29,20 +30,10 @@ struct Pairs {
   DeviceBlocks::Pair of[kMaxPairs];
 };
 
-/// left <- merge(left, right), one thread block per row. Threads share the components; the shifts are read before any is
-/// written.
+/// left <- merge(left, right), one thread block per row.
 __global__ void merge_states(float* memory, Pairs pairs, std::int64_t d_v) {
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * state_size(d_v);
-  for (int i = 0; i < pairs.n; ++i) {
-    float* const left = memory + pairs.of[i].left + row;
-    const float* const right = memory + pairs.of[i].right + row;
-    const Rescale<float> r = rescale(load_fresh(left + kShift), load_fresh(right + kShift));
-    __syncthreads();
-    if (threadIdx.x == 0) store_fresh(left + kShift, r.shift);
-    for (std::int64_t c = kSum + threadIdx.x; c < state_size(d_v); c += blockDim.x)
-      store_fresh(left + c, merge_element(r, load_fresh(left + c), load_fresh(right + c)));
-    __syncthreads();
-  }
+  for (int i = 0; i < pairs.n; ++i) merge_rows(memory + pairs.of[i].left + row, memory + pairs.of[i].right + row, d_v);
 }
 
 /// left <- op(left, right): a thread takes the same elements of all pairs, in their order.

@@ -34,9 +34,9 @@ LeafLists::LeafLists(std::int64_t batch, std::int64_t n_leaves)
 namespace {
 
 /// Calls use(slot, place, number) for the leaves of a range among the first n of a sequence that a query sees, by ascending
-/// slot.
+/// slot. @param range in the contiguous order some of the leaves
 template <class Use>
-void for_each_seen(const OwnedLeaves& leaves, std::int64_t n, const Seen& seen, const Use& use) {
+void for_each_seen(const OwnedLeaves& leaves, KeyRange range, std::int64_t n, const Seen& seen, const Use& use) {
   const auto is_seen = [&](std::int64_t leaf) { return seen.touches(leaf * kLeafKeys, (leaf + 1) * kLeafKeys); };
   if (leaves.order() == LeafOrder::kDealt) {
     leaves.for_each_by_slot(n, [&](std::int64_t slot, std::int64_t place) {
@@ -44,11 +44,11 @@ void for_each_seen(const OwnedLeaves& leaves, std::int64_t n, const Seen& seen, 
     });
     return;
   }
-  const std::int64_t begin = leaves.range().begin / kLeafKeys,
-                     end = std::min(n, (leaves.range().end + kLeafKeys - 1) / kLeafKeys),
+  const std::int64_t first = leaves.range().begin / kLeafKeys, begin = range.begin / kLeafKeys,
+                     end = std::min(n, (range.end + kLeafKeys - 1) / kLeafKeys),
                      window = std::max(begin, seen.begin / kLeafKeys);
-  for (std::int64_t leaf = begin; leaf < std::min(end, window) && is_seen(leaf); ++leaf) use(leaf, leaf - begin, leaf);
-  for (std::int64_t leaf = window; leaf < end; ++leaf) use(leaf, leaf - begin, leaf);
+  for (std::int64_t leaf = begin; leaf < std::min(end, window) && is_seen(leaf); ++leaf) use(leaf, leaf - first, leaf);
+  for (std::int64_t leaf = window; leaf < end; ++leaf) use(leaf, leaf - first, leaf);
 }
 
 /// Slots of ascending leaves without the empty siblings on their left: an empty subtree is neutral, so what is on its right
@@ -107,7 +107,7 @@ void LeafLists::update(const OwnedLeaves& leaves, KeyRange closed_range, const S
     list = {.begin = range.begin, .end = range.end, .last = -1};
     leaf_.clear();
     WithoutEmptySlots place_slot(range);
-    for_each_seen(leaves, n, any, [&](std::int64_t slot, std::int64_t place, std::int64_t leaf) {
+    for_each_seen(leaves, range_, n, any, [&](std::int64_t slot, std::int64_t place, std::int64_t leaf) {
       if (place == source.n_places - 1) list.last = static_cast<std::int32_t>(leaf_.size());
       const bool has_first = step.rule.window > 0 && leaf <= source.edge_of_first, has_last = leaf >= edge;
       leaf_.push_back(

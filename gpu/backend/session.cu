@@ -56,7 +56,7 @@ void StepRunner::plan_range(KeyRange range) {
     static_cast<DecodeParams&>(params) = params_of(s, {0, cache.n_allocated()});
     const auto leaves_of = [](std::int64_t n) { return (n + kLeafKeys - 1) / kLeafKeys; };
     const std::int64_t n_leaves = leaves_of(cache.n_allocated());
-    params.tree_positions = LeafLists::tree_positions(cache.leaves(), range, leaves_of(n_positions));
+    params.tree_positions = LeafLists::tree_positions(cache.leaves(), plan_.prefix.rest_of(range), leaves_of(n_positions));
     if (n_leaves > lists_.most_leaves()) lists_ = LeafLists(s.batch, n_leaves);
     lists_.set(params), params.lists = input.lists;
   } else {
@@ -74,6 +74,7 @@ void StepRunner::plan_range(KeyRange range) {
               {s.heads * s.n_queries * s.head_dim, s.n_queries * s.head_dim, s.head_dim}};
   if (const std::string why = library_kernel().refusal(params, s.dtype); !why.empty())
     throw DeviceError("the kernels do not take " + why);
+  plan_.prefix.plan(cache, range, params);
   plan_.launch = kernel_.launch_of(plan_);
   if (!plan_.workspace.is_enough_for(plan_.launch)) plan_.workspace = DeviceWorkspace(plan_.launch);
   const std::int64_t n_states = std::max<std::int64_t>(1, std::ssize(plan_.subtrees)) * s.n_rows() * state_size(s.value_dim);
@@ -93,12 +94,14 @@ void StepRunner::run(const Step& step, StepEnd* end, const std::function<void()>
   if (step.changes_scores())
     throw std::invalid_argument("DecodeSession::decode: no kernel caps scores or adds a mask to them; use the backend cpu");
   if (end != std::exchange(last_end_, end)) stream_.forget();
-  if (step.rule != plan_.rule || step.q.on_device != plan_.q_on_device) {
+  // Where messages follow, other ranks may not begin a new graph when pages change here.
+  const bool is_other_prefix = end == nullptr ? plan_.prefix.count(plan_.cache, step) : plan_.prefix.clear();
+  if (is_other_prefix || step.rule != plan_.rule || step.q.on_device != plan_.q_on_device) {
     const AttentionShape& s = plan_.shape();
     if (step.q.on_device && device_q_.size() == 0)
       device_q_ = DeviceBuffer<unsigned char>(s.n_rows() * s.head_dim * size_of_q());
     plan_.rule = step.rule, plan_.q_on_device = step.q.on_device;
-    plan_range(plan_.range);
+    plan_range(closed(plan_.cache.leaves().range(), step.longest()));
   }
   const bool is_recorded = !stream_.is_new();
   prepare(step.longest());
@@ -138,7 +141,8 @@ void StepRunner::stage(const Step& step) {
     plan_.cache.put_appended();
   else
     plan_.cache.take_appended(input.rows, input.appended);
-  if (plan_.is_listed()) lists_.update(plan_.cache.leaves(), plan_.range, step, plan_.cache.pages(), input.lists);
+  if (plan_.is_listed())
+    lists_.update(plan_.cache.leaves(), plan_.prefix.rest_of(plan_.range), step, plan_.cache.pages(), input.lists);
 }
 
 void StepRunner::queue_step(StepEnd* end) {
@@ -167,9 +171,11 @@ std::string StepRunner::describe() const {
   const LaunchPlan& launch = plan_.launch;
   std::ostringstream line;
   line << (launch.cluster > 0 ? kShortEnd : kEqualRuns).name << " of " << name_of(plan_.shape().dtype)
-       << (plan_.is_listed() ? ", listed leaves, on " : " on ") << launch.path << " cores: " << launch.n_blocks
-       << " blocks of " << launch.n_threads << " threads, " << launch.n_stages << " stages, " << launch.shared_bytes / 1024
-       << " KiB shared, workspace " << launch.n_floats * 4 / 1024 << " KiB";
+       << (plan_.is_listed() ? ", listed leaves" : "");
+  if (const std::int64_t n = plan_.prefix.n_leaves(); n > 0) line << ", " << n << " of them once for all entries";
+  line << " on " << launch.path << " cores: " << launch.n_blocks << " blocks of " << launch.n_threads << " threads, "
+       << launch.n_stages << " stages, " << launch.shared_bytes / 1024 << " KiB shared, workspace "
+       << launch.n_floats * 4 / 1024 << " KiB";
   return line.str();
 }
 
@@ -202,11 +208,13 @@ LaunchPlan DeviceSession::launch_of(const StepPlan& plan) const {
 
 void DeviceSession::queue(const StepPlan& plan, Stream stream) {
   const DType dtype = plan.shape().dtype;
-  const DeviceOutput output{.states = plan.states.data()};
+  const DeviceOutput output{.states = plan.prefix.n_leaves() > 0 ? plan.prefix.rest() : plan.states.data()};
+  plan.prefix.queue(plan.params, dtype, stream);
   if (plan.is_listed())
     run_equal_runs(plan.params, dtype, output, plan.launch, plan.workspace.get(), stream);
   else
     library_kernel().run(plan.params, dtype, output, plan.launch, plan.workspace.get(), stream);
+  plan.prefix.join(plan.states.data(), stream);
 }
 
 Forest<float>& DeviceSession::host() {

@@ -8,6 +8,7 @@
 #include "tree_attn/gpu/backend/device_steps.hpp"
 #include "tree_attn/gpu/backend/kernel_stream.hpp"
 #include "tree_attn/gpu/backend/leaf_lists.hpp"
+#include "tree_attn/gpu/backend/shared_prefix.hpp"
 #include "tree_attn/gpu/backend/step_input.hpp"
 #include "tree_attn/gpu/engine/kernel.hpp"
 #include "tree_attn/reference/decode/session.hpp"
@@ -17,24 +18,6 @@
 #include <vector>
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
-
-/// Memory for a plan; counters start at zero.
-class DeviceWorkspace {
- public:
-  DeviceWorkspace() = default;
-  explicit DeviceWorkspace(const LaunchPlan& plan) : floats_(plan.n_floats, MemoryUse::Scratch), counters_(plan.n_counters) {
-    counters_.fill(0);
-  }
-  Workspace get() const { return {floats_.data(), counters_.data()}; }
-  bool is_enough_for(const LaunchPlan& plan) const {
-    return plan.n_floats <= floats_.size() && plan.n_counters <= counters_.size();
-  }
-  const DeviceBuffer<unsigned>& counters() const { return counters_; }
-
- private:
-  DeviceBuffer<float> floats_;
-  DeviceBuffer<unsigned> counters_;
-};
 
 /// What the steps of a range have in common: the parameters of their kernel, its launch, and memory.
 struct StepPlan {
@@ -49,6 +32,7 @@ struct StepPlan {
   LaunchPlan launch{};
   DeviceWorkspace workspace{};
   DeviceBuffer<float> states{};  ///< room for those of the subtrees
+  SharedPrefix prefix{};         ///< which the parameters and the launch leave out
 
   const AttentionShape& shape() const { return cache.shape(); }
   /// Whether the kernel reads the leaves of a list: in the dealt order, in pages, and those that a window leaves.

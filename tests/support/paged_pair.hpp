@@ -51,11 +51,12 @@ class PagedPair {
   std::int64_t bytes_of_paged() const { return steps_of_paged_->bytes_read(); }
   /// Keys of a sequence, over all ranks.
   std::int64_t length(std::int64_t entry) const { return std::ssize(model_.of(entry).keys); }
-  int n_refused = 0;  ///< times that pages were too few
-  int n_copied = 0;   ///< pages
-  int n_steps = 0;    ///< steps that were compared
-  int n_saved = 0;    ///< those of them that have read less than the dense cache
-  int n_blind = 0;    ///< steps that would have seen keys that were given back
+  int n_refused = 0;   ///< times that pages were too few
+  int n_copied = 0;    ///< pages
+  int n_steps = 0;     ///< steps that were compared
+  int n_saved = 0;     ///< those of them that have read less than the dense cache
+  int n_together = 0;  ///< those of them in which a device has read a shared prefix once
+  int n_blind = 0;     ///< steps that would have seen keys that were given back
 
   /// The next n positions of a sequence, of which the caches take those in their range.
   void append(std::int64_t entry, std::int64_t n) {
@@ -149,6 +150,7 @@ class PagedPair {
       expect(sees_all, "a step sees what was given back");
       expect(same_bits(got, steps_of_dense_->decode(step).host()), "other bits than the dense cache");
       ++n_steps, n_saved += bytes_of_paged() < bytes_of_dense();
+      n_together += steps_of_paged_->describe().find("once for all entries") != std::string::npos;
     } catch (const std::invalid_argument& error) {
       expect(!sees_all, error.what());
       ++n_blind;

@@ -2,13 +2,30 @@
 /// @file
 /// @brief Caches in pages on a device: the bits of a dense cache there, whatever the table (section 5.3).
 #include "tree_attn/gpu/backend/backends.hpp"
+#include "tree_attn/gpu/backend/device_steps.hpp"
 #include "tree_attn/gpu/backend/one_shot_session.hpp"
+#include "tree_attn/gpu/backend/shared_prefix.hpp"
 #include "tree_attn/tests/support/device_params.hpp"
 #include "tree_attn/tests/support/paged_pair.hpp"
 #include "tree_attn/tests/support/sanitized.hpp"
 #include "tree_attn/tests/support/sweep.hpp"
 
 namespace tree_attn::test {
+namespace {
+
+/// least_bytes_saved, until the end of a scope.
+class LeastSaved {
+ public:
+  explicit LeastSaved(std::int64_t n_bytes) : before_(std::exchange(device::least_bytes_saved, n_bytes)) {}
+  LeastSaved(const LeastSaved&) = delete;
+  LeastSaved& operator=(const LeastSaved&) = delete;
+  ~LeastSaved() { device::least_bytes_saved = before_; }
+
+ private:
+  std::int64_t before_;
+};
+
+}  // namespace
 
 /// @tested{thm_1, Thm. 1}
 TEST_CASE("pages on a device: random appends, cuts and shared prefixes have the bits of a dense cache") {
@@ -54,6 +71,83 @@ TEST_CASE("pages on a device: random appends, cuts and shared prefixes have the 
   CHECK(n_steps > 4 * n_cases);
   CHECK(n_blind > n_cases / 10);
   CHECK(n_rows > 50 * n_cases);
+}
+
+TEST_CASE("pages on a device: a prefix that all entries share is read once, with the bits of a dense cache") {
+  const LeastSaved none(0);
+  std::mt19937 random(4811);
+  const auto draw = [&](std::int64_t n) { return std::uniform_int_distribution<std::int64_t>(0, n)(random); };
+  const int n_cases = takes_all_cases() ? 200 : kIsSanitized ? 6 : 16;
+  int n_together = 0, n_steps = 0;
+  for (int i = 0; i < n_cases; ++i) {
+    CAPTURE(i);
+    const DType dtype = std::array{DType::F32, DType::BF16, DType::F16, DType::F8_E4M3}[static_cast<std::size_t>(i) % 4];
+    const std::int64_t heads = 1 + draw(1), group = 1 + draw(4), d = i % 8 == 5 ? 264 : 16;
+    const AttentionShape shape{dtype, dtype, 2 + draw(3), heads * group, heads, 1 + draw(2), d, 8, i % 3 == 0};
+    const KeyRange range = i % 4 == 3 ? KeyRange{64, 1024} : i % 4 == 2 ? KeyRange{192, kOpenEnd} : KeyRange{0, kOpenEnd};
+    const bool has_scales = dtype == DType::F8_E4M3;
+    PagedPair pair(device::backend(), shape, range, {.n_pages = 60});
+    const SeenRule rule{.causal = draw(1) == 0};
+    pair.append(0, range.begin + 1 + draw(500));
+    for (std::int64_t entry = 1; entry < shape.batch; ++entry)
+      pair.share(0, entry, i % 5 == 4 ? draw(pair.length(0)) : pair.length(0));
+    pair.check(rule);
+    for (int step = 0; step < 6; ++step) {
+      for (std::int64_t entry = 0; entry < shape.batch; ++entry) pair.append(entry, 1 + (step == 3 ? draw(100) : 0));
+      pair.check(rule);
+    }
+    // One of the others leaves, and begins anew.
+    pair.truncate(1, range.begin), pair.check(rule);
+    pair.append(1, 130), pair.check(rule), pair.check(rule);
+    pair.share(0, 1, pair.length(0)), pair.check(rule);
+    n_together += pair.n_together, n_steps += pair.n_steps;
+    if (has_scales) CHECK(pair.n_together == 0);
+  }
+  CHECK(n_together > 3 * n_cases);
+  CHECK(n_steps == 11 * n_cases);
+
+  // The first of two queries does not see the last key of the second leaf.
+  PagedPair pair(device::backend(), {DType::F32, DType::F32, 2, 2, 1, 2, 16, 8}, KeyRange{0, 1000}, {.n_pages = 8});
+  pair.append(0, 128), pair.share(0, 1, 128), pair.check({.causal = true});
+  CHECK(pair.n_together == 1);
+}
+
+TEST_CASE("pages on a device: a step with messages reads a shared prefix for each entry") {
+  const LeastSaved none(0);
+  PagedPair pair(device::backend(), {DType::BF16, DType::BF16, 2, 4, 2, 1, 16, 8}, KeyRange{0, kOpenEnd}, {.n_pages = 20});
+  pair.append(0, 300), pair.share(0, 1, 300), pair.append(0, 1), pair.append(1, 5);
+  const std::unique_ptr<DecodeSession> session = pair.paged->open(0.25);
+  auto& steps = dynamic_cast<DeviceSteps&>(*session);
+  struct NoMessages final : StepEnd {
+    void queue(const float*) override { ++n_queued; }
+    int n_queued = 0;
+  } end;
+  std::mt19937 random(4812);
+  const Tensor q = normal_tensor(random, {2, 4, 1, 16}, DType::BF16);
+  const auto decode = [&](bool goes_on) {
+    const std::vector<std::int64_t> lengths{pair.length(0), pair.length(1)};
+    const Step step{q.view(), lengths};
+    if (!goes_on) return Forest<float>(session->decode(step).host());
+    steps.decode_to(end, step, {});
+    steps.stream().wait();
+    return Forest<float>(dynamic_cast<States&>(*session).host());
+  };
+  const auto reads_once = [&] { return session->describe().find("once for all entries") != std::string::npos; };
+  const Forest<float> together = decode(false);
+  CHECK(reads_once());
+  for (int step = 0; step < 3; ++step) {
+    CHECK(same_bits(decode(true), together));
+    CHECK(!reads_once());
+  }
+  CHECK(end.n_queued == 2);  // the third one is a graph
+  pair.truncate(1, 0), pair.append(1, 70);
+  const Forest<float> apart = decode(true);
+  CHECK(end.n_queued == 2);
+  CHECK(same_bits(apart, decode(false)));
+  pair.share(0, 1, 128);
+  const Forest<float> again = decode(false);
+  CHECK(reads_once());
+  CHECK(same_bits(again, decode(true)));
 }
 
 TEST_CASE("pages on a device: a long sequence in the pages of a window has the bits of a dense cache") {
