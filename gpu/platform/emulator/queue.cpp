@@ -42,7 +42,7 @@ void check_host(const char* word) {
 int current_device() { return the_current_device; }
 void set_device(int device) {
   check_host("set_device");
-  if (device < 0 || device >= std::min(settings().n_devices, kMaxDevices)) {
+  if (device < 0 || device >= std::min<int>(settings().n_devices, kMaxDevices)) {
     throw DeviceError("set_device: device " + std::to_string(device) + "; the emulator has " +
                       std::to_string(settings().n_devices));
   }
@@ -57,11 +57,8 @@ std::atomic<bool>& has_context(int device) {
 
 namespace tree_attn::emulated {
 void use_device(int device) {
-  static std::mutex mutex;
-  const std::lock_guard lock(mutex);
-  Settings& all = settings();
-  all.n_devices = std::max(all.n_devices, std::min(device + 1, kMaxDevices));
-  all.n_hosts = std::max(all.n_hosts, device + 1);
+  settings().n_devices.raise_to(std::min(device + 1, kMaxDevices));
+  settings().n_hosts.raise_to(device + 1);
   set_device(device % kMaxDevices);
 }
 }  // namespace tree_attn::emulated

@@ -5,6 +5,7 @@
 
 #include "tree_attn/gpu/platform/code_version.hpp"
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -14,6 +15,22 @@ namespace tree_attn::emulated {
 
 /// Emulated devices of a process.
 inline constexpr int kMaxDevices = 16;
+
+/// A number that a host thread may raise while others read it.
+class SharedNumber {
+ public:
+  SharedNumber(int n) : n_(n) {}
+  SharedNumber(const SharedNumber& other) : n_(other.n_.load()) {}
+  SharedNumber& operator=(const SharedNumber& other) { return n_ = other.n_.load(), *this; }
+  operator int() const { return n_; }
+  void raise_to(int least) {
+    for (int now = n_; now < least && !n_.compare_exchange_weak(now, least);) {
+    }
+  }
+
+ private:
+  std::atomic<int> n_;
+};
 
 /// How kernels are run. A result may depend on none of these; a kernel whose result does has a bug.
 struct Settings {
@@ -26,8 +43,8 @@ struct Settings {
   /// transport: a kernel that waits for other ranks gives up at the earlier of the two, whatever --timeout says.
   std::chrono::milliseconds deadline{300'000};
   int n_multiprocessors = 4;     ///< what device() reports, and how many blocks may wait for memory at once
-  int n_hosts = 1;               ///< host threads that launch kernels which wait for each other
-  int n_devices = 1;             ///< what set_device() takes, at most kMaxDevices
+  SharedNumber n_hosts = 1;      ///< host threads that launch kernels which wait for each other
+  SharedNumber n_devices = 1;    ///< what set_device() takes, at most kMaxDevices
   bool has_peer_access = true;   ///< whether devices reach windows in each other's memory
   int major = 9;                 ///< major compute capability that device() reports
   int largest_cluster = 16;      ///< blocks of a cluster that the device can hold; 8 on some of compute capability 9
