@@ -40,7 +40,8 @@ class LeafLists {
 
   /// Makes the lists those of the leaves that the queries of a step see. @pre none has more leaves in the range than there
   /// is memory for, and no kernel reads them
-  /// @param range that of the leaves, closed(), or in the contiguous order a part of it @param pages where they are; null: in the order of storage
+  /// @param range that of the leaves, closed(), or in the contiguous order a part of it @param pages where they are; null:
+  /// in the order of storage
   /// @param[in, out] lists [b], as the call before has left them
   void update(const OwnedLeaves& leaves, KeyRange range, const Step& step, const PageTable* pages, LeafList* lists);
   /// Lets a kernel read the leaves.

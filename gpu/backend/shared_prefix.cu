@@ -81,8 +81,12 @@ bool SharedPrefix::count(const DeviceCache& cache, const Step& step) {
   };
   std::int64_t n_shared = 0;
   while (n_shared < n && is_shared(n_shared)) ++n_shared;
-  if ((s.batch - 1) * n_shared * kLeafKeys * s.kv_heads * (cache.key_bytes() + cache.value_bytes()) < least_bytes_saved)
-    n_shared = 0;
+  // One read serves up to 32 rows on tensor cores, and one row on others.
+  const std::int64_t at_once = multiplies_on_tensor_cores(params_of(s, {}), s.dtype) ? 32 : 1;
+  const auto n_reads = [&](std::int64_t n_rows) { return (n_rows + at_once - 1) / at_once; };
+  const std::int64_t saved = s.batch * n_reads(s.rows_per_kv_head()) - n_reads(s.batch * s.rows_per_kv_head()),
+                     leaf_bytes = kLeafKeys * s.kv_heads * (cache.key_bytes() + cache.value_bytes());
+  if (saved * n_shared * leaf_bytes < least_bytes_saved) n_shared = 0;
   return std::exchange(n_leaves_, n_shared) != n_shared;
 }
 

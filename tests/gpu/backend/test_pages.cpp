@@ -66,7 +66,7 @@ TEST_CASE("pages on a device: random appends, cuts and shared prefixes have the 
     }
     n_refused += pair.n_refused, n_copied += pair.n_copied, n_steps += pair.n_steps, n_blind += pair.n_blind;
   }
-  CHECK(n_refused > 0);
+  if (n_cases >= 20) CHECK(n_refused > 0);
   CHECK(n_copied > n_cases / 4);
   CHECK(n_steps > 4 * n_cases);
   CHECK(n_blind > n_cases / 10);
@@ -133,11 +133,24 @@ TEST_CASE("pages on a device: a step with messages reads a shared prefix for eac
     return Forest<float>(dynamic_cast<States&>(*session).host());
   };
   const auto reads_once = [&] { return session->describe().find("once for all entries") != std::string::npos; };
+  [[maybe_unused]] std::int64_t before = device::traffic().bytes_bulk;
+  [[maybe_unused]] const auto leaves_read = [&] {
+    const std::int64_t n_bytes = device::traffic().bytes_bulk - before;
+    before += n_bytes;
+    return n_bytes / (2 * kLeafKeys * (16 + 8) * 2);
+  };
   const Forest<float> together = decode(false);
   CHECK(reads_once());
+#if !defined(TREE_ATTN_FOR_CUDA)
+  const bool has_maps = device::device().major >= 9;
+  if (has_maps) CHECK(leaves_read() == 4 + 2);  // those of the prefix, and one of each entry
+#endif
   for (int step = 0; step < 3; ++step) {
     CHECK(same_bits(decode(true), together));
     CHECK(!reads_once());
+#if !defined(TREE_ATTN_FOR_CUDA)
+    if (has_maps) CHECK(leaves_read() == 2 * (4 + 1));
+#endif
   }
   CHECK(end.n_queued == 2);  // the third one is a graph
   pair.truncate(1, 0), pair.append(1, 70);
