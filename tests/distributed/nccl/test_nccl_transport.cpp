@@ -6,6 +6,7 @@
 #include "tree_attn/tests/distributed/nccl/nccl_ranks.hpp"
 #include "tree_attn/tests/support/device_tensor.hpp"
 #include "tree_attn/tests/support/one_shot_runs.hpp"
+#include "tree_attn/tests/support/sanitized.hpp"
 
 #include <atomic>
 #include <mutex>
@@ -58,7 +59,9 @@ TEST_CASE("nccl: every algorithm has the bits and counts of host memory, canonic
     const DecodeOutput one =
         decode(alone, find_algorithm("gather"), *workload, {Topology::pretend(1, 1), {{0, kKeys}}}, emulated::backend())[0]
             .output;
-    for (const int p : dtype == DType::F32 ? std::vector{1, 2, 3, 5, 8} : std::vector{4}) {
+    for (const int p : dtype == DType::F32 && kIsSanitized ? std::vector{3, 5}
+                       : dtype == DType::F32               ? std::vector{1, 2, 3, 5, 8}
+                                                           : std::vector{4}) {
       NcclGroup over_nccl(p);
       ThreadGroup over_threads(p);
       for (const std::vector<KeyRange>& ranges : cuts(p, kKeys)) {
@@ -90,11 +93,13 @@ TEST_CASE("nccl: one-shot, whose kernels exchange by themselves, has the bits of
     const char* fault = "";
     std::int64_t n_keys = 510;
   };
+  int n = 0;
   for (const auto& [run, fault, n_keys] :
        {Case{on_nodes({0, 0})}, Case{on_nodes({0, 0, 0})}, Case{on_nodes({0, 0, 0}), "version 22809"},
         Case{on_nodes({0, 0, 0}, true), "window"}, Case{one_shot::with_owners(3), "", 126}, Case{on_nodes({0, 0, 1, 1})},
         Case{on_nodes({0, 0, 1, 2, 2})}, Case{on_nodes({0, 1, 1}), "version 22809"},
         Case{on_nodes({0, 0, 0, 1}, true), "window"}, Case{on_nodes({0, 1})}}) {
+    if (kIsSanitized && n++ % 3 != 0) continue;
     INFO(one_shot::text(run) << ", fault " << fault);
     CHECK(one_shot::opens_new_windows(run, n_keys));
     if (run.nodes.empty() || run.nodes.back() == 0) {
