@@ -110,6 +110,12 @@ TEST_CASE("pages on a device: a prefix that all entries share is read once, with
   PagedPair pair(device::backend(), {DType::F32, DType::F32, 2, 2, 1, 2, 16, 8}, KeyRange{0, 1000}, {.n_pages = 8});
   pair.append(0, 128), pair.share(0, 1, 128), pair.check({.causal = true});
   CHECK(pair.n_together == 1);
+
+  // An entry gets other pages, and the shortest one stays as it is.
+  PagedPair three(device::backend(), {DType::F32, DType::F32, 3, 3, 1, 1, 16, 8}, KeyRange{0, 1000}, {.n_pages = 12});
+  three.append(0, 128), three.share(0, 1, 128), three.share(0, 2, 128), three.check({});
+  three.truncate(1, 0), three.append(1, 200), three.check({});
+  CHECK(three.n_together == 1);
 }
 
 TEST_CASE("pages on a device: a step with messages reads a shared prefix for each entry") {
