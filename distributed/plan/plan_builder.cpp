@@ -306,7 +306,7 @@ bool library_gathers(const Topology& topology, std::span<const KeyRange> ranges,
   const double by_messages = n_slices(topology, bytes, options) > 1
                                  ? 2 * join_time(link, overhead, p, p, bytes / p)
                                  : join_time(link, overhead, p, default_radix(link, overhead, p, bytes), bytes);
-  return options.network.gather_us + (p - 1) * bytes / link.bytes_per_us < by_messages;
+  return bytes > 0 && options.network.gather_us + (p - 1) * bytes / link.bytes_per_us < by_messages;
 }
 
 double longest_forest_bytes(std::span<const KeyRange> ranges, const PlanOptions& options) {

@@ -8,6 +8,8 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
+#include <stdexcept>
 #include <utility>
 
 namespace tree_attn::TREE_ATTN_PLATFORM {

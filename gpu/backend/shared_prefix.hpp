@@ -25,7 +25,8 @@ inline std::int64_t least_bytes_saved = 16 << 20;
 class SharedPrefix {
  public:
   /// Counts the leaves of the shard with which all entries begin, in the same pages, and of which all queries see all keys;
-  /// none in the dealt order, under a window, where keys have scales, or if they would save less than least_bytes_saved.
+  /// none in the dealt order, under a window, where keys have scales, or if they would save less than least_bytes_saved: a
+  /// read serves up to 32 rows on tensor cores, and one on others, where nothing is saved.
   /// @returns whether it is another number than before: then plan() is next
   bool count(const DeviceCache& cache, const Step& step);
   /// The same without leaves.
@@ -56,8 +57,8 @@ class SharedPrefix {
 
  private:
   std::int64_t n_leaves_ = 0;
-  std::vector<std::int64_t>
-      counted_for_;  ///< changes of all pages and the rows of the shortest entry, when they were counted
+  /// When leaves were counted: the whole ones of the shortest entry, and the last change of pages.
+  std::vector<std::int64_t> counted_for_;
   LeafLists lists_;
   LeafList own_list_;
   DeviceBuffer<LeafList> list_;
