@@ -15,7 +15,7 @@ from figures import Drawing
 MEASURED = pathlib.Path(__file__).resolve().parent.parent / "decode_speed.json"
 BEGIN, END = "<!-- measurements: begin (./run bench --update) -->", "<!-- measurements: end -->"
 # What the decode is compared with: its name in the file, in a table, and how its bars are drawn.
-BASELINES = [("plain", "two loops", "b"), ("Eigen", "Eigen", "c"), ("PyTorch", "PyTorch", "node")]
+BASELINES = [("plain", "two loops", "b"), ("Eigen", "Eigen", "c"), ("PyTorch", "PyTorch", "node"), ("llama.cpp", "llama.cpp", "empty")]
 
 # What the processor could do at most with the arithmetic of a decode; reports from before 2026-11-26 have none.
 LIMITS = [("of_arithmetic", "multiplies and adds"), ("of_fused", "them fused")]

@@ -62,6 +62,10 @@ class Bench:
     def run(self):
         return torch.nn.functional.scaled_dot_product_attention(*self.step)
 
+    def result(self):
+        """z of all heads and their queries, as a flat list."""
+        return self.run().to(torch.float32).flatten().tolist()
+
     def time(self, least):
         """As bench_decode.cpp: one run that is not timed, then as many as fit."""
         self.run()
@@ -74,23 +78,23 @@ class Bench:
 
 
 @torch.no_grad()
-def main():
-    bench = Bench()
+def serve(bench, versions):
+    """Answers the requests of decode_rounds.py, a line each."""
     for line in sys.stdin:
         command, *arguments = line.split()
         if command == "versions":
-            answer = json.dumps({"PyTorch": torch.__version__})
+            answer = json.dumps(versions)
         elif command == "case":
             bench.open(*arguments)
             answer = "ok"
         elif command == "time":
             answer = bench.time(arguments[1])
         elif command == "result":
-            answer = " ".join(f"{z:.9g}" for z in bench.run().to(torch.float32).flatten().tolist())
+            answer = " ".join(f"{z:.9g}" for z in bench.result())
         else:
-            sys.exit(f"baseline_torch.py: no command '{command}'")
+            sys.exit(f"{sys.argv[0]}: no command '{command}'")
         print(answer, flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    serve(Bench(), {"PyTorch": torch.__version__})

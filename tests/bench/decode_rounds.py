@@ -87,14 +87,10 @@ class Worker:
 
 def contestants(case, workers):
     """{name: worker} of all that take part in a case."""
-    names = dict.fromkeys([*LIMITS, "decode"], workers[0])
+    ours = [*LIMITS, "decode"]
     if case["queries"] == 1:
-        names["plain"] = workers[0]
-        if case["dtype"] == "F32":
-            names["Eigen"] = workers[0]
-    if len(workers) > 1:
-        names["PyTorch"] = workers[1]
-    return names
+        ours += ["plain", "Eigen"] if case["dtype"] == "F32" else ["plain"]
+    return dict.fromkeys(ours, workers["decode"]) | workers
 
 
 def check_results(case, names):
@@ -123,7 +119,7 @@ def ratios(starts, over, under):
 def time_case(case, workers, n_rounds, shuffle):
     """Times of one start: {name: [[CPU time, wall time] of a round, ..]}; notes in the case what each key takes."""
     names = contestants(case, workers)
-    of_key = [worker.ask("case", *(case[name] for name in NAMES)) for worker in workers][0]
+    of_key = [worker.ask("case", *(case[name] for name in NAMES)) for worker in workers.values()][0]
     case["of_key"] = dict(zip(OPERATIONS, map(float, of_key.split())))
     check_results(case, names)
     times = {name: [] for name in names}
@@ -143,7 +139,7 @@ def compare(case, starts):
 def huge_pages(case, workers):
     """The part of keys and values that lies in pages of 2 MiB, of the worker with the least of it."""
     cache = 2 * case["kv_heads"] * case["keys"] * case["head_dim"] * {"F32": 4, "F16": 2, "BF16": 2}[case["dtype"]]
-    return round(min(1, *(worker.huge_bytes() / cache for worker in workers)), 3)
+    return round(min(1, *(worker.huge_bytes() / cache for worker in workers.values())), 3)
 
 
 def processor():
@@ -153,9 +149,9 @@ def processor():
     return platform.machine()
 
 
-def measure(n_starts, n_rounds, torch_python=None):
-    """The report. @param torch_python an interpreter that imports torch, or None"""
-    commands = [[PROGRAM]] + ([[torch_python, FOLDER / "baseline_torch.py"]] if torch_python else [])
+def measure(n_starts, n_rounds, peers):
+    """The report. @param peers {name: command of its program}"""
+    commands = {"decode": [PROGRAM]} | peers
     random_order = random.Random(1)
 
     def shuffle(names):
@@ -166,14 +162,14 @@ def measure(n_starts, n_rounds, torch_python=None):
               "starts": n_starts, "rounds": n_rounds, "huge_pages": 1}
     times = [[] for _ in CASES]
     for start in range(n_starts):
-        workers = [Worker(command) for command in commands]
-        for worker in workers:
+        workers = {name: Worker(command) for name, command in commands.items()}
+        for worker in workers.values():
             report["versions"] |= json.loads(worker.ask("versions"))
         for case, of_case in zip(CASES, times):
             of_case.append(time_case(case, workers, n_rounds, shuffle))
             if case is CASES[0]:
                 report["huge_pages"] = min(report["huge_pages"], huge_pages(case, workers))
-        for worker in workers:
+        for worker in workers.values():
             worker.close()
         print(f"{start + 1} of {n_starts} starts of the decode", file=sys.stderr)
     return report | {"cases": [compare(case, starts) for case, starts in zip(CASES, times)]}
