@@ -33,7 +33,6 @@ class Ranks {
     require<std::out_of_range>(rank >= 0 && rank < size, "Ranks: rank ", rank, " of ", size);
   }
   virtual ~Ranks() = default;
-  Ranks(const Ranks&) = delete;
   Ranks& operator=(const Ranks&) = delete;
 
   int rank() const { return rank_; }
@@ -95,6 +94,7 @@ class Ranks {
   virtual std::unique_ptr<Transport> open_shared_transport(Topology topology) const = 0;
 
  protected:
+  Ranks(const Ranks&) = default;
   enum class Reduction { kMax, kMin, kTotal };
   /// Replaces each number by the maximum, the minimum or the sum over all ranks, modulo 2^64.
   virtual void all_reduce(std::span<std::uint64_t> numbers, Reduction reduction, std::string_view what) const;
