@@ -109,7 +109,7 @@ TEST_CASE("nccl: what ranks queue, and the windows that they take, are on their 
     for (const int device : {0, 1, 2}) emulated::has_context(device) = false;
     std::atomic<int> n_wrong = 0;
     const auto decode_all = [&](const Ranks&, NcclTransport& transport) {
-      for (const char* algorithm : {"gather", "two-level", "ring", "one-shot"}) {
+      for (const char* algorithm : {"gather", "two-level", "ring", "one-shot"}) {  // each appends to a cache of its own
         one_shot::RankRun rank(run, 250, transport);
         one_shot::decode_steps(
             transport, rank, algorithm, [] {},
