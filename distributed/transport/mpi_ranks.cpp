@@ -188,7 +188,6 @@ void MpiRanks::await_collective(MPI_Request request, std::string_view what, Memo
 }
 
 void MpiRanks::barrier() const {
-  const auto in_use = deadline_.use_mpi();
   check();
   meet(comm_);
 }

@@ -95,7 +95,6 @@ class MpiRanks : public Ranks {
   void all_reduce(std::span<std::uint64_t> numbers, Reduction reduction, std::string_view what) const override;
   /// Labels a node by its lowest rank.
   std::vector<int> find_nodes() const override;
-  void announce(std::string_view phrase) const override { deadline_.doing(phrase); }
 
  private:
   MpiRanks(MPI_Comm comm, std::unique_ptr<Deadline> own);

@@ -43,7 +43,7 @@ class Ranks {
   /// Sets what this rank is doing, for the message of a missed deadline: "in two-level, step 3".
   void doing(std::string_view phrase) const {
     doing_ = phrase;
-    announce(phrase);
+    deadline().doing(phrase);
   }
   /// That phrase, for other messages; empty before the first.
   const std::string& activity() const { return doing_; }
@@ -100,8 +100,6 @@ class Ranks {
   virtual void all_reduce(std::span<std::uint64_t> numbers, Reduction reduction, std::string_view what) const;
   /// A label of the node of every rank. Collective.
   virtual std::vector<int> find_nodes() const = 0;
-  /// See doing().
-  virtual void announce(std::string_view phrase) const = 0;
 
  private:
   int rank_, size_;

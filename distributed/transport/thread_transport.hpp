@@ -120,7 +120,6 @@ class ThreadRanks : public Ranks {
 
  protected:
   std::vector<int> find_nodes() const override;
-  void announce(std::string_view phrase) const override { deadline_.doing(phrase); }
 
  private:
   ThreadNetwork& network_;
