@@ -104,7 +104,7 @@ class PlanDecoder : public Decoder {
   }
   void open_end() {
     const AttentionShape& shape = shard_.cache->shape();
-    DeviceTransport* const device = transport_.device();
+    NcclTransport* const device = transport_.device();
     end_.emplace(transport_, plan_for_(planned_), shape.n_rows(), shape.value_dim,
                  device != nullptr ? device->make_blocks() : platform_of(*shard_.backend).make_blocks, &on_device_->stream(),
                  shard_.cache->scales().v);

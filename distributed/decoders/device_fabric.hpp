@@ -4,7 +4,7 @@
 #pragma once
 
 #include "tree_attn/distributed/plan/plan.hpp"
-#include "tree_attn/distributed/transport/device_transport.hpp"
+#include "tree_attn/distributed/transport/nccl_transport.hpp"
 #include "tree_attn/distributed/transport/transport.hpp"
 #include "tree_attn/gpu/backend/blocks.hpp"
 #include "tree_attn/gpu/backend/device_steps.hpp"
@@ -73,7 +73,7 @@ class DeviceFabric : public StepEnd {
   }
 
   Transport& transport_;
-  DeviceTransport* device_;  ///< the same, if it sends device memory
+  NcclTransport* device_;  ///< the same, if it sends device memory
   Plan plan_;
   std::int64_t n_rows_, d_v_;
   std::vector<std::int64_t> offsets_;
@@ -84,7 +84,7 @@ class DeviceFabric : public StepEnd {
   bool leaves_output_ = false;             ///< on the device
   std::size_t n_out_ = 0;                  ///< elements of z
   std::vector<DeviceBlocks::Pair> pairs_;  ///< of the operation that is launched
-  DeviceTransport::Queued queued_;         ///< when the plan was last queued or recorded
+  NcclTransport::Queued queued_;           ///< when the plan was last queued or recorded
   Traffic recorded_;                       ///< that was counted then
   bool is_queued_ = false;                 ///< since the last settle()
   bool was_launched_ = false;

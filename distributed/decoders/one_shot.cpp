@@ -10,7 +10,7 @@
 #include "tree_attn/distributed/decoders/host_fabric.hpp"
 #include "tree_attn/distributed/decoders/keys_read.hpp"
 #include "tree_attn/distributed/plan/plan_builder.hpp"
-#include "tree_attn/distributed/transport/device_transport.hpp"
+#include "tree_attn/distributed/transport/nccl_transport.hpp"
 #include "tree_attn/gpu/backend/one_shot_session.hpp"
 
 #include <algorithm>
@@ -172,7 +172,7 @@ class OneShotDecoder : public Decoder {
     const AttentionShape& shape = shard_.cache->shape();
     const std::int64_t n_bytes =
         one_shot_window_bytes(node.ranges, shape.n_rows(), shape.value_dim, leaves_states(topology));
-    DeviceTransport* const device = options_.windows_on_host || n_bytes == 0 ? nullptr : transport_.device();
+    NcclTransport* const device = options_.windows_on_host || n_bytes == 0 ? nullptr : transport_.device();
     std::shared_ptr<NodeMemory> memory;
     if (device != nullptr) memory = device->allocate_on_node(static_cast<std::size_t>(n_bytes));
     windows_ = memory != nullptr ? "nccl" : options_.windows_on_host ? "host" : "process";
@@ -189,7 +189,7 @@ class OneShotDecoder : public Decoder {
     connected_ = ranges;
     if (leaves_states(topology)) {
       Plan plan = plan_between_nodes(topology, rank, ranges, options_);
-      if (DeviceTransport* const to = transport_.device())
+      if (NcclTransport* const to = transport_.device())
         on_device_.emplace(transport_, std::move(plan), shape.n_rows(), shape.value_dim, to->make_blocks());
       else
         on_host_.emplace(transport_, std::move(plan), shape.n_rows(), shape.value_dim);

@@ -5,7 +5,7 @@
 #include "tree_attn/distributed/decoders/keys_read.hpp"
 #include "tree_attn/distributed/decoders/reshard.hpp"
 #include "tree_attn/distributed/transport/buffer.hpp"
-#include "tree_attn/distributed/transport/device_transport.hpp"
+#include "tree_attn/distributed/transport/nccl_transport.hpp"
 
 #include <algorithm>
 #include <array>
@@ -34,7 +34,7 @@ class KvMemory {
 
  private:
   Buffer on_host_;
-  DeviceTransport* device_;
+  NcclTransport* device_;
   std::unique_ptr<DeviceBlocks> on_device_;
   std::size_t n_on_device_ = 0;
 };
@@ -217,7 +217,7 @@ class RingDecoder : public Decoder {
 
   std::vector<OwnedLeaves> leaves_;  ///< of every rank
   std::int64_t n_rows_, d_v_;
-  DeviceTransport* device_;                     ///< the transport, if messages are sent from device memory
+  NcclTransport* device_;                       ///< the transport, if messages are sent from device memory
   std::array<KvMemory, 2> memory_;              ///< one receives while the other is sent
   std::unique_ptr<DeviceBlocks> for_messages_;  ///< no blocks: their stream, if messages are sent from device memory
   OpenShard hop_;                               ///< over the block that has arrived; empty with one rank

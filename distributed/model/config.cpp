@@ -103,7 +103,7 @@ ModelConfig read_config(const SafetensorsFile& file) {
   config.head_dim = reader.size("head_dim", 65536);
   config.ff = reader.size("ff", kMost);
   config.layers = reader.layers();
-  if (config.leading_windows() > 0 || std::count(config.layers.begin(), config.layers.end(), LayerKind::kWindow) > 0)
+  if (std::count(config.layers.begin(), config.layers.end(), LayerKind::kWindow) > 0)
     config.window = reader.size("window", kMost);
   config.rope_base = reader.positive("rope_base", config.rope_base);
   config.eps = reader.positive("eps", config.eps);

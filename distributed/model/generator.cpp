@@ -54,15 +54,12 @@ TensorView heads_of(const Rows& rows, std::int64_t kv_heads, std::int64_t head_d
 
 /// The same elements in another type, dense. @param[out] bytes their memory
 TensorView rounded(const TensorView& view, DType dtype, std::vector<std::byte>& bytes) {
-  const std::int64_t d = view.shape[3], size = d * static_cast<std::int64_t>(bytes_of(dtype));
+  const std::int64_t size = view.shape[3] * static_cast<std::int64_t>(bytes_of(dtype));
   bytes.resize(static_cast<std::size_t>(view.shape[1] * view.shape[2] * size));
-  std::vector<float> row(static_cast<std::size_t>(d));
+  std::vector<float> row;
   std::byte* to = bytes.data();
   for (std::int64_t h = 0; h < view.shape[1]; ++h) {
-    for (std::int64_t a = 0; a < view.shape[2]; ++a, to += size) {
-      load_row(view, 0, h, a, row.data());
-      store(row.data(), dtype, d, to);
-    }
+    for (std::int64_t a = 0; a < view.shape[2]; ++a, to += size) store_row(view, 0, h, a, 1, dtype, row, to);
   }
   return TensorView::dense(bytes.data(), dtype, view.shape);
 }

@@ -22,7 +22,7 @@ struct PlanOptions {
   int node_radix = 0;  ///< ranks of a node, or blocks of them, that one round joins, at least 2; 0: default_radix()
   std::optional<std::int64_t> slice_bytes{};  ///< messages above it are cut by rows; by default Network::slice_bytes
   Network network = kMpiNetwork;              ///< for default_radix(), and where to cut
-  /// Whether sums and maxima over all ranks are left to the library of the transport, a DeviceTransport.
+  /// Whether sums and maxima over all ranks are left to the library of the transport, an NcclTransport.
   bool library_reduces = false;
   /// Whether windows lie in pinned memory of the host, which GPUs reach that do not reach each other.
   bool windows_on_host = false;

@@ -46,9 +46,6 @@ class Buffer {
   /// Leaves the bytes to others, which use them until the process ends.
   void leave() { static_cast<void>(bytes_.release()); }
 
-  /// Bytes held.
-  std::size_t capacity() const { return capacity_; }
-
  private:
   Allocate allocate_;
   Memory bytes_{nullptr, nullptr};

@@ -89,6 +89,10 @@ class TimeLimit : public Deadline {
     throw gave_up(rank_, seconds_, waiting_, doing_);
   }
 
+ protected:
+  int rank() const { return rank_; }
+  bool is_waiting() const { return !waiting_.empty(); }
+
  private:
   using Clock = std::chrono::steady_clock;
   int rank_;

@@ -129,75 +129,51 @@ auto MpiRanks::or_give_up(const Function& function) const {
 void MpiRanks::await(std::span<MPI_Request> requests, std::string_view what, const Completed& completed,
                      const Advance& advance) const {
   const auto in_use = deadline_.use_mpi();
-  or_give_up(
-      [&] { return polls_ ? poll_until_done(requests, what, completed, advance) : wait_for_all(requests, completed); });
+  constexpr int kPolls = 32;
+  const auto are_done = [&] {
+    bool done = false;
+    for (int i = 0; i < kPolls && !done; ++i) {
+      const bool has_advanced = !advance || advance();
+      done = test(requests, completed, !polls_) && has_advanced;
+    }
+    return done;
+  };
+  or_give_up([&] {
+    if (are_done()) return;
+    const Waiting waiting(deadline_, "for " + std::string(what));
+    for (std::size_t n = n_left(requests); !are_done();) {
+      // Ranks may outnumber cores: yield to the rank that this one waits for.
+      std::this_thread::yield();
+      if (const std::size_t now = n_left(requests); now < n) waiting.progress(), n = now;
+      deadline_.poll();
+    }
+  });
 }
 
 bool MpiRanks::poll(std::span<MPI_Request> requests, const Completed& completed, const Advance& advance) const {
   const auto in_use = deadline_.use_mpi();
   return or_give_up([&] {
     const bool has_advanced = !advance || advance();
-    return test(requests, completed) && has_advanced;
+    return test(requests, completed, false) && has_advanced;
   });
 }
 
-void MpiRanks::poll_until_done(std::span<MPI_Request> requests, std::string_view what, const Completed& completed,
-                               const Advance& advance) const {
-  constexpr int kPolls = 32;
-  const auto are_done = [&] {
-    bool done = false;
-    for (int i = 0; i < kPolls && !done; ++i) {
-      const bool has_advanced = !advance || advance();
-      done = test(requests, completed) && has_advanced;
-    }
-    return done;
-  };
-  if (are_done()) return;
-  const Waiting waiting(deadline_, "for " + std::string(what));
-  for (std::size_t n = n_left(requests); !are_done();) {
-    // Ranks may outnumber cores: yield to the rank that this one waits for.
-    std::this_thread::yield();
-    if (const std::size_t now = n_left(requests); now < n) waiting.progress(), n = now;
-    deadline_.poll();
-  }
-}
-
-bool MpiRanks::test(std::span<MPI_Request> requests, const Completed& completed) const {
+bool MpiRanks::test(std::span<MPI_Request> requests, const Completed& completed, bool waits) const {
   if (requests.empty()) return true;
   statuses_.resize(std::max(statuses_.size(), requests.size()));
   indices_.resize(statuses_.size());
-  int n = 0;
-  const int status = MPI_Testsome(static_cast<int>(requests.size()), requests.data(), &n, indices_.data(), statuses_.data());
-  take_statuses(status, "MPI_Testsome", n == MPI_UNDEFINED ? 0 : static_cast<std::size_t>(n), completed);
-  return n_left(requests) == 0;
-}
-
-void MpiRanks::wait_for_all(std::span<MPI_Request> requests, const Completed& completed) const {
-  statuses_.resize(std::max(statuses_.size(), requests.size()));
-  // Requests that are complete have been taken.
-  indices_.clear();
-  for (std::size_t i = 0; i < requests.size(); ++i)
-    if (requests[i] != MPI_REQUEST_NULL) indices_.push_back(static_cast<int>(i));
-  const int status = MPI_Waitall(static_cast<int>(requests.size()), requests.data(), statuses_.data());
-  for (std::size_t k = 0; k < indices_.size(); ++k) statuses_[k] = statuses_[static_cast<std::size_t>(indices_[k])];
-  take_statuses(status, "MPI_Waitall", indices_.size(), completed);
-}
-
-void MpiRanks::take_statuses(int status, const char* call, std::size_t n, const Completed& completed) const {
-  const auto class_of = [](int error) {
-    int error_class = MPI_SUCCESS;
-    MPI_Error_class(error, &error_class);
-    return error_class;
-  };
-  const bool in_statuses = status != MPI_SUCCESS && class_of(status) == MPI_ERR_IN_STATUS;
-  if (!in_statuses) check_mpi(status, call);
-  for (std::size_t k = 0; k < n; ++k) {
-    if (!in_statuses) statuses_[k].MPI_ERROR = MPI_SUCCESS;
-    const int error = statuses_[k].MPI_ERROR;
-    if (in_statuses && class_of(error) == MPI_ERR_PENDING) continue;
-    if (!completed) check_mpi(error, call);
+  int n = 0, error_class = MPI_SUCCESS;
+  const char* const call = waits ? "MPI_Waitsome" : "MPI_Testsome";
+  const int status = (waits ? MPI_Waitsome : MPI_Testsome)(static_cast<int>(requests.size()), requests.data(), &n,
+                                                           indices_.data(), statuses_.data());
+  if (status != MPI_SUCCESS) MPI_Error_class(status, &error_class);
+  if (error_class != MPI_ERR_IN_STATUS) check_mpi(status, call);
+  for (std::size_t k = 0; n != MPI_UNDEFINED && k < static_cast<std::size_t>(n); ++k) {
+    if (status == MPI_SUCCESS) statuses_[k].MPI_ERROR = MPI_SUCCESS;
+    if (!completed) check_mpi(statuses_[k].MPI_ERROR, call);
     if (completed) completed(static_cast<std::size_t>(indices_[k]), statuses_[k]);
   }
+  return n_left(requests) == 0;
 }
 
 /// A collective cannot be cancelled: after a wait that gave up MPI may still use the memory, so it is never freed.
@@ -212,7 +188,6 @@ void MpiRanks::await_collective(MPI_Request request, std::string_view what, Memo
 }
 
 void MpiRanks::barrier() const {
-  const auto in_use = deadline_.use_mpi();
   check();
   meet(comm_);
 }

@@ -95,7 +95,6 @@ class MpiRanks : public Ranks {
   void all_reduce(std::span<std::uint64_t> numbers, Reduction reduction, std::string_view what) const override;
   /// Labels a node by its lowest rank.
   std::vector<int> find_nodes() const override;
-  void announce(std::string_view phrase) const override { deadline_.doing(phrase); }
 
  private:
   MpiRanks(MPI_Comm comm, std::unique_ptr<Deadline> own);
@@ -104,11 +103,8 @@ class MpiRanks : public Ranks {
   MPI_Comm duplicate(MPI_Comm comm) const;
   template <class Memory>
   void await_collective(MPI_Request request, std::string_view what, Memory& memory) const;
-  void poll_until_done(std::span<MPI_Request> requests, std::string_view what, const Completed& completed,
-                       const Advance& advance) const;
-  bool test(std::span<MPI_Request> requests, const Completed& completed) const;
-  void wait_for_all(std::span<MPI_Request> requests, const Completed& completed) const;
-  void take_statuses(int status, const char* call, std::size_t n, const Completed& completed) const;
+  /// Takes what is complete; waits for a request before, if asked to. @returns whether none is left
+  bool test(std::span<MPI_Request> requests, const Completed& completed, bool waits) const;
 
   std::unique_ptr<Deadline> own_deadline_;
   Deadline& deadline_;

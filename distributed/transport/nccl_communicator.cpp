@@ -14,11 +14,6 @@
 #include <vector>
 
 namespace tree_attn {
-namespace {
-
-std::string rank_text(const Ranks& ranks) { return "rank " + std::to_string(ranks.rank()); }
-
-}  // namespace
 
 NcclCommunicator::NcclCommunicator(const Ranks& ranks, bool is_emulated, std::string_view interface)
     : ranks_(ranks), n_exceptions_(std::uncaught_exceptions()) {
@@ -32,7 +27,7 @@ NcclCommunicator::NcclCommunicator(const Ranks& ranks, bool is_emulated, std::st
       throw InputError("--transport nccl: " + library_->path() + " is NCCL " + library_->version_text() +
                        ", which needs GPUs; use --backend cuda");
   });
-  const nccl::Functions& f = library_->functions();
+  const nccl::Functions& f = functions();
 
   // Different versions speak different protocols, and may wait for each other forever.
   const int version = library_->version();
@@ -70,7 +65,7 @@ NcclCommunicator::NcclCommunicator(NcclCommunicator& whole, const Topology& topo
     throw InputError("windows need NCCL 2.27 or later, but " + library_->path() + " is " + library_->version_text());
   const int node = topology.node_of(ranks_.rank()), place = topology.place_of(ranks_.rank());
   // NCCL sets the pointer when the split is done, which the state of the whole tells.
-  whole.check("ncclCommSplit", library_->functions().ncclCommSplit(whole.comm_, node, place, &comm_, nullptr));
+  whole.check("ncclCommSplit", functions().ncclCommSplit(whole.comm_, node, place, &comm_, nullptr));
   whole.await("all ranks to divide NCCL's communicator by nodes");
   await("the ranks of its node to join NCCL");
 }
@@ -83,59 +78,43 @@ NcclCommunicator::~NcclCommunicator() {
     return;
   }
   try {
-    check("ncclCommFinalize", library_->functions().ncclCommFinalize(comm_));
+    check("ncclCommFinalize", functions().ncclCommFinalize(comm_));
     await("all ranks to leave NCCL");
-    library_->functions().ncclCommDestroy(std::exchange(comm_, nullptr));
+    functions().ncclCommDestroy(std::exchange(comm_, nullptr));
   } catch (const std::exception&) {
     abort();
   }
 }
 
-void NcclCommunicator::send(const void* from, std::size_t n_bytes, int peer, void* stream) {
-  check("ncclSend", library_->functions().ncclSend(from, n_bytes, nccl::Type::kInt8, peer, comm_, stream));
-}
-void NcclCommunicator::receive(void* to, std::size_t n_bytes, int peer, void* stream) {
-  check("ncclRecv", library_->functions().ncclRecv(to, n_bytes, nccl::Type::kInt8, peer, comm_, stream));
-}
-void NcclCommunicator::all_reduce(float* elements, std::size_t n, nccl::Operator op, void* stream) {
-  check("ncclAllReduce",
-        library_->functions().ncclAllReduce(elements, elements, n, nccl::Type::kFloat32, op, comm_, stream));
-}
-
-void NcclCommunicator::all_gather(const float* own, float* all, std::size_t n, void* stream) {
-  check("ncclAllGather", library_->functions().ncclAllGather(own, all, n, nccl::Type::kFloat32, comm_, stream));
-}
-
 void NcclCommunicator::await(std::string_view what) {
-  const auto state = [&] {
+  const auto is_accepted = [&] {
     nccl::Status status = nccl::Status::kInProgress;
-    check("ncclCommGetAsyncError", library_->functions().ncclCommGetAsyncError(comm_, &status));
-    if (status != nccl::Status::kSuccess && status != nccl::Status::kInProgress) fail(what, status);
-    return status;
+    check("ncclCommGetAsyncError", functions().ncclCommGetAsyncError(comm_, &status));
+    check(what, status);
+    return status == nccl::Status::kSuccess;
   };
-  if (state() == nccl::Status::kSuccess) return;
+  wait_until(is_accepted, what);
+}
+
+void NcclCommunicator::wait_until(const std::function<bool()>& is_done, std::string_view what) {
+  if (is_done()) return;
   Deadline& deadline = ranks_.deadline();
   const Waiting waiting(deadline, "for " + std::string(what));
-  while (state() == nccl::Status::kInProgress) {
-    poll(deadline);
-    std::this_thread::yield();
+  for (; !is_done(); std::this_thread::yield()) {
+    poll();
+    try {
+      deadline.poll();
+    } catch (...) {
+      abort();
+      throw;
+    }
   }
 }
 
 void NcclCommunicator::poll() {
   nccl::Status status = nccl::Status::kSuccess;
-  check("ncclCommGetAsyncError", library_->functions().ncclCommGetAsyncError(comm_, &status));
+  check("ncclCommGetAsyncError", functions().ncclCommGetAsyncError(comm_, &status));
   check("an asynchronous error", status);
-}
-
-void NcclCommunicator::poll(Deadline& deadline) {
-  poll();
-  try {
-    deadline.poll();
-  } catch (...) {
-    abort();
-    throw;
-  }
 }
 
 void NcclCommunicator::check(std::string_view call, nccl::Status status) {
@@ -143,7 +122,7 @@ void NcclCommunicator::check(std::string_view call, nccl::Status status) {
 }
 
 void NcclCommunicator::fail(std::string_view call, nccl::Status status) {
-  const std::string line = rank_text(ranks_) + ": NCCL " + library_->version_text() + ": " +
+  const std::string line = "rank " + std::to_string(ranks_.rank()) + ": NCCL " + library_->version_text() + ": " +
                            library_->describe(call, status, comm_) +
                            (ranks_.activity().empty() ? "" : " (" + ranks_.activity() + ")");
   abort();
@@ -153,14 +132,14 @@ void NcclCommunicator::fail(std::string_view call, nccl::Status status) {
 void NcclCommunicator::abort() noexcept {
   nccl::Comm* const comm = std::exchange(comm_, nullptr);
   if (comm == nullptr) return;
-  if (std::exchange(is_group_open_, false)) library_->functions().ncclGroupEnd();
+  if (std::exchange(is_group_open_, false)) functions().ncclGroupEnd();
   if (before_abort_) before_abort_();
-  library_->functions().ncclCommAbort(comm);
+  functions().ncclCommAbort(comm);
 }
 
 NcclWindow::NcclWindow(NcclCommunicator& node, const Topology& topology, std::size_t n_bytes)
     : node_(node), topology_(topology), at_(topology.node(topology.node_of(node.ranks().rank())).size()) {
-  const nccl::Functions& f = node.library().functions();
+  const nccl::Functions& f = node.functions();
   try {
     node.check("ncclMemAlloc", f.ncclMemAlloc(&memory_, n_bytes));
     node.check("ncclCommWindowRegister",
@@ -174,7 +153,7 @@ NcclWindow::NcclWindow(NcclCommunicator& node, const Topology& topology, std::si
 }
 
 void NcclWindow::find_others() {
-  const nccl::Functions& f = node_.library().functions();
+  const nccl::Functions& f = node_.functions();
   for (std::size_t place = 0; window_ != nullptr && place < at_.size(); ++place)
     node_.check("ncclGetPeerDevicePointer", f.ncclGetPeerDevicePointer(window_, 0, static_cast<int>(place), &at_[place]));
   run_on_all(node_.ranks(), [&] {
@@ -188,7 +167,7 @@ void NcclWindow::find_others() {
 NcclWindow::~NcclWindow() { release(); }
 
 void NcclWindow::release() noexcept {
-  const nccl::Functions& f = node_.library().functions();
+  const nccl::Functions& f = node_.functions();
   if (window_ != nullptr && node_.get() != nullptr) f.ncclCommWindowDeregister(node_.get(), window_);
   window_ = nullptr;
   if (memory_ != nullptr) f.ncclMemFree(std::exchange(memory_, nullptr));

@@ -42,34 +42,29 @@ class NcclCommunicator {
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;
 
   const NcclLibrary& library() const { return *library_; }
+  /// Of the library; all but those of groups take get().
+  const nccl::Functions& functions() const { return library_->functions(); }
   const Ranks& ranks() const { return ranks_; }
 
-  /// Queues messages and collectives as one group. @param queue calls the four functions that follow
+  /// Queues messages and collectives as one group. @param queue makes the calls, and check() their status
   /// @throws TransportError
   template <class Queue>
   void group(const Queue& queue) {
-    check("ncclGroupStart", library_->functions().ncclGroupStart());
+    check("ncclGroupStart", functions().ncclGroupStart());
     // A group that is open when the communicator is aborted would take in the abort as well.
     is_group_open_ = true;
     queue();
     is_group_open_ = false;
-    check("ncclGroupEnd", library_->functions().ncclGroupEnd());
+    check("ncclGroupEnd", functions().ncclGroupEnd());
     await("NCCL to queue messages");
   }
-  /// In a group: a message of n_bytes of device memory, on a stream.
-  void send(const void* from, std::size_t n_bytes, int peer, void* stream);
-  void receive(void* to, std::size_t n_bytes, int peer, void* stream);
-  /// In a group: n elements of F32, in place.
-  void all_reduce(float* elements, std::size_t n, nccl::Operator op, void* stream);
-  /// In a group: n elements of F32 of every rank, into `all`.
-  void all_gather(const float* own, float* all, std::size_t n, void* stream);
 
   /// Waits until the last call has been accepted. @throws TransportError with what NCCL reports, or after the deadline
   void await(std::string_view what);
+  /// Polls until a function returns true. @throws as await()
+  void wait_until(const std::function<bool()>& is_done, std::string_view what);
   /// @throws TransportError if an asynchronous error has occurred
   void poll();
-  /// Polls, while a wait is under way. @throws TransportError also after its deadline
-  void poll(Deadline& deadline);
   /// @throws TransportError if a call has failed
   void check(std::string_view call, nccl::Status status);
   /// ncclCommAbort(). The second call does nothing.

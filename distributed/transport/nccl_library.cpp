@@ -8,6 +8,7 @@
 #include <dlfcn.h>
 
 #include <cstdlib>
+#include <initializer_list>
 
 namespace tree_attn {
 namespace {
@@ -18,11 +19,11 @@ constexpr const char* kEmulatedMark = "tree_attn_nccl_stand_in";
 
 [[noreturn]] void refuse(const std::string& why) { throw InputError("--transport nccl: " + why); }
 
-/// Sets a pointer to the function of that name. @returns whether the library has it
+/// Sets a pointer to the function of that name. @returns the name if the library does not have it, else null
 template <class Function>
-bool find(void* library, const char* name, Function& function) {
+const char* find(void* library, const char* name, Function& function) {
   function = reinterpret_cast<Function>(::dlsym(library, name));
-  return function != nullptr;
+  return function == nullptr ? name : nullptr;
 }
 
 }  // namespace
@@ -46,7 +47,8 @@ std::shared_ptr<const NcclLibrary> NcclLibrary::load() {
   const std::shared_ptr<NcclLibrary> library(new NcclLibrary);
   nccl::Functions& f = library->functions_;
   library->path_ = name;
-  if (!find(handle, "ncclGetVersion", f.ncclGetVersion)) refuse(readable(name) + " has no ncclGetVersion: it is not NCCL");
+  if (find(handle, "ncclGetVersion", f.ncclGetVersion) != nullptr)
+    refuse(readable(name) + " has no ncclGetVersion: it is not NCCL");
   if (Dl_info info{}; ::dladdr(reinterpret_cast<void*>(f.ncclGetVersion), &info) != 0 && info.dli_fname != nullptr)
     library->path_ = info.dli_fname;
   if (f.ncclGetVersion(&library->version_) != nccl::Status::kSuccess) refuse(readable(name) + ": ncclGetVersion failed");
@@ -55,28 +57,11 @@ std::shared_ptr<const NcclLibrary> NcclLibrary::load() {
            nccl_version_text(nccl::kOldestNccl) + ", the first with communicators that do not block");
   }
 
-#define TREE_ATTN_FIND(function) \
-  if (!find(handle, #function, f.function)) refuse(readable(library->path_) + " has no function " #function)
-  TREE_ATTN_FIND(ncclGetUniqueId);
-  TREE_ATTN_FIND(ncclCommInitRankConfig);
-  TREE_ATTN_FIND(ncclCommGetAsyncError);
-  TREE_ATTN_FIND(ncclCommFinalize);
-  TREE_ATTN_FIND(ncclCommDestroy);
-  TREE_ATTN_FIND(ncclCommAbort);
-  TREE_ATTN_FIND(ncclGetErrorString);
-  TREE_ATTN_FIND(ncclGetLastError);
-  TREE_ATTN_FIND(ncclGroupStart);
-  TREE_ATTN_FIND(ncclGroupEnd);
-  TREE_ATTN_FIND(ncclSend);
-  TREE_ATTN_FIND(ncclRecv);
-  TREE_ATTN_FIND(ncclAllReduce);
-  TREE_ATTN_FIND(ncclAllGather);
+#define TREE_ATTN_FIND(function) find(handle, #function, f.function)
+  for (const char* missing : {TREE_ATTN_NCCL_REQUIRED(TREE_ATTN_FIND)})
+    if (missing != nullptr) refuse(readable(library->path_) + " has no function " + missing);
+  static_cast<void>(std::initializer_list<const char*>{TREE_ATTN_NCCL_OPTIONAL(TREE_ATTN_FIND)});
 #undef TREE_ATTN_FIND
-  find(handle, "ncclCommSplit", f.ncclCommSplit);
-  find(handle, "ncclMemAlloc", f.ncclMemAlloc), find(handle, "ncclMemFree", f.ncclMemFree);
-  find(handle, "ncclCommWindowRegister", f.ncclCommWindowRegister);
-  find(handle, "ncclCommWindowDeregister", f.ncclCommWindowDeregister);
-  find(handle, "ncclGetPeerDevicePointer", f.ncclGetPeerDevicePointer);
   library->is_emulated_ = ::dlsym(handle, kEmulatedMark) != nullptr;
   return library;
 }

@@ -24,7 +24,7 @@ bool has_low_latency_buffers() {
 
 NcclTransport::NcclTransport(const Ranks& ranks, Topology topology, const DevicePlatform& platform,
                              std::string_view interface)
-    : DeviceTransport(std::move(topology), ranks.rank()),
+    : Transport(std::move(topology), ranks.rank()),
       communicator_(ranks, platform.is_emulated, interface),
       network_(ranks.all_min(std::uint64_t{has_low_latency_buffers()}) != 0 ? kNcclLowLatencyNetwork : kNcclNetwork),
       platform_(platform) {
@@ -52,10 +52,14 @@ void NcclTransport::queue_on(DeviceStream& stream) {
 void NcclTransport::finish_messages() {
   if (sends_.empty() && receives_.empty()) return;
   if (stream_ == nullptr) throw std::logic_error("NcclTransport: messages before queue_on()");
+  const nccl::Functions& f = communicator_.functions();
   communicator_.group([&] {
-    for (const Receive& each : receives_)
-      communicator_.receive(each.bytes.data(), each.bytes.size(), each.from, stream_->handle());
-    for (const Send& each : sends_) communicator_.send(each.bytes.data(), each.bytes.size(), each.to, stream_->handle());
+    for (const auto& [bytes, from] : receives_)
+      communicator_.check("ncclRecv", f.ncclRecv(bytes.data(), bytes.size(), nccl::Type::kInt8, from, communicator_.get(),
+                                                 stream_->handle()));
+    for (const auto& [bytes, to] : sends_)
+      communicator_.check(
+          "ncclSend", f.ncclSend(bytes.data(), bytes.size(), nccl::Type::kInt8, to, communicator_.get(), stream_->handle()));
   });
   Group group{stream_->mark(), {}};
   for (const Receive& each : receives_) {
@@ -82,9 +86,9 @@ std::unique_ptr<NodeMemory> NcclTransport::allocate_to_gather(std::size_t n_byte
 }
 
 template <class Queue>
-void NcclTransport::queue_collective(const Queue& queue) {
+void NcclTransport::queue_collective(const char* call, const Queue& queue) {
   if (stream_ == nullptr) throw std::logic_error("NcclTransport: a collective before queue_on()");
-  communicator_.group(queue);
+  communicator_.group([&] { communicator_.check(call, queue(communicator_.functions(), communicator_.get())); });
   Group group{stream_->mark(), {}};
   for (int other = 0; other < size(); ++other) {
     if (other != rank()) group.senders.push_back(other);
@@ -94,14 +98,19 @@ void NcclTransport::queue_collective(const Queue& queue) {
 
 void NcclTransport::all_gather(std::span<const float> own, std::span<float> all) {
   if (own.empty()) return;
-  queue_collective([&] { communicator_.all_gather(own.data(), all.data(), own.size(), stream_->handle()); });
+  queue_collective("ncclAllGather", [&](const nccl::Functions& f, nccl::Comm* comm) {
+    return f.ncclAllGather(own.data(), all.data(), own.size(), nccl::Type::kFloat32, comm, stream_->handle());
+  });
 }
 
 void NcclTransport::all_reduce(Combine::Operator op, std::span<float> elements) {
   if (elements.empty() || size() == 1) return;
   if (op == Combine::Operator::kMerge) throw std::logic_error("NcclTransport: NCCL has no operator that merges states");
   const nccl::Operator of_library = op == Combine::Operator::kMax ? nccl::Operator::kMax : nccl::Operator::kSum;
-  queue_collective([&] { communicator_.all_reduce(elements.data(), elements.size(), of_library, stream_->handle()); });
+  queue_collective("ncclAllReduce", [&](const nccl::Functions& f, nccl::Comm* comm) {
+    return f.ncclAllReduce(elements.data(), elements.data(), elements.size(), nccl::Type::kFloat32, of_library, comm,
+                           stream_->handle());
+  });
 }
 
 void NcclTransport::settle(const Queued& queued) {
@@ -110,7 +119,7 @@ void NcclTransport::settle(const Queued& queued) {
   try {
     // Own kernels are no wait for other ranks, so they have no deadline.
     for (; !stream.has_passed(0); std::this_thread::yield()) communicator_.poll();
-    set_settled_from(seconds());
+    settled_from_ = seconds();
     for (const Group& group : queued.groups) await(stream, group.mark, text_of(group));
     // Events inside the graph show how far it has got; an event recorded now shows that the step is complete.
     const std::size_t end = stream.mark();
@@ -123,10 +132,7 @@ void NcclTransport::settle(const Queued& queued) {
 }
 
 void NcclTransport::await(DeviceStream& stream, std::size_t mark, const std::string& what) {
-  if (stream.has_passed(mark)) return;
-  Deadline& deadline = communicator_.ranks().deadline();
-  const Waiting waiting(deadline, "for " + what);
-  for (; !stream.has_passed(mark); std::this_thread::yield()) communicator_.poll(deadline);
+  communicator_.wait_until([&] { return stream.has_passed(mark); }, what);
 }
 
 std::string NcclTransport::text_of(const Group& group) {

@@ -33,7 +33,6 @@ class Ranks {
     require<std::out_of_range>(rank >= 0 && rank < size, "Ranks: rank ", rank, " of ", size);
   }
   virtual ~Ranks() = default;
-  Ranks(const Ranks&) = delete;
   Ranks& operator=(const Ranks&) = delete;
 
   int rank() const { return rank_; }
@@ -44,7 +43,7 @@ class Ranks {
   /// Sets what this rank is doing, for the message of a missed deadline: "in two-level, step 3".
   void doing(std::string_view phrase) const {
     doing_ = phrase;
-    announce(phrase);
+    deadline().doing(phrase);
   }
   /// That phrase, for other messages; empty before the first.
   const std::string& activity() const { return doing_; }
@@ -95,13 +94,12 @@ class Ranks {
   virtual std::unique_ptr<Transport> open_shared_transport(Topology topology) const = 0;
 
  protected:
+  Ranks(const Ranks&) = default;
   enum class Reduction { kMax, kMin, kTotal };
   /// Replaces each number by the maximum, the minimum or the sum over all ranks, modulo 2^64.
   virtual void all_reduce(std::span<std::uint64_t> numbers, Reduction reduction, std::string_view what) const;
   /// A label of the node of every rank. Collective.
   virtual std::vector<int> find_nodes() const = 0;
-  /// See doing().
-  virtual void announce(std::string_view phrase) const = 0;
 
  private:
   int rank_, size_;

@@ -176,26 +176,29 @@ void ThreadNetwork::close() {
   }
 }
 
+void ThreadDeadline::doing(std::string_view phrase) {
+  TimeLimit::doing(phrase);
+  network_.doing(rank(), phrase);
+}
+
 void ThreadDeadline::begin_wait(std::string_view phrase) {
-  waiting_ = phrase;
-  since_ = Clock::now();
+  TimeLimit::begin_wait(phrase);
   --network_.n_computing_;
 }
 
 void ThreadDeadline::end_wait() {
   ++network_.n_computing_;
-  waiting_.clear();
+  TimeLimit::end_wait();
 }
 
 void ThreadDeadline::poll() {
-  if (waiting_.empty()) return;
-  ThreadNetwork::Mailbox& own = network_.mailbox(rank_);
+  if (!is_waiting()) return;
+  ThreadNetwork::Mailbox& own = network_.mailbox(rank());
   const std::lock_guard lock(own.mutex);
-  if (own.closed) throw another_failed(rank_);
+  if (own.closed) throw another_failed(rank());
   // Computing counts as answering.
   if (network_.n_computing_ > 0) progress();
-  if (Clock::now() - since_ < std::chrono::duration<double>(network_.timeout_)) return;
-  throw gave_up(rank_, network_.timeout_, waiting_, own.doing);
+  TimeLimit::poll();
 }
 
 void ThreadRanks::barrier() const { all_gather({}, {}, "the arrival"); }

@@ -13,7 +13,6 @@
 #include "tree_attn/distributed/transport/transport.hpp"
 
 #include <atomic>
-#include <chrono>
 #include <condition_variable>
 #include <exception>
 #include <functional>
@@ -87,23 +86,17 @@ class ThreadNetwork {
   std::vector<Mailbox> mailboxes_;
 };
 
-/// The deadline of waits that poll, with the time and the words of ThreadNetwork.
-class ThreadDeadline : public Deadline {
+/// The deadline of waits that poll, with the time of ThreadNetwork.
+class ThreadDeadline : public TimeLimit {
  public:
-  ThreadDeadline(ThreadNetwork& network, int rank) : network_(network), rank_(rank) {}
-  double seconds() const override { return network_.timeout(); }
-  void doing(std::string_view phrase) override { network_.doing(rank_, phrase); }
+  ThreadDeadline(ThreadNetwork& network, int rank) : TimeLimit(rank, network.timeout()), network_(network) {}
+  void doing(std::string_view phrase) override;
   void begin_wait(std::string_view phrase) override;
-  void progress() override { since_ = Clock::now(); }
   void end_wait() override;
   void poll() override;
 
  private:
-  using Clock = std::chrono::steady_clock;
   ThreadNetwork& network_;
-  int rank_;
-  std::string waiting_;
-  Clock::time_point since_{};
 };
 
 /// Ranks that are threads.
@@ -127,7 +120,6 @@ class ThreadRanks : public Ranks {
 
  protected:
   std::vector<int> find_nodes() const override;
-  void announce(std::string_view phrase) const override { network_.doing(rank(), phrase); }
 
  private:
   ThreadNetwork& network_;

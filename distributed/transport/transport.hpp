@@ -33,6 +33,7 @@ struct Traffic {
   std::int64_t merge_steps = 0;          ///< sequential merges of this rank that combine shards, per query row
   std::int64_t buffer_kv_bytes = 0;      ///< most bytes of keys and values held at once beside the rank's own shard
 
+  bool operator==(const Traffic&) const = default;
   /// What was counted since. The most bytes held are no count.
   Traffic since(const Traffic& before) const {
     return {collectives - before.collectives, messages - before.messages, bytes - before.bytes,
@@ -62,7 +63,7 @@ struct OtherRankFailed : TransportError {
   explicit OtherRankFailed(const std::string& line, int of_rank = -1) : TransportError(Kind::kOtherRank, line, of_rank) {}
 };
 
-class DeviceTransport;
+class NcclTransport;
 
 /// Point-to-point messages between the ranks of a topology.
 class Transport {
@@ -82,7 +83,7 @@ class Transport {
   /// The version of the library that carries messages between devices; empty if there is none.
   virtual std::string library() const { return {}; }
   /// This transport, if its messages lie in device memory; null if they lie in host memory.
-  virtual DeviceTransport* device() { return nullptr; }
+  virtual NcclTransport* device() { return nullptr; }
 
   /// As Ranks::is_one_process().
   virtual bool is_one_process() const { return size() == 1; }

@@ -7,8 +7,7 @@
 /// rounding error of at most (n + 1) u times the sum of their magnitudes, in any order.
 #pragma once
 
-#include "tree_attn/distributed/model/config.hpp"
-#include "tree_attn/reference/data/safetensors.hpp"
+#include "tree_attn/distributed/model/model.hpp"
 #include "tree_attn/reference/tensor/convert.hpp"
 
 #include <Eigen/Core>
@@ -20,6 +19,19 @@
 namespace tree_attn::test {
 
 using Matrix = Eigen::MatrixXd;
+
+/// Rows of heads without their padding. @param x [n, n_heads * padded(d)] @returns [n, n_heads * d]
+inline Rows without_padding(const Rows& x, std::int64_t n_heads, std::int64_t d) {
+  Rows y(x.rows(), n_heads * d);
+  for (std::int64_t h = 0; h < n_heads; ++h) y.middleCols(h * d, d) = x.middleCols(h * padded(d), d);
+  return y;
+}
+/// The inverse.
+inline Rows with_padding(const Rows& x, std::int64_t n_heads, std::int64_t d) {
+  Rows y = Rows::Zero(x.rows(), n_heads * padded(d));
+  for (std::int64_t h = 0; h < n_heads; ++h) y.middleCols(h * padded(d), d) = x.middleCols(h * d, d);
+  return y;
+}
 
 /// Values with bounds of their errors.
 struct Bounded {
@@ -76,6 +88,37 @@ class PlainModel {
         .cast<double>();
   }
 
+  /// z = sum_j w_j v_j; an error ds_j of a score moves z by w_j ds_j (v_j - z).
+  Bounded attention(const Bounded& q, const Bounded& k, const Bounded& v, bool global) const {
+    const Eigen::Index T = q.value.rows(), d = config_.head_dim, group = config_.heads / config_.kv_heads;
+    Bounded z{Matrix(T, q.value.cols()), Matrix(T, q.value.cols())};
+    for (Eigen::Index i = 0; i < T; ++i) {
+      const Eigen::Index first = global ? 0 : std::max<Eigen::Index>(0, i - (config_.window - 1)), n = i + 1 - first;
+      const double factor = global && config_.scale_base > 0 ? std::log(i + 1.0) / std::log(config_.scale_base) : 1;
+      const double scale = factor / std::sqrt(static_cast<double>(d));
+      for (Eigen::Index h = 0; h < config_.heads; ++h) {
+        const Eigen::Index kv = h / group * d;
+        const auto K = k.value.block(first, kv, n, d), V = v.value.block(first, kv, n, d);
+        const auto q_i = q.value.row(i).segment(h * d, d);
+        const Eigen::VectorXd s = scale * (K * q_i.transpose());
+        const Eigen::VectorXd e_s = scale * (K.cwiseAbs() * q.error.row(i).segment(h * d, d).transpose() +
+                                             k.error.block(first, kv, n, d) * q_i.cwiseAbs().transpose() +
+                                             (static_cast<double>(d) + 4) * u * (K.cwiseAbs() * q_i.cwiseAbs().transpose()));
+        Eigen::VectorXd w = (s.array() - s.maxCoeff()).exp();
+        w /= w.sum();
+        const Eigen::RowVectorXd out = w.transpose() * V;
+        z.value.row(i).segment(h * d, d) = out;
+        // The argument of exp2 is rounded, and exp2 itself.
+        const Eigen::VectorXd e_w = e_s.array() + u * (2 * s.array().abs() + 2 * std::abs(s.maxCoeff()) + 4);
+        z.error.row(i).segment(h * d, d) =
+            w.transpose() * v.error.block(first, kv, n, d) +
+            w.cwiseProduct(e_w).transpose() * (V.rowwise() - out).cwiseAbs() +
+            (static_cast<double>(std::min<Eigen::Index>(n, 64)) + 16) * u * (w.transpose() * V.cwiseAbs());
+      }
+    }
+    return z;
+  }
+
  private:
   static constexpr double u = 0x1p-24;
 
@@ -119,36 +162,6 @@ class PlainModel {
       }
     }
     return y;
-  }
-  /// z = sum_j w_j v_j; an error ds_j of a score moves z by w_j ds_j (v_j - z).
-  Bounded attention(const Bounded& q, const Bounded& k, const Bounded& v, bool global) const {
-    const Eigen::Index T = q.value.rows(), d = config_.head_dim, group = config_.heads / config_.kv_heads;
-    Bounded z{Matrix(T, q.value.cols()), Matrix(T, q.value.cols())};
-    for (Eigen::Index i = 0; i < T; ++i) {
-      const Eigen::Index first = global ? 0 : std::max<Eigen::Index>(0, i - (config_.window - 1)), n = i + 1 - first;
-      const double factor = global && config_.scale_base > 0 ? std::log(i + 1.0) / std::log(config_.scale_base) : 1;
-      const double scale = factor / std::sqrt(static_cast<double>(d));
-      for (Eigen::Index h = 0; h < config_.heads; ++h) {
-        const Eigen::Index kv = h / group * d;
-        const auto K = k.value.block(first, kv, n, d), V = v.value.block(first, kv, n, d);
-        const auto q_i = q.value.row(i).segment(h * d, d);
-        const Eigen::VectorXd s = scale * (K * q_i.transpose());
-        const Eigen::VectorXd e_s = scale * (K.cwiseAbs() * q.error.row(i).segment(h * d, d).transpose() +
-                                             k.error.block(first, kv, n, d) * q_i.cwiseAbs().transpose() +
-                                             (static_cast<double>(d) + 4) * u * (K.cwiseAbs() * q_i.cwiseAbs().transpose()));
-        Eigen::VectorXd w = (s.array() - s.maxCoeff()).exp();
-        w /= w.sum();
-        const Eigen::RowVectorXd out = w.transpose() * V;
-        z.value.row(i).segment(h * d, d) = out;
-        // The argument of exp2 is rounded, and exp2 itself.
-        const Eigen::VectorXd e_w = e_s.array() + u * (2 * s.array().abs() + 2 * std::abs(s.maxCoeff()) + 4);
-        z.error.row(i).segment(h * d, d) =
-            w.transpose() * v.error.block(first, kv, n, d) +
-            w.cwiseProduct(e_w).transpose() * (V.rowwise() - out).cwiseAbs() +
-            (static_cast<double>(std::min<Eigen::Index>(n, 64)) + 16) * u * (w.transpose() * V.cwiseAbs());
-      }
-    }
-    return z;
   }
   /// silu(g) up; |silu'| < 1.1, and exp(-|g|) has a relative error of (2 |g| + 4) u.
   static Bounded gated(const Bounded& g, const Bounded& up) {

@@ -38,61 +38,37 @@ double distance(const Matrix& ours, const Bounded& truth) {
   return (ours - truth.value).cwiseAbs().maxCoeff();
 }
 
-/// The rows of a model without their padding.
-Matrix without_padding(const Rows& x, std::int64_t n) { return x.leftCols(n).cast<double>(); }
-
-/// Attention of a global layer to the positions of the rows alone, in double: for tests of the rest of the layer.
-GlobalAttention by_definition(const Model& model) {
-  return [&model](std::int64_t layer, const Rows& h, const Rotation& rotation) {
-    const ModelConfig& c = model.config();
-    const Rows q = model.queries(layer, h, rotation), k = model.keys(layer, h, rotation), v = model.values(layer, h);
-    const Eigen::Index d = q.cols() / c.heads;
-    Rows z = Rows::Zero(h.rows(), q.cols());
-    for (Eigen::Index i = 0; i < h.rows(); ++i) {
-      const double factor = c.scale_base > 0 ? std::log(i + 1.0) / std::log(c.scale_base) : 1;
-      for (Eigen::Index head = 0; head < c.heads; ++head) {
-        const Eigen::Index kv = head / (c.heads / c.kv_heads) * d;
-        const Matrix K = k.block(0, kv, i + 1, d).cast<double>(), V = v.block(0, kv, i + 1, d).cast<double>();
-        const Eigen::VectorXd s = factor / std::sqrt(static_cast<double>(c.head_dim)) *
-                                  (K * q.row(i).segment(head * d, d).transpose().cast<double>());
-        const Eigen::VectorXd w = (s.array() - s.maxCoeff()).exp();
-        z.row(i).segment(head * d, d) = (w.transpose() * V / w.sum()).cast<float>();
-      }
-    }
-    return z;
-  };
-}
-
-/// Each layer, from what the layers before it computed in F32, is within its bound.
+/// Each layer, from what the layers before it computed in F32, is within its bound. Attention of global layers, to the
+/// positions of the text alone, is that of the definition.
 void check_layers(const Model& model, const PlainModel& plain, const std::string& text) {
   const ModelConfig& c = model.config();
+  const auto bounded = [](const Rows& x) { return Bounded{x.cast<double>(), Matrix::Zero(x.rows(), x.cols())}; };
+  const GlobalAttention attend = [&](std::int64_t layer, const Rows& h, const Rotation& rotation) {
+    const auto heads = [&](const Rows& x, std::int64_t n) { return bounded(without_padding(x, n, c.head_dim)); };
+    const Bounded z =
+        plain.attention(heads(model.queries(layer, h, rotation), c.heads), heads(model.keys(layer, h, rotation), c.kv_heads),
+                        heads(model.values(layer, h), c.kv_heads), true);
+    return with_padding(z.value.cast<float>(), c.heads, c.head_dim);
+  };
   const Rotation rotation(c, 0, std::ssize(text));
   Place place;
   Rows x = model.embed(text);
   for (std::int64_t i = 0; i < std::ssize(c.layers); ++i) {
-    const Matrix input = without_padding(x, c.dim);
     PlainResult ignored;
-    const Bounded truth = plain.layer(static_cast<int>(i), {input, Matrix::Zero(input.rows(), input.cols())}, ignored);
-    x = model.layer(i, x, place, rotation, by_definition(model));
+    const Bounded truth = plain.layer(static_cast<int>(i), bounded(without_padding(x, 1, c.dim)), ignored);
+    x = model.layer(i, x, place, rotation, attend);
     CAPTURE(i);
-    const double ratio = over_bound(without_padding(x, c.dim), truth);
+    const double ratio = over_bound(without_padding(x, 1, c.dim).cast<double>(), truth);
     CAPTURE(ratio);
     CHECK(ratio < 1);
     CHECK(x.rightCols(x.cols() - c.dim).isZero());  // the padding stays zero
   }
 }
 
-/// One rank.
-template <class Body>
-void alone(const Body& body) {
-  run_threads(Topology::pretend(1, 1), 60,
-              [&](const ThreadRanks& ranks, ThreadTransport& transport) { body(ranks, transport); });
-}
-
 /// Logits of all positions of a text, each appended by itself.
 Matrix all_logits(const Model& model, const std::string& text) {
   Matrix logits(std::ssize(text), model.config().vocab);
-  alone([&](const Ranks&, Transport& transport) {
+  run_threads(Topology::pretend(1, 1), 60, [&](ThreadTransport& transport) {
     Generator generator(model, cpu_backend(), transport, 0, find_algorithm("two-level"), {});
     for (std::size_t i = 0; i < text.size(); ++i) {
       const std::vector<float> scores = generator.append(text.substr(i, 1));
@@ -126,7 +102,8 @@ TEST_CASE("model: activations and logits are those of PyTorch, and as close to t
   Rows x = model.embed(text);
   for (std::int64_t i = 0; i < 2; ++i) {
     x = model.layer(i, x, place, rotation, {});
-    compare(without_padding(x, 128), "hidden." + std::to_string(i + 1), truth.hidden[static_cast<std::size_t>(i) + 1]);
+    compare(without_padding(x, 1, 128).cast<double>(), "hidden." + std::to_string(i + 1),
+            truth.hidden[static_cast<std::size_t>(i) + 1]);
   }
   place = {};
   model.run(text, place, [&](std::int64_t layer, const Rows& h, const Rotation& of_text) {

@@ -116,6 +116,7 @@ struct Message {
   std::byte* at = nullptr;
   std::uint64_t n_bytes = 0;
   int peer = 0;
+  bool is_inside = false;  ///< between the memories of a collective
   bool is_in_graph = false;
   std::uint64_t n_moved = 0;  ///< with the head that comes first
   std::uint64_t head = 0;     ///< as it arrives: the length, and whether a graph sends it

@@ -12,11 +12,8 @@
 #include <cstdlib>
 #include <functional>
 #include <memory>
-#include <span>
-#include <stdexcept>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 namespace tree_attn::test {
@@ -44,34 +41,10 @@ class VariableScope {
 };
 
 /// Threads that say of themselves what processes would.
-class AsProcesses final : public Ranks {
+class AsProcesses final : public ThreadRanks {
  public:
-  explicit AsProcesses(const ThreadRanks& threads) : Ranks(threads.rank(), threads.size()), threads_(threads) {}
-  using Ranks::all_gather;
+  explicit AsProcesses(const ThreadRanks& threads) : ThreadRanks(threads) {}
   bool is_one_process() const override { return false; }
-  Deadline& deadline() const override { return threads_.deadline(); }
-  void barrier() const override { threads_.barrier(); }
-  void all_gather(std::span<const std::byte> mine, std::span<std::byte> all, std::string_view what) const override {
-    threads_.all_gather(mine, all, what);
-  }
-  void broadcast(std::span<std::byte> bytes, int root, std::string_view what) const override {
-    threads_.broadcast(bytes, root, what);
-  }
-  std::unique_ptr<Transport> open_transport(Topology topology) const override {
-    return threads_.open_transport(std::move(topology));
-  }
-  std::unique_ptr<Transport> open_shared_transport(Topology topology) const override {
-    return threads_.open_shared_transport(std::move(topology));
-  }
-
- protected:
-  std::vector<int> find_nodes() const override {
-    throw std::logic_error("AsProcesses: the nodes are those of the topology");
-  }
-  void announce(std::string_view phrase) const override { threads_.doing(phrase); }
-
- private:
-  const ThreadRanks& threads_;
 };
 
 /// What ranks are for the transport.
@@ -91,44 +64,52 @@ inline void run_nccl(const Topology& topology, double timeout, const std::string
                 emulated::backend().use_gpu(first_device + ranks.rank());
                 // Rank 0 alone listens.
                 const AsProcesses processes(ranks);
-                const Ranks& shown = kind == Kind::kThreads ? static_cast<const Ranks&>(ranks) : processes;
+                const Ranks& shown = kind == Kind::kThreads ? ranks : processes;
                 NcclTransport transport(shown, topology, platform_of(emulated::backend()),
                                         ranks.rank() == 0 ? "eth7 10.0.0.1" : "");
                 body(shown, transport);
               }));
 }
 
-/// These ranks as the decoder tests use them.
-class NcclGroup : public RankGroup {
+/// Ranks as the decoder tests use them.
+class EmulatedGroup : public RankGroup {
  public:
-  using RankGroup::RankGroup;
+  /// @param over_nccl the ranks of run_nccl(); else threads whose messages go over host memory
+  explicit EmulatedGroup(int size, bool over_nccl = false) : RankGroup(size), over_nccl_(over_nccl) {}
   std::vector<RankResult> run(const Topology& topology, const std::function<DecodeOutput(Transport&)>& body) override {
     std::vector<RankResult> results(static_cast<std::size_t>(size()));
-    run_nccl(topology, 60, "", [&](const Ranks& ranks, NcclTransport& transport) {
+    const auto on_rank = [&](const Ranks& ranks, Transport& transport) {
       RankResult& mine = results[static_cast<std::size_t>(ranks.rank())];
       mine.output = body(transport);
       mine.traffic = transport.traffic();
-    });
+    };
+    if (over_nccl_) {
+      run_nccl(topology, 60, "", on_rank);
+    } else {
+      const emulated::SettingsScope one_worker({.n_workers = 1});
+      run_threads(topology, 60, ThreadBody(on_rank));
+    }
     return results;
   }
   bool has_oracle() const override { return true; }
+
+ private:
+  bool over_nccl_;
 };
 
-/// The same over host memory.
-class ThreadGroup : public RankGroup {
- public:
-  using RankGroup::RankGroup;
-  std::vector<RankResult> run(const Topology& topology, const std::function<DecodeOutput(Transport&)>& body) override {
-    const emulated::SettingsScope one_worker({.n_workers = 1});
-    std::vector<RankResult> results(static_cast<std::size_t>(size()));
-    run_threads(topology, 60, [&](ThreadTransport& transport) {
-      RankResult& mine = results[static_cast<std::size_t>(transport.rank())];
-      mine.output = body(transport);
-      mine.traffic = transport.traffic();
-    });
-    return results;
-  }
-  bool has_oracle() const override { return true; }
+/// What one rank has open of a workload, on its emulated device.
+struct OpenRank {
+  OpenRank(TensorWorkload& of, const std::vector<KeyRange>& ranges, Transport& transport, std::string_view algorithm,
+           const PlanOptions& options = {})
+      : workload(of),
+        shard(open_shard(emulated::backend(), of.query(0), of.shard(transport.topology().range_of(transport.rank(), ranges)),
+                         of.lengths(), of.scale)),
+        decoder(find_algorithm(algorithm).open(transport, shard, ranges, options)) {}
+  DecodeOutput step() { return decoder->step({workload.query(0), workload.lengths()}).copy(); }
+
+  TensorWorkload& workload;
+  OpenShard shard;
+  std::unique_ptr<Decoder> decoder;
 };
 
 }  // namespace tree_attn::test

@@ -32,6 +32,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -87,17 +88,17 @@ struct State {
 
 /// A sum or a maximum of what all ranks send each other.
 struct Reduction {
-  std::vector<std::vector<float>> parts;  ///< by rank
+  std::vector<float> parts;  ///< [n_ranks][n]
+  std::size_t n = 0;
   float* to = nullptr;
   Operator op = Operator::kSum;
 
   void finish() const {
-    for (std::size_t i = 0; i < parts[0].size(); ++i) {
-      float result = parts[0][i];
+    for (std::size_t i = 0; i < n; ++i) {
+      to[i] = parts[i];
       // As in NCCL, the maximum of a NaN and a number is the number.
-      for (std::size_t rank = 1; rank < parts.size(); ++rank)
-        result = op == Operator::kSum ? result + parts[rank][i] : std::fmax(result, parts[rank][i]);
-      to[i] = result;
+      for (std::size_t j = i + n; j < parts.size(); j += n)
+        to[i] = op == Operator::kSum ? to[i] + parts[j] : std::fmax(to[i], parts[j]);
     }
   }
 };
@@ -111,19 +112,21 @@ struct Group {
     const std::byte* from;
     std::byte* to;
     std::size_t n_bytes;
+    bool is_inside;
   };
-  std::vector<OwnPart> copies;  ///< of AllGathers; where they end up already, or apart
+  std::vector<OwnPart> copies;  ///< of collectives; where they end up already, or apart
   int number = 0;
   bool has_begun = false;
 
   std::vector<OutsideAccess> accesses() const {
     std::vector<OutsideAccess> accesses;
     for (const Message& message : messages) {
-      if (!is_part_of_reduction(message)) accesses.push_back({message.at, message.n_bytes, !message.sends});
+      if (!message.is_inside) accesses.push_back({message.at, message.n_bytes, !message.sends});
     }
-    for (const OwnPart& copy : copies) accesses.push_back({copy.to, copy.n_bytes, true});
-    for (const auto& reduction : reductions)
-      accesses.push_back({reduction->to, reduction->parts[0].size() * sizeof(float), true});
+    for (const OwnPart& copy : copies) {
+      if (!copy.is_inside) accesses.push_back({copy.to, copy.n_bytes, true});
+    }
+    for (const auto& reduction : reductions) accesses.push_back({reduction->to, reduction->n * sizeof(float), true});
     return accesses;
   }
 
@@ -154,27 +157,15 @@ struct Group {
       waits.insert({message.sends, message.peer});
     }
     if (!all_done) return false;
-    for (const auto& reduction : reductions) reduction->finish();
     for (const OwnPart& copy : copies) std::memmove(copy.to, copy.from, copy.n_bytes);
+    for (const auto& reduction : reductions) reduction->finish();
     ++state->n_done;
     return true;
   }
 
  private:
-  bool is_part_of_reduction(const Message& message) const {
-    for (const auto& reduction : reductions) {
-      if (message.sends && message.at == reinterpret_cast<const std::byte*>(reduction->to)) return true;
-      for (const auto& part : reduction->parts) {
-        if (message.at == reinterpret_cast<const std::byte*>(part.data())) return true;
-      }
-    }
-    return false;
-  }
   void begin() {
     has_begun = true;
-    for (const auto& reduction : reductions)
-      std::copy_n(reduction->to, reduction->parts[0].size(),
-                  reduction->parts[static_cast<std::size_t>(state->rank)].begin());
     for (const Message& message : messages) {
       if (!message.sends) std::memset(message.at, 0xFF, message.n_bytes);  // a NaN in every type
     }
@@ -312,6 +303,19 @@ Status queue_message(Comm* comm, bool sends, const void* at, std::size_t n, Type
   return Status::kSuccess;
 }
 
+/// Queues what all ranks send each other. @param to rank after rank @param is_inside whether that is memory of the stand-in
+void queue_gather(Group& group, const void* from, void* to, std::size_t n_bytes, bool is_inside) {
+  const State& state = *group.state;
+  auto* const own = const_cast<std::byte*>(static_cast<const std::byte*>(from));
+  const auto at = [&](int rank) { return static_cast<std::byte*>(to) + static_cast<std::size_t>(rank) * n_bytes; };
+  group.copies.push_back({own, at(state.rank), n_bytes, is_inside});
+  for (int peer = 0; peer < state.mail.n_ranks(); ++peer) {
+    if (peer == state.rank) continue;
+    group.messages.push_back({true, own, n_bytes, peer, is_inside});
+    group.messages.push_back({false, at(peer), n_bytes, peer, is_inside});
+  }
+}
+
 }  // namespace
 
 extern "C" {
@@ -430,36 +434,17 @@ Status ncclRecv(void* to, std::size_t n, Type type, int peer, Comm* comm, void* 
 Status ncclAllReduce(const void* from, void* to, std::size_t n, Type type, Operator op, Comm* comm, void* stream) {
   if (const Status status = check(comm, from, stream); status != Status::kSuccess) return status;
   if (from != to || type != Type::kFloat32) return Status::kInvalidArgument;  // what the transport uses
-  State& state = *comm->state;
-  const int n_ranks = state.mail.n_ranks();
   auto reduction = std::make_shared<Reduction>();
-  reduction->parts.assign(static_cast<std::size_t>(n_ranks), std::vector<float>(n));
-  reduction->to = static_cast<float*>(to);
-  reduction->op = op;
+  reduction->parts.resize(n * static_cast<std::size_t>(comm->state->mail.n_ranks()));
+  reduction->n = n, reduction->to = static_cast<float*>(to), reduction->op = op;
   Group& group = part(comm, stream);
-  for (int peer = 0; peer < n_ranks; ++peer) {
-    if (peer == state.rank) continue;
-    auto* const part_of_peer = reinterpret_cast<std::byte*>(reduction->parts[static_cast<std::size_t>(peer)].data());
-    group.messages.push_back({true, static_cast<std::byte*>(to), n * sizeof(float), peer});
-    group.messages.push_back({false, part_of_peer, n * sizeof(float), peer});
-  }
+  queue_gather(group, from, reduction->parts.data(), n * sizeof(float), true);
   group.reductions.push_back(std::move(reduction));
   return Status::kSuccess;
 }
-
 Status ncclAllGather(const void* from, void* to, std::size_t n, Type type, Comm* comm, void* stream) {
   if (const Status status = check(comm, from, stream); status != Status::kSuccess) return status;
-  const State& state = *comm->state;
-  auto* const own = const_cast<std::byte*>(static_cast<const std::byte*>(from));
-  auto* const all = static_cast<std::byte*>(to);
-  const std::size_t n_bytes = n * (type == Type::kFloat32 ? 4 : 1);
-  Group& group = part(comm, stream);
-  group.copies.push_back({own, all + static_cast<std::size_t>(state.rank) * n_bytes, n_bytes});
-  for (int peer = 0; peer < state.mail.n_ranks(); ++peer) {
-    if (peer == state.rank) continue;
-    group.messages.push_back({true, own, n_bytes, peer});
-    group.messages.push_back({false, all + static_cast<std::size_t>(peer) * n_bytes, n_bytes, peer});
-  }
+  queue_gather(part(comm, stream), from, to, n * (type == Type::kFloat32 ? 4 : 1), false);
   return Status::kSuccess;
 }
 
@@ -523,27 +508,11 @@ Status ncclGetPeerDevicePointer(Window* window, std::size_t offset, int peer, vo
 }  // extern "C"
 
 // The stand-in is called through these types, so its functions have them.
-#define TREE_ATTN_SAME(function) \
-  static_assert(std::is_same_v<decltype(&::function), decltype(Functions::function)>, #function)
-TREE_ATTN_SAME(ncclGetVersion);
-TREE_ATTN_SAME(ncclGetUniqueId);
-TREE_ATTN_SAME(ncclCommInitRankConfig);
-TREE_ATTN_SAME(ncclCommGetAsyncError);
-TREE_ATTN_SAME(ncclCommFinalize);
-TREE_ATTN_SAME(ncclCommDestroy);
-TREE_ATTN_SAME(ncclCommAbort);
-TREE_ATTN_SAME(ncclGetErrorString);
-TREE_ATTN_SAME(ncclGetLastError);
-TREE_ATTN_SAME(ncclGroupStart);
-TREE_ATTN_SAME(ncclGroupEnd);
-TREE_ATTN_SAME(ncclSend);
-TREE_ATTN_SAME(ncclRecv);
-TREE_ATTN_SAME(ncclAllReduce);
-TREE_ATTN_SAME(ncclAllGather);
-TREE_ATTN_SAME(ncclCommSplit);
-TREE_ATTN_SAME(ncclMemAlloc);
-TREE_ATTN_SAME(ncclMemFree);
-TREE_ATTN_SAME(ncclCommWindowRegister);
-TREE_ATTN_SAME(ncclCommWindowDeregister);
-TREE_ATTN_SAME(ncclGetPeerDevicePointer);
-static_assert(sizeof(Functions) == 21 * sizeof(void (*)()), "a function is missing above");
+template <class Ours, class Wanted>
+constexpr bool is_same() {
+  static_assert(std::is_same_v<Ours, Wanted>);
+  return true;
+}
+#define TREE_ATTN_SAME(function) is_same<decltype(&::function), decltype(Functions::function)>()
+constexpr bool kSame[] = {TREE_ATTN_NCCL_REQUIRED(TREE_ATTN_SAME), TREE_ATTN_NCCL_OPTIONAL(TREE_ATTN_SAME)};
+static_assert(sizeof(Functions) == std::size(kSame) * sizeof(void (*)()), "a function is missing in the lists");

@@ -8,12 +8,12 @@
 #include <atomic>
 #include <chrono>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <stdexcept>
+#include <string>
 #include <thread>
-#include <utility>
+#include <vector>
 
 namespace tree_attn::test {
 namespace {
@@ -33,13 +33,10 @@ std::string error_of(const std::string& fault, int p, const char* algorithm = "t
   std::string error;
   try {
     run_nccl(topology, kTimeout, fault, [&](const Ranks& ranks, NcclTransport& transport) {
-      const Shard shard = workload->shard(topology.range_of(ranks.rank(), ranges));
-      OpenShard own = open_shard(emulated::backend(), workload->query(0), shard, workload->lengths(), workload->scale);
-      const std::unique_ptr<Decoder> decoder =
-          find_algorithm(algorithm).open(transport, own, ranges, {.network = gathers ? transport.network() : kMpiNetwork});
+      OpenRank rank(*workload, ranges, transport, algorithm, {.network = gathers ? transport.network() : kMpiNetwork});
       for (int step = 1; step <= n_steps; ++step) {
         ranks.doing("in " + std::string(algorithm) + ", step " + std::to_string(step));
-        decoder->step({workload->query(0), workload->lengths()});
+        rank.step();
       }
     });
   } catch (const TransportError& exception) {
@@ -54,74 +51,58 @@ std::string error_of(const std::string& fault, int p, const char* algorithm = "t
 
 }  // namespace
 
-TEST_CASE("nccl faults: none, and all steps pass") { CHECK(error_of("", 4) == ""); }
-
-TEST_CASE("nccl faults: a call that fails names the rank, the call, what NCCL says and the step") {
-  CHECK(error_of("call 1 1", 4) ==
-        "rank 1: NCCL 2.29.7: ncclRecv: unhandled system error: stand-in: injected (in two-level, step 1)");
-  CHECK(error_of("call 2 5", 4) ==
-        "rank 2: NCCL 2.29.7: ncclRecv: unhandled system error: stand-in: injected (in two-level, step 2)");
-}
-
-TEST_CASE("nccl faults: an asynchronous error is polled for") {
-  CHECK(error_of("async 2 2", 4) ==
-        "rank 2: NCCL 2.29.7: an asynchronous error: remote process exited or there was a network error: stand-in: the "
-        "connection to a peer was lost (in two-level, step 1)");
-}
-
-TEST_CASE("nccl faults: a rank that never joins ends all ranks at the deadline") {
+TEST_CASE("nccl faults: one line says what has failed, on which rank and in which step. None, and all steps pass") {
+  struct Case {
+    std::string fault;
+    int p;
+    const char* algorithm;
+    int n_steps;
+    std::string error;
+    bool gathers = false;
+  };
+  const auto text = [](int number) { return std::to_string(number); };
+  const auto failed = [&](int rank, const std::string& what, int step) {
+    return "rank " + text(rank) + ": NCCL 2.29.7: " + what + " (in two-level, step " + text(step) + ")";
+  };
+  const std::string injected = ": unhandled system error: stand-in: injected",
+                    lost =
+                        "an asynchronous error: remote process exited or there was a network error: stand-in: the "
+                        "connection to a peer was lost";
+  const auto gave_up = [&](int rank, const char* algorithm, int step) {
+    return "rank " + text(1 - rank) + " waited 0.5 s for the message of rank " + text(rank) + " over NCCL in " + algorithm +
+           ", step " + text(step) + " and gave up";
+  };
+  // Two ranks queue a group of two calls in the first step, record them in the second, and launch a graph from then on.
+  // Four ranks queue two groups in a step: of the second step, the recording has begun with the first.
+  std::vector<Case> cases{{"", 4, "two-level", 2, ""},
+                          {"call 1 1", 4, "two-level", 2, failed(1, "ncclRecv" + injected, 1)},
+                          {"call 2 5", 4, "two-level", 2, failed(2, "ncclRecv" + injected, 2)},
+                          {"call 2 7", 4, "two-level", 2, failed(2, "ncclRecv" + injected, 2)},
+                          {"call 1 3", 2, "two-level", 2, failed(1, "ncclRecv" + injected, 2)},
+                          {"async 2 2", 4, "two-level", 2, failed(2, lost, 1)},
+                          {"silent 1 1", 2, "ring", 1, gave_up(1, "ring", 1)},
+                          {"", 2, "two-level", 4, "", true},
+                          {"call 1 1", 2, "two-level", 4, failed(1, "ncclAllGather" + injected, 1), true},
+                          {"call 1 2", 2, "two-level", 4, failed(1, "ncclAllGather" + injected, 2), true}};
+  // No other rank waits for messages at the same time: the silent step is the last, and there are two ranks.
+  for (const int step : {1, 2, 3, 4}) {
+    for (const bool gathers : {false, true}) {
+      cases.push_back({"silent 1 " + text(step), 2, "two-level", step, gave_up(1, "two-level", step), gathers});
+      cases.push_back({"async 1 " + text(step), 2, "two-level", 5, failed(1, lost, step), gathers});
+    }
+  }
+  for (const auto& [fault, p, algorithm, n_steps, error, gathers] : cases) {
+    CAPTURE(fault);
+    CAPTURE(gathers);
+    CHECK(error_of(fault, p, algorithm, n_steps, gathers) == error);
+  }
+  for (const int group : {2, 6})
+    CHECK(error_of("silent 1 " + text(group), 4, "two-level", group - 1).find("waited 0.5 s for the message") !=
+          std::string::npos);
   CHECK(
       error_of("join 3", 4)
           .ends_with(" waited 0.5 s for all ranks to join NCCL (rank 0 listens on eth7 10.0.0.1; NCCL_SOCKET_IFNAME chooses "
                      "the interface) and gave up"));
-}
-
-TEST_CASE("nccl faults: a peer that never sends is named at the deadline, with the step") {
-  // One step, so that no other rank waits for messages at the same time.
-  CHECK(error_of("silent 1 1", 2, "two-level", 1) ==
-        "rank 0 waited 0.5 s for the message of rank 1 over NCCL in two-level, step 1 and gave up");
-  CHECK(error_of("silent 0 2", 2, "two-level", 2) ==
-        "rank 1 waited 0.5 s for the message of rank 0 over NCCL in two-level, step 2 and gave up");
-  CHECK(error_of("silent 1 1", 2, "ring", 1) ==
-        "rank 0 waited 0.5 s for the message of rank 1 over NCCL in ring, step 1 and gave up");
-  CHECK(error_of("silent 1 2", 4).find("waited 0.5 s for the message") != std::string::npos);
-}
-
-TEST_CASE("nccl faults: the steps of a graph end as other steps do") {
-  // Two ranks queue a group of two calls in the first step, record them in the second, and launch a graph from then on.
-  CHECK(error_of("call 1 3", 2) ==
-        "rank 1: NCCL 2.29.7: ncclRecv: unhandled system error: stand-in: injected (in two-level, step 2)");
-  // On four ranks, in the second group of the second step: the recording has begun with the first.
-  CHECK(error_of("call 2 7", 4) ==
-        "rank 2: NCCL 2.29.7: ncclRecv: unhandled system error: stand-in: injected (in two-level, step 2)");
-  for (const int step : {2, 3, 4}) {
-    const std::string at = std::to_string(step);
-    CHECK(error_of("async 1 " + at, 2, "two-level", 5) ==
-          "rank 1: NCCL 2.29.7: an asynchronous error: remote process exited or there was a network error: stand-in: the "
-          "connection to a peer was lost (in two-level, step " +
-              at + ")");
-    CHECK(error_of("silent 0 " + at, 2, "two-level", step) ==
-          "rank 1 waited 0.5 s for the message of rank 0 over NCCL in two-level, step " + at + " and gave up");
-  }
-  CHECK(error_of("silent 1 6", 4, "two-level", 5).find("waited 0.5 s for the message") != std::string::npos);
-}
-
-TEST_CASE("nccl faults: an AllGather ends as messages do") {
-  const auto ends = [](const char* fault, int n_steps) { return error_of(fault, 2, "two-level", n_steps, true); };
-  CHECK(ends("", 4) == "");
-  // In the first step, in the recording, and in a graph.
-  for (const int step : {1, 2, 3}) {
-    const std::string at = std::to_string(step), where = " (in two-level, step " + at + ")";
-    CHECK(ends(("silent 1 " + at).c_str(), step) ==
-          "rank 0 waited 0.5 s for the message of rank 1 over NCCL in two-level, step " + at + " and gave up");
-    CHECK(ends(("async 1 " + at).c_str(), 4) ==
-          "rank 1: NCCL 2.29.7: an asynchronous error: remote process exited or there was a network error: stand-in: the "
-          "connection to a peer was lost" +
-              where);
-    if (step < 3)
-      CHECK(ends(("call 1 " + at).c_str(), 4) ==
-            "rank 1: NCCL 2.29.7: ncclAllGather: unhandled system error: stand-in: injected" + where);
-  }
 }
 
 TEST_CASE("nccl faults: a rank that computes for longer than the deadline is waited for") {
@@ -195,36 +176,6 @@ TEST_CASE("nccl faults: ranks with different versions are refused on all ranks")
   CHECK(expected.contains(error));
 }
 
-TEST_CASE("nccl faults: a null window means that devices do not reach each other") {
-  std::mutex mutex;
-  std::vector<std::string> errors;
-  const auto open_window = [&](const std::string& fault) {
-    errors.clear();
-    const auto start = std::chrono::steady_clock::now();
-    const Topology topology = Topology::pretend(3, 2);
-    run_nccl(topology, kTimeout, fault, [&](const Ranks& ranks, NcclTransport& transport) {
-      const std::string error = message<InputError>([&] {
-        NcclCommunicator node(transport.communicator(), topology);
-        NcclWindow window(node, topology, 4096);
-        window.find_others();
-        const int own = topology.node_of(ranks.rank());
-        for (const int rank : topology.node(own)) CHECK(window.of(rank) != nullptr);
-      });
-      const std::lock_guard lock(mutex);
-      errors.push_back(error);
-    });
-    CHECK(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() < kTimeout + kMargin);
-    return errors;
-  };
-  CHECK(open_window("") == std::vector<std::string>(3));
-  for (const std::string& error : open_window("window")) {
-    CHECK(error ==
-          "NCCL registered no window: the devices of the node do not all reach each other's memory (nvidia-smi topo -p2p r "
-          "says "
-          "which do), or NCCL_CUMEM_ENABLE or NCCL_WIN_ENABLE is 0; use --windows host");
-  }
-}
-
 TEST_CASE("nccl faults: a rank that gives up leaves no communicator that waits for the others, that of its node included") {
   const Topology topology = Topology::pretend(2, 2);
   std::atomic<double> took = 0;
@@ -258,13 +209,6 @@ TEST_CASE("nccl: the constants of a network are those of the buffers that all ra
   CHECK(latency("") == 22.4);
   CHECK(latency("0") == 22.4);
   CHECK(latency("1") == 9.3);
-}
-
-TEST_CASE("nccl: versions as NCCL codes them") {
-  CHECK(nccl_version_text(22809) == "2.28.9");
-  CHECK(nccl_version_text(23012) == "2.30.12");
-  CHECK(nccl_version_text(21000) == "2.10.0");
-  CHECK(nccl_version_text(2804) == "2.8.4");
 }
 
 }  // namespace tree_attn::test

@@ -10,39 +10,37 @@
 #include "tree_attn/tests/support/one_shot_runs.hpp"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
 namespace tree_attn::test {
 namespace {
 
-/// What the devices have been asked for.
-struct Counts {
-  std::int64_t allocations, uploads, uploaded, downloaded, launches, replays;
+/// What the devices have been asked for: allocations, uploads, bytes uploaded and downloaded, launches, launches of graphs.
+std::array<std::int64_t, 6> asked_so_far() {
+  const DeviceTraffic& all = emulated::traffic();
+  return {all.n_allocations, all.n_uploads, all.bytes_uploaded, all.bytes_downloaded, all.n_launches, all.n_replays};
+}
 
-  static Counts now() {
-    const DeviceTraffic& all = emulated::traffic();
-    return {all.n_allocations, all.n_uploads, all.bytes_uploaded, all.bytes_downloaded, all.n_launches, all.n_replays};
-  }
-  Counts since(const Counts& before) const {
-    return {allocations - before.allocations, uploads - before.uploads,   uploaded - before.uploaded,
-            downloaded - before.downloaded,   launches - before.launches, replays - before.replays};
-  }
-};
+/// Rank 0 acts while all ranks are here.
+template <class Act>
+void when_all_are_here(const Ranks& ranks, const Act& act) {
+  ranks.barrier();
+  if (ranks.rank() == 0) act();
+  ranks.barrier();
+}
 
 /// A transport whose messages do not move before settle(), in whatever order the emulator runs streams: an operation that
 /// ends there stands before them. It looks at what is being received whenever a decode lets messages advance: before its
 /// kernel is launched, and after that has run, since the default stream of the emulator waits for its operations.
-class LateTransport final : public DeviceTransport {
+class LateTransport final : public NcclTransport {
  public:
-  LateTransport(const Ranks& ranks, NcclTransport& inner)
-      : DeviceTransport(inner.topology(), inner.rank()), ranks_(ranks), inner_(inner) {}
+  using NcclTransport::NcclTransport;
 
-  std::string_view name() const override { return inner_.name(); }
   void progress() override {
     const auto is_untouched = [](const auto& each) { return std::ranges::equal(each.first, each.second); };
     if (awaited_.empty())
@@ -52,49 +50,35 @@ class LateTransport final : public DeviceTransport {
     else
       ++n_others;
   }
-  MakeBlocks make_blocks() const override { return inner_.make_blocks(); }
-  const Network& network() const override { return inner_.network(); }
   void queue_on(DeviceStream& stream) override {
-    inner_.queue_on(stream);
+    NcclTransport::queue_on(stream);
     may_move_ = false;
     static_cast<emulated::OutsideStream*>(stream.handle())->queue("LateTransport", {}, [this] {
       return [this] { return may_move_; };
     });
   }
-  std::unique_ptr<NodeMemory> allocate_on_node(std::size_t n_bytes) override { return inner_.allocate_on_node(n_bytes); }
-  void all_reduce(Combine::Operator op, std::span<float> elements) override { inner_.all_reduce(op, elements); }
-  std::unique_ptr<NodeMemory> allocate_to_gather(std::size_t n_bytes) override { return inner_.allocate_to_gather(n_bytes); }
-  void all_gather(std::span<const float> own, std::span<float> all) override { inner_.all_gather(own, all); }
-  Queued take_queued() override { return inner_.take_queued(); }
-  using DeviceTransport::settle;
+  using NcclTransport::settle;
   void settle(const Queued& queued) override {
     may_move_ = true;
-    inner_.settle(queued);
+    NcclTransport::settle(queued);
     for (const auto& [at, before] : awaited_) n_arrived += std::ranges::equal(at, before) ? 0 : 1;
     awaited_.clear();
   }
   void abandon() noexcept override {
     may_move_ = true;
-    inner_.abandon();
+    NcclTransport::abandon();
   }
 
   int n_overlapped = 0, n_alone = 0, n_others = 0;  ///< calls of progress()
   int n_arrived = 0;                                ///< messages
 
  protected:
-  void start_send(std::span<const std::byte> bytes, int to) override { inner_.send(bytes, to); }
   void start_receive(std::span<std::byte> bytes, int from) override {
     awaited_.push_back({bytes, {bytes.begin(), bytes.end()}});
-    inner_.receive(bytes, from);
-  }
-  void finish_messages() override { inner_.wait(); }
-  void tell_all(std::span<const std::byte> mine, std::span<std::byte> all, std::string_view what) override {
-    ranks_.all_gather(mine, all, what);
+    NcclTransport::start_receive(bytes, from);
   }
 
  private:
-  const Ranks& ranks_;
-  NcclTransport& inner_;
   bool may_move_ = true;
   std::vector<std::pair<std::span<std::byte>, std::vector<std::byte>>> awaited_;  ///< and what was there before
 };
@@ -110,13 +94,9 @@ TEST_CASE("nccl: a ring computes while the next shard is on its way, on a stream
     const auto workload = normal_workload(1310, {.kv_heads = 2, .head_dim = 64, .value_dim = 64, .n_keys = 128 * p});
     const std::vector<KeyRange> ranges = even_ranges(128 * p, p, kLeafKeys);
     std::atomic<int> n_overlapped = 0, n_alone = 0, n_others = 0, n_arrived = 0;
-    run_nccl(Topology::pretend(p, p), 60, "", [&](const Ranks& ranks, NcclTransport& inner) {
-      LateTransport transport(ranks, inner);
-      OpenShard shard =
-          open_shard(emulated::backend(), workload->query(0),
-                     workload->shard(ranges[static_cast<std::size_t>(ranks.rank())]), workload->lengths(), workload->scale);
-      const std::unique_ptr<Decoder> decoder = find_algorithm("ring").open(transport, shard, ranges);
-      decoder->step({workload->query(0), workload->lengths()});
+    run_nccl(Topology::pretend(p, p), 60, "", [&](const Ranks& ranks, NcclTransport& other) {
+      LateTransport transport(ranks, other.topology(), platform_of(emulated::backend()));
+      OpenRank(*workload, ranges, transport, "ring").step();
       n_overlapped += transport.n_overlapped, n_alone += transport.n_alone, n_others += transport.n_others;
       n_arrived += transport.n_arrived;
     });
@@ -145,8 +125,10 @@ TEST_CASE("nccl: a step is one upload of one position, queries and lengths, no a
   for (const Algorithm& each : algorithms()) {
     if (each.kv_shards_in_flight == 0) of_states.emplace_back(each.name, 0);
   }
+  const std::int64_t p = run.p;
   for (const auto& [algorithm, further_bytes] : of_states) {
     CAPTURE(algorithm);
+    std::array<std::int64_t, 6> asked{};  // of the last step, of all ranks
     run_nccl(topology, 60, "", [&](const Ranks& ranks, NcclTransport& transport) {
       const auto workload = make_workload(shape, 47, run.steps);
       const OwnedLeaves leaves(topology.range_of(ranks.rank(), ranges), run.order);
@@ -154,22 +136,14 @@ TEST_CASE("nccl: a step is one upload of one position, queries and lengths, no a
       const std::unique_ptr<Decoder> decoder = find_algorithm(algorithm).open(transport, shard, ranges);
       for (int t = 0; t < run.steps; ++t) {
         fill(*shard.cache, *workload, workload->lengths(t));
-        ranks.barrier();
-        const Counts before = Counts::now();
-        ranks.barrier();
+        when_all_are_here(ranks, [&] { asked = asked_so_far(); });
         decoder->step({workload->query(t), workload->lengths(t)});
-        ranks.barrier();
-        const Counts step = Counts::now().since(before);
-        ranks.barrier();
         // In the first steps memory is taken, and graphs are recorded.
-        if (t < 3 || ranks.rank() != 0) continue;
-        CAPTURE(t);
-        CHECK(step.allocations == 0);
-        CHECK(step.uploads == run.p);
-        CHECK(step.uploaded == run.p * uploaded);
-        CHECK(step.downloaded == run.p * (downloaded + further_bytes));
-        CHECK(step.launches == 0);
-        CHECK(step.replays == run.p);
+        when_all_are_here(ranks, [&] {
+          for (std::size_t i = 0; i < asked.size(); ++i) asked[i] = asked_so_far()[i] - asked[i];
+          CAPTURE(t);
+          if (t >= 3) CHECK(asked == std::array{0L, p, p * uploaded, p * (downloaded + further_bytes), 0L, p});
+        });
       }
     });
   }
@@ -197,19 +171,14 @@ TEST_CASE("nccl: 20 steps past the capacity have the bits of one rank, and all r
       std::vector<std::int64_t> n_graphs;                                          // in every step, of all ranks
       run_nccl(one_shot::topology_of(run), 60, "", [&](const Ranks& ranks, NcclTransport& transport) {
         one_shot::RankRun rank(run, kKeys, transport);
-        const auto when_all_are_here = [&](const auto& act) {
-          ranks.barrier();
-          if (ranks.rank() == 0) act();
-          ranks.barrier();
-        };
         one_shot::decode_steps(
             transport, rank, algorithm,
             [&] {
               transport.clear_traffic();
-              when_all_are_here([&] { n_graphs.push_back(-emulated::traffic().n_replays); });
+              when_all_are_here(ranks, [&] { n_graphs.push_back(-emulated::traffic().n_replays); });
             },
             [&](int t, const DecodeOutput& output) {
-              when_all_are_here([&] { n_graphs.back() += emulated::traffic().n_replays; });
+              when_all_are_here(ranks, [&] { n_graphs.back() += emulated::traffic().n_replays; });
               n_wrong += !same_bits(output, want[static_cast<std::size_t>(t)]);
             });
         const Traffic& last = transport.traffic();
@@ -229,53 +198,36 @@ TEST_CASE("nccl: 20 steps past the capacity have the bits of one rank, and all r
   }
 }
 
-TEST_CASE("nccl: on several nodes, one-shot launches a graph for the node and one for what follows") {
-  const one_shot::Run run{.p = 3, .steps = 12, .nodes = {0, 0, 1}};
-  const std::vector<DecodeOutput> want = one_shot::gather_alone(run, 250);
-  std::atomic<int> n_wrong = 0;
-  run_nccl(one_shot::topology_of(run), 60, "", [&](const Ranks&, NcclTransport& transport) {
-    std::vector<std::int64_t> n_launches;
-    one_shot::RankRun rank(run, 250, transport);
-    one_shot::decode_steps(
-        transport, rank, "one-shot", [&] { n_launches.push_back(-n_launches_of_thread); },
-        [&](int t, const DecodeOutput& output) {
-          n_launches.back() += n_launches_of_thread;
-          n_wrong += !same_bits(output, want[static_cast<std::size_t>(t)]);
-        });
-    if (transport.rank() == 0) CHECK(n_launches.back() == 2);
-  });
-  CHECK(n_wrong == 0);
-}
-
-TEST_CASE("nccl: where ranks are threads of one process, no graph holds a message") {
-  const one_shot::Run run{.p = 3, .steps = 6};
-  const std::vector<DecodeOutput> want = one_shot::gather_alone(run, 250);
-  // One-shot on one node sends nothing by NCCL; on several its kernels alone are a graph.
-  for (const auto& [algorithm, nodes, replays] :
-       {std::tuple{"two-level", std::vector{0, 0, 0}, 0}, std::tuple{"paper", std::vector{0, 0, 0}, 0},
-        std::tuple{"one-shot", std::vector{0, 0, 0}, 3}, std::tuple{"one-shot", std::vector{0, 0, 1}, 3}}) {
+TEST_CASE("nccl: where ranks are threads of one process, no graph holds a message. Of processes, one does") {
+  // One-shot on one node sends nothing by NCCL; on several, its kernels are a graph, and what follows is one where messages
+  // may be recorded.
+  struct Case {
+    const char* algorithm;
+    std::vector<int> nodes;
+    Kind kind;
+    int replays;  ///< in the last step, of all ranks
+  };
+  for (const auto& [algorithm, nodes, kind, replays] :
+       {Case{"two-level", {0, 0, 0}, Kind::kThreads, 0}, Case{"paper", {0, 0, 0}, Kind::kThreads, 0},
+        Case{"one-shot", {0, 0, 0}, Kind::kThreads, 3}, Case{"one-shot", {0, 0, 1}, Kind::kThreads, 3},
+        Case{"one-shot", {0, 0, 1}, Kind::kProcesses, 6}}) {
     CAPTURE(algorithm);
-    one_shot::Run on_nodes = run;
-    on_nodes.nodes = nodes;
+    const one_shot::Run run{.p = 3, .steps = 6, .nodes = nodes};
+    const std::vector<DecodeOutput> want = one_shot::gather_alone(run, 250);
     const bool keeps_bits = find_algorithm(algorithm).keeps_bits;
     std::atomic<int> n_wrong = 0;
     std::int64_t last = 0;
     const auto body = [&](const Ranks& ranks, NcclTransport& transport) {
-      CHECK(transport.is_one_process());
-      one_shot::RankRun rank(on_nodes, 250, transport);
-      const auto when_all_are_here = [&](const auto& act) {
-        ranks.barrier();
-        if (ranks.rank() == 0) act();
-        ranks.barrier();
-      };
+      CHECK(transport.is_one_process() == (kind == Kind::kThreads));
+      one_shot::RankRun rank(run, 250, transport);
       one_shot::decode_steps(
-          transport, rank, algorithm, [&] { when_all_are_here([&] { last = -emulated::traffic().n_replays; }); },
+          transport, rank, algorithm, [&] { when_all_are_here(ranks, [&] { last = -emulated::traffic().n_replays; }); },
           [&](int t, const DecodeOutput& output) {
-            when_all_are_here([&] { last += emulated::traffic().n_replays; });
+            when_all_are_here(ranks, [&] { last += emulated::traffic().n_replays; });
             n_wrong += keeps_bits && !same_bits(output, want[static_cast<std::size_t>(t)]);
           });
     };
-    run_nccl(one_shot::topology_of(on_nodes), 60, "", body, 0, Kind::kThreads);
+    run_nccl(one_shot::topology_of(run), 60, "", body, 0, kind);
     CHECK(n_wrong == 0);
     CHECK(last == replays);
   }
@@ -314,13 +266,11 @@ TEST_CASE("nccl: a rank that begins a new graph by itself is told so") {
   // In the fourth step, when all launch a graph.
   const auto error_of = [&](const std::function<void(OpenShard&)>& change) {
     return message([&] {
-      run_nccl(Topology::pretend(2, 2), 60, "", [&](const Ranks& ranks, NcclTransport& transport) {
-        const Shard own = workload->shard(ranges[static_cast<std::size_t>(ranks.rank())]);
-        OpenShard shard = open_shard(emulated::backend(), workload->query(0), own, workload->lengths(), workload->scale);
-        const std::unique_ptr<Decoder> decoder = find_algorithm("gather").open(transport, shard, ranges);
+      run_nccl(Topology::pretend(2, 2), 60, "", [&](const Ranks&, NcclTransport& transport) {
+        OpenRank rank(*workload, ranges, transport, "gather");
         for (int t = 0; t < 4; ++t) {
-          if (t == 3 && ranks.rank() == 1) change(shard);
-          decoder->step({workload->query(0), workload->lengths()});
+          if (t == 3 && transport.rank() == 1) change(rank.shard);
+          rank.step();
         }
       });
     });

@@ -42,6 +42,14 @@ class LaterLimit : public TimeLimit {
   bool has_begun = false;
 };
 
+/// Pages that nothing writes, which take no memory. Never unmapped: MPI may still read parts of messages that are not
+/// received.
+std::span<std::byte> unwritten(std::size_t n_bytes) {
+  void* const pages = ::mmap(nullptr, n_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  REQUIRE(pages != MAP_FAILED);
+  return {static_cast<std::byte*>(pages), n_bytes};
+}
+
 /// Elements that go around the ring come back.
 void check_ring(const MpiRanks& ranks) {
   const int rank = ranks.rank(), p = ranks.size();
@@ -62,74 +70,33 @@ void check_ring(const MpiRanks& ranks) {
 
 }  // namespace
 
-TEST_CASE("mpi ranks: reductions and gathering") { check_reductions(session().ranks()); }
-
-TEST_CASE("mpi ranks: an error on one rank is an error on all, in the same words") { check_agreement(session().ranks()); }
-
-TEST_CASE("mpi ranks: ranks that share memory are one node, pretended nodes are consecutive ranks") {
-  const MpiRanks& ranks = session().ranks();
-  const Topology found = ranks.topology(0), pretended = ranks.topology(2);
-  CHECK(found.size() == ranks.size());
-  CHECK(found.n_nodes() == 1);
-  CHECK(pretended.n_nodes() == (ranks.size() + 1) / 2);
-  CHECK(pretended.node_of(ranks.rank()) == ranks.rank() / 2);
-}
-
-TEST_CASE("mpi transport: elements that go around the ring come back") { check_ring(session().ranks()); }
-
-TEST_CASE("mpi ranks: any communicator will do, with ranks of its own") {
+TEST_CASE("mpi ranks: reductions, agreement and messages, over any communicator, with a deadline and without") {
   const Half half(session().ranks());
-  constexpr double kTimeout = 60;
-  const MpiRanks ranks(half.comm(), kTimeout);
-  CHECK(ranks.size() == (session().ranks().size() + 1 - session().ranks().rank() % 2) / 2);
-  check_reductions(ranks);
-  check_agreement(ranks);
-  CHECK(ranks.topology(0).n_nodes() == 1);
-  check_ring(ranks);
-}
-
-TEST_CASE("mpi ranks: without a deadline, collectives block in MPI, with the same results") {
-  const MpiRanks ranks(session().ranks().comm(), std::numeric_limits<double>::infinity());
-  CHECK_FALSE(ranks.deadline().is_limited());
+  const MpiRanks of_half(half.comm(), std::numeric_limits<double>::infinity());
   CHECK(session().ranks().deadline().is_limited());
-  check_reductions(ranks);
-  check_agreement(ranks);
-  CHECK(ranks.topology(0).n_nodes() == 1);
-  ranks.barrier();
-  check_ring(ranks);
+  CHECK_FALSE(of_half.deadline().is_limited());
+  CHECK(of_half.size() == (session().ranks().size() + 1 - session().ranks().rank() % 2) / 2);
+  for (const MpiRanks* const ranks : {&session().ranks(), &of_half}) {
+    check_reductions(*ranks);
+    check_agreement(*ranks);
+    check_ring(*ranks);
+    // Ranks that share memory are one node, pretended nodes are consecutive ranks.
+    const Topology found = ranks->topology(0), pretended = ranks->topology(2);
+    CHECK(found.size() == ranks->size());
+    CHECK(found.n_nodes() == 1);
+    CHECK(pretended.n_nodes() == (ranks->size() + 1) / 2);
+    CHECK(pretended.node_of(ranks->rank()) == ranks->rank() / 2);
+  }
 }
 
 TEST_CASE("mpi ranks: more bytes than MPI counts are sent in parts, or refused with their number") {
   if (session().ranks().rank() != 0) return;
-  // Pages of a mapping without memory: nothing writes them on a communicator of one rank.
-  constexpr std::size_t kBytes = 3'000'000'000;
-  void* const pages = ::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  REQUIRE(pages != MAP_FAILED);
-  const std::span<std::byte> bytes(static_cast<std::byte*>(pages), kBytes);
-  for (const double timeout : {60.0, std::numeric_limits<double>::infinity()}) {
-    const MpiRanks alone(MPI_COMM_SELF, timeout);
-    CHECK_NOTHROW(alone.broadcast(bytes, 0, "a test"));
-    CHECK_NOTHROW(alone.broadcast({}, 0, "a test"));
-    CHECK_THROWS_WITH_AS(alone.all_gather(bytes, bytes, "a test"),
-                         "MPI_Gather: 3000000000 bytes per rank are more than 2147483647", TransportError);
-  }
-  ::munmap(pages, kBytes);
-}
-
-TEST_CASE("mpi ranks: a message that never comes is an error that names the rank and what it did") {
-  const MpiRanks& all = session().ranks();
-  const MpiRanks ranks(all.comm(), 0.2);
-  ranks.doing("in a test");
-  float element = 0;
-  if (all.rank() == 0) {
-    MPI_Request request = MPI_REQUEST_NULL;
-    MPI_Irecv(&element, 1, MPI_FLOAT, MPI_ANY_SOURCE, 5, ranks.comm(), &request);
-    CHECK_THROWS_WITH_AS(ranks.await({&request, 1}, "a message"), "rank 0 waited 0.2 s for a message in a test and gave up",
-                         TransportError);
-    MPI_Cancel(&request);
-    MPI_Wait(&request, MPI_STATUS_IGNORE);
-  }
-  all.barrier();
+  const std::span<std::byte> bytes = unwritten(3'000'000'000);  // also by a communicator of one rank
+  const MpiRanks alone(MPI_COMM_SELF, 60);
+  CHECK_NOTHROW(alone.broadcast(bytes, 0, "a test"));
+  CHECK_NOTHROW(alone.broadcast({}, 0, "a test"));
+  CHECK_THROWS_WITH_AS(alone.all_gather(bytes, bytes, "a test"),
+                       "MPI_Gather: 3000000000 bytes per rank are more than 2147483647", TransportError);
 }
 
 TEST_CASE("mpi ranks: no communicator, and one between two groups, are refused") {
@@ -252,38 +219,30 @@ TEST_CASE("mpi transport: a message of another length is an error that names bot
          {2 * kPart, 4 * kPart, "rank 1 expected 67108867 bytes, a part of 268435456, from rank 0 and got 67108865"},
          {6 * kPart, 2 * kPart, "rank 1 expected 67108865 bytes, a part of 134217728, from rank 0 and got "}});
   }
-  for (const double timeout : {60.0, std::numeric_limits<double>::infinity()}) {
-    for (const auto& [sent, expected, error] : cases) {
-      CAPTURE(timeout);
-      CAPTURE(sent);
-      CAPTURE(expected);
-      // Never unmapped: some of the parts are not received, and MPI may still read them. Pages that nothing wrote take no
-      // memory.
-      void* const pages =
-          ::mmap(nullptr, 6 * kPart, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-      REQUIRE(pages != MAP_FAILED);
-      const std::span<std::byte> bytes(static_cast<std::byte*>(pages), 6 * kPart);
-      const MpiRanks ranks(all.comm(), timeout);
-      {
-        MpiTransport transport(ranks, Topology::pretend(ranks.size(), ranks.size()));
-        if (ranks.rank() == 0) transport.send(bytes.first(sent), 1);
-        if (ranks.rank() == 1) {
-          transport.receive(bytes.first(expected), 0);
-          std::string line;
-          try {
-            transport.wait();
-          } catch (const TransportError& thrown) {
-            line = thrown.what();
-            CHECK(thrown.kind == TransportError::Kind::kLength);
-            CHECK(thrown.rank == 1);
-            CHECK(thrown.peer == 0);
-          }
-          CAPTURE(line);
-          CHECK(line.starts_with(error));
+  for (const auto& [sent, expected, error] : cases) {
+    CAPTURE(sent);
+    CAPTURE(expected);
+    const std::span<std::byte> bytes = unwritten(6 * kPart);
+    const MpiRanks ranks(all.comm(), 60);
+    {
+      MpiTransport transport(ranks, Topology::pretend(ranks.size(), ranks.size()));
+      if (ranks.rank() == 0) transport.send(bytes.first(sent), 1);
+      if (ranks.rank() == 1) {
+        transport.receive(bytes.first(expected), 0);
+        std::string line;
+        try {
+          transport.wait();
+        } catch (const TransportError& thrown) {
+          line = thrown.what();
+          CHECK(thrown.kind == TransportError::Kind::kLength);
+          CHECK(thrown.rank == 1);
+          CHECK(thrown.peer == 0);
         }
+        CAPTURE(line);
+        CHECK(line.starts_with(error));
       }
-      all.barrier();
     }
+    all.barrier();
   }
 }
 

@@ -7,7 +7,6 @@
 #include <doctest/doctest.h>
 
 #include <iterator>
-#include <limits>
 #include <random>
 #include <stdexcept>
 
@@ -18,16 +17,6 @@ namespace {
 std::byte byte_of(int from, int to, std::size_t m, std::size_t i) {
   return static_cast<std::byte>(i * 2654435761u >> 7 ^ static_cast<std::size_t>(31 * from + 17 * to) ^ m);
 }
-
-/// The ranks of the job under the deadline of the session, and under none. MPI alone does not move what is in mailboxes, so
-/// no wait may be left to it.
-class Deadlines {
- public:
-  std::vector<const MpiRanks*> all() const { return {&session().ranks(), &without_}; }
-
- private:
-  MpiRanks without_{session().ranks().comm(), std::numeric_limits<double>::infinity()};
-};
 
 /// All ranks exchange messages of these lengths with all others in one wait. @returns wrong bytes
 std::int64_t exchange(SharedTransport& transport, const std::vector<std::size_t>& lengths, std::size_t first_number) {
@@ -63,113 +52,98 @@ std::int64_t exchange(SharedTransport& transport, const std::vector<std::size_t>
 
 TEST_CASE("shared transport: messages of every length around its limits arrive unchanged") {
   constexpr std::size_t kPart = SharedTransport::kPartBytes, kMax = SharedTransport::kMaxBytes;
-  const Deadlines deadlines;
-  for (const MpiRanks* ranks : deadlines.all()) {
-    CAPTURE(ranks->deadline().seconds());
-    SharedTransport transport(*ranks, ranks->topology(0));
-    std::size_t number = 0;
-    for (const std::size_t n : {std::size_t{1}, std::size_t{4111}, kPart - 1, kPart, kPart + 1, 2 * kPart, 2 * kPart + 1,
-                                3 * kPart - 1, 5 * kPart, kMax - 1, kMax, kMax + 1}) {
-      CAPTURE(n);
-      CHECK(exchange(transport, {n}, number++) == 0);
-    }
-    CHECK(transport.traffic().messages == static_cast<std::int64_t>(number) * (ranks->size() - 1));
-    CHECK(transport.traffic().bytes_between_nodes == 0);
+  const MpiRanks& ranks = session().ranks();
+  SharedTransport transport(ranks, ranks.topology(0));
+  std::size_t number = 0;
+  for (const std::size_t n : {std::size_t{1}, std::size_t{4111}, kPart - 1, kPart, kPart + 1, 2 * kPart, 2 * kPart + 1,
+                              3 * kPart - 1, 5 * kPart, kMax - 1, kMax, kMax + 1}) {
+    CAPTURE(n);
+    CHECK(exchange(transport, {n}, number++) == 0);
   }
+  CHECK(transport.traffic().messages == static_cast<std::int64_t>(number) * (ranks.size() - 1));
+  CHECK(transport.traffic().bytes_between_nodes == 0);
 }
 
 TEST_CASE("shared transport: several messages to one rank stay in order, beside longer ones that go over MPI") {
-  const Deadlines deadlines;
-  for (const MpiRanks* ranks : deadlines.all()) {
-    CAPTURE(ranks->deadline().seconds());
-    for (const int per_node : {0, 1, 2, 3}) {
-      CAPTURE(per_node);
-      SharedTransport transport(*ranks, ranks->topology(per_node));
-      std::mt19937 random(7);
-      for (std::size_t round = 0; round < 30; ++round) {
-        std::vector<std::size_t> lengths(1 + random() % 4);
-        for (std::size_t& length : lengths)
-          length = 1 + random() % (random() % 8 == 0 ? 1'500'000 : 4 * SharedTransport::kPartBytes);
-        CHECK(exchange(transport, lengths, 5 * round) == 0);
-      }
+  const MpiRanks& ranks = session().ranks();
+  for (const int per_node : {0, 1, 2, 3}) {
+    CAPTURE(per_node);
+    SharedTransport transport(ranks, ranks.topology(per_node));
+    std::mt19937 random(7);
+    for (std::size_t round = 0; round < 30; ++round) {
+      std::vector<std::size_t> lengths(1 + random() % 4);
+      for (std::size_t& length : lengths)
+        length = 1 + random() % (random() % 8 == 0 ? 1'500'000 : 4 * SharedTransport::kPartBytes);
+      CHECK(exchange(transport, lengths, 5 * round) == 0);
     }
   }
 }
 
 TEST_CASE("shared transport: messages are read where they have arrived if they fit the places, and in order with others") {
   constexpr std::size_t kPart = SharedTransport::kPartBytes;
-  const Deadlines deadlines;
-  for (const MpiRanks* ranks : deadlines.all()) {
-    CAPTURE(ranks->deadline().seconds());
-    SharedTransport transport(*ranks, ranks->topology(0));
-    const int me = transport.rank(), p = transport.size();
-    std::mt19937 random(11);
-    for (std::size_t number = 0; number < 200; ++number) {
-      constexpr std::size_t kLengths[]{1, 4096, kPart, kPart + 1, 2 * kPart, 2 * kPart + 1, SharedTransport::kMaxBytes + 1};
-      const std::size_t n = kLengths[random() % std::size(kLengths)];
-      const bool is_copied_too = random() % 3 == 0;  // a second message to the same rank, which is received as usual
-      std::vector<std::byte> sent(n), received(n), second(n);
-      const int to = (me + 1) % p, from = (me + p - 1) % p;
-      for (std::size_t i = 0; i < n; ++i) sent[i] = byte_of(me, to, number, i);
-      if (p == 1) break;
-      const std::byte* at = nullptr;
-      transport.receive_in_place(received, from, at);
-      if (is_copied_too) transport.receive(second, from);
-      for (int i = 0; i < (is_copied_too ? 2 : 1); ++i) transport.send(sent, to);
-      transport.wait();
-      CAPTURE(n);
-      CHECK((at != received.data()) == (n <= 2 * kPart && !is_copied_too));
-      std::int64_t n_wrong = 0;
-      for (std::size_t i = 0; i < n; ++i) {
-        n_wrong += at[i] != byte_of(from, me, number, i);
-        n_wrong += is_copied_too && second[i] != byte_of(from, me, number, i);
-      }
-      CHECK(n_wrong == 0);
-      if (at != received.data()) CHECK_THROWS_AS(transport.receive(second, from), std::logic_error);
-      transport.release();
+  const MpiRanks& ranks = session().ranks();
+  SharedTransport transport(ranks, ranks.topology(0));
+  const int me = transport.rank(), p = transport.size();
+  std::mt19937 random(11);
+  for (std::size_t number = 0; number < 200; ++number) {
+    constexpr std::size_t kLengths[]{1, 4096, kPart, kPart + 1, 2 * kPart, 2 * kPart + 1, SharedTransport::kMaxBytes + 1};
+    const std::size_t n = kLengths[random() % std::size(kLengths)];
+    const bool is_copied_too = random() % 3 == 0;  // a second message to the same rank, which is received as usual
+    std::vector<std::byte> sent(n), received(n), second(n);
+    const int to = (me + 1) % p, from = (me + p - 1) % p;
+    for (std::size_t i = 0; i < n; ++i) sent[i] = byte_of(me, to, number, i);
+    if (p == 1) break;
+    const std::byte* at = nullptr;
+    transport.receive_in_place(received, from, at);
+    if (is_copied_too) transport.receive(second, from);
+    for (int i = 0; i < (is_copied_too ? 2 : 1); ++i) transport.send(sent, to);
+    transport.wait();
+    CAPTURE(n);
+    CHECK((at != received.data()) == (n <= 2 * kPart && !is_copied_too));
+    std::int64_t n_wrong = 0;
+    for (std::size_t i = 0; i < n; ++i) {
+      n_wrong += at[i] != byte_of(from, me, number, i);
+      n_wrong += is_copied_too && second[i] != byte_of(from, me, number, i);
     }
+    CHECK(n_wrong == 0);
+    if (at != received.data()) CHECK_THROWS_AS(transport.receive(second, from), std::logic_error);
+    transport.release();
   }
 }
 
 TEST_CASE("shared transport: progress() moves messages before anyone waits") {
   if (session().ranks().size() < 2) return;
-  const Deadlines deadlines;
-  for (const MpiRanks* ranks : deadlines.all()) {
-    CAPTURE(ranks->deadline().seconds());
-    SharedTransport transport(*ranks, ranks->topology(0));
-    constexpr std::size_t kLength = 4 * SharedTransport::kPartBytes;  // twice the places of a mailbox
-    std::vector<std::byte> sent(kLength, std::byte{5}), received(kLength);
-    if (ranks->rank() == 0) transport.send(sent, 1);
-    if (ranks->rank() == 1) transport.receive(received, 0);
-    // No rank calls wait() before the receiver has everything.
-    bool is_there = ranks->rank() != 1;
-    for (int i = 0; i < 1000 && ranks->all_sum(is_there) < ranks->size(); ++i) {
-      transport.progress();
-      is_there = is_there || received.back() == std::byte{5};
-    }
-    CHECK(is_there);
-    transport.wait();
-    CHECK((ranks->rank() != 1 || received == sent));
+  const MpiRanks& ranks = session().ranks();
+  SharedTransport transport(ranks, ranks.topology(0));
+  constexpr std::size_t kLength = 4 * SharedTransport::kPartBytes;  // twice the places of a mailbox
+  std::vector<std::byte> sent(kLength, std::byte{5}), received(kLength);
+  if (ranks.rank() == 0) transport.send(sent, 1);
+  if (ranks.rank() == 1) transport.receive(received, 0);
+  // No rank calls wait() before the receiver has everything.
+  bool is_there = ranks.rank() != 1;
+  for (int i = 0; i < 1000 && ranks.all_sum(is_there) < ranks.size(); ++i) {
+    transport.progress();
+    is_there = is_there || received.back() == std::byte{5};
   }
+  CHECK(is_there);
+  transport.wait();
+  CHECK((ranks.rank() != 1 || received == sent));
 }
 
 TEST_CASE("shared transport: a message of another length is an error that names both") {
   if (session().ranks().size() < 2) return;
-  for (const double timeout : {60.0, std::numeric_limits<double>::infinity()}) {
-    CAPTURE(timeout);
-    const MpiRanks ranks(session().ranks().comm(), timeout);
-    SharedTransport transport(ranks, ranks.topology(0));
-    std::vector<std::byte> bytes(40'000);
-    if (ranks.rank() == 0) {
-      transport.send(std::span(bytes).first(12), 1);
-      transport.wait();
-    }
-    if (ranks.rank() == 1) {
-      transport.receive(bytes, 0);
-      CHECK_THROWS_WITH_AS(transport.wait(), "rank 1 expected 40000 bytes from rank 0 and got 12", TransportError);
-    }
-    session().ranks().barrier();
+  const MpiRanks ranks(session().ranks().comm(), 60);
+  SharedTransport transport(ranks, ranks.topology(0));
+  std::vector<std::byte> bytes(40'000);
+  if (ranks.rank() == 0) {
+    transport.send(std::span(bytes).first(12), 1);
+    transport.wait();
   }
+  if (ranks.rank() == 1) {
+    transport.receive(bytes, 0);
+    CHECK_THROWS_WITH_AS(transport.wait(), "rank 1 expected 40000 bytes from rank 0 and got 12", TransportError);
+  }
+  session().ranks().barrier();
 }
 
 TEST_CASE("shared transport: a message that never comes, and one that nobody takes, end at the deadline") {

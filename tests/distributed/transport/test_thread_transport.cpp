@@ -3,6 +3,7 @@
 /// @brief Ranks as threads: what this transport promises to the tests that stand on it, and its world.
 #include "tree_attn/distributed/transport/thread_transport.hpp"
 #include "tree_attn/reference/data/input_error.hpp"
+#include "tree_attn/tests/support/check_ranks.hpp"
 #include "tree_attn/tests/support/few_threads.hpp"
 #include "tree_attn/tests/support/in_place_transport.hpp"
 #include "tree_attn/tests/support/message.hpp"
@@ -20,6 +21,7 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 
 namespace tree_attn::test {
 namespace {
@@ -58,6 +60,53 @@ std::vector<RankGroup*> rank_groups(std::span<const int> sizes) {
   return result;
 }
 
+TEST_CASE("thread ranks: reductions and gathering, and an error on one rank is an error on all, in the same words") {
+  for (const int p : {1, 2, 3, 8}) {
+    run_threads(Topology::pretend(p, 2), kTimeout, [](const ThreadRanks& ranks, ThreadTransport&) {
+      check_reductions(ranks);
+      check_agreement(ranks);
+    });
+  }
+}
+
+TEST_CASE("thread ranks: nodes are those of the topology they were started with, or pretended") {
+  const Topology given({7, 3, 7, 3, 3});
+  run_threads(given, kTimeout, [&](const ThreadRanks& ranks, ThreadTransport&) {
+    CHECK(ranks.topology(0).order() == given.order());
+    CHECK(ranks.topology(2).n_nodes() == 3);
+  });
+}
+
+TEST_CASE("thread ranks: a rank that never answers ends the others within the timeout, with what they did") {
+  const std::pair<ThreadBody, std::string> waits[] = {
+      {[](const ThreadRanks& ranks, ThreadTransport&) { ranks.barrier(); }, "the arrival of rank 0"},
+      {[](const ThreadRanks& ranks, ThreadTransport&) { ranks.broadcast_from_root(0); }, "rank 0"},
+      {[](const ThreadRanks&, ThreadTransport& transport) {
+         float number = 0;
+         transport.receive(bytes_of(number), 0);
+         transport.wait();
+       },
+       "a message of rank 0"}};
+  for (const auto& [wait, awaited] : waits) {
+    const auto start = std::chrono::steady_clock::now();
+    try {
+      run_threads(Topology::pretend(2, 2), 0.2, [&](const ThreadRanks& ranks, ThreadTransport& transport) {
+        ranks.doing("in a test");
+        if (ranks.rank() == 1) wait(ranks, transport);
+      });
+      FAIL("no error");
+    } catch (const TransportError& error) {
+      CHECK(error.what() == "rank 1 waited 0.2 s for " + awaited + " in a test and gave up");
+      CHECK(error.kind == TransportError::Kind::kDeadline);
+      CHECK(error.rank == 1);
+      CHECK(error.peer == 0);
+    }
+    const auto waited = std::chrono::steady_clock::now() - start;
+    CHECK(waited >= std::chrono::milliseconds(200));
+    CHECK(waited < std::chrono::seconds(10));
+  }
+}
+
 TEST_CASE("thread transport: messages arrive in order, when waited for and not before") {
   float got[2] = {0, 0}, early = 0;
   run_threads(Topology::pretend(2, 1), kTimeout, [&](ThreadTransport& transport) {
@@ -80,20 +129,6 @@ TEST_CASE("thread transport: messages arrive in order, when waited for and not b
   CHECK(std::isnan(early));
 }
 
-TEST_CASE("thread transport: a rank that never sends makes the other give up within its timeout") {
-  const auto start = std::chrono::steady_clock::now();
-  const auto deaf = [](ThreadTransport& transport) {
-    if (transport.rank() == 0) return;
-    float number = 0;
-    transport.receive(bytes_of(number), 0);
-    transport.wait();
-  };
-  CHECK_THROWS_AS(run_threads(Topology::pretend(2, 2), 0.5, deaf), TransportError);
-  const auto waited = std::chrono::steady_clock::now() - start;
-  CHECK(waited >= std::chrono::milliseconds(500));
-  CHECK(waited < std::chrono::seconds(10));
-}
-
 TEST_CASE("thread transport: a wait has no deadline while another rank computes") {
   float got = 0;
   run_threads(Topology::pretend(3, 3), 0.3, [&](ThreadTransport& transport) {
@@ -106,16 +141,6 @@ TEST_CASE("thread transport: a wait has no deadline while another rank computes"
     if (transport.rank() == 1) got = number;
   });
   CHECK(got == 5);
-}
-
-TEST_CASE("thread transport: a rank that fails ends the others at once, and its reason is what is reported") {
-  const auto failing = [](ThreadTransport& transport) {
-    if (transport.rank() == 2) throw std::domain_error("mine");
-    float number = 0;
-    transport.receive(bytes_of(number), 2);
-    transport.wait();
-  };
-  CHECK_THROWS_AS(run_threads(Topology::pretend(4, 2), kTimeout, failing), std::domain_error);
 }
 
 /// As the rank whose kernel waited for the one that fails, which still frees its memory.
@@ -133,7 +158,7 @@ TEST_CASE("thread transport: a rank that ends because of another is not what is 
   CHECK_THROWS_WITH_AS(run_threads(Topology::pretend(2, 1), kTimeout, body), "rank 1: the reason", std::runtime_error);
 }
 
-TEST_CASE("thread transport: an error that names no rank gets the number of its rank") {
+TEST_CASE("thread transport: a rank that fails ends the others at once, and an error that names no rank gets its number") {
   const auto error_of = [](const auto& error) {
     return message([&] {
       run_threads(Topology::pretend(3, 3), kTimeout, [&](const ThreadRanks& ranks, ThreadTransport&) {
@@ -142,6 +167,7 @@ TEST_CASE("thread transport: an error that names no rank gets the number of its 
       });
     });
   };
+  CHECK(error_of(std::domain_error("mine")) == "mine");
   CHECK(error_of(std::runtime_error("the disk is full")) == "rank 1: the disk is full");
   CHECK(error_of(std::runtime_error("rank 1, step 2: no states")) == "rank 1, step 2: no states");
   CHECK(error_of(std::bad_alloc()) == "rank 1: not enough memory");
@@ -163,35 +189,21 @@ TEST_CASE("thread transport: where the system starts too few threads, the ranks 
 }
 #endif
 
-TEST_CASE("thread transport: a length that differs, a message too many and one never waited for are errors") {
-  float pair[2] = {1, 2};
-  const auto shorter = [&](ThreadTransport& transport) {
-    float number = 0;
-    if (transport.rank() == 0) transport.send(std::as_bytes(std::span(pair)), 1);
-    if (transport.rank() == 1) transport.receive(bytes_of(number), 0);
-    transport.wait();
+TEST_CASE("thread transport: other lengths, a message too many and one never waited for are errors, and no bytes are none") {
+  // Messages from rank 0 to rank 1, of one number.
+  const auto run = [](std::size_t n_sent, std::size_t n_received, bool waits = true) {
+    run_threads(Topology::pretend(2, 1), kTimeout, [&](ThreadTransport& transport) {
+      float pair[2] = {1, 2};
+      if (transport.rank() == 0) transport.send(std::as_bytes(std::span(pair).first(n_sent)), 1);
+      if (transport.rank() == 1) transport.receive(std::as_writable_bytes(std::span(pair).first(n_received)), 0);
+      if (waits) transport.wait();
+      CHECK(transport.traffic().messages == (transport.rank() == 0 && n_sent > 0 ? 1 : 0));
+    });
   };
-  CHECK_THROWS_AS(run_threads(Topology::pretend(2, 1), kTimeout, shorter), TransportError);
-
-  const auto too_many = [&](ThreadTransport& transport) {
-    if (transport.rank() == 0) transport.send(bytes_of(pair[0]), 1);
-    transport.wait();
-  };
-  CHECK_THROWS_AS(run_threads(Topology::pretend(2, 1), kTimeout, too_many), std::logic_error);
-
-  const auto not_waited_for = [&](ThreadTransport& transport) {
-    if (transport.rank() == 0) transport.send(bytes_of(pair[0]), 1);
-  };
-  CHECK_THROWS_AS(run_threads(Topology::pretend(2, 1), kTimeout, not_waited_for), std::logic_error);
-}
-
-TEST_CASE("thread transport: a message of no bytes is no message") {
-  run_threads(Topology::pretend(2, 1), kTimeout, [&](ThreadTransport& transport) {
-    transport.send({}, 1 - transport.rank());
-    transport.receive({}, 1 - transport.rank());
-    transport.wait();
-    CHECK(transport.traffic().messages == 0);
-  });
+  CHECK_THROWS_AS(run(2, 1), TransportError);
+  CHECK_THROWS_AS(run(1, 0), std::logic_error);
+  CHECK_THROWS_AS(run(1, 0, false), std::logic_error);
+  CHECK_NOTHROW(run(0, 0));
 }
 
 }  // namespace tree_attn::test

@@ -30,7 +30,6 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
-#include <thread>
 #include <vector>
 
 namespace tree_attn::exchange {
@@ -83,8 +82,10 @@ class GatherOverNccl {
     stream.repeat([&] {
       blocks_->take(own, states.device(), size_);
       communicator_.group([&] {
-        communicator_.all_gather(blocks_->address(own), blocks_->address(0), static_cast<std::size_t>(size_),
-                                 stream.handle());
+        const nccl::Status status = communicator_.functions().ncclAllGather(
+            blocks_->address(own), blocks_->address(0), static_cast<std::size_t>(size_), nccl::Type::kFloat32,
+            communicator_.get(), stream.handle());
+        communicator_.check("ncclAllGather", status);
       });
       blocks_->merge(pairs_, n_rows_);
       blocks_->finish({0, 0}, z_, lse_, n_rows_);
@@ -98,8 +99,7 @@ class GatherOverNccl {
   /// A peer that is gone would be waited for without end.
   void wait(DeviceStream& stream) {
     const std::size_t end = stream.mark();
-    const Waiting waiting(ranks_.deadline(), "for ncclAllGather");
-    while (!stream.has_passed(end)) communicator_.poll(ranks_.deadline()), std::this_thread::yield();
+    communicator_.wait_until([&] { return stream.has_passed(end); }, "ncclAllGather");
     stream.keep_marks(0);
   }
 
