@@ -60,7 +60,7 @@ transfer_t switch_context(fcontext_t to, void* data) { return boost::context::de
 thread_local void (*next_entry)() = nullptr;
 
 /// Runs after every switch: stores where the previous fiber will resume.
-void arrive(const transfer_t& from, void* own_fake_stack) {
+void arrive(const transfer_t& from, [[maybe_unused]] void* own_fake_stack) {
   Fiber& left = *static_cast<Fiber*>(from.data);
   left.context = from.fctx;
 #if defined(__SANITIZE_ADDRESS__)
@@ -68,8 +68,6 @@ void arrive(const transfer_t& from, void* own_fake_stack) {
   std::size_t n_bytes = 0;
   __sanitizer_finish_switch_fiber(own_fake_stack, &bottom, &n_bytes);
   if (left.stack == nullptr) left.stack = static_cast<std::byte*>(const_cast<void*>(bottom)), left.stack_bytes = n_bytes;
-#else
-  static_cast<void>(own_fake_stack);
 #endif
 }
 
@@ -130,11 +128,9 @@ void start_fiber(Fiber& fiber, void (*entry)()) {
 #endif
 }
 
-void adopt_host_thread(Fiber& fiber) {
+void adopt_host_thread([[maybe_unused]] Fiber& fiber) {
 #if defined(TREE_ATTN_EMULATOR_THREAD)
   fiber.watched = __tsan_get_current_fiber();
-#else
-  static_cast<void>(fiber);
 #endif
 }
 

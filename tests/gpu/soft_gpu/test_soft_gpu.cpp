@@ -15,20 +15,19 @@ using namespace tree_attn::soft_gpu;
 
 namespace {
 
-/// Memory of the device that begins with these values.
-template <class T>
+/// Memory of the device that begins with these words.
 class Array {
  public:
-  explicit Array(const std::vector<T>& values) : n_(values.size()), at_(*memory::allocate(n_ * sizeof(T))) {
-    std::memcpy(memory::find(at_)->host(at_), values.data(), n_ * sizeof(T));
+  explicit Array(const std::vector<std::uint32_t>& words) : n_(words.size()), at_(*memory::allocate(4 * n_)) {
+    std::memcpy(memory::find(at_)->host(at_), words.data(), 4 * n_);
   }
   Array(const Array&) = delete;
   Array& operator=(const Array&) = delete;
   ~Array() { memory::release(at_); }
   std::uint64_t address() const { return at_; }
-  std::vector<T> values() const {
-    std::vector<T> all(n_);
-    std::memcpy(all.data(), memory::find(at_)->host(at_), n_ * sizeof(T));
+  std::vector<std::uint32_t> words() const {
+    std::vector<std::uint32_t> all(n_);
+    std::memcpy(all.data(), memory::find(at_)->host(at_), 4 * n_);
     return all;
   }
 
@@ -98,7 +97,7 @@ TEST_CASE("soft GPU: what a thread does wrong is said, with its line") {
       {init + kWait, "32 threads at line 21 of the PTX: mbarrier.try_wait"},
   };
   for (const auto& [body, part] : faults) {
-    Array<float> out(std::vector<float>(32));
+    const Array out(std::vector<std::uint32_t>(32));
     const std::string wrong = run(body, block_of(32), 1, out.address());
     CHECK_MESSAGE(says(wrong, part), wrong);
   }
@@ -118,9 +117,9 @@ int n_not_reversed(const std::string& barrier, int n, unsigned n_seeds) {
   for (int i = n; i-- > 0;) reversed.push_back(static_cast<std::uint32_t>(i));
   int n_wrong = 0;
   for (unsigned seed = 0; seed < n_seeds; ++seed) {
-    Array<std::uint32_t> out(std::vector<std::uint32_t>(reversed.size()));
+    Array out(std::vector<std::uint32_t>(reversed.size()));
     CHECK(run(reversal(barrier, n), block_of(static_cast<std::uint32_t>(n)), seed, out.address()) == "");
-    n_wrong += out.values() != reversed;
+    n_wrong += out.words() != reversed;
   }
   return n_wrong;
 }
@@ -152,14 +151,14 @@ TEST_CASE("soft GPU: bulk copies arrive when their mbarrier says so, and take a 
   };
   std::vector<std::uint32_t> words;
   for (std::uint32_t i = 0; i < 32; ++i) words.push_back(1000 + i);
-  const Array<std::uint32_t> in(words), out(std::vector<std::uint32_t>(32));
+  const Array in(words), out(std::vector<std::uint32_t>(32));
   int n_early = 0;
   for (unsigned seed = 0; seed < 16; ++seed) {
     const auto error = [&](const std::string& body) { return run(body, block_of(32), seed, out.address(), in.address()); };
     CHECK(error(bulk_copy(proxy, proxy, kWait)) == "");
-    CHECK(out.values() == words);
+    CHECK(out.words() == words);
     const std::string early = error(bulk_copy(proxy, proxy, ""));
-    n_early += !early.empty() || out.values() != words;
+    n_early += !early.empty() || out.words() != words;
     CHECK(says(error(bulk_copy("", proxy, kWait)), "without a fence of the async proxy"));
     CHECK(says(error(bulk_copy(proxy, "", kWait)), "without a fence of the async proxy"));
   }
@@ -174,12 +173,12 @@ TEST_CASE("soft GPU: blocks of a cluster reach each other's shared memory, and m
       "add.s32 %r6, %r5, 1;\nand.b32 %r6, %r6, 3;\ncvt.u64.u32 %d4, %r2;\ncvta.shared.u64 %d5, %d4;\nmapa.u64 %d6, %d5, "
       "%r6;\nld.u32 %r7, [%d6];\nmov.u32 %r8, %ctaid.x;\nmul.wide.u32 %d7, %r8, 4;\nadd.s64 %d8, %d1, %d7;\n"
       "st.global.u32 [%d8], %r7;\n";
-  const Array<std::uint32_t> out(std::vector<std::uint32_t>(8));
+  const Array out(std::vector<std::uint32_t>(8));
   const LaunchShape shape{{8, 1, 1}, {1, 1, 1}, 4, 16};
   bool has_ended = false;
   for (unsigned seed = 0; seed < 16; ++seed) {
     CHECK(run(body + barrier, shape, seed, out.address()) == "");
-    CHECK(out.values() == std::vector<std::uint32_t>{1, 2, 3, 0, 1, 2, 3, 0});
+    CHECK(out.words() == std::vector<std::uint32_t>{1, 2, 3, 0, 1, 2, 3, 0});
     has_ended = has_ended || says(run(body, shape, seed, out.address()), "of the cluster, which has ended");
   }
   CHECK(has_ended);
