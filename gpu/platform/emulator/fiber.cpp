@@ -82,12 +82,12 @@ void enter(transfer_t from) {
 
 // TSan forgets the users of memory when it is allocated, and only then: with a stack that other fibers had before, those
 // of unordered blocks would seem to race.
-std::byte* StackPool::take() { return static_cast<std::byte*>(::operator new (kStackBytes, std::align_val_t{kPage})); }
-void StackPool::give_back(std::byte* stack) { ::operator delete (stack, std::align_val_t{kPage}); }
+std::byte* take_stack() { return static_cast<std::byte*>(::operator new (kStackBytes, std::align_val_t{kPage})); }
+void give_back(std::byte* stack) { ::operator delete (stack, std::align_val_t{kPage}); }
 
 #else
 
-std::byte* StackPool::take() {
+std::byte* take_stack() {
   {
     const std::lock_guard lock(pool_mutex);
     if (!pool.empty()) {
@@ -103,7 +103,7 @@ std::byte* StackPool::take() {
   return static_cast<std::byte*>(mapped) + kPage;
 }
 
-void StackPool::give_back(std::byte* stack) {
+void give_back(std::byte* stack) {
   const std::lock_guard lock(pool_mutex);
   // Called by destructors.
   try {
@@ -116,7 +116,7 @@ void StackPool::give_back(std::byte* stack) {
 #endif
 
 void start_fiber(Fiber& fiber, void (*entry)()) {
-  if (fiber.stack == nullptr) fiber.stack = StackPool::take(), fiber.stack_bytes = kStackBytes;
+  if (fiber.stack == nullptr) fiber.stack = take_stack(), fiber.stack_bytes = kStackBytes;
   // An abandoned fiber leaves its locals fenced in.
   allow(fiber.stack, fiber.stack_bytes);
   next_entry = entry;
@@ -159,7 +159,7 @@ void end_fiber(Fiber& fiber, [[maybe_unused]] const Fiber& host) {
     __tsan_switch_to_fiber(host.watched, kNoSynchronisation);
     __tsan_destroy_fiber(fiber.watched);
   }
-  StackPool::give_back(fiber.stack);
+  give_back(fiber.stack);
   fiber.stack = nullptr;
 #endif
   fiber.watched = nullptr;

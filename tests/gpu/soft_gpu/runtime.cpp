@@ -370,6 +370,12 @@ cudaError_t cudaMemsetAsync(void* to, int value, std::size_t n, cudaStream_t str
   return of(stream).push([=] { std::memset(target, value, n); }), well();
 }
 
+/// Programs name these too; there is no other device and no other process.
+cudaError_t cudaDeviceEnablePeerAccess(int, unsigned) { return give(cudaErrorInvalidDevice); }
+cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t*, void*) { return give(cudaErrorNotSupported); }
+cudaError_t cudaIpcOpenMemHandle(void**, cudaIpcMemHandle_t, unsigned) { return give(cudaErrorNotSupported); }
+cudaError_t cudaIpcCloseMemHandle(void*) { return give(cudaErrorNotSupported); }
+
 // ---- Streams, events, graphs
 
 /// No stream waits for the default one: those that are made without a flag are less strict on a card.

@@ -32,32 +32,15 @@ struct OneHalf : Peers {
   __device__ std::int64_t offset(unsigned, int device, std::int64_t row) const { return Peers::offset(0, device, row); }
 };
 
-/// What a thread sends of a packet: its step, and then the rest.
-__device__ void send_in_pieces(const Peers& peers, const float* states, std::int64_t row) {
-  for (int i = static_cast<int>(threadIdx.x); i < peers.n_slots(peers.me) * static_cast<int>(peers.n_packets);
-       i += static_cast<int>(blockDim.x)) {
-    const int subtree = i / static_cast<int>(peers.n_packets), first = i % static_cast<int>(peers.n_packets) * 3;
-    const unsigned step = load_fresh(peers.steps + row) + 1;
-    for (int to = 0; to < peers.n; ++to) {
-      Packet* const packet = peers.window[to] + peers.offset(step, peers.me, row) + i;
-      Packet whole{{}, step};
-      store_packet(packet, whole);
-      for (int c = 0; c < 3 && first + c < kSize; ++c)
-        whole.element[c] = load_fresh(states + (subtree * peers.n_rows + row) * kSize + first + c);
-      store_packet(packet, whole);
-    }
-  }
-}
-
-/// @param states of this step [subtrees][n_rows][2 + d_v]
+/// @param states of this step [subtrees][n_rows][2 + d_v] @param nothing zeros in place of them
 /// @param[out] out sums over all ranks and subtrees of this step [n_rows][2 + d_v]
 template <class AnyPeers>
-__global__ void one_shot(Bug bug, AnyPeers peers, const float* states, float* out) {
+__global__ void one_shot(Bug bug, AnyPeers peers, const float* states, const float* nothing, float* out) {
   const int lane = static_cast<int>(threadIdx.x);
   const std::int64_t first_row = std::int64_t{blockIdx.x} * kRowsOfBlock;
   const auto send = [&](std::int64_t row) {
     if (bug == Bug::kSilentEmptyRank && peers.range[peers.me].empty()) return;
-    if (bug == Bug::kPacketInPieces && !peers.range[peers.me].empty()) return send_in_pieces(peers, states, row);
+    if (bug == Bug::kPacketInPieces) send_states(peers, nothing, kDim, row, 1);
     send_states(peers, states, kDim, row, 1);
   };
   const auto receive = [&](std::int64_t row) {
@@ -103,7 +86,7 @@ struct Rank {
     gave_up.fill(0), window.fill(0), out.fill(0xFF);
     steps.upload(std::vector<unsigned>(kRows, kStepsBefore));
   }
-  DeviceBuffer<float> states{kSteps * 2 * kRows * kSize}, out{kSteps * kRows * kSize};
+  DeviceBuffer<float> states{(kSteps + 1) * 2 * kRows * kSize}, out{kSteps * kRows * kSize};
   DeviceBuffer<unsigned> steps{kRows};
   DeviceBuffer<GaveUp> gave_up{1, MemoryUse::Window};
   DeviceBuffer<Packet> window{2 * 4 * kRows * 2, MemoryUse::Window};
@@ -120,13 +103,13 @@ bool one_shot_is_right(Bug bug) {
     ~Back() { set_device(0); }
   } back;
   std::optional<Rank> ranks[kRanks];
-  std::vector<float> expected(static_cast<std::size_t>(kSteps * kRows * kSize));
+  std::vector<float> expected(kSteps * kRows * kSize);
   for (int i = 0; i < kRanks; ++i) {
     set_device(i);
     for (int other = 0; other < kRanks; ++other) {
       if (other != i) enable_peer_access(other);
     }
-    std::vector<float> states(static_cast<std::size_t>(kSteps * 2 * kRows * kSize));
+    std::vector<float> states((kSteps + 1) * 2 * kRows * kSize);
     for (int t = 0; t < kSteps; ++t) {
       for (int subtree = 0; subtree < kSubtrees[i]; ++subtree) {
         for (int row = 0; row < kRows; ++row) {
@@ -150,12 +133,14 @@ bool one_shot_is_right(Bug bug) {
     static_cast<Peers&>(one_half) = peers;
     const Launch config{.grid = {kFit}, .block = {kLanes}, .overlaps = true, .is_cooperative = true};
     for (int t = 0; t < kSteps; ++t) {
-      const float* const states = ranks[i]->states.data() + t * 2 * kRows * kSize;
+      const float *const states = ranks[i]->states.data() + t * 2 * kRows * kSize, *const nothing =
+                                                                                       ranks[i]->states.data() +
+                                                                                       kSteps * 2 * kRows * kSize;
       float* const out = ranks[i]->out.data() + t * kRows * kSize;
       if (bug == Bug::kOneHalf) {
-        launch(one_shot<OneHalf>, config, ranks[i]->stream, bug, one_half, states, out);
+        launch(one_shot<OneHalf>, config, ranks[i]->stream, bug, one_half, states, nothing, out);
       } else {
-        launch(one_shot<Peers>, config, ranks[i]->stream, bug, peers, states, out);
+        launch(one_shot<Peers>, config, ranks[i]->stream, bug, peers, states, nothing, out);
       }
     }
   }
