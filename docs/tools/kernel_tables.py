@@ -135,7 +135,7 @@ def plans():
 def seeded_bugs():
     """Bugs and the modes that must catch them, from the table that the tests run."""
     text = source("tests/gpu/platform/seeded_bugs/seeded_bugs.hpp")
-    bug = re.compile(r'\{Bug::\w+, "([^"]+)",\s+k(\w+),\s+([\w |]+)\},')
+    bug = re.compile(r'\{Bug::\w+, "([^"]+)",\s+(\w+)_is_right,\s+([\w |]+)\},')
     enum = re.search(r"enum class Bug \{(.*?)\};", text, re.DOTALL)[1]
     n_bugs = len(re.findall(r"\bk\w+", enum)) - 1
     modes = ["plain", "shadow", "address", "thread"]
@@ -151,7 +151,7 @@ def seeded_bugs():
         if "yes" not in marks:
             raise ValueError(f"seeded_bugs.hpp: no mode sees '{name}'")
         name = re.sub(r"\b_*[a-z]+_\w+|__\w+", r"`\g<0>`", name)
-        rows.append([name, re.sub(r"(?<=[a-z])(?=[A-Z])", " ", kernel).lower(), *marks])
+        rows.append([name, kernel.replace("_", " "), *marks])
     # The chapter says so.
     if n_bugs in everything.values():
         raise ValueError("seeded_bugs.hpp: one mode sees all bugs")

@@ -20,7 +20,7 @@
 /// | `load16_global load_once` | 16 bytes of read-only global memory; one element of it |
 /// | `load_fresh store_fresh load_fresh16 store_fresh16` | one element of global memory, or 16 bytes, that other threads or operations write, or read |
 /// | `atomic_inc_acq_rel` | a counter in global memory that wraps to zero, with acquire and release |
-/// | `wait_until store_release load_acquire` | waits for memory that other blocks, launches or devices write; a word that says so |
+/// | `wait_until load_acquire` | waits for memory that other blocks, launches or devices write; a word that says so |
 /// | `store_packet load_packet` | a store into a window of another device: a Packet of 16 bytes, which arrives as a whole |
 /// | `nanoseconds` | time, for waits that give up |
 /// | `copy_async16 copy_async_commit copy_async_wait` | asynchronous copies from global to shared memory, in groups |

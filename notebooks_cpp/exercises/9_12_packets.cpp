@@ -9,6 +9,8 @@
 /// Run: ./run exercise 9.12
 #include "tree_attn/notebooks_cpp/exercises/puzzle.hpp"
 
+#include <algorithm>
+#include <atomic>
 #include <string>
 #include <vector>
 
@@ -16,24 +18,24 @@ using namespace tree_attn::exercise;
 
 constexpr unsigned kSteps = 4;
 
-/// What device d sends: to which window, and a word with the newest step.
+/// What device d sends: to which window, and the newest step.
 struct Sent {
   const Packet *begin, *end;
-  unsigned* step;
+  std::atomic<unsigned> step;
 };
 inline Sent sent[2];
 
 /// Notes what is sent.
 inline void noted_store(Packet* to, const Packet& packet) {
   store_packet(to, packet);
-  for (const Sent& each : sent)
-    if (to >= each.begin && to < each.end) store_release(each.step, packet.step);
+  for (Sent& each : sent)
+    if (to >= each.begin && to < each.end) each.step = packet.step;
 }
-/// Device 1 is late: it reads packets of a step only when device 0 has sent those of the next.
+/// Device 1 is late: it reads packets of a step only when one of the next has come from device 0.
 inline Packet late_load(const Packet* from) {
+  const auto is_of_next = [](const Packet& packet) { return load_packet(&packet).step > sent[1].step; };
   if (from >= sent[0].begin && from < sent[0].end)
-    wait_until(
-        [] { return load_acquire(sent[1].step) == kSteps || load_acquire(sent[0].step) > load_acquire(sent[1].step); });
+    wait_until([&] { return sent[1].step == kSteps || std::any_of(sent[0].begin, sent[0].end, is_of_next); });
   return load_packet(from);
 }
 #define store_packet noted_store
@@ -71,10 +73,10 @@ int main() {
             out.emplace_back(int(kSteps) * n), windows.emplace_back(2 * ((n + 2) / 3), MemoryUse::Window);
             out[std::size_t(d)].fill(0xFF), windows[std::size_t(d)].fill(0), synchronise(Stream{});
           }
-          DeviceBuffer<unsigned> newest(2, MemoryUse::Window);
-          newest.fill(0), synchronise(Stream{});
-          for (std::size_t d = 0; d < 2; ++d)
-            sent[d] = {windows[1 - d].data(), windows[1 - d].data() + windows[1 - d].size(), newest.data() + d};
+          for (std::size_t d = 0; d < 2; ++d) {
+            sent[d].begin = windows[1 - d].data(), sent[d].end = sent[d].begin + windows[1 - d].size();
+            sent[d].step = 0;
+          }
           // All steps are queued at once: either device may run ahead as far as the packets let it.
           for (int d = 0; d < 2; ++d) {
             devices.use(d);

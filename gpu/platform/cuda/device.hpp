@@ -155,11 +155,7 @@ __device__ inline void wait_until(const Ready& ready) {
   while (!ready()) {
   }
 }
-/// A word by which threads that run at the same time, of any device, tell each other something. What was written before the
-/// store, or seen there after a barrier, is seen by a thread that has loaded what it stored.
-__device__ inline void store_release(unsigned* to, unsigned value) {
-  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
-}
+/// A word by which the host, or threads that run at the same time, tell others something.
 __device__ inline unsigned load_acquire(const unsigned* from) {
   unsigned value;
   asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
@@ -168,8 +164,7 @@ __device__ inline unsigned load_acquire(const unsigned* from) {
 
 // ---- Windows: memory that other devices store to, at system scope
 
-/// A packet into a window of any device; it arrives at any time until a store_release() that it precedes, as a whole: one
-/// access of 128 bits.
+/// A packet into a window of any device; it arrives at any time, as a whole: one access of 128 bits.
 __device__ inline void store_packet(Packet* to, const Packet& packet) {
   std::uint64_t half[2];
   memcpy(half, &packet, sizeof half);

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Which thread of which block is running: what the emulator reads for threadIdx, blockIdx, blockDim and gridDim.
+/// @brief Which thread of which block is running: what the emulator reads for threadIdx, blockIdx, blockDim and gridDim, and
+/// what a report of a broken rule names.
 #pragma once
 
 #include <source_location>
+#include <string>
 
 namespace tree_attn::emulated {
 
@@ -24,6 +26,13 @@ struct Coordinates {
 
 /// The place of the running thread. Every host thread runs one fiber at a time, and a fiber never changes its host thread.
 extern constinit thread_local const Coordinates* running_coordinates;
+
+/// "file:line"
+std::string to_string(const Line& line);
+/// "block (x, y, z), thread (x, y, z)"
+std::string to_string(const Coordinates& coordinates);
+/// @throws DeviceError with the line, the text and the place of the running thread
+[[noreturn]] void fail(const Line& line, const std::string& text);
 
 }  // namespace runtime
 }  // namespace tree_attn::emulated

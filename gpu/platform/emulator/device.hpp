@@ -202,30 +202,24 @@ void wait_until(const Ready& ready, const Line& line = Line::current()) {
   for (; !ready(); waited = true) runtime::wait_for_memory(line);
   if (waited) runtime::pass_wait();
 }
-/// A word by which threads that run at the same time, of any device, tell each other something.
-inline void store_release(unsigned* to, unsigned value, const Line& line = Line::current()) {
-  runtime::check_global(to, sizeof *to, runtime::Reach::kAtomic, "store_release", line);
-  runtime::store_word(to, value);
-}
+/// A word by which the host, or threads that run at the same time, tell others something.
 inline unsigned load_acquire(const unsigned* from, const Line& line = Line::current()) {
   runtime::check_global(from, sizeof *from, runtime::Reach::kRead, "load_acquire", line);
-  return runtime::load_word(from);
+  return __atomic_load_n(from, __ATOMIC_ACQUIRE);
 }
 
 // ---- Windows: memory that other devices store to
 
-/// A packet into a window of any device; it arrives at any time until a store_release() that it precedes, as a whole.
+/// A packet into a window of any device; it arrives at any time, as a whole.
 inline void store_packet(Packet* to, const Packet& packet, const Line& line = Line::current()) {
   runtime::check_global(to, sizeof packet, runtime::Reach::kWrite, "store_packet", line);
   runtime::check_aligned16(to, "store_packet", line);
-  runtime::store_far_16(to, &packet);
+  runtime::store_late(to, packet);
 }
 inline Packet load_packet(const Packet* from, const Line& line = Line::current()) {
   runtime::check_global(from, sizeof *from, runtime::Reach::kRead, "load_packet", line);
   runtime::check_aligned16(from, "load_packet", line);
-  Packet packet;
-  runtime::load_far_16(&packet, from);
-  return packet;
+  return runtime::load_whole(from);
 }
 
 /// Time in nanoseconds since some moment: real time, so only the end of a wait by timeout may depend on it.

@@ -60,7 +60,7 @@ transfer_t switch_context(fcontext_t to, void* data) { return boost::context::de
 thread_local void (*next_entry)() = nullptr;
 
 /// Runs after every switch: stores where the previous fiber will resume.
-void arrive(const transfer_t& from, void* own_fake_stack) {
+void arrive(const transfer_t& from, [[maybe_unused]] void* own_fake_stack) {
   Fiber& left = *static_cast<Fiber*>(from.data);
   left.context = from.fctx;
 #if defined(__SANITIZE_ADDRESS__)
@@ -68,8 +68,6 @@ void arrive(const transfer_t& from, void* own_fake_stack) {
   std::size_t n_bytes = 0;
   __sanitizer_finish_switch_fiber(own_fake_stack, &bottom, &n_bytes);
   if (left.stack == nullptr) left.stack = static_cast<std::byte*>(const_cast<void*>(bottom)), left.stack_bytes = n_bytes;
-#else
-  static_cast<void>(own_fake_stack);
 #endif
 }
 
@@ -84,12 +82,12 @@ void enter(transfer_t from) {
 
 // TSan forgets the users of memory when it is allocated, and only then: with a stack that other fibers had before, those
 // of unordered blocks would seem to race.
-std::byte* StackPool::take() { return static_cast<std::byte*>(::operator new (kStackBytes, std::align_val_t{kPage})); }
-void StackPool::give_back(std::byte* stack) { ::operator delete (stack, std::align_val_t{kPage}); }
+std::byte* take_stack() { return static_cast<std::byte*>(::operator new (kStackBytes, std::align_val_t{kPage})); }
+void give_back(std::byte* stack) { ::operator delete (stack, std::align_val_t{kPage}); }
 
 #else
 
-std::byte* StackPool::take() {
+std::byte* take_stack() {
   {
     const std::lock_guard lock(pool_mutex);
     if (!pool.empty()) {
@@ -105,7 +103,7 @@ std::byte* StackPool::take() {
   return static_cast<std::byte*>(mapped) + kPage;
 }
 
-void StackPool::give_back(std::byte* stack) {
+void give_back(std::byte* stack) {
   const std::lock_guard lock(pool_mutex);
   // Called by destructors.
   try {
@@ -118,7 +116,7 @@ void StackPool::give_back(std::byte* stack) {
 #endif
 
 void start_fiber(Fiber& fiber, void (*entry)()) {
-  if (fiber.stack == nullptr) fiber.stack = StackPool::take(), fiber.stack_bytes = kStackBytes;
+  if (fiber.stack == nullptr) fiber.stack = take_stack(), fiber.stack_bytes = kStackBytes;
   // An abandoned fiber leaves its locals fenced in.
   allow(fiber.stack, fiber.stack_bytes);
   next_entry = entry;
@@ -130,11 +128,9 @@ void start_fiber(Fiber& fiber, void (*entry)()) {
 #endif
 }
 
-void adopt_host_thread(Fiber& fiber) {
+void adopt_host_thread([[maybe_unused]] Fiber& fiber) {
 #if defined(TREE_ATTN_EMULATOR_THREAD)
   fiber.watched = __tsan_get_current_fiber();
-#else
-  static_cast<void>(fiber);
 #endif
 }
 
@@ -163,7 +159,7 @@ void end_fiber(Fiber& fiber, [[maybe_unused]] const Fiber& host) {
     __tsan_switch_to_fiber(host.watched, kNoSynchronisation);
     __tsan_destroy_fiber(fiber.watched);
   }
-  StackPool::give_back(fiber.stack);
+  give_back(fiber.stack);
   fiber.stack = nullptr;
 #endif
   fiber.watched = nullptr;

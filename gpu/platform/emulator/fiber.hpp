@@ -16,12 +16,9 @@ struct Fiber {
   void* watched = nullptr;     ///< TSan's idea of this fiber
 };
 
-/// Memory of ended fibers, kept for the next: a fresh stack costs page faults. One pool a process.
-class StackPool {
- public:
-  static std::byte* take();
-  static void give_back(std::byte* stack);
-};
+/// The stack of an ended fiber is kept for the next: a fresh one costs page faults. One pool a process.
+std::byte* take_stack();
+void give_back(std::byte* stack);
 
 /// Readies a fiber to run entry().
 void start_fiber(Fiber& fiber, void (*entry)());

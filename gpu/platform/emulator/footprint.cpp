@@ -3,8 +3,6 @@
 /// @brief Footprints as bit sets: one for reads, one for writes, one for atomics.
 #include "tree_attn/gpu/platform/emulator/footprint.hpp"
 
-#include "tree_attn/gpu/platform/emulator/failure.hpp"
-
 #include <bit>
 #include <tuple>
 

@@ -4,7 +4,6 @@
 #include "tree_attn/gpu/platform/emulator/grid.hpp"
 
 #include "tree_attn/gpu/platform/device_error.hpp"
-#include "tree_attn/gpu/platform/emulator/failure.hpp"
 #include "tree_attn/gpu/platform/emulator/random.hpp"
 
 #include <algorithm>

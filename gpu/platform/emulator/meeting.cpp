@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The one mechanism of every collective: operands are parked, the last to arrive does the work for all.
-#include "tree_attn/gpu/platform/emulator/meeting.hpp"
-
 #include "tree_attn/gpu/platform/emulator/sanitizer.hpp"
 #include "tree_attn/gpu/platform/emulator/shadow.hpp"
+#include "tree_attn/gpu/platform/emulator/thread.hpp"
 
 #include <bit>
 #include <cstdio>
@@ -51,6 +50,15 @@ bool enter(Meeting& meeting, const Call& call, int n_members, int n_exited, cons
   return ++meeting.n_arrived == n_members;
 }
 
+/// The threads of some lanes of the warp of the running one.
+struct Lanes {
+  explicit Lanes(unsigned mask) {
+    for (; mask != 0; mask &= mask - 1) of[n++] = running->warp->lanes + std::countr_zero(mask);
+  }
+  Thread* of[32];
+  int n = 0;
+};
+
 /// A barrier of `n` threads in a row.
 void meet_all(Meeting& meeting, const Call& call, Thread* threads, int n, int n_exited, const char* of) {
   if (enter(meeting, call, n, n_exited, of)) {
@@ -58,7 +66,6 @@ void meet_all(Meeting& meeting, const Call& call, Thread* threads, int n, int n_
     std::vector<Thread*> all;
     for (int i = 0; i < n; ++i) all.push_back(threads + i);
     shadow::synchronise(all.data(), n);
-    share_far_stores(all.data(), n);
     resume(*running->block->cluster, all.data(), n);
   }
   park(call);
@@ -95,13 +102,10 @@ Meeting& enter_warp(unsigned mask, const Call& call, void* operand, bool& last) 
 }
 
 void close_warp(Meeting& meeting) {
-  Warp& warp = *running->warp;
-  Thread* lanes[32];
-  int n = 0;
-  for (unsigned rest = meeting.mask; rest != 0; rest &= rest - 1) lanes[n++] = warp.lanes + std::countr_zero(rest);
-  meeting = warp.open.back();
-  warp.open.pop_back();
-  resume(*running->block->cluster, lanes, n);
+  const Lanes lanes(meeting.mask);
+  meeting = running->warp->open.back();
+  running->warp->open.pop_back();
+  resume(*running->block->cluster, lanes.of, lanes.n);
 }
 
 void leave_meetings(Thread& thread) {
@@ -151,11 +155,8 @@ void meet_warp(unsigned mask, const Line& line) {
   const void* const mark = meeting.mark;
   release(mark);
   if (last) {
-    Thread* lanes[32];
-    int n = 0;
-    for (unsigned rest = mask; rest != 0; rest &= rest - 1) lanes[n++] = running->warp->lanes + std::countr_zero(rest);
-    shadow::synchronise(lanes, n);
-    share_far_stores(lanes, n);
+    const Lanes lanes(mask);
+    shadow::synchronise(lanes.of, lanes.n);
     close_warp(meeting);
   }
   park(call);
@@ -173,10 +174,7 @@ std::uint64_t shuffle(unsigned mask, std::uint64_t value, unsigned from_lane, co
   const auto work = [&](Thread* lanes) {
     std::uint64_t given[32];
     const auto operand = [&](unsigned i) -> Operand& { return *static_cast<Operand*>(lanes[i].operand); };
-    for (unsigned rest = mask; rest != 0; rest &= rest - 1) {
-      const auto i = static_cast<unsigned>(std::countr_zero(rest));
-      given[i] = operand(i).value;
-    }
+    for (unsigned i = 0; i < 32; ++i) given[i] = (mask >> i & 1) != 0 ? operand(i).value : 0;
     for (unsigned rest = mask; rest != 0; rest &= rest - 1) {
       const auto i = static_cast<unsigned>(std::countr_zero(rest));
       const unsigned from = operand(i).from;

@@ -4,7 +4,6 @@
 #include "tree_attn/gpu/platform/emulator/queue.hpp"
 
 #include "tree_attn/gpu/platform/device_error.hpp"
-#include "tree_attn/gpu/platform/emulator/failure.hpp"
 #include "tree_attn/gpu/platform/emulator/global_memory.hpp"
 #include "tree_attn/gpu/platform/emulator/launch.hpp"
 #include "tree_attn/gpu/platform/emulator/sanitizer.hpp"
@@ -16,7 +15,8 @@
 #include <mutex>
 #include <utility>
 
-namespace tree_attn::emulated::runtime {
+namespace tree_attn::emulated {
+namespace runtime {
 namespace {
 
 thread_local int the_current_device = 0;
@@ -53,18 +53,6 @@ std::atomic<bool>& has_context(int device) {
   static std::atomic<bool> of_device[kMaxDevices];
   return of_device[device];
 }
-}  // namespace tree_attn::emulated::runtime
-
-namespace tree_attn::emulated {
-void use_device(int device) {
-  settings().n_devices.raise_to(std::min(device + 1, kMaxDevices));
-  settings().n_hosts.raise_to(device + 1);
-  set_device(device % kMaxDevices);
-}
-}  // namespace tree_attn::emulated
-
-namespace tree_attn::emulated::runtime {
-
 bool has_peer_access(int device, int other) { return peers[device][other]; }
 void enable_peer_access(int device, int other) { peers[device][other] = true; }
 
@@ -149,7 +137,7 @@ bool has_passed(const Mark& mark, const Line& line) {
   if (mark.queue == nullptr) return true;
   if (mark.queue->is_captured) fail(line, "an event on a stream that is being captured: the emulator captures one stream");
   const Unwatched unwatched;
-  if (!run_towards(*mark.queue, mark.n)) return false;
+  if (!run_until(*mark.queue, mark.n, false)) return false;
   Streams& all = streams();
   const std::lock_guard lock(all.mutex);
   join(all.host, mark.clock);
@@ -329,4 +317,12 @@ void queue_fill(Queue& queue, std::byte* to, unsigned char byte, std::size_t n_b
                   }});
 }
 
-}  // namespace tree_attn::emulated::runtime
+}  // namespace runtime
+
+void use_device(int device) {
+  settings().n_devices.raise_to(std::min(device + 1, kMaxDevices));
+  settings().n_hosts.raise_to(device + 1);
+  set_device(device % kMaxDevices);
+}
+
+}  // namespace tree_attn::emulated

@@ -169,8 +169,9 @@ Queue* choose(const Streams& all, Queue& queue, bool nothing_else) {
   return seed == 0 ? ready.front() : ready[random.below(static_cast<std::uint32_t>(ready.size()))];
 }
 
-/// @param waits whether to wait for what is outside the emulator @returns whether the queue has come to the place
-bool run(Queue& queue, std::uint64_t place, bool waits) {
+}  // namespace
+
+bool run_until(Queue& queue, std::uint64_t place, bool waits) {
   Streams& all = streams();
   Runner& runner = host().runner;
   const auto now = [] { return std::chrono::steady_clock::now(); };
@@ -209,10 +210,5 @@ bool run(Queue& queue, std::uint64_t place, bool waits) {
   const std::lock_guard lock(all.mutex);
   return queue.n_done >= place;
 }
-
-}  // namespace
-
-void run_until(Queue& queue, std::uint64_t place) { run(queue, place, true); }
-bool run_towards(Queue& queue, std::uint64_t place) { return run(queue, place, false); }
 
 }  // namespace tree_attn::emulated::runtime

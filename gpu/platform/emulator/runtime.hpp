@@ -4,6 +4,7 @@
 #pragma once
 
 #include "tree_attn/gpu/platform/emulator/coordinates.hpp"
+#include "tree_attn/gpu/platform/packet.hpp"
 #include "tree_attn/gpu/platform/tensor_array.hpp"
 
 #include <cstddef>
@@ -65,11 +66,9 @@ void bulk_copy_tensor(std::byte* to, const TensorBox& box, DType dtype, std::uin
 void wait_for_memory(const Line& line);
 void pass_wait();
 
-/// Far stores of 16 bytes, and of words, see far_stores.hpp.
-void store_far_16(void* to, const void* from);
-void store_word(unsigned* to, unsigned value);
-unsigned load_word(const unsigned* from);
-void load_far_16(void* to, const void* from);
+/// Sends a packet on its way, see far_stores.hpp; and reads one, in one access.
+void store_late(Packet* to, const Packet& packet);
+Packet load_whole(const Packet* from);
 
 /// From here on the running thread may touch what the launch before this one used.
 void wait_for_previous_launch();

@@ -43,18 +43,14 @@ inline constexpr std::size_t kStackBytes = 64 * 1024;
 #endif
 
 /// Forbids and allows access, to the byte at the end and to 8 bytes at the start. ASan.
-inline void forbid(const void* from, std::size_t n_bytes) {
+inline void forbid([[maybe_unused]] const void* from, [[maybe_unused]] std::size_t n_bytes) {
 #if defined(__SANITIZE_ADDRESS__)
   __asan_poison_memory_region(from, n_bytes);
-#else
-  static_cast<void>(from), static_cast<void>(n_bytes);
 #endif
 }
-inline void allow(const void* from, std::size_t n_bytes) {
+inline void allow([[maybe_unused]] const void* from, [[maybe_unused]] std::size_t n_bytes) {
 #if defined(__SANITIZE_ADDRESS__)
   __asan_unpoison_memory_region(from, n_bytes);
-#else
-  static_cast<void>(from), static_cast<void>(n_bytes);
 #endif
 }
 
@@ -87,38 +83,30 @@ struct Watched {
 };
 
 /// What the running thread did before release(p) happens before what a thread does after its acquire(p). TSan.
-inline void release(const void* where) {
+inline void release([[maybe_unused]] const void* where) {
 #if defined(TREE_ATTN_EMULATOR_THREAD)
   const Watched watched;
   __tsan_release(const_cast<void*>(where));
-#else
-  static_cast<void>(where);
 #endif
 }
-inline void acquire(const void* where) {
+inline void acquire([[maybe_unused]] const void* where) {
 #if defined(TREE_ATTN_EMULATOR_THREAD)
   const Watched watched;
   __tsan_acquire(const_cast<void*>(where));
-#else
-  static_cast<void>(where);
 #endif
 }
 
 /// The running thread reads or writes memory of the kernel. TSan.
-inline void note_read(const void* from, std::size_t n_bytes) {
+inline void note_read([[maybe_unused]] const void* from, [[maybe_unused]] std::size_t n_bytes) {
 #if defined(TREE_ATTN_EMULATOR_THREAD)
   const Watched watched;
   if (n_bytes > 0) __tsan_read_range(const_cast<void*>(from), n_bytes);
-#else
-  static_cast<void>(from), static_cast<void>(n_bytes);
 #endif
 }
-inline void note_write(void* to, std::size_t n_bytes) {
+inline void note_write([[maybe_unused]] void* to, [[maybe_unused]] std::size_t n_bytes) {
 #if defined(TREE_ATTN_EMULATOR_THREAD)
   const Watched watched;
   if (n_bytes > 0) __tsan_write_range(to, n_bytes);
-#else
-  static_cast<void>(to), static_cast<void>(n_bytes);
 #endif
 }
 

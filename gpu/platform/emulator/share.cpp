@@ -89,7 +89,7 @@ Share::~Share() {
   for (Cluster& cluster : clusters_) {
     acquire(&cluster.host);
     for (Thread& thread : cluster.threads) {
-      if (thread.fiber.stack != nullptr) StackPool::give_back(thread.fiber.stack);
+      if (thread.fiber.stack != nullptr) give_back(thread.fiber.stack);
     }
   }
 }

@@ -50,9 +50,7 @@ void check_races(const Streams& all, const Trace& own);
 
 /// Runs until a queue has come to a place: what that needs first, and, where nothing can go on, whatever may run.
 /// @pre the lock is not held @throws DeviceError, after which all that this host thread has queued is lost
-void run_until(Queue& queue, std::uint64_t place);
-/// The same, until only operations that wait for something outside the emulator are left.
-/// @returns whether the queue has come to the place
-bool run_towards(Queue& queue, std::uint64_t place);
+/// @param waits whether to wait for what is outside the emulator @returns whether the queue has come to the place
+bool run_until(Queue& queue, std::uint64_t place, bool waits = true);
 
 }  // namespace tree_attn::emulated::runtime

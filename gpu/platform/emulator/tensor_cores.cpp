@@ -7,8 +7,8 @@
 ///
 /// A word takes several matrices, because a meeting of 32 fibers takes longer than a product.
 #include "tree_attn/gpu/platform/bytes16.hpp"
-#include "tree_attn/gpu/platform/emulator/meeting.hpp"
 #include "tree_attn/gpu/platform/emulator/sanitizer.hpp"
+#include "tree_attn/gpu/platform/emulator/thread.hpp"
 
 #include <cstring>
 #include <string>

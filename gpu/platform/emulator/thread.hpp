@@ -7,7 +7,6 @@
 #pragma once
 
 #include "tree_attn/gpu/platform/emulator/coordinates.hpp"
-#include "tree_attn/gpu/platform/emulator/failure.hpp"
 #include "tree_attn/gpu/platform/emulator/far_stores.hpp"
 #include "tree_attn/gpu/platform/emulator/fiber.hpp"
 #include "tree_attn/gpu/platform/emulator/grid.hpp"
@@ -196,5 +195,22 @@ void check_taken(const std::byte* at, std::size_t n_bytes, const char* word, con
 
 /// @throws DeviceError if another thread waits for one that is about to exit
 void leave_meetings(Thread& thread);
+
+/// Opens a meeting of some lanes or joins the open one. @throws DeviceError for lanes that meet elsewhere or have returned
+Meeting& enter_warp(unsigned mask, const Call& call, void* operand, bool& last);
+/// Lets its lanes go on.
+void close_warp(Meeting& meeting);
+
+/// A collective: `operand` is the argument and the result of this lane; the last lane calls work(lanes), once.
+template <class Work>
+void meet_lanes(unsigned mask, const Call& call, void* operand, const Work& work) {
+  bool last = false;
+  Meeting& meeting = enter_warp(mask, call, operand, last);
+  if (last) {
+    work(running->warp->lanes);
+    close_warp(meeting);
+  }
+  park(call);
+}
 
 }  // namespace tree_attn::emulated::runtime

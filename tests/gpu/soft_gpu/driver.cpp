@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The calls of the driver that this project looks up: tensor maps, green contexts, what `info` asks.
-#include "tree_attn/tests/gpu/soft_gpu/runtime.hpp"
+/// @brief The calls of the driver that this project looks up: tensor maps and green contexts.
+#include "tree_attn/tests/gpu/soft_gpu/machine.hpp"
+#include "tree_attn/tests/gpu/soft_gpu/streams.hpp"
 
 #include <cuda.h>
-#include <dlfcn.h>
 
 #include <cstdio>
 
@@ -27,27 +27,6 @@ Context* context_of(void* handle) { return static_cast<Context*>(handle); }
 
 #pragma GCC visibility push(default)
 extern "C" {
-
-CUresult cuInit(unsigned) { return CUDA_SUCCESS; }
-CUresult cuDriverGetVersion(int* version) { return *version = CUDA_VERSION, CUDA_SUCCESS; }
-CUresult cuDeviceGetCount(int* n) { return *n = settings().n_devices, CUDA_SUCCESS; }
-CUresult cuDeviceGet(CUdevice* device, int i) {
-  return *device = i, i < settings().n_devices ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
-}
-CUresult cuDeviceGetName(char* name, int n, CUdevice) {
-  return std::snprintf(name, static_cast<std::size_t>(n), "%s", device_name()), CUDA_SUCCESS;
-}
-CUresult cuDeviceGetUuid_v2(CUuuid* uuid, CUdevice device) {
-  *uuid = {};
-  uuid->bytes[15] = static_cast<char>(device + 1);
-  return CUDA_SUCCESS;
-}
-CUresult cuDeviceCanAccessPeer(int* can, CUdevice device, CUdevice other) { return *can = device != other, CUDA_SUCCESS; }
-CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice) {
-  if (attribute != CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR && attribute != CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)
-    return CUDA_ERROR_INVALID_VALUE;
-  return *value = attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR ? settings().major : 0, CUDA_SUCCESS;
-}
 
 CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* address,
                                 const cuuint64_t* extent, const cuuint64_t* stride, const cuuint32_t* box,
@@ -98,8 +77,8 @@ CUresult cuDevSmResourceSplitByCount(CUdevResource* parts, unsigned* n, const CU
 CUresult cuDevResourceGenerateDesc(CUdevResourceDesc* described, CUdevResource* resources, unsigned n) {
   return *described = new CUdevResourceDesc_st{resources[0].sm.smCount}, n == 1 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
-CUresult cuGreenCtxCreate(CUgreenCtx* made, CUdevResourceDesc described, CUdevice device, unsigned) {
-  auto* const context = new Context{device, static_cast<int>(described->n_multiprocessors), true, nullptr};
+CUresult cuGreenCtxCreate(CUgreenCtx* made, CUdevResourceDesc described, CUdevice, unsigned) {
+  auto* const context = new Context{static_cast<int>(described->n_multiprocessors), true, nullptr};
   context->default_stream = std::make_unique<Stream>(*context);
   return *made = reinterpret_cast<CUgreenCtx>(context), CUDA_SUCCESS;
 }
@@ -115,5 +94,3 @@ CUresult cuStreamGetGreenCtx(CUstream stream, CUgreenCtx* context) {
 
 }  // extern "C"
 #pragma GCC visibility pop
-
-void* tree_attn::soft_gpu::driver_function(const char* name) { return dlsym(RTLD_DEFAULT, name); }

@@ -19,32 +19,27 @@ template <auto f, class D, class... S>
 void each(Warp& w, const Op& op) {
   [&]<std::size_t... i>(std::index_sequence<i...>) {
     const std::tuple<const S*...> from{w.of<S>(op.at[1 + i])...};
-    D d[32];
-    for (int lane = 0; lane < 32; ++lane) d[lane] = static_cast<D>(f(std::get<i>(from)[lane]...));
-    w.put(op.at[0], d);
+    put_lanes<D>(w, op, [&](int lane) { return f(std::get<i>(from)[lane]...); });
   }
   (std::index_sequence_for<S...>{});
 }
 
 /// f of one, two or three operands of the type that is named.
-template <auto f>
-Run one(const Statement& s, Op&) {
+template <auto f, int n>
+Run typed(const Statement& s, Op&) {
   return for_type(s.type(), []<class T>() -> Run {
-    if constexpr (std::is_invocable_v<decltype(f), T>) return each<f, T, T>;
+    if constexpr (n == 1 && std::is_invocable_v<decltype(f), T>) return each<f, T, T>;
+    if constexpr (n == 2 && std::is_invocable_v<decltype(f), T, T>) return each<f, T, T, T>;
+    if constexpr (n == 3) return each<f, T, T, T, T>;
     return nullptr;
   });
 }
 template <auto f>
-Run two(const Statement& s, Op&) {
-  return for_type(s.type(), []<class T>() -> Run {
-    if constexpr (std::is_invocable_v<decltype(f), T, T>) return each<f, T, T, T>;
-    return nullptr;
-  });
-}
+constexpr Run (*one)(const Statement&, Op&) = typed<f, 1>;
 template <auto f>
-Run three(const Statement& s, Op&) {
-  return for_type(s.type(), []<class T>() -> Run { return each<f, T, T, T, T>; });
-}
+constexpr Run (*two)(const Statement&, Op&) = typed<f, 2>;
+template <auto f>
+constexpr Run (*three)(const Statement&, Op&) = typed<f, 3>;
 /// The same for predicates too, whose lanes are the bits of a word.
 template <auto f>
 Run logic(const Statement& s, Op& op) {
@@ -202,9 +197,7 @@ template <class T>
 void select(Warp& w, const Op& op) {
   const T *const a = w.of<T>(op.at[1]), *const b = w.of<T>(op.at[2]);
   const std::uint32_t p = w.predicate(op.at[3]);
-  T d[32];
-  for (int i = 0; i < 32; ++i) d[i] = (p >> i & 1) != 0 ? a[i] : b[i];
-  w.put(op.at[0], d);
+  put_lanes<T>(w, op, [=](int i) { return (p >> i & 1) != 0 ? a[i] : b[i]; });
 }
 Run selection(const Statement& s, Op&) {
   return for_type(bits(s.type()), []<class T>() -> Run { return select<T>; });
@@ -236,7 +229,7 @@ template <class T>
 void special(Warp& w, const Op& op) {
   const auto axis = static_cast<std::size_t>(op.n);
   const LaunchShape& shape = w.grid->shape;
-  const auto value = [&](int lane) -> std::uint64_t {
+  put_lanes<T>(w, op, [&](int lane) -> std::uint64_t {
     switch (op.kind) {
       case 0: return place(w.thread(lane), shape.block)[axis];
       case 1: return shape.block[axis];
@@ -249,10 +242,7 @@ void special(Warp& w, const Op& op) {
       case 8: return w.grid->n_instructions;
       default: return static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
     }
-  };
-  T d[32];
-  for (int lane = 0; lane < 32; ++lane) d[lane] = static_cast<T>(value(lane));
-  w.put(op.at[0], d);
+  });
 }
 Run special_register(std::string_view name, Type type, Op& op) {
   static constexpr std::string_view kNames[] = {
@@ -322,9 +312,7 @@ D convert_one(S x, Rounding to_whole) {
 template <class D, class S>
 void convert(Warp& w, const Op& op) {
   const S* const a = w.of<S>(op.at[1]);
-  D d[32];
-  for (int i = 0; i < 32; ++i) d[i] = convert_one<D>(widen(a[i]), static_cast<Rounding>(op.kind));
-  w.put(op.at[0], d);
+  put_lanes<D>(w, op, [&](int i) { return convert_one<D>(widen(a[i]), static_cast<Rounding>(op.kind)); });
 }
 /// a b + c of one number, or of the two halves of a word.
 constexpr auto pairs_multiply_add = [](std::uint32_t a, std::uint32_t b, std::uint32_t c) {
@@ -352,13 +340,10 @@ template <class D, class S>
 void resize(Warp& w, const Op& op) {
   const S* const a = w.of<S>(op.at[1]);
   const int n_cut = 64 - (op.kind & 0x7F);
-  D d[32];
-  for (int i = 0; i < 32; ++i) {
+  put_lanes<D>(w, op, [&](int i) {
     const std::uint64_t top = static_cast<std::uint64_t>(a[i]) << n_cut;
-    d[i] = static_cast<D>((op.kind & 0x80) != 0 ? static_cast<std::uint64_t>(static_cast<std::int64_t>(top) >> n_cut)
-                                                : top >> n_cut);
-  }
-  w.put(op.at[0], d);
+    return (op.kind & 0x80) != 0 ? static_cast<std::uint64_t>(static_cast<std::int64_t>(top) >> n_cut) : top >> n_cut;
+  });
 }
 Run conversion(const Statement& s, Op& op) {
   const Type to = s.type(0), from = s.type(1);

@@ -24,6 +24,14 @@ Run always(const Statement&, Op&) {
 }
 inline constexpr auto nothing = [](Warp&, const Op&) {};
 
+/// d <- f(lane) in every lane.
+template <class D, class F>
+void put_lanes(Warp& w, const Op& op, const F& f) {
+  D d[32];
+  for (int lane = 0; lane < 32; ++lane) d[lane] = static_cast<D>(f(lane));
+  w.put(op.at[0], d);
+}
+
 /// What make<T>() returns for the type T that lanes of this type have; nullptr if they have none.
 template <class Make>
 Run for_type(Type type, const Make& make) {

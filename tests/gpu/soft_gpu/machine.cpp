@@ -18,14 +18,8 @@ const Settings& settings() {
       return text != nullptr ? std::atof(text) : otherwise;
     };
     return Settings{static_cast<int>(number("SOFT_GPU_MAJOR", 9)), static_cast<int>(number("SOFT_GPU_MULTIPROCESSORS", 132)),
-                    static_cast<int>(number("SOFT_GPU_DEVICES", 1)), static_cast<unsigned>(number("SOFT_GPU_SEED", 0)),
-                    number("SOFT_GPU_SECONDS", 120)};
+                    static_cast<unsigned>(number("SOFT_GPU_SEED", 0)), number("SOFT_GPU_SECONDS", 120)};
   }();
-  return all;
-}
-
-Counts& counts() {
-  static Counts all{};
   return all;
 }
 
@@ -84,8 +78,6 @@ std::byte* Warp::at(Space space, int lane, std::uint64_t address, std::uint32_t 
     if (!found || !found->holds(address, n))
       throw Fault(std::string(is_store ? "store" : "load"), " of ", n, " bytes at ", hex(address), ", ",
                   memory::around(address));
-    if (found->device >= 0 && (grid->can_reach >> found->device & 1) == 0)
-      throw Fault("address ", hex(address), " is of device ", found->device, ", which this one may not reach");
     recent = *found;
   }
   return recent.host(address);
@@ -317,7 +309,6 @@ void Grid::run(std::uint32_t n_resident) {
     }
     throw Fault(what);
   }
-  ++counts().launches, counts().instructions += n_instructions;
 }
 
 /// Where the threads of a grid that does not end are.

@@ -6,7 +6,6 @@
 #include "tree_attn/tests/gpu/soft_gpu/kernel.hpp"
 
 #include <array>
-#include <atomic>
 #include <bit>
 #include <cstring>
 #include <map>
@@ -18,7 +17,7 @@ namespace tree_attn::soft_gpu {
 
 /// As the environment sets it, SOFT_GPU_...: see README.md.
 struct Settings {
-  int major, n_multiprocessors, n_devices;
+  int major, n_multiprocessors;
   unsigned seed;
   double limit_seconds;  ///< of a launch
 };
@@ -186,20 +185,13 @@ struct LaunchShape {
   bool is_cooperative = false;
 };
 
-/// What has run, of all launches.
-struct Counts {
-  std::atomic<std::uint64_t> launches, instructions, bulk_copies, products;
-};
-Counts& counts();
-
 /// A launch that runs.
 struct Grid {
-  Grid(const Kernel& of, const LaunchShape& as, std::vector<std::byte> arguments, std::uint32_t reached, unsigned seed)
-      : kernel(of), shape(as), parameters(std::move(arguments)), can_reach(reached), random(seed) {}
+  Grid(const Kernel& of, const LaunchShape& as, std::vector<std::byte> arguments, unsigned seed)
+      : kernel(of), shape(as), parameters(std::move(arguments)), random(seed) {}
   const Kernel& kernel;
   const LaunchShape& shape;
   std::vector<std::byte> parameters;
-  std::uint32_t can_reach;  ///< devices, its own too, as bits
   std::minstd_rand random;
   std::vector<Range> recent;  ///< of every access of the kernel, the allocation that it found last
   std::vector<std::unique_ptr<Cluster>> clusters;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Memory of the devices in software: a list of allocations, by which every access of a kernel is checked.
+/// @brief Memory of the device in software: a list of allocations, by which every access of a kernel is checked.
 #pragma once
 
 #include <cstddef>
@@ -28,13 +28,13 @@ struct Fault : std::runtime_error {
 /// The address in hexadecimal.
 std::string hex(std::uint64_t address);
 
-/// An allocation. Its addresses on a device are not those where the host keeps the bytes: a host that follows a device
+/// An allocation. Its addresses on the device are not those where the host keeps the bytes: a host that follows a device
 /// pointer ends with a segmentation fault.
 struct Range {
-  std::uint64_t begin = 1, end = 0;  ///< on a device
-  std::uint64_t to_host = 0;         ///< what is added to an address
-  int device = -1;                   ///< -1: pinned memory of the host
+  std::uint64_t begin = 1, end = 0;  ///< on the device
+  std::uint64_t to_host = 0;         ///< what is added to an address; 0: pinned memory of the host
 
+  bool is_of_host() const { return to_host == 0; }
   bool holds(std::uint64_t address, std::uint64_t n) const {
     return address >= begin && address <= end && n <= end - address;
   }
@@ -46,26 +46,18 @@ namespace memory {
 
 constexpr std::uint64_t kBytesOfDevice = std::uint64_t{32} << 30;
 
-/// The address of n_bytes bytes of a device, the first MiB of them NaN; none if the device is full.
-std::optional<std::uint64_t> allocate(int device, std::uint64_t n_bytes);
-/// Bytes of a device that are not allocated.
-std::uint64_t n_free(int device);
-/// Lets a device read and write memory of the host at its own address.
+/// The address of n_bytes bytes of the device, the first MiB of them NaN; none if it is full.
+std::optional<std::uint64_t> allocate(std::uint64_t n_bytes);
+/// Bytes of the device that are not allocated.
+std::uint64_t n_free();
+/// Lets the device read and write memory of the host at its own address.
 void pin(void* begin, std::uint64_t n_bytes);
-/// Ends an allocation that begins there, of a device or of the host. @returns whether there was one
+/// Ends an allocation that begins there, of the device or of the host. @returns whether there was one
 bool release(std::uint64_t begin);
 /// The allocation that holds an address.
 std::optional<Range> find(std::uint64_t address);
 /// What lies around an address, for a message.
 std::string around(std::uint64_t address);
-
-/// What another process opens an allocation by; and the address that it has here, of the same device.
-struct Handle {
-  int process, file, device;
-  std::uint64_t offset, n_bytes;
-};
-std::optional<Handle> handle_of(std::uint64_t begin);
-std::optional<std::uint64_t> open(const Handle& handle);
 
 }  // namespace memory
 }  // namespace tree_attn::soft_gpu

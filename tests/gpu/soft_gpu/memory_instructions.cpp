@@ -4,6 +4,7 @@
 /// to 9.7.15).
 #include "tree_attn/tests/gpu/soft_gpu/instructions.hpp"
 
+#include <atomic>
 #include <concepts>
 #include <thread>
 
@@ -86,10 +87,8 @@ Run between_spaces(const Statement& s, Op& op) {
   op.kind = s.has("to");
   return [](Warp& w, const Op& now) {
     const auto window = static_cast<std::uint64_t>(now.offset);
-    std::uint64_t d[32];
-    for (int i = 0; i < 32; ++i)
-      d[i] = now.kind != 0 ? w.of<std::uint64_t>(now.at[1])[i] & ~window : w.of<std::uint64_t>(now.at[1])[i] | window;
-    w.put(now.at[0], d);
+    const auto* const a = w.of<std::uint64_t>(now.at[1]);
+    put_lanes<std::uint64_t>(w, now, [&](int i) { return now.kind != 0 ? a[i] & ~window : a[i] | window; });
   };
 }
 void map_shared(Warp& w, const Op& op) {
@@ -303,7 +302,6 @@ void start_bulk(Warp& w, int lane, Block* block, std::vector<Copy> pieces, Place
     n_bytes += piece.n_bytes;
   }
   block->phase_barrier(at), block->check_fenced(at, 8);
-  ++counts().bulk_copies;
   block->cluster->copies.push_back({std::move(pieces), block, at, n_bytes});
 }
 void copy_bulk(Warp& w, const Op& op) {
@@ -410,7 +408,6 @@ Run matrix_moves(const Statement& s, Op&) { return s.has("trans") && s.type() ==
 template <class T>
 void multiply_matrices(Warp& w, const Op& op) {
   if (!w.meet(~0U)) return;
-  ++counts().products;
   double a[16][16], b[16][8], sum[16][8];
   const auto number = [](std::uint32_t bits) {
     if constexpr (std::same_as<T, _Float16>)

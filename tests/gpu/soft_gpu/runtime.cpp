@@ -2,11 +2,15 @@
 /// @file
 /// @brief The CUDA runtime that programs find in place of libcudart.so.13: the calls that this project makes. What a card
 /// would refuse is refused, with a line that says why.
-#include "tree_attn/tests/gpu/soft_gpu/runtime.hpp"
+#include "tree_attn/tests/gpu/soft_gpu/machine.hpp"
+#include "tree_attn/tests/gpu/soft_gpu/streams.hpp"
 
 #include <cuda_runtime_api.h>
+#include <dlfcn.h>
 
+#include <atomic>
 #include <cstdio>
+#include <optional>
 
 using namespace tree_attn::soft_gpu;
 
@@ -27,7 +31,7 @@ struct CUkern_st {
   std::vector<std::pair<int, Module>> modules;  ///< by architecture
   std::once_flag is_decoded;
   std::optional<Kernel> kernel;
-  std::uint32_t most_dynamic_shared = kSharedWithoutAsking, most_cluster = 8;
+  std::uint32_t most_dynamic_shared = 48 << 10, most_cluster = 8;
   int architecture() const {
     int best = 0;
     for (const auto& [architecture, module] : modules)
@@ -39,9 +43,14 @@ using Images = std::vector<std::pair<int, Module>>;
 
 namespace {
 
+/// What a device has, by the tables of compute capability 8.0 and 9.0.
+struct DeviceFacts {
+  std::uint32_t shared_of_multiprocessor, shared_of_block;
+};
+DeviceFacts facts() { return settings().major >= 9 ? DeviceFacts{228 << 10, 227 << 10} : DeviceFacts{164 << 10, 163 << 10}; }
+
 thread_local cudaError_t last_error = cudaSuccess;
 std::atomic<cudaError_t> broken{cudaSuccess};  // by a kernel: every later call fails, as on a card
-std::atomic<std::uint32_t> reached[16];        // devices that each may reach
 std::mutex functions_mutex;
 std::map<const void*, CUkern_st*> functions;
 
@@ -90,7 +99,7 @@ cudaError_t with_kernel(const void* handle, const What& what) {
 int n_resident(const Kernel& kernel, const LaunchShape& shape, int n_multiprocessors) {
   // Multiprocessors of the processing clusters of an H100; a cluster of blocks lies in one of them.
   static constexpr int kSizes[] = {18, 18, 18, 16, 16, 16, 16, 14};
-  const std::uint32_t shared = kernel.shared_bytes(shape.dynamic_shared) - kSharedBegin + kReserved;
+  const std::uint32_t shared = kernel.shared_bytes(shape.dynamic_shared) - kSharedBegin + 1024;
   const auto of_each =
       static_cast<int>(std::min({32U, 64 / ((count(shape.block) + 31) / 32), facts().shared_of_multiprocessor / shared}));
   int n = 0;
@@ -128,10 +137,10 @@ cudaError_t launch(const void* handle, const LaunchShape& shape, void** argument
     for (std::size_t i = 0; i < kernel.parameters.size(); ++i)
       std::memcpy(&parameters[kernel.parameters[i].first], arguments[i], kernel.parameters[i].second);
     static std::atomic<unsigned> n_launched;
-    stream.push([&kernel, shape, parameters, device = stream.context.device] {
+    stream.push([&kernel, shape, parameters] {
       if (broken != cudaSuccess) return;
       try {
-        Grid grid(kernel, shape, parameters, reached[device] | 1U << device, settings().seed * 7919 + ++n_launched);
+        Grid grid(kernel, shape, parameters, settings().seed * 7919 + ++n_launched);
         grid.run(shape.is_cooperative ? count(shape.grid) / shape.cluster : 1 + grid.draw(4));
       } catch (const Fault& fault) {
         std::fprintf(stderr, "soft_gpu: %s\n", fault.what());
@@ -165,7 +174,8 @@ std::string read_attributes(const cudaLaunchConfig_t& config, LaunchShape& shape
 /// should be
 std::byte* bytes_at(const void* pointer, std::size_t n, bool is_on_device) {
   const auto range = memory::find(number(pointer));
-  if ((range && !range->holds(number(pointer), n)) || (is_on_device ? !range : range && range->device >= 0)) return nullptr;
+  if ((range && !range->holds(number(pointer), n)) || (is_on_device ? !range : range && !range->is_of_host()))
+    return nullptr;
   return range ? range->host(number(pointer)) : static_cast<std::byte*>(const_cast<void*>(pointer));
 }
 cudaError_t copy_rows(void* to, std::size_t pitch, const void* from, std::size_t from_pitch, std::size_t width,
@@ -189,29 +199,9 @@ cudaError_t released(const void* pointer) {
              ? well()
              : give(cudaErrorInvalidValue, "no allocation begins at " + hex(number(pointer)));
 }
-thread_local Context* context_of_thread = nullptr;
 thread_local std::vector<std::tuple<dim3, dim3, std::size_t, cudaStream_t>> configurations;
 
 }  // namespace
-
-namespace tree_attn::soft_gpu {
-
-const char* device_name() { return settings().major >= 9 ? "GPU in software, as an H100" : "GPU in software, as an A100"; }
-Context& primary_context(int device) {
-  static auto* const all = [] {
-    auto* const made = new std::vector<Context>(static_cast<std::size_t>(settings().n_devices));
-    for (Context& context : *made) {
-      context.device = static_cast<int>(&context - made->data()), context.n_multiprocessors = settings().n_multiprocessors;
-      context.default_stream = std::make_unique<Stream>(context);
-    }
-    return made;
-  }();
-  return all->at(static_cast<std::size_t>(device));
-}
-Context& current_context() { return context_of_thread != nullptr ? *context_of_thread : primary_context(0); }
-void set_context(Context& context) { context_of_thread = &context; }
-
-}  // namespace tree_attn::soft_gpu
 
 #pragma GCC visibility push(default)
 extern "C" {
@@ -236,15 +226,7 @@ void** __cudaRegisterFatBinary(void* wrapper) {
   return reinterpret_cast<void**>(images);
 }
 void __cudaRegisterFatBinaryEnd(void**) {}
-void __cudaUnregisterFatBinary(void**) {
-  static std::once_flag once;
-  if (std::getenv("SOFT_GPU_COUNTS") == nullptr) return;
-  std::call_once(once, [&, n = [](const auto& count) { return std::to_string(count.load()); }] {
-    const std::string text = n(counts().launches) + " launches, " + n(counts().instructions) + " instructions of threads, " +
-                             n(counts().bulk_copies) + " bulk copies, " + n(counts().products) + " products of matrices";
-    std::fprintf(stderr, "soft_gpu: %s\n", text.c_str());
-  });
-}
+void __cudaUnregisterFatBinary(void**) {}
 void __cudaRegisterFunction(void** images, const char* host, char*, const char* name, int, void*, void*, void*, void*,
                             int*) {
   const std::lock_guard lock(functions_mutex);
@@ -288,14 +270,13 @@ const char* cudaGetErrorString(cudaError_t status) {
                                              : "error " + std::to_string(status);
   return text.c_str();
 }
-cudaError_t cudaGetDeviceCount(int* n) { return *n = settings().n_devices, cudaSuccess; }
-cudaError_t cudaGetDevice(int* device) { return *device = current_context().device, cudaSuccess; }
+cudaError_t cudaGetDeviceCount(int* n) { return *n = 1, cudaSuccess; }
+cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
 cudaError_t cudaSetDevice(int device) {
-  if (device < 0 || device >= settings().n_devices) return give(cudaErrorInvalidDevice);
-  return set_context(primary_context(device)), well();
+  return device == 0 ? (set_context(primary_context()), well()) : give(cudaErrorInvalidDevice);
 }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
-  if (device < 0 || device >= settings().n_devices) return give(cudaErrorInvalidDevice);
+  if (device != 0) return give(cudaErrorInvalidDevice);
   const std::map<int, int> known = {{cudaDevAttrMultiProcessorCount, settings().n_multiprocessors},
                                     {cudaDevAttrMaxSharedMemoryPerBlockOptin, static_cast<int>(facts().shared_of_block)},
                                     {cudaDevAttrL2CacheSize, 1 << 20},
@@ -305,24 +286,20 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
                               : (*value = found->second, cudaSuccess);
 }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
-  if (device < 0 || device >= settings().n_devices) return give(cudaErrorInvalidDevice);
+  if (device != 0) return give(cudaErrorInvalidDevice);
   *properties = {};
-  std::snprintf(properties->name, sizeof properties->name, "%s", device_name());
+  std::snprintf(properties->name, sizeof properties->name, "GPU in software, as an %c100",
+                settings().major >= 9 ? 'H' : 'A');
   properties->major = settings().major, properties->multiProcessorCount = settings().n_multiprocessors;
   properties->totalGlobalMem = memory::kBytesOfDevice, properties->sharedMemPerBlockOptin = facts().shared_of_block;
   return cudaSuccess;
-}
-cudaError_t cudaDeviceEnablePeerAccess(int other, unsigned) {
-  const int own = current_context().device;
-  if (other < 0 || other >= settings().n_devices || other == own) return give(cudaErrorInvalidDevice);
-  return (reached[own].fetch_or(1U << other) >> other & 1) == 0 ? well() : give(cudaErrorPeerAccessAlreadyEnabled);
 }
 cudaError_t cudaDeviceSynchronize() {
   return then(no_capture("cudaDeviceSynchronize"), [] { return wait_for_streams(current_context()), well(); });
 }
 cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** entry, unsigned, unsigned long long,
                                              cudaDriverEntryPointQueryResult* result) {
-  *entry = driver_function(name);
+  *entry = dlsym(RTLD_DEFAULT, name);
   return *result = *entry != nullptr ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound, cudaSuccess;
 }
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* handle) {
@@ -357,7 +334,7 @@ cudaError_t cudaOccupancyMaxActiveClusters(int* n, const void* handle, const cud
 
 cudaError_t cudaMalloc(void** pointer, std::size_t n) {
   return then(no_capture("cudaMalloc"), [&] {
-    const auto address = memory::allocate(current_context().device, n);
+    const auto address = memory::allocate(n);
     return address ? (*pointer = reinterpret_cast<void*>(*address), cudaSuccess) : give(cudaErrorMemoryAllocation);
   });
 }
@@ -365,7 +342,7 @@ cudaError_t cudaFree(void* pointer) {
   return then(no_capture("cudaFree"), [=] { return released(pointer); });
 }
 cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* all) {
-  return *free = memory::n_free(current_context().device), *all = memory::kBytesOfDevice, well();
+  return *free = memory::n_free(), *all = memory::kBytesOfDevice, well();
 }
 cudaError_t cudaHostAlloc(void** pointer, std::size_t n, unsigned) {
   return then(no_capture("cudaHostAlloc"), [&] { return memory::pin(*pointer = std::malloc(n), n), cudaSuccess; });
@@ -392,19 +369,12 @@ cudaError_t cudaMemsetAsync(void* to, int value, std::size_t n, cudaStream_t str
     return give(cudaErrorInvalidValue, std::to_string(n) + " bytes at " + hex(number(to)) + " are not there");
   return of(stream).push([=] { std::memset(target, value, n); }), well();
 }
-cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* handle, void* pointer) {
-  const auto found = memory::handle_of(number(pointer));
-  return found ? (std::memcpy(handle, &*found, sizeof *found), well()) : give(cudaErrorInvalidValue);
-}
-cudaError_t cudaIpcOpenMemHandle(void** pointer, cudaIpcMemHandle_t handle, unsigned) {
-  memory::Handle known;
-  std::memcpy(&known, &handle, sizeof known);
-  const auto address = memory::open(known);
-  if (!address) return give(cudaErrorMapBufferObjectFailed);
-  reached[current_context().device].fetch_or(1U << known.device);
-  return *pointer = reinterpret_cast<void*>(*address), well();
-}
-cudaError_t cudaIpcCloseMemHandle(void* pointer) { return released(pointer); }
+
+/// Programs name these too; there is no other device and no other process.
+cudaError_t cudaDeviceEnablePeerAccess(int, unsigned) { return give(cudaErrorInvalidDevice); }
+cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t*, void*) { return give(cudaErrorNotSupported); }
+cudaError_t cudaIpcOpenMemHandle(void**, cudaIpcMemHandle_t, unsigned) { return give(cudaErrorNotSupported); }
+cudaError_t cudaIpcCloseMemHandle(void*) { return give(cudaErrorNotSupported); }
 
 // ---- Streams, events, graphs
 

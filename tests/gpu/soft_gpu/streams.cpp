@@ -3,6 +3,8 @@
 /// @brief The threads of streams, and the order that events and captures give to what is queued.
 #include "tree_attn/tests/gpu/soft_gpu/streams.hpp"
 
+#include "tree_attn/tests/gpu/soft_gpu/machine.hpp"
+
 #include <algorithm>
 #include <set>
 
@@ -19,7 +21,20 @@ Registry& registry() {
   return *only;
 }
 
+thread_local Context* context_of_thread = nullptr;
+
 }  // namespace
+
+Context& primary_context() {
+  static auto* const only = [] {
+    auto* const made = new Context{settings().n_multiprocessors, false, nullptr};
+    made->default_stream = std::make_unique<Stream>(*made);
+    return made;
+  }();
+  return *only;
+}
+Context& current_context() { return context_of_thread != nullptr ? *context_of_thread : primary_context(); }
+void set_context(Context& context) { context_of_thread = &context; }
 
 Stream::Stream(Context& of) : context(of) {
   const std::lock_guard lock(registry().mutex);

@@ -17,12 +17,17 @@ namespace tree_attn::soft_gpu {
 using Job = std::function<void()>;
 class Stream;
 
-/// A device, or a part of it (a green context), with the stream that is used where none is named.
+/// The device, or a part of it (a green context), with the stream that is used where none is named.
 struct Context {
-  int device = 0, n_multiprocessors = 0;
+  int n_multiprocessors = 0;
   bool is_part = false;
   std::unique_ptr<Stream> default_stream;
 };
+
+/// That of this host thread: the whole device, or the part that set_context() has chosen.
+Context& current_context();
+void set_context(Context& context);
+Context& primary_context();
 
 /// What is recorded instead of being run.
 struct Capture {

@@ -19,77 +19,43 @@ void phases(int* out) {
   }
   out[threadIdx.x] = n;
 }
-void arrive_twice() {
-  Arena arena;
-  const Shared<Barrier> barrier = arena.take<Barrier>(1);
-  barrier_init(barrier, 1);
-  barrier_fence_init();
-  barrier_arrive_expect(barrier, 16);
-  barrier_arrive(barrier);
-}
-void wait_for_nobody() {
-  Arena arena;
-  const Shared<Barrier> barrier = arena.take<Barrier>(1);
-  barrier_init(barrier, 2);
-  barrier_arrive(barrier);
-  barrier_wait(barrier, 0);
-}
-void never_initialised() {
-  Arena arena;
-  const Shared<Barrier> barrier = arena.take<Barrier>(1);
-  barrier_wait(barrier, 0);
-}
-void fence_of_another(const float* in) {
-  Arena arena;
-  const Shared<float> piece = arena.take<float>(4);
-  const Shared<Barrier> barrier = arena.take<Barrier>(1);
-  if (threadIdx.x == 0) barrier_init(barrier, 1);
-  __syncwarp(3);
-  if (threadIdx.x == 1) barrier_fence_init();
-  __syncwarp(3);
-  if (threadIdx.x == 0) barrier_arrive_expect(barrier, 16), bulk_copy(piece, in, 16, barrier);
-  barrier_wait(barrier, 0);
-}
-void expects_too_little(const float* in, int n_copies) {
+enum class Use { kCopy, kCopyOnce, kCopyTwice, kNoFence, kFenceOfAnother, kArriveTwice, kWaitForNobody, kNeverInitialised };
+
+/// Thread 0 copies to a piece of eight numbers and does not wait, or uses the barrier in another way.
+void use_barrier(Use use, const float* in, int at, int n_bytes) {
   Arena arena;
   const Shared<float> piece = arena.take<float>(8);
   const Shared<Barrier> barrier = arena.take<Barrier>(1);
-  barrier_init(barrier, 1);
-  barrier_fence_init();
-  barrier_arrive_expect(barrier, 16);
-  for (int i = 0; i < n_copies; ++i) bulk_copy(piece + 4 * i, in, 16, barrier);
-  barrier_wait(barrier, 0);
-}
-/// Without a wait, into a piece of eight numbers.
-void copies_at(const float* in, int at, int n_bytes) {
-  Arena arena;
-  const Shared<float> piece = arena.take<float>(8);
-  const Shared<Barrier> barrier = arena.take<Barrier>(1);
-  barrier_init(barrier, 1);
-  barrier_fence_init();
-  barrier_arrive_expect(barrier, n_bytes);
-  bulk_copy(piece + at, in, n_bytes, barrier);
-}
-void no_fence(const float* in) {
-  Arena arena;
-  const Shared<float> piece = arena.take<float>(4);
-  const Shared<Barrier> barrier = arena.take<Barrier>(1);
-  barrier_init(barrier, 1);
-  bulk_copy(piece, in, 16, barrier);
+  if (threadIdx.x == 0 && use != Use::kNeverInitialised) barrier_init(barrier, use == Use::kWaitForNobody ? 2 : 1);
+  if (use == Use::kFenceOfAnother) __syncwarp(3);
+  if (threadIdx.x == (use == Use::kFenceOfAnother ? 1 : 0) && use != Use::kNoFence) barrier_fence_init();
+  if (use == Use::kFenceOfAnother) __syncwarp(3);
+  if (threadIdx.x != 0) return;
+  if (use <= Use::kArriveTwice) barrier_arrive_expect(barrier, n_bytes);
+  if (use == Use::kArriveTwice || use == Use::kWaitForNobody) barrier_arrive(barrier);
+  if (use <= Use::kFenceOfAnother) bulk_copy(piece + at, in, n_bytes, barrier);
+  if (use == Use::kCopyTwice) bulk_copy(piece + 4, in, 16, barrier);
+  if (use != Use::kCopy) barrier_wait(barrier, 0);
 }
 
 TEST_CASE("emulator: an mbarrier counts arrivals, phase by phase") {
   DeviceBuffer<int> out(32);
   launch(phases, {.block = {32}, .shared_bytes = 8}, {}, out.data());
   CHECK(out.download() == std::vector<int>(32, 9));
-  CHECK(has(error_of(arrive_twice, {.shared_bytes = 8}), "one more than the 1 arrivals"));
-  CHECK(has(error_of(wait_for_nobody, {.shared_bytes = 8}), "1 wait at barrier_wait"));
-  const std::string error = error_of(never_initialised, {.shared_bytes = 8});
-  CHECK((has(error, "never initialised") || has(error, "no thread has written")));
   const DeviceBuffer<float> in = ascending(4);
-  CHECK(has(error_of(no_fence, {.shared_bytes = 136}, in.data()), "no barrier_fence_init()"));
+  const auto error = [&](Use use, unsigned n_threads = 1) {
+    return error_of(use_barrier, {.block = {n_threads}, .shared_bytes = 136}, use, in.data(), 0, 16);
+  };
+  CHECK(has(error(Use::kArriveTwice), "one more than the 1 arrivals"));
+  CHECK(has(error(Use::kWaitForNobody), "1 wait at barrier_wait"));
+  CHECK((has(error(Use::kNeverInitialised), "never initialised") ||
+         has(error(Use::kNeverInitialised), "no thread has written")));
+  CHECK(has(error(Use::kNoFence), "no barrier_fence_init()"));
+  CHECK(has(error(Use::kFenceOfAnother, 2), "by the thread that did it"));
+  CHECK(error(Use::kCopyOnce) == "");
+  CHECK(has(error(Use::kCopyTwice), "16 bytes, of which the barrier expects 0"));
   const auto copy = [&](const float* from, int at, int n_bytes) {
-    return error_of(copies_at, {.shared_bytes = 136}, from, at, n_bytes);
+    return error_of(use_barrier, {.shared_bytes = 136}, Use::kCopy, from, at, n_bytes);
   };
   CHECK(has(copy(in.data(), 0, 16), "the block ends before the copy has arrived"));
   CHECK(has(copy(in.data(), 0, 24), "no multiple of 16"));
@@ -97,9 +63,6 @@ TEST_CASE("emulator: an mbarrier counts arrivals, phase by phase") {
   CHECK(has(copy(in.data() + 1, 0, 16), "multiple of 16"));
   CHECK(has(copy(in.data() + 4, 0, 16), "bulk_copy reads bytes 16 to 32"));
   if (kMayLook) CHECK(has(copy(in.data(), 8, 16), "not wholly, in one piece"));
-  CHECK(has(error_of(fence_of_another, {.block = {2}, .shared_bytes = 136}, in.data()), "by the thread that did it"));
-  CHECK(error_of(expects_too_little, {.shared_bytes = 136}, in.data(), 1) == "");
-  CHECK(has(error_of(expects_too_little, {.shared_bytes = 136}, in.data(), 2), "16 bytes, of which the barrier expects 0"));
 }
 
 void rotate(int* out) {

@@ -57,6 +57,7 @@ TEST_CASE("emulator: a kernel reaches memory of its own device, and windows of o
   CHECK(bytes_of(Touch::kLoad, window, 1) == 0);
   CHECK(bytes_of(Touch::kPacket, near, 8) == 0);
   CHECK(bytes_of(Touch::kStore, own, 1) == 0);
+  CHECK(has(error_of(touch, {}, Touch::kPacket, near.data() + 1), "store_packet: the address is not a multiple of 16"));
 }
 
 TEST_CASE("emulator: the first use of a device is recorded, and to ask which there are is none") {
@@ -186,25 +187,6 @@ TEST_CASE("emulator: launches go to a stream of the current device") {
   const DeviceBuffer<float> own(64);
   CHECK(has(error_in([&] { launch(touch, {}, *stream, Touch::kLoad, own.data()); }),
             "on a stream of device 1 while device 0 is current"));
-}
-
-void misaligned(Packet* window) { store_packet(reinterpret_cast<Packet*>(reinterpret_cast<float*>(window) + 1), {}); }
-void own_word(unsigned* word) {
-  store_release(word, 3);
-  const unsigned seen = load_acquire(word);
-  store_release(word + 1, seen);
-}
-
-TEST_CASE("emulator: a thread finds what it has stored itself, and a packet lies at a multiple of 16") {
-  const DeviceBuffer<Packet> window(2, MemoryUse::Window);
-  CHECK(has(error_of(misaligned, {}, window.data()), "store_packet: the address is not a multiple of 16"));
-  DeviceBuffer<unsigned> words(2, MemoryUse::Window);
-  for (std::uint64_t seed = 0; seed < 4; ++seed) {
-    const SettingsScope scope({.seed = seed});
-    words.fill(0);
-    CHECK(error_of(own_word, {}, words.data()) == "");
-    CHECK(words.download()[1] == 3);
-  }
 }
 
 }  // namespace

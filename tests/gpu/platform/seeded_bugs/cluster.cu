@@ -4,7 +4,7 @@
 /// memory.
 #include "tree_attn/gpu/platform/device.hpp"
 #include "tree_attn/gpu/platform/launch.hpp"
-#include "tree_attn/tests/gpu/platform/seeded_bugs/kernels.hpp"
+#include "tree_attn/tests/gpu/platform/seeded_bugs/seeded_bugs.hpp"
 
 #include <cstdint>
 #include <vector>
@@ -25,12 +25,11 @@ __global__ void cluster(Bug bug, const float* in, float* out) {
   const Shared<Barrier> full = arena.take<Barrier>(kStages), empty = arena.take<Barrier>(kStages);
 
   if (thread == 0) {
-    const int wrong = bug == Bug::kCountTooLarge ? 1 : bug == Bug::kCountTooSmall ? -1 : 0;
     for (int stage = 0; stage < kStages; ++stage) {
       barrier_init(full + stage, 1);
-      barrier_init(empty + stage, kConsumers + wrong);
+      barrier_init(empty + stage, bug == Bug::kCountTooSmall ? kConsumers - 1 : kConsumers);
     }
-    if (bug != Bug::kNoFenceInit) barrier_fence_init();
+    barrier_fence_init();
   }
   if (bug != Bug::kNoBarrierAfterInit) __syncthreads();
 
@@ -40,9 +39,8 @@ __global__ void cluster(Bug bug, const float* in, float* out) {
     for (int t = 0; t < kTilesOfBlock; ++t) {
       const int stage = t % kStages;
       if (t >= kStages && bug != Bug::kNoWaitForEmpty) barrier_wait(empty + stage, (t / kStages - 1) & 1);
-      const int skip = bug == Bug::kMisalignedBulk ? 1 : bug == Bug::kBulkPastEnd ? 4 : 0;
-      barrier_arrive_expect(full + stage, bug == Bug::kTooFewBytes ? kBytes - 16 : kBytes);
-      bulk_copy(ring + stage * kTile, in + (first + t) * kTile + skip, kBytes, full + stage);
+      barrier_arrive_expect(full + stage, kBytes);
+      bulk_copy(ring + stage * kTile, in + (first + t) * kTile, kBytes, full + stage);
     }
   } else if (thread < kConsumers) {
     for (int t = 0; t < kTilesOfBlock; ++t) {

@@ -5,7 +5,7 @@
 #include "tree_attn/gpu/engine/one_shot.cuh"
 
 #include "tree_attn/gpu/platform/launch.hpp"
-#include "tree_attn/tests/gpu/platform/seeded_bugs/kernels.hpp"
+#include "tree_attn/tests/gpu/platform/seeded_bugs/seeded_bugs.hpp"
 
 #include <array>
 #include <cstdint>
@@ -15,10 +15,10 @@
 namespace tree_attn::TREE_ATTN_PLATFORM {
 namespace {
 
-constexpr int kRanks = 3, kLanes = 32, kSteps = 4, kFit = 2, kRowsOfBlock = 2, kMostRows = (kFit + 1) * kRowsOfBlock;
+constexpr int kRanks = 3, kLanes = 32, kSteps = 4, kFit = 2, kRowsOfBlock = 2, kRows = kFit * kRowsOfBlock;
 constexpr int kDim = 4, kSize = kValues + kDim, kSubtrees[kRanks] = {1, 2, 0};
 constexpr std::array<KeyRange, kRanks> kRanges{KeyRange{0, 64}, {64, 192}, {192, 192}};
-/// Rank 1 reads the states of a step only when rank 0 has sent those of the next one.
+/// Rank 1 reads the states of a step only when those of the next one have come from rank 0.
 constexpr int kAhead = 0, kLate = 1;
 /// Steps before the first one, so that the third one is step 0.
 constexpr unsigned kStepsBefore = 0xFFFFFFFD;
@@ -32,37 +32,21 @@ struct OneHalf : Peers {
   __device__ std::int64_t offset(unsigned, int device, std::int64_t row) const { return Peers::offset(0, device, row); }
 };
 
-/// What a thread sends of a packet: its step, and then the rest.
-__device__ void send_in_pieces(const Peers& peers, const float* states, std::int64_t row) {
-  for (int i = static_cast<int>(threadIdx.x); i < peers.n_slots(peers.me) * static_cast<int>(peers.n_packets);
-       i += static_cast<int>(blockDim.x)) {
-    const int subtree = i / static_cast<int>(peers.n_packets), first = i % static_cast<int>(peers.n_packets) * 3;
-    const unsigned step = load_fresh(peers.steps + row) + 1;
-    for (int to = 0; to < peers.n; ++to) {
-      Packet* const packet = peers.window[to] + peers.offset(step, peers.me, row) + i;
-      Packet whole{{}, step};
-      store_packet(packet, whole);
-      for (int c = 0; c < 3 && first + c < kSize; ++c)
-        whole.element[c] = load_fresh(states + (subtree * peers.n_rows + row) * kSize + first + c);
-      store_packet(packet, whole);
-    }
-  }
-}
-
-/// @param states of this step [subtrees][n_rows][2 + d_v] @param sent words of rank kLate, one a block: steps that rank
-/// kAhead has sent
+/// @param states of this step [subtrees][n_rows][2 + d_v] @param nothing zeros in place of them
 /// @param[out] out sums over all ranks and subtrees of this step [n_rows][2 + d_v]
 template <class AnyPeers>
-__global__ void one_shot(Bug bug, AnyPeers peers, unsigned number, const float* states, unsigned* sent, float* out) {
+__global__ void one_shot(Bug bug, AnyPeers peers, const float* states, const float* nothing, float* out) {
   const int lane = static_cast<int>(threadIdx.x);
   const std::int64_t first_row = std::int64_t{blockIdx.x} * kRowsOfBlock;
   const auto send = [&](std::int64_t row) {
     if (bug == Bug::kSilentEmptyRank && peers.range[peers.me].empty()) return;
-    if (bug == Bug::kPacketInPieces && !peers.range[peers.me].empty()) return send_in_pieces(peers, states, row);
+    if (bug == Bug::kPacketInPieces) send_states(peers, nothing, kDim, row, 1);
     send_states(peers, states, kDim, row, 1);
   };
   const auto receive = [&](std::int64_t row) {
     const unsigned step = load_fresh(peers.steps + row) + 1;
+    if (peers.me == kLate && step != kStepsBefore + kSteps && bug != Bug::kWaitBeforeLastSend)
+      receive_packet(peers, peers.window[kLate] + peers.offset(step + 1, kAhead, row), step + 1, kAhead, row);
     float sum[kSize] = {};
     for (int source = 0; source < peers.n; ++source) {
       const Packet* const from = peers.window[peers.me] + peers.offset(step, source, row);
@@ -93,21 +77,19 @@ __global__ void one_shot(Bug bug, AnyPeers peers, unsigned number, const float* 
   __syncwarp();
   if (bug == Bug::kSendBeforeWait) wait_for_previous_launch();
   if (lane != 0) return;
-  if (peers.me == kAhead) store_release(sent + blockIdx.x, number);
-  if (peers.me == kLate && number < kSteps) wait_until([&] { return load_acquire(sent + blockIdx.x) > number; });
   for (int r = 0; r < kRowsOfBlock; ++r) receive(first_row + r);
 }
 
 /// What a rank has on its device.
 struct Rank {
-  explicit Rank(int n_rows) : states(kSteps * 2 * n_rows * kSize), out(kSteps * n_rows * kSize) {
-    gave_up.fill(0), window.fill(0), sent.fill(0), out.fill(0xFF);
-    steps.upload(std::vector<unsigned>(kMostRows, kStepsBefore));
+  Rank() {
+    gave_up.fill(0), window.fill(0), out.fill(0xFF);
+    steps.upload(std::vector<unsigned>(kRows, kStepsBefore));
   }
-  DeviceBuffer<float> states, out;
-  DeviceBuffer<unsigned> steps{kMostRows}, sent{kFit + 1, MemoryUse::Window};
+  DeviceBuffer<float> states{(kSteps + 1) * 2 * kRows * kSize}, out{kSteps * kRows * kSize};
+  DeviceBuffer<unsigned> steps{kRows};
   DeviceBuffer<GaveUp> gave_up{1, MemoryUse::Window};
-  DeviceBuffer<Packet> window{2 * 4 * kMostRows * 2, MemoryUse::Window};
+  DeviceBuffer<Packet> window{2 * 4 * kRows * 2, MemoryUse::Window};
   OwnedStream stream;
 };
 
@@ -117,51 +99,48 @@ bool one_shot_is_right(Bug bug) {
   Settings three_devices = settings();
   three_devices.n_devices = kRanks, three_devices.n_multiprocessors = kFit;
   const SettingsScope scope(three_devices);
-  const bool fits = bug != Bug::kMoreWaitingBlocksThanFit;
-  const int n_blocks = fits ? kFit : kFit + 1, n_rows = n_blocks * kRowsOfBlock;
   const struct Back {
     ~Back() { set_device(0); }
   } back;
   std::optional<Rank> ranks[kRanks];
-  std::vector<float> expected(static_cast<std::size_t>(kSteps * n_rows * kSize));
+  std::vector<float> expected(kSteps * kRows * kSize);
   for (int i = 0; i < kRanks; ++i) {
     set_device(i);
     for (int other = 0; other < kRanks; ++other) {
       if (other != i) enable_peer_access(other);
     }
-    std::vector<float> states(static_cast<std::size_t>(kSteps * 2 * n_rows * kSize));
+    std::vector<float> states((kSteps + 1) * 2 * kRows * kSize);
     for (int t = 0; t < kSteps; ++t) {
       for (int subtree = 0; subtree < kSubtrees[i]; ++subtree) {
-        for (int row = 0; row < n_rows; ++row) {
+        for (int row = 0; row < kRows; ++row) {
           for (int c = 0; c < kSize; ++c) {
             const float x = element_of(i, t, subtree, row, c);
-            states[static_cast<std::size_t>(((t * 2 + subtree) * n_rows + row) * kSize + c)] = x;
-            expected[static_cast<std::size_t>((t * n_rows + row) * kSize + c)] += x;
+            states[static_cast<std::size_t>(((t * 2 + subtree) * kRows + row) * kSize + c)] = x;
+            expected[static_cast<std::size_t>((t * kRows + row) * kSize + c)] += x;
           }
         }
       }
     }
-    ranks[i].emplace(n_rows);
+    ranks[i].emplace();
     ranks[i]->states.upload(states);
   }
   for (int i = 0; i < kRanks; ++i) {
     set_device(i);
-    Peers peers = Peers::of(kRanges, i, n_rows, kDim);
+    Peers peers = Peers::of(kRanges, i, kRows, kDim);
     for (int other = 0; other < kRanks; ++other) peers.window[other] = ranks[other]->window.data();
     peers.steps = ranks[i]->steps.data(), peers.gave_up = ranks[i]->gave_up.data();
     OneHalf one_half;
     static_cast<Peers&>(one_half) = peers;
-    const Launch config{
-        .grid = {static_cast<unsigned>(n_blocks)}, .block = {kLanes}, .overlaps = true, .is_cooperative = fits};
+    const Launch config{.grid = {kFit}, .block = {kLanes}, .overlaps = true, .is_cooperative = true};
     for (int t = 0; t < kSteps; ++t) {
-      const float* const states = ranks[i]->states.data() + t * 2 * n_rows * kSize;
-      float* const out = ranks[i]->out.data() + t * n_rows * kSize;
-      const auto number = static_cast<unsigned>(t + 1);
-      unsigned* const sent = ranks[kLate]->sent.data();
+      const float *const states = ranks[i]->states.data() + t * 2 * kRows * kSize, *const nothing =
+                                                                                       ranks[i]->states.data() +
+                                                                                       kSteps * 2 * kRows * kSize;
+      float* const out = ranks[i]->out.data() + t * kRows * kSize;
       if (bug == Bug::kOneHalf) {
-        launch(one_shot<OneHalf>, config, ranks[i]->stream, bug, one_half, number, states, sent, out);
+        launch(one_shot<OneHalf>, config, ranks[i]->stream, bug, one_half, states, nothing, out);
       } else {
-        launch(one_shot<Peers>, config, ranks[i]->stream, bug, peers, number, states, sent, out);
+        launch(one_shot<Peers>, config, ranks[i]->stream, bug, peers, states, nothing, out);
       }
     }
   }
