@@ -12,11 +12,13 @@
 #include <arpa/inet.h>
 #include <dlfcn.h>
 #include <ifaddrs.h>
+#include <mpi.h>
 #include <net/if.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -150,6 +152,25 @@ void ask_nccl(RankFacts& facts) try {
   facts.no_nccl = why.substr(std::strlen("--transport nccl: "), why.find("; ") - std::strlen("--transport nccl: "));
 }
 
+/// Asks the tools interface of MPI for the most bytes of a message inside a node that is sent before its receiver asks. It
+/// is a variable of Open MPI 4 and 5, an unsigned number of 32 or 64 bits.
+void ask_mpi(RankFacts& facts) {
+  int level = 0;
+  if (MPI_T_init_thread(MPI_THREAD_SINGLE, &level) != MPI_SUCCESS) return;
+  for (const char* const name : {"btl_vader_eager_limit", "btl_sm_eager_limit"}) {
+    int index = 0, n_values = 0;
+    MPI_T_cvar_handle handle = nullptr;
+    std::uint64_t value = 0;
+    if (!facts.eager_variable.empty() || MPI_T_cvar_get_index(name, &index) != MPI_SUCCESS ||
+        MPI_T_cvar_handle_alloc(index, nullptr, &handle, &n_values) != MPI_SUCCESS)
+      continue;
+    if (n_values == 1 && MPI_T_cvar_read(handle, &value) == MPI_SUCCESS)
+      facts.eager_variable = name, facts.eager_bytes = static_cast<std::int64_t>(value);
+    MPI_T_cvar_handle_free(&handle);
+  }
+  MPI_T_finalize();
+}
+
 /// Backends that cannot be used here, as decode says it. What is wrong with a GPU is for judge() to say.
 std::vector<std::string> find_missing_backends() {
   std::vector<std::string> missing;
@@ -173,18 +194,15 @@ std::vector<RankFacts> collect_facts(const Ranks& ranks, const Topology& machine
   gethostname(host.data(), host.size() - 1);
   facts.host = readable(host.data());
   facts.node = machines.node_of(ranks.rank());
-  facts.cores = std::to_string(allowed_cores().size());
+  facts.cores = std::to_string(n_allowed_cores());
   facts.interface = bootstrap_interface();
   facts.nccl_low_latency = variable(kNcclLowLatencyVariable);
-  if (!ranks.is_one_process()) {
-    const EagerLimit eager = eager_limit();
-    facts.eager_variable = eager.variable, facts.eager_bytes = eager.n_bytes;
-  }
   facts.is_thread = ranks.is_one_process() && ranks.size() > 1;
   facts.no_backend = find_missing_backends();
   if (!kCuda.empty()) facts.kernels = std::string(kArchitectures) + ", by CUDA " + std::string(kCuda);
   ask_driver(facts, devices, ranks.rank(), machines);
   ask_nccl(facts);
+  if (!ranks.is_one_process()) ask_mpi(facts);
 
   // All ranks send as many bytes as the longest text has; a 0 ends each.
   std::string mine = to_text(facts);

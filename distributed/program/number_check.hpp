@@ -20,14 +20,8 @@ inline bool read_number(const std::string& text, double& number) {
   return CLI::detail::lexical_cast(text, number) && !std::isnan(number);
 }
 
-/// Whether the text is a finite number above 0: empty, or why not. CLI::PositiveNumber would accept NaN, and print the
+/// Whether the text is a number above 0, or inf: empty, or why not. CLI::PositiveNumber would accept NaN, and print the
 /// largest double.
-inline std::string is_positive(const std::string& text) {
-  double number = 0;
-  return read_number(text, number) && number > 0 && std::isfinite(number) ? ""
-                                                                          : readable(text) + " is not a positive number";
-}
-/// The same, or inf.
 inline std::string is_positive_or_inf(const std::string& text) {
   double number = 0;
   return read_number(text, number) && number > 0 ? "" : readable(text) + " is not a positive number";

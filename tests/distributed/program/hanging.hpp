@@ -121,30 +121,12 @@ inline bool any_left(const std::map<int, pid_t>& processes) {
   return std::any_of(processes.begin(), processes.end(), is_there);
 }
 
-/// No shared memory is left of a rank that is gone, in the stand-in for NCCL: tree_attn_nccl_PROCESS_NUMBER.
-inline void check_no_memory_left() {
-  const auto left = [] {
-    for (const auto& entry : fs::directory_iterator("/dev/shm")) {
-      int process = 0;
-      const std::string name = entry.path().filename();
-      const bool is_ours = std::sscanf(name.c_str(), "tree_attn_nccl_%d_", &process) == 1;
-      if (is_ours && stat_field(process, 3).empty()) return name;
-    }
-    return std::string();
-  };
-  if (!fs::exists("/dev/shm")) return;
-  // Jobs of other tests end meanwhile.
-  std::string name = left();
-  for (int i = 0; i < 100 && !name.empty(); ++i) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    name = left();
-  }
-  CHECK(name == "");
+/// The program with mpi_faults.cpp preloaded, and its variables.
+inline Words with_faults(const Words& variables) {
+  return Words{"env", "LD_PRELOAD=" TREE_ATTN_MPI_FAULTS} + variables + Words{kProgram};
 }
 
-/// Three ranks of which one, or its main thread alone, stops for ever as it calls a function of MPI, or for which it fails.
+/// Three ranks of which one, or its main thread alone, stops for ever as it calls a function, or for which it fails.
 inline Words stopping(const std::string& call, int rank, const std::string& how, const Words& arguments) {
-  return ranks(3, arguments,
-               {"env", "LD_PRELOAD=" TREE_ATTN_STOP_IN_MPI, "STOP_IN=" + call, "STOP_RANK=" + std::to_string(rank),
-                "STOP_HOW=" + how, kProgram});
+  return ranks(3, arguments, with_faults({"STOP_IN=" + call, "STOP_RANK=" + std::to_string(rank), "STOP_HOW=" + how}));
 }

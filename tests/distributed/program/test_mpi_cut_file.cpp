@@ -2,21 +2,11 @@
 /// @file
 /// @brief A tensor file that is cut short while ranks read it: one line, status 2, and all end.
 #include "tree_attn/tests/distributed/program/command.hpp"
+#include "tree_attn/tests/distributed/program/file_workload.hpp"
 
 namespace {
 
 namespace fs = std::filesystem;
-
-/// Writes a query and a cache of n keys and values of 128 numbers, in this order; it takes no room on the disk.
-void write_cache(const std::string& path, std::int64_t n) {
-  std::ostringstream header;
-  const std::int64_t k_begin = 512, v_begin = k_begin + n * 512, end = v_begin + n * 512;
-  header << R"({"q":{"dtype":"F32","shape":[1,1,1,128],"data_offsets":[0,)" << k_begin << "]},"
-         << R"("k":{"dtype":"F32","shape":[1,1,)" << n << R"(,128],"data_offsets":[)" << k_begin << "," << v_begin << "]},"
-         << R"("v":{"dtype":"F32","shape":[1,1,)" << n << R"(,128],"data_offsets":[)" << v_begin << "," << end << "]}}";
-  std::ofstream(path, std::ios::binary) << with_length(header.str());
-  fs::resize_file(path, 8 + header.str().size() + static_cast<std::uintmax_t>(end));
-}
 
 /// Processes that have mapped a file.
 int n_mapping(const std::string& path) {
@@ -33,14 +23,14 @@ int n_mapping(const std::string& path) {
 }  // namespace
 
 TEST_CASE("cut file: ranks that read a file cut short end with one line that names it") {
-  constexpr std::int64_t kKeys = 1 << 16;
+  const std::vector<std::int64_t> cache{1, 1, 1 << 16, 128};
   for (const bool only_last : {false, true}) {
     for (const int n_ranks : only_last ? std::vector{3} : std::vector{1, 3}) {
       CAPTURE(n_ranks);
       CAPTURE(only_last);
       const Scratch scratch;
       const std::string in = scratch.path("in");
-      write_cache(in, kKeys);
+      write_zeros(in, {{"q", {1, 1, 1, 128}}, {"k", cache}, {"v", cache}});
       // Either nothing is left but the header, or the last rank alone misses the end of v, and speaks although it is not
       // rank 0.
       const std::uintmax_t left = only_last ? fs::file_size(in) - 16384 : 4096;

@@ -4,13 +4,7 @@
 #include "tree_attn/tests/distributed/model/model_files.hpp"
 #include "tree_attn/tests/distributed/program/command.hpp"
 
-#include <nlohmann/json.hpp>
-
-namespace {
-
 using tree_attn::test::kRecall;
-
-}  // namespace
 
 TEST_CASE("generate: keys and values that go to other ranks in the middle of an answer change no bit of it") {
   const Scratch scratch;

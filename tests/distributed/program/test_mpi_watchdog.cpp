@@ -81,35 +81,15 @@ TEST_CASE("watchdog: without a deadline, and with --timeout in front of the comm
   CHECK(run(early, {.deadline = 45}).err.find("rank 1 has not answered for 1.5 s") != std::string::npos);
 }
 
-TEST_CASE("watchdog: when a rank is killed, all end, the status tells, and nothing is written") {
-  at_once(std::vector{0, 2}, [](int rank) {
-    CAPTURE(rank);
-    const Scratch scratch;
-    Signal kill{rank, SIGKILL};
-    const Result result =
-        run(ranks(3, kHours + Words{"--report", "report"}),
-            {.folder = scratch.folder().string(), .deadline = 45, .meanwhile = [&](pid_t mpirun) { kill(mpirun); }});
-    CAPTURE(result.err);
-    // mpirun's status is that of the rank that was killed: as a shell gives it, or, MPICH's, the signal itself.
-    CHECK((result.status == 128 + SIGKILL || result.status == SIGKILL));
-    CHECK(result.out.find(" keys") == std::string::npos);
-    CHECK(!any_left(kill.processes));
-    CHECK(scratch.names().empty());
-  });
-}
-
-TEST_CASE("watchdog: without its thread the job ends, in one line that names the rank") {
-  const Words without{"env", "LD_PRELOAD=" TREE_ATTN_NO_THREAD, "NO_THREAD_RANK=1", kProgram};
-  check_one_line(without_mpiexec(run(ranks(3, {"decode", "--seq-len", "256"}, without), {.deadline = 45})),
-                 "tree_attn: rank 1: the system started no thread for the watchdog");
-}
-
-TEST_CASE("watchdog: a call of MPI that fails on one rank ends the job, in one line that names the rank") {
-  // The first as MPI starts, the second in a command.
-  at_once(Words{"MPI_Comm_idup", "MPI_Comm_split_type"}, [](const std::string& call) {
-    check_one_line(
-        without_mpiexec(run(stopping(call, 1, "fail", {"decode", "--seq-len", "256", "--timeout", "5"}), {.deadline = 45})),
-        "tree_attn: rank 1: " + call + " failed: ");
+TEST_CASE("watchdog: a call that fails on one rank ends the job, in one line that names the rank") {
+  // The first as the watchdog starts, the second as MPI does, the third in a command.
+  const std::vector<std::pair<std::string, std::string>> all{
+      {"pthread_create", "the system started no thread for the watchdog"},
+      {"MPI_Comm_idup", "MPI_Comm_idup failed: "},
+      {"MPI_Comm_split_type", "MPI_Comm_split_type failed: "}};
+  at_once(all, [](const auto& each) {
+    const Words command = stopping(each.first, 1, "fail", {"decode", "--seq-len", "256", "--timeout", "5"});
+    check_one_line(without_mpiexec(run(command, {.deadline = 45})), "tree_attn: rank 1: " + each.second);
   });
 }
 
