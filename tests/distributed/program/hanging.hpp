@@ -55,10 +55,9 @@ inline std::map<int, pid_t> ranks_of(pid_t mpirun) {
   return found;
 }
 
-/// Sends a signal to one of `n_ranks` ranks, when all are at work or when the rank has just started.
+/// Sends a signal to one of `n_ranks` ranks when all are at work.
 struct Signal {
   int rank, number;
-  bool at_work = true;
   std::size_t n_ranks = 3;
   std::map<int, pid_t> processes = {};
 
@@ -66,12 +65,9 @@ struct Signal {
     constexpr int kTicksAtWork = tree_attn::test::kIsSanitized ? 600 : 30;  // MPI's start takes a few
     for (int i = 0; i < 6000; ++i) {
       processes = ranks_of(mpirun);
-      if (processes.count(rank) == 1) {
-        if (!at_work) break;
-        const std::string ticks = stat_field(processes[rank], 14);
-        if (processes.size() == n_ranks && !ticks.empty() && std::stoi(ticks) > kTicksAtWork) break;
-      }
-      std::this_thread::sleep_for(std::chrono::milliseconds(at_work ? 20 : 1));
+      const std::string ticks = processes.count(rank) == 1 ? stat_field(processes[rank], 14) : "";
+      if (processes.size() == n_ranks && !ticks.empty() && std::stoi(ticks) > kTicksAtWork) break;
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
     }
     REQUIRE(processes.count(rank) == 1);
     ::kill(processes[rank], number);

@@ -43,17 +43,7 @@ TEST_CASE("watchdog: ranks that wait in a call of MPI before they know each othe
   std::vector<Words> commands;
   for (const std::string call : {"MPI_Init_thread", "MPI_Comm_idup"})
     for (int rank = 0; rank < 2; ++rank) commands.push_back(stopping(call, rank, "stop", {"info", "--timeout", "2"}));
-  std::vector<Result> results;
-  std::future<void> others = std::async(std::launch::async, [&] { results = run_all(commands, {.deadline = 90}); });
-  // One that is stopped at any time of its start is named if it was on the board. What has not entered MPI only the launcher
-  // can end: MPICH's has the signal that it took for its status, and writes to standard output.
-  Signal stop{1, SIGSTOP, false};
-  Result started = run(ranks(3, kHours), {.deadline = 90, .meanwhile = [&](pid_t mpirun) { stop(mpirun); }});
-  const bool has_joined = started.err.find("rank 1 has not answered") != std::string::npos;
-  if (started.status == SIGKILL && !has_joined) started.status = 2, started.out = "";
-  check_one_line(started, has_joined ? "for 3 s (rank " : "no rank has made progress for 3");
-  CHECK(!any_left(stop.processes));
-  others.get();
+  const std::vector<Result> results = run_all(commands, {.deadline = 90});
   for (std::size_t i = 0; i < results.size(); ++i) {
     CAPTURE(i);
     // The lowest rank that is not stopped says so.
@@ -83,13 +73,14 @@ TEST_CASE("watchdog: without a deadline, and with --timeout in front of the comm
 
 TEST_CASE("watchdog: a call that fails on one rank ends the job, in one line that names the rank") {
   // The first as the watchdog starts, the second as MPI does, the third in a command.
-  const std::vector<std::pair<std::string, std::string>> all{
-      {"pthread_create", "the system started no thread for the watchdog"},
-      {"MPI_Comm_idup", "MPI_Comm_idup failed: "},
-      {"MPI_Comm_split_type", "MPI_Comm_split_type failed: "}};
-  at_once(all, [](const auto& each) {
-    const Words command = stopping(each.first, 1, "fail", {"decode", "--seq-len", "256", "--timeout", "5"});
-    check_one_line(without_mpiexec(run(command, {.deadline = 45})), "tree_attn: rank 1: " + each.second);
+  const auto failing = [](const std::string& call, const std::string& line) {
+    return Ending{stopping(call, 1, "fail", {"decode", "--seq-len", "256", "--timeout", "5"}), "tree_attn: rank 1: " + line};
+  };
+  const std::vector<Ending> all{failing("pthread_create", "the system started no thread for the watchdog"),
+                                failing("MPI_Comm_idup", "MPI_Comm_idup failed: "),
+                                failing("MPI_Comm_split_type", "MPI_Comm_split_type failed: ")};
+  at_once(all, [](const Ending& each) {
+    check_one_line(without_mpiexec(run(each.command, {.deadline = 45})), each.line);
   });
 }
 
