@@ -79,9 +79,7 @@ TEST_CASE("watchdog: a call that fails on one rank ends the job, in one line tha
   const std::vector<Ending> all{failing("pthread_create", "the system started no thread for the watchdog"),
                                 failing("MPI_Comm_idup", "MPI_Comm_idup failed: "),
                                 failing("MPI_Comm_split_type", "MPI_Comm_split_type failed: ")};
-  at_once(all, [](const Ending& each) {
-    check_one_line(without_mpiexec(run(each.command, {.deadline = 45})), each.line);
-  });
+  at_once(all, [](const Ending& each) { check_one_line(without_mpiexec(run(each.command, {.deadline = 45})), each.line); });
 }
 
 TEST_CASE("watchdog: a job that ends while rank 0 writes its files leaves none of them") {

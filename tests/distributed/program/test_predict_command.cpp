@@ -21,8 +21,7 @@ Json predicted(const Words& arguments) {
 
 }  // namespace
 
-TEST_CASE(
-    "predict: table and report have every algorithm on the cluster of the command line, as the library predicts them") {
+TEST_CASE("predict: the report has every algorithm on the cluster of the command line, as the library predicts them") {
   std::vector<tree_attn::Algorithm> algorithms;
   for (const auto& all : {tree_attn::algorithms(), tree_attn::kernel_algorithms()})
     algorithms.insert(algorithms.end(), all.begin(), all.end());
