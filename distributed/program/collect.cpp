@@ -40,26 +40,13 @@ std::string variable(const char* name) {
   return value == nullptr ? "" : readable(value);
 }
 
-/// The driver of the GPUs, which stays loaded, if it is there and has all functions that are asked for.
-class Driver {
- public:
-  Driver() : handle_(dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL)) { note(handle_); }
-  /// Why it cannot be used, or "".
-  const std::string& missing() const { return missing_; }
-  template <class Function>
-  Function* get(const char* name) {
-    if (handle_ == nullptr) return nullptr;
-    return reinterpret_cast<Function*>(note(dlsym(handle_, name)));
-  }
-
- private:
-  void* note(void* found) {
-    if (found == nullptr) missing_ = dlerror();
-    return found;
-  }
-  void* handle_;
-  std::string missing_;
-};
+/// A function of a library. @param[out] missing why it is not there
+template <class Function>
+Function* find(void* library, const char* name, std::string& missing) {
+  void* const found = dlsym(library, name);
+  if (found == nullptr) missing = dlerror();
+  return reinterpret_cast<Function*>(found);
+}
 
 using DeviceId = int;
 using DeviceUuid = std::array<unsigned char, 16>;
@@ -89,23 +76,27 @@ std::string missing_kernel(const std::string& gpu, int major, int minor) {
 void ask_driver(RankFacts& facts, const std::string& devices, int rank, const Topology& machines) {
   constexpr int kMajor = 75, kMinor = 76;  // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
   constexpr int kNoDevice = 100;           // of a driver that works
-  Driver library;
-  auto* const init = library.get<int(unsigned)>("cuInit");
-  auto* const get_version = library.get<int(int*)>("cuDriverGetVersion");
-  auto* const get_count = library.get<int(int*)>("cuDeviceGetCount");
-  auto* const get = library.get<int(DeviceId*, int)>("cuDeviceGet");
-  auto* const get_name = library.get<int(char*, int, DeviceId)>("cuDeviceGetName");
-  auto* const get_attribute = library.get<int(int*, int, DeviceId)>("cuDeviceGetAttribute");
-  auto* const can_access = library.get<int(int*, DeviceId, DeviceId)>("cuDeviceCanAccessPeer");
-  auto* const get_uuid = library.get<int(DeviceUuid*, DeviceId)>("cuDeviceGetUuid_v2");
-  facts.no_driver = library.missing();
-  if (!facts.no_driver.empty()) return;
+  std::string& missing = facts.no_driver;
+  void* const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);  // stays loaded
+  if (library == nullptr) {
+    missing = dlerror();
+    return;
+  }
+  auto* const init = find<int(unsigned)>(library, "cuInit", missing);
+  auto* const get_version = find<int(int*)>(library, "cuDriverGetVersion", missing);
+  auto* const get_count = find<int(int*)>(library, "cuDeviceGetCount", missing);
+  auto* const get = find<int(DeviceId*, int)>(library, "cuDeviceGet", missing);
+  auto* const get_name = find<int(char*, int, DeviceId)>(library, "cuDeviceGetName", missing);
+  auto* const get_attribute = find<int(int*, int, DeviceId)>(library, "cuDeviceGetAttribute", missing);
+  auto* const can_access = find<int(int*, DeviceId, DeviceId)>(library, "cuDeviceCanAccessPeer", missing);
+  auto* const get_uuid = find<int(DeviceUuid*, DeviceId)>(library, "cuDeviceGetUuid_v2", missing);
+  if (!missing.empty()) return;
 
   int n = 0, version = 0;
   int status = init(0);
   if (status == 0) status = get_count(&n);
-  if (status != 0 && status != kNoDevice) facts.no_driver = "cuInit: error " + std::to_string(status);
-  if (!facts.no_driver.empty()) return;
+  if (status != 0 && status != kNoDevice) missing = "cuInit: error " + std::to_string(status);
+  if (!missing.empty()) return;
   get_version(&version);
   facts.driver = "CUDA " + std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
 
@@ -113,15 +104,14 @@ void ask_driver(RankFacts& facts, const std::string& devices, int rank, const To
   for (int i = 0; i < n; ++i) {
     DeviceUuid uuid{};
     DeviceId& id = ids[static_cast<std::size_t>(i)];
-    if (get(&id, i) != 0 || get_uuid(&uuid, id) != 0)
-      facts.no_driver = "the driver does not answer for device " + std::to_string(i);
+    if (get(&id, i) != 0 || get_uuid(&uuid, id) != 0) missing = "the driver does not answer for device " + std::to_string(i);
     facts.sees.push_back(uuid_text(uuid));
   }
   const int own = gpu_of_rank(devices, rank, machines, n);
   if (own < 0)
     facts.no_gpu = n > 0 ? "its machine has " + std::to_string(n)
                          : "the driver shows none (CUDA_VISIBLE_DEVICES is \"" + variable("CUDA_VISIBLE_DEVICES") + "\")";
-  if (own < 0 || !facts.no_driver.empty()) return;
+  if (own < 0 || !missing.empty()) return;
 
   std::array<char, 256> name{};
   int major = 0, minor = 0;

@@ -4,9 +4,8 @@
 #include "tree_attn/distributed/program/decode_options.hpp"
 
 #include "tree_attn/distributed/program/collect.hpp"
-#include "tree_attn/distributed/program/list_option.hpp"
 #include "tree_attn/distributed/program/machine.hpp"
-#include "tree_attn/distributed/program/number_check.hpp"
+#include "tree_attn/distributed/program/option_values.hpp"
 #include "tree_attn/distributed/program/program.hpp"
 #include "tree_attn/distributed/transport/nccl_transport.hpp"
 

@@ -9,7 +9,7 @@
 #include "tree_attn/distributed/program/collect.hpp"
 #include "tree_attn/distributed/program/decode_options.hpp"
 #include "tree_attn/distributed/program/machine.hpp"
-#include "tree_attn/distributed/program/number_check.hpp"
+#include "tree_attn/distributed/program/option_values.hpp"
 #include "tree_attn/distributed/program/program.hpp"
 #include "tree_attn/distributed/transport/transport.hpp"
 #include "tree_attn/gpu/backend/backends.hpp"

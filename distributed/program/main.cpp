@@ -8,7 +8,7 @@
 #include "tree_attn/distributed/job/mpi_session.hpp"
 #include "tree_attn/distributed/program/decode_options.hpp"
 #include "tree_attn/distributed/program/machine.hpp"
-#include "tree_attn/distributed/program/number_check.hpp"
+#include "tree_attn/distributed/program/option_values.hpp"
 #include "tree_attn/distributed/program/program.hpp"
 #include "tree_attn/distributed/transport/thread_transport.hpp"
 #include "tree_attn/reference/data/input_error.hpp"

@@ -6,8 +6,7 @@
 /// Run: tree_attn predict --seq-len 5120000 --ranks 128 --ranks-per-node 8
 #include "tree_attn/distributed/measure/report.hpp"
 #include "tree_attn/distributed/program/decode_options.hpp"
-#include "tree_attn/distributed/program/list_option.hpp"
-#include "tree_attn/distributed/program/number_check.hpp"
+#include "tree_attn/distributed/program/option_values.hpp"
 #include "tree_attn/distributed/program/program.hpp"
 #include "tree_attn/reference/data/output_file.hpp"
 #include "tree_attn/reference/state/subtree.hpp"
