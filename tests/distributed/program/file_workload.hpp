@@ -51,9 +51,6 @@ struct Elements {
   double& at(std::int64_t i, std::int64_t j, std::int64_t a, std::int64_t c) {
     return values[static_cast<std::size_t>(((i * shape[1] + j) * shape[2] + a) * shape[3] + c)];
   }
-  double at(std::int64_t i, std::int64_t j, std::int64_t a, std::int64_t c) const {
-    return const_cast<Elements*>(this)->at(i, j, a, c);
-  }
 };
 
 /// q, k, v, zeta and lengths, all multiples of 1/8 up to 2: every type holds them exactly.

@@ -55,22 +55,24 @@ inline std::map<int, pid_t> ranks_of(pid_t mpirun) {
   return found;
 }
 
-/// Sends a signal to one of `n_ranks` ranks when all are at work.
+/// Sends a signal to some of `n_ranks` ranks when all are at work.
 struct Signal {
-  int rank, number;
+  std::vector<int> ranks;
+  int number;
   std::size_t n_ranks = 3;
   std::map<int, pid_t> processes = {};
 
   void operator()(pid_t mpirun) {
     constexpr int kTicksAtWork = tree_attn::test::kIsSanitized ? 600 : 30;  // MPI's start takes a few
+    const int first = ranks[0];
     for (int i = 0; i < 6000; ++i) {
       processes = ranks_of(mpirun);
-      const std::string ticks = processes.count(rank) == 1 ? stat_field(processes[rank], 14) : "";
+      const std::string ticks = processes.count(first) == 1 ? stat_field(processes[first], 14) : "";
       if (processes.size() == n_ranks && !ticks.empty() && std::stoi(ticks) > kTicksAtWork) break;
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
     }
-    REQUIRE(processes.count(rank) == 1);
-    ::kill(processes[rank], number);
+    REQUIRE(processes.count(first) == 1);
+    for (const int rank : ranks) ::kill(processes[rank], number);
   }
 };
 

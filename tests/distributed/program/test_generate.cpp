@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief `tree_attn generate` without mpirun: answers and reports, and bad input in one line.
+/// @brief `tree_attn generate`: answers and reports, and bad input in one line.
 #include "tree_attn/tests/distributed/model/model_files.hpp"
 #include "tree_attn/tests/distributed/program/command.hpp"
 
@@ -57,9 +57,9 @@ TEST_CASE("generate: a file of questions is scored, and lines of standard input 
   check_silent_success(eight);
   CHECK(eight.out.find("2 of 3 right") != std::string::npos);
 
-  const Result piped = run(
-      {"sh", "-c", "printf 'The word of bamiku is \\n\\nThe code of velora is ' | \"$0\" generate \"$1\" \"$2\" --tokens 3",
-       kProgram, kRecall, text});
+  // On every rank, of which rank 0 reads them.
+  const Result piped = run(Words{"sh", "-c", "printf 'The word of bamiku is \\n\\nThe code of velora is ' | \"$0\" \"$@\""} +
+                           ranks(3, {"generate", kRecall, text, "--tokens", "3"}));
   check_silent_success(piped);
   CHECK(piped.out.find("The word of bamiku is lan\n") != std::string::npos);
   CHECK(piped.out.find("The code of velora is 402\n") != std::string::npos);

@@ -49,19 +49,4 @@ TEST_CASE("generate: keys and values that go to other ranks in the middle of an 
       if (after == "3" && order == "dealt") CHECK(bytes == 0);
     }
   }
-  check_one_line(run(alone(ask + Words{"--reshard-at", "3"})),
-                 "--reshard-at and --ranks-after: give both of them, or neither");
-  check_one_line(run(ranks(2, ask + Words{"--reshard-at", "3", "--ranks-after", "3"})),
-                 "--ranks-after 3 is larger than the job, which has 2 ranks");
-}
-
-TEST_CASE("generate: a question of standard input is asked on all ranks") {
-  const Scratch scratch;
-  const std::string text = scratch.write("text", "The code of velora is 402913. ");
-  Words piped = ranks(3, {"generate", kRecall, text});
-  std::string command;
-  for (const std::string& word : piped) command += " '" + word + "'";
-  const Result result = run({"sh", "-c", "printf 'The code of velora is \\n' |" + command});
-  check_silent_success(result);
-  CHECK(result.out.find("The code of velora is 402913.\n") != std::string::npos);
 }

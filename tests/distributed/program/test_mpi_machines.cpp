@@ -12,24 +12,12 @@ Words on_machines(int n_per_machine, const Words& arguments, const std::string& 
                with_faults(Words{"MPI_LEVEL=" + level, "RANKS_PER_MACHINE=" + std::to_string(n_per_machine)} + more));
 }
 
-/// Stops these of four ranks when all are at work.
-struct Stop {
-  std::vector<int> others;
-  Signal first;
-  explicit Stop(const std::vector<int>& which)
-      : others(which.begin() + 1, which.end()), first{.rank = which[0], .number = SIGSTOP, .n_ranks = 4} {}
-  void operator()(pid_t mpirun) {
-    first(mpirun);
-    for (const int rank : others) ::kill(first.processes[rank], SIGSTOP);
-  }
-};
-
 /// Runs a long decode, stops ranks of it, and returns how it ended.
 Result run_and_stop(int n_per_machine, const std::vector<int>& which) {
-  Stop stop(which);
+  Signal stop{which, SIGSTOP, 4};
   const Result result =
       run(on_machines(n_per_machine, kHours), {.deadline = 45, .meanwhile = [&](pid_t mpirun) { stop(mpirun); }});
-  CHECK(!any_left(stop.first.processes));
+  CHECK(!any_left(stop.processes));
   return without_mpiexec(result);
 }
 

@@ -68,10 +68,3 @@ TEST_CASE("outputs: where one of them fails, none is there") {
   check_success(run(redirected(">&- <&-", {"oracle", kLayer, "oracle"}), around), {kLayerIgnored});
   check_success(run(redirected("<&-", {"decode", kLayer, "out"}), around), {kLayerIgnored});
 }
-
-TEST_CASE("outputs: neither OUT nor the report goes where the table goes") {
-  const Scratch scratch;
-  const std::string both = scratch.write("both", "");
-  for (const Words& arguments : {Words{"decode", kLayer, both}, kDecode + Words{"--report", "/dev/stdout"}})
-    check_one_line(run(alone(arguments), {.out_to = both}), ": is standard output");
-}
