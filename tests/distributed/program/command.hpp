@@ -246,7 +246,7 @@ inline void check_endings(const std::vector<Ending>& all, const Around& around =
   for (const Ending& each : all) commands.push_back(each.command);
   const std::vector<Result> results = run_all(commands, around);
   for (std::size_t i = 0; i < all.size(); ++i) {
-    CAPTURE(on_one_line(nlohmann::json(commands[i]).dump()));
+    CAPTURE(nlohmann::json(commands[i]).dump());
     all[i].line.empty() ? check_silent_success(results[i]) : check_one_line(results[i], all[i].line);
   }
 }

@@ -64,7 +64,7 @@ TEST_CASE("devices: output, counts and predictions of threads, and over NCCL, ar
         Job{3, "0-2", "decode --seq-len 300 --heads 4 --head-dim 16 --steps 20 --threads 1"_words, false},
         Job{3, "0-2", kDecode + "--seq-len 500 --window 100 --sinks 70 --verify"_words, true},
         Job{3, "0-2", kDecode + "--seq-len 300 --steps 5 --ranks-per-node 2"_words, true}}) {
-    CAPTURE(on_one_line(nlohmann::json(arguments).dump()));
+    CAPTURE(nlohmann::json(arguments).dump());
     // Where the library of NCCL adds, it counts by itself.
     const auto sends_by_itself = [](const tree_attn::Algorithm& each) { return each.rounding.weight_error_per_lse == 0; };
     const Words command =
@@ -110,7 +110,7 @@ TEST_CASE("devices: one-shot has the bits of gather as threads and processes, in
         Job{0, nccl + devices, "nccl"}, Job{3, nccl + nodes, "nccl"}, Job{0, nccl + devices, "process", "version 22809"},
         Job{3, nccl + nodes, "ipc", "version 22809"}, Job{0, nccl + devices + host, "host", "window"},
         Job{3, nccl + nodes + host, "host", "window"}}) {
-    CAPTURE(on_one_line(nlohmann::json(more).dump()));
+    CAPTURE(nlohmann::json(more).dump());
     CAPTURE(fault);
     const NcclVariables variables(fault);
     const Words words = common + more + Words{"--verify"};
