@@ -89,7 +89,8 @@ struct FileWorkload {
     };
     std::list<std::vector<std::byte>> stored;
     const auto add_elements = [&](const char* name, const std::string& type, const Elements& elements) {
-      const tree_attn::DType as = *std::ranges::find(tree_attn::kDTypes, type, tree_attn::name_of);
+      const tree_attn::DType as =
+          *std::ranges::find(tree_attn::kDTypes, type, [](tree_attn::DType each) { return name_of(each); });
       const std::vector<float> numbers(elements.values.begin(), elements.values.end());
       store(numbers.data(), as, std::ssize(numbers), stored.emplace_back(numbers.size() * bytes_of(as)).data());
       add(name, type, elements.shape, stored.back());
