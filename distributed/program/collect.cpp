@@ -12,11 +12,13 @@
 #include <arpa/inet.h>
 #include <dlfcn.h>
 #include <ifaddrs.h>
+#include <mpi.h>
 #include <net/if.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -38,26 +40,13 @@ std::string variable(const char* name) {
   return value == nullptr ? "" : readable(value);
 }
 
-/// The driver of the GPUs, which stays loaded, if it is there and has all functions that are asked for.
-class Driver {
- public:
-  Driver() : handle_(dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL)) { note(handle_); }
-  /// Why it cannot be used, or "".
-  const std::string& missing() const { return missing_; }
-  template <class Function>
-  Function* get(const char* name) {
-    if (handle_ == nullptr) return nullptr;
-    return reinterpret_cast<Function*>(note(dlsym(handle_, name)));
-  }
-
- private:
-  void* note(void* found) {
-    if (found == nullptr) missing_ = dlerror();
-    return found;
-  }
-  void* handle_;
-  std::string missing_;
-};
+/// A function of a library. @param[out] missing why it is not there
+template <class Function>
+Function* find(void* library, const char* name, std::string& missing) {
+  void* const found = dlsym(library, name);
+  if (found == nullptr) missing = dlerror();
+  return reinterpret_cast<Function*>(found);
+}
 
 using DeviceId = int;
 using DeviceUuid = std::array<unsigned char, 16>;
@@ -87,23 +76,27 @@ std::string missing_kernel(const std::string& gpu, int major, int minor) {
 void ask_driver(RankFacts& facts, const std::string& devices, int rank, const Topology& machines) {
   constexpr int kMajor = 75, kMinor = 76;  // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
   constexpr int kNoDevice = 100;           // of a driver that works
-  Driver library;
-  auto* const init = library.get<int(unsigned)>("cuInit");
-  auto* const get_version = library.get<int(int*)>("cuDriverGetVersion");
-  auto* const get_count = library.get<int(int*)>("cuDeviceGetCount");
-  auto* const get = library.get<int(DeviceId*, int)>("cuDeviceGet");
-  auto* const get_name = library.get<int(char*, int, DeviceId)>("cuDeviceGetName");
-  auto* const get_attribute = library.get<int(int*, int, DeviceId)>("cuDeviceGetAttribute");
-  auto* const can_access = library.get<int(int*, DeviceId, DeviceId)>("cuDeviceCanAccessPeer");
-  auto* const get_uuid = library.get<int(DeviceUuid*, DeviceId)>("cuDeviceGetUuid_v2");
-  facts.no_driver = library.missing();
-  if (!facts.no_driver.empty()) return;
+  std::string& missing = facts.no_driver;
+  void* const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);  // stays loaded
+  if (library == nullptr) {
+    missing = dlerror();
+    return;
+  }
+  auto* const init = find<int(unsigned)>(library, "cuInit", missing);
+  auto* const get_version = find<int(int*)>(library, "cuDriverGetVersion", missing);
+  auto* const get_count = find<int(int*)>(library, "cuDeviceGetCount", missing);
+  auto* const get = find<int(DeviceId*, int)>(library, "cuDeviceGet", missing);
+  auto* const get_name = find<int(char*, int, DeviceId)>(library, "cuDeviceGetName", missing);
+  auto* const get_attribute = find<int(int*, int, DeviceId)>(library, "cuDeviceGetAttribute", missing);
+  auto* const can_access = find<int(int*, DeviceId, DeviceId)>(library, "cuDeviceCanAccessPeer", missing);
+  auto* const get_uuid = find<int(DeviceUuid*, DeviceId)>(library, "cuDeviceGetUuid_v2", missing);
+  if (!missing.empty()) return;
 
   int n = 0, version = 0;
   int status = init(0);
   if (status == 0) status = get_count(&n);
-  if (status != 0 && status != kNoDevice) facts.no_driver = "cuInit: error " + std::to_string(status);
-  if (!facts.no_driver.empty()) return;
+  if (status != 0 && status != kNoDevice) missing = "cuInit: error " + std::to_string(status);
+  if (!missing.empty()) return;
   get_version(&version);
   facts.driver = "CUDA " + std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
 
@@ -111,15 +104,14 @@ void ask_driver(RankFacts& facts, const std::string& devices, int rank, const To
   for (int i = 0; i < n; ++i) {
     DeviceUuid uuid{};
     DeviceId& id = ids[static_cast<std::size_t>(i)];
-    if (get(&id, i) != 0 || get_uuid(&uuid, id) != 0)
-      facts.no_driver = "the driver does not answer for device " + std::to_string(i);
+    if (get(&id, i) != 0 || get_uuid(&uuid, id) != 0) missing = "the driver does not answer for device " + std::to_string(i);
     facts.sees.push_back(uuid_text(uuid));
   }
   const int own = gpu_of_rank(devices, rank, machines, n);
   if (own < 0)
     facts.no_gpu = n > 0 ? "its machine has " + std::to_string(n)
                          : "the driver shows none (CUDA_VISIBLE_DEVICES is \"" + variable("CUDA_VISIBLE_DEVICES") + "\")";
-  if (own < 0 || !facts.no_driver.empty()) return;
+  if (own < 0 || !missing.empty()) return;
 
   std::array<char, 256> name{};
   int major = 0, minor = 0;
@@ -150,6 +142,25 @@ void ask_nccl(RankFacts& facts) try {
   facts.no_nccl = why.substr(std::strlen("--transport nccl: "), why.find("; ") - std::strlen("--transport nccl: "));
 }
 
+/// Asks the tools interface of MPI for the most bytes of a message inside a node that is sent before its receiver asks. It
+/// is a variable of Open MPI 4 and 5, an unsigned number of 32 or 64 bits.
+void ask_mpi(RankFacts& facts) {
+  int level = 0;
+  if (MPI_T_init_thread(MPI_THREAD_SINGLE, &level) != MPI_SUCCESS) return;
+  for (const char* const name : {"btl_vader_eager_limit", "btl_sm_eager_limit"}) {
+    int index = 0, n_values = 0;
+    MPI_T_cvar_handle handle = nullptr;
+    std::uint64_t value = 0;
+    if (!facts.eager_variable.empty() || MPI_T_cvar_get_index(name, &index) != MPI_SUCCESS ||
+        MPI_T_cvar_handle_alloc(index, nullptr, &handle, &n_values) != MPI_SUCCESS)
+      continue;
+    if (n_values == 1 && MPI_T_cvar_read(handle, &value) == MPI_SUCCESS)
+      facts.eager_variable = name, facts.eager_bytes = static_cast<std::int64_t>(value);
+    MPI_T_cvar_handle_free(&handle);
+  }
+  MPI_T_finalize();
+}
+
 /// Backends that cannot be used here, as decode says it. What is wrong with a GPU is for judge() to say.
 std::vector<std::string> find_missing_backends() {
   std::vector<std::string> missing;
@@ -173,18 +184,15 @@ std::vector<RankFacts> collect_facts(const Ranks& ranks, const Topology& machine
   gethostname(host.data(), host.size() - 1);
   facts.host = readable(host.data());
   facts.node = machines.node_of(ranks.rank());
-  facts.cores = std::to_string(allowed_cores().size());
+  facts.cores = std::to_string(n_allowed_cores());
   facts.interface = bootstrap_interface();
   facts.nccl_low_latency = variable(kNcclLowLatencyVariable);
-  if (!ranks.is_one_process()) {
-    const EagerLimit eager = eager_limit();
-    facts.eager_variable = eager.variable, facts.eager_bytes = eager.n_bytes;
-  }
   facts.is_thread = ranks.is_one_process() && ranks.size() > 1;
   facts.no_backend = find_missing_backends();
   if (!kCuda.empty()) facts.kernels = std::string(kArchitectures) + ", by CUDA " + std::string(kCuda);
   ask_driver(facts, devices, ranks.rank(), machines);
   ask_nccl(facts);
+  if (!ranks.is_one_process()) ask_mpi(facts);
 
   // All ranks send as many bytes as the longest text has; a 0 ends each.
   std::string mine = to_text(facts);

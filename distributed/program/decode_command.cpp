@@ -28,25 +28,6 @@
 namespace tree_attn {
 namespace {
 
-/// Refuses shapes that the backend does not support, and cuts inside a leaf if an algorithm promises bits.
-/// @throws InputError
-void check_backend(const Backend& backend, const WorkloadShape& shape, std::span<const KeyRange> ranges,
-                   std::span<const Algorithm* const> chosen) {
-  const std::string name(backend.name());
-  if (const std::string why = backend.refusal(shape); !why.empty())
-    throw InputError("--backend " + name + ": no kernel supports " + why);
-  if (shape.order != LeafOrder::kContiguous) return;
-  for (const auto& [begin, position] : ranges) {
-    if (position % kLeafKeys == 0 || position == shape.n_keys || position == kOpenEnd) continue;
-    for (const Algorithm* algorithm : chosen) {
-      if (!algorithm->keeps_bits) continue;
-      throw InputError("--shards: key " + std::to_string(position) + " is inside a leaf of " + std::to_string(kLeafKeys) +
-                       " keys; " + std::string(algorithm->name) + " keeps its bits where shards are cut at multiples of " +
-                       std::to_string(kLeafKeys));
-    }
-  }
-}
-
 /// The cache of this rank with all keys and values that it holds before the first step.
 /// @throws InputError if there is no memory for it
 OpenShard fill_shard(const Backend& backend, Workload& workload, KeyRange range, double scale) {
@@ -227,10 +208,8 @@ int run_decode(const DecodeOptions& options, const Ranks& ranks) {
   agree_on_input(ranks, *setup->workload, setup->file ? &*setup->file : nullptr, ranges);
   std::optional<OpenShard> shard;
   run_on_all(ranks, [&] {
-    for (const WorkloadShape& decoded : {reduced.shape(), again.workload.shape()}) {
-      check_backend(*setup->backend, decoded, ranges, setup->chosen);
+    for (const WorkloadShape& decoded : {reduced.shape(), again.workload.shape()})
       check(setup->chosen, *setup->backend, *transport, ranges, decoded);
-    }
     shard = fill_shard(*setup->backend, reduced, topology.range_of(ranks.rank(), ranges), scale);
   });
 

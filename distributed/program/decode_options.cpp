@@ -4,9 +4,8 @@
 #include "tree_attn/distributed/program/decode_options.hpp"
 
 #include "tree_attn/distributed/program/collect.hpp"
-#include "tree_attn/distributed/program/list_option.hpp"
 #include "tree_attn/distributed/program/machine.hpp"
-#include "tree_attn/distributed/program/number_check.hpp"
+#include "tree_attn/distributed/program/option_values.hpp"
 #include "tree_attn/distributed/program/program.hpp"
 #include "tree_attn/distributed/transport/nccl_transport.hpp"
 
@@ -153,18 +152,27 @@ std::unique_ptr<Transport> open_transport(const ClusterOptions& options, const B
 
 void check(std::span<const Algorithm* const> chosen, const Backend& backend, Transport& transport,
            std::span<const KeyRange> ranges, const WorkloadShape& shape) {
+  const std::string who = "--backend " + std::string(backend.name()) + ": ";
+  if (const std::string why = backend.refusal(shape); !why.empty()) throw InputError(who + "no kernel supports " + why);
   if ((shape.mask.data != nullptr || shape.softcap > 0) && !backend.has_masks())
-    throw InputError("--backend " + std::string(backend.name()) + ": no kernel has --softcap or the tensor \"mask\"; use " +
-                     "--backend cpu");
+    throw InputError(who + "no kernel has --softcap or the tensor \"mask\"; use --backend cpu");
   if (!shape.sink.empty() && transport.device() != nullptr)
     throw InputError("--transport " + std::string(transport.name()) +
                      ": no kernel adds the tensor \"sink\"; use --transport mpi or shared");
   for (const Algorithm* algorithm : chosen) {
+    const std::string name(algorithm->name);
     if (shape.order == LeafOrder::kDealt && !algorithm->takes_dealt)
-      throw InputError("--algorithm " + std::string(algorithm->name) + ": takes --order contiguous alone");
+      throw InputError("--algorithm " + name + ": takes --order contiguous alone");
+    for (const auto& [begin, position] : ranges) {
+      if (shape.order == LeafOrder::kDealt || !algorithm->keeps_bits) break;
+      if (position % kLeafKeys == 0 || position == shape.n_keys || position == kOpenEnd) continue;
+      throw InputError("--shards: key " + std::to_string(position) + " is inside a leaf of " + std::to_string(kLeafKeys) +
+                       " keys; " + name + " keeps its bits where shards are cut at multiples of " +
+                       std::to_string(kLeafKeys));
+    }
     if (algorithm->refusal == nullptr) continue;
     if (const std::string why = algorithm->refusal(backend, transport, ranges, shape); !why.empty())
-      throw InputError("--algorithm " + std::string(algorithm->name) + ": " + why);
+      throw InputError("--algorithm " + name + ": " + why);
   }
 }
 

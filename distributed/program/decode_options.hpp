@@ -82,7 +82,8 @@ std::vector<int> devices_of(const std::string& list);
 
 /// Checks the options against the backend and the number of ranks. @throws InputError
 void check(const ClusterOptions& options, const Backend& backend, int n_ranks);
-/// Refuses shards that an algorithm cannot combine, see Algorithm::refusal. @param shape as the cache stores it
+/// Refuses shapes that the backend does not support, cuts inside a leaf if an algorithm promises bits, and shards that one
+/// cannot combine, see Algorithm::refusal. @param shape as the cache stores it
 /// @throws InputError
 void check(std::span<const Algorithm* const> chosen, const Backend& backend, Transport& transport,
            std::span<const KeyRange> ranges, const WorkloadShape& shape);

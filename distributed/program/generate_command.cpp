@@ -9,7 +9,7 @@
 #include "tree_attn/distributed/program/collect.hpp"
 #include "tree_attn/distributed/program/decode_options.hpp"
 #include "tree_attn/distributed/program/machine.hpp"
-#include "tree_attn/distributed/program/number_check.hpp"
+#include "tree_attn/distributed/program/option_values.hpp"
 #include "tree_attn/distributed/program/program.hpp"
 #include "tree_attn/distributed/transport/transport.hpp"
 #include "tree_attn/gpu/backend/backends.hpp"
@@ -127,8 +127,6 @@ struct Generation {
       questions = read_questions(options.questions);
       for (const Question& question : questions) hash = fnv1a(std::as_bytes(std::span(question.text)), hash);
     }
-    if (const std::string why = backend->refusal(cache_shape(model->config(), generator)); !why.empty())
-      throw InputError("--backend " + options.backend + ": no kernel supports " + why);
     if (ranks.rank() == 0 && !options.report.empty()) {
       report.emplace(options.report);
       files.push_back({"--report", options.report});

@@ -30,6 +30,13 @@ cpu_set_t cores_of_process() {
   return cores;
 }
 
+/// Cores that the container of this process may use at a time; infinity without a limit.
+double container_cores() {
+  std::ifstream file("/sys/fs/cgroup/cpu.max");
+  double quota = 0, period = 0;  // "max 100000" is no limit
+  return file >> quota >> period && period > 0 ? quota / period : std::numeric_limits<double>::infinity();
+}
+
 /// Cores that the ranks of this node may use, within the limit of the container. Collective.
 double cores_of_node(const Ranks& ranks, const Topology& machines) {
   const cpu_set_t mine = cores_of_process();
@@ -38,8 +45,7 @@ double cores_of_node(const Ranks& ranks, const Topology& machines) {
   cpu_set_t of_node = mine;
   for (const int rank : machines.node(machines.node_of(ranks.rank())))
     CPU_OR(&of_node, &of_node, &cores[static_cast<std::size_t>(rank)]);
-  return std::min(static_cast<double>(CPU_COUNT(&of_node)),
-                  container_cores().value_or(std::numeric_limits<double>::infinity()));
+  return std::min(static_cast<double>(CPU_COUNT(&of_node)), container_cores());
 }
 
 std::size_t ranks_of_node(const Ranks& ranks, const Topology& machines) {
@@ -48,39 +54,9 @@ std::size_t ranks_of_node(const Ranks& ranks, const Topology& machines) {
 
 }  // namespace
 
-std::vector<int> allowed_cores() {
-  const cpu_set_t set = cores_of_process();
-  std::vector<int> cores;
-  for (int core = 0; core < CPU_SETSIZE; ++core) {
-    if (CPU_ISSET(core, &set)) cores.push_back(core);
-  }
-  return cores;
-}
-
-std::optional<double> container_cores() {
-  std::ifstream file("/sys/fs/cgroup/cpu.max");
-  double quota = 0, period = 0;  // "max 100000" is no limit
-  if (file >> quota >> period && period > 0) return quota / period;
-  return std::nullopt;
-}
-
-EagerLimit eager_limit() {
-  EagerLimit limit;
-  int level = 0;
-  if (MPI_T_init_thread(MPI_THREAD_SINGLE, &level) != MPI_SUCCESS) return limit;
-  // Open MPI 4 and 5. The value is an unsigned number of 32 or 64 bits.
-  for (const char* const name : {"btl_vader_eager_limit", "btl_sm_eager_limit"}) {
-    int index = 0, n_values = 0;
-    MPI_T_cvar_handle handle = nullptr;
-    std::uint64_t value = 0;
-    if (!limit.variable.empty() || MPI_T_cvar_get_index(name, &index) != MPI_SUCCESS ||
-        MPI_T_cvar_handle_alloc(index, nullptr, &handle, &n_values) != MPI_SUCCESS)
-      continue;
-    if (n_values == 1 && MPI_T_cvar_read(handle, &value) == MPI_SUCCESS) limit = {name, static_cast<std::int64_t>(value)};
-    MPI_T_cvar_handle_free(&handle);
-  }
-  MPI_T_finalize();
-  return limit;
+int n_allowed_cores() {
+  const cpu_set_t cores = cores_of_process();
+  return CPU_COUNT(&cores);
 }
 
 std::string mpi_library() {
@@ -119,9 +95,8 @@ Machine this_machine() {
 }
 
 int threads_per_rank(const Ranks& ranks, const Topology& machines) {
-  const cpu_set_t mine = cores_of_process();
   const double n_ranks = static_cast<double>(ranks_of_node(ranks, machines));
-  const int share = std::min(static_cast<int>(cores_of_node(ranks, machines) / n_ranks), CPU_COUNT(&mine));
+  const int share = std::min(static_cast<int>(cores_of_node(ranks, machines) / n_ranks), n_allowed_cores());
   return static_cast<int>(ranks.all_min(static_cast<std::uint64_t>(std::max(share, 1))));
 }
 

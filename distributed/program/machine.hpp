@@ -6,10 +6,7 @@
 #include "tree_attn/distributed/measure/report.hpp"
 #include "tree_attn/distributed/transport/ranks.hpp"
 
-#include <cstdint>
-#include <optional>
 #include <string>
-#include <vector>
 
 namespace tree_attn {
 
@@ -18,18 +15,8 @@ Machine this_machine();
 /// Name and version of the MPI in use: "Open MPI v4.1.4", "MPICH 4.0.2".
 std::string mpi_library();
 
-/// A variable of MPI's tools interface: the most bytes of a message inside a node that is sent before its receiver asks.
-struct EagerLimit {
-  std::string variable;
-  std::int64_t n_bytes = 0;
-};
-/// That of Open MPI's shared memory; an empty name if this MPI has no such variable. MPI need not be initialized.
-EagerLimit eager_limit();
-
-/// The cores that the launcher lets this process use, ascending.
-std::vector<int> allowed_cores();
-/// Cores that the container of this process may use at a time; nothing without a limit.
-std::optional<double> container_cores();
+/// Number of cores that the launcher lets this process use.
+int n_allowed_cores();
 
 /// Threads per rank that leave no core of a node to two of them: the cores that the ranks of the node may use, within the
 /// limit of the container, divided by these ranks; at least 1. The smallest over all nodes, equal on all ranks. Collective.

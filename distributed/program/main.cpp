@@ -8,9 +8,8 @@
 #include "tree_attn/distributed/job/mpi_session.hpp"
 #include "tree_attn/distributed/program/decode_options.hpp"
 #include "tree_attn/distributed/program/machine.hpp"
-#include "tree_attn/distributed/program/number_check.hpp"
+#include "tree_attn/distributed/program/option_values.hpp"
 #include "tree_attn/distributed/program/program.hpp"
-#include "tree_attn/distributed/program/shared_options.hpp"
 #include "tree_attn/distributed/transport/thread_transport.hpp"
 #include "tree_attn/reference/data/input_error.hpp"
 #include "tree_attn/reference/data/mapped_file.hpp"
@@ -18,18 +17,20 @@
 #include "tree_attn/reference/data/temporary_files.hpp"
 
 #include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <csignal>
 #include <cstdio>
-#include <cstdlib>
 #include <exception>
 #include <map>
 #include <optional>
+#include <span>
+#include <sstream>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace {
 
@@ -77,10 +78,53 @@ std::string usage_error(const CLI::App& program, const CLI::ParseError& error) {
   return line + " (see tree_attn " + (commands.empty() ? "" : commands[0]->get_name() + " ") + "--help)";
 }
 
+/// Options that may differ between ranks: rank 0 alone writes files, and machines have different numbers of cores, by which
+/// no bit changes.
+constexpr std::string_view kMayDiffer[] = {"OUT", "--report", "--threads"};
+/// Files that every rank reads. Machines may have them at different paths, and other checks compare the contents.
+constexpr std::string_view kReadByAll[] = {"IN", "MODEL", "TEXT", "--questions"};
+
+/// "--steps 2", "no --radix"; of a file that every rank reads the name alone.
+std::string line_of(const CLI::Option& option) {
+  const std::string name = option.get_name();
+  const bool is_given = option.count() > 0;
+  const std::string value = is_given ? CLI::detail::join(option.results(), " ") : option.get_default_str();
+  if (!is_given && value.empty()) return "no " + name;
+  const bool has_no_value = option.get_items_expected_max() == 0 || std::ranges::count(kReadByAll, name) > 0;
+  return has_no_value ? name : name + " " + value;
+}
+
+/// The lines of the options that must not differ. A 0 ends each: a value may have line breaks, but no argument has a 0.
+void add_lines(const CLI::App& command, std::string& lines) {
+  for (const CLI::Option* option : command.get_options()) {
+    if (std::ranges::count(kMayDiffer, option->get_name()) == 0) lines += line_of(*option) + '\0';
+  }
+}
+
+/// Refuses lines unlike those of rank 0, before any rank waits for a message that depends on them. Collective.
+/// @throws InputError on every rank, naming the first rank that differs and its first line that does
+void agree_on_options(const Ranks& ranks, const std::string& own) {
+  std::string of_root = own;
+  of_root.resize(ranks.broadcast_from_root(own.size()));
+  ranks.broadcast(std::as_writable_bytes(std::span(of_root)), 0, "the options of rank 0");
+  run_on_all(ranks, [&] {
+    if (own == of_root) return;
+    std::istringstream these(own), those(of_root);
+    std::string line, other;
+    do {
+      if (!std::getline(these, line, '\0')) line = "no more options";
+      if (!std::getline(those, other, '\0')) other = "no more options";
+    } while (line == other);
+    throw InputError("has " + readable(line, 200) + ", but rank 0 has " + readable(other, 200) +
+                     ": all ranks need the same");
+  });
+}
+
 /// The command line, and the command that it names.
 class Program {
  public:
-  explicit Program(const std::string& command_line) {
+  Program(int argc, char** argv) {
+    const std::string command_line = CLI::detail::join(std::vector<std::string>(argv, argv + argc), " ");
     app_.set_version_flag("--version", "tree_attn " TREE_ATTN_VERSION);
     app_.require_subcommand(1);
     app_.add_option("--timeout", timeout_,
@@ -110,8 +154,14 @@ class Program {
     return std::nullopt;
   }
 
-  /// What all ranks must have in common, see shared_options().
-  std::vector<std::string> shared() const { return shared_options(app_); }
+  /// What all ranks must have in common: the command, then the options of the program and of the command, see add_lines().
+  std::string shared_lines() const {
+    const CLI::App& command = *app_.get_subcommands().front();
+    std::string lines = "the command " + command.get_name() + '\0';
+    add_lines(app_, lines);
+    add_lines(command, lines);
+    return lines;
+  }
 
   /// Runs the command on one rank. @returns the exit status
   int run(const Ranks& ranks) const {
@@ -146,13 +196,6 @@ int guard(bool is_root, const Work& work, const Abandon& abandon) {
   return kBadInput;
 }
 
-/// The words of the command line, separated by spaces.
-std::string join_words(int argc, char** argv) {
-  std::string line;
-  for (int i = 0; i < argc; ++i) line += (i ? " " : "") + std::string(argv[i]);
-  return line;
-}
-
 /// The ranks are the processes of an MPI job.
 int run_processes(int argc, char** argv) {
   MpiSession session(&argc, &argv, find_timeout(argc, argv));
@@ -166,7 +209,7 @@ int run_processes(int argc, char** argv) {
     end_on_cut_file([](const void* job) { return static_cast<const MpiSession*>(job)->claim_last_word(); }, &session);
 
     // A launcher may give every rank a command line of its own.
-    Program program(join_words(argc, argv));
+    Program program(argc, argv);
     std::optional<int> status;
     run_on_all(ranks, [&] {
       status = program.parse(argc, argv, is_root);
@@ -174,7 +217,7 @@ int run_processes(int argc, char** argv) {
         throw InputError("--devices: the ranks are threads of one process, but " + session.launch().launcher +
                          " has started " + std::to_string(ranks.size()) + "; leave out either");
     });
-    agree_on_options(ranks, status ? std::vector<std::string>{"a request for help"} : program.shared());
+    agree_on_options(ranks, status ? std::string("a request for help") + '\0' : program.shared_lines());
     return status ? *status : program.run(ranks);
   };
   return guard(is_root, work, [&](const std::exception& error) { session.abandon(error); });
@@ -187,7 +230,7 @@ int run_alone(int argc, char** argv, const std::optional<std::string>& list) {
   return guard(
       true,
       [&] {
-        Program program(join_words(argc, argv));
+        Program program(argc, argv);
         if (const std::optional<int> parsed = program.parse(argc, argv, true)) return *parsed;
         const int n_ranks = list ? static_cast<int>(devices_of(*list).size()) : 1;
         int status = 0;
@@ -201,19 +244,10 @@ int run_alone(int argc, char** argv, const std::optional<std::string>& list) {
       [&](const std::exception& error) { complain(error_line(error, list ? "--devices " + *list : "")); });
 }
 
-/// NCCL writes its log to standard output, where our tables go, unless a variable names another file. It empties what it
-/// opens: where standard error is a file, the log stays where it is.
-void send_log_of_nccl_to_standard_error() {
-  struct stat of {};
-  const bool is_file = ::fstat(STDERR_FILENO, &of) == 0 && S_ISREG(of.st_mode);
-  if (std::getenv("NCCL_DEBUG") != nullptr && !is_file) ::setenv("NCCL_DEBUG_FILE", "/dev/stderr", 0);
-}
-
 }  // namespace
 
 int main(int argc, char** argv) try {
   open_standard_descriptors();
-  send_log_of_nccl_to_standard_error();
   remove_temporary_files_on_signals();
   // A closed pipe and a limit of file sizes are then write errors, reported in one line.
   std::signal(SIGPIPE, SIG_IGN), std::signal(SIGXFSZ, SIG_IGN);

@@ -3,7 +3,7 @@
 /// @brief `tree_attn oracle`: attention in double precision, and the energy and its gradient (eq. (5)-(6)).
 #include "tree_attn/distributed/measure/memory.hpp"
 #include "tree_attn/distributed/program/decode_options.hpp"
-#include "tree_attn/distributed/program/number_check.hpp"
+#include "tree_attn/distributed/program/option_values.hpp"
 #include "tree_attn/distributed/program/program.hpp"
 #include "tree_attn/reference/data/output_file.hpp"
 #include "tree_attn/reference/data/workload.hpp"

@@ -6,8 +6,7 @@
 /// Run: tree_attn predict --seq-len 5120000 --ranks 128 --ranks-per-node 8
 #include "tree_attn/distributed/measure/report.hpp"
 #include "tree_attn/distributed/program/decode_options.hpp"
-#include "tree_attn/distributed/program/list_option.hpp"
-#include "tree_attn/distributed/program/number_check.hpp"
+#include "tree_attn/distributed/program/option_values.hpp"
 #include "tree_attn/distributed/program/program.hpp"
 #include "tree_attn/reference/data/output_file.hpp"
 #include "tree_attn/reference/state/subtree.hpp"
@@ -54,19 +53,17 @@ Cluster cluster_of(const PredictOptions& options) {
   return {network, options.memory_bandwidth * kGigabytePerSecond, options.merge_us, false, options.store_us};
 }
 
-/// Whether the text is a bandwidth in GB/s, from 0.001 to 1e6, or a time in us, at most 1e9: empty, or why not. Beyond these
-/// limits there is no network, and a predicted time has more digits than a table has room for.
+/// Whether the text is a bandwidth in GB/s, or a time in us: empty, or why not. Beyond these limits there is no network, and
+/// a predicted time has more digits than a table has room for.
 std::string is_bandwidth(const std::string& text) {
   double number = 0;
-  const std::string why = is_positive(text);
-  if (!why.empty() || !read_number(text, number)) return why;
+  if (!read_number(text, number)) return readable(text) + " is not a number";
   return number >= 1e-3 && number <= 1e6 ? "" : readable(text) + " is not in 0.001 to 1e6 GB/s";
 }
 std::string is_microseconds(const std::string& text) {
   double number = 0;
-  const std::string why = is_not_negative(text);
-  if (!why.empty() || !read_number(text, number)) return why;
-  return number <= 1e9 ? "" : readable(text) + " is more than 1e9 us";
+  if (!read_number(text, number)) return readable(text) + " is not a number";
+  return number >= 0 && number <= 1e9 ? "" : readable(text) + " is not in 0 to 1e9 us";
 }
 
 /// The checked shape, and the ranks. @throws InputError

@@ -24,7 +24,7 @@ PRODUCT = ("reference", "gpu", "distributed")
 FEATURES = {
     "care of a job": r"watchdog|pulse_|launcher|mpi_session|deadline|guard",
     "facts and verdicts, info": r"facts|judge|collect|/libraries|info_command|mpi_info|machine|need\.",
-    "fingerprint, agreement on options": r"fingerprint|shared_options|agreement",
+    "fingerprint, agreement on options": r"fingerprint|agreement",
     "memory check": r"measure/(test_)?memory",
     "predict, time of a step": r"predict|step_time",
     "model of a GPU, simulated cluster": r"model_backend|pass_time|simulated/",

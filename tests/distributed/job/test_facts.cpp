@@ -8,23 +8,22 @@
 #include <doctest/doctest.h>
 
 #include <exception>
+#include <utility>
 
 namespace tree_attn::test {
 
 TEST_CASE("facts: text and back, with nothing lost") {
   for (const Fault& fault : faults()) {
-    std::vector<RankFacts> facts = healthy_cluster(fault.n_nodes, 2);
-    fault.make(facts);
     std::vector<RankFacts> sent;
-    for (const RankFacts& one : facts) {
+    for (const RankFacts& one : fault.facts) {
       const std::string text = to_text(one);
       CHECK(text.find('\0') == std::string::npos);
       sent.push_back(facts_of_text(text));
       CHECK(to_text(sent.back()) == text);
     }
     // What judge() says is what it says of the facts that were sent.
-    CHECK(table(judge(sent)) == table(judge(facts)));
-    CHECK(table(sent) == table(facts));
+    CHECK(table(judge(sent)) == table(judge(fault.facts)));
+    CHECK(table(sent) == table(fault.facts));
   }
   RankFacts odd;
   odd.host = "no \xff UTF-8";
@@ -33,16 +32,10 @@ TEST_CASE("facts: text and back, with nothing lost") {
 }
 
 TEST_CASE("facts: the table has a line for equal ranks of a machine, and no empty columns") {
-  CHECK(table(healthy_cluster(2, 2)) ==
-        "node  host    ranks  cores  interface         driver     NCCL    GPU          capability  identity    reaches\n"
-        "0     node01  0      24     eth0 192.168.1.1  CUDA 13.0  2.30.7  NVIDIA H200  9.0         GPU-5f0c00  1\n"
-        "0     node01  1      24     eth0 192.168.1.1  CUDA 13.0  2.30.7  NVIDIA H200  9.0         GPU-5f0c01  0\n"
-        "1     node02  2      24     eth0 192.168.1.2  CUDA 13.0  2.30.7  NVIDIA H200  9.0         GPU-5f0c10  3\n"
-        "1     node02  3      24     eth0 192.168.1.2  CUDA 13.0  2.30.7  NVIDIA H200  9.0         GPU-5f0c11  2\n");
   std::vector<RankFacts> plain = healthy_cluster(2, 2);
   for (RankFacts& one : plain) one.gpu = one.uuid = one.capability = one.driver = one.nccl = "", one.reaches.clear();
   plain[3].cores = "1";
-  // Ranks dealt to the machines in turn.
+  // Ranks dealt to the machines in turn. The chapter on many GPUs has the table of a healthy cluster.
   std::vector<RankFacts> dealt = healthy_cluster(2, 2);
   std::swap(dealt[1], dealt[2]), std::swap(plain[1], plain[2]);
   CHECK(table(dealt).find("\n0     node01  2 ") < table(dealt).find("\n1     node02  1 "));
@@ -54,21 +47,22 @@ TEST_CASE("facts: the table has a line for equal ranks of a machine, and no empt
 }
 
 TEST_CASE("facts: which GPU runs a kernel") {
-  CHECK(runs_on("80-real", 8, 0));
-  CHECK(runs_on("80-real", 8, 9));
-  CHECK(!runs_on("86-real", 8, 0));
-  CHECK(!runs_on("80-real", 9, 0));
-  CHECK(!runs_on("80-real", 7, 5));
-  CHECK(runs_on("90a-real", 9, 0));
-  CHECK(!runs_on("90a-real", 9, 1));
-  CHECK(!runs_on("90a-real", 10, 0));
-  CHECK(runs_on("120-real", 12, 1));
+  struct Row {
+    const char* architecture;
+    std::vector<std::pair<int, int>> runs, runs_not;
+  };
   // The driver compiles PTX for GPUs that are newer, but not that of one architecture alone.
-  for (const int major : {8, 9, 10, 12}) CHECK(runs_on("80", major, 0));
-  CHECK(!runs_on("80", 7, 5));
-  CHECK(!runs_on("86", 8, 0));
-  CHECK(runs_on("90a", 9, 0));
-  CHECK(!runs_on("90a", 10, 0));
+  for (const auto& [architecture, runs, runs_not] : {Row{"80-real", {{8, 0}, {8, 9}}, {{9, 0}, {7, 5}}},
+                                                     {"86-real", {}, {{8, 0}}},
+                                                     {"90a-real", {{9, 0}}, {{9, 1}, {10, 0}}},
+                                                     {"120-real", {{12, 1}}, {}},
+                                                     {"80", {{8, 0}, {9, 0}, {10, 0}, {12, 0}}, {{7, 5}}},
+                                                     {"86", {}, {{8, 0}}},
+                                                     {"90a", {{9, 0}}, {{10, 0}}}}) {
+    CAPTURE(architecture);
+    for (const auto& [major, minor] : runs) CHECK(runs_on(architecture, major, minor));
+    for (const auto& [major, minor] : runs_not) CHECK(!runs_on(architecture, major, minor));
+  }
 }
 
 TEST_CASE("facts: lists of ranks as text") {

@@ -9,9 +9,11 @@
 #include <algorithm>
 #include <array>
 #include <fstream>
+#include <functional>
 #include <iterator>
-#include <set>
+#include <map>
 #include <sstream>
+#include <utility>
 
 namespace tree_attn::test {
 namespace {
@@ -25,17 +27,30 @@ std::vector<std::string> faults_in(const std::vector<RankFacts>& facts) {
   return lines;
 }
 
-std::vector<RankFacts> broken(const Fault& fault) {
-  std::vector<RankFacts> facts = healthy_cluster(fault.n_nodes, 2);
-  fault.make(facts);
-  return facts;
+std::string chapter() {
+  std::ifstream file(TREE_ATTN_CHAPTER);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+/// The chapter's table of faults: the line of `info` after its severity, by what is wrong.
+std::map<std::string, std::string> lines_of_chapter() {
+  const std::string text = chapter();
+  const std::size_t begin = text.find("\n| --- | --- |\n", text.find("<!-- faults: begin"));
+  std::istringstream rows(text.substr(begin, text.find("<!-- faults: end", begin) - begin));
+  std::map<std::string, std::string> lines;
+  for (std::string row; std::getline(rows, row);) {
+    const std::size_t middle = row.find(" | ");
+    if (row.starts_with("| ") && !row.starts_with("| ---"))
+      lines[row.substr(2, middle - 2)] = row.substr(middle + 3, row.size() - middle - 5);
+  }
+  return lines;
 }
 
 constexpr std::array kAllNeeds{Need::kNothing, Need::kGpu, Need::kNccl, Need::kPeerAccess};
 
 }  // namespace
 
-TEST_CASE("judge: a healthy cluster has one verdict per subject, and all are fine") {
+TEST_CASE("judge: a healthy cluster has one verdict per subject, and all are fine, as the chapter shows") {
   for (const auto& [n_nodes, ranks_per_node] : {std::pair{1, 1}, {1, 2}, {1, 8}, {2, 8}, {3, 1}}) {
     CAPTURE(n_nodes);
     CAPTURE(ranks_per_node);
@@ -46,26 +61,23 @@ TEST_CASE("judge: a healthy cluster has one verdict per subject, and all are fin
     for (const Verdict& verdict : judge(facts)) subjects.push_back(verdict.subject);
     CHECK(subjects == std::vector<std::string>{"GPUs", "peer access", "NCCL", "interface", "one-shot", "windows"});
   }
-  CHECK(table(judge(healthy_cluster(2, 8))) ==
-        "ok       GPUs         16 x NVIDIA H200, compute capability 9.0, driver of CUDA 13.0\n"
-        "ok       peer access  all GPUs of a machine reach each other\n"
-        "ok       NCCL         2.30.7 found (/opt/nccl/libnccl.so.2)\n"
-        "ok       interface    eth0 192.168.1.1 for NCCL's bootstrap; NCCL_SOCKET_IFNAME chooses another\n"
-        "ok       one-shot     possible where the GPUs of a machine reach each other\n"
-        "ok       windows      with --transport nccl registered by NCCL 2.30.7; else opened by CUDA IPC\n");
+  const std::vector<RankFacts> facts = healthy_cluster(2, 2);
+  CHECK(chapter().find("```text\n" + table(facts) + "\n" + table(judge(facts)) + "```\n") != std::string::npos);
 }
 
-TEST_CASE("judge: every fault has its line, which names ranks and values and says what to do") {
+TEST_CASE("judge: every fault has its line, which names ranks and values and says what to do, and the chapter has all") {
   const auto words = [](const std::string& text) {
     std::istringstream stream(text);
     return std::vector<std::string>(std::istream_iterator<std::string>(stream), {});
   };
-  std::set<std::string> names;
+  std::map<std::string, std::string> lines = lines_of_chapter();
   for (const Fault& fault : faults()) {
     CAPTURE(fault.name);
-    CHECK(names.insert(fault.name).second);
-    const std::vector<Verdict> verdicts = judge(broken(fault));
-    const auto found = std::ranges::find(verdicts, fault.line, [](const Verdict& verdict) { return line(verdict); });
+    const std::vector<Verdict> verdicts = judge(fault.facts);
+    const auto as_in_chapter = [](const Verdict& verdict) {
+      return (verdict.severity == Severity::kFailure ? "fails `" : "warning `") + line(verdict) + "`";
+    };
+    const auto found = std::ranges::find(verdicts, std::exchange(lines[fault.name], ""), as_in_chapter);
     INFO(table(verdicts));
     REQUIRE(found != verdicts.end());
     CHECK(found->severity == fault.severity);
@@ -81,8 +93,8 @@ TEST_CASE("judge: every fault has its line, which names ranks and values and say
     // A decode fails with the first line of what it needs, and warnings do not end it.
     for (const Need need : kAllNeeds) {
       const std::optional<std::string> failure = first_failure(verdicts, std::array{need});
-      if (need == fault.need && fault.severity == Severity::kFailure) CHECK(failure == fault.line);
-      if (need != fault.need && failure) CHECK(*failure != fault.line);
+      if (need == fault.need && fault.severity == Severity::kFailure) CHECK(failure == line(*found));
+      if (need != fault.need && failure) CHECK(*failure != line(*found));
     }
     CHECK(!first_failure(verdicts, {}));
     // The table is at most 140 columns wide, and nothing of a line is lost.
@@ -92,51 +104,38 @@ TEST_CASE("judge: every fault has its line, which names ranks and values and say
       all += severities[static_cast<std::size_t>(verdict.severity)] + verdict.subject + " " + line(verdict) + "\n";
     }
     CHECK(words(table(verdicts)) == words(all));
-    std::istringstream lines(table(verdicts));
-    for (std::string one; std::getline(lines, one);) CHECK(one.size() <= 140);
+    std::istringstream rows(table(verdicts));
+    for (std::string row; std::getline(rows, row);) CHECK(row.size() <= 140);
   }
+  for (const auto& [name, left] : lines) CHECK_MESSAGE(left == "", name);
 }
 
-TEST_CASE("judge: one-shot needs a GPU for every rank and windows on them") {
-  const auto line_of = [](const std::vector<RankFacts>& facts) { return line(judge(facts).back()); };
-  std::vector<RankFacts> facts = healthy_cluster(1, 2);
-  facts[0].reaches.clear();
-  CHECK(line_of(facts) == "--algorithm one-shot: not with windows on the devices; use --windows host");
-  facts[0].no_driver = "none";
-  CHECK(line_of(facts) ==
-        "--algorithm one-shot: not with --backend cuda, which needs a GPU for every rank; use --backend emulated");
-}
-
-TEST_CASE("judge: where windows will lie, and why") {
-  const auto line_of = [](const std::vector<RankFacts>& facts) { return line(judge(facts).back()); };
-  std::vector<RankFacts> facts = healthy_cluster(1, 2);
-  for (RankFacts& one : facts) one.is_thread = true;
-  CHECK(line_of(facts) == "with --transport nccl registered by NCCL 2.30.7; else in the memory of this process");
-  for (RankFacts& one : facts) one.no_nccl_windows = "NCCL 2.28.9 is old";
-  CHECK(line_of(facts) == "in the memory of this process, with --transport nccl too: NCCL 2.28.9 is old");
-  for (RankFacts& one : facts) one.is_thread = false;
-  CHECK(line_of(facts) == "opened by CUDA IPC, with --transport nccl too: NCCL 2.28.9 is old");
-  for (RankFacts& one : facts) one.no_nccl = "not there";
-  CHECK(line_of(facts) == "opened by CUDA IPC");
-  for (RankFacts& one : facts) one.no_nccl_windows.clear();
-  CHECK(line_of(facts) == "opened by CUDA IPC");
-}
-
-TEST_CASE("judge: the limit of eager messages, where MPI tells it") {
-  std::vector<RankFacts> facts = healthy_cluster(1, 2);
-  facts[0].eager_variable = "btl_vader_eager_limit", facts[0].eager_bytes = 4096;
-  CHECK(
-      line(judge(facts).back()) ==
-      "a message of more than 4096 bytes inside a node waits for its receiver; --mca btl_vader_eager_limit 16384 sends the "
-      "states of 16 heads of 128, 8320 bytes, at once");
-  facts[0].eager_bytes = 16384;
-  CHECK(judge(facts).back().subject == "windows");
-}
-
-TEST_CASE("judge: NCCL's buffers between machines matter where there are several") {
-  std::vector<RankFacts> facts = healthy_cluster(1, 2);
-  for (RankFacts& one : facts) one.nccl_low_latency = "";
-  CHECK(faults_in(facts).empty());
+TEST_CASE("judge: the last line is of windows or of one-shot without them, or of eager messages where MPI limits them") {
+  const std::string with_nccl = "with --transport nccl registered by NCCL 2.30.7; else ", ipc = "opened by CUDA IPC";
+  const auto old = [](RankFacts& one) { one.no_nccl_windows = "NCCL 2.28.9 is old"; };
+  const auto eager = [](std::int64_t n_bytes) {
+    return [n_bytes](RankFacts& one) { one.eager_variable = "btl_vader_eager_limit", one.eager_bytes = n_bytes; };
+  };
+  const std::vector<std::pair<std::function<void(RankFacts&)>, std::string>> all{
+      {[](RankFacts& one) { one.is_thread = true; }, with_nccl + "in the memory of this process"},
+      {[&](RankFacts& one) { old(one), one.is_thread = true; },
+       "in the memory of this process, with --transport nccl too: NCCL 2.28.9 is old"},
+      {old, ipc + ", with --transport nccl too: NCCL 2.28.9 is old"},
+      {[&](RankFacts& one) { old(one), one.no_nccl = "not there"; }, ipc},
+      {[](RankFacts& one) { one.no_nccl = "not there"; }, ipc},
+      {[](RankFacts& one) { one.reaches.clear(); },
+       "--algorithm one-shot: not with windows on the devices; use --windows host"},
+      {[](RankFacts& one) { one.reaches.clear(), one.no_driver = "none"; },
+       "--algorithm one-shot: not with --backend cuda, which needs a GPU for every rank; use --backend emulated"},
+      {eager(4096),
+       "a message of more than 4096 bytes inside a node waits for its receiver; --mca btl_vader_eager_limit 16384 sends "
+       "the states of 16 heads of 128, 8320 bytes, at once"},
+      {eager(16384), with_nccl + ipc}};
+  for (const auto& [change, last] : all) {
+    std::vector<RankFacts> facts = healthy_cluster(1, 2);
+    for (RankFacts& one : facts) change(one);
+    CHECK(line(judge(facts).back()) == last);
+  }
 }
 
 TEST_CASE("judge: the order of ranks on machines does not matter, and only what is compared has to be equal") {
@@ -156,30 +155,11 @@ TEST_CASE("judge: the order of ranks on machines does not matter, and only what 
   CHECK(faults_in(facts)[0].starts_with("--backend cuda: no driver for ranks 0-3: none; "));
   for (const std::size_t rank : {0U, 2U}) facts[rank].no_driver = "";
   CHECK(faults_in(facts)[0].starts_with("--backend cuda: no driver for ranks 1, 3 on node02: none; "));
-}
-
-TEST_CASE("judge: without an interface the line says so") {
-  std::vector<RankFacts> facts = healthy_cluster(1, 1);
-  facts[0].interface = "";
+  // NCCL's buffers between machines matter where there are several. An interface may be missing.
+  facts = healthy_cluster(1, 2);
+  for (RankFacts& one : facts) one.nccl_low_latency = one.interface = "";
+  CHECK(faults_in(facts).empty());
   CHECK(table(judge(facts)).find("interface    none for NCCL's bootstrap; ") != std::string::npos);
 }
 
-TEST_CASE("judge: the chapter on many GPUs has every fault with its line, and shows a cluster without faults") {
-  std::ifstream file(TREE_ATTN_CHAPTER);
-  const std::string chapter{std::istreambuf_iterator<char>(file), {}};
-  std::ostringstream rows;
-  rows << "| what is wrong | line of `info` |\n| --- | --- |\n";
-  for (const Fault& fault : faults()) {
-    const bool is_failure = fault.severity == Severity::kFailure;
-    rows << "| " << fault.name << " | " << (is_failure ? "fails" : "warning") << " `" << fault.line << "` |\n";
-  }
-  const std::string begin = "<!-- faults: begin (tests/distributed/job/test_judge.cpp) -->\n";
-  const std::size_t at = chapter.find(begin);
-  REQUIRE(at != std::string::npos);
-  const std::size_t first = at + begin.size();
-  CHECK(chapter.substr(first, chapter.find("<!-- faults: end -->") - first) == rows.str());
-
-  const std::vector<RankFacts> facts = healthy_cluster(2, 2);
-  CHECK(chapter.find("```text\n" + table(facts) + "\n" + table(judge(facts)) + "```\n") != std::string::npos);
-}
 }  // namespace tree_attn::test

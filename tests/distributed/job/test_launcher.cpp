@@ -7,40 +7,20 @@
 #include <stdlib.h>
 
 #include <map>
-#include <optional>
 #include <string>
 
 namespace tree_attn {
 namespace {
 
-/// Sets the variables of all launchers while it lives: those given, and no others.
-class Variables {
- public:
-  explicit Variables(const std::map<std::string, std::string>& values) {
-    for (const char* name :
-         {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_SIZE", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"}) {
-      const char* value = std::getenv(name);
-      before_[name] = value ? std::optional<std::string>(value) : std::nullopt;
-      set(name, values.contains(name) ? std::optional(values.at(name)) : std::nullopt);
-    }
-  }
-  ~Variables() {
-    for (const auto& [name, value] : before_) set(name, value);
-  }
-  Variables(const Variables&) = delete;
-  Variables& operator=(const Variables&) = delete;
-
- private:
-  static void set(const std::string& name, const std::optional<std::string>& value) {
-    value ? setenv(name.c_str(), value->c_str(), 1) : unsetenv(name.c_str());
-  }
-
-  std::map<std::string, std::optional<std::string>> before_;
-};
-
+/// What is found with these variables of launchers, and no others.
 LaunchedJob job_with(const std::map<std::string, std::string>& values) {
-  const Variables variables(values);
-  return find_launched_job();
+  for (const char* name :
+       {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_SIZE", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"})
+    unsetenv(name);
+  for (const auto& [name, value] : values) setenv(name.c_str(), value.c_str(), 1);
+  const LaunchedJob job = find_launched_job();
+  for (const auto& [name, value] : values) unsetenv(name.c_str());
+  return job;
 }
 
 }  // namespace

@@ -9,33 +9,38 @@
 
 #include <limits>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 namespace tree_attn {
 namespace {
 
-/// The pulses of three ranks, of which two are of this machine, and the last if it is said to be.
-struct ThreeRanks {
-  explicit ThreeRanks(bool all_here = true) {
-    for (std::size_t rank = 0; rank < 3; ++rank) pulse(rank).beats = 1, pulse(rank).process = rank < 2 || all_here ? 1 : 0;
-  }
-  Pulse& pulse(std::size_t rank) const { return board.pulses()[rank]; }
-  /// Lets time pass in which these ranks beat and those compute. @returns the second at which the job ends, and why; "" if
-  /// it does not
-  std::string watch(double seconds, const std::vector<std::size_t>& beating, const std::vector<std::size_t>& computing = {},
-                    bool is_first = true, double late = 2) const {
-    PulseObserver observer(board, 10, late);
-    for (double t = 0; t <= seconds; t += 0.25) {
-      for (const std::size_t rank : beating) ++pulse(rank).beats;
-      for (const std::size_t rank : computing) ++pulse(rank).moves;
-      if (const auto why = observer.look(t == 0 ? 0 : 0.25, is_first)) return std::to_string(t).substr(0, 4) + ": " + *why;
-    }
-    return "";
-  }
-
-  PulseBoard board{0, 3, false};
+/// Of three ranks, of which two are of this machine, and the last if it is said to be: what a rank concludes that waits.
+struct Watch {
+  std::string end;  ///< the second at which the job ends, and why; "" if it does not
+  double seconds;   ///< that pass
+  std::vector<std::size_t> beating, computing = {};
+  bool is_first = true;
+  double late = 2;
+  bool all_here = true;
 };
+
+/// @param has_left a rank that has left, or is not there; 3: none
+std::string conclusion(const Watch& watch, std::size_t has_left = 3) {
+  const PulseBoard board(0, 3, false);
+  const std::span<Pulse> pulses = board.pulses();
+  for (std::size_t rank = 0; rank < 3; ++rank)
+    pulses[rank].beats = rank != has_left, pulses[rank].process = rank < 2 || watch.all_here ? 1 : 0;
+  PulseObserver observer(board, 10, watch.late);
+  for (double t = 0; t <= watch.seconds; t += 0.25) {
+    for (const std::size_t rank : watch.beating) ++pulses[rank].beats;
+    for (const std::size_t rank : watch.computing) ++pulses[rank].moves;
+    if (const auto why = observer.look(t == 0 ? 0 : 0.25, watch.is_first))
+      return std::to_string(t).substr(0, 4) + ": " + *why;
+  }
+  return "";
+}
 
 }  // namespace
 
@@ -82,47 +87,41 @@ TEST_CASE("pulse board: another process opens it, and none that is not meant") {
   CHECK(board.open({token, child, address.file}) == nullptr);
 }
 
-TEST_CASE("pulse observer: a silent rank is named, whether others wait or compute") {
-  const ThreeRanks job;
-  CHECK(job.watch(20, {0, 2}) == "10.0: rank 1 has not answered for 10 s");
-  CHECK(job.watch(20, {0}, {}, false) == "10.0: ranks 1, 2 have not answered for 10 s");
-  CHECK(job.watch(20, {0, 2}, {2}) == "10.0: rank 1 has not answered for 10 s");
+TEST_CASE("pulse observer: who is silent is named, by its own machine first, and else that no rank makes progress") {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  const std::string rank_1 = "10.0: rank 1 has not answered for 10 s", none = " no rank has made progress for 1";
+  for (const Watch& watch : std::vector<Watch>{
+           // Whether others wait or compute.
+           {rank_1, 20, {0, 2}},
+           {"10.0: ranks 1, 2 have not answered for 10 s", 20, {0}, {}, false},
+           {rank_1, 20, {0, 2}, {2}},
+           // A rank that computes answers, however long the others wait. Then nothing can move any more: a rank that waits
+           // for all lets one speak that does not.
+           {"", 1000, {0, 1, 2}, {1}},
+           {"12.0:" + none + "2 s", 20, {0, 1, 2}},
+           {"12.5:" + none + "2 s", 20, {0, 1, 2}, {}, false},
+           {"10.0:" + none + "0 s", 20, {0, 1, 2}, {}, true, 0},
+           // On another machine. It may be rank 1 that hears of it.
+           {"12.0: rank 2 has not answered for 10 s", 20, {0, 1}, {}, true, 2, false},
+           {rank_1, 20, {0, 2}, {}, true, 2, false},
+           {rank_1, 20, {0}, {}, true, 2, false},
+           {"", 1000, {0, 1}, {}, true, kInfinity, false}}) {
+    CHECK(conclusion(watch) == watch.end);
+  }
+  CHECK(conclusion({"", 20, {0, 2}}, 1) == "12.0:" + none + "2 s");
 }
 
 TEST_CASE("pulse observer: ranks that stop together are named together, though they have beaten last at different times") {
-  const ThreeRanks job;
-  PulseObserver observer(job.board, 10, 0);
+  const PulseBoard board(0, 3, false);
+  for (Pulse& pulse : board.pulses()) pulse.beats = 1, pulse.process = 1;
+  PulseObserver observer(board, 10, 0);
   std::optional<std::string> why;
   for (int i = 0; i < 60 && !why; ++i) {
-    ++job.pulse(0).beats;
-    if (i < 3) ++job.pulse(1).beats;
+    ++board.pulses()[0].beats;
+    if (i < 3) ++board.pulses()[1].beats;
     why = observer.look(0.25, true);
   }
   CHECK(why == "ranks 1, 2 have not answered for 10 s");
-}
-
-TEST_CASE("pulse observer: a rank that computes answers, however long the others wait") {
-  const ThreeRanks job;
-  CHECK(job.watch(1000, {0, 1, 2}, {1}) == "");
-  // Now nothing can move any more. A rank that waits for all lets one speak that does not.
-  CHECK(job.watch(20, {0, 1, 2}) == "12.0: no rank has made progress for 12 s");
-  CHECK(job.watch(20, {0, 1, 2}, {}, false) == "12.5: no rank has made progress for 12 s");
-  CHECK(job.watch(20, {0, 1, 2}, {}, true, 0) == "10.0: no rank has made progress for 10 s");
-}
-
-TEST_CASE("pulse observer: a rank that has left, or is not there, is not silent") {
-  const ThreeRanks job;
-  job.pulse(1).beats = 0;
-  CHECK(job.watch(20, {0, 2}) == "12.0: no rank has made progress for 12 s");
-}
-
-TEST_CASE("pulse observer: the machine of a silent rank speaks before the others") {
-  const ThreeRanks job(false);
-  CHECK(job.watch(20, {0, 1}) == "12.0: rank 2 has not answered for 10 s");
-  CHECK(job.watch(20, {0, 2}) == "10.0: rank 1 has not answered for 10 s");
-  // It may be rank 1 that hears of the other machine.
-  CHECK(job.watch(20, {0}) == "10.0: rank 1 has not answered for 10 s");
-  CHECK(job.watch(1000, {0, 1}, {}, true, std::numeric_limits<double>::infinity()) == "");
 }
 
 }  // namespace tree_attn

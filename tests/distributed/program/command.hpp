@@ -7,6 +7,7 @@
 
 #include <doctest/doctest.h>
 #include <fcntl.h>
+#include <nlohmann/json.hpp>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -232,3 +233,29 @@ inline void check_success(const Result& result, const Words& lines) {
 
 /// Ended well, and the program wrote nothing to standard error.
 inline void check_silent_success(const Result& result) { check_success(result, {}); }
+
+/// A command, and a part of the one line with which it ends; "" if it is to succeed in silence.
+struct Ending {
+  Words command;
+  std::string line;
+};
+
+/// Runs all of them, and checks how they end.
+inline void check_endings(const std::vector<Ending>& all, const Around& around = {}) {
+  std::vector<Words> commands;
+  for (const Ending& each : all) commands.push_back(each.command);
+  const std::vector<Result> results = run_all(commands, around);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    CAPTURE(nlohmann::json(commands[i]).dump());
+    all[i].line.empty() ? check_silent_success(results[i]) : check_one_line(results[i], all[i].line);
+  }
+}
+
+/// The report of a command, which succeeds in silence.
+inline nlohmann::json report_of(const Words& command) {
+  const Scratch scratch;
+  check_silent_success(run(command + Words{"--report", scratch.path("report")}));
+  return nlohmann::json::parse(Scratch::read(scratch.path("report")));
+}
+/// Its runs.
+inline nlohmann::json runs_of(const Words& command) { return report_of(command)["runs"]; }

@@ -8,14 +8,40 @@
 #include "tree_attn/tests/support/compare.hpp"
 #include "tree_attn/tests/support/tensor_files.hpp"
 
-#include <bit>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <limits>
+#include <list>
 #include <optional>
 #include <random>
 #include <string>
 #include <vector>
+
+/// A tensor of a header. Its type ends with the number of bits, or begins with F8.
+struct Entry {
+  std::string name;
+  std::vector<std::int64_t> shape;
+  std::string dtype = "F32";
+};
+
+/// Writes a file of these tensors, in this order. Their data are zeros, which take no room on the disk.
+/// @param data in the place of the first zeros
+inline void write_zeros(const std::string& path, const std::vector<Entry>& tensors, const std::string& data = "") {
+  nlohmann::json header = nlohmann::json::object();
+  std::int64_t end = 0;
+  for (const auto& [name, shape, dtype] : tensors) {
+    const std::int64_t begin = end;
+    std::int64_t n_bytes = std::stoi(dtype.substr(dtype.find_first_of("1368"))) / 8;
+    for (const std::int64_t n : shape) n_bytes *= n;
+    end += n_bytes;
+    header[name] = {{"dtype", dtype}, {"shape", shape}, {"data_offsets", {begin, end}}};
+  }
+  const std::string bytes = with_length(header.dump());
+  std::ofstream(path, std::ios::binary) << bytes << data;
+  std::filesystem::resize_file(path, bytes.size() + static_cast<std::uintmax_t>(end));
+}
 
 /// Numbers of a tensor, dense, with the lengths of its axes.
 struct Elements {
@@ -25,38 +51,14 @@ struct Elements {
   double& at(std::int64_t i, std::int64_t j, std::int64_t a, std::int64_t c) {
     return values[static_cast<std::size_t>(((i * shape[1] + j) * shape[2] + a) * shape[3] + c)];
   }
-  double at(std::int64_t i, std::int64_t j, std::int64_t a, std::int64_t c) const {
-    return const_cast<Elements*>(this)->at(i, j, a, c);
-  }
 };
-
-/// Bytes of numbers that the type holds exactly, spelt out here: the program's own conversions are under test.
-inline std::string stored(const std::vector<double>& values, const std::string& dtype) {
-  std::string bytes;
-  const auto append = [&](auto number) { bytes.append(reinterpret_cast<const char*>(&number), sizeof number); };
-  for (const double value : values) {
-    const auto bits = std::bit_cast<std::uint32_t>(static_cast<float>(value));
-    if (dtype == "F64")
-      append(value);
-    else if (dtype == "F32")
-      append(static_cast<float>(value));
-    else if (dtype == "BF16")
-      append(static_cast<std::uint16_t>(bits >> 16));
-    else if (value == 0)
-      append(std::uint16_t{0});
-    // Sign, exponent with its bias of 127 made 15, ten bits of the fraction.
-    else
-      append(static_cast<std::uint16_t>((bits >> 16 & 0x8000) | ((bits >> 13 & 0x3FFFF) - ((127 - 15) << 10))));
-  }
-  return bytes;
-}
 
 /// q, k, v, zeta and lengths, all multiples of 1/8 up to 2: every type holds them exactly.
 struct FileWorkload {
   Elements q, k, v;
   std::optional<Elements> zeta;
   std::vector<std::int64_t> lengths;
-  std::vector<float> sink{};
+  std::vector<float> sink{}, k_scale{}, v_scale{};
   std::vector<std::int64_t> mask_shape{};  ///< of a mask of a few unseen keys, BOOL or F32; empty: none
   bool mask_is_boolean = false;
 
@@ -77,49 +79,52 @@ struct FileWorkload {
     return workload;
   }
 
-  /// Draws one with scores of 1e40, which are numbers in double and overflow in F32.
-  static FileWorkload draw_overflowing() {
-    FileWorkload workload = draw(1, 1, 1, 1, 8, 4, 4);
-    for (double& number : workload.q.values) number *= 1e20;
-    for (double& number : workload.k.values) number *= 1e20;
-    return workload;
-  }
-
+  /// @param dtype of F8_E4M3 are keys and values; queries are then BF16
   void write(const std::string& path, const std::string& dtype) const {
-    const std::string q_bytes = stored(q.values, dtype), k_bytes = stored(k.values, dtype),
-                      v_bytes = stored(v.values, dtype);
-    const std::string zeta_bytes = zeta ? stored(zeta->values, dtype) : "";
-    const auto bytes = [](const std::string& text) { return std::as_bytes(std::span(text)); };
     tree_attn::SafetensorsWriter writer;
-    writer.add("q", dtype, q.shape, bytes(q_bytes));
-    writer.add("k", dtype, k.shape, bytes(k_bytes));
-    if (!v.shape.empty()) writer.add("v", dtype, v.shape, bytes(v_bytes));
-    if (zeta) writer.add("zeta", dtype, zeta->shape, bytes(zeta_bytes));
-    const std::vector<std::int64_t> shape{static_cast<std::int64_t>(lengths.size())};
-    if (!lengths.empty()) writer.add("lengths", "I64", shape, std::as_bytes(std::span(lengths)));
-    const std::vector<std::int64_t> heads{static_cast<std::int64_t>(sink.size())};
-    if (!sink.empty()) writer.add("sink", "F32", heads, std::as_bytes(std::span(sink)));
+    const auto add = [&](const char* name, const std::string& type, const std::vector<std::int64_t>& shape,
+                         const auto& numbers) {
+      if (!shape.empty() && (shape.size() > 1 || shape[0] > 0))
+        writer.add(name, type, shape, std::as_bytes(std::span(numbers)));
+    };
+    std::list<std::vector<std::byte>> stored;
+    const auto add_elements = [&](const char* name, const std::string& type, const Elements& elements) {
+      const tree_attn::DType as =
+          *std::ranges::find(tree_attn::kDTypes, type, [](tree_attn::DType each) { return name_of(each); });
+      const std::vector<float> numbers(elements.values.begin(), elements.values.end());
+      store(numbers.data(), as, std::ssize(numbers), stored.emplace_back(numbers.size() * bytes_of(as)).data());
+      add(name, type, elements.shape, stored.back());
+    };
+    const auto axis = [](const auto& numbers) { return std::vector<std::int64_t>{std::ssize(numbers)}; };
+    const std::vector<std::int64_t> heads{k.shape[0], k.shape[1]};
+    add_elements("q", dtype == "F8_E4M3" ? "BF16" : dtype, q);
+    add_elements("k", dtype, k);
+    add_elements("v", dtype, v);
+    if (zeta) add_elements("zeta", dtype, *zeta);
+    add("lengths", "I64", axis(lengths), lengths);
+    add("sink", "F32", axis(sink), sink);
+    if (!k_scale.empty()) add("k_scale", "F32", heads, k_scale);
+    if (!v_scale.empty()) add("v_scale", "F32", heads, v_scale);
     std::vector<float> added;
     std::vector<std::uint8_t> seen;
     for (std::int64_t i = 0; !mask_shape.empty() && i < mask_shape[0] * mask_shape[1] * mask_shape[2] * mask_shape[3]; ++i) {
       const bool is_seen = i * i % 7 != 2;
       seen.push_back(is_seen), added.push_back(is_seen ? static_cast<float>(i % 5) / 4 : -INFINITY);
     }
-    if (mask_is_boolean && !mask_shape.empty()) writer.add("mask", "BOOL", mask_shape, std::as_bytes(std::span(seen)));
-    if (!mask_is_boolean && !mask_shape.empty()) writer.add("mask", "F32", mask_shape, std::as_bytes(std::span(added)));
+    mask_is_boolean ? add("mask", "BOOL", mask_shape, seen) : add("mask", "F32", mask_shape, added);
     writer.write(path);
   }
 };
 
 /// What `oracle` and `decode` should say of it: the oracle of the library, which its own tests hold to eq. (5)-(7).
-inline tree_attn::AttentionResult work_out(const FileWorkload& workload, std::optional<double> scale = {},
-                                           bool causal = false) {
+inline tree_attn::AttentionResult work_out(const FileWorkload& workload, tree_attn::AttentionOptions options = {}) {
   const auto view = [](const Elements& elements) {
     const std::vector<std::int64_t>& shape = elements.shape;
     return tree_attn::TensorView::dense(reinterpret_cast<const std::byte*>(elements.values.data()), tree_attn::DType::F64,
                                         {shape[0], shape[1], shape[2], shape[3]});
   };
-  tree_attn::AttentionOptions options{.scale = scale, .rule = {.causal = causal}, .lengths = workload.lengths};
+  options.lengths = workload.lengths;
+  options.key_scale = workload.k_scale, options.value_scale = workload.v_scale;
   if (workload.zeta) options.zeta = view(*workload.zeta);
   return attention(view(workload.q), view(workload.k), view(workload.v), options);
 }
@@ -136,21 +141,9 @@ std::vector<Number> tensor(const std::string& path, const std::string& name, con
   return elements;
 }
 
-/// Largest distance of two elements of the same place; +inf where one is NaN or they are not the same Inf.
-template <class Number>
-double largest_error(const std::vector<Number>& ours, const std::vector<double>& truth) {
-  REQUIRE(ours.size() == truth.size());
-  double largest = 0;
-  for (std::size_t i = 0; i < ours.size(); ++i) {
-    const double number = static_cast<double>(ours[i]);
-    const double error = number == truth[i] ? 0 : std::abs(number - truth[i]);
-    largest = tree_attn::test::larger_error(largest, error);
-  }
-  return largest;
-}
-
-/// Every element within `allowed` of its like; -inf only where it belongs, NaN nowhere.
+/// Every element within `allowed` of its like; -inf only where it belongs.
 template <class Number>
 void check_near(const std::vector<Number>& ours, const std::vector<double>& truth, double allowed) {
-  CHECK(largest_error(ours, truth) <= allowed);
+  const auto comparison = tree_attn::test::compare(ours, truth, allowed, tree_attn::test::NonFinite::Match);
+  CHECK_MESSAGE(comparison.ok, comparison.message);
 }

@@ -55,26 +55,24 @@ inline std::map<int, pid_t> ranks_of(pid_t mpirun) {
   return found;
 }
 
-/// Sends a signal to one of `n_ranks` ranks, when all are at work or when the rank has just started.
+/// Sends a signal to some of `n_ranks` ranks when all are at work.
 struct Signal {
-  int rank, number;
-  bool at_work = true;
+  std::vector<int> ranks;
+  int number;
   std::size_t n_ranks = 3;
   std::map<int, pid_t> processes = {};
 
   void operator()(pid_t mpirun) {
     constexpr int kTicksAtWork = tree_attn::test::kIsSanitized ? 600 : 30;  // MPI's start takes a few
+    const int first = ranks[0];
     for (int i = 0; i < 6000; ++i) {
       processes = ranks_of(mpirun);
-      if (processes.count(rank) == 1) {
-        if (!at_work) break;
-        const std::string ticks = stat_field(processes[rank], 14);
-        if (processes.size() == n_ranks && !ticks.empty() && std::stoi(ticks) > kTicksAtWork) break;
-      }
-      std::this_thread::sleep_for(std::chrono::milliseconds(at_work ? 20 : 1));
+      const std::string ticks = processes.count(first) == 1 ? stat_field(processes[first], 14) : "";
+      if (processes.size() == n_ranks && !ticks.empty() && std::stoi(ticks) > kTicksAtWork) break;
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
     }
-    REQUIRE(processes.count(rank) == 1);
-    ::kill(processes[rank], number);
+    REQUIRE(processes.count(first) == 1);
+    for (const int rank : ranks) ::kill(processes[rank], number);
   }
 };
 
@@ -121,30 +119,12 @@ inline bool any_left(const std::map<int, pid_t>& processes) {
   return std::any_of(processes.begin(), processes.end(), is_there);
 }
 
-/// No shared memory is left of a rank that is gone, in the stand-in for NCCL: tree_attn_nccl_PROCESS_NUMBER.
-inline void check_no_memory_left() {
-  const auto left = [] {
-    for (const auto& entry : fs::directory_iterator("/dev/shm")) {
-      int process = 0;
-      const std::string name = entry.path().filename();
-      const bool is_ours = std::sscanf(name.c_str(), "tree_attn_nccl_%d_", &process) == 1;
-      if (is_ours && stat_field(process, 3).empty()) return name;
-    }
-    return std::string();
-  };
-  if (!fs::exists("/dev/shm")) return;
-  // Jobs of other tests end meanwhile.
-  std::string name = left();
-  for (int i = 0; i < 100 && !name.empty(); ++i) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    name = left();
-  }
-  CHECK(name == "");
+/// The program with mpi_faults.cpp preloaded, and its variables.
+inline Words with_faults(const Words& variables) {
+  return Words{"env", "LD_PRELOAD=" TREE_ATTN_MPI_FAULTS} + variables + Words{kProgram};
 }
 
-/// Three ranks of which one, or its main thread alone, stops for ever as it calls a function of MPI, or for which it fails.
+/// Three ranks of which one, or its main thread alone, stops for ever as it calls a function, or for which it fails.
 inline Words stopping(const std::string& call, int rank, const std::string& how, const Words& arguments) {
-  return ranks(3, arguments,
-               {"env", "LD_PRELOAD=" TREE_ATTN_STOP_IN_MPI, "STOP_IN=" + call, "STOP_RANK=" + std::to_string(rank),
-                "STOP_HOW=" + how, kProgram});
+  return ranks(3, arguments, with_faults({"STOP_IN=" + call, "STOP_RANK=" + std::to_string(rank), "STOP_HOW=" + how}));
 }

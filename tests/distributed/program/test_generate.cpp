@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief `tree_attn generate` without mpirun: answers and reports, and bad input in one line.
+/// @brief `tree_attn generate`: answers and reports, also where the number of ranks changes, and bad input in one line.
 #include "tree_attn/tests/distributed/model/model_files.hpp"
 #include "tree_attn/tests/distributed/program/command.hpp"
-
-#include <nlohmann/json.hpp>
 
 namespace {
 
@@ -59,9 +57,9 @@ TEST_CASE("generate: a file of questions is scored, and lines of standard input 
   check_silent_success(eight);
   CHECK(eight.out.find("2 of 3 right") != std::string::npos);
 
-  const Result piped = run(
-      {"sh", "-c", "printf 'The word of bamiku is \\n\\nThe code of velora is ' | \"$0\" generate \"$1\" \"$2\" --tokens 3",
-       kProgram, kRecall, text});
+  // On every rank, of which rank 0 reads them.
+  const Result piped = run(Words{"sh", "-c", "printf 'The word of bamiku is \\n\\nThe code of velora is ' | \"$0\" \"$@\""} +
+                           ranks(3, {"generate", kRecall, text, "--tokens", "3"}));
   check_silent_success(piped);
   CHECK(piped.out.find("The word of bamiku is lan\n") != std::string::npos);
   CHECK(piped.out.find("The code of velora is 402\n") != std::string::npos);
@@ -91,13 +89,12 @@ TEST_CASE("generate: what is wrong with the command line or a file is said in on
   };
   const std::string good = tree_attn::test::random_model(scratch, kLlamaConfig);
   const auto shapes = tree_attn::test::shapes_of(tree_attn::read_config(tree_attn::SafetensorsFile::open(good)));
-  std::vector<Words> commands;
-  Words lines;
+  std::vector<Ending> all;
   const auto refuse = [&](const Words& arguments, const std::string& line) {
-    commands.push_back(alone(Words{"generate"} + arguments)), lines.push_back(line);
+    all.push_back({alone(Words{"generate"} + arguments), line});
   };
   const auto refuse_model = [&](const std::string& model, const std::string& line) {
-    refuse({scratch.write("model" + std::to_string(lines.size()), model), "--ask", "x"}, line);
+    refuse({scratch.write("model" + std::to_string(all.size()), model), "--ask", "x"}, line);
   };
   // Command lines, and what is replaced in the config of a Llama.
   const auto rows = nlohmann::json::parse(Scratch::read(TREE_ATTN_TEST_DATA "/refused_by_generate.json"));
@@ -110,7 +107,7 @@ TEST_CASE("generate: what is wrong with the command line or a file is said in on
     std::ranges::replace(arguments, "MODEL", kRecall), std::ranges::replace(arguments, "LAYER", kLayer);
     refuse(arguments, row[1]);
   }
-  CHECK(lines.size() > 40);
+  CHECK(all.size() > 40);
   const auto nested = [](std::size_t depth) { return std::string(depth, '[') + std::string(depth, ']'); };
   refuse_model(model_bytes(shapes, with(kLlamaConfig, "130", nested(100'000))),
                "config: objects and lists are nested more than 32 deep");
@@ -127,14 +124,11 @@ TEST_CASE("generate: what is wrong with the command line or a file is said in on
   refuse_model(model_bytes(missing, kLlamaConfig), "tensor \"model.layers.2.mlp.down_proj.weight\" not found");
   refuse_model(model_bytes(extra, kLlamaConfig),
                "tensor \"model.layers.3.mlp.up_proj.weight\" is not part of the model of the config");
-  const std::vector<Result> results = run_all(commands, {.folder = scratch.folder().string()});
-  for (std::size_t i = 0; i < lines.size(); ++i) check_one_line(results[i], lines[i]);
-
   // What they are variations of works, and so do objects side by side that have keys in common.
   const std::string about =
       scratch.write("about", model_bytes(shapes, with(kLlamaConfig, "'dim'", "'about':[{'by':1},{'by':[{'by':2}]}],'dim'")));
-  for (const std::string& model : {good, about})
-    check_silent_success(run(generate(model, {text, "--ask", "x", "--tokens", "2"})));
+  for (const std::string& model : {good, about}) all.push_back({generate(model, {text, "--ask", "x", "--tokens", "2"}), ""});
+  check_endings(all, {.folder = scratch.folder().string()});
 }
 
 TEST_CASE("generate: logits that are not finite are a warning, which names the first character") {
@@ -159,4 +153,42 @@ TEST_CASE("generate: logits that are not finite are a warning, which names the f
   }
   check_silent_success(generate_with(128, nan));
   check_silent_success(generate_with(5, 1));
+}
+
+TEST_CASE("generate: keys and values that go to other ranks in the middle of an answer change no bit of it") {
+  const Scratch scratch;
+  std::string filler;
+  while (filler.size() < 600) filler += "that among these are life, liberty and the pursuit of happiness ";
+  const std::string text = scratch.write("text", filler + "The code of velora is 402913. " + filler);
+  const Words ask = Words{"generate", kRecall, text, "--ask", "The code of velora is "} +
+                    Words{"--compare", "gather", "--report", scratch.path("report")};
+  const auto digest = [&](const Result& result) {
+    check_silent_success(result);
+    const nlohmann::json runs = nlohmann::json::parse(Scratch::read(scratch.path("report")))["runs"];
+    CHECK(runs[0]["logits_digest"] == runs[1]["logits_digest"]);
+    CHECK(runs[0]["answers"][0]["answer"] == "402913");
+    for (const auto& each : runs) {
+      CHECK(each["same_bits_on_all_ranks"] == true);
+      CHECK((each["bytes_per_token"] == 0) == (each["ranks"] == 1));
+      CHECK(each["radix"].is_null() == (each["algorithm"] == "gather"));
+    }
+    return runs[0]["logits_digest"].get<std::string>();
+  };
+  for (const std::string order : {"contiguous", "dealt"}) {
+    const Words here =
+        ask + Words{"--order", order} + (order == "dealt" ? Words{"--dtype", "f8_e4m3", "--k-scale", "0.3"} : Words{});
+    const std::string stays = digest(run(alone(here)));
+    for (const std::string after : {"1", "2", "3"}) {
+      const Words job = here + Words{"--reshard-at", "3", "--ranks-after", after};
+      const Result result = run(order == "dealt" ? ranks(3, job) : alone(job + Words{"--devices", "0-2"}));
+      CAPTURE(result.out);
+      CHECK(digest(result) == stays);
+      const std::size_t at = result.out.find("after 3 characters its keys and values went to " + after + " rank");
+      REQUIRE(at != std::string::npos);
+      // To as many ranks as before nothing moves, but for the last leaves, whose cut the contiguous order takes anew.
+      const long long bytes = std::stoll(result.out.substr(result.out.find(": ", at) + 2));
+      if (after != "3") CHECK(bytes > 0);
+      if (after == "3" && order == "dealt") CHECK(bytes == 0);
+    }
+  }
 }

@@ -5,23 +5,13 @@
 #include "tree_attn/tests/distributed/program/file_workload.hpp"
 #include "tree_attn/tests/support/algorithm_names.hpp"
 
-#include <nlohmann/json.hpp>
-
-#include <set>
+#include <functional>
 
 namespace {
 
 using namespace tree_attn::test;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
-/// Digests of the runs of a report.
-std::set<std::string> digests(const std::string& path) {
-  std::set<std::string> found;
-  const nlohmann::json report = nlohmann::json::parse(Scratch::read(path));
-  for (const auto& each : report["runs"]) found.insert(each["output_digest"].get<std::string>());
-  return found;
-}
 
 }  // namespace
 
@@ -31,44 +21,41 @@ TEST_CASE("decode: a cut inside a leaf is refused where bits are promised, and t
                                 "--shards", shards, "--verify"} +
                               options);
   };
-  std::vector<Words> refused, taken;
-  std::vector<std::string> lines;
+  std::vector<Ending> all;
   const auto refuse = [&](const Words& command, const std::string& key, const std::string& algorithm) {
-    refused.push_back(command);
-    lines.push_back("--shards: key " + key + " is inside a leaf of 64 keys; " + algorithm +
-                    " keeps its bits where shards are cut");
+    all.push_back({command, "--shards: key " + key + " is inside a leaf of 64 keys; " + algorithm +
+                                " keeps its bits where shards are cut"});
   };
   for (const std::string& algorithm : names(keeps_bits))
     refuse(cut(3, "cpu", "100,0,677", {"--algorithm", algorithm}), "100", algorithm);
   refuse(cut(3, "cpu", "100,0,677", {"--algorithm", "paper", "--compare", "packed,gather"}), "100", "gather");
   refuse(cut(2, "emulated", "700,77", {"--dtype", "f32"}), "700", "two-level");
-  for (const std::string backend : {"cpu", "emulated"}) {
-    taken.push_back(cut(3, backend, "100,0,677", {"--algorithm", "paper", "--compare", others(keeps_no_bits)}));
-    // The last key may be anywhere, and ranks without keys at either end of the sequence.
-    taken.push_back(cut(4, backend, "0,640,137,0", {"--compare", others(keeps_bits)}));
-  }
   refuse(cut(3, "emulated", "100,0,677", {"--algorithm", "one-shot"}), "100", "one-shot");
-  const std::vector<Result> results = run_all(refused);
-  for (std::size_t i = 0; i < results.size(); ++i) check_one_line(results[i], lines[i]);
-  for (const Result& result : run_all(taken)) check_silent_success(result);
+  for (const std::string backend : {"cpu", "emulated"}) {
+    all.push_back({cut(3, backend, "100,0,677", {"--algorithm", "paper", "--compare", others(keeps_no_bits)}), ""});
+    // The last key may be anywhere, and ranks without keys at either end of the sequence.
+    all.push_back({cut(4, backend, "0,640,137,0", {"--compare", others(keeps_bits)}), ""});
+  }
+  check_endings(all);
 }
 
 TEST_CASE("decode: made-up input depends on the seed, not on the ranks, and without keys or batch entries it is nothing") {
-  const Scratch scratch;
-  const auto digest = [&](int n_ranks, const Words& options) {
-    check_silent_success(run(ranks(
-        n_ranks, "decode --seq-len 500 --kv-heads 2 --verify --report"_words + Words{scratch.path("report")} + options)));
-    return *digests(scratch.path("report")).begin();
+  const auto digest = [&](int n_ranks, const char* seed) {
+    const Words decode = "decode --seq-len 500 --kv-heads 2 --verify --seed"_words + Words{seed};
+    return runs_of(ranks(n_ranks, decode))[0]["output_digest"];
   };
-  CHECK(digest(1, {"--seed", "7"}) == digest(3, {"--seed", "7"}));
-  CHECK(digest(1, {"--seed", "7"}) != digest(1, {"--seed", "8"}));
+  CHECK(digest(1, "7") == digest(3, "7"));
+  CHECK(digest(1, "7") != digest(1, "8"));
   for (const char* option : {"--batch", "--seq-len"})
     check_silent_success(run(ranks(2, {"decode", option, "0", "--compare", others(), "--verify"})));
 }
 
 TEST_CASE("decode: --verify fails where F32 is not enough, and in the report infinite errors are null and have not passed") {
   const Scratch scratch;
-  FileWorkload::draw_overflowing().write(scratch.path("in"), "F32");
+  FileWorkload huge = FileWorkload::draw(1, 1, 1, 1, 8, 4, 4);
+  for (Elements* elements : {&huge.q, &huge.k})
+    for (double& number : elements->values) number *= 1e20;
+  huge.write(scratch.path("in"), "F32");
   const Result result = run(ranks(2, {"decode", "in", "--verify", "--compare", "paper", "--report", "report"}),
                             {.folder = scratch.folder().string()});
   CAPTURE(result.err);
@@ -92,9 +79,8 @@ TEST_CASE("decode: --expect holds the output against a trained transformer's own
     const Result bad = run(command);
     CAPTURE(bad.err);
     CHECK(bad.status == 1);
-    const std::vector<std::string> lines = lines_of_ours(bad.err);
-    CHECK(lines.size() == 1);
-    CHECK(lines.at(0) == "tree_attn: check failed: two-level differs from \"expected\" by more than --tolerance");
+    CHECK(lines_of_ours(bad.err) ==
+          Words{"tree_attn: check failed: two-level differs from \"expected\" by more than --tolerance"});
   }
 }
 
@@ -103,29 +89,89 @@ TEST_CASE("decode: --expect fails for what is not finite, in the tensor, in the 
   const Scratch scratch;
   FileWorkload good = FileWorkload::draw(1, 1, 1, 1, 40, 4, 3);
   good.zeta = {{1, 1, 1, 3}, work_out(good).out};
-  std::vector<FileWorkload> workloads{good};
-  std::vector<bool> has_bad_output{false};
+  const auto decode = [&](const FileWorkload& workload) {
+    workload.write(scratch.path("in"), "F32");
+    return run(alone({"decode", scratch.path("in"), "--expect", "zeta"}));
+  };
+  check_silent_success(decode(good));
   for (const double odd : {std::numeric_limits<double>::quiet_NaN(), kInfinity, -kInfinity}) {
     for (const auto& [in_tensor, in_output] : {std::pair{true, false}, std::pair{false, true}, std::pair{true, true}}) {
+      CAPTURE(in_tensor);
+      CAPTURE(in_output);
       FileWorkload bad = good;
       if (in_tensor) bad.zeta->at(0, 0, 0, 0) = odd;
       if (in_output) bad.v.at(0, 0, 20, 0) = odd;
-      workloads.push_back(bad), has_bad_output.push_back(in_output);
+      const Result result = decode(bad);
+      CHECK(result.status == 1);
+      const Words lines = lines_of_ours(result.err);
+      REQUIRE(lines.size() == (in_output ? 2 : 1));
+      CHECK(lines[0] == "tree_attn: check failed: two-level differs from \"zeta\" by more than --tolerance");
+      if (in_output) CHECK(lines[1].starts_with("tree_attn: warning: batch entry 0, head 0, query 0: "));
     }
   }
-  std::vector<Words> commands;
-  for (std::size_t i = 0; i < workloads.size(); ++i) {
-    workloads[i].write(scratch.path(std::to_string(i)), "F32");
-    commands.push_back(alone({"decode", scratch.path(std::to_string(i)), "--expect", "zeta"}));
+}
+
+TEST_CASE("decode: rules, sinks, masks, caps and F8_E4M3 in files: the bits of any ranks and of steps, near the oracle") {
+  const Scratch scratch;
+  struct Case {
+    const char* backend;
+    Words options;
+    std::function<void(FileWorkload&)> change = [](FileWorkload&) {};
+    const char* dtype = "F32";
+    std::int64_t d_v = 24;
+  };
+  const Words seen{"--causal", "--window", "100", "--sinks", "66"}, cap{"--softcap", "2"};
+  const auto sink = [](FileWorkload& in) { in.sink = {1, -2, 0.5f, 40}; };
+  const auto boolean_mask = [](FileWorkload& in) { in.mask_shape = {1, 1, 3, 500}, in.mask_is_boolean = true; };
+  const auto sink_and_mask = [&](FileWorkload& in) { sink(in), in.mask_shape = {2, 4, 3, 500}; };
+  const auto scales = [](FileWorkload& in) { in.k_scale = {0.3f, 1, 2.5f, 0.01f}, in.v_scale = {1, 3.7f, 0.125f, 1e-3f}; };
+  const auto scaled_keys = [&](FileWorkload& in) { scales(in), in.v = {}, in.v_scale = {}; };
+  for (const Case& c : {Case{"cpu", {"--causal"}}, Case{"cpu", seen, sink}, Case{"emulated", {"--window", "70"}, sink},
+                        Case{"emulated", seen}, Case{"cpu", cap, boolean_mask}, Case{"cpu", seen, sink_and_mask},
+                        Case{"cpu", cap, sink_and_mask}, Case{"cpu", {"--causal"}, scales, "F8_E4M3"},
+                        Case{"cpu", {"--scale", "0.2"}, [](FileWorkload&) {}, "F8_E4M3"},
+                        Case{"cpu", {"--value-dim", "8"}, scaled_keys, "F8_E4M3", 8}}) {
+    CAPTURE(on_one_line(c.options.back() + " on " + c.backend + " of " + c.dtype));
+    FileWorkload workload = FileWorkload::draw(2, 4, 2, 3, 500, 16, 24);
+    workload.lengths = {500, 70};
+    c.change(workload);
+    workload.write(scratch.path("in"), c.dtype);
+    const auto decode = [&](const char* out) {
+      return Words{"decode", scratch.path("in"), scratch.path(out), "--verify", "--backend", c.backend} + c.options;
+    };
+    check_silent_success(run(alone(decode("one"))));
+    check_silent_success(run(ranks(3, decode("three") + Words{"--compare", "paper,ring"})));
+    CHECK((Scratch::read(scratch.path("one")) == Scratch::read(scratch.path("three"))));
+    check_silent_success(run(alone(Words{"oracle", scratch.path("in"), scratch.path("exact")} + c.options)));
+    const std::vector<std::int64_t> axes{2, 4, 3, c.d_v};
+    const std::vector<float> out = tensor<float>(scratch.path("one"), "out", axes);
+    check_near(out, tensor<double>(scratch.path("exact"), "out", axes), 1e-5);
+    // The last step has the last row of the mask.
+    check_silent_success(run(ranks(2, decode("steps") + Words{"--steps", "3"})));
+    const std::vector<float> last = tensor<float>(scratch.path("steps"), "out", {2, 4, 1, c.d_v});
+    const auto d_v = static_cast<std::size_t>(c.d_v);
+    for (std::size_t r = 0; r < 8; ++r)
+      for (std::size_t i = 0; i < d_v; ++i) CHECK(last[r * d_v + i] == out[(r * 3 + 2) * d_v + i]);
   }
-  const std::vector<Result> results = run_all(commands);
-  check_silent_success(results[0]);
-  for (std::size_t i = 1; i < results.size(); ++i) {
-    CAPTURE(i);
-    CHECK(results[i].status == 1);
-    const Words lines = lines_of_ours(results[i].err);
-    REQUIRE(lines.size() == (has_bad_output[i] ? 2 : 1));
-    CHECK(lines[0] == "tree_attn: check failed: two-level differs from \"zeta\" by more than --tolerance");
-    if (has_bad_output[i]) CHECK(lines[1].starts_with("tree_attn: warning: batch entry 0, head 0, query 0: "));
+}
+
+TEST_CASE("decode: synthetic F8_E4M3: the bits of ranks and steps, bytes, and what rounding costs") {
+  const auto decode = [](const char* dtype, int n_ranks, const Words& more) {
+    const Words words =
+        "decode --seq-len 400 --heads 6 --kv-heads 3 --head-dim 40 --batch 2 --verify --dtype"_words + Words{dtype} + more;
+    return runs_of(n_ranks == 1 ? alone(words) : ranks(n_ranks, words));
+  };
+  const Words rings{"--compare", "ring,ring-state"};
+  const auto one = decode("f8_e4m3", 1, {}), three = decode("f8_e4m3", 3, rings), wide = decode("bf16", 3, rings);
+  for (const auto& each : three) CHECK(each["output_digest"] == one[0]["output_digest"]);
+  CHECK(one[0]["dtype"] == "f8_e4m3");
+  CHECK(one[0]["quantisation_error"] > 1e-3);
+  CHECK(one[0]["quantisation_error"] < 0.15);
+  CHECK_FALSE(wide[0].contains("quantisation_error"));
+  for (const auto& [key, i] : {std::pair{"bytes_per_step", 1}, {"peak_kv_bytes_per_rank", 0}}) {
+    CHECK(three[i][key].get<std::int64_t>() > 0);
+    CHECK(2 * three[i][key].get<std::int64_t>() == wide[i][key].get<std::int64_t>());
   }
+  const auto grown = decode("f8_e4m3", 2, {"--steps", "70"}), whole = decode("f8_e4m3", 1, {"--order", "dealt"});
+  CHECK(grown[0]["output_digest"] == whole[0]["output_digest"]);
 }

@@ -1,103 +1,204 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief `tree_attn decode --devices`: ranks that are threads of one process compute and count what processes do.
+/// @brief `tree_attn decode --devices`, whose ranks are threads of one process, and `--transport nccl` on emulated devices,
+/// with the stand-in for NCCL: they compute and count what processes over MPI do.
 #include "tree_attn/tests/distributed/program/command.hpp"
 #include "tree_attn/tests/distributed/program/file_workload.hpp"
 #include "tree_attn/tests/support/algorithm_names.hpp"
 
-#include <nlohmann/json.hpp>
+#include <cstdlib>
 
 namespace {
 
-/// The runs of a report, without times.
-nlohmann::json runs_of(const std::string& path) {
-  nlohmann::json runs = nlohmann::json::parse(Scratch::read(path))["runs"];
-  for (nlohmann::json& run : runs) {
+/// The report of a command, its runs without times, transport and launches.
+nlohmann::json report_of_runs(const Words& command, const std::string& transport) {
+  nlohmann::json report = report_of(command);
+  for (nlohmann::json& run : report["runs"]) {
+    CHECK(run["transport"] == transport);
     CHECK(run["same_bits_on_all_ranks"] == true);
-    for (const char* of_the_clock : {"latency_us", "combine_us"}) run.erase(of_the_clock);
+    for (const char* own : {"latency_us", "combine_us", "transport", "launches_per_step"}) run.erase(own);
   }
-  return runs;
+  return report;
 }
+
+void check_predicted(const nlohmann::json& run) {
+  for (const char* count : {"messages_per_step", "bytes_per_step", "bytes_between_nodes_per_step", "merge_steps"})
+    CHECK_MESSAGE(run[count] == run["predicted"][count], count);
+}
+
+/// The stand-in for NCCL is in the environment of the commands below. @param fault that it injects
+struct NcclVariables {
+  explicit NcclVariables(const std::string& fault = "") {
+    ::setenv("TREE_ATTN_NCCL_LIBRARY", TREE_ATTN_NCCL_STAND_IN, 1);
+    ::setenv("TREE_ATTN_NCCL_FAULT", fault.c_str(), 1);
+    ::setenv("NCCL_SOCKET_IFNAME", "lo", 1);
+  }
+  NcclVariables(const NcclVariables&) = delete;
+  NcclVariables& operator=(const NcclVariables&) = delete;
+  ~NcclVariables() {
+    for (const char* name : {"TREE_ATTN_NCCL_LIBRARY", "TREE_ATTN_NCCL_FAULT", "NCCL_SOCKET_IFNAME"}) ::unsetenv(name);
+  }
+};
+
+const Words kDecode = "decode --heads 4 --kv-heads 2 --head-dim 64 --backend emulated"_words;
 
 }  // namespace
 
-TEST_CASE("decode --devices: output, counts and predictions are those of processes under mpirun") {
+TEST_CASE("devices: output, counts and predictions of threads, and over NCCL, are those of processes over MPI") {
+  const NcclVariables variables;
   const Scratch scratch;
   FileWorkload workload = FileWorkload::draw(3, 4, 2, 2, 1000, 16, 24);
   workload.lengths = {1000, 0, 437};
   workload.write(scratch.path("in"), "BF16");
-  const Words file{"decode", scratch.path("in"), scratch.path("out"), "--threads", "1", "--report", scratch.path("report")},
-      growing{"decode",  "--seq-len", "300",       "--heads", "4",        "--head-dim",          "16",
-              "--steps", "20",        "--threads", "1",       "--report", scratch.path("report")};
   struct Job {
     int n_ranks;
     std::string devices;
     Words arguments;
+    bool over_nccl;
   };
-  for (const Job& job :
-       {Job{5, "0,7,3-5", file + Words{"--shards", "0,64,512,0,424", "--ranks-per-node", "3"}}, Job{3, "0-2", growing}}) {
-    CAPTURE(job.devices);
-    const Words arguments = job.arguments + Words{"--compare", tree_attn::test::others()};
-    check_silent_success(run(ranks(job.n_ranks, arguments)));
-    nlohmann::json processes = runs_of(scratch.path("report"));
-    const std::string out = job.arguments[1] == scratch.path("in") ? Scratch::read(scratch.path("out")) : "";
-    check_silent_success(run(alone(arguments + Words{"--devices", job.devices})));
-    const nlohmann::json threads = runs_of(scratch.path("report"));
-    REQUIRE(threads.size() == tree_attn::algorithms().size());
-    REQUIRE(processes.size() == threads.size());
-    CHECK(threads[0]["ranks"] == job.n_ranks);
-    for (std::size_t i = 0; i < processes.size(); ++i) {
-      CHECK(processes[i]["transport"] == "mpi");
-      processes[i]["transport"] = "threads";
+  for (const auto& [n_ranks, devices, arguments, over_nccl] :
+       {Job{5, "0,7,3-5",
+            Words{"decode", scratch.path("in"), scratch.path("out")} +
+                "--threads 1 --shards 0,64,512,0,424 --ranks-per-node 3"_words,
+            false},
+        Job{3, "0-2", "decode --seq-len 300 --heads 4 --head-dim 16 --steps 20 --threads 1"_words, false},
+        Job{3, "0-2", kDecode + "--seq-len 500 --window 100 --sinks 70 --verify"_words, true},
+        Job{3, "0-2", kDecode + "--seq-len 300 --steps 5 --ranks-per-node 2"_words, true}}) {
+    CAPTURE(nlohmann::json(arguments).dump());
+    // Where the library of NCCL adds, it counts by itself.
+    const auto sends_by_itself = [](const tree_attn::Algorithm& each) { return each.rounding.weight_error_per_lse == 0; };
+    const Words command =
+        arguments + Words{"--compare", over_nccl ? tree_attn::test::others(sends_by_itself) : tree_attn::test::others()};
+    const Words nccl{"--transport", "nccl"}, threads = alone(command + Words{"--devices", devices});
+    const nlohmann::json of_mpi = report_of_runs(ranks(n_ranks, command), "mpi");
+    const std::string out = Scratch::read(scratch.path("out"));
+    CHECK(of_mpi["machine"]["nccl"].is_null());
+    CHECK(of_mpi["runs"].size() > 5);
+    for (const nlohmann::json& run : of_mpi["runs"]) check_predicted(run);
+    if (!over_nccl) {
+      CHECK(report_of_runs(threads, "threads")["runs"] == of_mpi["runs"]);
+      CHECK((Scratch::read(scratch.path("out")) == out));
+      continue;
     }
-    CHECK(threads == processes);
-    if (!out.empty()) CHECK((Scratch::read(scratch.path("out")) == out));
+    for (const Words& other : {threads + nccl, ranks(n_ranks, command + nccl)}) {
+      const nlohmann::json report = report_of_runs(other, "nccl");
+      CHECK(report["machine"]["nccl"] == "2.29.7");
+      CHECK(report["runs"] == of_mpi["runs"]);
+    }
   }
 }
 
 /// @tested{alg_3, Alg. 3}
-TEST_CASE("decode --devices: one-shot has the bits of gather, under mpirun too, and counts as predicted") {
-  const Scratch scratch;
-  const Words common = "decode --backend emulated --algorithm one-shot --compare gather --head-dim 32 --heads 4"_words +
-                       Words{"--verify", "--report", scratch.path("report")};
-  // 0 ranks: threads of one process.
-  for (const auto& [n_ranks, more] :
-       {std::pair(0, "--devices 0-3 --seq-len 900 --steps 3"_words),
-        std::pair(0, "--devices 5,3,9 --seq-len 777 --kv-heads 1 --shards 64,0,713"_words),
-        std::pair(
-            0, "--devices 0-4 --ranks-per-node 2 --seq-len 777 --kv-heads 1 --radix 3 --order contiguous --steps 3"_words),
-        std::pair(3, "--seq-len 900 --steps 3"_words), std::pair(2, "--seq-len 900 --steps 3 --windows host"_words),
-        std::pair(4, "--seq-len 900 --steps 3 --ranks-per-node 2 --kv-heads 1 --order contiguous"_words),
-        std::pair(3, "--seq-len 900 --steps 3 --ranks-per-node 2 --transport shared --dtype bf16"_words)}) {
-    check_silent_success(run(n_ranks == 0 ? alone(common + more) : ranks(n_ranks, common + more)));
-    const nlohmann::json runs = runs_of(scratch.path("report"));
+TEST_CASE("devices: one-shot has the bits of gather as threads and processes, in every memory, and counts as predicted") {
+  struct Job {
+    int n_ranks;  ///< 0: threads of one process
+    Words more;
+    const char *windows, *fault = "";
+  };
+  const Words common = "decode --backend emulated --algorithm gather --compare one-shot --heads 4 --head-dim 32"_words,
+              steps = "--seq-len 900 --steps 3"_words, nccl = steps + Words{"--transport", "nccl"},
+              host{"--windows", "host"}, devices{"--devices", "0-2"}, nodes{"--ranks-per-node", "2"};
+  for (const auto& [n_ranks, more, windows, fault] :
+       {Job{0, steps + Words{"--devices", "0-3"}, "process"},
+        Job{0, "--devices 5,3,9 --seq-len 777 --kv-heads 1 --shards 64,0,713"_words, "process"},
+        Job{0, "--devices 0-4 --ranks-per-node 2 --seq-len 777 --kv-heads 1 --radix 3 --order contiguous --steps 3"_words,
+            "process"},
+        Job{3, steps, "ipc"}, Job{2, steps + host, "host"},
+        Job{4, steps + nodes + "--kv-heads 1 --order contiguous"_words, "ipc"},
+        Job{3, steps + nodes + "--transport shared --dtype bf16"_words, "ipc"},
+        // NCCL has windows for kernels from 2.29 on.
+        Job{0, nccl + devices, "nccl"}, Job{3, nccl + nodes, "nccl"}, Job{0, nccl + devices, "process", "version 22809"},
+        Job{3, nccl + nodes, "ipc", "version 22809"}, Job{0, nccl + devices + host, "host", "window"},
+        Job{3, nccl + nodes + host, "host", "window"}}) {
+    CAPTURE(nlohmann::json(more).dump());
+    CAPTURE(fault);
+    const NcclVariables variables(fault);
+    const Words words = common + more + Words{"--verify"};
+    const nlohmann::json runs = runs_of(n_ranks == 0 ? alone(words) : ranks(n_ranks, words));
     REQUIRE(runs.size() == 2);
-    CHECK(runs[0]["algorithm"] == "one-shot");
-    CHECK(runs[0]["output_digest"] == runs[1]["output_digest"]);
-    for (const char* count : {"messages_per_step", "bytes_per_step", "bytes_between_nodes_per_step", "merge_steps"})
-      CHECK(runs[0][count] == runs[0]["predicted"][count]);
+    const nlohmann::json &gather = runs[0], &one_shot = runs[1];
+    CHECK(one_shot["algorithm"] == "one-shot");
+    CHECK(one_shot["output_digest"] == gather["output_digest"]);
+    CHECK(one_shot["same_bits_on_all_ranks"] == true);
+    CHECK(one_shot["windows"] == windows);
+    CHECK(gather["windows"].is_null());
+    check_predicted(one_shot);
     // Every rank merges all subtrees; on several nodes, those of its node and what the others have left of theirs.
-    if (runs[0]["nodes"] == 1)
-      CHECK(runs[0]["merge_steps"] == runs[1]["merge_steps"]);
+    if (one_shot["nodes"] == 1)
+      CHECK(one_shot["merge_steps"] == gather["merge_steps"]);
     else
-      CHECK(runs[0]["merge_steps"] <= runs[1]["merge_steps"]);
+      CHECK(one_shot["merge_steps"] <= gather["merge_steps"]);
   }
 }
 
-TEST_CASE("decode --devices: a batch of nothing merges nothing, counted and predicted, also where its sequence grows") {
-  const Scratch scratch;
-  const Words shape{"--batch",   "0",  "--heads", "1", "--head-dim", "3",
-                    "--seq-len", "72", "--steps", "8", "--order",    "contiguous"},
-      runs{"--algorithm", "two-level", "--compare", "gather,ring,leaders,one-shot", "--report", scratch.path("report")};
-  check_silent_success(run(alone(Words{"decode", "--devices", "0-4", "--backend", "emulated"} + shape + runs)));
-  for (const nlohmann::json& run : runs_of(scratch.path("report"))) {
+TEST_CASE("devices: a batch of nothing merges nothing, counted and predicted, also where its sequence grows") {
+  const Words command =
+      "decode --devices 0-4 --backend emulated --batch 0 --heads 1 --head-dim 3 --seq-len 72 --steps 8 --order contiguous "
+      "--compare gather,ring,leaders,one-shot"_words;
+  for (const nlohmann::json& run : runs_of(alone(command))) {
     CAPTURE(run["algorithm"]);
     CHECK(run["merge_steps"] == 0);
     CHECK(run["predicted"]["merge_steps"] == 0);
   }
 }
 
-TEST_CASE("decode --devices: ranks that are threads have no launcher, and as many devices as a process may have") {
+TEST_CASE("devices: ranks that are threads have no launcher, and as many devices as a process may have") {
   check_one_line(run(ranks(2, {"decode", "--seq-len", "64", "--devices", "0-3"})), "the ranks are threads of one process");
   check_silent_success(run(alone({"info", "--devices", "1000-1255"})));
+}
+
+TEST_CASE("nccl: paper and packed call ncclAllReduce, whose messages are not counted") {
+  const NcclVariables variables;
+  const Words both = kDecode + "--seq-len 400 --transport nccl --algorithm paper --compare packed --verify"_words;
+  for (const Words& command : {alone(both + Words{"--devices", "0-4"}), ranks(2, both)}) {
+    for (const nlohmann::json& run : runs_of(command)) {
+      CHECK(run["collectives_per_step"] == (run["algorithm"] == "paper" ? 3 : 2));
+      CHECK(run["same_bits_on_all_ranks"] == true);
+      check_predicted(run);
+      for (const char* counted : {"messages_per_step", "bytes_per_step", "merge_steps"}) CHECK(run[counted] == 0);
+    }
+  }
+}
+
+TEST_CASE("nccl: what is missing, does not fit or fails is one line, and processes end within the deadline") {
+  const NcclVariables variables;
+  const Scratch scratch;
+  FileWorkload sinks = FileWorkload::draw(1, 2, 1, 1, 100, 8, 8);
+  sinks.sink = {1, 2};
+  sinks.write(scratch.path("sinks"), "F32");
+  // Where the loader looks first lies a file that is no library: this machine may have NCCL elsewhere.
+  scratch.write("libnccl.so.2", "");
+  const Words small = kDecode + "--seq-len 256 --transport nccl --timeout 1"_words, one_shot{"--algorithm", "one-shot"},
+              devices{"--devices", "0-1"};
+  const auto with = [](const Words& set) { return Words{"env"} + set + Words{kProgram}; };
+  const auto on_three = [&](const std::string& fault, const std::string& line, const Words& more = {}) {
+    return Ending{ranks(3, small + more, with({"TREE_ATTN_NCCL_FAULT=" + fault})), line};
+  };
+  const std::string in_vain = "rank 0, step 1: no states from rank 1, row ";
+  // What takes longer is killed.
+  check_endings(
+      {{ranks(2, {"decode", scratch.path("sinks"), "--backend", "emulated", "--transport", "nccl"}),
+        "--transport nccl: no kernel adds the tensor \"sink\"; use --transport mpi or shared"},
+       {ranks(2, small, with({"TREE_ATTN_NCCL_LIBRARY=/nowhere/libnccl.so.2"})),
+        "--transport nccl: TREE_ATTN_NCCL_LIBRARY is /nowhere/libnccl.so.2"},
+       {with({"TREE_ATTN_NCCL_LIBRARY=", "LD_LIBRARY_PATH=" + scratch.folder().string()}) + small + devices,
+        "--transport nccl: libnccl.so.2 was not found; pip install nvidia-nccl-cu13 or apt-get install libnccl2, or set "
+        "TREE_ATTN_NCCL_LIBRARY to its path"},
+       on_three("join 2", " waits for all ranks to join NCCL (rank 0 listens on lo 127.0.0.1; NCCL_SOCKET_IFNAME "),
+       on_three("silent 1 1", "over NCCL"),
+       on_three("call 1 1", "rank 1: NCCL 2.29.7: ncclRecv: unhandled system error"),
+       on_three("async 1 1", "rank 1: NCCL 2.29.7: an asynchronous error: remote process"),
+       on_three("version 21200", "is NCCL 2.12.0, older than 2.14.3"),
+       on_three("window", "do not all reach each other's memory", one_shot),
+       // One process has another library.
+       {ranks(3, small,
+              {"sh", "-c",
+               "[ \"${OMPI_COMM_WORLD_RANK:-$PMI_RANK}\" = 1 ] && export TREE_ATTN_NCCL_FAULT='version 22707'; exec \"$0\" "
+               "\"$@\"",
+               kProgram}),
+        "rank 1 has NCCL 2.27.7, but rank 0 has 2.29.7"},
+       // A kernel of one-shot waits in vain.
+       {with({"TREE_ATTN_NCCL_FAULT=stray 1"}) + small + one_shot + devices, in_vain},
+       {ranks(2, small + one_shot, with({"TREE_ATTN_NCCL_FAULT=stray 1"})), in_vain}},
+      {.deadline = 20});
 }

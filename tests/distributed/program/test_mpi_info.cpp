@@ -27,59 +27,53 @@ TEST_CASE("info: ranks with GPUs that reach each other, as processes and as thre
     CAPTURE(result.out);
     check_silent_success(result);
     const std::string text = on_one_line(result.out);
-    CHECK(has(text, " CUDA 13.0 2.30.7 Stand-in GPU 9.0 GPU-5f0c0000-0000-0000-0000-000000000000 1 0 "));
-    CHECK(has(text, " CUDA 13.0 2.30.7 Stand-in GPU 9.0 GPU-5f0c0000-0000-0000-0000-000000000001 0 "));
+    CHECK(has(text, " CUDA 13.0 2.29.7 Stand-in GPU 9.0 GPU-5f0c0000-0000-0000-0000-000000000000 1 0 "));
+    CHECK(has(text, " CUDA 13.0 2.29.7 Stand-in GPU 9.0 GPU-5f0c0000-0000-0000-0000-000000000001 0 "));
     CHECK(has(result.out, "\nok       GPUs         2 x Stand-in GPU, compute capability 9.0, driver of CUDA 13.0\n"));
     CHECK(has(result.out, "\nok       peer access  all GPUs of a machine reach each other\n"));
-    CHECK(has(text, " ok NCCL 2.30.7 found (" TREE_ATTN_STAND_IN "/libnccl.so.2)"));
+    CHECK(has(text, " ok NCCL 2.29.7 found (" TREE_ATTN_STAND_IN "/libnccl.so.2)"));
     CHECK(has(result.out, "\nok       one-shot     possible"));
     const bool are_threads = command.back() == "0-1";
     if (result.out.find("(Open MPI v4") != std::string::npos)
       CHECK(has(result.out, "\nok       MPI          a message of more than 4096 bytes inside a node waits") ==
             !are_threads);
-    CHECK(has(result.out, std::string("\nok       windows      with --transport nccl registered by NCCL 2.30.7; else ") +
+    CHECK(has(result.out, std::string("\nok       windows      with --transport nccl registered by NCCL 2.29.7; else ") +
                               (are_threads ? "in the memory of this process\n" : "opened by CUDA IPC\n")));
     CHECK(has(result.out, " for NCCL's bootstrap; NCCL_SOCKET_IFNAME chooses another\n"));
   }
 }
 
 TEST_CASE("info: what is wrong on one rank is found on all") {
-  struct Wrong {
-    int n_ranks;
-    std::string set, line;
-  };
-  const std::vector<Wrong> all{
-      {2, "STAND_IN_GPUS=2 STAND_IN_NCCL=$((23007 - 301 * RANK))",
-       "fails NCCL --transport nccl: 2.27.6 on rank 1, 2.30.7 on rank 0; install one version"},
-      {2, "STAND_IN_GPUS=2 STAND_IN_NCCL=22809",
+  const auto on = [](int n_ranks, const std::string& set) { return ranks(n_ranks, {"info"}, with_stand_ins(set)); };
+  const Words too_many = with_stand_ins("STAND_IN_GPUS=2") + Words{"info", "--devices", "0-3"};
+  const std::vector<std::pair<Words, std::string>> all{
+      {on(2, "STAND_IN_GPUS=2 TREE_ATTN_NCCL_FAULT=\"version $((22907 - 301 * RANK))\""),
+       "fails NCCL --transport nccl: 2.26.6 on rank 1, 2.29.7 on rank 0; install one version"},
+      {on(2, "STAND_IN_GPUS=2 TREE_ATTN_NCCL_FAULT='version 22809'"),
        "opened by CUDA IPC, with --transport nccl too: NCCL 2.28.9 does not tell the host where a window is, 2.29.0 does"},
-      {1, "STAND_IN_NCCL=21402", "libnccl.so.2 is NCCL 2.14.2, older than 2.14.3, the first with communicators"},
-      {2, "STAND_IN_GPUS=$((2 - 2 * RANK))", "fails GPUs --backend cuda: no GPU for rank 1 on "},
-      {2, "STAND_IN_ERROR=999", "fails GPUs --backend cuda: no driver for ranks 0, 1 on "},
-      {3, "STAND_IN_GPUS=3 STAND_IN_APART=1", "fails peer access --algorithm one-shot: the GPU of rank 0 on "},
-      {2, "STAND_IN_GPUS=2 NCCL_SOCKET_IFNAME=none", "ok interface none for NCCL's bootstrap; "},
-      {2, "STAND_IN_GPUS=2 NCCL_SOCKET_IFNAME=lo", "ok interface lo 127.0.0.1 for NCCL's bootstrap; "},
+      {on(1, "TREE_ATTN_NCCL_FAULT='version 21402'"),
+       "libnccl.so.2 is NCCL 2.14.2, older than 2.14.3, the first with communicators"},
+      {on(2, "STAND_IN_GPUS=$((2 - 2 * RANK))"), "fails GPUs --backend cuda: no GPU for rank 1 on "},
+      {on(2, "STAND_IN_ERROR=999"), "fails GPUs --backend cuda: no driver for ranks 0, 1 on "},
+      {on(3, "STAND_IN_GPUS=3 STAND_IN_APART=1"), "fails peer access --algorithm one-shot: the GPU of rank 0 on "},
+      {on(2, "STAND_IN_GPUS=2 NCCL_SOCKET_IFNAME=none"), "ok interface none for NCCL's bootstrap; "},
+      {on(2, "STAND_IN_GPUS=2 NCCL_SOCKET_IFNAME=lo"), "ok interface lo 127.0.0.1 for NCCL's bootstrap; "},
       // Every rank sees one GPU, which is number 0 for each: the identity tells them apart.
-      {2, "STAND_IN_GPUS=1 STAND_IN_FIRST=$RANK", "ok GPUs 2 x Stand-in GPU, "},
-      {2, "STAND_IN_GPUS=1 STAND_IN_FIRST=$RANK",
-       " warning peer access not known: other GPUs of the machine are hidden from ranks 0, 1; "}};
+      {on(2, "STAND_IN_GPUS=1 STAND_IN_FIRST=$RANK"), "ok GPUs 2 x Stand-in GPU, "},
+      {on(2, "STAND_IN_GPUS=1 STAND_IN_FIRST=$RANK"),
+       " warning peer access not known: other GPUs of the machine are hidden from ranks 0, 1; "},
+      // A device that is not there.
+      {too_many, " fails GPUs --backend cuda: no GPU for ranks 2, 3 on "},
+      {too_many, ": its machine has 2; start ranks where the GPUs are, or list devices that are there "}};
   std::vector<Words> commands;
-  for (const Wrong& wrong : all) commands.push_back(ranks(wrong.n_ranks, {"info"}, with_stand_ins(wrong.set)));
+  for (const auto& [command, line] : all) commands.push_back(command);
   const std::vector<Result> results = run_all(commands);
   for (std::size_t i = 0; i < all.size(); ++i) {
-    CAPTURE(all[i].set);
+    CAPTURE(all[i].second);
     CAPTURE(results[i].out);
     check_silent_success(results[i]);
-    CHECK(has(on_one_line(results[i].out), all[i].line));
+    CHECK(has(on_one_line(results[i].out), all[i].second));
   }
-}
-
-TEST_CASE("info --devices: a device that is not there") {
-  const Result result = run(with_stand_ins("STAND_IN_GPUS=2") + Words{"info", "--devices", "0-3"});
-  check_silent_success(result);
-  CHECK(has(on_one_line(result.out), " fails GPUs --backend cuda: no GPU for ranks 2, 3 on "));
-  CHECK(
-      has(on_one_line(result.out), ": its machine has 2; start ranks where the GPUs are, or list devices that are there "));
 }
 
 TEST_CASE("info: a decode on GPUs that cannot be ends with the line of info before it begins") {
@@ -91,59 +85,47 @@ TEST_CASE("info: a decode on GPUs that cannot be ends with the line of info befo
        {"STAND_IN_GPUS=0", "STAND_IN_GPUS=$((2 - 2 * RANK))", "STAND_IN_ERROR=999 STAND_IN_GPUS=2"}) {
     for (const Words& arguments : {Words{"info"}, decode, generate}) commands.push_back(ranks(2, arguments, on(set)));
   }
-  std::vector<Result> results = run_all(commands);
+  const std::vector<Result> results = run_all(commands);
   for (std::size_t i = 0; i < commands.size(); ++i) {
-    if (i % 3 == 0) continue;
-    CAPTURE(on_one_line(commands[i][commands[i].size() - 1]));
+    CAPTURE(nlohmann::json(commands[i]).dump());
+    if (i % 3 == 0) {
+      check_silent_success(results[i]);
+      continue;
+    }
     const std::string verdicts = on_one_line(results[i - i % 3].out);
     check_one_line(results[i], "--backend cuda: no ");
     const std::string line = lines_of_ours(results[i].err).at(0).substr(std::string("tree_attn: ").size());
     CHECK(has(verdicts, " fails GPUs " + line + " "));
   }
 
-  // A command and its line, or no line where it runs.
-  struct Case {
-    Words command;
-    std::string line;
-  };
-  std::vector<Case> cases;
+  std::vector<Ending> endings;
   // Where all have what they need, it runs; what only warns, or concerns another option, does not end it.
   for (const std::string set :
-       {"STAND_IN_GPUS=2", "STAND_IN_GPUS=1", "STAND_IN_GPUS=2 STAND_IN_APART=0 STAND_IN_NCCL=$RANK"})
-    cases.push_back({ranks(2, decode, on(set)), ""});
-  const std::size_t n_on_two_ranks = cases.size();
+       {"STAND_IN_GPUS=2", "STAND_IN_GPUS=1", "STAND_IN_GPUS=2 STAND_IN_APART=0 TREE_ATTN_NCCL_FAULT=\"version $RANK\""})
+    endings.push_back({ranks(2, decode, on(set)), ""});
   // What it was built for has to suit the GPU.
-  cases.push_back({on("STAND_IN_GPUS=1 STAND_IN_MAJOR=12") + decode,
-                   ": built for 80-real,90a-real, the Stand-in GPU needs 120-real; build with "});
+  endings.push_back({on("STAND_IN_GPUS=1 STAND_IN_MAJOR=12") + decode,
+                     ": built for 80-real,90a-real, the Stand-in GPU needs 120-real; build with "});
   // Over NCCL more has to be right.
   for (const auto& [set, line] :
-       {std::pair{"STAND_IN_GPUS=2 STAND_IN_NCCL=$((23007 - 301 * RANK))", "--transport nccl: 2.27.6 on rank 1, "},
-        {"STAND_IN_GPUS=2 STAND_IN_NCCL=21402", "libnccl.so.2 is NCCL 2.14.2, older than 2.14.3"},
-        {"STAND_IN_GPUS=2 TREE_ATTN_NCCL_LIBRARY=/none", "--transport nccl: no NCCL for ranks 0, 1 on "}})
-    cases.push_back({ranks(2, decode + Words{"--transport", "nccl"}, on(set)), line});
+       {std::pair{"TREE_ATTN_NCCL_FAULT=\"version $((22907 - 301 * RANK))\"", "--transport nccl: 2.26.6 on rank 1, "},
+        {"TREE_ATTN_NCCL_FAULT='version 21402'", "libnccl.so.2 is NCCL 2.14.2, older than 2.14.3"},
+        {"TREE_ATTN_NCCL_LIBRARY=/none", "--transport nccl: no NCCL for ranks 0, 1 on "}}) {
+    const Words program = on(std::string("STAND_IN_GPUS=2 ") + set);
+    endings.push_back({ranks(2, decode + Words{"--transport", "nccl"}, program), line});
+  }
   // Ranks that are threads.
   const Words threads = on("STAND_IN_GPUS=2") + decode;
-  cases.push_back({threads + Words{"--devices", "0-1"}, ""});
-  cases.push_back({threads + Words{"--devices", "0-2"}, "--backend cuda: no GPU for rank 2 on "});
+  endings.push_back({threads + Words{"--devices", "0-1"}, ""});
+  endings.push_back({threads + Words{"--devices", "0-2"}, "--backend cuda: no GPU for rank 2 on "});
   // Kernels that store into each other's memory have to reach it; messages do not need that.
   const Words apart = on("STAND_IN_GPUS=2 STAND_IN_APART=0") + decode + Words{"--devices", "0-1"};
-  cases.push_back({apart, ""});
-  cases.push_back({apart + Words{"--compare", "one-shot"}, "--algorithm one-shot: the GPU of rank 0 on "});
-  cases.push_back({apart + Words{"--compare", "one-shot", "--windows", "host"}, ""});
-  commands.clear();
-  for (const Case& one : cases) commands.push_back(one.command);
-  commands.push_back(on("STAND_IN_GPUS=1") + Words{"info"});
-  results = run_all(commands);
-  for (std::size_t i = 0; i < cases.size(); ++i) {
-    CAPTURE(i);
-    if (!cases[i].line.empty()) {
-      check_one_line(results[i], cases[i].line);
-      continue;
-    }
-    check_silent_success(results[i]);
-    if (i < n_on_two_ranks) CHECK(has(results[i].out, "2 ranks on 1 node, backend cuda, transport mpi"));
-  }
-  CHECK(has(results.back().out, "\nkernels        for 80-real,90a-real, by CUDA 13.0.88\n"));
+  endings.push_back({apart, ""});
+  endings.push_back({apart + Words{"--compare", "one-shot"}, "--algorithm one-shot: the GPU of rank 0 on "});
+  endings.push_back({apart + Words{"--compare", "one-shot", "--windows", "host"}, ""});
+  check_endings(endings);
+  const Result info = run(on("STAND_IN_GPUS=1") + Words{"info"});
+  CHECK(has(info.out, "\nkernels        for 80-real,90a-real, by CUDA 13.0.88\n"));
 }
 
 TEST_CASE("gpus: a rank makes a context on its own GPU, and on no other") {

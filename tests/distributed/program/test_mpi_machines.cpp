@@ -5,33 +5,19 @@
 
 namespace {
 
-/// Four ranks. @param level "serialized" or "funneled", which is then all that MPI grants @param more words for env
+/// Four ranks. @param level "serialized" or "funneled", which is then all that MPI grants @param more variables
 Words on_machines(int n_per_machine, const Words& arguments, const std::string& level = "serialized",
                   const Words& more = {}) {
   return ranks(4, arguments,
-               Words{"env", "LD_PRELOAD=" TREE_ATTN_MACHINES ":" TREE_ATTN_STOP_IN_MPI, "MPI_LEVEL=" + level,
-                     "RANKS_PER_MACHINE=" + std::to_string(n_per_machine)} +
-                   more + Words{kProgram});
+               with_faults(Words{"MPI_LEVEL=" + level, "RANKS_PER_MACHINE=" + std::to_string(n_per_machine)} + more));
 }
-
-/// Stops these of four ranks when all are at work.
-struct Stop {
-  std::vector<int> others;
-  Signal first;
-  explicit Stop(const std::vector<int>& which)
-      : others(which.begin() + 1, which.end()), first{.rank = which[0], .number = SIGSTOP, .n_ranks = 4} {}
-  void operator()(pid_t mpirun) {
-    first(mpirun);
-    for (const int rank : others) ::kill(first.processes[rank], SIGSTOP);
-  }
-};
 
 /// Runs a long decode, stops ranks of it, and returns how it ended.
 Result run_and_stop(int n_per_machine, const std::vector<int>& which) {
-  Stop stop(which);
+  Signal stop{which, SIGSTOP, 4};
   const Result result =
       run(on_machines(n_per_machine, kHours), {.deadline = 45, .meanwhile = [&](pid_t mpirun) { stop(mpirun); }});
-  CHECK(!any_left(stop.first.processes));
+  CHECK(!any_left(stop.processes));
   return without_mpiexec(result);
 }
 
@@ -40,11 +26,15 @@ Result run_and_stop(int n_per_machine, const std::vector<int>& which) {
 TEST_CASE("machines: a rank that computes for long is waited for by the ranks of other machines") {
   // The second machine grants the first 4 s on top of its timeout, and half a second as it polls: rank 0 writes for longer.
   const Scratch scratch;
-  std::vector<Words> commands;
+  std::vector<Ending> all;
   for (const std::string level : {"serialized", "funneled"})
-    commands.push_back(on_machines(2, {"decode", "--seq-len", "256", "--report", scratch.path(level), "--timeout", "0.5"},
-                                   level, {"STOP_IN=fsync", "STOP_RANK=0", "STOP_HOW=6"}));
-  for (const Result& result : run_all(commands)) check_silent_success(result);
+    all.push_back({on_machines(2, {"decode", "--seq-len", "256", "--report", scratch.path(level), "--timeout", "0.5"}, level,
+                               {"STOP_IN=fsync", "STOP_RANK=0", "STOP_HOW=6"}),
+                   ""});
+  // Machines of one rank, and of different numbers, end well too.
+  for (const int n_per_machine : {1, 3})
+    all.push_back({on_machines(n_per_machine, {"decode", "--seq-len", "256", "--timeout", "20"}), ""});
+  check_endings(all);
 }
 
 TEST_CASE("machines: a rank that is stopped is named by its own machine, and a whole machine by another, a little later") {
@@ -76,13 +66,4 @@ TEST_CASE("machines: ranks that all wait, and one that is stopped at the end of 
   CHECK(results[2].out.find("256 keys") != std::string::npos);
   results[2].out.clear();
   check_one_line(results[2], "rank 3 has not answered for 1 s (rank 2 waits in MPI_Finalize after all output was written)");
-}
-
-TEST_CASE("machines: a job ends well, every time") {
-  std::vector<Words> commands;
-  for (int i = 0; i < 10; ++i) {
-    commands.push_back(
-        on_machines(1 + i % 3, {"decode", "--seq-len", "256", "--timeout", "20"}, i % 2 == 0 ? "serialized" : "funneled"));
-  }
-  for (const Result& result : run_all(commands)) check_silent_success(result);
 }

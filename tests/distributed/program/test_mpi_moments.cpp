@@ -15,8 +15,9 @@ using tree_attn::Vector;
 
 /// Rows [0, n) of one head of a tensor.
 Matrix rows(const Elements& elements, std::int64_t b, std::int64_t head, std::int64_t n) {
-  return Matrix::NullaryExpr(n, elements.shape[3],
-                             [&](Eigen::Index a, Eigen::Index c) { return elements.at(b, head, a, c); });
+  const std::vector<std::int64_t>& shape = elements.shape;
+  const double* const first = &elements.values[static_cast<std::size_t>((b * shape[1] + head) * shape[2] * shape[3])];
+  return Eigen::Map<const Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>>(first, n, shape[3]);
 }
 
 }  // namespace

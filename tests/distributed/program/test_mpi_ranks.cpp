@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Several ranks: one of them speaks, all of them end, each reads only its own shard.
-#include "tree_attn/tests/distributed/program/command.hpp"
 #include "tree_attn/tests/distributed/program/file_workload.hpp"
+#include "tree_attn/tests/distributed/program/hanging.hpp"
 #include "tree_attn/tests/support/sanitized.hpp"
-
-namespace fs = std::filesystem;
 
 TEST_CASE("ranks: rank 0 alone prints") {
   const std::vector<std::pair<Words, std::string>> all{{{"--version"}, "tree_attn " TREE_ATTN_VERSION},
@@ -26,18 +24,15 @@ TEST_CASE("ranks: rank 0 alone prints") {
 TEST_CASE("ranks: what is wrong is said once, and all end with status 2") {
   const Scratch scratch;
   scratch.write("bad", "not a tensor file");
-  const std::vector<std::pair<Words, std::string>> all{
-      {{"attend"}, "unknown command"},
-      {{"decode", "--shards", "4096"}, "--shards lists 1 shard for 3 ranks"},
-      {{"decode", "--shards", "4096,1,-1"}, "--shards: -1 is not in 0 .. 4096"},
-      {{"decode", "--seq-len", "4000000000"}, "--seq-len 4000000000 with --batch 1 needs about"},
-      {{"decode", "bad", "out"}, "bad: "},
-      {{"oracle", "bad", "out"}, "bad: "},
-      {{"decode", kLayer, "missing/out"}, "missing/out: cannot write: No such file or directory"}};
-  std::vector<Words> commands;
-  for (const auto& [arguments, part] : all) commands.push_back(ranks(3, arguments));
-  const std::vector<Result> results = run_all(commands, {.folder = scratch.folder().string()});
-  for (std::size_t i = 0; i < all.size(); ++i) check_one_line(results[i], all[i].second);
+  std::vector<Ending> all{{{"attend"}, "unknown command"},
+                          {{"decode", "--shards", "4096"}, "--shards lists 1 shard for 3 ranks"},
+                          {{"decode", "--shards", "4096,1,-1"}, "--shards: -1 is not in 0 .. 4096"},
+                          {{"decode", "--seq-len", "4000000000"}, "--seq-len 4000000000 with --batch 1 needs about"},
+                          {{"decode", "bad", "out"}, "bad: "},
+                          {{"oracle", "bad", "out"}, "bad: "},
+                          {{"decode", kLayer, "missing/out"}, "missing/out: cannot write: No such file or directory"}};
+  for (Ending& each : all) each.command = ranks(3, each.command);
+  check_endings(all, {.folder = scratch.folder().string()});
   CHECK(scratch.names() == std::vector<std::string>{"bad"});
 }
 
@@ -49,18 +44,7 @@ TEST_CASE("ranks: oracle under mpirun writes what it writes alone") {
   CHECK((Scratch::read(scratch.path("two")) == Scratch::read(scratch.path("alone"))));
 }
 
-TEST_CASE("ranks: a file that is not the same on every rank is found before any of it is used") {
-  const Scratch scratch;
-  fs::create_directory(scratch.path("0"));
-  fs::create_directory(scratch.path("1"));
-  FileWorkload::draw(1, 2, 1, 1, 50, 8, 8).write(scratch.path("0/in"), "F32");
-  const Words command = ranks(2, {"decode", "in"}, in_own_folder(scratch.folder().string()));
-  check_one_line(run(command), "rank 1: in: cannot open: No such file or directory");
-  FileWorkload::draw(1, 2, 1, 1, 51, 8, 8).write(scratch.path("1/in"), "F32");
-  check_one_line(run(command), "rank 1: in differs from that of rank 0 in the header: all ranks need the same file");
-}
-
-TEST_CASE("ranks: input that differs from rank 0's is refused, and the line says where it differs") {
+TEST_CASE("ranks: input that differs from rank 0's, or is not there, is refused, and the line says where it differs") {
   // 200 keys of two batch entries over three shards; rank 0 has this file, another rank a spoilt one.
   const Scratch scratch;
   FileWorkload good = FileWorkload::draw(2, 2, 1, 2, 200, 8, 4);
@@ -71,31 +55,37 @@ TEST_CASE("ranks: input that differs from rank 0's is refused, and the line says
     int rank;
     std::string where;
     std::function<void(FileWorkload&)> spoil;
+    std::string dtype = "F32";
   };
-  const std::vector<Spoilt> all{{1, "q", [](FileWorkload& bad) { bad.q.at(1, 1, 1, 7) += 1; }},
+  const std::vector<Spoilt> all{{1, "the header", [](FileWorkload& bad) { bad.zeta = bad.q; }},
+                                {1, "q", [](FileWorkload& bad) { bad.q.at(1, 1, 1, 7) += 1; }},
                                 {2, "lengths", [](FileWorkload& bad) { bad.lengths[1] = 10; }},
                                 {1, "row [0, 0, 64] of k", [](FileWorkload& bad) { bad.k.at(0, 0, 64, 0) += 1; }},
                                 {2, "row [0, 0, 63] of v", [](FileWorkload& bad) { bad.v.at(0, 0, 63, 3) += 1; }},
                                 {1, "row [1, 0, 149] of v", [](FileWorkload& bad) { bad.v.at(1, 0, 149, 0) += 1; }},
-                                {2, "row [0, 0, 12] of k", [](FileWorkload& bad) { bad.k.at(0, 0, 12, 5) += 1; }}};
+                                {2, "row [0, 0, 12] of k", [](FileWorkload& bad) { bad.k.at(0, 0, 12, 5) += 1; }},
+                                {1, "v_scale", [](FileWorkload& bad) { bad.v_scale[1] = 2; }, "F8_E4M3"}};
   const auto folder = [&](std::size_t i) { return scratch.folder().string() + "/" + std::to_string(i); };
-  std::vector<Words> commands;
+  std::vector<Ending> endings;
   for (std::size_t i = 0; i < all.size(); ++i) {
-    FileWorkload bad = good;
-    all[i].spoil(bad);
+    const auto& [spoilt, where, spoil, dtype] = all[i];
+    FileWorkload of_others = good;
+    if (dtype == "F8_E4M3") of_others.v_scale = {1, 1};
+    FileWorkload bad = of_others;
+    spoil(bad);
     for (int rank = 0; rank < 3; ++rank) {
       fs::create_directories(folder(i) + "/" + std::to_string(rank));
-      (rank == all[i].rank ? bad : good).write(folder(i) + "/" + std::to_string(rank) + "/in", "F32");
+      (rank == spoilt ? bad : of_others).write(folder(i) + "/" + std::to_string(rank) + "/in", dtype);
     }
-    commands.push_back(ranks(3, Words{"decode", "in", "out", "--report", "report"} + shards, in_own_folder(folder(i))));
+    endings.push_back({ranks(3, Words{"decode", "in", "out", "--report", "report"} + shards, in_own_folder(folder(i))),
+                       "rank " + std::to_string(spoilt) + ": in differs from that of rank 0 in " + where +
+                           ": all ranks need the same file"});
   }
-  const std::vector<Result> results = run_all(commands);
-  for (std::size_t i = 0; i < all.size(); ++i) {
-    check_one_line(results[i], "rank " + std::to_string(all[i].rank) + ": in differs from that of rank 0 in " +
-                                   all[i].where + ": all ranks need the same file");
-    for (const auto& entry : fs::recursive_directory_iterator(folder(i)))
-      CHECK_MESSAGE((entry.is_directory() || entry.path().filename() == "in"), entry.path().string());
-  }
+  check_endings(endings);
+  for (const auto& entry : fs::recursive_directory_iterator(scratch.folder()))
+    CHECK_MESSAGE((entry.is_directory() || entry.path().filename() == "in"), entry.path().string());
+  fs::remove(folder(0) + "/1/in");
+  check_one_line(run(endings[0].command), "rank 1: in: cannot open: No such file or directory");
 
   // Rows past the lengths may differ. Among those in use a difference outside the sample is found by --verify alone.
   FileWorkload other = good;
@@ -115,7 +105,7 @@ TEST_CASE("ranks: outputs that differ between ranks fail, in the table, the repo
   // Rank 0 keeps the state that rank 1 receives from it with another bit.
   const Scratch scratch;
   const Words decode{"decode", "--seq-len", "300", "--report", scratch.path("report")};
-  const Result result = run(ranks(2, decode, {"env", "LD_PRELOAD=" TREE_ATTN_FLIP_A_BIT, kProgram}));
+  const Result result = run(ranks(2, decode, with_faults({"STOP_IN=MPI_Isend", "STOP_RANK=0"})));
   CAPTURE(result.err);
   CHECK(result.status == 1);
   CHECK(lines_of_ours(result.err) == Words{"tree_attn: check failed: two-level has different bits on different ranks"});
@@ -126,27 +116,10 @@ TEST_CASE("ranks: outputs that differ between ranks fail, in the table, the repo
 TEST_CASE("ranks: each reads its own shard of a file, and only the keys in use") {
   // Files with holes: all zeros, and no bytes on the disk; but a page that is read is resident.
   const Scratch scratch;
-  constexpr std::int64_t kHeadDim = 128;
   const auto write = [&](const std::string& name, std::int64_t n_keys, std::int64_t length) {
-    const auto cache_bytes = static_cast<std::uint64_t>(n_keys * kHeadDim * 4),
-               q_bytes = static_cast<std::uint64_t>(kHeadDim * 4);
-    std::string header = "{";
-    std::uint64_t at = 0;
-    const auto add = [&](const std::string& key, const std::string& dtype, const std::string& shape, std::uint64_t size) {
-      std::ostringstream field;
-      field << (at == 0 ? "" : ",") << '"' << key << R"(":{"dtype":")" << dtype << R"(","shape":[)" << shape
-            << R"(],"data_offsets":[)" << at << "," << at + size << "]}";
-      header += field.str();
-      at += size;
-    };
-    const std::string axes = "1,1," + std::to_string(n_keys) + ",128";
-    add("lengths", "I64", "1", 8);
-    add("q", "F32", "1,1,1,128", q_bytes);
-    add("k", "F32", axes, cache_bytes);
-    add("v", "F32", axes, cache_bytes);
-    header += "}";
-    scratch.write(name, with_length(header, std::string(reinterpret_cast<const char*>(&length), sizeof length)));
-    fs::resize_file(scratch.path(name), 8 + header.size() + at);
+    const std::vector<std::int64_t> axes{1, 1, n_keys, 128};
+    write_zeros(scratch.path(name), {{"lengths", {1}, "I64"}, {"q", {1, 1, 1, 128}}, {"k", axes}, {"v", axes}},
+                std::string(reinterpret_cast<const char*>(&length), sizeof length));
   };
   const auto peak_mib = [&](int n_ranks, const std::string& name, const std::string& backend = "cpu") {
     const Result result = run(ranks(n_ranks, {"decode", scratch.path(name), "--backend", backend}));
@@ -168,4 +141,47 @@ TEST_CASE("ranks: each reads its own shard of a file, and only the keys in use")
   write("middle", std::int64_t{1} << 18, std::int64_t{1} << 18);
   CHECK(peak_mib(1, "middle") > nothing + 200);
   CHECK((tree_attn::test::kIsSanitized || peak_mib(4, "middle") < nothing + 64 + 32));
+}
+
+namespace {
+
+/// Processes that have mapped a file.
+int n_mapping(const std::string& path) {
+  int n = 0;
+  for (const auto& entry : fs::directory_iterator("/proc")) {
+    const int maps = ::open((entry.path() / "maps").c_str(), O_RDONLY | O_CLOEXEC);
+    if (maps < 0) continue;
+    if (command_detail::read_all(maps).find(path) != std::string::npos) ++n;
+    ::close(maps);
+  }
+  return n;
+}
+
+}  // namespace
+
+TEST_CASE("cut file: ranks that read a file cut short end with one line that names it") {
+  const std::vector<std::int64_t> cache{1, 1, 1 << 16, 128};
+  for (const bool only_last : {false, true}) {
+    for (const int n_ranks : only_last ? std::vector{3} : std::vector{1, 3}) {
+      CAPTURE(n_ranks);
+      CAPTURE(only_last);
+      const Scratch scratch;
+      const std::string in = scratch.path("in");
+      write_zeros(in, {{"q", {1, 1, 1, 128}}, {"k", cache}, {"v", cache}});
+      // Either nothing is left but the header, or the last rank alone misses the end of v, and speaks although it is not
+      // rank 0.
+      const std::uintmax_t left = only_last ? fs::file_size(in) - 16384 : 4096;
+      const auto cut = [&](pid_t) {
+        for (int i = 0; i < 3000 && n_mapping(in) < n_ranks; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+        REQUIRE(n_mapping(in) == n_ranks);
+        fs::resize_file(in, left);
+      };
+      const Words arguments{"decode", "in", "out", "--repeat", "1000000", "--timeout", "30"};
+      const Result result = run(n_ranks == 1 ? alone(arguments) : ranks(n_ranks, arguments),
+                                {.folder = scratch.folder().string(), .deadline = 60, .meanwhile = cut});
+      check_one_line(result, "in: truncated, or its disk failed, while it was being read");
+      CHECK(n_mapping(in) == 0);
+      CHECK(scratch.names() == std::vector<std::string>{"in"});
+    }
+  }
 }

@@ -9,7 +9,7 @@
 TEST_CASE("watchdog: a rank that is stopped while it decodes ends the job, in one line that names it") {
   at_once(std::vector{0, 2}, [](int rank) {
     CAPTURE(rank);
-    Signal stop{rank, SIGSTOP};
+    Signal stop{{rank}, SIGSTOP};
     const Result result = run(ranks(3, kHours), {.deadline = 45, .meanwhile = [&](pid_t mpirun) { stop(mpirun); }});
     check_one_line(without_mpiexec(result), "rank " + std::to_string(rank) + " has not answered for 3 s (rank ");
     CHECK(result.err.find(" in two-level, step 1); --timeout 3 s\n") != std::string::npos);
@@ -17,43 +17,20 @@ TEST_CASE("watchdog: a rank that is stopped while it decodes ends the job, in on
   });
 }
 
-TEST_CASE("watchdog: a rank that is stopped in a call of MPI ends the job, in one line that names both") {
-  const Words calls{"MPI_Comm_split_type", "MPI_Comm_free", "MPI_Finalize"};
-  std::vector<Words> commands;
-  for (const std::string& call : calls)
+TEST_CASE("watchdog: a rank that is stopped in a call of MPI ends the job, in one line that names it") {
+  std::vector<Ending> all;
+  for (const std::string call : {"MPI_Comm_split_type", "MPI_Comm_free"})
     for (const int rank : {0, 2})
-      commands.push_back(stopping(call, rank, "stop", {"decode", "--seq-len", "256", "--timeout", "2"}));
-  const std::vector<Result> results = run_all(commands, {.deadline = 45});
-  for (std::size_t i = 0; i < results.size(); ++i) {
-    CAPTURE(calls[i / 2]);
-    Result result = without_mpiexec(results[i]);
-    // The end comes after the table.
-    if (calls[i / 2] == "MPI_Finalize") {
-      CHECK(result.out.find("256 keys") != std::string::npos);
-      CHECK(result.err.find("after all output was written") != std::string::npos);
-      result.out.clear();
-      // The launcher kills the rank that is stopped. Open MPI's sometimes has the status of that one.
-      if (result.status == 128 + SIGKILL) result.status = 2;
-    }
-    check_one_line(result, "rank " + std::to_string(i % 2 == 0 ? 0 : 2) + " has not answered for 2 s (rank ");
-  }
+      all.push_back({stopping(call, rank, "stop", {"decode", "--seq-len", "256", "--timeout", "2"}),
+                     "rank " + std::to_string(rank) + " has not answered for 2 s (rank "});
+  at_once(all, [](const Ending& each) { check_one_line(without_mpiexec(run(each.command, {.deadline = 45})), each.line); });
 }
 
 TEST_CASE("watchdog: ranks that wait in a call of MPI before they know each other end after 30 s, in one line") {
   std::vector<Words> commands;
   for (const std::string call : {"MPI_Init_thread", "MPI_Comm_idup"})
     for (int rank = 0; rank < 2; ++rank) commands.push_back(stopping(call, rank, "stop", {"info", "--timeout", "2"}));
-  std::vector<Result> results;
-  std::future<void> others = std::async(std::launch::async, [&] { results = run_all(commands, {.deadline = 90}); });
-  // One that is stopped at any time of its start is named if it was on the board. What has not entered MPI only the launcher
-  // can end: MPICH's has the signal that it took for its status, and writes to standard output.
-  Signal stop{1, SIGSTOP, false};
-  Result started = run(ranks(3, kHours), {.deadline = 90, .meanwhile = [&](pid_t mpirun) { stop(mpirun); }});
-  const bool has_joined = started.err.find("rank 1 has not answered") != std::string::npos;
-  if (started.status == SIGKILL && !has_joined) started.status = 2, started.out = "";
-  check_one_line(started, has_joined ? "for 3 s (rank " : "no rank has made progress for 3");
-  CHECK(!any_left(stop.processes));
-  others.get();
+  const std::vector<Result> results = run_all(commands, {.deadline = 90});
   for (std::size_t i = 0; i < results.size(); ++i) {
     CAPTURE(i);
     // The lowest rank that is not stopped says so.
@@ -81,36 +58,15 @@ TEST_CASE("watchdog: without a deadline, and with --timeout in front of the comm
   CHECK(run(early, {.deadline = 45}).err.find("rank 1 has not answered for 1.5 s") != std::string::npos);
 }
 
-TEST_CASE("watchdog: when a rank is killed, all end, the status tells, and nothing is written") {
-  at_once(std::vector{0, 2}, [](int rank) {
-    CAPTURE(rank);
-    const Scratch scratch;
-    Signal kill{rank, SIGKILL};
-    const Result result =
-        run(ranks(3, kHours + Words{"--report", "report"}),
-            {.folder = scratch.folder().string(), .deadline = 45, .meanwhile = [&](pid_t mpirun) { kill(mpirun); }});
-    CAPTURE(result.err);
-    // mpirun's status is that of the rank that was killed: as a shell gives it, or, MPICH's, the signal itself.
-    CHECK((result.status == 128 + SIGKILL || result.status == SIGKILL));
-    CHECK(result.out.find(" keys") == std::string::npos);
-    CHECK(!any_left(kill.processes));
-    CHECK(scratch.names().empty());
-  });
-}
-
-TEST_CASE("watchdog: without its thread the job ends, in one line that names the rank") {
-  const Words without{"env", "LD_PRELOAD=" TREE_ATTN_NO_THREAD, "NO_THREAD_RANK=1", kProgram};
-  check_one_line(without_mpiexec(run(ranks(3, {"decode", "--seq-len", "256"}, without), {.deadline = 45})),
-                 "tree_attn: rank 1: the system started no thread for the watchdog");
-}
-
-TEST_CASE("watchdog: a call of MPI that fails on one rank ends the job, in one line that names the rank") {
-  // The first as MPI starts, the second in a command.
-  at_once(Words{"MPI_Comm_idup", "MPI_Comm_split_type"}, [](const std::string& call) {
-    check_one_line(
-        without_mpiexec(run(stopping(call, 1, "fail", {"decode", "--seq-len", "256", "--timeout", "5"}), {.deadline = 45})),
-        "tree_attn: rank 1: " + call + " failed: ");
-  });
+TEST_CASE("watchdog: a call that fails on one rank ends the job, in one line that names the rank") {
+  // The first as the watchdog starts, the second as MPI does, the third in a command.
+  const auto failing = [](const std::string& call, const std::string& line) {
+    return Ending{stopping(call, 1, "fail", {"decode", "--seq-len", "256", "--timeout", "5"}), "tree_attn: rank 1: " + line};
+  };
+  const std::vector<Ending> all{failing("pthread_create", "the system started no thread for the watchdog"),
+                                failing("MPI_Comm_idup", "MPI_Comm_idup failed: "),
+                                failing("MPI_Comm_split_type", "MPI_Comm_split_type failed: ")};
+  at_once(all, [](const Ending& each) { check_one_line(without_mpiexec(run(each.command, {.deadline = 45})), each.line); });
 }
 
 TEST_CASE("watchdog: a job that ends while rank 0 writes its files leaves none of them") {

@@ -32,18 +32,13 @@ TEST_CASE("outputs: input, OUT and report are different files, by whatever name"
   fs::create_hard_link(scratch.path("in"), scratch.path("hard"));
   fs::create_symlink("in", scratch.path("link"));
   const auto before = contents(scratch);
-  const std::vector<std::pair<Words, std::string>> all{
-      {{"decode", "in", "--report", "hard"}, "--report hard is the same file as IN in"},
-      {{"decode", "in", "in"}, "OUT in is the same file as IN in; use different files"},
-      {{"decode", "in", "new", "--report", "new"}, "--report new is the same file as OUT new"},
-      {{"oracle", "in", "link"}, "OUT link is the same file as IN in"}};
-  std::vector<Words> commands;
-  for (const auto& [arguments, part] : all) commands.push_back(alone(arguments));
-  commands.push_back(ranks(2, {"decode", "in", "link"}));
-  const std::vector<Result> results = run_all(commands, {.folder = scratch.folder().string()});
-  for (std::size_t i = 0; i < all.size(); ++i) check_one_line(results[i], all[i].second);
-  // Only rank 0 writes: it alone says what is wrong.
-  check_one_line(results.back(), "rank 0: OUT link is the same file as IN in");
+  check_endings({{alone({"decode", "in", "--report", "hard"}), "--report hard is the same file as IN in"},
+                 {alone({"decode", "in", "in"}), "OUT in is the same file as IN in; use different files"},
+                 {alone({"decode", "in", "new", "--report", "new"}), "--report new is the same file as OUT new"},
+                 {alone({"oracle", "in", "link"}), "OUT link is the same file as IN in"},
+                 // Only rank 0 writes: it alone says what is wrong.
+                 {ranks(2, {"decode", "in", "link"}), "rank 0: OUT link is the same file as IN in"}},
+                {.folder = scratch.folder().string()});
   CHECK(contents(scratch) == before);
 }
 
@@ -72,11 +67,4 @@ TEST_CASE("outputs: where one of them fails, none is there") {
   // What prints nothing needs no standard output, and standard input is never needed.
   check_success(run(redirected(">&- <&-", {"oracle", kLayer, "oracle"}), around), {kLayerIgnored});
   check_success(run(redirected("<&-", {"decode", kLayer, "out"}), around), {kLayerIgnored});
-}
-
-TEST_CASE("outputs: neither OUT nor the report goes where the table goes") {
-  const Scratch scratch;
-  const std::string both = scratch.write("both", "");
-  for (const Words& arguments : {Words{"decode", kLayer, both}, kDecode + Words{"--report", "/dev/stdout"}})
-    check_one_line(run(alone(arguments), {.out_to = both}), ": is standard output");
 }
