@@ -17,12 +17,14 @@
 #include "tree_attn/reference/data/temporary_files.hpp"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <map>
 #include <optional>
@@ -244,10 +246,19 @@ int run_alone(int argc, char** argv, const std::optional<std::string>& list) {
       [&](const std::exception& error) { complain(error_line(error, list ? "--devices " + *list : "")); });
 }
 
+/// NCCL writes its log to standard output, where our tables go, unless a variable names another file. It empties what it
+/// opens: where standard error is a file, the log stays where it is.
+void send_log_of_nccl_to_standard_error() {
+  struct stat of {};
+  const bool is_file = ::fstat(STDERR_FILENO, &of) == 0 && S_ISREG(of.st_mode);
+  if (std::getenv("NCCL_DEBUG") != nullptr && !is_file) ::setenv("NCCL_DEBUG_FILE", "/dev/stderr", 0);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) try {
   open_standard_descriptors();
+  send_log_of_nccl_to_standard_error();
   remove_temporary_files_on_signals();
   // A closed pipe and a limit of file sizes are then write errors, reported in one line.
   std::signal(SIGPIPE, SIG_IGN), std::signal(SIGXFSZ, SIG_IGN);

@@ -202,3 +202,21 @@ TEST_CASE("nccl: what is missing, does not fit or fails is one line, and process
        {ranks(2, small + one_shot, with({"TREE_ATTN_NCCL_FAULT=stray 1"})), in_vain}},
       {.deadline = 20});
 }
+
+TEST_CASE("nccl: its log goes to standard error, or where a variable says") {
+  const NcclVariables variables;
+  const Scratch scratch;
+  const Words small = kDecode + "--seq-len 64 --transport nccl"_words, log{"env", "NCCL_DEBUG=INFO", kProgram};
+  const std::string line = "stand-in INFO ncclGetUniqueId";
+  for (const Words& command : {log + small, ranks(2, small, log)}) {
+    const Result result = run(command, {.err_is_terminal = true});
+    CAPTURE(result.err);
+    CHECK(result.status == 0);
+    CHECK(result.out.find(line) == std::string::npos);
+    CHECK(result.err.find(line) != std::string::npos);
+  }
+  // NCCL would empty a file of errors: its log stays in standard output.
+  CHECK(run(log + small).out.find(line) != std::string::npos);
+  check_silent_success(run(Words{"env", "NCCL_DEBUG_FILE=" + scratch.path("log")} + log + small));
+  CHECK(Scratch::read(scratch.path("log")) == line + "\n");
+}
