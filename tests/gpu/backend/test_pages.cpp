@@ -13,16 +13,10 @@
 namespace tree_attn::test {
 namespace {
 
-/// least_bytes_saved, until the end of a scope.
-class LeastSaved {
- public:
-  explicit LeastSaved(std::int64_t n_bytes) : before_(std::exchange(device::least_bytes_saved, n_bytes)) {}
-  LeastSaved(const LeastSaved&) = delete;
-  LeastSaved& operator=(const LeastSaved&) = delete;
-  ~LeastSaved() { device::least_bytes_saved = before_; }
-
- private:
-  std::int64_t before_;
+/// Until the end of a scope every shared prefix is read once, however little that saves.
+struct LeastSaved {
+  std::int64_t before = std::exchange(device::least_bytes_saved, 0);
+  ~LeastSaved() { device::least_bytes_saved = before; }
 };
 
 }  // namespace
@@ -74,7 +68,7 @@ TEST_CASE("pages on a device: random appends, cuts and shared prefixes have the 
 }
 
 TEST_CASE("pages on a device: a prefix that all entries share is read once, with the bits of a dense cache") {
-  const LeastSaved none(0);
+  const LeastSaved none;
   std::mt19937 random(4811);
   const auto draw = [&](std::int64_t n) { return std::uniform_int_distribution<std::int64_t>(0, n)(random); };
   const int n_cases = takes_all_cases() ? 200 : kIsSanitized ? 6 : 16;
@@ -119,7 +113,7 @@ TEST_CASE("pages on a device: a prefix that all entries share is read once, with
 }
 
 TEST_CASE("pages on a device: a step with messages reads a shared prefix for each entry") {
-  const LeastSaved none(0);
+  const LeastSaved none;
   PagedPair pair(device::backend(), {DType::BF16, DType::BF16, 2, 4, 2, 1, 16, 8}, KeyRange{0, kOpenEnd}, {.n_pages = 20});
   pair.append(0, 300), pair.share(0, 1, 300), pair.append(0, 1), pair.append(1, 5);
   const std::unique_ptr<DecodeSession> session = pair.paged->open(0.25);
