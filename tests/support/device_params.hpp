@@ -63,12 +63,6 @@ class DeviceShard {
 
 using device::DeviceWorkspace;
 
-/// Whether the counters of a workspace are zero, as every launch must leave them.
-inline bool is_ready(const DeviceWorkspace& workspace) {
-  const std::vector<unsigned> counters = workspace.counters().download();
-  return std::all_of(counters.begin(), counters.end(), [](unsigned n) { return n == 0; });
-}
-
 /// Finished rows of a shard that is the whole sequence. The outputs are poisoned before the launch: every element must be
 /// written.
 inline DecodeOutput run_step(const device::LadderStep& step, const DeviceShard& shard,
@@ -80,7 +74,8 @@ inline DecodeOutput run_step(const device::LadderStep& step, const DeviceShard& 
   device::DeviceBuffer<float> out(params.n_rows() * params.d_v), lse(params.n_rows());
   out.fill(0xFF), lse.fill(0xFF);
   step.run(params, shard.dtype, {.out = out.data(), .lse = lse.data()}, plan, workspace.get(), device::Stream{});
-  CHECK(is_ready(workspace));
+  // Every launch leaves the counters at zero.
+  CHECK(std::ranges::all_of(workspace.counters().download(), [](unsigned n) { return n == 0; }));
   return {out.download(), lse.download()};
 }
 

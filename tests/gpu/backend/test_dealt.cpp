@@ -10,7 +10,6 @@
 
 #include <map>
 #include <tuple>
-#include <utility>
 
 namespace tree_attn::test::dealt_test {
 namespace {

@@ -6,8 +6,6 @@
 #include "tree_attn/tests/support/room_for_clusters.hpp"
 #include "tree_attn/tests/support/sweep.hpp"
 
-#include <array>
-
 namespace tree_attn::test::float8_test {
 namespace {
 

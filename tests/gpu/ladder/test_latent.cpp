@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Long rows on tensor cores, and values that are the first components of the keys, as in the latent rows of MLA: the
-/// bits of step 6, and one copy of the rows (sections 5 and 6.3).
+/// bits of step 6 (sections 5 and 6.3). That rows are copied once is in tests/gpu/engine/test_row_tiles.cpp.
 #include "tree_attn/gpu/backend/backends.hpp"
 #include "tree_attn/tests/support/device_params.hpp"
 #include "tree_attn/tests/support/sanitized.hpp"
@@ -10,7 +10,7 @@
 #include <array>
 
 #if !defined(TREE_ATTN_FOR_CUDA)
-#include "tree_attn/gpu/platform/emulator/stream.hpp"
+#include "tree_attn/gpu/platform/emulator/settings.hpp"
 #endif
 
 namespace tree_attn::test::latent_test {
