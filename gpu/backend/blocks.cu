@@ -109,8 +109,6 @@ __global__ void divide_rows(float* n, float* D, const float* m, std::int64_t d_v
   store_fresh(D + row, lse);
 }
 
-unsigned blocks_for(std::int64_t n) { return static_cast<unsigned>((n + kThreads - 1) / kThreads); }
-
 class Blocks : public DeviceBlocks {
  public:
   Blocks(std::int64_t n_elements, std::int64_t d_v, KernelStream* stream, void* memory)
@@ -127,8 +125,7 @@ class Blocks : public DeviceBlocks {
   }
   void download(std::int64_t at, std::span<float> elements) const override { memory_.download(elements, at); }
   void take(std::int64_t at, const float* from, std::int64_t n) override {
-    if (n == 0) return;
-    launch(copy_elements, {.grid = {blocks_for(n)}, .block = {kThreads}}, stream_, memory_.data() + at, from, n);
+    launch_over(n, copy_elements, address(at), from, n);
   }
   std::span<float> on_host(std::int64_t n) override {
     on_host_.emplace(n);
@@ -137,46 +134,41 @@ class Blocks : public DeviceBlocks {
   void give(std::int64_t at, std::span<float> to) const override { memory_.queue_download(stream_, to, at); }
   void convert(const TensorView& from, const TensorView& to) override { convert_rows(from, to, stream_); }
   void set_from_lse(std::int64_t states, const TensorView& o, const TensorView& lse, LseForm form) override {
-    set_states(memory_.data() + states, o, lse, form, stream_);
+    set_states(address(states), o, lse, form, stream_);
   }
   int device() const override { return current_device(); }
   float* address(std::int64_t at) override { return memory_.data() + at; }
   DeviceStream& stream() override { return stream_; }
 
   void merge(std::span<const Pair> pairs, std::int64_t n_rows) override {
-    if (n_rows == 0) return;
-    for_each_batch(pairs,
-                   [&](const Pairs& batch) { launch(merge_states, per(n_rows), stream_, memory_.data(), batch, d_v_); });
+    for_each_batch(pairs, [&](const Pairs& batch) { launch_per_row(n_rows, merge_states, address(0), batch, d_v_); });
   }
   void combine(Operator op, std::span<const Pair> pairs, std::int64_t n) override {
-    if (n == 0) return;
-    for_each_batch(pairs, [&](const Pairs& batch) {
-      launch(combine_elements, {.grid = {blocks_for(n)}, .block = {kThreads}}, stream_, memory_.data(), batch, op, n);
-    });
+    for_each_batch(pairs, [&](const Pairs& batch) { launch_over(n, combine_elements, address(0), batch, op, n); });
   }
   void set_empty(std::int64_t state, std::int64_t n_rows) override {
-    if (n_rows == 0) return;
-    launch(write_empty, {.grid = {blocks_for(n_rows)}, .block = {kThreads}}, stream_, memory_.data() + state, n_rows, d_v_);
+    launch_over(n_rows, write_empty, address(state), n_rows, d_v_);
   }
   void finish(Pair states, std::int64_t z, std::int64_t lse, std::int64_t n_rows) override {
-    if (n_rows == 0) return;
-    float* const memory = memory_.data();
-    launch(finish_states, per(n_rows), stream_, memory, states, memory + z, memory + lse, d_v_);
+    launch_per_row(n_rows, finish_states, address(0), states, address(z), address(lse), d_v_);
   }
   void weigh(std::int64_t z, std::int64_t lse, std::int64_t m, std::int64_t n_rows) override {
-    if (n_rows == 0) return;
-    float* const memory = memory_.data();
-    launch(weigh_rows, per(n_rows), stream_, memory + z, memory + lse, memory + m, d_v_);
+    launch_per_row(n_rows, weigh_rows, address(z), address(lse), address(m), d_v_);
   }
   void divide(std::int64_t n, std::int64_t D, std::int64_t m, std::int64_t n_rows) override {
-    if (n_rows == 0) return;
-    float* const memory = memory_.data();
-    launch(divide_rows, per(n_rows), stream_, memory + n, memory + D, memory + m, d_v_);
+    launch_per_row(n_rows, divide_rows, address(n), address(D), address(m), d_v_);
   }
 
  private:
-  /// One thread block per row.
-  static Launch per(std::int64_t n_rows) { return {.grid = {static_cast<unsigned>(n_rows)}, .block = {kThreads}}; }
+  /// One thread block per row, and one thread per element; nothing for none.
+  template <class Kernel, class... Arguments>
+  void launch_per_row(std::int64_t n_rows, Kernel* kernel, const Arguments&... arguments) {
+    if (n_rows > 0) launch(kernel, {.grid = {static_cast<unsigned>(n_rows)}, .block = {kThreads}}, stream_, arguments...);
+  }
+  template <class Kernel, class... Arguments>
+  void launch_over(std::int64_t n, Kernel* kernel, const Arguments&... arguments) {
+    launch_per_row((n + kThreads - 1) / kThreads, kernel, arguments...);
+  }
 
   template <class Use>
   void for_each_batch(std::span<const Pair> pairs, const Use& use) const {

@@ -32,9 +32,7 @@ DeviceCache::DeviceCache(const AttentionShape& shape, const OwnedLeaves& leaves,
       k_(KvCache::shape().dtype, shape.head_dim, shape.batch * shape.kv_heads * most_),
       v_(KvCache::shape().value_dtype, shape.values_in_keys ? 0 : shape.value_dim, shape.batch * shape.kv_heads * most_),
       appended_rows_(static_cast<std::size_t>(shape.batch), -1),
-      appended_(static_cast<std::size_t>(shape.batch * bytes_of_entry())),
-      staging_(static_cast<std::size_t>(shape.kv_heads * std::min(kStagedPositions, most_) *
-                                        std::max(shape.head_dim, shape.value_dim) * size_of(KvCache::shape().dtype))) {}
+      appended_(static_cast<std::size_t>(shape.batch * bytes_of_entry())) {}
 
 const float* DeviceCache::scales_on_device(Rows& rows, std::int64_t entry) const {
   const std::vector<float>& scales = scales_of(rows);
@@ -64,6 +62,7 @@ void DeviceCache::upload(Rows& to, std::int64_t entry, std::int64_t first, const
     return;
   }
   // Else a few positions at a time.
+  staging_.resize(static_cast<std::size_t>(n_heads * std::min(kStagedPositions, n) * row));
   for (std::int64_t begin = 0; begin < n; begin += kStagedPositions) {
     const std::int64_t m = std::min(kStagedPositions, n - begin);
     for (std::int64_t h = 0; h < n_heads; ++h) {
@@ -81,8 +80,6 @@ void DeviceCache::allocate() {
                      needed = is_pool ? pages()->n_rows() : allocated_positions(capacity(), leaves().order());
   if (is_pool ? needed == before : needed <= before) return;
   most_ = needed;
-  staging_.resize(static_cast<std::size_t>(shape().kv_heads * std::min(kStagedPositions, most_) *
-                                           std::max(shape().head_dim, shape().value_dim) * size_of(shape().dtype)));
   // One copy on the device: the rows in use of every head.
   const std::int64_t n_heads = (is_pool ? 1 : shape().batch) * shape().kv_heads;
   for (Rows* rows : {&k_, &v_}) {
@@ -157,33 +154,27 @@ void DeviceCache::for_each_run(std::int64_t n, const Use& use) const {
   }
 }
 
-Shard DeviceCache::read_all(std::int64_t n, const std::function<std::byte*(std::size_t)>& memory) const {
-  put_appended();
-  std::byte* const all = memory(static_cast<std::size_t>(shape().batch * n * bytes_of_entry()));
-  auto* to = reinterpret_cast<unsigned char*>(all);
-  for (const Rows* rows : {&k_, &v_}) {
-    const std::int64_t row = rows->row_bytes();
-    for_each_run(n, [&](std::int64_t to_row, std::int64_t from, std::int64_t m, std::int64_t n_heads) {
-      for (std::int64_t h = 0; h < n_heads && m * row > 0; ++h)
-        rows->memory.download({to + (to_row + h * n) * row, static_cast<std::size_t>(m * row)}, (from + h * most_) * row);
-    });
-    to += shape().batch * shape().kv_heads * n * row;
-  }
-  return dense_shard(shape(), n, all, leaves().range().begin, false);
-}
-
-Shard DeviceCache::read_all_on_device(std::int64_t n, std::byte* memory) const {
+Shard DeviceCache::read(std::int64_t n, std::byte* memory, bool on_device) const {
   put_appended();
   auto* to = reinterpret_cast<unsigned char*>(memory);
   for (const Rows* rows : {&k_, &v_}) {
     const std::int64_t row = rows->row_bytes();
     for_each_run(n, [&](std::int64_t to_row, std::int64_t from, std::int64_t m, std::int64_t n_heads) {
-      rows->memory.queue_copy_out(Stream{}, to + to_row * row, n * row, from * row, most_ * row, m * row, n_heads);
+      if (on_device)
+        rows->memory.queue_copy_out(Stream{}, to + to_row * row, n * row, from * row, most_ * row, m * row, n_heads);
+      for (std::int64_t h = 0; h < n_heads && m * row > 0 && !on_device; ++h)
+        rows->memory.download({to + (to_row + h * n) * row, static_cast<std::size_t>(m * row)}, (from + h * most_) * row);
     });
     to += shape().batch * shape().kv_heads * n * row;
   }
-  return dense_shard(shape(), n, memory, leaves().range().begin, true);
+  return dense_shard(shape(), n, memory, leaves().range().begin, on_device);
 }
+
+Shard DeviceCache::read_all(std::int64_t n, const std::function<std::byte*(std::size_t)>& memory) const {
+  return read(n, memory(static_cast<std::size_t>(shape().batch * n * bytes_of_entry())), false);
+}
+
+Shard DeviceCache::read_all_on_device(std::int64_t n, std::byte* memory) const { return read(n, memory, true); }
 
 void DeviceCache::write_all(const Shard& shard, std::span<const std::int64_t> lengths) {
   const auto can_be_copied = [](const TensorView& view, const Rows& rows) {

@@ -95,6 +95,7 @@ class DeviceCache final : public KvCache {
   /// head begins in a dense array, and here.
   template <class Use>
   void for_each_run(std::int64_t n, const Use& use) const;
+  Shard read(std::int64_t n, std::byte* memory, bool on_device) const;
   void upload(Rows& to, std::int64_t entry, std::int64_t first, const TensorView& view) const;
   void write_now(std::int64_t entry, std::int64_t first, const TensorView& k, const TensorView& v) const;
   std::int64_t most_;  ///< positions of a key/value head that are allocated

@@ -61,13 +61,8 @@ class KernelStream final : public DeviceStream {
  private:
   void record(const std::function<void()>& queue) {
     is_recording_ = true;
-    try {
-      graph_ = Graph(stream_, queue);
-    } catch (...) {
-      is_recording_ = false;
-      throw;
-    }
-    is_recording_ = false;
+    const std::unique_ptr<bool, void (*)(bool*)> until_end(&is_recording_, [](bool* flag) { *flag = false; });
+    graph_ = Graph(stream_, queue);
   }
 
   OwnedStream stream_;

@@ -8,13 +8,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <iterator>
 #include <limits>
 #include <map>
 #include <mutex>
 #include <optional>
 #include <random>
+#include <sstream>
 #include <stdexcept>
 #include <vector>
 
@@ -188,16 +188,11 @@ class DeviceOneShot final : public OneShotSession, private StepKernel {
     steps_.run(step, nullptr, progress);
     synchronise(steps_.stream());
     if (const GaveUp& wait = *host_gave_up_.data(); steps_.has_work() && wait.n > 0) {
-      char line[160];
-      if (wait.peer_failed != 0) {
-        std::snprintf(line, sizeof line, "rank %d, step %lld, gave up: another rank failed",
-                      ranks_[static_cast<std::size_t>(peers_.me)], static_cast<long long>(n_before_ + (wait.step - first_)));
-        throw PeerFailed(line);
-      }
-      std::snprintf(line, sizeof line, "rank %d, step %lld: no states from rank %d, row %u, for %g s",
-                    ranks_[static_cast<std::size_t>(peers_.me)], static_cast<long long>(n_before_ + (wait.step - first_)),
-                    ranks_[wait.source], wait.row, timeout_);
-      throw DeviceError(line);
+      std::ostringstream line;
+      line << "rank " << ranks_[static_cast<std::size_t>(peers_.me)] << ", step " << n_before_ + (wait.step - first_);
+      if (wait.peer_failed != 0) throw PeerFailed(line.str() + ", gave up: another rank failed");
+      line << ": no states from rank " << ranks_[wait.source] << ", row " << wait.row << ", for " << timeout_ << " s";
+      throw DeviceError(line.str());
     }
     ++n_steps_;
     bytes_sent_ = before ? *bytes_to_peers() - *before : bytes_of_step();

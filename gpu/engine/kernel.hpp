@@ -10,16 +10,14 @@
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
-/// As many splits as a caller asks for.
-inline constexpr int kAnySplits = std::numeric_limits<int>::max();
-
 /// All that is asked about a kernel, by the program or by a test. The problem holds pointers into device memory.
 struct DecodeKernel {
   const char* name;
   const char* brief;
-  int max_splits = kAnySplits;  ///< most blocks that may share the keys of a kv head; 1: there are no splits
-  bool is_canonical = true;     ///< whether it adds in the order of the canonical tree: then no bit depends on splits
-  bool keeps_states = false;    ///< whether it can leave states instead of finished rows
+  /// Most blocks that may share the keys of a kv head; 1: there are no splits.
+  int max_splits = std::numeric_limits<int>::max();
+  bool is_canonical = true;   ///< whether it adds in the order of the canonical tree: then no bit depends on splits
+  bool keeps_states = false;  ///< whether it can leave states instead of finished rows
   /// Longest chain of additions that a weight passes through, for the error bound: n_a of ErrorModel.
   double (*n_additions)(const DecodeParams& params, DType dtype);
   /// Why it cannot take such a problem, in a few words; empty if it can.

@@ -63,12 +63,6 @@ class DeviceShard {
 
 using device::DeviceWorkspace;
 
-/// Whether the counters of a workspace are zero, as every launch must leave them.
-inline bool is_ready(const DeviceWorkspace& workspace) {
-  const std::vector<unsigned> counters = workspace.counters().download();
-  return std::all_of(counters.begin(), counters.end(), [](unsigned n) { return n == 0; });
-}
-
 /// Finished rows of a shard that is the whole sequence. The outputs are poisoned before the launch: every element must be
 /// written.
 inline DecodeOutput run_step(const device::LadderStep& step, const DeviceShard& shard,
@@ -80,7 +74,8 @@ inline DecodeOutput run_step(const device::LadderStep& step, const DeviceShard& 
   device::DeviceBuffer<float> out(params.n_rows() * params.d_v), lse(params.n_rows());
   out.fill(0xFF), lse.fill(0xFF);
   step.run(params, shard.dtype, {.out = out.data(), .lse = lse.data()}, plan, workspace.get(), device::Stream{});
-  CHECK(is_ready(workspace));
+  // Every launch leaves the counters at zero.
+  CHECK(std::ranges::all_of(workspace.counters().download(), [](unsigned n) { return n == 0; }));
   return {out.download(), lse.download()};
 }
 
@@ -106,16 +101,35 @@ inline Forest<float> forest_of(const device::LadderStep& step, TensorWorkload& w
   return forest;
 }
 
-/// The output for a forest of all positions, finished on the host, as between ranks.
-inline DecodeOutput finish(Forest<float>& forest) { return finish_rows(forest.fold(), forest.n_rows(), forest.d_v()); }
+/// The plan of a step for dense arrays of such axes, of which there are none.
+inline device::LaunchPlan plan_of(const device::LadderStep& step, const Axes& axes, int n_splits = 0) {
+  DecodeParams params = device::params_of(
+      {axes.dtype, axes.dtype, axes.batch, axes.heads, axes.kv_heads, axes.n_queries, axes.head_dim, axes.value_dim},
+      {0, axes.n_keys});
+  for (const auto& [view, d] : {std::pair(&params.k, axes.head_dim), std::pair(&params.v, axes.value_dim)})
+    *view = {nullptr, {axes.kv_heads * axes.n_keys * d, axes.n_keys * d, d}};
+  return step.plan(params, axes.dtype, {.n_splits = n_splits});
+}
 
-/// Entry i of the n batch entries of an output.
-inline DecodeOutput entry_of(const DecodeOutput& output, std::int64_t i, std::int64_t n) {
-  const auto part = [i, n](const std::vector<float>& x) {
-    const std::int64_t each = static_cast<std::int64_t>(x.size()) / n;
-    return std::vector<float>(x.begin() + i * each, x.begin() + (i + 1) * each);
-  };
-  return {part(output.out), part(output.lse)};
+/// What a call asks of the device, see DeviceTraffic.
+struct Counts {
+  std::int64_t allocations = 0, uploads = 0, uploaded = 0, downloaded = 0, launches = 0, replays = 0;
+  std::int64_t of_thread = 0;  ///< n_launches_of_thread
+
+  static Counts now() {
+    const DeviceTraffic& t = device::traffic();
+    return {t.n_allocations, t.n_uploads, t.bytes_uploaded,    t.bytes_downloaded,
+            t.n_launches,    t.n_replays, n_launches_of_thread};
+  }
+  bool operator==(const Counts&) const = default;
+};
+template <class Call>
+Counts counts_of(const Call& call) {
+  const Counts a = Counts::now();
+  call();
+  const Counts b = Counts::now();
+  return {b.allocations - a.allocations, b.uploads - a.uploads, b.uploaded - a.uploaded,  b.downloaded - a.downloaded,
+          b.launches - a.launches,       b.replays - a.replays, b.of_thread - a.of_thread};
 }
 
 /// Whether two outputs agree bit for bit.
@@ -127,16 +141,6 @@ inline double longest_chain(const device::LadderStep& step, const DeviceShard& s
 }
 /// Whether scalar units multiply. Steps on scalar units agree in bits; steps on tensor cores have other bits.
 inline bool is_scalar(const device::LaunchPlan& plan) { return plan.path == std::string("scalar"); }
-
-/// The steps that add in the order of the canonical tree, support n_splits splits, and accept the shard on scalar units.
-inline std::vector<const device::LadderStep*> tree_steps(const DeviceShard& shard, int n_splits = 1) {
-  std::vector<const device::LadderStep*> steps;
-  for (const device::LadderStep* step : device::all_kernels()) {
-    if (!step->is_canonical || step->max_splits < n_splits || step->refusal(shard.params, shard.dtype) != "") continue;
-    if (is_scalar(step->plan(shard.params, shard.dtype, {.n_splits = n_splits}))) steps.push_back(step);
-  }
-  return steps;
-}
 
 /// Compares an output with the oracle: positions of NaN and Inf, and the error bound of the elements. Returns the first
 /// fault, or "".

@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <span>
@@ -121,26 +122,20 @@ class PinnedPages {
   explicit PinnedPages(SharedPages pages) : pages_(std::move(pages)) {
     check(cudaHostRegister(pages_.data(), pages_.size(), cudaHostRegisterMapped | cudaHostRegisterPortable),
           "cudaHostRegister");
-    const cudaError_t status = cudaHostGetDevicePointer(&on_device_, pages_.data(), 0);
-    if (status != cudaSuccess) cudaHostUnregister(pages_.data());
-    check(status, "cudaHostGetDevicePointer");
-  }
-  PinnedPages(PinnedPages&& other) noexcept
-      : pages_(std::move(other.pages_)), on_device_(std::exchange(other.on_device_, nullptr)) {}
-  PinnedPages& operator=(PinnedPages&& other) noexcept {
-    std::swap(pages_, other.pages_), std::swap(on_device_, other.on_device_);
-    return *this;
-  }
-  ~PinnedPages() {
-    if (on_device_ != nullptr) cudaHostUnregister(pages_.data());
+    registered_.reset(pages_.data());
+    check(cudaHostGetDevicePointer(&on_device_, pages_.data(), 0), "cudaHostGetDevicePointer");
   }
   /// The address that the host uses, and the one that kernels use; null if there are none.
   std::byte* on_host() const { return pages_.data(); }
-  void* on_device() const { return on_device_; }
+  void* on_device() const { return registered_ != nullptr ? on_device_ : nullptr; }
   WindowHandle handle() const { return pages_.handle(); }
 
  private:
+  struct Unregister {
+    void operator()(std::byte* pages) const { cudaHostUnregister(pages); }
+  };
   SharedPages pages_;
+  std::unique_ptr<std::byte, Unregister> registered_;  ///< the same, until they are not pinned any more
   void* on_device_ = nullptr;
 };
 
@@ -169,23 +164,22 @@ class OpenedWindow {
       return;
     }
     cudaIpcMemHandle_t ipc;
+    void* opened = nullptr;
     std::memcpy(&ipc, handle.bytes, sizeof ipc);
-    check(cudaIpcOpenMemHandle(&data_, ipc, cudaIpcMemLazyEnablePeerAccess), "cudaIpcOpenMemHandle");
+    check(cudaIpcOpenMemHandle(&opened, ipc, cudaIpcMemLazyEnablePeerAccess), "cudaIpcOpenMemHandle");
+    opened_.reset(static_cast<std::byte*>(opened));
   }
   /// Where a library has mapped it.
   OpenedWindow(void* memory, std::size_t) : mapped_(memory) {}
-  OpenedWindow(OpenedWindow&& other) noexcept
-      : pages_(std::move(other.pages_)), data_(std::exchange(other.data_, nullptr)), mapped_(other.mapped_) {}
-  OpenedWindow& operator=(OpenedWindow&&) = delete;
-  ~OpenedWindow() {
-    if (data_ != nullptr) cudaIpcCloseMemHandle(data_);
-  }
-  void* data() const { return mapped_ != nullptr ? mapped_ : data_ != nullptr ? data_ : pages_.on_device(); }
+  void* data() const { return mapped_ != nullptr ? mapped_ : opened_ != nullptr ? opened_.get() : pages_.on_device(); }
 
  private:
+  struct Close {
+    void operator()(std::byte* memory) const { cudaIpcCloseMemHandle(memory); }
+  };
   PinnedPages pages_;
-  void* data_ = nullptr;    ///< of CUDA IPC
-  void* mapped_ = nullptr;  ///< by a library
+  std::unique_ptr<std::byte, Close> opened_;  ///< of CUDA IPC
+  void* mapped_ = nullptr;                    ///< by a library
 };
 
 /// Bytes that kernels of this device have stored into windows of others: a GPU does not count them.
@@ -234,26 +228,12 @@ class DeviceBuffer {
         throw DeviceError("cudaMalloc of " + std::to_string(n_bytes >> 20) + " MiB, with " + std::to_string(n_free >> 20) +
                           " MiB free: " + cudaGetErrorString(status));
       }
-      is_own_ = true;
+      own_.reset(data_);
     }
     ++traffic().n_allocations;
   }
   /// n elements of a library's memory, as a window: not freed at the end.
   DeviceBuffer(void* memory, std::int64_t n) : data_(static_cast<T*>(memory)), n_(n) {}
-  DeviceBuffer(DeviceBuffer&& other) noexcept
-      : data_(std::exchange(other.data_, nullptr)),
-        n_(std::exchange(other.n_, 0)),
-        is_own_(std::exchange(other.is_own_, false)),
-        pages_(std::move(other.pages_)) {}
-  DeviceBuffer& operator=(DeviceBuffer&& other) noexcept {
-    std::swap(data_, other.data_), std::swap(n_, other.n_), std::swap(is_own_, other.is_own_);
-    pages_ = std::move(other.pages_);
-    return *this;
-  }
-  ~DeviceBuffer() {
-    if (is_own_) cudaFree(data_);
-  }
-
   T* data() const { return data_; }
   std::int64_t size() const { return n_; }
   /// What another process opens it by. @throws DeviceError if the machine has no CUDA IPC
@@ -343,8 +323,11 @@ class DeviceBuffer {
 
   T* data_ = nullptr;
   std::int64_t n_ = 0;
-  bool is_own_ = false;  ///< whether cudaMalloc() has made it
-  PinnedPages pages_;    ///< of a window in host memory
+  struct Free {
+    void operator()(T* memory) const { cudaFree(memory); }
+  };
+  std::unique_ptr<T, Free> own_;  ///< what cudaMalloc() has made
+  PinnedPages pages_;             ///< of a window in host memory
 };
 
 /// Blocks of a cluster that every whole device of compute capability 9 can run; of more it is asked, see

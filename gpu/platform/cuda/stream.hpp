@@ -8,8 +8,9 @@
 
 #include <cuda_runtime.h>
 
+#include <memory>
 #include <string>
-#include <utility>
+#include <type_traits>
 
 namespace tree_attn::cuda {
 
@@ -108,28 +109,22 @@ class Graph {
       throw;
     }
     check(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
-    const cudaError_t status = cudaGraphInstantiate(&exec_, graph, 0);
+    cudaGraphExec_t exec = nullptr;
+    const cudaError_t status = cudaGraphInstantiate(&exec, graph, 0);
     cudaGraphDestroy(graph);
     check(status, "cudaGraphInstantiate");
+    exec_.reset(exec);
     // Or the first replay would do it, while kernels of other ranks wait for its kernel.
-    check(cudaGraphUpload(exec_, stream), "cudaGraphUpload");
+    check(cudaGraphUpload(exec, stream), "cudaGraphUpload");
     // Nothing has run: what was counted counts in every replay.
     const Counts after = Counts::now();
     copied_ = {after.uploads - before.uploads, after.uploaded - before.uploaded, after.downloaded - before.downloaded,
                after.launches - before.launches};
     copied_.count(-1), traffic().n_launches -= copied_.launches, n_launches_of_thread = launched;
   }
-  Graph(Graph&& other) noexcept : exec_(std::exchange(other.exec_, nullptr)), copied_(other.copied_) {}
-  Graph& operator=(Graph&& other) noexcept {
-    std::swap(exec_, other.exec_), std::swap(copied_, other.copied_);
-    return *this;
-  }
-  ~Graph() {
-    if (exec_ != nullptr) cudaGraphExecDestroy(exec_);
-  }
   void replay(Stream stream) {
     if (exec_ == nullptr) return;
-    check(cudaGraphLaunch(exec_, stream), "cudaGraphLaunch");
+    check(cudaGraphLaunch(exec_.get(), stream), "cudaGraphLaunch");
     copied_.count(1), ++traffic().n_replays, ++n_launches_of_thread;
   }
 
@@ -146,7 +141,10 @@ class Graph {
     }
   };
 
-  cudaGraphExec_t exec_ = nullptr;
+  struct Destroy {
+    void operator()(cudaGraphExec_t exec) const { cudaGraphExecDestroy(exec); }
+  };
+  std::unique_ptr<std::remove_pointer_t<cudaGraphExec_t>, Destroy> exec_;
   Counts copied_;
 };
 

@@ -3,27 +3,73 @@
 /// @brief The dealt order on a device: the states of every range of slots are those of the canonical tree, and caches that
 /// grow have the bits of fresh ones (section 5.3).
 #include "tree_attn/gpu/backend/backends.hpp"
-#include "tree_attn/tests/support/canonical_tree.hpp"
 #include "tree_attn/tests/support/device_params.hpp"
 #include "tree_attn/tests/support/same_bits.hpp"
 #include "tree_attn/tests/support/sanitized.hpp"
+#include "tree_attn/tests/support/seen_cases.hpp"
 
+#include <map>
 #include <tuple>
-#include <utility>
 
 namespace tree_attn::test::dealt_test {
 namespace {
 
-const Backend& kernels() { return device::backend(); }
+/// The canonical tree over slots, written down as it is defined, for one batch entry. A leaf has the states that the backend
+/// gives to a cache that holds nothing else.
+class CanonicalTree {
+ public:
+  using States = std::vector<float>;
 
-/// The states of a range, in a cache that holds nothing else.
-Forest<float> decode_range(TensorWorkload& workload, const OwnedLeaves& leaves, std::span<const std::int64_t> lengths) {
-  const auto cache = kernels().make_cache(workload.shape(), leaves, leaves.n_keys(workload.n_keys()));
-  fill(*cache, workload, lengths);
-  return std::move(cache->open(workload.scale)->decode({workload.query(0), lengths}).host());
-}
+  /// @param n keys of the sequence @param range of the tree; leaves outside are not computed
+  CanonicalTree(const Backend& backend, TensorWorkload& workload, LeafOrder order, std::int64_t n,
+                KeyRange range = {0, std::int64_t{1} << kPositionBits})
+      : workload_(workload) {
+    for (std::int64_t begin = 0; begin < n; begin += kLeafKeys) {
+      const std::int64_t slot = slot_of(order, begin / kLeafKeys);
+      if (slot * kLeafKeys < range.begin || slot * kLeafKeys >= range.end) continue;
+      // A leaf alone. One key in all is a sequence of its own.
+      const std::int64_t end = std::min(n, begin + kLeafKeys);
+      const Shard leaf{workload.k().positions(begin, end), workload.v().positions(begin, end), begin};
+      const auto cache = backend.make_cache(workload.shape(), {begin, begin + kLeafKeys});
+      cache->borrow(leaf, std::vector<std::int64_t>{end - begin});
+      const auto session = cache->open(workload.scale);
+      const auto states = session->decode({workload.query(0), std::vector<std::int64_t>{n}}).host().states();
+      leaves_[slot] = States(states.begin(), states.end());
+    }
+  }
+  /// The value of a node: the merge of its children, left first.
+  States value(const Subtree& node) const {
+    const auto first = leaves_.lower_bound(node.begin() / kLeafKeys);
+    const std::int64_t n_rows = workload_.shape().n_rows(), d_v = workload_.shape().value_dim;
+    if (first == leaves_.end() || first->first >= node.end() / kLeafKeys) {
+      States empty(static_cast<std::size_t>(n_rows * state_size(d_v)));
+      for (std::int64_t r = 0; r < n_rows; ++r) set_empty(empty.data() + r * state_size(d_v), d_v);
+      return empty;
+    }
+    if (node.level == kLeafLevel) return first->second;
+    States left = value({node.level - 1, 2 * node.index});
+    const States right = value({node.level - 1, 2 * node.index + 1});
+    for (std::int64_t r = 0; r < n_rows; ++r)
+      merge(left.data() + r * state_size(d_v), right.data() + r * state_size(d_v), d_v);
+    return left;
+  }
+
+ private:
+  TensorWorkload& workload_;
+  std::map<std::int64_t, States> leaves_;
+};
 
 OwnedLeaves dealt(const KeyRange& range) { return {range, LeafOrder::kDealt}; }
+
+/// The states of a range, in a cache that holds nothing else, are the values of its subtrees.
+void check_states(TensorWorkload& workload, const CanonicalTree& tree, const KeyRange& range,
+                  const std::vector<std::int64_t>& lengths) {
+  const Forest<float> forest = decode_range(device::backend(), workload, dealt(range), {workload.query(0), lengths});
+  REQUIRE(forest.subtrees() == cover(range.begin, range.end));
+  const auto size = static_cast<std::size_t>(forest.block_size());
+  for (std::size_t i = 0; i < forest.subtrees().size(); ++i)
+    REQUIRE(same_bits(forest.states().subspan(i * size, size), tree.value(forest.subtrees()[i])));
+}
 
 /// Sub-warps with bulk copies and without, tensor cores with maps and without.
 Axes axes_of(DType dtype, std::int64_t heads, std::int64_t d, std::int64_t n) {
@@ -42,17 +88,13 @@ TEST_CASE("dealt on a device: the states of a rank are the values of its subtree
                                         Case{DType::F16, 6, 64}, Case{DType::F32, 2, 5}, Case{DType::F16, 2, 33}}) {
     for (const std::int64_t n : {0, 1, 64, 65, 700, 1090}) {
       const auto workload = normal_workload(6600, axes_of(dtype, heads, d, n));
-      const CanonicalTree tree(kernels(), *workload, LeafOrder::kDealt, n);
+      const CanonicalTree tree(device::backend(), *workload, LeafOrder::kDealt, n);
       for (const int p : {1, 2, 3, 4, 5, 6, 7, 8, 33}) {
         if (kIsSanitized && p > 3 && p < 8) continue;
         for (const KeyRange& range : dealt_ranges(p)) {
           INFO(name_of(dtype) << ", " << heads << " heads, " << n << " keys, " << p << " ranks, slots from "
                               << range.begin / kLeafKeys);
-          const Forest<float> forest = decode_range(*workload, dealt(range), workload->lengths());
-          REQUIRE(forest.subtrees() == cover(range.begin, range.end));
-          const auto size = static_cast<std::size_t>(forest.block_size());
-          for (std::size_t i = 0; i < forest.subtrees().size(); ++i)
-            REQUIRE(same_bits(forest.states().subspan(i * size, size), tree.value(forest.subtrees()[i])));
+          check_states(*workload, tree, range, workload->lengths());
           if (p == 33 && range.begin > 0) break;
         }
       }
@@ -68,14 +110,11 @@ TEST_CASE("dealt on a device: thread groups of many leaves leave the values of t
     Axes axes = axes_of(dtype, heads, d, 64 * 43 + 9);
     axes.kv_heads = 6;
     const auto workload = normal_workload(6650, axes);
-    const CanonicalTree tree(kernels(), *workload, LeafOrder::kDealt, axes.n_keys);
+    const CanonicalTree tree(device::backend(), *workload, LeafOrder::kDealt, axes.n_keys);
     for (const int p : {1, 3}) {
       for (const KeyRange& range : dealt_ranges(p)) {
         INFO(name_of(dtype) << ", " << p << " ranks, slots from " << range.begin / kLeafKeys);
-        const Forest<float> forest = decode_range(*workload, dealt(range), workload->lengths());
-        const auto size = static_cast<std::size_t>(forest.block_size());
-        for (std::size_t i = 0; i < forest.subtrees().size(); ++i)
-          REQUIRE(same_bits(forest.states().subspan(i * size, size), tree.value(forest.subtrees()[i])));
+        check_states(*workload, tree, range, workload->lengths());
       }
     }
   }
@@ -92,10 +131,8 @@ TEST_CASE("dealt on a device: more than 4096 leaves, where leaves with the same 
       const std::vector<KeyRange> ranges = dealt_ranges(p);
       for (const std::size_t rank : {std::size_t{0}, std::size_t{17}, ranges.size() - 1}) {
         INFO(n_leaves << " leaves, rank " << rank << " of " << p);
-        const CanonicalTree tree(kernels(), *workload, LeafOrder::kDealt, n, ranges[rank]);
-        const Forest<float> forest = decode_range(*workload, dealt(ranges[rank]), std::vector<std::int64_t>{n});
-        for (std::size_t i = 0; i < forest.subtrees().size(); ++i)
-          REQUIRE(same_bits(forest.states().subspan(i * 6, 6), tree.value(forest.subtrees()[i])));
+        const CanonicalTree tree(device::backend(), *workload, LeafOrder::kDealt, n, ranges[rank]);
+        check_states(*workload, tree, ranges[rank], {n});
       }
     }
   }
@@ -103,19 +140,17 @@ TEST_CASE("dealt on a device: more than 4096 leaves, where leaves with the same 
 
 TEST_CASE("dealt on a device: a step is one upload, and one for each list in which a leaf begins, and allocates nothing") {
   const auto workload = normal_workload(7000, {.batch = 2, .heads = 1, .kv_heads = 1, .n_keys = 700});
-  const auto cache = kernels().make_cache(workload->shape(), dealt(dealt_ranges(2)[0]), 400);
+  const auto cache = device::backend().make_cache(workload->shape(), dealt(dealt_ranges(2)[0]), 400);
   const auto session = cache->open(workload->scale);
   const TensorView q = workload->query(0);
   const std::int64_t q_bytes = workload->shape().n_rows() * 16 * 4,
                      headers = 2 * static_cast<std::int64_t>(sizeof(LeafList));
   const auto step = [&](std::int64_t n, std::int64_t n_lists = 0) {
     fill(*cache, *workload, std::vector<std::int64_t>{n, 300});
-    const std::int64_t allocated = device::traffic().n_allocations, uploaded = device::traffic().bytes_uploaded,
-                       uploads = device::traffic().n_uploads;
-    session->decode({q, std::vector<std::int64_t>{n, 300}});
-    CHECK(device::traffic().n_allocations == allocated);
-    CHECK(device::traffic().n_uploads - uploads == 1 + n_lists);
-    return device::traffic().bytes_uploaded - uploaded - q_bytes - 2 * 2 * 8 - workload->shape().bytes_per_position();
+    const Counts counts = counts_of([&] { session->decode({q, std::vector<std::int64_t>{n, 300}}); });
+    CHECK(counts.allocations == 0);
+    CHECK(counts.uploads == 1 + n_lists);
+    return counts.uploaded - q_bytes - 2 * 2 * 8 - workload->shape().bytes_per_position();
   };
   // Leaves 0, 2, 4, ... are in this range. Sequences of 5 leaves have three of them each.
   CHECK(step(300, 2) == headers + 2 * (3 + 1) * static_cast<std::int64_t>(sizeof(ListedLeaf)));  // and the end

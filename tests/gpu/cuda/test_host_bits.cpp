@@ -4,7 +4,7 @@
 ///
 /// The emulator compiles the code of the host, so only a device can differ.
 #include "tree_attn/reference/state/state.hpp"
-#include "tree_attn/tests/gpu/cuda/host_bits.hpp"
+#include "tree_attn/tests/gpu/engine/part_kernels.hpp"
 
 #include <doctest/doctest.h>
 
@@ -21,51 +21,59 @@ namespace device = TREE_ATTN_PLATFORM;
 
 constexpr std::uint32_t kNaNs = 0x7F800001;  ///< the first pattern of a NaN
 
-/// Patterns of which lse differs from that of the host.
-int n_other_lse(float e, std::uint32_t first, std::uint32_t stride, std::uint32_t n) {
-  const std::vector<float> lse = device::lse_on_device(e, first, stride, n);
-  int n_other = lse.size() == n ? 0 : 1;
-  for (std::uint32_t i = 0; i < lse.size(); ++i) {
-    const float state[] = {e, float_of(first + i * stride)};
-    n_other += bits_of(lse[i]) != bits_of(finish_lse(state));
+/// States of one component, [n][3].
+using States = std::vector<float>;
+void add(States& states, float e, float D, float n_j) { states.insert(states.end(), {e, D, n_j}); }
+
+enum Finished : std::size_t { kLse, kQuotient };
+
+/// Results that differ from those of the host.
+int n_other(const States& states, Finished which) {
+  const std::vector<float> finished = device::finish_on_device(states);
+  REQUIRE(3 * finished.size() == 2 * states.size());
+  int n = 0;
+  for (std::size_t i = 0; i < states.size() / 3; ++i) {
+    const float* const state = states.data() + 3 * i;
+    n +=
+        bits_of(finished[2 * i + which]) != bits_of(which == kLse ? finish_lse(state) : finish_value(state, state[kValues]));
   }
-  return n_other;
+  return n;
+}
+
+/// Those of lse for n sums D whose bits are first, first + stride, first + 2 stride, ...
+int n_other(float e, std::uint32_t first, std::uint32_t stride, std::uint32_t n) {
+  States states;
+  for (std::uint32_t i = 0; i < n; ++i) add(states, e, float_of(first + i * stride), 1);
+  return n_other(states, kLse);
 }
 
 }  // namespace
 
 /// @tested{alg_3, Alg. 3}
 TEST_CASE("host bits: lse has those of the host, for every D in [1/2, 2] and any other") {
-  CHECK(n_other_lse(0, bits_of(0.5f), 1, bits_of(2.0f) - bits_of(0.5f) + 1) == 0);
-  CHECK(n_other_lse(-37, bits_of(0.5f), 61, (bits_of(2.0f) - bits_of(0.5f)) / 61 + 1) == 0);
+  CHECK(n_other(0, bits_of(0.5f), 1, bits_of(2.0f) - bits_of(0.5f) + 1) == 0);
+  CHECK(n_other(-37, bits_of(0.5f), 61, (bits_of(2.0f) - bits_of(0.5f)) / 61 + 1) == 0);
   // The exponents cancel: lse is near 0.
-  CHECK(n_other_lse(-20, bits_of(0x1p19f), 17, (bits_of(0x1p21f) - bits_of(0x1p19f)) / 17 + 1) == 0);
+  CHECK(n_other(-20, bits_of(0x1p19f), 17, (bits_of(0x1p21f) - bits_of(0x1p19f)) / 17 + 1) == 0);
   // From 0 over subnormal numbers to Inf and NaN; the last are negative.
-  CHECK(n_other_lse(5, 0, 65521, 65536) == 0);
-  CHECK(n_other_lse(5, kNaNs - 3, 1, 6) == 0);
+  CHECK(n_other(5, 0, 65521, 65536) == 0);
+  CHECK(n_other(5, kNaNs - 3, 1, 6) == 0);
   const float infinity = std::numeric_limits<float>::infinity();
-  for (const float e : {infinity, -infinity, std::nanf(""), 0x1p30f}) CHECK(n_other_lse(e, 0, 1 << 22, 512) == 0);
+  for (const float e : {infinity, -infinity, std::nanf(""), 0x1p30f}) CHECK(n_other(e, 0, 1 << 22, 512) == 0);
 }
 
 /// @tested{alg_3, Alg. 3}
 TEST_CASE("host bits: n / D has those of the host") {
   std::mt19937 random(8400);
-  std::vector<float> n, sum;
-  const auto add = [&](float n_j, float D) { n.push_back(n_j), sum.push_back(D); };
+  const auto bits = [&random] { return static_cast<std::uint32_t>(random()); };
+  States states;
   for (int i = 0; i < 20000; ++i) {
-    add(float_of(static_cast<std::uint32_t>(random())), float_of(static_cast<std::uint32_t>(random())));
+    add(states, 0, float_of(bits()), float_of(bits()));
     // A quotient that is subnormal, or the largest float.
-    add(float_of(static_cast<std::uint32_t>(random()) % 0x04000000), float_of(0x3F800000 + random() % 0x01000000));
-    add(float_of(0x7F000000 + random() % 0x00800000), float_of(0x3F000000 + random() % 0x01000000));
+    add(states, 0, float_of(0x3F800000 + bits() % 0x01000000), float_of(bits() % 0x04000000));
+    add(states, 0, float_of(0x3F000000 + bits() % 0x01000000), float_of(0x7F000000 + bits() % 0x00800000));
   }
-  const std::vector<float> z = device::values_on_device(n, sum);
-  REQUIRE(z.size() == n.size());
-  int n_other = 0;
-  for (std::size_t i = 0; i < n.size(); ++i) {
-    const float state[] = {0, sum[i]};
-    n_other += bits_of(z[i]) != bits_of(finish_value(state, n[i]));
-  }
-  CHECK(n_other == 0);
+  CHECK(n_other(states, kQuotient) == 0);
 }
 
 TEST_CASE("host bits: every 16-bit element is widened, and every rounding boundary narrowed, as on the host") {

@@ -130,6 +130,25 @@ struct CountedParams : DecodeParams {
   }
 };
 
+/// Calls act(i) for the elements of this thread.
+template <class Act>
+__device__ void for_own(std::int64_t n, const Act& act) {
+  for (std::int64_t i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) act(i);
+}
+__global__ void finish_kernel(const float* states, std::int64_t n, float* out) {
+  for_own(n, [&](std::int64_t i) {
+    out[2 * i] = finish_lse(states + 3 * i), out[2 * i + 1] = finish_value(states + 3 * i, states[3 * i + kValues]);
+  });
+}
+template <class T>
+__global__ void widen_kernel(std::int64_t n, float* out) {
+  for_own(n, [&](std::int64_t i) { out[i] = widen(T{static_cast<std::uint16_t>(i)}); });
+}
+template <class T>
+__global__ void narrow_kernel(const float* in, std::int64_t n, std::uint16_t* out) {
+  for_own(n, [&](std::int64_t i) { out[i] = narrow<T>(in[i]).bits; });
+}
+
 __global__ void write_word(unsigned* word) { store_fresh(word, 1u); }
 __global__ void read_word(const unsigned* word) { load_fresh(word); }
 
@@ -192,6 +211,28 @@ unsigned n_asked_on_device(std::int64_t batch, int n_blocks) {
   launch_runs<Pipeline>(equal_runs<Pipeline>, {}, params, WriteEpilogue{{.out = out.data(), .lse = lse.data()}}, plan,
                         workspace.get(), Stream{});
   return n_asked.download()[0] / static_cast<unsigned>(block.n_threads);
+}
+
+std::vector<float> finish_on_device(const std::vector<float>& states) {
+  const DeviceBuffer<float> in = on_device(states), out(in.size() / 3 * 2);
+  launch(finish_kernel, {.grid = {64}, .block = {256}}, Stream{}, in.data(), in.size() / 3, out.data());
+  return out.download();
+}
+
+std::vector<float> widened_on_device(DType dtype) {
+  const DeviceBuffer<float> out(1 << 16);
+  void (*const kernel)(std::int64_t, float*) = dtype == DType::F16 ? widen_kernel<Half> : widen_kernel<BFloat16>;
+  launch(kernel, {.grid = {64}, .block = {256}}, Stream{}, out.size(), out.data());
+  return out.download();
+}
+
+std::vector<std::uint16_t> narrowed_on_device(DType dtype, const std::vector<float>& elements) {
+  const DeviceBuffer<float> in = on_device(elements);
+  const DeviceBuffer<std::uint16_t> out(in.size());
+  void (*const kernel)(const float*, std::int64_t, std::uint16_t*) =
+      dtype == DType::F16 ? narrow_kernel<Half> : narrow_kernel<BFloat16>;
+  launch(kernel, {.grid = {64}, .block = {256}}, Stream{}, in.data(), in.size(), out.data());
+  return out.download();
 }
 
 void queue_write(unsigned* word) { launch(write_word, {}, Stream{}, word); }

@@ -5,7 +5,9 @@
 
 #include "tree_attn/gpu/engine/params.hpp"
 #include "tree_attn/gpu/platform/launch.hpp"
+#include "tree_attn/reference/tensor/dtype.hpp"
 
+#include <cstdint>
 #include <vector>
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
@@ -32,6 +34,13 @@ std::vector<Count> scan_on_device(const std::vector<Count>& counts);
 /// How often a thread asks for the leaves of a batch entry in a launch of the library kernel, all blocks together, over a
 /// batch of sequences of one key.
 unsigned n_asked_on_device(std::int64_t batch, int n_blocks);
+
+/// finish_lse() and finish_value() of n states of one component, [n][3]; returns [n][2].
+std::vector<float> finish_on_device(const std::vector<float>& states);
+
+/// widen() of every pattern of 16 bits, and the bits that narrow() gives. @param dtype F16 or BF16
+std::vector<float> widened_on_device(DType dtype);
+std::vector<std::uint16_t> narrowed_on_device(DType dtype, const std::vector<float>& elements);
 
 /// Queue a kernel that writes a word; and one that may begin before the launch before it has ended, and reads the word
 /// without a wait. On a GPU the latter may read anything; under the emulator it fails if a launch that may still run has

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The laws of the state, in bits, on device code; and its merge against that of the CPU (section 5).
+/// @brief The state on device code, in bits: its laws, its merge against that of the CPU, and joins of the forests of
+/// neighbouring ranges against the CPU's forest, for any number of parts and any room (section 5, Alg. 3).
 #include "tree_attn/reference/decode/decode.hpp"
+#include "tree_attn/reference/state/forest.hpp"
 #include "tree_attn/tests/gpu/engine/part_kernels.hpp"
 #include "tree_attn/tests/support/device_params.hpp"
 #include "tree_attn/tests/support/same_bits.hpp"
@@ -33,7 +35,24 @@ std::vector<float> random_states(std::mt19937& random, std::int64_t n) {
   return states;
 }
 
-std::vector<float> normal_values(std::mt19937& random, std::int64_t n) { return normal_elements(random, n * kDim); }
+/// The subtrees that cover a range, as the CPU merges the states of its positions, and their fold.
+std::vector<float> forest_of(const std::vector<float>& states, KeyRange range) {
+  Forest<float> forest(1, kDim);
+  for (std::int64_t i = 0; i < range.size(); ++i) {
+    std::copy_n(states.data() + i * state_size(kDim), state_size(kDim), forest.slot());
+    forest.push({0, range.begin + i});
+  }
+  std::vector<float> all(forest.states().begin(), forest.states().end());
+  const auto root = forest.fold();
+  all.insert(all.end(), root.begin(), root.end());
+  return all;
+}
+
+/// Equal in bits; a NaN is a NaN.
+bool same(const std::vector<float>& a, const std::vector<float>& b) {
+  return std::ranges::equal(
+      a, b, [](float x, float y) { return std::memcmp(&x, &y, sizeof x) == 0 || (std::isnan(x) && std::isnan(y)); });
+}
 
 }  // namespace
 
@@ -87,7 +106,7 @@ TEST_CASE("state on the device: a leaf is a chain of fused multiply-adds under a
     std::vector<float> scores = normal_elements(random, n * kLeafKeys, spread);
     for (std::size_t i = 0; i < scores.size(); i += 13) scores[i] = -kInf;
     std::fill_n(scores.begin() + 2 * kLeafKeys, kLeafKeys, -kInf);
-    const std::vector<float> values = normal_values(random, n * kLeafKeys);
+    const std::vector<float> values = normal_elements(random, n * kLeafKeys * kDim);
     const std::vector<float> states = device::leaves_on_device(scores, values);
     for (std::int64_t i = 0; i < n; ++i) {
       std::vector<float> want(static_cast<std::size_t>(state_size(kDim)));
@@ -120,6 +139,34 @@ TEST_CASE("state on the device: a leaf is a chain of fused multiply-adds under a
                                                 : std::abs(got[j] - want[j]) <= 0x1p-18f * (1 + std::abs(want[kSum])));
       }
       CHECK(right);
+    }
+  }
+}
+
+/// @tested{alg_3, Alg. 3}
+/// @tested{thm_1, Thm. 1}
+TEST_CASE("join: parts of a range join to the bits of the CPU's forest, at once or in batches") {
+  for (const KeyRange range :
+       {KeyRange{0, 64}, KeyRange{0, 1000}, KeyRange{37, 4500}, KeyRange{128, 129}, KeyRange{64, 1344}, KeyRange{64, 192},
+        KeyRange{0, 1024}, KeyRange{2048, 4096}, KeyRange{128, 128}}) {
+    for (const bool all_finite : {true, false}) {
+      std::mt19937 random(8500);
+      std::vector<float> states = random_states(random, range.size());
+      for (std::int64_t i = 0; i < range.size() && !all_finite; ++i) {
+        float* const state = states.data() + i * state_size(kDim);
+        if (i % 31 == 11) state[kValues + i % kDim] = kInf;
+        if (i == 20) state[kSum] = std::numeric_limits<float>::quiet_NaN();
+        if (i == 22) state[kShift] = kInf;
+      }
+      const std::vector<float> forest = forest_of(states, range);
+      // More parts than are listed at once, more than there are leaves; room for a few subtrees, for
+      // several batches of several groups, or for all.
+      for (const int n_parts : {1, 2, 7, 16, 64, 65, 150}) {
+        for (const int n_entries : {24, 108, 360}) {
+          INFO("to " << range.end << ", all finite " << all_finite << ", parts " << n_parts << ", entries " << n_entries);
+          CHECK(same(device::join_splits_on_device(states, range, n_parts, n_entries), forest));
+        }
+      }
     }
   }
 }

@@ -13,9 +13,6 @@
 namespace tree_attn::test {
 namespace {
 
-/// Rows of a tile, and of the largest query tile: as in with_tile() and row_tiles().
-std::int64_t tile_rows(const Axes& axes) { return axes.dtype == DType::F16 && axes.head_dim > 128 ? 4 : 8; }
-
 /// One kv head with so many rows.
 Axes rows_of(std::int64_t n_rows, DType dtype, std::int64_t d, std::int64_t n_keys) {
   return {.heads = 1, .kv_heads = 1, .head_dim = d, .value_dim = d, .n_queries = n_rows, .n_keys = n_keys, .dtype = dtype};
@@ -85,24 +82,51 @@ TEST_CASE("row tiles: what is not finite in one of them leaves the bits of the o
 }
 
 #if !defined(TREE_ATTN_FOR_CUDA)
-/// Copies through tensor maps bring rows and nothing else, and every byte of a cache of whole leaves once for each query
-/// tile: 32 rows, or 16 where a tile has four; half of that where the shared memory of a device holds two warps.
-TEST_CASE("row tiles: keys and values are copied once for all rows of up to four tiles") {
-  for (const DType dtype : {DType::BF16, DType::F16}) {
-    for (const std::int64_t d : {64, 128, 256}) {
-      for (const std::size_t shared_bytes : {std::size_t{227 * 1024}, std::size_t{99 * 1024}}) {
-        for (const std::int64_t n_rows : {1, 8, 9, 16, 17, 32, 33, 64, 65}) {
-          const Axes axes = rows_of(n_rows, dtype, d, 5 * kLeafKeys);
-          const auto workload = normal_workload(4800, axes);
-          emulated::Settings settings{.n_multiprocessors = 16, .shared_bytes = shared_bytes};
-          if (shared_bytes < 227 * 1024) settings.major = 12;
-          const emulated::SettingsScope scope(settings);
-          for (const device::DecodeKernel* kernel : {&device::kEqualRuns, &device::kShortEnd}) {
-            const std::int64_t of_tile = tile_rows(axes) * (shared_bytes < 227 * 1024 ? 2 : 4);
-            const std::int64_t before = emulated::traffic().bytes_bulk;
-            run_step(*kernel, *workload, {.n_splits = 2});
-            INFO(name_of(dtype) << ", d " << d << ", " << n_rows << " rows, " << shared_bytes << " bytes, " << kernel->name);
-            CHECK(emulated::traffic().bytes_bulk - before == (n_rows + of_tile - 1) / of_tile * 5 * kLeafKeys * 2 * d * 2);
+/// Copies through tensor maps bring rows and nothing else, and every byte of a cache of whole leaves once for all rows that
+/// read one ring: up to four tiles, or two where the shared memory of a device holds two warps; of latent rows 16. Of keys
+/// that hold the values those of the keys alone.
+TEST_CASE("row tiles: keys and values are copied once for the rows of a ring, and values in the keys with them") {
+  struct Case {
+    DType dtype;
+    std::int64_t d_h, d_v, n_rows, n_rows_of_two;
+  };
+  for (const auto& [dtype, d_h, d_v, n_large, n_small] : {Case{DType::BF16, 64, 64, 32, 16},
+                                                          {DType::BF16, 128, 128, 32, 16},
+                                                          {DType::BF16, 256, 256, 32, 16},
+                                                          {DType::F16, 64, 64, 32, 16},
+                                                          {DType::F16, 128, 128, 32, 16},
+                                                          {DType::F16, 256, 256, 16, 8},
+                                                          {DType::BF16, 576, 512, 16, 16},
+                                                          {DType::F16, 576, 512, 16, 16},
+                                                          {DType::BF16, 320, 256, 16, 16},
+                                                          {DType::BF16, 512, 512, 16, 16}}) {
+    for (const std::size_t shared_bytes : {std::size_t{227 * 1024}, std::size_t{99 * 1024}}) {
+      const bool is_large = shared_bytes == 227 * 1024, is_latent = d_h > 256;
+      for (const std::int64_t n_rows : is_latent ? std::vector<std::int64_t>{1, 8, 9, 16, 17, 128}
+                                                 : std::vector<std::int64_t>{1, 8, 9, 16, 17, 32, 33, 64, 65}) {
+        emulated::Settings settings{.n_multiprocessors = 16, .shared_bytes = shared_bytes};
+        if (!is_large) settings.major = 12;
+        const emulated::SettingsScope scope(settings);
+        Axes axes = rows_of(n_rows, dtype, d_h, 5 * kLeafKeys);
+        axes.value_dim = d_v;
+        const auto normal = normal_workload(4800, axes);
+        TensorWorkload in_keys({}, normal->query(0), normal->k(), normal->k().components(d_v), normal->lengths(),
+                               normal->scale);
+        const auto apart = workload_of(copy_of(in_keys.query(0)), copy_of(in_keys.k()), copy_of(in_keys.v()));
+        const DecodeOutput want = run_step(device::kEqualRuns, *apart, {.n_splits = 1});
+        std::vector<const device::DecodeKernel*> kernels{&device::kEqualRuns};
+        std::vector<TensorWorkload*> workloads{&*apart};
+        if (is_latent) workloads.push_back(&in_keys);
+        if (!is_latent) kernels.push_back(&device::kShortEnd);
+        for (const device::DecodeKernel* kernel : kernels) {
+          for (TensorWorkload* workload : workloads) {
+            INFO(name_of(dtype) << ", d " << d_h << ", " << n_rows << " rows, " << shared_bytes << " bytes, " << kernel->name
+                                << ", values in the keys: " << (workload == &in_keys));
+            const std::int64_t before = emulated::traffic().bytes_bulk, n_at_once = is_large ? n_large : n_small,
+                               n_elements = d_h + (workload == &in_keys ? 0 : d_v);
+            CHECK(same_output(run_step(*kernel, *workload, {.n_splits = 2}), want));
+            CHECK(emulated::traffic().bytes_bulk - before ==
+                  (n_rows + n_at_once - 1) / n_at_once * 5 * kLeafKeys * 2 * n_elements);
           }
         }
       }

@@ -8,6 +8,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <map>
 #include <vector>
 
@@ -15,16 +16,6 @@ namespace tree_attn::test {
 namespace {
 
 namespace device = TREE_ATTN_PLATFORM;
-
-DecodeParams params_over(const std::vector<std::int64_t>& lengths, std::int64_t kv_heads, std::int64_t group,
-                         KeyRange shard) {
-  DecodeParams params;
-  params.lengths = lengths.data();
-  params.batch = static_cast<std::int64_t>(lengths.size());
-  params.kv_heads = kv_heads, params.group = group;
-  params.begin = shard.begin, params.end = shard.end;
-  return params;
-}
 
 /// Positions of which two sequences, with 24 query tiles each, have nearly as many work items as 32 bits can count.
 constexpr std::int64_t kLong = 89'000'000 * kLeafKeys;
@@ -38,15 +29,18 @@ TEST_CASE("work partition: blocks cover every query tile, in order, with runs th
   for (const std::vector<std::int64_t>& lengths : batches) {
     for (const KeyRange shard : {KeyRange{0, 100000}, KeyRange{0, 2 * kLong}, KeyRange{37, 900}, KeyRange{64, 128},
                                  KeyRange{50, 60}, KeyRange{500, 500}}) {
-      for (const int n_rows : {1, 8}) {
+      for (const int log_rows : {0, 3}) {
         for (const Count n_blocks : {1, 2, 7, 64, 132, 5000}) {
-          const DecodeParams params = params_over(lengths, 2, 12, shard);
-          const WorkPartition partition(params, n_rows == 8 ? 3 : 0, n_blocks);
-          CAPTURE(shard.begin);
-          CAPTURE(n_blocks);
+          INFO("shard from " << shard.begin << ", " << n_blocks << " blocks, 2^" << log_rows << " rows");
+          DecodeParams params;
+          params.lengths = lengths.data(), params.batch = static_cast<std::int64_t>(lengths.size());
+          params.kv_heads = 2, params.group = 12;
+          params.begin = shard.begin, params.end = shard.end;
+          const std::int64_t tiles_per_kv_head = log_rows == 0 ? 12 : 2;
+          const WorkPartition partition(params, log_rows, n_blocks);
 
-          // Follow all blocks; note where each query tile has got to, and who had part of it.
-          std::map<std::int64_t, std::int64_t> reached, n_parts;
+          // Follow all blocks; note where each query tile has got to.
+          std::map<std::int64_t, std::int64_t> reached;
           Count most = 0, least = partition.n_work_items();
           bool right = true;
           for (Count block = 0; block < n_blocks; ++block) {
@@ -54,26 +48,22 @@ TEST_CASE("work partition: blocks cover every query tile, in order, with runs th
             if (begin < end) most = std::max(most, end - begin), least = std::min(least, end - begin);
             for (Count work_item = begin; work_item < end;) {
               const WorkRange work_range = partition.work_range_at(params, work_item, end);
-              right = right && partition.block_of(work_item) == block;
-              if (!reached.contains(work_range.query_tile)) reached[work_range.query_tile] = work_range.whole.begin;
-              right = right && work_range.positions.begin == reached[work_range.query_tile] &&
-                      work_range.positions.begin <= work_range.positions.end;
-              right = right && work_range.kv_head == work_range.query_tile / ((12 + n_rows - 1) / n_rows);
-              reached[work_range.query_tile] = work_range.positions.end;
-              ++n_parts[work_range.query_tile];
-              right = right && work_range.first == work_item && work_range.last <= end && work_range.last > work_item;
+              const auto at = reached.try_emplace(work_range.query_tile, work_range.whole.begin).first;
+              right = right && partition.block_of(work_item) == block && work_range.positions.begin == at->second &&
+                      work_range.positions.begin <= work_range.positions.end &&
+                      work_range.kv_head == work_range.query_tile / tiles_per_kv_head && work_range.first == work_item &&
+                      work_range.last <= end && work_range.last > work_item;
+              at->second = work_range.positions.end;
               work_item = work_range.last;
             }
           }
           CHECK(right);
           CHECK(most - least <= 1);
-          if (shard.end == 2 * kLong && lengths[0] == kLong && n_rows == 1)
+          if (shard.end == 2 * kLong && lengths[0] == kLong && log_rows == 0)
             CHECK(partition.n_work_items() > kMostWorkItems / 100 * 99);
-          CHECK(reached.size() == lengths.size() * 2 * static_cast<std::size_t>((12 + n_rows - 1) / n_rows));
-          bool complete = true;
-          for (const auto& [query_tile, position] : reached)
-            complete = complete && position == params.leaves(query_tile / ((12 + n_rows - 1) / n_rows)).end;
-          CHECK(complete);
+          CHECK(reached.size() == lengths.size() * 2 * static_cast<std::size_t>(tiles_per_kv_head));
+          CHECK(std::ranges::all_of(
+              reached, [&](const auto& each) { return each.second == params.leaves(each.first / tiles_per_kv_head).end; }));
         }
       }
     }

@@ -10,9 +10,10 @@
 #include <cuda.h>
 #endif
 
-#include <algorithm>
 #include <cstddef>
+#include <memory>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #if defined(TREE_ATTN_FOR_CUDA)
@@ -60,22 +61,15 @@ class DeviceParts {
     if (n_least == 0)
       throw DeviceError("the " + std::to_string(all.sm.smCount) + " multiprocessors cannot be split into " +
                         std::to_string(n));
-    try {
-      for (std::size_t i = 0; i < contexts_.size(); ++i) {
-        CUdevResourceDesc described = nullptr;
-        TREE_ATTN_DRIVER(cuDevResourceGenerateDesc, &described, &resources_[i], 1);
-        TREE_ATTN_DRIVER(cuGreenCtxCreate, &contexts_[i], described, 0, CU_GREEN_CTX_DEFAULT_STREAM);
-      }
-    } catch (...) {
-      destroy();
-      throw;
+    for (std::size_t i = 0; i < contexts_.size(); ++i) {
+      CUdevResourceDesc described = nullptr;
+      CUgreenCtx context = nullptr;
+      TREE_ATTN_DRIVER(cuDevResourceGenerateDesc, &described, &resources_[i], 1);
+      TREE_ATTN_DRIVER(cuGreenCtxCreate, &context, described, 0, CU_GREEN_CTX_DEFAULT_STREAM);
+      contexts_[i].reset(context);
     }
   }
-  DeviceParts(const DeviceParts&) = delete;
-  DeviceParts& operator=(const DeviceParts&) = delete;
-  ~DeviceParts() { destroy(); }
 
-  int size() const { return static_cast<int>(contexts_.size()); }
   /// Of every part: they are equal.
   int n_multiprocessors() const { return static_cast<int>(resources_.front().sm.smCount); }
 
@@ -87,7 +81,7 @@ class DeviceParts {
       set_device(0);
       CUcontext context = nullptr;
       CUgreenCtx of_stream = nullptr, of_default = nullptr;
-      const CUgreenCtx own = parts.contexts_[static_cast<std::size_t>(i)];
+      const CUgreenCtx own = parts.contexts_[static_cast<std::size_t>(i)].get();
       TREE_ATTN_DRIVER(cuCtxFromGreenCtx, &context, own);
       TREE_ATTN_DRIVER(cuCtxSetCurrent, context);
       const OwnedStream stream;
@@ -105,14 +99,14 @@ class DeviceParts {
   };
 
  private:
-  void destroy() noexcept {
-    for (const CUgreenCtx context : contexts_) {
-      if (context != nullptr) driver_function<decltype(&cuGreenCtxDestroy)>("cuGreenCtxDestroy")(context);
+  struct Destroy {
+    void operator()(CUgreenCtx context) const {
+      driver_function<decltype(&cuGreenCtxDestroy)>("cuGreenCtxDestroy")(context);
     }
-  }
+  };
 
   std::vector<CUdevResource> resources_;
-  std::vector<CUgreenCtx> contexts_;
+  std::vector<std::unique_ptr<std::remove_pointer_t<CUgreenCtx>, Destroy>> contexts_;
 };
 #undef TREE_ATTN_DRIVER
 
@@ -124,9 +118,7 @@ namespace tree_attn::emulated {
 /// that overlap, nor launches that do not run at the same time.
 class DeviceParts {
  public:
-  explicit DeviceParts(int n)
-      : size_(n), scope_({.n_workers = 2, .n_multiprocessors = kOfPart * n, .n_hosts = n, .n_devices = 1}) {}
-  int size() const { return size_; }
+  explicit DeviceParts(int n) : scope_({.n_workers = 2, .n_multiprocessors = kOfPart * n, .n_hosts = n, .n_devices = 1}) {}
   int n_multiprocessors() const { return kOfPart; }
   class Entered {
    public:
@@ -138,7 +130,6 @@ class DeviceParts {
 
  private:
   static constexpr int kOfPart = 2;
-  int size_;
   SettingsScope scope_;
 };
 

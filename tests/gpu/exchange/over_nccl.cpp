@@ -37,13 +37,6 @@ namespace {
 
 constexpr int kCompared = 2 * kQueries;  ///< steps: every query twice
 
-struct Asked {
-  std::vector<int> ranks{2, 4, 8};
-  int n_timed = device::kIsHostMemory ? 3 : 2000;
-  std::int64_t n_keys = device::kIsHostMemory ? 1024 : 65536;
-  double timeout = 10;
-};
-
 /// The step of one rank.
 class GatherOverNccl {
  public:
@@ -112,99 +105,37 @@ class GatherOverNccl {
   std::vector<float> output_;
 };
 
-using Body = std::function<void(const ThreadRanks&, ThreadTransport&)>;
-/// On as many threads, each with a device.
-void run_on(int n, const Asked& asked, const Body& body) {
-  run_threads(Topology::pretend(n, n), asked.timeout, [&](const ThreadRanks& ranks, ThreadTransport& transport) {
-    device::backend().use_gpu(ranks.rank() % device::n_devices());
-    body(ranks, transport);
-  });
-}
-
-/// @returns outputs of `one-shot` that differ from those of `gather`, over all ranks and steps
-int count_differences_of_one_shot(int n, const Asked& asked, const std::vector<DecodeOutput>& want) {
-  std::atomic<int> n_wrong = 0;
-  const std::vector<KeyRange> ranges = ranges_of(asked.n_keys, n);
-  run_on(n, asked, [&](const ThreadRanks&, ThreadTransport& transport) {
-    Rank rank(asked.n_keys, range_of(transport, ranges));
-    const auto decoder = find_algorithm("one-shot").open(transport, rank.shard, ranges);
-    for (int t = 0; t < kCompared; ++t) {
-      const OutputView output = decoder->step({rank.query(t), rank.lengths});
-      const DecodeOutput& right = want[static_cast<std::size_t>(t % kQueries)];
-      n_wrong += !same_bits(output.out, right.out) || !same_bits(output.lse, right.lse);
-    }
-  });
-  return n_wrong;
-}
-
 /// @returns outputs of the gather over NCCL that differ, over all ranks and steps
-int count_differences(int n, const Asked& asked, const std::vector<DecodeOutput>& want) {
-  std::atomic<int> n_wrong = 0;
-  run_on(n, asked, [&](const ThreadRanks& ranks, ThreadTransport& transport) {
-    Rank rank(asked.n_keys, range_of(transport, ranges_of(asked.n_keys, n)));
+std::int64_t count_differences_of_gather(const Ranks& all, const std::vector<DecodeOutput>& want) {
+  std::atomic<std::int64_t> n_wrong = 0;
+  all.run(all.asked.timeout, [&](const ThreadRanks& ranks, ThreadTransport& transport) {
+    Rank rank(all.asked.n_keys, all.range(transport));
     GatherOverNccl gather(ranks, rank);
     for (int t = 0; t < kCompared; ++t) {
       const std::span<const float> output = gather.step(t);
-      const DecodeOutput& right = want[static_cast<std::size_t>(t % kQueries)];
-      n_wrong +=
-          !same_bits(output.first(right.out.size()), right.out) || !same_bits(output.subspan(right.out.size()), right.lse);
+      const std::size_t n_z = want[0].out.size();
+      n_wrong += differs(want, t, output.first(n_z), output.subspan(n_z));
     }
   });
   return n_wrong;
-}
-
-void time_steps(int n, const Asked& asked) {
-  const std::vector<KeyRange> ranges = ranges_of(asked.n_keys, n);
-  const auto time = [&](const char* what, const auto& body) {
-    Together times(n, asked.n_timed);
-    run_on(n, asked, [&](const ThreadRanks& ranks, ThreadTransport& transport) {
-      Rank rank(asked.n_keys, range_of(transport, ranges));
-      body(ranks, transport, rank, times);
-    });
-    print_time("ranks", n, what, times);
-  };
-  time("decode, ncclAllGather, merge", [&](const ThreadRanks& ranks, ThreadTransport&, Rank& rank, Together& times) {
-    GatherOverNccl gather(ranks, rank);
-    times.run(ranks, [&](int t) { gather.step(t); });
-  });
-  if (n <= device::n_devices()) {
-    time("one-shot", [&](const ThreadRanks& ranks, ThreadTransport& transport, Rank& rank, Together& times) {
-      const auto decoder = find_algorithm("one-shot").open(transport, rank.shard, ranges);
-      times.run(ranks, [&](int t) { decoder->step({rank.query(t), rank.lengths}); });
-    });
-  }
-  time("decode", [&](const ThreadRanks& ranks, ThreadTransport&, Rank& rank, Together& times) {
-    times.run(ranks, [&](int t) {
-      rank.shard.session->decode({rank.query(t), rank.lengths});
-      device::synchronise({});
-    });
-  });
 }
 
 /// The last rank leaves out a step: all ranks end within the time limit, by ncclCommAbort().
 /// @returns whether that was so, but for the time
-bool miss_a_rank(int n, const Asked& asked) {
+bool miss_a_rank(const Ranks& all) {
   constexpr int kUntil = 4;  // a replay of the graph
-  Asked with = asked;
-  with.timeout = std::min(asked.timeout, device::kIsHostMemory ? 1.0 : 3.0);
-  std::string line = "no error";
   Clock::time_point left;
-  try {
-    run_on(n, with, [&](const ThreadRanks& ranks, ThreadTransport& transport) {
-      Rank rank(asked.n_keys, range_of(transport, ranges_of(asked.n_keys, n)));
-      GatherOverNccl gather(ranks, rank);
-      for (int t = 0; t < kUntil; ++t) gather.step(t);
-      if (ranks.rank() == n - 1) {
-        left = Clock::now();
-        ranks.barrier();
-      }
-      gather.step(kUntil);
-    });
-  } catch (const std::exception& error) {
-    line = error.what();
-  }
-  const double seconds = std::chrono::duration<double>(Clock::now() - left).count();
-  JsonLine("missing").add("ranks", n).add("seconds", seconds).add("limit", with.timeout).add("line", line);
+  const std::string line = line_without_last(all, std::min(all.asked.timeout, device::kIsHostMemory ? 1.0 : 3.0), left,
+                                             [&](const ThreadRanks& ranks, ThreadTransport& transport) {
+                                               Rank rank(all.asked.n_keys, all.range(transport));
+                                               GatherOverNccl gather(ranks, rank);
+                                               for (int t = 0; t < kUntil; ++t) gather.step(t);
+                                               if (ranks.rank() == all.n - 1) {
+                                                 left = Clock::now();
+                                                 ranks.barrier();
+                                               }
+                                               gather.step(kUntil);
+                                             });
   return line.find(" waited ") != std::string::npos;
 }
 
@@ -212,7 +143,7 @@ bool miss_a_rank(int n, const Asked& asked) {
 int run_all(const Asked& asked) {
   const std::vector<DecodeOutput> want = outputs_of_gather(asked.n_keys);
   bool all_right = true;
-  for (const int n : asked.ranks) {
+  for (const int n : asked.counts) {
 #if !defined(TREE_ATTN_FOR_CUDA)
     emulated::Settings settings = emulated::settings();
     settings.n_workers = 1, settings.n_devices = n;
@@ -224,18 +155,24 @@ int run_all(const Asked& asked) {
       continue;
     }
     JsonLine("ranks").add("ranks", n).add("devices", std::min(n, n_devices));
-    if ((n & (n - 1)) == 0) {
-      const int n_wrong = count_differences(n, asked, want);
-      JsonLine("bits").add("ranks", n).add("what", "ncclAllGather").add("steps", kCompared).add("wrong", n_wrong);
+    const Ranks all{"ranks", n, asked, [&](int rank) {
+                      device::backend().use_gpu(rank % n_devices);
+                      return nullptr;
+                    }};
+    const auto tell = [&](const char* what, std::int64_t n_wrong) {
+      JsonLine("bits").add("ranks", n).add("what", what).add("steps", kCompared).add("wrong", n_wrong);
       all_right = all_right && n_wrong == 0;
-    }
-    if (n <= n_devices) {
-      const int n_wrong = count_differences_of_one_shot(n, asked, want);
-      JsonLine("bits").add("ranks", n).add("what", "one-shot").add("steps", kCompared).add("wrong", n_wrong);
-      all_right = all_right && n_wrong == 0;
-    }
-    time_steps(n, asked);
-    if (n > 1 && n == asked.ranks.front()) all_right = miss_a_rank(n, asked) && all_right;
+    };
+    if ((n & (n - 1)) == 0) tell("ncclAllGather", count_differences_of_gather(all, want));
+    if (n <= n_devices) tell("one-shot", count_differences(all, kCompared, {}, want));
+    time_steps(all, "decode, ncclAllGather, merge",
+               [&](const ThreadRanks& ranks, ThreadTransport&, Rank& rank, Together& times) {
+                 GatherOverNccl gather(ranks, rank);
+                 times.run(ranks, [&](int t) { gather.step(t); });
+               });
+    if (n <= n_devices) time_one_shot(all);
+    time_decode(all);
+    if (n > 1 && n == asked.counts.front()) all_right = miss_a_rank(all) && all_right;
   }
   return all_right ? 0 : 1;
 }
@@ -247,12 +184,6 @@ int main(int argc, char** argv) {
   using namespace tree_attn::exchange;
   // Kernels that wait for each other must not wait until one of them is loaded.
   ::setenv("CUDA_MODULE_LOADING", "EAGER", 0);
-  Asked asked;
-  using Value = const std::string&;
-  return run_program(argc, argv, "exchange_over_nccl [--ranks 2,4,8] [--timed N] [--keys N] [--timeout SECONDS]",
-                     {{"--ranks", [&](Value value) { asked.ranks = numbers(value); }},
-                      {"--timed", [&](Value value) { asked.n_timed = number<int>(value); }},
-                      {"--keys", [&](Value value) { asked.n_keys = number<std::int64_t>(value); }},
-                      {"--timeout", [&](Value value) { asked.timeout = number<double>(value); }}},
-                     [&] { return run_all(asked); });
+  return run_program(argc, argv, "exchange_over_nccl [--ranks 2,4,8] [--timed N] [--keys N] [--timeout SECONDS]", {},
+                     run_all);
 }

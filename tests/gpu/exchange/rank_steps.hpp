@@ -11,13 +11,12 @@
 #include "tree_attn/tests/gpu/time_ladder/json_line.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <charconv>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
-#include <cstring>
 #include <functional>
-#include <map>
 #include <memory>
 #include <span>
 #include <sstream>
@@ -64,25 +63,70 @@ struct Rank {
   TensorView query(int step) { return workload->query(step % kQueries); }
 };
 
-inline std::vector<KeyRange> ranges_of(std::int64_t n_keys, int n) { return even_ranges(n_keys, n, kLeafKeys); }
-inline KeyRange range_of(const Transport& transport, const std::vector<KeyRange>& ranges) {
-  return transport.topology().range_of(transport.rank(), ranges);
-}
+/// What a program is asked for.
+struct Asked {
+  std::vector<int> counts{2, 4, 8};  ///< numbers of ranks
+  int n_steps = device::kIsHostMemory ? 20 : 100'000, n_timed = device::kIsHostMemory ? 3 : 2000;
+  std::int64_t n_keys = device::kIsHostMemory ? 1024 : 65536;
+  double timeout = 10;
+};
 
-inline bool same_bits(std::span<const float> a, std::span<const float> b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size_bytes()) == 0;
-}
+/// What every rank does.
+using Body = std::function<void(const ThreadRanks&, ThreadTransport&)>;
+
+/// Some ranks, each a thread.
+struct Ranks {
+  const char* name;  ///< of their number in a line
+  int n;
+  const Asked& asked;
+  /// Puts a thread on the device of its rank, or on its part of one, until the end of what it returns.
+  std::function<std::shared_ptr<void>(int rank)> enter;
+
+  std::vector<KeyRange> ranges() const { return even_ranges(asked.n_keys, n, kLeafKeys); }
+  KeyRange range(const Transport& transport) const { return transport.topology().range_of(transport.rank(), ranges()); }
+  void run(double timeout, const Body& body) const {
+    run_threads(Topology::pretend(n, n), timeout, [&](const ThreadRanks& ranks, ThreadTransport& transport) {
+      const std::shared_ptr<void> entered = enter(ranks.rank());
+      body(ranks, transport);
+    });
+  }
+};
 
 /// The outputs of `gather` for every query, on the whole device.
 inline std::vector<DecodeOutput> outputs_of_gather(std::int64_t n_keys) {
   std::vector<DecodeOutput> outputs;
   run_threads(Topology::pretend(1, 1), 600, [&](ThreadTransport& transport) {
-    const std::vector<KeyRange> ranges = ranges_of(n_keys, 1);
-    Rank rank(n_keys, ranges[0]);
-    const auto decoder = find_algorithm("gather").open(transport, rank.shard, ranges);
+    const std::vector<KeyRange> whole{{0, n_keys}};
+    Rank rank(n_keys, whole[0]);
+    const auto decoder = find_algorithm("gather").open(transport, rank.shard, whole);
     for (int i = 0; i < kQueries; ++i) outputs.push_back(decoder->step({rank.query(i), rank.lengths}).copy());
   });
   return outputs;
+}
+
+inline bool same_bits(std::span<const float> a, std::span<const float> b) {
+  return std::ranges::equal(std::as_bytes(a), std::as_bytes(b));
+}
+
+/// Whether the output of a step is not that of `gather`.
+inline bool differs(const std::vector<DecodeOutput>& want, int t, std::span<const float> out, std::span<const float> lse) {
+  const DecodeOutput& right = want[static_cast<std::size_t>(t % kQueries)];
+  return !same_bits(out, right.out) || !same_bits(lse, right.lse);
+}
+
+/// Steps of `one-shot` in a row. @returns outputs that differ, over all ranks
+inline std::int64_t count_differences(const Ranks& ranks, int n_steps, const PlanOptions& options,
+                                      const std::vector<DecodeOutput>& want) {
+  std::atomic<std::int64_t> n_wrong = 0;
+  ranks.run(ranks.asked.timeout, [&](const ThreadRanks&, ThreadTransport& transport) {
+    Rank rank(ranks.asked.n_keys, ranks.range(transport));
+    const auto decoder = find_algorithm("one-shot").open(transport, rank.shard, ranks.ranges(), options);
+    for (int t = 0; t < n_steps; ++t) {
+      const OutputView output = decoder->step({rank.query(t), rank.lengths});
+      n_wrong += differs(want, t, output.out, output.lse);
+    }
+  });
+  return n_wrong;
 }
 
 /// Times of steps that begin when the last rank does, and end when the last one has.
@@ -115,12 +159,47 @@ class Together {
   std::vector<std::vector<Clock::time_point>> begin_, end_;
 };
 
-/// @param ranks what the line calls their number
-inline void print_time(const char* ranks, int n, const char* what, const Together& times) {
+/// @param body called on every rank, with the times that it takes
+template <class TimedBody>
+void time_steps(const Ranks& ranks, const char* what, const TimedBody& body) {
+  Together times(ranks.n, ranks.asked.n_timed);
+  ranks.run(ranks.asked.timeout, [&](const ThreadRanks& threads, ThreadTransport& transport) {
+    Rank rank(ranks.asked.n_keys, ranks.range(transport));
+    body(threads, transport, rank, times);
+  });
   const auto [median, p10, p90] = times.latency();
   JsonLine line("time");
-  line.add(ranks, n).add("what", what);
+  line.add(ranks.name, ranks.n).add("what", what);
   line.add("median_us", median).add("p10_us", p10).add("p90_us", p90);
+}
+inline void time_one_shot(const Ranks& ranks) {
+  time_steps(ranks, "one-shot", [&](const ThreadRanks& threads, ThreadTransport& transport, Rank& rank, Together& times) {
+    const auto decoder = find_algorithm("one-shot").open(transport, rank.shard, ranks.ranges());
+    times.run(threads, [&](int t) { decoder->step({rank.query(t), rank.lengths}); });
+  });
+}
+inline void time_decode(const Ranks& ranks) {
+  time_steps(ranks, "decode", [&](const ThreadRanks& threads, ThreadTransport&, Rank& rank, Together& times) {
+    times.run(threads, [&](int t) {
+      rank.shard.session->decode({rank.query(t), rank.lengths});
+      device::synchronise({});
+    });
+    if (threads.rank() == 0) JsonLine("kernel").add(ranks.name, ranks.n).add("what", rank.shard.session->describe());
+  });
+}
+
+/// Steps of which the last rank leaves one out. @param body sets `left` when it does
+/// @returns what the others say, which is printed with the time that it took them
+inline std::string line_without_last(const Ranks& ranks, double timeout, const Clock::time_point& left, const Body& body) {
+  std::string line = "no error";
+  try {
+    ranks.run(timeout, body);
+  } catch (const std::exception& error) {
+    line = error.what();
+  }
+  const double seconds = std::chrono::duration<double>(Clock::now() - left).count();
+  JsonLine("missing").add(ranks.name, ranks.n).add("seconds", seconds).add("limit", timeout).add("line", line);
+  return line;
 }
 
 /// @throws std::invalid_argument if it is no number greater than 0
@@ -141,30 +220,34 @@ inline std::vector<int> numbers(const std::string& text) {
   return values;
 }
 
-/// The main() of a program whose options all have a value.
-/// @param usage its name, then its options @param options what to do with the value of each
-/// @returns the status of `run`; 2 for a wrong option or value, 1 for an error, with a line that says why
-inline int run_program(int argc, char** argv, const std::string& usage,
-                       const std::map<std::string, std::function<void(const std::string&)>>& options,
-                       const std::function<int()>& run) {
+/// The main() of a program.
+/// @param usage its name, then its options, which all have a value; the first one's are the numbers of ranks
+/// @param asked without options @returns the status of `run`; 2 for a wrong option or value, 1 for an error, with a line
+/// that says why
+inline int run_program(int argc, char** argv, const std::string& usage, Asked asked, int (*run)(const Asked&)) {
   const auto say = [&](const std::exception& error) {
     std::fprintf(stderr, "%s: %s\n", usage.substr(0, usage.find(' ')).c_str(), error.what());
   };
   try {
     for (int i = 1; i < argc; i += 2) {
-      const auto option = options.find(argv[i]);
-      if (option == options.end()) throw std::invalid_argument("Run: " + usage);
-      option->second(i + 1 < argc ? argv[i + 1] : "");
+      const std::string option = argv[i], value = i + 1 < argc ? argv[i + 1] : "";
+      if (usage.find("[" + option + " ") == std::string::npos) throw std::invalid_argument("Run: " + usage);
+      if (option == "--steps")
+        asked.n_steps = number<int>(value);
+      else if (option == "--timed")
+        asked.n_timed = number<int>(value);
+      else if (option == "--keys")
+        asked.n_keys = number<std::int64_t>(value);
+      else if (option == "--timeout")
+        asked.timeout = number<double>(value);
+      else
+        asked.counts = numbers(value);
     }
+    return run(asked);
   } catch (const std::invalid_argument& error) {
-    say(error);
-    return 2;
-  }
-  try {
-    return run();
+    return say(error), 2;
   } catch (const std::exception& error) {
-    say(error);
-    return 1;
+    return say(error), 1;
   }
 }
 

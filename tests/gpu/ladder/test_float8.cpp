@@ -6,15 +6,8 @@
 #include "tree_attn/tests/support/room_for_clusters.hpp"
 #include "tree_attn/tests/support/sweep.hpp"
 
-#include <array>
-
 namespace tree_attn::test::float8_test {
 namespace {
-
-/// A workload twice, in rows of at least d elements with something after them.
-struct Pair {
-  Tensor q, k, v, k_wide, v_wide;
-};
 
 /// Elements of any bits, or of any but NaN.
 Tensor any_elements(std::mt19937& random, Shape shape, bool has_nan) {
@@ -33,29 +26,17 @@ Tensor widened(const Tensor& narrow) {
   load(narrow.bytes.data(), narrow.dtype, std::ssize(x), x.data());
   return Tensor(x, narrow.shape, DType::BF16);
 }
-Pair draw(unsigned seed, const Axes& axes, std::int64_t key_pitch, std::int64_t value_pitch, bool has_nan) {
-  std::mt19937 random(seed);
-  Shape k_shape = axes.k(), v_shape = axes.v();
-  k_shape[3] = key_pitch, v_shape[3] = value_pitch;
-  Tensor k = any_elements(random, k_shape, has_nan), v = any_elements(random, v_shape, has_nan);
-  Tensor k_wide = widened(k), v_wide = widened(v);
-  return {normal_tensor(random, axes.q(), DType::BF16), std::move(k), std::move(v), std::move(k_wide), std::move(v_wide)};
-}
-
-TensorView first_of(const Tensor& tensor, std::int64_t d) {
-  TensorView view = tensor;
-  view.shape[3] = d;
-  return view;
-}
-
-/// Compares every bit. @param v_in_keys whether values are the first components of the keys
-void check(const Pair& pair, const Axes& axes, bool v_in_keys) {
+/// Compares every bit with that of the same elements in BF16. @param k, v in rows of at least d elements with something
+/// after them @param v_in_keys whether values are the first components of the keys
+void check(const Tensor& q, const Tensor& k, const Tensor& v, const Axes& axes, bool v_in_keys) {
   const std::vector<std::int64_t> lengths(static_cast<std::size_t>(axes.batch), axes.n_keys - axes.n_keys / 50);
   const double scale = 1 / std::sqrt(static_cast<double>(axes.head_dim));
-  const auto shard_of = [&](const Tensor& k, const Tensor& v) {
-    return DeviceShard(pair.q, {first_of(k, axes.head_dim), first_of(v_in_keys ? k : v, axes.value_dim), 0}, lengths, scale);
+  const auto shard_of = [&](const Tensor& keys, const Tensor& values) {
+    return DeviceShard(
+        q, {keys.view().components(axes.head_dim), (v_in_keys ? keys : values).view().components(axes.value_dim), 0},
+        lengths, scale);
   };
-  const DeviceShard eight = shard_of(pair.k, pair.v), sixteen = shard_of(pair.k_wide, pair.v_wide);
+  const DeviceShard eight = shard_of(k, v), sixteen = shard_of(widened(k), widened(v));
   CHECK(device::kEqualRuns.n_additions(eight.params, eight.dtype) ==
         device::kEqualRuns.n_additions(sixteen.params, sixteen.dtype));
   const DecodeOutput expected = run_step(device::kEqualRuns, sixteen, {.n_splits = 1});
@@ -85,9 +66,13 @@ TEST_CASE("float8: library kernels have the bits of the same elements in BF16, r
           const bool has_nan = kind == 1 || kind == 2, v_in_keys = kind >= 2 && d_v <= d_h;
           // Rows that are copied, or that are not.
           const int gap = kind == 2 ? 3 : 0;
+          std::mt19937 random(seed);
+          Axes rows = axes;
+          rows.head_dim += gap, rows.value_dim += gap;
+          const Tensor k = any_elements(random, rows.k(), has_nan), v = any_elements(random, rows.v(), has_nan);
           INFO("seed " << seed << ", d_h " << d_h << ", d_v " << d_v << ", N " << n_keys << ", " << heads << " heads, kind "
                        << kind);
-          check(draw(seed, axes, d_h + gap, d_v + gap, has_nan), axes, v_in_keys);
+          check(normal_tensor(random, axes.q(), DType::BF16), k, v, axes, v_in_keys);
         }
       }
     }
@@ -104,20 +89,17 @@ TEST_CASE("float8: every element is widened to its BF16, as a key and as a value
     const auto bits = static_cast<std::uint32_t>(i % 64 + i / 64 * 5) & 0xFF;
     rows.bytes.push_back(static_cast<std::byte>((bits & 0x7F) == 0x7F ? bits & 0x80 : bits));
   }
-  const Pair pair{q, rows, rows, widened(rows), widened(rows)};
-  check(pair, axes, false);
-  check(pair, axes, true);
+  for (const bool v_in_keys : {false, true}) check(q, rows, rows, axes, v_in_keys);
 }
 
-TEST_CASE("float8: what kernels do not take is refused in a few words") {
-  const Axes axes{.head_dim = 576, .value_dim = 520, .n_keys = 8};
-  const Pair pair = draw(1, axes, 576, 520, false);
-  const DeviceShard shard(pair.q, {pair.k, pair.v, 0}, std::vector<std::int64_t>{8}, 1);
-  CHECK(device::kEqualRuns.refusal(shard.params, shard.dtype) == "F8_E4M3 values of 520: more than 512");
-  for (const device::LadderStep* step : device::ladder())
-    CHECK_MESSAGE(step->refusal(device::params_of(shape_of(pair.q, pair.k, first_of(pair.v, 64)), {0, 8}), DType::F8_E4M3) ==
-                      "F8_E4M3 storage",
-                  step->name);
+TEST_CASE("float8: values of more than 512, and steps of the ladder, are refused") {
+  const auto takes = [](const device::LadderStep& step, std::int64_t d_v) {
+    const AttentionShape shape{DType::F8_E4M3, DType::F8_E4M3, 1, 4, 2, 1, 576, d_v};
+    return step.refusal(device::params_of(shape, {0, 8}), DType::F8_E4M3).empty();
+  };
+  CHECK(takes(device::kEqualRuns, 512));
+  CHECK_FALSE(takes(device::kEqualRuns, 513));
+  for (const device::LadderStep* step : device::ladder()) CHECK_MESSAGE(!takes(*step, 64), step->name);
 }
 
 }  // namespace tree_attn::test::float8_test

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Long rows on tensor cores, and values that are the first components of the keys, as in the latent rows of MLA: the
-/// bits of step 6, and one copy of the rows (sections 5 and 6.3).
+/// bits of step 6 (sections 5 and 6.3). That rows are copied once is in tests/gpu/engine/test_row_tiles.cpp.
 #include "tree_attn/gpu/backend/backends.hpp"
 #include "tree_attn/tests/support/device_params.hpp"
 #include "tree_attn/tests/support/sanitized.hpp"
@@ -10,7 +10,7 @@
 #include <array>
 
 #if !defined(TREE_ATTN_FOR_CUDA)
-#include "tree_attn/gpu/platform/emulator/stream.hpp"
+#include "tree_attn/gpu/platform/emulator/settings.hpp"
 #endif
 
 namespace tree_attn::test::latent_test {
@@ -20,24 +20,15 @@ constexpr std::array kTypes{DType::BF16, DType::F16};
 
 /// One kv head of latent rows, and the same with values in memory of their own.
 struct Latent {
-  std::unique_ptr<TensorWorkload> in_keys, apart;
+  std::unique_ptr<TensorWorkload> apart;
+  TensorWorkload in_keys;  ///< over the memory of the other
 
   Latent(unsigned seed, const Axes& axes, std::vector<std::int64_t> lengths)
       : Latent(*normal_workload(seed, axes, std::move(lengths))) {}
-  explicit Latent(TensorWorkload& of) {
-    const auto owner = [&of] {
-      return workload_of(copy_of(of.query(0)), copy_of(of.k()), copy_of(of.v()), of.lengths(), of.scale);
-    };
-    rows_ = owner();
-    const TensorView &q = rows_->query(0), &k = rows_->k();
-    TensorView v = k;
-    v.shape[3] = of.v().shape[3];
-    in_keys = std::make_unique<TensorWorkload>(std::vector<std::vector<std::byte>>{}, q, k, v, of.lengths(), of.scale);
-    apart = workload_of(copy_of(q), copy_of(k), copy_of(v), of.lengths(), of.scale);
-  }
-
- private:
-  std::unique_ptr<TensorWorkload> rows_;
+  explicit Latent(TensorWorkload& of)
+      : apart(workload_of(copy_of(of.query(0)), copy_of(of.k()), copy_of(of.k().components(of.v().shape[3])), of.lengths(),
+                          of.scale)),
+        in_keys({}, apart->query(0), apart->k(), apart->k().components(of.v().shape[3]), of.lengths(), of.scale) {}
 };
 
 Axes axes_of(DType dtype, std::int64_t heads, std::int64_t d_h, std::int64_t d_v, std::int64_t n_keys) {
@@ -45,27 +36,6 @@ Axes axes_of(DType dtype, std::int64_t heads, std::int64_t d_h, std::int64_t d_v
 }
 
 }  // namespace
-
-TEST_CASE("ladder: the latent shape of MLA, in which values are the first 512 components of keys of 576") {
-  for (const DType dtype : {DType::F32, DType::F16, DType::BF16}) {
-    Axes axes = axes_of(dtype, 3, 576, 512, 150);
-    axes.batch = 2;
-    const Latent latent(4420, axes, {150, 64});
-    TensorWorkload& rows = *latent.in_keys;
-    const DeviceShard shard(rows.query(0), rows.whole(), rows.lengths(), rows.scale);
-    int n_accepted = 0;
-    for (const device::LadderStep* step : device::all_kernels()) {
-      if (step->refusal(shard.params, dtype) != "") continue;
-      ++n_accepted;
-      INFO(std::string(step->name) << ", " << name_of(dtype));
-      const DecodeOutput output = run_step(*step, shard);
-      CHECK(against_oracle(rows, output, longest_chain(*step, shard)) == "");
-      CHECK(same_output(run_step(*step, *latent.apart), output));
-      if (step->max_splits > 1) CHECK(same_output(run_step(*step, shard, {.n_splits = 3}), output));
-    }
-    CHECK(n_accepted >= 5);
-  }
-}
 
 /// @tested{eq_7, eq. (7)}
 TEST_CASE("latent rows: the bits of step 6 for 1 to 128 heads, values in the keys or apart") {
@@ -76,11 +46,11 @@ TEST_CASE("latent rows: the bits of step 6 for 1 to 128 heads, values in the key
         for (const std::int64_t n_keys : {1, 63, 64, 65, 130, 200}) {
           ++seed;
           if (!takes_all_cases() && seed % 7 != 0 && (kIsSanitized || d_h != 576 || n_keys < 130)) continue;
-          const Latent latent(seed, axes_of(dtype, heads, d_h, d_v, n_keys), {n_keys - n_keys / 100});
+          Latent latent(seed, axes_of(dtype, heads, d_h, d_v, n_keys), {n_keys - n_keys / 100});
           INFO(name_of(dtype) << ", d_h " << d_h << ", d_v " << d_v << ", " << heads << " heads, N " << n_keys);
-          const DecodeOutput plain = run_step(device::kTensor, *latent.in_keys, {.n_splits = 2});
+          const DecodeOutput plain = run_step(device::kTensor, latent.in_keys, {.n_splits = 2});
           if (heads == 1) CHECK(against_oracle(*latent.apart, plain, 3 * 64 * 2 + 20) == "");
-          for (TensorWorkload* workload : {&*latent.in_keys, &*latent.apart}) {
+          for (TensorWorkload* workload : {&latent.in_keys, &*latent.apart}) {
             for (const int n_splits : {0, 1, 3})
               CHECK(same_output(run_step(device::kEqualRuns, *workload, {.n_splits = n_splits}), plain));
             CHECK(same_output(run_step(device::kShortEnd, *workload), plain));
@@ -100,10 +70,10 @@ TEST_CASE("latent rows: a key of Inf or NaN, or a value, and rows without a key 
         Tensor q = copy_of(normal->query(0)), k = copy_of(normal->k());
         k.set(0, 0, 77, component, number);
         const auto with = workload_of(std::move(q), std::move(k), copy_of(normal->v()), normal->lengths(), normal->scale);
-        const Latent latent(*with);
+        Latent latent(*with);
         INFO(name_of(dtype) << ", d_h " << d_h << ", " << number << " at " << component);
-        const DecodeOutput plain = run_step(device::kTensor, *latent.in_keys);
-        CHECK(same_output(run_step(device::kEqualRuns, *latent.in_keys, {.n_splits = 2}), plain));
+        const DecodeOutput plain = run_step(device::kTensor, latent.in_keys);
+        CHECK(same_output(run_step(device::kEqualRuns, latent.in_keys, {.n_splits = 2}), plain));
         CHECK(same_output(run_step(device::kEqualRuns, *latent.apart), plain));
       }
     }
@@ -139,13 +109,13 @@ TEST_CASE("latent rows: causal rows of values in the keys have the bits of value
   for (const std::int64_t n_queries : {2, 5, 20}) {
     Axes axes = axes_of(DType::BF16, 1, 576, 512, 140);
     axes.n_queries = n_queries;
-    const Latent latent(8470, axes, {135});
+    Latent latent(8470, axes, {135});
     const auto run = [](TensorWorkload& workload) {
       DeviceShard shard(workload.query(0), workload.whole(), workload.lengths(), workload.scale);
       shard.params.rule.causal = true;
       return run_step(device::kEqualRuns, shard, {.n_splits = 2});
     };
-    CHECK(same_output(run(*latent.in_keys), run(*latent.apart)));
+    CHECK(same_output(run(latent.in_keys), run(*latent.apart)));
   }
 }
 
@@ -175,27 +145,6 @@ TEST_CASE("latent rows: blocks that are joined in teams have the bits of a few b
 }
 
 #if !defined(TREE_ATTN_FOR_CUDA)
-/// Every byte of a cache of whole leaves once for up to 16 rows: of keys that hold the values those of the keys alone.
-TEST_CASE("latent rows: keys that hold the values are copied once for 16 rows") {
-  for (const auto& [d_h, d_v] : {std::pair{576, 512}, {320, 256}, {512, 512}}) {
-    for (const std::size_t shared_bytes : {std::size_t{227 * 1024}, std::size_t{99 * 1024}}) {
-      for (const std::int64_t heads : {1, 8, 9, 16, 17, 128}) {
-        const Latent latent(8500, axes_of(DType::BF16, heads, d_h, d_v, 5 * kLeafKeys), {5 * kLeafKeys});
-        emulated::Settings settings{.n_multiprocessors = 16, .shared_bytes = shared_bytes};
-        if (shared_bytes < 227 * 1024) settings.major = 12;
-        const emulated::SettingsScope scope(settings);
-        for (const bool in_keys : {true, false}) {
-          const std::int64_t before = emulated::traffic().bytes_bulk;
-          run_step(device::kEqualRuns, in_keys ? *latent.in_keys : *latent.apart, {.n_splits = 2});
-          INFO("d_h " << d_h << ", " << heads << " heads, " << shared_bytes << " bytes, values in keys: " << in_keys);
-          CHECK(emulated::traffic().bytes_bulk - before ==
-                (heads + 15) / 16 * 5 * kLeafKeys * 2 * (d_h + (in_keys ? 0 : d_v)));
-        }
-      }
-    }
-  }
-}
-
 /// Where there is no room for all slices of a state at once, some are joined after others: the forest of the first block,
 /// which that of its team replaces, is then read several times.
 TEST_CASE("latent rows: teams have the same bits where blocks have little memory") {
@@ -205,21 +154,6 @@ TEST_CASE("latent rows: teams have the same bits where blocks have little memory
   const emulated::SettingsScope scope({.major = 12, .shared_bytes = 99 * 1024});
   for (const int n_splits : {17, 33})
     CHECK(same_output(run_step(device::kEqualRuns, *workload, {.n_splits = n_splits}), want));
-}
-
-TEST_CASE("latent rows: no device changes any bit") {
-  for (const DType dtype : kTypes) {
-    const Latent latent(8550, axes_of(dtype, 11, 576, 512, 200), {190});
-    const DecodeOutput want = run_step(device::kEqualRuns, *latent.apart);
-    for (const emulated::Settings& settings :
-         {emulated::Settings{.major = 8}, {.major = 8, .shared_bytes = 163 * 1024}, {.major = 10}, {.major = 12}}) {
-      const emulated::SettingsScope scope(settings);
-      INFO(name_of(dtype) << ", capability " << settings.major << ", " << settings.shared_bytes << " bytes");
-      for (TensorWorkload* workload : {&*latent.in_keys, &*latent.apart})
-        CHECK(same_output(run_step(device::kEqualRuns, *workload, {.n_splits = 2}), want));
-      CHECK(same_output(run_step(device::kTensor, *latent.apart), want));
-    }
-  }
 }
 #endif
 

@@ -35,73 +35,57 @@ std::string name_of(const Kind& kind) {
 /// What stands in the rows past a length.
 enum class Tail { Elements, NotFinite };
 
-/// The elements of all batches of one kind: entry n uses n keys and has the same elements in every batch.
-class Entries {
- public:
-  Entries(const Kind& kind, Tail tail)
-      : random_(7000),
-        q_(normal_tensor(random_, {kMostKeys + 1, kind.heads, 1, kind.dim}, kind.dtype)),
-        k_(normal_tensor(random_, {kMostKeys + 1, 1, kMostKeys, kind.dim}, kind.dtype)),
-        v_(normal_tensor(random_, {kMostKeys + 1, 1, kMostKeys, kind.dim}, kind.dtype)) {
-    if (tail == Tail::Elements) return;
-    for (std::int64_t n = 0; n <= kMostKeys; ++n) {
-      for (std::int64_t a = n; a < kMostKeys; ++a) {
-        for (std::int64_t c = 0; c < kind.dim; ++c) {
-          k_.set(n, 0, a, c, std::array{kNaN, kInf, -kInf}[static_cast<std::size_t>(a + c) % 3]);
-          v_.set(n, 0, a, c, std::array{kInf, -kInf, kNaN}[static_cast<std::size_t>(a + c) % 3]);
-        }
+/// A batch of all lengths 0 to n_keys: entry n uses n keys.
+std::unique_ptr<TensorWorkload> all_lengths(const Kind& kind, Tail tail, std::int64_t n_keys) {
+  std::mt19937 random(7000);
+  Tensor q = normal_tensor(random, {n_keys + 1, kind.heads, 1, kind.dim}, kind.dtype),
+         k = normal_tensor(random, {n_keys + 1, 1, n_keys, kind.dim}, kind.dtype),
+         v = normal_tensor(random, {n_keys + 1, 1, n_keys, kind.dim}, kind.dtype);
+  std::vector<std::int64_t> lengths(static_cast<std::size_t>(n_keys + 1));
+  std::iota(lengths.begin(), lengths.end(), 0);
+  for (const std::int64_t n : lengths) {
+    for (std::int64_t a = n; a < n_keys && tail == Tail::NotFinite; ++a) {
+      for (std::int64_t c = 0; c < kind.dim; ++c) {
+        k.set(n, 0, a, c, std::array{kNaN, kInf, -kInf}[static_cast<std::size_t>(a + c) % 3]);
+        v.set(n, 0, a, c, std::array{kInf, -kInf, kNaN}[static_cast<std::size_t>(a + c) % 3]);
       }
     }
   }
-
-  /// The entries [first, last) in a shard of n_keys positions.
-  std::unique_ptr<TensorWorkload> workload(std::int64_t first, std::int64_t last, std::int64_t n_keys) const {
-    const auto cut = [first, last](TensorView view) {
-      view.data += first * view.stride[0] * static_cast<std::int64_t>(bytes_of(view.dtype));
-      view.shape[0] = last - first;
-      return view;
-    };
-    std::vector<std::int64_t> lengths(static_cast<std::size_t>(last - first));
-    std::iota(lengths.begin(), lengths.end(), first);
-    return std::make_unique<TensorWorkload>(std::vector<std::vector<std::byte>>{}, cut(q_.view()),
-                                            cut(k_.view().positions(0, n_keys)), cut(v_.view().positions(0, n_keys)),
-                                            std::move(lengths), 1 / std::sqrt(static_cast<double>(q_.shape[3])));
+  std::vector<std::vector<std::byte>> memory;
+  std::vector<TensorView> views;
+  for (Tensor* const tensor : {&q, &k, &v}) {
+    views.push_back(*tensor);  // the bytes stay where they are
+    memory.push_back(std::move(tensor->bytes));
   }
-  /// All lengths that fit into a shard.
-  std::unique_ptr<TensorWorkload> all(std::int64_t n_keys) const { return workload(0, n_keys + 1, n_keys); }
-
- private:
-  std::mt19937 random_;
-  Tensor q_, k_, v_;
-};
+  return std::make_unique<TensorWorkload>(std::move(memory), views[0], views[1], views[2], std::move(lengths),
+                                          1 / std::sqrt(static_cast<double>(kind.dim)));
+}
 
 }  // namespace
 
 /// @tested{eq_7, eq. (7)}
 TEST_CASE("lengths: every step decodes each of 0 to N, with the same bits whatever stands past the lengths") {
   for (const Kind& kind : kKinds) {
-    const Entries clean(kind, Tail::Elements), poisoned(kind, Tail::NotFinite);
     for (const std::int64_t n_keys : {0, 1, 2, 3, 7, 12, 40, 64, 70}) {
       if (kIsSanitized && n_keys % 4 != 0) continue;
-      const auto workload = clean.all(n_keys);
+      const auto workload = all_lengths(kind, Tail::Elements, n_keys), poisoned = all_lengths(kind, Tail::NotFinite, n_keys);
       const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
       for (const device::LadderStep* step : device::all_kernels()) {
         if (step->refusal(shard.params, shard.dtype) != "") continue;
         INFO(std::string(step->name) << ", " << name_of(kind) << ", N = " << n_keys);
         const DecodeOutput output = run_step(*step, shard, {.n_splits = 2});
         CHECK(against_oracle(*workload, output, longest_chain(*step, shard)) == "");
-        CHECK(same_output(run_step(*step, *poisoned.all(n_keys), {.n_splits = 2}), output));
+        CHECK(same_output(run_step(*step, *poisoned, {.n_splits = 2}), output));
       }
     }
   }
 }
 
 TEST_CASE("lengths: sub-warps without positions leave no forest, although they step with the others of their warp") {
-  const Entries entries(kKinds[0], Tail::Elements);
-  const auto workload = entries.workload(kLeafKeys, kLeafKeys + 1, kLeafKeys);
+  const auto workload = normal_workload(7010, {.heads = 1, .kv_heads = 1, .head_dim = 8, .value_dim = 8});
   const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
   const device::LaunchPlan plan = device::kEqualRuns.plan(shard.params, shard.dtype, {.n_splits = 1});
-  device::DeviceBuffer<float> floats(plan.n_floats), out(kKinds[0].dim), lse(1);
+  device::DeviceBuffer<float> floats(plan.n_floats), out(8), lse(1);
   device::DeviceBuffer<unsigned> counters(plan.n_counters);
   floats.fill(0xFF), counters.fill(0);
   device::kEqualRuns.run(shard.params, shard.dtype, {.out = out.data(), .lse = lse.data()}, plan,
@@ -120,8 +104,7 @@ TEST_CASE("lengths: shards join to the whole, for each length 0 to N") {
   std::vector<std::vector<std::int64_t>> layouts{{64, 64, 1}, {1, 62, 66}, {128, 1}, {64, 65}, {40, 89}};
   if (!takes_all_cases()) layouts.resize(kIsSanitized ? 1 : 2);
   for (const Kind& kind : kKinds) {
-    const Entries clean(kind, Tail::Elements);
-    const auto workload = clean.all(kMostKeys);
+    const auto workload = all_lengths(kind, Tail::Elements, kMostKeys);
     const DecodeOutput whole = run_step(device::kEqualRuns, *workload);
     int n_parts = 0;
     for (const std::vector<std::int64_t>& layout : layouts) {
@@ -133,7 +116,7 @@ TEST_CASE("lengths: shards join to the whole, for each length 0 to N") {
         const Forest<float> part = forest_of(device::kEqualRuns, *workload, range, 1 + n_parts++ % 5);
         forest.append(part.subtrees(), part.states().data());
       }
-      const DecodeOutput joined = finish(forest);
+      const DecodeOutput joined = finish_rows(forest.fold(), forest.n_rows(), kind.dim);
       if (at_leaves) CHECK(same_output(joined, whole));
       CHECK(against_oracle(*workload, joined, kind.is_tile() ? 400 : 0) == "");
     }

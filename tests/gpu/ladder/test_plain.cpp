@@ -33,12 +33,6 @@ std::unique_ptr<TensorWorkload> padded_workload(std::mt19937& random, const Axes
                      1 / std::sqrt(static_cast<double>(axes.head_dim)));
 }
 
-/// The first d elements of every row.
-TensorView first_of(TensorView view, std::int64_t d) {
-  view.shape[3] = d;
-  return view;
-}
-
 /// Decodes rows without the zeros by the library kernels, and rows with them by the steps that have their tree and units, or
 /// without them where the step takes rows of any length; compares every bit.
 /// @param n_splits 0: as the kernels choose
@@ -46,7 +40,7 @@ void check(TensorWorkload& workload, std::int64_t d_h, std::int64_t d_v, int n_s
   const TensorView q = workload.query(0);
   const Shard whole = workload.whole();
   const DeviceShard padded(q, whole, workload.lengths(), workload.scale),
-      shard(first_of(q, d_h), {first_of(whole.k, d_h), first_of(whole.v, d_v), 0}, workload.lengths(), workload.scale);
+      shard(q.components(d_h), {whole.k.components(d_h), whole.v.components(d_v), 0}, workload.lengths(), workload.scale);
   const DecodeOutput engine = run_step(device::kEqualRuns, shard, {.n_splits = n_splits});
   const device::LaunchPlan plan = device::kEqualRuns.plan(shard.params, shard.dtype, {.n_splits = n_splits});
   if (n_splits > 0) CHECK(plan.n_splits == n_splits);
@@ -150,13 +144,12 @@ TEST_CASE("plain kernels: step 6 has the bits of the library kernel for all its 
         const std::int64_t begin = group % 3 == 0 ? 0 : group % 3 == 1 ? 64 : 50;
         const Axes axes{
             .batch = 2, .heads = group, .kv_heads = 1, .head_dim = d_h, .value_dim = d_v, .n_keys = end, .dtype = dtype};
-        const auto workload = padded_workload(random, axes, {end, begin + static_cast<std::int64_t>(random() % 40)});
+        const auto padded = padded_workload(random, axes, {end, begin + static_cast<std::int64_t>(random() % 40)});
+        TensorWorkload workload({}, padded->query(0).components(d_h), padded->k().components(d_h),
+                                padded->v().components(d_v), padded->lengths(), padded->scale);
         INFO(name_of(dtype) << ", d_h " << d_h << ", d_v " << d_v << ", group " << group << ", " << begin << " to " << end);
-        const TensorView q = first_of(workload->query(0), d_h);
         const auto shard_of = [&](KeyRange range) {
-          const Shard part = workload->shard(range);
-          return DeviceShard(q, {first_of(part.k, d_h), first_of(part.v, d_v), range.begin}, workload->lengths(),
-                             workload->scale);
+          return DeviceShard(workload.query(0), workload.shard(range), workload.lengths(), workload.scale);
         };
         const DeviceShard shard = shard_of({begin, end});
         const DecodeOutput plain = run_step(device::kTensor, shard, {.n_splits = 3});
@@ -165,19 +158,12 @@ TEST_CASE("plain kernels: step 6 has the bits of the library kernel for all its 
         if (begin % kLeafKeys != 0) continue;
 
         // Of whole leaves every subtree keeps its own keys.
-        const KeyRange leaves{begin, end / kLeafKeys * kLeafKeys};
-        const DeviceShard of_leaves = shard_of(leaves);
-        const std::vector<Subtree> subtrees = cover(leaves.begin, leaves.end);
-        const std::int64_t n_rows = shard.params.n_rows(), each = n_rows * state_size(d_v);
-        device::DeviceBuffer<float> kept(static_cast<std::int64_t>(subtrees.size()) * each);
-        const device::LaunchPlan plan = device::kEqualRuns.plan(of_leaves.params, dtype, {.n_splits = 2});
-        const DeviceWorkspace workspace(plan);
-        device::kEqualRuns.run(of_leaves.params, dtype, {.states = kept.data()}, plan, workspace.get(), device::Stream{});
-        const std::vector<float> states = kept.download();
-        for (std::size_t i = 0; i < subtrees.size(); ++i, ++n_states) {
-          const std::span<const float> state(states.data() + static_cast<std::ptrdiff_t>(i) * each, each);
-          const DeviceShard part = shard_of({subtrees[i].begin(), subtrees[i].end()});
-          CHECK(same_output(finish_rows(state, n_rows, d_v), run_step(device::kTensor, part)));
+        const Forest<float> forest = forest_of(device::kEqualRuns, workload, {begin, end / kLeafKeys * kLeafKeys}, 2);
+        const auto size = static_cast<std::size_t>(forest.block_size());
+        for (std::size_t i = 0; i < forest.subtrees().size(); ++i, ++n_states) {
+          const DeviceShard part = shard_of({forest.subtrees()[i].begin(), forest.subtrees()[i].end()});
+          CHECK(same_output(finish_rows(forest.states().subspan(i * size, size), forest.n_rows(), d_v),
+                            run_step(device::kTensor, part)));
         }
       }
     }

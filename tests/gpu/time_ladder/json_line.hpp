@@ -8,6 +8,7 @@
 #include <sstream>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 namespace tree_attn {
@@ -22,28 +23,24 @@ class JsonLine {
     std::printf("{%s}\n", line_.str().c_str());
     std::fflush(stdout);
   }
-  JsonLine& add(const char* name, const std::string& text) {
-    std::string quoted;
-    for (const char c : text) {
-      if (c == '"' || c == '\\') quoted += '\\';
-      quoted += c == '\n' ? ' ' : c;
-    }
-    return put(name, "\"" + quoted + "\"");
-  }
-  JsonLine& add(const char* name, const char* text) { return add(name, std::string(text)); }
-  JsonLine& add(const char* name, std::string_view text) { return add(name, std::string(text)); }
   JsonLine& add(const char* name, const std::vector<std::int64_t>& numbers) {
     std::string list;
     for (const std::int64_t n : numbers) list += (list.empty() ? "" : ", ") + std::to_string(n);
     return put(name, "[" + list + "]");
   }
-  /// @param number finite
-  template <class Number>
-  JsonLine& add(const char* name, Number number) {
-    std::ostringstream digits;
-    digits.precision(9);
-    digits << number;
-    return put(name, digits.str());
+  /// @param value a text, or a finite number
+  template <class Value>
+  JsonLine& add(const char* name, const Value& value) {
+    std::ostringstream text;
+    text.precision(9);
+    if constexpr (std::is_convertible_v<const Value&, std::string_view>) {
+      text << '"';
+      for (const char c : std::string_view(value)) text << (c == '"' || c == '\\' ? "\\" : "") << (c == '\n' ? ' ' : c);
+      text << '"';
+    } else {
+      text << value;
+    }
+    return put(name, text.str());
   }
 
  private:

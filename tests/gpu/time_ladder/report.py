@@ -3,7 +3,7 @@
 import json
 
 # Lists of the result, and the parts whose lines they hold.
-LISTS = {"clock": "clock", "clusters": "clusters", "copies": "copies", "walks": "walk", "shapes": "shape", "lines": "step", "stamps": "stamps", "counters": "counters",
+LISTS = {"clusters": "clusters", "copies": "copies", "walks": "walk", "shapes": "shape", "lines": "step", "stamps": "stamps", "counters": "counters",
          "peers": "peer", "missing": "missing"}
 # What ncu counts, and the column that it fills.
 COUNTERS = {"smsp__inst_executed.sum": "instructions", "dram__throughput.avg.pct_of_peak_sustained_elapsed": "memory, %",
@@ -183,10 +183,9 @@ def markdown(result):
         lines += [f"{result['n_multiprocessors']} multiprocessors; a long read reaches {1e-9 * result['read_bytes_per_second']:.0f} GB/s.", ""]
     if missing := [part for part, state in result.get("parts", {}).items() if state != "finished"]:
         lines += [f"Ended early: {', '.join(missing)}.", ""]
-    lines += [f"Clock, load {line['load']}: {1e-6 * line['hertz']:.0f} MHz." for line in result["clock"]]
-    lines += ["", "## Copies alone", "", *table(*copies_rows(result))]
+    lines += ["## Copies alone", "", *table(*copies_rows(result))]
     if result["clusters"]:
-        rows = [[line["n_blocks"], line["shared_kib"], line.get("n_clusters", line.get("note"))] for line in result["clusters"]]
+        rows = [[line["n_blocks"], line["shared_kib"], line["n_clusters"]] for line in result["clusters"]]
         lines += ["", *table(["blocks per cluster", "KiB per block", "clusters at once"], rows)]
     if result["walks"] and "read_bytes_per_second" in result:
         lines += ["", "## Arithmetic alone: one block per key/value head, keys in the L2 cache", "", *table(*walk_rows(result))]

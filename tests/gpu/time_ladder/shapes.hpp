@@ -31,11 +31,11 @@ inline Shape one_sequence(DType dtype, std::int64_t heads, std::int64_t kv_heads
 /// 64 sequences of 1k to 32k keys, each by the same factor longer than the one before.
 inline Shape skewed_batch(DType dtype, std::int64_t heads, std::int64_t kv_heads) {
   constexpr int kBatch = 64;
-  std::vector<std::int64_t> lengths;
-  for (int i = 0; i < kBatch; ++i) lengths.push_back(std::llround(1024 * std::exp2(5.0 * i / (kBatch - 1))));
-  return {std::string(name_of(dtype)) + ", " + std::to_string(heads) + "/" + std::to_string(kv_heads) +
-              " heads, 64 sequences of 1k to 32k keys",
-          dtype, heads, kv_heads, lengths};
+  Shape shape = one_sequence(dtype, heads, kv_heads, 1);
+  shape.name = shape.name.substr(0, shape.name.rfind(',')) + ", 64 sequences of 1k to 32k keys";
+  shape.lengths.clear();
+  for (int i = 0; i < kBatch; ++i) shape.lengths.push_back(std::llround(1024 * std::exp2(5.0 * i / (kBatch - 1))));
+  return shape;
 }
 
 /// The last l queries of one sequence, as a verification of l proposed tokens has them.

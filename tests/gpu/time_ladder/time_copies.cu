@@ -1,19 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Times of copies without arithmetic, the clock under load, and how many clusters a device holds.
+/// @brief Times of copies without arithmetic, and how many clusters a device holds.
 ///
 /// Run: time_copies [--quick]
 /// A walk over keys and values can be no faster than the copies that it starts, so these are timed alone: contiguous runs
 /// per warp, each way to copy, with 64 to 192 KiB in flight per multiprocessor, on all multiprocessors and on the largest
 /// multiple of 16 heads. Beside them the kernel that only reads, on the same bytes. All ways must sum up the same words.
 /// What it prints is one line of JSON per measurement; `./run bench --backend cuda` makes tables of them.
-#include "tree_attn/tests/gpu/time_ladder/copy_kernels.hpp"
+#include "tree_attn/tests/gpu/time_ladder/clocks.cuh"
+#include "tree_attn/tests/gpu/time_ladder/copy_kernels.cuh"
 #include "tree_attn/tests/gpu/time_ladder/input.cuh"
 #include "tree_attn/tests/gpu/time_ladder/json_line.hpp"
-#include "tree_attn/tests/gpu/time_ladder/read.cuh"
 
-#include <cstdio>
-#include <cstring>
 #include <string>
 
 namespace tree_attn::cuda {
@@ -44,7 +42,7 @@ int time_ways(const std::string& name, std::int64_t n_keys, Stream stream) {
   DeviceBuffer<unsigned> sum(1);
   const int all = device().n_multiprocessors, even = all / static_cast<int>(kHeads) * static_cast<int>(kHeads);
   int n_wrong = 0;
-  for (const CopyWay way : {CopyWay::Loads, CopyWay::CpAsync, CopyWay::Bulk, CopyWay::TensorMaps}) {
+  for (const CopyWay way : {CopyWay::CpAsync, CopyWay::Bulk, CopyWay::TensorMaps}) {
     for (const int kib : {64, 96, 128, 160, 192}) {
       if (!has_copies(way, kib)) continue;
       for (const int n_blocks : {even, all}) {
@@ -67,83 +65,27 @@ int time_ways(const std::string& name, std::int64_t n_keys, Stream stream) {
   return n_wrong;
 }
 
-/// Clocks and nanoseconds of about a millisecond.
-__global__ void count_clocks(long long* clocks_and_nanoseconds) {
-  const auto nanoseconds = [] {
-    long long now;
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-    return now;
-  };
-  // The timer moves in steps; begin at one.
-  const long long before = nanoseconds();
-  long long begin = before;
-  while (begin == before) begin = nanoseconds();
-  const long long clock = clock64();
-  long long end = begin;
-  while (end - begin < 1'000'000) end = nanoseconds();
-  clocks_and_nanoseconds[0] = clock64() - clock, clocks_and_nanoseconds[1] = end - begin;
-}
-
-/// The clock of a multiprocessor, at rest and while reads fill the memory's queues.
-void time_clock(Stream stream) {
-  Stream beside;
-  check(cudaStreamCreateWithFlags(&beside, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
-  DeviceBuffer<long long> counts(2);
-  DeviceBuffer<unsigned char> large(std::int64_t{1} << (is_rehearsal() ? 20 : 30));
-  DeviceBuffer<std::uint32_t> sink(1);
-  for (const bool loaded : {false, true}) {
-    // About 50 ms of reads, with room for one more block on every multiprocessor; the clocks are counted in their middle.
-    for (int i = 0; loaded && i < (is_rehearsal() ? 1 : 200); ++i) {
-      launch(read_all, {.grid = {static_cast<unsigned>(device().n_multiprocessors)}, .block = {1024}}, stream,
-             reinterpret_cast<const Bytes16*>(large.data()), large.size() / 16, sink.data());
-    }
-    launch(wait_for, {}, beside, 20'000'000LL);
-    launch(count_clocks, {}, beside, counts.data());
-    const std::vector<long long> count = counts.download();
-    JsonLine("clock")
-        .add("load", loaded ? "reading" : "none")
-        .add("hertz", 1e9 * static_cast<double>(count[0]) / static_cast<double>(count[1]));
-  }
-  check(cudaStreamDestroy(beside), "cudaStreamDestroy");
-}
-
 __global__ void nothing() {}
 
 /// Clusters that fit on the device at once, by blocks per cluster and shared memory per block.
 void count_clusters() {
-  check(cudaFuncSetAttribute(nothing, cudaFuncAttributeNonPortableClusterSizeAllowed, 1), "cudaFuncSetAttribute");
   for (const int kib : {40, 220}) {
-    check(cudaFuncSetAttribute(nothing, cudaFuncAttributeMaxDynamicSharedMemorySize, kib * 1024), "cudaFuncSetAttribute");
-    for (const unsigned n_blocks : {2u, 4u, 8u, 16u}) {
-      cudaLaunchAttribute attribute{};
-      attribute.id = cudaLaunchAttributeClusterDimension;
-      attribute.val.clusterDim = {n_blocks, 1, 1};
-      cudaLaunchConfig_t config{};
-      config.gridDim = {n_blocks * 64}, config.blockDim = {256};
-      config.dynamicSmemBytes = static_cast<std::size_t>(kib) * 1024;
-      config.attrs = &attribute, config.numAttrs = 1;
-      int n_clusters = 0;
-      const cudaError_t status = cudaOccupancyMaxActiveClusters(&n_clusters, nothing, &config);
+    for (const int n_blocks : {2, 4, 8, 16}) {
+      const Launch config{.grid = {64 * static_cast<unsigned>(n_blocks)},
+                          .block = {256},
+                          .shared_bytes = static_cast<std::size_t>(kib) * 1024,
+                          .cluster = n_blocks};
       JsonLine line("clusters");
-      line.add("n_blocks", n_blocks).add("shared_kib", kib);
-      if (status == cudaSuccess)
-        line.add("n_clusters", n_clusters);
-      else
-        line.add("note", cudaGetErrorString(status));
+      line.add("n_blocks", n_blocks).add("shared_kib", kib).add("n_clusters", n_resident_clusters(nothing, config));
     }
   }
-  cudaGetLastError();  // A size that the device refuses is an answer, and no error of what follows.
 }
 
-int time_all(bool quick) {
-  Stream stream;
-  check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
-  time_clock(stream);
+int time_all(const Asked& asked, Stream stream) {
   if (device().major >= 9) count_clusters();
   int n_wrong = is_rehearsal() ? time_ways("BF16, 16/16 heads, 512 keys", 1 << 9, stream)
                                : time_ways("BF16, 16/16 heads, 8k keys", 1 << 13, stream);
-  if (!quick && !is_rehearsal()) n_wrong += time_ways("BF16, 16/16 heads, 64k keys", 1 << 16, stream);
-  check(cudaStreamDestroy(stream), "cudaStreamDestroy");
+  if (!asked.quick && !is_rehearsal()) n_wrong += time_ways("BF16, 16/16 heads, 64k keys", 1 << 16, stream);
   return n_wrong > 0 ? 1 : 0;
 }
 
@@ -151,15 +93,5 @@ int time_all(bool quick) {
 }  // namespace tree_attn::cuda
 
 int main(int argc, char** argv) {
-  const bool quick = argc == 2 && std::strcmp(argv[1], "--quick") == 0;
-  if (argc > 1 && !quick) {
-    std::fprintf(stderr, "Run: time_copies [--quick]\n");
-    return 2;
-  }
-  try {
-    return tree_attn::cuda::time_all(quick);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "time_copies: %s\n", error.what());
-    return 1;
-  }
+  return tree_attn::cuda::run_program(argc, argv, "time_copies [--quick]", tree_attn::cuda::time_all);
 }

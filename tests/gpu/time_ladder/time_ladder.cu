@@ -11,11 +11,11 @@
 /// compared by those times. Before a step is timed its output is held against a sum
 /// in double on the host; the output is poisoned before. What it prints is one line of JSON per device, shape and step;
 /// `./run bench --backend cuda` makes tables of them.
+#include "tree_attn/gpu/backend/workspace.hpp"
+#include "tree_attn/tests/gpu/time_ladder/clocks.cuh"
 #include "tree_attn/tests/gpu/time_ladder/json_line.hpp"
-#include "tree_attn/tests/gpu/time_ladder/read.cuh"
 #include "tree_attn/tests/gpu/time_ladder/shapes.hpp"
 
-#include <cstdio>
 #include <cstring>
 #include <stdexcept>
 #include <string>
@@ -49,12 +49,11 @@ Timed time_step(const LadderStep& step, const Shape& shape, const Input& input,
   }
   timed.plan = step.plan(first, shape.dtype, {});
   LaunchPlan plan = timed.plan;
-  DeviceBuffer<float> floats(timed.plan.n_floats), out(first.n_rows() * first.d_v), lse(first.n_rows());
-  DeviceBuffer<unsigned> counters(timed.plan.n_counters);
-  counters.fill(0);
+  const DeviceWorkspace workspace(plan);
+  DeviceBuffer<float> out(first.n_rows() * first.d_v), lse(first.n_rows());
   const auto run = [&](int i) {
     const DecodeParams& params = input.params[static_cast<std::size_t>(i)];
-    step.run(params, shape.dtype, {.out = out.data(), .lse = lse.data()}, plan, {floats.data(), counters.data()}, stream);
+    step.run(params, shape.dtype, {.out = out.data(), .lse = lse.data()}, plan, workspace.get(), stream);
   };
   const auto poison = [&] {
     out.fill(0xFF), lse.fill(0xFF);
@@ -149,12 +148,10 @@ int time_shape(const Shape& shape, const std::string& steps, Stream stream) {
 }
 
 /// @returns the exit status: 1 if a step computes something wrong
-int time_all(bool quick, const std::string& steps, const std::string& only_shape) {
-  const auto is_wanted = [&](const LadderStep* step) { return wanted(steps, step->name); };
+int time_all(const Asked& asked, Stream stream) {
+  const auto is_wanted = [&](const LadderStep* step) { return wanted(asked.steps, step->name); };
   if (std::none_of(all_kernels().begin(), all_kernels().end(), is_wanted))
-    throw std::runtime_error("no step is named " + steps);
-  Stream stream;
-  check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
+    throw std::runtime_error("no step is named " + asked.steps);
 
   // The ceiling: a read of 4 GiB, or of what there is room for.
   {
@@ -169,10 +166,9 @@ int time_all(bool quick, const std::string& steps, const std::string& only_shape
         .add("read_bytes_per_second", static_cast<double>(n_bytes) / seconds);
   }
   int n_wrong = 0;
-  for (const Shape& shape : shapes(quick)) {
-    if (only_shape.empty() || shape.name == only_shape) n_wrong += time_shape(shape, steps, stream);
+  for (const Shape& shape : shapes(asked.quick)) {
+    if (asked.shape.empty() || shape.name == asked.shape) n_wrong += time_shape(shape, asked.steps, stream);
   }
-  check(cudaStreamDestroy(stream), "cudaStreamDestroy");
   return n_wrong > 0 ? 1 : 0;
 }
 
@@ -180,25 +176,6 @@ int time_all(bool quick, const std::string& steps, const std::string& only_shape
 }  // namespace tree_attn::cuda
 
 int main(int argc, char** argv) {
-  bool quick = false;
-  std::string steps, shape;
-  for (int i = 1; i < argc; ++i) {
-    const std::string argument = argv[i];
-    if (argument == "--quick") {
-      quick = true;
-    } else if (argument == "--steps" && i + 1 < argc) {
-      steps = argv[++i];
-    } else if (argument == "--shape" && i + 1 < argc) {
-      shape = argv[++i];
-    } else {
-      std::fprintf(stderr, "Run: time_ladder [--quick] [--steps NAME,NAME] [--shape NAME]\n");
-      return 2;
-    }
-  }
-  try {
-    return tree_attn::cuda::time_all(quick, steps, shape);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "time_ladder: %s\n", error.what());
-    return 1;
-  }
+  return tree_attn::cuda::run_program(argc, argv, "time_ladder [--quick] [--steps NAME,NAME] [--shape NAME]",
+                                      tree_attn::cuda::time_all);
 }

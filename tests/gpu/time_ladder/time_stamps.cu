@@ -8,13 +8,12 @@
 /// started, counted from the first; the walk of the median block; from the end of the last walk to the end of the last
 /// block; from the first start to the last end; and between the events. What the events see beyond the stamps is the launch
 /// itself, the first instructions of a block, and its exit.
+#include "tree_attn/gpu/backend/workspace.hpp"
 #include "tree_attn/tests/gpu/time_ladder/clocks.cuh"
 #include "tree_attn/tests/gpu/time_ladder/json_line.hpp"
-#include "tree_attn/tests/gpu/time_ladder/read.cuh"
 #include "tree_attn/tests/gpu/time_ladder/shapes.hpp"
-#include "tree_attn/tests/gpu/time_ladder/stamped_runs.hpp"
+#include "tree_attn/tests/gpu/time_ladder/stamped_runs.cuh"
 
-#include <cstdio>
 #include <string>
 #include <vector>
 
@@ -30,10 +29,9 @@ void time_step(const LadderStep& step, bool with_clusters, const Shape& shape, S
   const DecodeParams& first = input.params.front();
   const LaunchPlan plan = step.plan(first, shape.dtype, {});
   if ((plan.cluster > 0) != with_clusters) return;
-  DeviceBuffer<float> floats(plan.n_floats), out(first.n_rows() * first.d_v), lse(first.n_rows());
-  DeviceBuffer<unsigned> counters(plan.n_counters);
+  const DeviceWorkspace workspace(plan);
+  const DeviceBuffer<float> out(first.n_rows() * first.d_v), lse(first.n_rows());
   DeviceBuffer<std::uint64_t> stamps(std::int64_t{plan.n_blocks} * kStamps);
-  counters.fill(0);
 
   std::vector<double> start, walk, end, kernel, event;
   for (int i = 0; i <= (is_rehearsal() ? 1 : kLaunches); ++i) {
@@ -43,7 +41,7 @@ void time_step(const LadderStep& step, bool with_clusters, const Shape& shape, S
     launch(wait_for, {}, stream, 20'000LL);
     before.record(stream);
     run_stamped(input.params[static_cast<std::size_t>(i % n_sets)], shape.dtype, {.out = out.data(), .lse = lse.data()},
-                plan, {floats.data(), counters.data()}, stamps.data(), stream);
+                plan, workspace.get(), stamps.data(), stream);
     after.record(stream);
     const double between = after.since(before);
     if (i == 0) continue;  // it has loaded the kernel
@@ -74,29 +72,16 @@ void time_step(const LadderStep& step, bool with_clusters, const Shape& shape, S
       .add("event_seconds", median(event));
 }
 
-void time_all(bool quick) {
-  Stream stream;
-  check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
-  for (const Shape& shape : shapes(quick))
+int time_all(const Asked& asked, Stream stream) {
+  for (const Shape& shape : shapes(asked.quick))
     if (shape.batch() == 1 && shape.n_keys() <= 1 << 16 && shape.dtype != DType::F8_E4M3)
       time_step(kEqualRuns, false, shape, stream), time_step(library_kernel(), true, shape, stream);
-  check(cudaStreamDestroy(stream), "cudaStreamDestroy");
+  return 0;
 }
 
 }  // namespace
 }  // namespace tree_attn::cuda
 
 int main(int argc, char** argv) {
-  const bool quick = argc == 2 && std::string(argv[1]) == "--quick";
-  if (argc > 1 && !quick) {
-    std::fprintf(stderr, "Run: time_stamps [--quick]\n");
-    return 2;
-  }
-  try {
-    tree_attn::cuda::time_all(quick);
-    return 0;
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "time_stamps: %s\n", error.what());
-    return 1;
-  }
+  return tree_attn::cuda::run_program(argc, argv, "time_stamps [--quick]", tree_attn::cuda::time_all);
 }

@@ -8,11 +8,10 @@
 /// time that twice as many keys add has no start and no end of a launch in it: it is that of the walk, its copies included.
 /// Prints one line of JSON per shape with the bytes per second of one block. Where they exceed the part of the memory's rate
 /// that falls to one multiprocessor, the arithmetic does not limit the kernel.
+#include "tree_attn/gpu/backend/workspace.hpp"
+#include "tree_attn/tests/gpu/time_ladder/clocks.cuh"
 #include "tree_attn/tests/gpu/time_ladder/json_line.hpp"
-#include "tree_attn/tests/gpu/time_ladder/read.cuh"
 #include "tree_attn/tests/gpu/time_ladder/shapes.hpp"
-
-#include <cstdio>
 
 namespace tree_attn::cuda {
 namespace {
@@ -31,11 +30,10 @@ void time_shape(DType dtype, std::int64_t heads, Stream stream) {
     const Input input(shape, 1, stream);
     const DecodeParams& params = input.params.front();
     plan = kEqualRuns.plan(params, dtype, {.n_splits = 1});
-    DeviceBuffer<float> floats(plan.n_floats), out(params.n_rows() * kDim), lse(params.n_rows());
-    DeviceBuffer<unsigned> counters(plan.n_counters);
-    counters.fill(0);
+    const DeviceWorkspace workspace(plan);
+    const DeviceBuffer<float> out(params.n_rows() * kDim), lse(params.n_rows());
     const auto run = [&](int) {
-      kEqualRuns.run(params, dtype, {.out = out.data(), .lse = lse.data()}, plan, {floats.data(), counters.data()}, stream);
+      kEqualRuns.run(params, dtype, {.out = out.data(), .lse = lse.data()}, plan, workspace.get(), stream);
     };
     seconds[i] = time_of(stream, 1, run).graph;
   }
@@ -51,28 +49,15 @@ void time_shape(DType dtype, std::int64_t heads, Stream stream) {
       .add("block_bytes_per_second", n_bytes / (seconds[1] - seconds[0]));
 }
 
-void time_all() {
-  Stream stream;
-  check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
-  time_shape(DType::BF16, kKvHeads, stream);
-  time_shape(DType::BF16, 4 * kKvHeads, stream);
-  time_shape(DType::F32, kKvHeads, stream);
-  check(cudaStreamDestroy(stream), "cudaStreamDestroy");
-}
-
 }  // namespace
 }  // namespace tree_attn::cuda
 
-int main(int argc, char**) {
-  if (argc > 1) {
-    std::fprintf(stderr, "Run: time_walks\n");
-    return 2;
-  }
-  try {
-    tree_attn::cuda::time_all();
+int main(int argc, char** argv) {
+  using namespace tree_attn;
+  return cuda::run_program(argc, argv, "time_walks", [](const cuda::Asked&, cuda::Stream stream) {
+    cuda::time_shape(DType::BF16, cuda::kKvHeads, stream);
+    cuda::time_shape(DType::BF16, 4 * cuda::kKvHeads, stream);
+    cuda::time_shape(DType::F32, cuda::kKvHeads, stream);
     return 0;
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "time_walks: %s\n", error.what());
-    return 1;
-  }
+  });
 }

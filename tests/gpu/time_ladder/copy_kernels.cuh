@@ -1,17 +1,47 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The kernels of copy_kernels.hpp.
-#include "tree_attn/tests/gpu/time_ladder/copy_kernels.hpp"
+/// @brief Kernels that copy keys and values to where a walk would use them, and compute nothing: the rate that a way to copy
+/// leaves to the walk above it.
+#pragma once
 
 #include "tree_attn/gpu/engine/forest.cuh"
+#include "tree_attn/gpu/platform/launch.hpp"
 
+#include <cstdint>
 #include <string>
 
-namespace tree_attn::TREE_ATTN_PLATFORM {
-namespace {
+namespace tree_attn::cuda {
+
+/// Ways to copy. Each thread group has a contiguous run of the keys and the same run of the values, and takes units of them
+/// in turns; a thread group is a warp, or for tensor maps a block.
+enum class CopyWay {
+  CpAsync,     ///< 16 bytes per lane, in a ring of shared memory per warp
+  Bulk,        ///< 4 KiB started by one lane, in a ring per warp
+  TensorMaps,  ///< two boxes of 64 rows x 64 elements started by one thread of the block, in a ring per block
+};
+constexpr const char* name_of(CopyWay way) {
+  constexpr const char* kNames[] = {"cp.async", "bulk", "tensor map"};
+  return kNames[static_cast<int>(way)];
+}
+
+/// Bytes that a warp copies at once: 16 rows of 128 elements of BF16. Rows and bytes that a tensor map copies at once.
+inline constexpr int kCopyBytes = 4096, kCopyTileRows = 64, kCopyTileBytes = 64 * 256;
+
+/// What is copied.
+struct CopyStreams {
+  const unsigned char *keys, *values;
+  std::int64_t n_bytes;  ///< of each; a multiple of kCopyTileBytes
+};
+
+/// One way, in one shape.
+struct CopyShape {
+  CopyWay way;
+  int kib_in_flight;  ///< per multiprocessor, with one block on each: 64, 96, 128, 160 or 192
+  int n_blocks;
+};
 
 constexpr int kWarpsOfRing = 8;  ///< warps of a block that have a ring each
-constexpr int kVectors = kCopyBytes / 16, kVectorsPerLane = kVectors / kWarp;
+constexpr int kVectorsOfCopy = kCopyBytes / 16, kCopiedPerLane = kVectorsOfCopy / kWarp;
 
 /// The part of the streams that a thread group copies: units of keys and of values in turns.
 struct CopyRun {
@@ -29,28 +59,10 @@ struct CopyRun {
   }
 };
 
-__device__ int lane_of_warp() { return static_cast<int>(threadIdx.x) % kWarp; }
-__device__ CopyRun run_of_warp(const CopyStreams& streams) {
+__device__ inline int lane_of_warp() { return static_cast<int>(threadIdx.x) % kWarp; }
+__device__ inline CopyRun run_of_warp(const CopyStreams& streams) {
   const int warps = static_cast<int>(blockDim.x) / kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
   return {streams, kCopyBytes, static_cast<int>(blockIdx.x) * warps + warp, static_cast<int>(gridDim.x) * warps};
-}
-
-__global__ void __launch_bounds__(1024, 1) copy_by_loads(CopyStreams streams, unsigned* sum) {
-  const CopyRun run = run_of_warp(streams);
-  std::uint32_t firsts = 0, all = 0;
-#pragma unroll 1  // Two rounds at once would have twice as many loads in flight.
-  for (int i = 0; i < run.n_units; ++i) {
-    const unsigned char* const from = run.unit(i, kCopyBytes) + 16 * lane_of_warp();
-    Bytes16 bytes[kVectorsPerLane];
-    TREE_ATTN_UNROLL
-    for (int c = 0; c < kVectorsPerLane; ++c) bytes[c] = load16_global(from + 16 * kWarp * c);
-    TREE_ATTN_UNROLL
-    for (int c = 0; c < kVectorsPerLane; ++c)
-      all ^= bytes[c].word[0] ^ bytes[c].word[1] ^ bytes[c].word[2] ^ bytes[c].word[3];
-    firsts += bytes[0].word[0];
-  }
-  // Without a use of all words no load need be made.
-  if (lane_of_warp() == 0) atomicAdd(sum, all == 0xDEADBEEF ? firsts + 1 : firsts);
 }
 
 /// @tparam kStages of the ring, of which all but one are in flight
@@ -58,14 +70,14 @@ template <int kStages>
 __global__ void __launch_bounds__(kWarp* kWarpsOfRing, 1) copy_by_cp_async(CopyStreams streams, unsigned* sum) {
   const CopyRun run = run_of_warp(streams);
   Arena arena;
-  const Shared<Bytes16> ring =
-      arena.take<Bytes16>(kWarpsOfRing * kStages * kVectors) + static_cast<int>(threadIdx.x) / kWarp * kStages * kVectors;
+  const Shared<Bytes16> ring = arena.take<Bytes16>(kWarpsOfRing * kStages * kVectorsOfCopy) +
+                               static_cast<int>(threadIdx.x) / kWarp * kStages * kVectorsOfCopy;
   const auto start = [&](int i) {
     if (i < run.n_units) {
       TREE_ATTN_UNROLL
-      for (int c = 0; c < kVectorsPerLane; ++c) {
+      for (int c = 0; c < kCopiedPerLane; ++c) {
         const int vector = kWarp * c + lane_of_warp();
-        copy_async16(ring + (i % kStages * kVectors + vector), run.unit(i, kCopyBytes) + 16 * vector, 16);
+        copy_async16(ring + (i % kStages * kVectorsOfCopy + vector), run.unit(i, kCopyBytes) + 16 * vector, 16);
       }
     }
     copy_async_commit();
@@ -76,7 +88,7 @@ __global__ void __launch_bounds__(kWarp* kWarpsOfRing, 1) copy_by_cp_async(CopyS
     copy_async_wait<kStages - 2>();
     __syncwarp();
     start(i + kStages - 1);
-    if (lane_of_warp() == 0) firsts += load16(ring + i % kStages * kVectors).word[0];
+    if (lane_of_warp() == 0) firsts += load16(ring + i % kStages * kVectorsOfCopy).word[0];
     __syncwarp();
   }
   copy_async_wait<0>();
@@ -84,17 +96,19 @@ __global__ void __launch_bounds__(kWarp* kWarpsOfRing, 1) copy_by_cp_async(CopyS
 }
 
 /// @param n_stages of the ring of a warp
-__global__ void __launch_bounds__(kWarp* kWarpsOfRing, 1) copy_by_bulk(CopyStreams streams, int n_stages, unsigned* sum) {
+static __global__ void __launch_bounds__(kWarp* kWarpsOfRing, 1)
+    copy_by_bulk(CopyStreams streams, int n_stages, unsigned* sum) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   const CopyRun run = run_of_warp(streams);
   const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = lane_of_warp();
   Arena arena;
-  const Shared<Bytes16> ring = arena.take<Bytes16>(kWarpsOfRing * n_stages * kVectors) + warp * n_stages * kVectors;
+  const Shared<Bytes16> ring =
+      arena.take<Bytes16>(kWarpsOfRing * n_stages * kVectorsOfCopy) + warp * n_stages * kVectorsOfCopy;
   const Shared<Barrier> full = arena.take<Barrier>(kWarpsOfRing * n_stages) + warp * n_stages;
   const auto start = [&](int i, int stage) {
     if (lane != 0 || i >= run.n_units) return;
     barrier_arrive_expect(full + stage, kCopyBytes);
-    bulk_copy(ring + stage * kVectors, run.unit(i, kCopyBytes), kCopyBytes, full + stage);
+    bulk_copy(ring + stage * kVectorsOfCopy, run.unit(i, kCopyBytes), kCopyBytes, full + stage);
   };
   if (lane == 0) {
     for (int stage = 0; stage < n_stages; ++stage) barrier_init(full + stage, 1);
@@ -105,7 +119,7 @@ __global__ void __launch_bounds__(kWarp* kWarpsOfRing, 1) copy_by_bulk(CopyStrea
   std::uint32_t firsts = 0;
   for (int i = 0, stage = 0, parity = 0; i < run.n_units; ++i) {
     barrier_wait(full + stage, parity);
-    if (lane == 0) firsts += load16(ring + stage * kVectors).word[0];
+    if (lane == 0) firsts += load16(ring + stage * kVectorsOfCopy).word[0];
     __syncwarp();
     start(i + n_stages, stage);
     if (++stage == n_stages) stage = 0, parity ^= 1;
@@ -115,7 +129,7 @@ __global__ void __launch_bounds__(kWarp* kWarpsOfRing, 1) copy_by_bulk(CopyStrea
 }
 
 /// Threads: a warp of which one thread copies, and a warp that receives. @param n_stages of the ring of the block
-__global__ void __launch_bounds__(2 * kWarp, 1)
+static __global__ void __launch_bounds__(2 * kWarp, 1)
     copy_by_tensor_map(const __grid_constant__ TensorMap keys, const __grid_constant__ TensorMap values, CopyStreams streams,
                        int n_stages, unsigned* sum) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
@@ -164,7 +178,7 @@ __global__ void __launch_bounds__(2 * kWarp, 1)
 #endif
 }
 
-TensorMap map_of(const unsigned char* data, std::int64_t n_bytes) {
+inline TensorMap map_of(const unsigned char* data, std::int64_t n_bytes) {
   return make_tensor_map({.data = data,
                           .dtype = DType::BF16,
                           .extent = {1, 1, n_bytes / 256, 128},
@@ -172,11 +186,10 @@ TensorMap map_of(const unsigned char* data, std::int64_t n_bytes) {
                           .rows = kCopyTileRows});
 }
 
-/// Dynamic shared memory of a block with n_copies copies in flight. @pre for loads it needs none
-std::size_t shared_bytes_of(CopyWay way, int n_copies) {
+/// Dynamic shared memory of a block with n_copies copies in flight.
+inline std::size_t shared_bytes_of(CopyWay way, int n_copies) {
   const auto bytes = [](int n) { return static_cast<std::size_t>(n) * kCopyBytes; };
   switch (way) {
-    case CopyWay::Loads: return 0;
     case CopyWay::CpAsync: return bytes(n_copies + kWarpsOfRing);  // a stage of every ring is the one that is read
     case CopyWay::Bulk: return bytes(n_copies) + 8 * kWarpsOfRing * 8 + 128;
     case CopyWay::TensorMaps: return bytes(n_copies) + 2 * 128;
@@ -184,26 +197,23 @@ std::size_t shared_bytes_of(CopyWay way, int n_copies) {
   return 0;
 }
 
-int copies_in_flight(int kib) { return kib * 1024 / kCopyBytes; }
+inline int copies_in_flight(int kib) { return kib * 1024 / kCopyBytes; }
 
-}  // namespace
-
-bool has_copies(CopyWay way, int kib_in_flight) {
-  if (way == CopyWay::Loads) return kib_in_flight <= 128;
+/// Whether the device has the way to copy, and room for a block with that many KiB in flight.
+inline bool has_copies(CopyWay way, int kib_in_flight) {
   if (way > CopyWay::CpAsync && device().major < 9) return false;
   return shared_bytes_of(way, copies_in_flight(kib_in_flight)) <= device().shared_bytes;
 }
 
-void launch_copies(const CopyShape& shape, const CopyStreams& streams, unsigned* sum, Stream stream) {
+/// Copies everything once. Adds to *sum the first 32-bit word of every kCopyBytes of keys and of values: what all ways agree
+/// on.
+/// @throws DeviceError for a shape that is not listed above, or for which the device has no room
+inline void launch_copies(const CopyShape& shape, const CopyStreams& streams, unsigned* sum, Stream stream) {
   const int n_copies = copies_in_flight(shape.kib_in_flight);
   Launch config{.grid = {static_cast<unsigned>(shape.n_blocks)},
                 .block = {kWarp * kWarpsOfRing},
                 .shared_bytes = shared_bytes_of(shape.way, n_copies)};
   switch (shape.way) {
-    case CopyWay::Loads:
-      if (n_copies > 32) break;
-      config.block = {static_cast<unsigned>(kWarp * n_copies)};
-      return launch(copy_by_loads, config, stream, streams, sum);
     case CopyWay::CpAsync:
       switch (n_copies / kWarpsOfRing) {
         case 2: return launch(copy_by_cp_async<3>, config, stream, streams, sum);
@@ -223,4 +233,4 @@ void launch_copies(const CopyShape& shape, const CopyStreams& streams, unsigned*
                     std::to_string(shape.kib_in_flight) + " KiB in flight");
 }
 
-}  // namespace tree_attn::TREE_ATTN_PLATFORM
+}  // namespace tree_attn::cuda

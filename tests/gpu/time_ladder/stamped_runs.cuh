@@ -1,15 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Both kernels of the library with a pipeline that notes the time, and a stamp at their epilogue.
-#include "tree_attn/tests/gpu/time_ladder/stamped_runs.hpp"
+/// @brief Both kernels of the library with stamps: when each of their blocks starts, has walked over its keys, and has
+/// joined. A pipeline notes the time, and so does the epilogue.
+#pragma once
 
 #include "tree_attn/gpu/engine/equal_runs.cuh"
 #include "tree_attn/gpu/engine/split.cuh"
 
+#include <cstdint>
 #include <type_traits>
 
-namespace tree_attn::TREE_ATTN_PLATFORM {
-namespace {
+namespace tree_attn::cuda {
+
+/// What a block has reached, and of which its first thread notes the time.
+enum Stage : int {
+  kStarted,  ///< it has its memory and its first work range; the next it does is to start copies
+  kWalked,   ///< the last of its work ranges has been walked over, by the first thread group
+  kDone,     ///< all that it shares in has been joined
+  kStamps    ///< number of stages
+};
 
 /// Notes the time of a stage of this block.
 __device__ __forceinline__ void stamp(std::uint64_t* stamps, Stage stage) {
@@ -79,10 +88,12 @@ void with_timed_pipeline(const DecodeParams& params, DType dtype, const F& f) {
   with_mma_pipeline<MmaTile<BFloat16, 128, 8>>(f);
 }
 
-}  // namespace
-
-void run_stamped(const DecodeParams& params, DType dtype, const DeviceOutput& output, const LaunchPlan& plan,
-                 const Workspace& workspace, std::uint64_t* stamps, Stream stream) {
+/// Queues the step `equal-runs` or, if the plan has clusters, `short-end`, with stamps. Its output has the same bits.
+/// @param plan of that step @param[out] stamps [plan.n_blocks][kStamps], nanoseconds of a clock that all blocks share; those
+/// of blocks without work are not written
+/// @throws DeviceError for rows of other than 128 elements and latent rows, and types other than F32 and BF16
+inline void run_stamped(const DecodeParams& params, DType dtype, const DeviceOutput& output, const LaunchPlan& plan,
+                        const Workspace& workspace, std::uint64_t* stamps, Stream stream) {
   with_timed_pipeline(params, dtype, [&](auto pipeline) {
     using Pipeline = StampedPipeline<typename decltype(pipeline)::type>;
     typename Pipeline::Arguments arguments = Pipeline::arguments(params, plan);
@@ -98,4 +109,4 @@ void run_stamped(const DecodeParams& params, DType dtype, const DeviceOutput& ou
   });
 }
 
-}  // namespace tree_attn::TREE_ATTN_PLATFORM
+}  // namespace tree_attn::cuda
