@@ -3,7 +3,7 @@
 /// @brief Communication schedules: the reduction trees of section 5.3 as lists of steps.
 ///
 /// A schedule is a function of the number of members and of the index of one of them, and returns the steps of that member.
-/// It does not depend on what is sent or reduced; plans are built from it, tests simulate it. Operands keep the order of the
+/// It does not depend on what is sent or reduced; plans are built from it, a notebook simulates it. Operands keep the order of the
 /// members (the lower index is the left operand), and only adjacent ranges are merged, so every schedule reduces a forest of
 /// states to the same bits.
 #pragma once
@@ -29,7 +29,7 @@ struct ExchangeStep {
   int peer = 0;           ///< the other member
   bool sends = false;     ///< this member sends what it holds
   bool receives = false;  ///< the peer sends what it holds
-  bool finished = false;  ///< the received message is the result, not an operand
+  bool finished = false;  ///< the received message is the result of butterfly(), not an operand
   MemberRange theirs{};   ///< members whose contributions the received operand covers
 
   /// Whether the operand of the peer is the left one.
@@ -42,12 +42,6 @@ inline void require_member(const char* function, int size, int me) {
   require<std::out_of_range>(me >= 0 && me < size, function, ": member ", me, " of ", size);
 }
 
-/// Largest power of two <= n. @throws std::invalid_argument if n < 1
-inline int floor_power_of_two(int n) {
-  require(n >= 1, "floor_power_of_two: ", n);
-  return 1 << (std::bit_width(static_cast<unsigned>(n)) - 1);
-}
-
 /// AllReduce by recursive doubling: floor(log2 size) exchanges after which every member holds the result.
 ///
 /// With m + r members, m the largest power of two, the first 2r members pair up: before the doubling the even member of a
@@ -56,7 +50,7 @@ inline int floor_power_of_two(int n) {
 /// @paper{thm_1, Thm. 1}
 inline std::vector<ExchangeStep> butterfly(int size, int me) {
   require_member("butterfly", size, me);
-  const int m = floor_power_of_two(size), extra = size - m;
+  const int m = static_cast<int>(std::bit_floor(static_cast<unsigned>(size))), extra = size - m;
   std::vector<ExchangeStep> steps;
 
   // Fold the r extra members into their right neighbours.
@@ -101,17 +95,12 @@ inline std::vector<ExchangeStep> reduce_to_first(int size, int me) {
   return steps;
 }
 
-/// Broadcast from member 0: the steps of reduce_to_first() in reverse order and direction.
+/// Broadcast from member 0: the steps of reduce_to_first() in reverse order and direction. What is received is the result.
 inline std::vector<ExchangeStep> broadcast_from_first(int size, int me) {
-  require_member("broadcast_from_first", size, me);
   std::vector<ExchangeStep> steps = reduce_to_first(size, me);
-  std::vector<ExchangeStep> reversed(steps.rbegin(), steps.rend());
-  for (ExchangeStep& step : reversed) {
-    step.finished = step.sends;  // it sent an operand up, and receives the result
-    std::swap(step.sends, step.receives);
-    step.theirs = step.receives ? MemberRange{0, size} : MemberRange{};
-  }
-  return reversed;
+  std::ranges::reverse(steps);
+  for (ExchangeStep& step : steps) std::swap(step.sends, step.receives);
+  return steps;
 }
 
 }  // namespace tree_attn

@@ -6,6 +6,7 @@
 #include "tree_attn/distributed/measure/predict.hpp"
 #include "tree_attn/distributed/plan/plan_builder.hpp"
 #include "tree_attn/distributed/transport/thread_transport.hpp"
+#include "tree_attn/tests/distributed/decoders/forest_of.hpp"
 #include "tree_attn/tests/support/decoding.hpp"
 #include "tree_attn/tests/support/in_place_transport.hpp"
 #include "tree_attn/tests/support/sanitized.hpp"
@@ -28,21 +29,6 @@ constexpr Network kOwnLinks = [] {
   network.links_per_node = 0;
   return network;
 }();
-
-/// The states of the keys [begin, end) of a fixed sequence.
-Forest<float> forest_of(std::int64_t begin, std::int64_t end) {
-  Forest<float> forest(kRows, kValueDim);
-  for (std::int64_t a = begin; a < end; ++a) {
-    float* states = forest.slot();
-    for (std::int64_t row = 0; row < kRows; ++row) {
-      const auto x = static_cast<float>(a + 10 * row);
-      const float v[kValueDim] = {std::cos(x), std::cos(2 * x), std::cos(3 * x)};
-      set_key(states + row * state_size(kValueDim), 20 * std::sin(x), v, kValueDim);
-    }
-    forest.push({0, a});
-  }
-  return forest;
-}
 
 /// Nodes of the given sizes.
 Topology nodes_of(std::initializer_list<int> sizes) {
@@ -102,7 +88,7 @@ TEST_CASE("two-level: the bits of gather and the counts of the plan, for every r
     const std::vector<KeyRange> ranges = some_ranges(random, p);
     n_empty += n_holders(ranges) < p;
     CAPTURE((Layout{topology, ranges}.text()));
-    Forest<float> whole = forest_of(0, ranges.back().end);
+    Forest<float> whole = forest_of(0, ranges.back().end, kRows, kValueDim);
     const DecodeOutput root = finish_rows(whole.fold(), kRows, kValueDim);
     std::vector<std::vector<DecodeOutput>> outputs(all_options.size() + 1,
                                                    std::vector<DecodeOutput>(static_cast<std::size_t>(p)));
@@ -118,7 +104,7 @@ TEST_CASE("two-level: the bits of gather and the counts of the plan, for every r
                                                                       is_gather ? PlanOptions{} : all_options[i]);
         HostFabric fabric(transport, plan, kRows, kValueDim);
         transport.clear_traffic();
-        outputs[i][rank] = fabric.step(forest_of(range.begin, range.end).states()).copy();
+        outputs[i][rank] = fabric.step(forest_of(range.begin, range.end, kRows, kValueDim).states()).copy();
         if (is_gather) continue;
         const std::scoped_lock lock(mutex);
         const Traffic& mine = transport.traffic();
