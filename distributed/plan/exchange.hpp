@@ -3,9 +3,9 @@
 /// @brief Communication schedules: the reduction trees of section 5.3 as lists of steps.
 ///
 /// A schedule is a function of the number of members and of the index of one of them, and returns the steps of that member.
-/// It does not depend on what is sent or reduced; plans are built from it, a notebook simulates it. Operands keep the order of the
-/// members (the lower index is the left operand), and only adjacent ranges are merged, so every schedule reduces a forest of
-/// states to the same bits.
+/// It does not depend on what is sent or reduced; plans are built from it, a notebook simulates it. Operands keep the order
+/// of the members (the lower index is the left operand), and only adjacent ranges are merged, so every schedule reduces a
+/// forest of states to the same bits.
 #pragma once
 
 #include "tree_attn/reference/state/require.hpp"
@@ -13,7 +13,6 @@
 #include <algorithm>
 #include <bit>
 #include <stdexcept>
-#include <utility>
 #include <vector>
 
 namespace tree_attn {
@@ -46,7 +45,7 @@ inline void require_member(const char* function, int size, int me) {
 ///
 /// With m + r members, m the largest power of two, the first 2r members pair up: before the doubling the even member of a
 /// pair sends its operand to the odd one, and after the doubling it receives the result.
-/// @throws std::out_of_range unless 0 <= me < size, as the functions below do
+/// @throws std::out_of_range unless 0 <= me < size, as the function below does
 /// @paper{thm_1, Thm. 1}
 inline std::vector<ExchangeStep> butterfly(int size, int me) {
   require_member("butterfly", size, me);
@@ -78,7 +77,8 @@ inline std::vector<ExchangeStep> butterfly(int size, int me) {
   return steps;
 }
 
-/// Reduce to member 0 along a binomial tree: ceil(log2 size) rounds, size - 1 messages.
+/// Reduce to member 0 along a binomial tree: ceil(log2 size) rounds, size - 1 messages. A broadcast from member 0 has the
+/// same steps in reverse order and direction.
 inline std::vector<ExchangeStep> reduce_to_first(int size, int me) {
   require_member("reduce_to_first", size, me);
   std::vector<ExchangeStep> steps;
@@ -92,14 +92,6 @@ inline std::vector<ExchangeStep> reduce_to_first(int size, int me) {
           {.peer = me + distance, .receives = true, .theirs = {me + distance, std::min(me + 2 * distance, size)}});
     }
   }
-  return steps;
-}
-
-/// Broadcast from member 0: the steps of reduce_to_first() in reverse order and direction. What is received is the result.
-inline std::vector<ExchangeStep> broadcast_from_first(int size, int me) {
-  std::vector<ExchangeStep> steps = reduce_to_first(size, me);
-  std::ranges::reverse(steps);
-  for (ExchangeStep& step : steps) std::swap(step.sends, step.receives);
   return steps;
 }
 

@@ -13,7 +13,6 @@
 #include "tree_attn/reference/data/input_error.hpp"
 #include "tree_attn/tests/support/decoding.hpp"
 #include "tree_attn/tests/support/message.hpp"
-#include "tree_attn/tests/support/model_backend.hpp"
 
 #include <cmath>
 #include <limits>
@@ -121,24 +120,6 @@ TEST_CASE("arguments: a step has lengths within the ranges, and queries with dat
         CHECK(decoder->step({workload->query(0), Lengths{128}}).lse.size() == 4);
       });
     }
-  }
-}
-
-TEST_CASE("arguments: a shard has query heads that share its key/value heads evenly, and lengths that are not negative") {
-  const auto workload = normal_workload(5350, {.heads = 4, .kv_heads = 2, .n_keys = 100});
-  const Shard shard = workload->shard({0, 100});
-  TensorView q = workload->query(0);
-  q.shape[1] = 3;
-  AttentionShape shape = workload->shape();
-  shape.heads = 3;
-  for (const Backend* backend : {&cpu_backend(), &emulated::backend(), &model_backend()}) {
-    CHECK_THROWS_WITH_AS(open_shard(*backend, q, shard, Lengths{100}, 1),
-                         "KvCache: 3 query heads are not a multiple of 2 KV heads (q, k, v are [b, heads, positions, d])",
-                         std::invalid_argument);
-    CHECK_THROWS_AS(open_shard(*backend, shape, {0, 100}, 1), std::invalid_argument);
-    CHECK_THROWS_WITH_AS(open_shard(*backend, workload->query(0), shard, Lengths{-1}, 1),
-                         "rows_in_use: length -1 of batch entry 0", std::out_of_range);
-    CHECK_THROWS_AS(open_shard(*backend, workload->query(0), shard, Lengths{}, 1), std::invalid_argument);
   }
 }
 

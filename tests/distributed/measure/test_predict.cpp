@@ -89,8 +89,7 @@ std::map<std::string_view, ClosedForm> closed_forms(const WorkloadShape& shape, 
 /// @tested{eq_8, eq. (8)}
 /// @tested{eq_9, eq. (9)}
 /// @tested{eq_10, eq. (10)}
-TEST_CASE(
-    "predict: keys and values held are 2btd in the tree, 4btd and 6btd in the ring, which sends 2btd p in p - 1 steps") {
+TEST_CASE("predict: keys and values held: 2btd in the tree, 4btd and 6btd in the ring, which sends 2btd p times p - 1") {
   for (RankGroup* rank_group : rank_groups({2, 3, 4, 8})) {
     const int p = rank_group->size();
     Axes axes = kAxes;

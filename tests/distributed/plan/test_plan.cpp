@@ -9,8 +9,6 @@
 #include "tree_attn/tests/support/decoding.hpp"
 #include "tree_attn/tests/support/in_place_transport.hpp"
 
-#include <array>
-#include <numeric>
 #include <random>
 
 namespace tree_attn::test {
@@ -160,109 +158,6 @@ TEST_CASE("plans: a forest in blocks that are apart is copied before it is sent,
   CHECK(std::get<Copy>(plan.operations[2]).pairs.size() == 2);
   CHECK(plan.n_own == 2);
   CHECK(plan.offsets(3, 5).back() == 6 * 3 * 7);
-}
-
-/// A random plan of one rank that owns `n_own` states: merges, copies, folds and finishes, none of which reads what is used
-/// up. A model beside it keeps the elements of every block.
-class RandomPlan {
- public:
-  static constexpr std::int64_t kRows = 2, kValueDim = 3;
-  static constexpr std::int32_t kOwn = 6;
-
-  explicit RandomPlan(unsigned seed) : random_(seed), own_(static_cast<std::size_t>(kOwn * kRows * state_size(kValueDim))) {
-    for (float& element : own_) element = static_cast<float>(static_cast<int>(random_() % 17) - 8);
-    for (std::size_t i = kSum; i < own_.size(); i += state_size(kValueDim)) own_[i] = static_cast<float>(1 + random_() % 8);
-    plan_.n_own = kOwn;
-    for (std::int32_t i = 0; i < kOwn; ++i) {
-      plan_.widths.push_back(kStateBlock);
-      const float* const first = own_.data() + i * kRows * state_size(kValueDim);
-      blocks_.emplace_back(first, first + kRows * state_size(kValueDim));
-    }
-    for (int i = 0; i < 8 && std::ranges::count(used_up_, false) > 1; ++i) add_operation();
-    finish(draw(), draw());
-  }
-
-  /// Runs the plan, and compares the blocks that it has not used up, and the outputs of every Finish.
-  void check() const {
-    run_threads(Topology::pretend(1, 1), kTimeout, [&](ThreadTransport& transport) {
-      HostFabric fabric(transport, plan_, kRows, kValueDim);
-      for (int step = 0; step < 2; ++step) {
-        fabric.take_states(own_);
-        execute(plan_, fabric);
-        for (std::size_t block = 0; block < blocks_.size(); ++block) {
-          CAPTURE(block);
-          if (block >= used_up_.size() || !used_up_[block])
-            CHECK(std::ranges::equal(fabric.elements({static_cast<Block>(block), 1}), blocks_[block]));
-        }
-      }
-    });
-  }
-
- private:
-  Block draw() {
-    for (;;) {
-      const std::size_t block = random_() % kOwn;
-      if (!used_up_[block]) return static_cast<Block>(block);
-    }
-  }
-  std::vector<float>& of(Block block) { return blocks_[static_cast<std::size_t>(block)]; }
-  void merge_blocks(Block left, Block right) {
-    for (std::int64_t r = 0; r < kRows; ++r)
-      merge(of(left).data() + r * state_size(kValueDim), of(right).data() + r * state_size(kValueDim), kValueDim);
-    used_up_[static_cast<std::size_t>(right)] = true;
-  }
-
-  void add_operation() {
-    const Block left = draw(), right = draw();
-    switch (random_() % 6) {
-      case 0:
-        if (left != right) plan_.operations.push_back(Copy{{{left, right}}}), of(left) = of(right);
-        return;
-      case 1:
-        if (left == 0 || used_up_[static_cast<std::size_t>(left) - 1]) return;
-        plan_.operations.push_back(Fold{{left - 1, 2}}), merge_blocks(left - 1, left);
-        return;
-      case 2: plan_.operations.push_back(Fold{{left, 1}}); return;
-      case 3:
-        if (std::ranges::count(used_up_, false) > 3) finish(left, right);
-        return;
-      default: break;
-    }
-    // One pair, or a second one that reads the result of the first.
-    if (left == right) return;
-    Combine combine{.pairs = {{left, right}}};
-    merge_blocks(left, right);
-    if (const Block other = draw(); other != left && random_() % 2 == 0) {
-      combine.pairs.push_back({other, left});
-      merge_blocks(other, left);
-    }
-    plan_.operations.push_back(std::move(combine));
-  }
-
-  /// Of one state, or of two that are merged.
-  void finish(Block state, Block right) {
-    const auto z = static_cast<Block>(plan_.widths.size());
-    plan_.widths.insert(plan_.widths.end(), {kVectorBlock, kScalarBlock});
-    plan_.z = {z, 1}, plan_.lse = {z + 1, 1};
-    plan_.operations.push_back(Finish{state, z, z + 1, state != right ? std::optional(right) : std::nullopt});
-    if (state != right) merge_blocks(state, right);
-    const DecodeOutput output = finish_rows(of(state), kRows, kValueDim);
-    blocks_.push_back(output.out), blocks_.push_back(output.lse);
-    used_up_[static_cast<std::size_t>(state)] = true;
-  }
-
-  std::mt19937 random_;
-  std::vector<float> own_;
-  Plan plan_;
-  std::vector<std::vector<float>> blocks_;
-  std::array<bool, kOwn> used_up_{};
-};
-
-TEST_CASE("plans: states read where the decode has left them give what their blocks would, for random operations") {
-  for (unsigned seed = 0; seed < 500; ++seed) {
-    CAPTURE(seed);
-    RandomPlan(seed).check();
-  }
 }
 
 TEST_CASE("plans: the last merge is left to the finish, unless another operation comes between") {
