@@ -55,8 +55,12 @@ std::vector<KeyRange> some_ranges(std::mt19937& random, int p) {
   return ranges_of_lengths(lengths);
 }
 
-const WorkloadShape kShape{
-    {.batch = 1, .heads = kRows, .kv_heads = kRows, .n_queries = 1, .head_dim = 4, .value_dim = kValueDim}, 0, {}};
+/// States of some heads.
+WorkloadShape shape_of(std::int64_t n_heads, std::int64_t value_dim) {
+  return {{.batch = 1, .heads = n_heads, .kv_heads = n_heads, .head_dim = 4, .value_dim = value_dim}, 0, {}};
+}
+
+const WorkloadShape kShape = shape_of(kRows, kValueDim);
 
 Prediction predicted(const Topology& topology, std::span<const KeyRange> ranges, const PlanOptions& options,
                      const WorkloadShape& shape = kShape) {
@@ -171,8 +175,7 @@ TEST_CASE("two-level: messages, bytes and rounds of equal nodes, for rows togeth
 TEST_CASE("two-level: rows are cut above 32 KiB a message, where all nodes have as many ranks") {
   // 512 bytes a row.
   const auto is_cut = [](const Topology& topology, std::int64_t n_rows) {
-    WorkloadShape shape = kShape;
-    shape.heads = shape.kv_heads = n_rows, shape.value_dim = 126;
+    const WorkloadShape shape = shape_of(n_rows, 126);
     return predicted(topology, aligned(topology.size()), {.network = kOwnLinks}, shape).bytes <
            predicted(topology, aligned(topology.size()), {.slice_bytes = kNeverCut}, shape).bytes;
   };
@@ -190,8 +193,7 @@ TEST_CASE("two-level: rows are cut above 32 KiB a message, where all nodes have 
 }
 
 TEST_CASE("two-level: where the ranks of a node share a link, rows are cut once it carries 32 KiB in copies") {
-  WorkloadShape shape = kShape;
-  shape.heads = shape.kv_heads = 16, shape.value_dim = 128;
+  WorkloadShape shape = shape_of(16, 128);
   constexpr std::int64_t kBytes = 4 * 16 * 130;
   const auto between_nodes = [&](const Topology& topology, int n_links) {
     Network network = kMpiNetwork;
@@ -210,13 +212,12 @@ TEST_CASE("two-level: where the ranks of a node share a link, rows are cut once 
   CHECK(between_nodes(large, 0) == 64 * between_nodes(large, 1));
   CHECK(predicted(nodes_of({64}), aligned(64), {.network = kMpiNetwork}, shape).rounds == 6);
   // More links than ranks: each still carries a whole message, here one of 33280 bytes.
-  shape.heads = shape.kv_heads = 64;
+  shape = shape_of(64, 128);
   CHECK(between_nodes(nodes_of({4, 4}), 16) == 2 * 4 * kBytes);
 }
 
 TEST_CASE("two-level: the ranks of a node are joined a few at a time where messages cost more than rounds") {
-  WorkloadShape shape = kShape;
-  shape.heads = shape.kv_heads = 16, shape.value_dim = 128;
+  const WorkloadShape shape = shape_of(16, 128);
   const auto per_rank = [&](const PlanOptions& options) {
     return predicted(nodes_of({128}), aligned(128), options, shape).messages / 128.0;
   };
