@@ -22,10 +22,7 @@ std::vector<KeyRange> places(int p) { return ranges_of_lengths(std::vector<std::
 
 /// Whether a node has the subtree of its ranks, so that one state for each row leaves it.
 bool has_two_rounds(const Topology& topology) {
-  const std::size_t n = topology.node(0).size();
-  for (int node = 1; node < topology.n_nodes(); ++node)
-    if (topology.node(node).size() != n) return false;
-  return std::has_single_bit(n);
+  return topology.has_equal_nodes() && std::has_single_bit(topology.node(0).size());
 }
 
 /// The rank that ends with slice i of the rows: with two rounds the ranks of one place in their nodes have adjacent slices.

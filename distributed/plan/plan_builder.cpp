@@ -281,10 +281,7 @@ double copies_on_a_link(const Topology& topology, const PlanOptions& options) {
 
 int n_slices(const Topology& topology, double message_bytes, const PlanOptions& options) {
   const std::size_t n = topology.node(0).size();
-  if (topology.size() <= 2) return 1;
-  for (int node = 1; node < topology.n_nodes(); ++node) {
-    if (topology.node(node).size() != n) return 1;
-  }
+  if (topology.size() <= 2 || !topology.has_equal_nodes()) return 1;
   const double on_a_link = message_bytes * copies_on_a_link(topology, options);
   return on_a_link > static_cast<double>(options.slice_limit()) ? static_cast<int>(n) : 1;
 }

@@ -27,11 +27,8 @@ std::vector<KeyRange> aligned_ranges(int p) { return even_ranges(kPerRank * p, p
 
 /// Whether nodes and their joined runs are aligned subtrees: equal nodes of 2^i ranks, any number of them up to 2^j.
 bool joins_are_aligned(const Topology& topology) {
-  const auto is_power = [](int n) { return std::has_single_bit(static_cast<unsigned>(n)); };
-  for (int node = 0; node < topology.n_nodes(); ++node) {
-    if (topology.node(node).size() != topology.node(0).size()) return false;
-  }
-  return is_power(topology.n_nodes()) && is_power(static_cast<int>(topology.node(0).size()));
+  return topology.has_equal_nodes() && std::has_single_bit(static_cast<unsigned>(topology.n_nodes())) &&
+         std::has_single_bit(topology.node(0).size());
 }
 
 /// Messages and bytes in closed form, where every rank's range is one aligned subtree. With S = 4 n_rows (2 + d_v) bytes of
