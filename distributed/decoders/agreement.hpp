@@ -13,6 +13,7 @@
 #include <span>
 #include <string_view>
 #include <type_traits>
+#include <vector>
 
 namespace tree_attn {
 
@@ -34,6 +35,9 @@ struct Field {
 /// @param function that begins the line @param what the rank waits for, as Ranks::all_gather()
 /// @throws InputError, the same line on every rank, with two ranks and the values that they have different; TransportError
 void require_equal(Transport& transport, std::string_view function, std::string_view what, std::span<const Field> fields);
+
+/// What ranks compare of the options of their plans.
+std::vector<Field> fields_of(const PlanOptions& options);
 
 /// Compares what Algorithm::open() is called with over all ranks. Ranks that differ would merge states of different keys, or
 /// wait for messages that no rank sends. As require_equal().

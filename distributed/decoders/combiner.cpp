@@ -22,10 +22,7 @@ std::vector<KeyRange> places(int p) { return ranges_of_lengths(std::vector<std::
 
 /// Whether a node has the subtree of its ranks, so that one state for each row leaves it.
 bool has_two_rounds(const Topology& topology) {
-  const std::size_t n = topology.node(0).size();
-  for (int node = 1; node < topology.n_nodes(); ++node)
-    if (topology.node(node).size() != n) return false;
-  return std::has_single_bit(n);
+  return topology.has_equal_nodes() && std::has_single_bit(topology.node(0).size());
 }
 
 /// The rank that ends with slice i of the rows: with two rounds the ranks of one place in their nodes have adjacent slices.
@@ -88,15 +85,10 @@ Plan heads_plan(const Topology& topology, int rank) {
 const std::array<std::int64_t, 4>& checked(Transport& transport, const std::array<std::int64_t, 4>& shape, OutputPart part,
                                            const PlanOptions& options) {
   const auto& [b, n_h, l, d_v] = shape;
-  const auto& [inside, between, overhead, slice_bytes, n_links, gather] = options.network;
-  require_equal(transport, "Combiner", "all ranks to open a combiner",
-                std::array{Field{"b", b}, Field{"n_h", n_h}, Field{"l", l}, Field{"d_v", d_v},
-                           Field{"by heads", part == OutputPart::kHeads}, Field{"radix", options.radix},
-                           Field{"radix of nodes", options.node_radix}, Field{"slice bytes", options.slice_limit()},
-                           Field{"links per node", n_links}, Field{"AllGather of the library", gather},
-                           Field{"latency in a node", inside.latency_us}, Field{"bandwidth in a node", inside.bytes_per_us},
-                           Field{"latency", between.latency_us}, Field{"bandwidth", between.bytes_per_us},
-                           Field{"overhead", overhead}});
+  std::vector<Field> fields = fields_of(options);
+  fields.insert(fields.begin(), {Field{"b", b}, Field{"n_h", n_h}, Field{"l", l}, Field{"d_v", d_v},
+                                 Field{"by heads", part == OutputPart::kHeads}});
+  require_equal(transport, "Combiner", "all ranks to open a combiner", fields);
   const double n =
       static_cast<double>(b) * static_cast<double>(n_h) * static_cast<double>(l) * (2 + static_cast<double>(d_v));
   require(*std::ranges::min_element(shape) >= 0 && n <= 0x1p40, "Combiner: b = ", b, ", n_h = ", n_h, ", l = ", l,

@@ -261,15 +261,6 @@ void require_ranges(const char* function, const Topology& topology, std::span<co
   require(options.node_radix == 0 || options.node_radix >= 2, function, ": a radix of nodes of ", options.node_radix,
           "; 0 or at least 2");
 }
-/// The same for one rank and a workload, whose sequences must lie in the ranges.
-void require_ranges(const char* function, const Topology& topology, int rank, std::span<const KeyRange> ranges,
-                    const WorkloadShape& shape, const PlanOptions& options) {
-  require_workload(function, shape);
-  require_ranges(function, topology, ranges, shape.order, options);
-  require<std::out_of_range>(rank >= 0 && rank < topology.size(), function, ": rank ", rank, " of ", topology.size());
-  require(shape.longest() <= ranges.back().end, function, ": ", shape.longest(), " keys, but the ranges end at ",
-          ranges.back().end);
-}
 
 }  // namespace
 
@@ -301,9 +292,13 @@ std::unique_ptr<Decoder> Algorithm::open(Transport& transport, OpenShard& shard,
 
 RankCost Algorithm::cost(const Topology& topology, int rank, std::span<const KeyRange> ranges, const WorkloadShape& shape,
                          const PlanOptions& options) const {
-  require_ranges("Algorithm::cost", topology, rank, ranges, shape, options);
-  require(takes_dealt || shape.order == LeafOrder::kContiguous, "Algorithm::cost: ", name,
-          " takes no dealt order of leaves");
+  constexpr const char* kHere = "Algorithm::cost";
+  require_workload(kHere, shape);
+  require_ranges(kHere, topology, ranges, shape.order, options);
+  require<std::out_of_range>(rank >= 0 && rank < topology.size(), kHere, ": rank ", rank, " of ", topology.size());
+  require(shape.longest() <= ranges.back().end, kHere, ": ", shape.longest(), " keys, but the ranges end at ",
+          ranges.back().end);
+  require(takes_dealt || shape.order == LeafOrder::kContiguous, kHere, ": ", name, " takes no dealt order of leaves");
   if (const auto* own = std::get_if<OwnDecoder>(&exchange))
     return own->cost(topology, rank, ranges, shape, options.for_shape(shape));
   RankCost cost =

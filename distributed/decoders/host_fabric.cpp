@@ -60,10 +60,8 @@ void HostFabric::start(std::span<const float> states, std::span<const float> sin
   sinks_ = sinks;
   next_ = 0, is_posted_ = false;
   begin(plan_);
-  advance(false);
+  advance();
 }
-
-bool HostFabric::advance() { return advance(false); }
 
 OutputView HostFabric::finish() {
   advance(true);
@@ -225,13 +223,6 @@ void HostFabric::run(const Weigh& weigh) {
     lse[r] = weight;
     for (std::int64_t j = 0; j < d_v_; ++j) z[r * d_v_ + j] *= weight;
   }
-}
-
-void HostFabric::run(const AllReduce&) {
-  throw std::logic_error("HostFabric: no transport of host memory has an AllReduce of its own");
-}
-void HostFabric::run(const AllGather&) {
-  throw std::logic_error("HostFabric: no transport of host memory has an AllGather of its own");
 }
 
 void HostFabric::run(const Divide& divide) {

@@ -10,6 +10,7 @@
 
 #include <memory>
 #include <span>
+#include <stdexcept>
 #include <vector>
 
 namespace tree_attn {
@@ -34,8 +35,8 @@ class HostFabric {
   /// The same in parts: begins the plan, and carries it out as far as it goes without waiting. @param states, sinks as
   /// step(); they must not change before finish()
   void start(std::span<const float> states, std::span<const float> sinks = {});
-  /// Goes on without waiting. @returns whether all operations are done
-  bool advance();
+  /// Goes on, by default without waiting. @returns whether all operations are done; false only if it does not wait
+  bool advance(bool waits = false);
   /// Carries out the rest. @returns as step()
   OutputView finish();
   /// The states, for the next step. They are read where they are, and must not change before its end. @throws as step()
@@ -52,8 +53,12 @@ class HostFabric {
   void run(const Weigh& weigh);
   void run(const Divide& divide);
   /// @throws std::logic_error: plans for host memory hold none
-  void run(const AllReduce& reduce);
-  void run(const AllGather& gather);
+  void run(const AllReduce&) {
+    throw std::logic_error("HostFabric: no transport of host memory has an AllReduce of its own");
+  }
+  void run(const AllGather&) {
+    throw std::logic_error("HostFabric: no transport of host memory has an AllGather of its own");
+  }
   /// Ends a step: all blocks are in the memory of the fabric.
   void end() { settle(); }
 
@@ -65,8 +70,6 @@ class HostFabric {
   /// The two halves of run(Exchange): before and after the wait.
   void post(const Exchange& exchange);
   void arrive(const Exchange& exchange);
-  /// Carries out operations from next_ on. @returns whether all are done; false only if it does not wait
-  bool advance(bool waits);
   float* at(Block block) const { return elements({block, 1}).data(); }
   void read_in_place(Block block, const float* from);
   /// Whether the blocks are adjacent where they are read.

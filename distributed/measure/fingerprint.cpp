@@ -23,8 +23,7 @@ void agree_on(const Ranks& ranks, const SafetensorsFile* file, const std::vector
   // Compare one hash of all parts, and each part only if that differs.
   std::uint64_t all = kFnvStart;
   for (const Part& part : parts) all = fnv1a(std::as_bytes(std::span(&part.hash, 1)), all);
-  const std::uint64_t same = all == ranks.broadcast_from_root(all) ? 1 : 0;
-  if (ranks.all_min(same) == 1) return;
+  if (ranks.all_equal(all, "all ranks to compare their input")) return;
   std::optional<std::string> error;
   for (const Part& part : parts) {
     if (part.hash == ranks.broadcast_from_root(part.hash) || error) continue;

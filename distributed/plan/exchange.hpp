@@ -3,9 +3,9 @@
 /// @brief Communication schedules: the reduction trees of section 5.3 as lists of steps.
 ///
 /// A schedule is a function of the number of members and of the index of one of them, and returns the steps of that member.
-/// It does not depend on what is sent or reduced; plans are built from it, tests simulate it. Operands keep the order of the
-/// members (the lower index is the left operand), and only adjacent ranges are merged, so every schedule reduces a forest of
-/// states to the same bits.
+/// It does not depend on what is sent or reduced; plans are built from it, a notebook simulates it. Operands keep the order
+/// of the members (the lower index is the left operand), and only adjacent ranges are merged, so every schedule reduces a
+/// forest of states to the same bits.
 #pragma once
 
 #include "tree_attn/reference/state/require.hpp"
@@ -13,7 +13,6 @@
 #include <algorithm>
 #include <bit>
 #include <stdexcept>
-#include <utility>
 #include <vector>
 
 namespace tree_attn {
@@ -29,7 +28,7 @@ struct ExchangeStep {
   int peer = 0;           ///< the other member
   bool sends = false;     ///< this member sends what it holds
   bool receives = false;  ///< the peer sends what it holds
-  bool finished = false;  ///< the received message is the result, not an operand
+  bool finished = false;  ///< the received message is the result of butterfly(), not an operand
   MemberRange theirs{};   ///< members whose contributions the received operand covers
 
   /// Whether the operand of the peer is the left one.
@@ -42,21 +41,15 @@ inline void require_member(const char* function, int size, int me) {
   require<std::out_of_range>(me >= 0 && me < size, function, ": member ", me, " of ", size);
 }
 
-/// Largest power of two <= n. @throws std::invalid_argument if n < 1
-inline int floor_power_of_two(int n) {
-  require(n >= 1, "floor_power_of_two: ", n);
-  return 1 << (std::bit_width(static_cast<unsigned>(n)) - 1);
-}
-
 /// AllReduce by recursive doubling: floor(log2 size) exchanges after which every member holds the result.
 ///
 /// With m + r members, m the largest power of two, the first 2r members pair up: before the doubling the even member of a
 /// pair sends its operand to the odd one, and after the doubling it receives the result.
-/// @throws std::out_of_range unless 0 <= me < size, as the functions below do
+/// @throws std::out_of_range unless 0 <= me < size, as the function below does
 /// @paper{thm_1, Thm. 1}
 inline std::vector<ExchangeStep> butterfly(int size, int me) {
   require_member("butterfly", size, me);
-  const int m = floor_power_of_two(size), extra = size - m;
+  const int m = static_cast<int>(std::bit_floor(static_cast<unsigned>(size))), extra = size - m;
   std::vector<ExchangeStep> steps;
 
   // Fold the r extra members into their right neighbours.
@@ -84,7 +77,8 @@ inline std::vector<ExchangeStep> butterfly(int size, int me) {
   return steps;
 }
 
-/// Reduce to member 0 along a binomial tree: ceil(log2 size) rounds, size - 1 messages.
+/// Reduce to member 0 along a binomial tree: ceil(log2 size) rounds, size - 1 messages. A broadcast from member 0 has the
+/// same steps in reverse order and direction.
 inline std::vector<ExchangeStep> reduce_to_first(int size, int me) {
   require_member("reduce_to_first", size, me);
   std::vector<ExchangeStep> steps;
@@ -99,19 +93,6 @@ inline std::vector<ExchangeStep> reduce_to_first(int size, int me) {
     }
   }
   return steps;
-}
-
-/// Broadcast from member 0: the steps of reduce_to_first() in reverse order and direction.
-inline std::vector<ExchangeStep> broadcast_from_first(int size, int me) {
-  require_member("broadcast_from_first", size, me);
-  std::vector<ExchangeStep> steps = reduce_to_first(size, me);
-  std::vector<ExchangeStep> reversed(steps.rbegin(), steps.rend());
-  for (ExchangeStep& step : reversed) {
-    step.finished = step.sends;  // it sent an operand up, and receives the result
-    std::swap(step.sends, step.receives);
-    step.theirs = step.receives ? MemberRange{0, size} : MemberRange{};
-  }
-  return reversed;
 }
 
 }  // namespace tree_attn

@@ -6,13 +6,11 @@
 #include "tree_attn/distributed/plan/plan_builder.hpp"
 
 #include <algorithm>
-#include <stdexcept>
-#include <string>
 
 namespace tree_attn {
 
 BlockForest PlanBuilder::join_blocks(const Members& members, std::span<const int> units, int radix, BlockForest mine) {
-  if (radix < 2) throw std::invalid_argument("join_blocks: radix " + std::to_string(radix) + " is less than 2");
+  require(radix >= 2, "join_blocks: radix ", radix, " is less than 2");
   const auto n = static_cast<std::int64_t>(units.size()) - 1;
   const auto own = std::upper_bound(units.begin(), units.end(), members.me) - units.begin() - 1;
   for (std::int64_t width = 1; width < n; width *= radix) {

@@ -6,6 +6,7 @@
 #include "tree_attn/reference/state/state.hpp"
 
 #include <algorithm>
+#include <ranges>
 #include <utility>
 
 namespace tree_attn {
@@ -236,11 +237,12 @@ BlockForest PlanBuilder::reduce(const Members& members, std::span<const Exchange
 
 void PlanBuilder::broadcast(std::span<const int> ranks, int me, Blocks blocks) {
   collective();
-  for (const ExchangeStep& step : broadcast_from_first(static_cast<int>(ranks.size()), me)) {
+  const std::vector<ExchangeStep> up = reduce_to_first(static_cast<int>(ranks.size()), me);
+  for (const ExchangeStep& step : std::views::reverse(up)) {
     const int peer = ranks[static_cast<std::size_t>(step.peer)];
     exchange();
-    if (step.receives) receive(peer, blocks);
-    if (step.sends) send(peer, blocks);
+    if (step.sends) receive(peer, blocks);
+    if (step.receives) send(peer, blocks);
   }
 }
 
@@ -279,10 +281,7 @@ double copies_on_a_link(const Topology& topology, const PlanOptions& options) {
 
 int n_slices(const Topology& topology, double message_bytes, const PlanOptions& options) {
   const std::size_t n = topology.node(0).size();
-  if (topology.size() <= 2) return 1;
-  for (int node = 1; node < topology.n_nodes(); ++node) {
-    if (topology.node(node).size() != n) return 1;
-  }
+  if (topology.size() <= 2 || !topology.has_equal_nodes()) return 1;
   const double on_a_link = message_bytes * copies_on_a_link(topology, options);
   return on_a_link > static_cast<double>(options.slice_limit()) ? static_cast<int>(n) : 1;
 }

@@ -9,7 +9,6 @@
 #include <map>
 #include <numeric>
 #include <stdexcept>
-#include <string>
 #include <vector>
 
 namespace tree_attn {
@@ -58,14 +57,14 @@ class Walk {
     }
     double last = 0;
     for (int me = 0; me < n_ranks(); ++me) {
-      if (of(me).round < cost_of(me).rounds.size())
-        throw std::logic_error("rank " + std::to_string(me) + " waits for a message that no rank sends");
+      require<std::logic_error>(of(me).round == cost_of(me).rounds.size(), "rank ", me,
+                                " waits for a message that no rank sends");
       last = std::max(last, of(me).now);
     }
     for (int me = 0; me < n_ranks(); ++me) {
-      if (!of(me).inbox.empty())
-        throw std::logic_error("rank " + std::to_string(of(me).inbox.begin()->first) + " sends a message that rank " +
-                               std::to_string(me) + " does not receive");
+      const std::multimap<int, Sent>& left = of(me).inbox;
+      require<std::logic_error>(left.empty(), "rank ", left.empty() ? 0 : left.begin()->first, " sends a message that rank ",
+                                me, " does not receive");
     }
     return last;
   }
@@ -91,10 +90,8 @@ class Walk {
       const auto& [peer, bytes] = round.receives[rank.arrived.size()];
       const auto found = rank.inbox.lower_bound(peer);
       if (found == rank.inbox.end() || found->first != peer) return false;
-      if (found->second.bytes != bytes) {
-        throw std::logic_error("rank " + std::to_string(peer) + " sends " + std::to_string(found->second.bytes) +
-                               " bytes to rank " + std::to_string(me) + ", which expects " + std::to_string(bytes));
-      }
+      require<std::logic_error>(found->second.bytes == bytes, "rank ", peer, " sends ", found->second.bytes,
+                                " bytes to rank ", me, ", which expects ", bytes);
       rank.arrived.push_back(found->second);
       rank.inbox.erase(found);
     }

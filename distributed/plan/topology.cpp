@@ -3,8 +3,6 @@
 /// @brief Nodes and the order of the ranks.
 #include "tree_attn/distributed/plan/topology.hpp"
 
-#include <algorithm>
-
 namespace tree_attn {
 
 Topology::Topology(const std::vector<int>& node_of_rank) : node_of_(node_of_rank.size()), index_of_(node_of_rank.size()) {

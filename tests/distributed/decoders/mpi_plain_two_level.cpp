@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Alg. 3 in two levels with MPI alone: on every rank the bits of `two-level` and of the plain decode, for any nodes,
-/// ranges and order of leaves.
+/// @brief Alg. 3 in two levels with MPI alone: on every rank the bits of the plain decode, which `two-level` has too, for
+/// any nodes, ranges and order of leaves.
 #include "tree_attn/reference/decode/plain.hpp"
 #include "tree_attn/tests/support/decoding.hpp"
 #include "tree_attn/tests/support/mpi_test_session.hpp"
@@ -20,43 +20,16 @@ void plain_two_level(MPI_Comm world, MPI_Comm node, const Step& step, const Tens
 namespace test {
 namespace {
 
-/// Room for the output of a workload.
-DecodeOutput output_of(TensorWorkload& workload) {
-  const auto n_rows = static_cast<std::size_t>(workload.shape().n_rows());
-  return {std::vector<float>(n_rows * static_cast<std::size_t>(workload.shape().value_dim)), std::vector<float>(n_rows)};
-}
-
 /// The plain decode of the whole sequence.
 DecodeOutput decode_plainly(TensorWorkload& workload, const OwnedLeaves& leaves) {
   Forest<float> forest =
       plain::decode({workload.query(0), workload.lengths()}, workload.k(), workload.v(), leaves, workload.scale);
-  const float* states = forest.fold().data();
-  DecodeOutput output = output_of(workload);
-  float* out = output.out.data();
-  for (float& lse : output.lse) {
-    lse = finish(states, out, forest.d_v());
-    states += state_size(forest.d_v()), out += forest.d_v();
-  }
-  return output;
+  return finish_rows(forest.fold(), forest.n_rows(), forest.d_v());
 }
 
-/// Decodes a workload in both ways, and compares on this rank.
-void check(RankGroup& rank_group, TensorWorkload& workload, const Layout& layout, LeafOrder order,
-           const DecodeOutput& want) {
+/// Decodes a workload over MPI alone, and compares on this rank.
+void check(TensorWorkload& workload, const Layout& layout, LeafOrder order, const DecodeOutput& want) {
   INFO(layout.text() << ", " << name_of(order));
-  const auto fill_own = [&](KvCache& cache) { fill(cache, workload, workload.lengths()); };
-
-  const std::vector<RankResult> fast = rank_group.run(layout.topology, [&](Transport& transport) {
-    const OwnedLeaves leaves(layout.topology.range_of(transport.rank(), layout.ranges), order);
-    OpenShard decoder = open_shard(cpu_backend(), workload.shape(), leaves, 1, workload.scale);
-    fill_own(*decoder.cache);
-    return find_algorithm("two-level")
-        .open(transport, decoder, layout.ranges)
-        ->step({workload.query(0), workload.lengths()})
-        .copy();
-  });
-  for (const RankResult& result : fast) CHECK(same_bits(result.output, want));
-
   // The ranks in the order of their ranges, and those of a node. The rows of this rank are those of a cache that it fills.
   const int rank = session().ranks().rank();
   MPI_Comm world, node;
@@ -65,27 +38,27 @@ void check(RankGroup& rank_group, TensorWorkload& workload, const Layout& layout
   MPI_Comm_split(world, layout.topology.node_of(rank), 0, &node);
   const OwnedLeaves leaves(layout.topology.range_of(rank, layout.ranges), order);
   const auto cache = cpu_backend().make_cache(workload.shape(), leaves, 1);
-  fill_own(*cache);
+  fill(*cache, workload, workload.lengths());
   std::vector<std::byte> memory;
   const Shard rows = cache->shard(cache->longest(), [&memory](std::size_t n) { return (memory.resize(n), memory.data()); });
-  DecodeOutput mine = output_of(workload);
+  DecodeOutput mine{std::vector<float>(want.out.size()), std::vector<float>(want.lse.size())};
   plain_two_level(world, node, {workload.query(0), workload.lengths()}, rows.k, rows.v, leaves, workload.scale,
                   mine.out.data(), mine.lse.data());
   CHECK(same_bits(mine, want));
   MPI_Comm_free(&node), MPI_Comm_free(&world);
 }
 
-void check_nodes(RankGroup& rank_group, TensorWorkload& workload) {
+void check_nodes(TensorWorkload& workload) {
   std::mt19937 random(4200);
   const DecodeOutput closed = decode_plainly(workload, KeyRange{0, workload.n_keys()}),
                      open = decode_plainly(workload, KeyRange{0, kOpenEnd}),
                      dealt = decode_plainly(workload, {dealt_ranges(1)[0], LeafOrder::kDealt});
-  for (const Topology& topology : groupings(rank_group.size())) {
+  for (const Topology& topology : groupings(session().ranks().size())) {
     std::vector<KeyRange> ranges = uneven_ranges(random, workload.n_keys(), topology.size());
-    check(rank_group, workload, {topology, ranges}, LeafOrder::kContiguous, closed);
+    check(workload, {topology, ranges}, LeafOrder::kContiguous, closed);
     ranges.back().end = kOpenEnd;
-    check(rank_group, workload, {topology, ranges}, LeafOrder::kContiguous, open);
-    check(rank_group, workload, {topology, dealt_ranges(topology.size())}, LeafOrder::kDealt, dealt);
+    check(workload, {topology, ranges}, LeafOrder::kContiguous, open);
+    check(workload, {topology, dealt_ranges(topology.size())}, LeafOrder::kDealt, dealt);
   }
 }
 
@@ -93,24 +66,23 @@ void check_nodes(RankGroup& rank_group, TensorWorkload& workload) {
 
 /// @tested{alg_3, Alg. 3}
 /// @tested{thm_1, Thm. 1}
-TEST_CASE("plain two-level: the bits of two-level and of the plain decode, for any nodes, ranges and order") {
-  RankGroup& rank_group = *rank_groups()[0];
+TEST_CASE("plain two-level: the bits of the plain decode, for any nodes, ranges and order") {
   for (const DType dtype : {DType::F32, DType::F16, DType::BF16, DType::F64}) {
     if (!takes_all_cases() && (dtype == DType::F16 || dtype == DType::F64)) continue;
     INFO(name_of(dtype));
-    check_nodes(rank_group, *normal_workload(4201,
-                                             {.batch = 3,
-                                              .heads = 4,
-                                              .kv_heads = 2,
-                                              .head_dim = 12,
-                                              .value_dim = 9,
-                                              .n_queries = 2,
-                                              .n_keys = 900,
-                                              .dtype = dtype},
-                                             std::vector<std::int64_t>{900, 0, 777}));
+    check_nodes(*normal_workload(4201,
+                                 {.batch = 3,
+                                  .heads = 4,
+                                  .kv_heads = 2,
+                                  .head_dim = 12,
+                                  .value_dim = 9,
+                                  .n_queries = 2,
+                                  .n_keys = 900,
+                                  .dtype = dtype},
+                                 std::vector<std::int64_t>{900, 0, 777}));
   }
   for (const std::int64_t n : {0, 65})
-    check_nodes(rank_group, *normal_workload(4202, {.heads = 2, .head_dim = 5, .value_dim = 3, .n_keys = n}));
+    check_nodes(*normal_workload(4202, {.heads = 2, .head_dim = 5, .value_dim = 3, .n_keys = n}));
 }
 
 TEST_CASE("plain two-level: NaN, Inf and keys that are not seen, on every rank") {
@@ -123,7 +95,7 @@ TEST_CASE("plain two-level: NaN, Inf and keys that are not seen, on every rank")
   for (std::int64_t a = 0; a < 640; ++a) k.set(2, 0, a, 0, -kInf), v.set(1, 0, a, 5, -0.0f);
   v.set(0, 0, 10, 0, kNaN), v.set(0, 0, 300, 1, kInf), v.set(0, 0, 301, 1, -kInf), v.set(0, 0, 639, 2, -kInf);
   k.set(1, 0, 500, 3, kNaN);
-  check_nodes(*rank_groups()[0], *workload_of(std::move(q), std::move(k), std::move(v)));
+  check_nodes(*workload_of(std::move(q), std::move(k), std::move(v)));
 }
 
 }  // namespace test

@@ -7,19 +7,14 @@
 #include "tree_attn/reference/data/input_error.hpp"
 #include "tree_attn/reference/oracle/attention.hpp"
 #include "tree_attn/tests/support/decoding.hpp"
+#include "tree_attn/tests/support/in_place_transport.hpp"
 #include "tree_attn/tests/support/message.hpp"
-#include "tree_attn/tests/support/plain_of.hpp"
 #include "tree_attn/tests/support/sweep.hpp"
 #include "tree_attn/tests/support/tensors.hpp"
 
 #include <doctest/doctest.h>
 
-#include <barrier>
-#include <deque>
-#include <map>
-#include <mutex>
 #include <random>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -53,68 +48,21 @@ void append_pieces(Attention& attention, const Inputs& in, std::int64_t entry, s
   }
 }
 
-DecodeOutput alone(const Inputs& in, std::span<const std::int64_t> lengths) {
+DecodeOutput alone(const Inputs& in, std::span<const std::int64_t> lengths, const SeenRule& rule = {},
+                   std::span<const float> sink = {}) {
   Attention attention(kShape);
   for (std::int64_t entry = 0; entry < 2; ++entry)
     attention.append(entry, in.k.view().entry(entry).positions(0, lengths[static_cast<std::size_t>(entry)]),
                      in.v.view().entry(entry).positions(0, lengths[static_cast<std::size_t>(entry)]));
-  return attention.step(in.q).copy();
+  return attention.step(in.q, rule, sink).copy();
 }
 
-/// A cluster whose messages travel for some ticks of a clock that all ranks move together.
-struct SlowNetwork {
-  static constexpr std::int64_t kTicks = 10;
-  struct Message {
-    std::vector<std::byte> bytes;
-    std::int64_t arrives = 0;
-  };
-  std::mutex mutex;
-  std::map<std::pair<int, int>, std::deque<Message>> queues;  ///< by sender and receiver
-};
-
-/// One rank there. Waiting moves its clock; how long it waited is counted.
-class SlowTransport : public Transport {
+/// Messages have arrived where the test says so.
+class ToldTransport : public InPlaceTransport {
  public:
-  SlowTransport(SlowNetwork& network, const Topology& topology, int rank) : Transport(topology, rank), network_(network) {}
-  std::string_view name() const override { return "slow"; }
-  void progress() override {}
-  bool have_arrived() override {
-    const std::scoped_lock lock(network_.mutex);
-    return std::ranges::all_of(receives_, [&](const Receive& receive) {
-      const auto& queue = network_.queues[{receive.from, rank()}];
-      return !queue.empty() && queue.front().arrives <= clock;
-    });
-  }
-  std::int64_t clock = 0, waited = 0;
-
- protected:
-  void start_send(std::span<const std::byte> bytes, int to) override {
-    const std::scoped_lock lock(network_.mutex);
-    network_.queues[{rank(), to}].push_back({{bytes.begin(), bytes.end()}, clock + SlowNetwork::kTicks});
-  }
-  void start_receive(std::span<std::byte> bytes, int from) override { receives_.push_back({bytes, from}); }
-  void finish_messages() override {
-    for (const Receive& receive : std::exchange(receives_, {})) {
-      for (bool is_there = false; !is_there; std::this_thread::yield()) {
-        const std::scoped_lock lock(network_.mutex);
-        auto& queue = network_.queues[{receive.from, rank()}];
-        is_there = !queue.empty();
-        if (!is_there) continue;
-        const std::int64_t late = std::max<std::int64_t>(0, queue.front().arrives - clock);
-        clock += late, waited += late;
-        std::ranges::copy(queue.front().bytes, receive.bytes.begin());
-        queue.pop_front();
-      }
-    }
-  }
-  void tell_all(std::span<const std::byte> mine, std::span<std::byte> all, std::string_view) override {
-    for (std::size_t rank = 0; rank < static_cast<std::size_t>(size()); ++rank)
-      std::ranges::copy(mine, all.begin() + static_cast<std::ptrdiff_t>(rank * mine.size()));
-  }
-
- private:
-  SlowNetwork& network_;
-  std::vector<Receive> receives_;
+  using InPlaceTransport::InPlaceTransport;
+  bool have_arrived() override { return has_arrived; }
+  bool has_arrived = false;
 };
 
 }  // namespace
@@ -208,61 +156,6 @@ TEST_CASE("facade: pages and shared prefixes have the same bits on any ranks, an
   }
 }
 
-TEST_CASE("facade: F8_E4M3 has the bits of rows that were divided by their scales before, on any ranks, in both orders") {
-  const Inputs in = inputs();
-  const KvScales scales{{0.02f, 0x1p-5f, 0.011f, 0.3f}, {0.01f, 3e-3f, 0x1p-7f, 1e-2f}};
-  const AttentionShape shape{.dtype = DType::F8_E4M3,
-                             .value_dtype = DType::F8_E4M3,
-                             .batch = 2,
-                             .heads = 4,
-                             .kv_heads = 2,
-                             .n_queries = 2,
-                             .head_dim = kDim,
-                             .value_dim = 8};
-  const auto elements = [](const Tensor& from) {
-    std::vector<float> x(static_cast<std::size_t>(n_elements(from.shape)));
-    load(from.bytes.data(), from.dtype, std::ssize(x), x.data());
-    return x;
-  };
-  const Inputs wide{in.q, in.k, Tensor(elements(in.v), in.v.shape, DType::BF16)};
-  const auto divided = [&](const Tensor& from, const std::vector<float>& by) {
-    std::vector<float> x = elements(from);
-    for (std::size_t i = 0; i < x.size(); ++i) x[i] /= by[i / (x.size() / by.size())];
-    return Tensor(x, from.shape, DType::F8_E4M3);
-  };
-  const Inputs narrow{in.q, divided(wide.k, scales.k), divided(wide.v, scales.v)};
-  const std::vector<std::int64_t> lengths{kKeys, 333};
-  for (const LeafOrder order : {LeafOrder::kDealt, LeafOrder::kContiguous}) {
-    OpenShard whole = open_shard(cpu_backend(), shape,
-                                 OwnedLeaves({0, order == LeafOrder::kDealt ? dealt_ranges(1)[0].end : kOpenEnd}, order), 0,
-                                 1 / std::sqrt(double{kDim}), {}, scales);
-    for (std::int64_t i = 0; i < 2; ++i) {
-      const std::int64_t n = lengths[static_cast<std::size_t>(i)];
-      whole.cache->append(i, narrow.k.view().entry(i).positions(0, n), narrow.v.view().entry(i).positions(0, n));
-    }
-    Forest<float> states = whole.session->decode({in.q, lengths}).host();
-    CHECK(std::ranges::equal(states.states(), plain_of(*whole.cache, {in.q, lengths}, whole.session->scale()).states()));
-    DecodeOutput expected = finish_rows(states.fold(), shape.n_rows(), 8);
-    for (std::size_t i = 0; i < expected.out.size(); ++i) expected.out[i] *= scales.v[i / 32];
-    for (const int p : {1, 2, 3, 4}) {
-      run_threads(Topology::pretend(p, 2), kTimeout, [&](const ThreadRanks& ranks, ThreadTransport&) {
-        AttentionSetup setup{.scales = scales};
-        if (order == LeafOrder::kContiguous)
-          setup.ranges = even_ranges(kKeys, p, kLeafKeys), setup.ranges.back().end = kOpenEnd;
-        for (const std::int64_t n_pages : {0, 17}) {
-          setup.pages.n_pages = n_pages;
-          Attention attention(ranks, shape, setup);
-          append_pieces(attention, wide, 0, 150, 50);
-          append_pieces(attention, narrow, 0, 250, 100);
-          append_pieces(attention, wide, 0, kKeys, 90);
-          append_pieces(attention, wide, 1, 333, 333);
-          CHECK(same_bits(attention.step(in.q).copy(), expected));
-        }
-      });
-    }
-  }
-}
-
 TEST_CASE("facade: other scales, and rows of F8_E4M3 on a device, are refused on all ranks alike") {
   const AttentionShape shape{
       .dtype = DType::F8_E4M3, .value_dtype = DType::F8_E4M3, .heads = 2, .kv_heads = 2, .head_dim = 8, .value_dim = 8};
@@ -274,23 +167,15 @@ TEST_CASE("facade: other scales, and rows of F8_E4M3 on a device, are refused on
                   {.backend = is_odd ? backend : "cpu", .scales = is_odd ? scales : KvScales{{1, 2}, {1, 1}}});
       });
     };
-    const float nan = std::numeric_limits<float>::quiet_NaN();
-    for (const std::vector<float>& odd : std::initializer_list<std::vector<float>>{
-             {1, 2, 3}, {1}, {1, nan}, {0, 1}, {1, -1}, {0x1p-101f, 1}, {1, 0x1.8p100f}, {1, HUGE_VALF}}) {
-      for (const KvScales& scales : {KvScales{odd, {1, 1}}, KvScales{{1, 2}, odd}})
-        CHECK(refusal(scales, shape) == "rank 1: KvCache::set_scales: " + std::to_string(odd.size()) +
-                                            " scales for 1 entries of 2 KV heads; each is from 2^-100 to 2^100");
-    }
+    CHECK(refusal({{1, 2, 3}, {1, 1}}, shape) ==
+          "rank 1: KvCache::set_scales: 3 scales for 1 entries of 2 KV heads; each is from 2^-100 to 2^100");
     CHECK(refusal({{2, 1}, {1, 1}}, shape).starts_with("Algorithm::open: ranks 0 and 1 differ in hash of key scales ("));
     CHECK(refusal({{1, 2}, {}}, shape).starts_with("Algorithm::open: ranks 0 and 1 differ in hash of value scales ("));
     AttentionShape odd = shape;
     odd.value_dtype = DType::BF16;
-    CHECK(refusal({{1, 2}, {1, 1}}, odd) == "rank 1: KvCache::set_scales: scales for BF16; F8_E4M3 alone has them");
     CHECK(refusal({{1, 2}, {}}, odd)
               .starts_with("Algorithm::open: ranks 0 and 1 differ in type of values (F8_E4M3 and BF16), "));
-    AttentionShape half = shape;
-    half.value_dtype = DType::BF16;
-    CHECK(refusal({}, half, "emulated") ==
+    CHECK(refusal({}, odd, "emulated") ==
           "rank 1: --backend emulated: no kernel supports F8_E4M3 beside BF16; use --backend cpu");
 
     Attention attention(ranks, shape, {.scales = {{1, 2}, {}}});
@@ -360,49 +245,24 @@ TEST_CASE("facade: if one rank has too few pages, all learn it and none appends"
   });
 }
 
-TEST_CASE("facade: a causal edge, a window and learned sinks have the same bits alone and on ranks, whole and in parts") {
+TEST_CASE("facade: a step, whole and in parts, of what queries see and learned sinks, by every algorithm") {
   const Inputs in = inputs();
-  const SeenRule rule{.causal = true, .window = 300, .sinks = 5};
+  const SeenRule rule{.causal = true, .window = 200, .sinks = 5};
   const std::vector<float> sink{0.5f, -1, 2, 0};
-  Attention one(kShape);
-  for (std::int64_t entry = 0; entry < 2; ++entry) append_pieces(one, in, entry, kKeys, kKeys);
-  const DecodeOutput expected = one.step(in.q, rule, sink).copy();
-  const AttentionResult exact = attention(in.q, in.k, in.v, {.rule = rule, .sink = {0.5, -1, 2, 0}});
+  const std::vector<std::int64_t> lengths{300, 300};
+  const DecodeOutput expected = alone(in, lengths, rule, sink);
+  const AttentionResult exact =
+      attention(in.q, in.k, in.v, {.rule = rule, .sink = {sink.begin(), sink.end()}, .lengths = lengths});
   for (std::size_t i = 0; i < exact.out.size(); ++i) CHECK(std::fabs(expected.out[i] - exact.out[i]) < 1e-5);
-  run_threads(Topology::pretend(3, 2), kTimeout, [&](const ThreadRanks& ranks, ThreadTransport&) {
-    Attention attention(ranks, kShape);
-    for (std::int64_t entry = 0; entry < 2; ++entry) append_pieces(attention, in, entry, kKeys, 100);
-    CHECK(same_bits(attention.step(in.q, rule, sink).copy(), expected));
-    attention.start(in.q, rule, sink);
-    CHECK(same_bits(attention.finish().copy(), expected));
-  });
-}
-
-TEST_CASE("facade: ranges of the caller's choice, the last one open, in the contiguous order") {
-  const Inputs in = inputs();
-  const std::vector<KeyRange> ranges{{0, 100}, {100, 320}, {320, kOpenEnd}};
-  const std::vector<std::int64_t> lengths{kKeys, kKeys};
-  const AttentionResult exact = attention(in.q, in.k, in.v, {.lengths = lengths});
-  run_threads(Topology::pretend(3, 3), kTimeout, [&](const ThreadRanks& ranks, ThreadTransport&) {
-    Attention attention(ranks, kShape, {.algorithm = "gather", .ranges = ranges});
-    for (std::int64_t entry = 0; entry < 2; ++entry) append_pieces(attention, in, entry, kKeys, 90);
-    CHECK(attention.holds(99) == (ranks.rank() == 0));
-    CHECK(attention.holds(320) == (ranks.rank() == 2));
-    const OutputView output = attention.step(in.q);
-    for (std::size_t i = 0; i < exact.out.size(); ++i) CHECK(std::fabs(output.out[i] - exact.out[i]) < 1e-5);
-  });
-}
-
-TEST_CASE("facade: a step in parts has the bits of a step, by every algorithm") {
-  const Inputs in = inputs();
   for (const Algorithm& algorithm : algorithms()) {
     INFO(algorithm.name);
     run_threads(Topology::pretend(4, 2), kTimeout, [&](const ThreadRanks& ranks, ThreadTransport&) {
       Attention attention(ranks, kShape, {.algorithm = std::string(algorithm.name)});
       for (std::int64_t entry = 0; entry < 2; ++entry) append_pieces(attention, in, entry, 300, 300);
-      const DecodeOutput whole = attention.step(in.q).copy();
+      const DecodeOutput whole = attention.step(in.q, rule, sink).copy();
+      if (algorithm.keeps_bits) CHECK(same_bits(whole, expected));
       for (int repeat = 0; repeat < 2; ++repeat) {
-        attention.start(in.q);
+        attention.start(in.q, rule, sink);
         attention.progress();
         if (repeat == 1) CHECK(message([&] { attention.step(in.q); }) == "Decoder::step: a step is under way");
         if (repeat == 1) CHECK(message([&] { attention.combine(in.q, in.q); }) == "Attention::combine: a step is under way");
@@ -411,83 +271,40 @@ TEST_CASE("facade: a step in parts has the bits of a step, by every algorithm") 
       CHECK(message([&] { attention.finish(); }) == "Decoder::finish: no step has been started");
       CHECK(message([&] { attention.progress(); }) == "Decoder::progress: no step has been started");
       // Appended while the messages travel: the next step sees it, this one does not.
-      attention.start(in.q);
+      attention.start(in.q, rule, sink);
       append_pieces(attention, in, 0, 450, 450);
       CHECK(same_bits(attention.finish().copy(), whole));
-      CHECK(!same_bits(attention.step(in.q).copy(), whole));
+      CHECK(!same_bits(attention.step(in.q, rule, sink).copy(), whole));
     });
   }
 }
 
-TEST_CASE("facade: rounds that travel while the program computes cost no wait") {
+TEST_CASE("facade: a step that has been started waits for no other rank before it is finished") {
   const Inputs in = inputs();
-  const int p = 4;
-  const Topology topology = Topology::pretend(p, 1);
-  const std::vector<KeyRange> ranges = dealt_ranges(p);
-  SlowNetwork network;
-  std::barrier meeting(p);
-  std::vector<std::thread> threads;
-  std::vector<DecodeOutput> outputs(p);
-  std::vector<std::int64_t> waited_in_step(p), waited_in_finish(p), half_hidden(p);
-  for (int rank = 0; rank < p; ++rank) {
-    threads.emplace_back([&, rank] {
-      const auto me = static_cast<std::size_t>(rank);
-      SlowTransport transport(network, topology, rank);
-      OpenShard shard =
-          open_shard(cpu_backend(), kShape, OwnedLeaves(topology.range_of(rank, ranges), LeafOrder::kDealt), 0, 0.25);
-      const std::vector<std::int64_t> lengths{kKeys, kKeys};
-      for (std::int64_t entry = 0; entry < 2; ++entry) {
-        for (std::int64_t a = 0; a < kKeys; ++a) {
-          if (shard.cache->leaves().n_keys(a + 1) == shard.cache->leaves().n_keys(a)) continue;
-          shard.cache->append(entry, in.k.view().entry(entry).positions(a, a + 1),
-                              in.v.view().entry(entry).positions(a, a + 1));
-        }
-      }
-      const std::unique_ptr<Decoder> decoder = find_algorithm("two-level").open(transport, shard, ranges, {.radix = 2});
-      const auto waits = [&](int ticks) {
-        transport.waited = 0, transport.clock = 0;
-        meeting.arrive_and_wait();
+  const Topology topology = Topology::pretend(4, 1);
+  const std::vector<KeyRange> ranges = even_ranges(kKeys, 4, kLeafKeys);
+  const std::vector<std::int64_t> lengths{kKeys, kKeys};
+  run_threads(topology, 10, [&](const ThreadRanks& ranks, ThreadTransport& inner) {
+    ToldTransport transport(inner);
+    const KeyRange mine = topology.range_of(ranks.rank(), ranges);
+    OpenShard shard = open_shard(cpu_backend(), kShape, mine, 0.25);
+    for (std::int64_t entry = 0; entry < 2; ++entry)
+      shard.cache->append(entry, in.k.view().entry(entry).positions(mine.begin, mine.end),
+                          in.v.view().entry(entry).positions(mine.begin, mine.end));
+    const auto decoder = find_algorithm("two-level").open(transport, shard, ranges, {.radix = 2});
+    const DecodeOutput whole = decoder->step({in.q, lengths}).copy();
+    // One rank after the other, so that nothing has been sent to the first; and no two ask as often.
+    for (int rank = 0; rank < 4; ++rank) {
+      if (rank == ranks.rank()) {
         decoder->start({in.q, lengths});
-        for (int tick = 0; tick < ticks; ++tick) {
-          meeting.arrive_and_wait();
-          ++transport.clock;
-          decoder->progress();
-        }
-        const DecodeOutput output = decoder->finish().copy();
-        meeting.arrive_and_wait();
-        outputs[me] = output;
-        return transport.waited;
-      };
-      meeting.arrive_and_wait();
-      decoder->step({in.q, lengths});
-      waited_in_step[me] = transport.waited;
-      meeting.arrive_and_wait();
-      half_hidden[me] = waits(SlowNetwork::kTicks + 2);
-      waited_in_finish[me] = waits(2 * SlowNetwork::kTicks + 2);
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  for (std::size_t rank = 0; rank < static_cast<std::size_t>(p); ++rank) {
-    CHECK(waited_in_step[rank] == 2 * SlowNetwork::kTicks);  // two rounds of radix 2
-    CHECK(half_hidden[rank] > 0);
-    CHECK(half_hidden[rank] < SlowNetwork::kTicks);
-    CHECK(waited_in_finish[rank] == 0);
-    CHECK(same_bits(outputs[rank], outputs[0]));
-  }
-}
-
-TEST_CASE("facade: two objects in two threads do not disturb each other") {
-  const Inputs in = inputs();
-  const std::vector<std::int64_t> lengths{kKeys, 333};
-  const DecodeOutput expected = alone(in, lengths);
-  std::vector<std::thread> threads;
-  std::vector<int> right(2);
-  for (std::size_t i = 0; i < 2; ++i)
-    threads.emplace_back([&, i] {
-      for (int repeat = 0; repeat < 20; ++repeat) right[i] += same_bits(alone(in, lengths), expected);
-    });
-  for (std::thread& thread : threads) thread.join();
-  CHECK(right == std::vector<int>{20, 20});
+        for (int i = 0; i <= rank; ++i) CHECK(!decoder->progress());
+      }
+      ranks.barrier();
+    }
+    transport.has_arrived = true;
+    CHECK(decoder->progress());  // both rounds
+    CHECK(same_bits(decoder->finish().copy(), whole));
+  });
 }
 
 TEST_CASE("facade: other lengths, null data of a rank's own keys, other axes, and unknown names are refused") {

@@ -65,7 +65,20 @@ const std::vector<Difference>& differences() {
       {"value dim (8 and 16)", [](Arguments& a) { a.shape.value_dim = 16; }},
       {"values in keys (0 and 1)", [](Arguments& a) { a.shape.values_in_keys = true; }},
       {"scale (1 and 0.30000000000000004)", [](Arguments& a) { a.scale = 0.1 + 0.2; }},
-      {"batch (1 and 2), radix (0 and 4)", [](Arguments& a) { a.shape.batch = 2, a.options.radix = 4; }}};
+      {"batch (1 and 2), radix (0 and 4)", [](Arguments& a) { a.shape.batch = 2, a.options.radix = 4; }},
+      {"hash of ranges (", [](Arguments& a) { a.ranges.back().end += 64; }},
+      {"number of ranges (",
+       [](Arguments& a) {
+         a.ranges.push_back({a.ranges.back().end, a.ranges.back().end});
+       }},
+      {"hash of ranges (",
+       [](Arguments& a) {
+         a.order = LeafOrder::kDealt;
+         a.ranges = dealt_ranges(static_cast<int>(a.ranges.size()));
+       }},
+      {"algorithm (", [](Arguments& a) {
+         a.algorithm = a.algorithm == &algorithms().front() ? &algorithms().back() : &algorithms().front();
+       }}};
   return all;
 }
 
@@ -89,11 +102,6 @@ std::string error_of(RankGroup& rank_group, const Algorithm& algorithm, int odd_
   });
 }
 
-/// How the line begins. If the odd rank is rank 0, rank 1 differs from it.
-std::string start(int odd_rank) {
-  return "Algorithm::open: ranks 0 and " + std::to_string(std::max(odd_rank, 1)) + " differ in ";
-}
-
 }  // namespace
 
 TEST_CASE("decoders: ranks that open different things are refused in one line, which names two ranks and the values") {
@@ -105,34 +113,13 @@ TEST_CASE("decoders: ranks that open different things are refused in one line, w
       const Algorithm& algorithm = algorithms()[i % algorithms().size()];
       CAPTURE(name);
       CHECK(error_of(*rank_group, algorithm, -1, change) == "");
-      for (const int odd_rank : {p / 2, p - 1})
-        if (odd_rank > 0) CHECK(error_of(*rank_group, algorithm, odd_rank, change) == start(odd_rank) + std::string(name));
-    }
-  }
-}
-
-TEST_CASE("decoders: ranks with other ranges, another order or another algorithm are refused, rank 0 as any other") {
-  for (RankGroup* rank_group : rank_groups({2, 3, 5})) {
-    const int p = rank_group->size();
-    CAPTURE(p);
-    if (p == 1) continue;
-    for (const Algorithm& algorithm : algorithms()) {
-      CAPTURE(algorithm.name);
-      const Algorithm& other = &algorithm == &algorithms().front() ? algorithms().back() : algorithms().front();
       for (const int odd_rank : {0, p / 2, p - 1}) {
-        const auto starts_with = [&](const std::string& name, const std::function<void(Arguments&)>& change) {
-          const std::string error = error_of(*rank_group, algorithm, odd_rank, change);
-          CHECK_MESSAGE(error.starts_with(start(odd_rank) + name), error);
-        };
-        starts_with("hash of ranges (", [](Arguments& a) { a.ranges.back().end += 64; });
-        starts_with("number of ranges (", [](Arguments& a) {
-          a.ranges.push_back({a.ranges.back().end, a.ranges.back().end});
-        });
-        starts_with("hash of ranges (", [](Arguments& a) {
-          a.order = LeafOrder::kDealt;
-          a.ranges = dealt_ranges(static_cast<int>(a.ranges.size()));
-        });
-        starts_with("algorithm (", [&](Arguments& a) { a.algorithm = &other; });
+        if (p == 1) continue;
+        const std::string error = error_of(*rank_group, algorithm, odd_rank, change),
+                          line = "Algorithm::open: ranks 0 and " + std::to_string(std::max(odd_rank, 1)) + " differ in " +
+                                 std::string(name.substr(0, odd_rank == 0 ? name.find('(') : name.npos));
+        // Of rank 0 the values are the other way round; hashes are not known.
+        CHECK_MESSAGE((odd_rank == 0 || name.ends_with('(') ? error.starts_with(line) : error == line), error);
       }
     }
   }

@@ -26,21 +26,6 @@ TEST_CASE("decoders: canonical bits for every layout and every grouping into nod
   }
 }
 
-/// One shift per leaf has the bits of the tree down to single keys, and that tree may be cut anywhere. Backends in general
-/// promise no more than cuts at multiples of 64.
-/// @tested{thm_1, Thm. 1}
-TEST_CASE("decoders: on the CPU, where no product is subnormal, cuts inside leaves change no bit either") {
-  std::mt19937 random(2409);
-  const auto workload = normal_workload(601, {.head_dim = 12, .value_dim = 9, .n_keys = 200});
-  for (RankGroup* rank_group : rank_groups()) {
-    const int p = rank_group->size();
-    std::vector<Layout> layouts{{mixed_grouping(p), even_ranges(200, p, 1)}};
-    for (int i = 0; i < 3; ++i) layouts.push_back({mixed_grouping(p), uneven_ranges(random, 200, p, 1), i % 2 == 0});
-    REQUIRE(n_holders(layouts[0].ranges) == p);
-    check_all(*rank_group, *workload, layouts);
-  }
-}
-
 TEST_CASE("decoders: NaN of any sign and payload leaves every rank with the same bits, those of the one quiet NaN") {
   const Axes axes{.heads = 3, .kv_heads = 3, .head_dim = 8, .value_dim = 6, .n_keys = 48};
   std::mt19937 random(800);

@@ -154,22 +154,4 @@ TEST_CASE("decoders: NaN on the only rank that holds keys is not taken for the e
   }
 }
 
-TEST_CASE("decoders: all scores -inf is the empty set on every rank, not NaN") {
-  const Axes axes{.head_dim = 6, .value_dim = 5, .n_keys = 30};
-  std::mt19937 random(1100);
-  Tensor q = normal_tensor(random, axes.q()), k = normal_tensor(random, axes.k()), v = normal_tensor(random, axes.v());
-  for (std::int64_t h = 0; h < axes.heads; ++h) q.set(0, h, 0, 2, h < 2 ? 1.0f : 0.5f);
-  for (std::int64_t a = 0; a < 30; ++a) k.set(0, 0, a, 2, -std::numeric_limits<float>::infinity());
-  const auto workload = workload_of(std::move(q), std::move(k), std::move(v));
-  for (RankGroup* rank_group : rank_groups()) {
-    const int p = rank_group->size();
-    check_all(*rank_group, *workload, {{mixed_grouping(p), even_ranges(30, p, 1)}},
-              [](const Algorithm&, const DecodeOutput& output) {
-                for (std::size_t i = 0; i < 10; ++i) CHECK(output.out[i] == 0);
-                for (std::size_t r = 0; r < 2; ++r) CHECK(output.lse[r] == -std::numeric_limits<float>::infinity());
-                for (std::size_t r = 2; r < 4; ++r) CHECK(std::isfinite(output.lse[r]));
-              });
-  }
-}
-
 }  // namespace tree_attn::test

@@ -30,14 +30,10 @@ DecodeOutput plainly(TensorWorkload& workload, const SeenCase& c, const Step& st
   const auto cache = cpu_backend().make_cache(workload.shape(), whole, 64);
   fill(*cache, workload, step.lengths);
   Forest<float> forest = plain_of(*cache, step, workload.scale);
-  const std::int64_t d_v = c.axes.value_dim;
-  DecodeOutput output{std::vector<float>(static_cast<std::size_t>(forest.n_rows() * d_v)), {}};
-  float* state = forest.fold().data();
-  for (std::int64_t r = 0; r < forest.n_rows(); ++r, state += state_size(d_v)) {
-    if (!step.sink.empty()) add_sink(state, step.sink_of(r), d_v);
-    output.lse.push_back(finish(state, output.out.data() + r * d_v, d_v));
-  }
-  return output;
+  const std::span<float> states = forest.fold();
+  for (std::int64_t r = 0; !step.sink.empty() && r < forest.n_rows(); ++r)
+    add_sink(states.data() + r * state_size(forest.d_v()), step.sink_of(r), forest.d_v());
+  return finish_rows(states, forest.n_rows(), forest.d_v());
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include "tree_attn/distributed/plan/plan_builder.hpp"
 #include "tree_attn/distributed/transport/thread_transport.hpp"
 #include "tree_attn/gpu/platform/emulator/launch.hpp"
+#include "tree_attn/tests/distributed/decoders/forest_of.hpp"
 #include "tree_attn/tests/support/decoding.hpp"
 
 #include <random>
@@ -15,24 +16,6 @@ namespace {
 
 constexpr double kTimeout = 60;
 constexpr std::int64_t kRows = 3, kValueDim = 5;
-
-/// The states of the keys [begin, end) of a fixed sequence. Row 1 meets a NaN, row 2 an infinite value.
-Forest<float> forest_of(std::int64_t begin, std::int64_t end) {
-  Forest<float> forest(kRows, kValueDim);
-  for (std::int64_t a = begin; a < end; ++a) {
-    float* states = forest.slot();
-    for (std::int64_t row = 0; row < kRows; ++row) {
-      const auto x = static_cast<float>(a + 10 * row);
-      float v[kValueDim];
-      for (std::int64_t j = 0; j < kValueDim; ++j) v[j] = std::cos(x * static_cast<float>(j + 1));
-      if (row == 2 && a == 11) v[3] = std::numeric_limits<float>::infinity();
-      const float score = row == 1 && a == 7 ? std::numeric_limits<float>::quiet_NaN() : 20 * std::sin(x);
-      set_key(states + row * state_size(kValueDim), score, v, kValueDim);
-    }
-    forest.push({0, a});
-  }
-  return forest;
-}
 
 struct Case {
   const Algorithm* algorithm;
@@ -74,16 +57,20 @@ TEST_CASE("device fabric: every plan has the bits and the counts of host memory"
         run_threads(topology, kTimeout, [&](ThreadTransport& transport) {
           const auto rank = static_cast<std::size_t>(transport.rank());
           const KeyRange range = topology.range_of(transport.rank(), ranges);
-          const Forest<float> own = forest_of(range.begin, range.end);
+          // Row 1 has a NaN, row 2 an infinite value.
+          const Forest<float> forest = forest_of(range.begin, range.end, kRows, kValueDim);
+          std::vector<float> own(forest.states().begin(), forest.states().end());
+          if (range.begin <= 7 && 7 < range.end) own[state_size(kValueDim) + kSum] = std::numeric_limits<float>::quiet_NaN();
+          if (range.begin <= 11 && 11 < range.end) own[2 * state_size(kValueDim) + kValues] = HUGE_VALF;
           const Plan plan = (*plan_of)(topology, transport.rank(), ranges, options);
           HostFabric host(transport, plan, kRows, kValueDim);
-          on_host[rank] = host.step(own.states()).copy();
+          on_host[rank] = host.step(own).copy();
           host_traffic[rank] = transport.traffic();
           transport.clear_traffic();
 
           DeviceFabric fabric(transport, plan, kRows, kValueDim, emulated::make_blocks);
-          emulated::DeviceBuffer<float> states(std::max<std::int64_t>(std::ssize(own.states()), 1));
-          states.upload(own.states());
+          emulated::DeviceBuffer<float> states(std::max<std::int64_t>(std::ssize(own), 1));
+          states.upload(own);
           on_device[rank] = fabric.step(states.data()).copy();
           device_traffic[rank] = transport.traffic();
         });

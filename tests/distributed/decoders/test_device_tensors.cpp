@@ -13,6 +13,7 @@
 
 #include <atomic>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <random>
 #include <string>
@@ -52,6 +53,20 @@ void append(Attention& attention, const Inputs<T>& in, std::int64_t begin, std::
   const TensorView k = in.k.view(), v = in.v.view();
   for (std::int64_t entry = 0; entry < kBatch; ++entry)
     attention.append(entry, k.entry(entry).positions(begin, end), v.entry(entry).positions(begin, end));
+}
+
+/// What all ranks copy while each of them calls `steps`. @returns on rank 0; nothing on others
+Copied copied_by_all(const ThreadRanks& ranks, const std::function<void()>& steps) {
+  Copied copied;
+  const auto together = [&] {
+    ranks.barrier();
+    steps();
+    ranks.barrier();
+  };
+  ranks.barrier();
+  ranks.rank() == 0 ? void(copied = copied_by(together)) : together();
+  ranks.barrier();
+  return copied;
 }
 
 }  // namespace
@@ -116,20 +131,14 @@ TEST_CASE("device tensors: over ranks the states of the messages are copied too,
         append(attention, there, 0, kKeys);
         host[rank] = attention.step(in.q).copy();
         attention.transport().clear_traffic();
-        const auto steps = [&] {
-          ranks.barrier();
+        const Copied mine = copied_by_all(ranks, [&] {
           for (int i = 0; i + 1 < kSteps; ++i) attention.step(there.q.view());
           attention.start(there.q.view());
           CHECK(attention.progress());
           device[rank] = attention.finish().copy();
           n_sent += attention.transport().traffic().bytes;
-          ranks.barrier();
-        };
-        if (rank == 0)
-          copied = copied_by(steps);
-        else
-          steps();
-        ranks.barrier();
+        });
+        if (rank == 0) copied = mine;
       };
       run_threads(Topology::pretend(p, p), kTimeout, body);
       for (std::size_t rank = 0; rank < host.size(); ++rank) CHECK(same_bits(device[rank], host[rank]));
@@ -160,41 +169,33 @@ TEST_CASE("device tensors: o and lse of every type are merged on the device, wit
         Copied copied;
         // With two nodes of two ranks the owners of heads are permuted.
         const Topology topology = Topology::pretend(p, p == 4 ? 2 : p);
-        run_threads(topology, kTimeout, ThreadBody([&](const ThreadRanks& ranks, ThreadTransport& transport) {
-                      const auto rank = static_cast<std::size_t>(ranks.rank());
-                      Combiner combiner(transport, shape, part, {}, emulated::make_blocks);
-                      // The same elements with the heads last but one, as other libraries have them.
-                      Tensor turned(std::vector<float>(static_cast<std::size_t>(n_elements(shape))), {2, 3, 4, 5}, dtype);
-                      const auto width = 5 * bytes_of(dtype);
-                      for (std::int64_t i = 0; i < 24; ++i)
-                        std::memcpy(
-                            turned.bytes.data() + static_cast<std::size_t>((i / 12 * 3 + i % 3) * 4 + i / 3 % 4) * width,
-                            o[rank].bytes.data() + static_cast<std::size_t>(i) * width, width);
-                      const DeviceTensor there(turned), lse_there(lse[rank]);
-                      TensorView view = there.view();
-                      view.shape = shape, view.stride = {60, 5, 20};
-                      for (const LseForm form : {LseForm::kNaturalOrInfEmpty, LseForm::kBaseTwo}) {
-                        const DecodeOutput expected = combiner.combine(o[rank], lse[rank], form).copy();
-                        ranks.barrier();
-                        transport.clear_traffic();
-                        const auto calls = [&] {
-                          ranks.barrier();
-                          for (int i = 0; i < 3; ++i) {
-                            const OutputView output = combiner.combine(view, lse_there.view(), form);
-                            CHECK(output.on_device);
-                            CHECK(same_bits(output.copy(), expected));
-                          }
-                          n_sent += transport.traffic().bytes;
-                          ranks.barrier();
-                        };
-                        if (rank != 0) {
-                          calls();
-                        } else {
-                          const Copied each = copied_by(calls);
-                          copied.up += each.up, copied.down += each.down;
-                        }
-                      }
-                    }));
+        const ThreadBody body = [&](const ThreadRanks& ranks, ThreadTransport& transport) {
+          const auto rank = static_cast<std::size_t>(ranks.rank());
+          Combiner combiner(transport, shape, part, {}, emulated::make_blocks);
+          // The same elements with the heads last but one, as other libraries have them.
+          Tensor turned(std::vector<float>(static_cast<std::size_t>(n_elements(shape))), {2, 3, 4, 5}, dtype);
+          const auto width = 5 * bytes_of(dtype);
+          for (std::int64_t i = 0; i < 24; ++i)
+            std::memcpy(turned.bytes.data() + static_cast<std::size_t>((i / 12 * 3 + i % 3) * 4 + i / 3 % 4) * width,
+                        o[rank].bytes.data() + static_cast<std::size_t>(i) * width, width);
+          const DeviceTensor there(turned), lse_there(lse[rank]);
+          TensorView view = there.view();
+          view.shape = shape, view.stride = {60, 5, 20};
+          for (const LseForm form : {LseForm::kNaturalOrInfEmpty, LseForm::kBaseTwo}) {
+            const DecodeOutput expected = combiner.combine(o[rank], lse[rank], form).copy();
+            transport.clear_traffic();
+            const Copied each = copied_by_all(ranks, [&] {
+              for (int i = 0; i < 3; ++i) {
+                const OutputView output = combiner.combine(view, lse_there.view(), form);
+                CHECK(output.on_device);
+                CHECK(same_bits(output.copy(), expected));
+              }
+              n_sent += transport.traffic().bytes;
+            });
+            if (rank == 0) copied.up += each.up, copied.down += each.down;
+          }
+        };
+        run_threads(topology, kTimeout, body);
         CHECK((p == 1) == (n_sent == 0));
         CHECK((copied.up == n_sent && copied.down == n_sent));
       }
@@ -301,13 +302,8 @@ TEST_CASE("device tensors: in C, of the device of the backend, and refused from 
       rows(std::vector<float>(kBatch * 4 * 2), {kBatch, 4, 2, 1});
   const Managed q(in.q, {kBatch, 4, 2, kDim}), out(zeros, {kBatch, 4, 2, kValueDim}), lse(rows, {kBatch, 4, 2});
   for (std::int64_t entry = 0; entry < kBatch; ++entry) {
-    const auto part = [&](const Tensor& from) {
-      const std::size_t n = from.bytes.size() / kBatch;
-      std::vector<float> elements(n / 4);
-      std::memcpy(elements.data(), from.bytes.data() + static_cast<std::size_t>(entry) * n, n);
-      return Tensor(elements, {1, 2, kKeys, from.shape[3]});
-    };
-    const Managed k(part(in.k), {2, kKeys, kDim}), v(part(in.v), {2, kKeys, kValueDim});
+    const Managed k(copy_of(in.k.view().entry(entry)), {2, kKeys, kDim}),
+        v(copy_of(in.v.view().entry(entry)), {2, kKeys, kValueDim});
     const Copied copied = copied_by([&] { REQUIRE(ta_append(attention, entry, kKeys, k, v) == TA_OK); });
     CHECK((copied.up == 0 && copied.down == 0));
     // They have been read; a download would wait for that.

@@ -6,6 +6,7 @@
 #include "tree_attn/distributed/measure/predict.hpp"
 #include "tree_attn/distributed/plan/plan_builder.hpp"
 #include "tree_attn/distributed/transport/thread_transport.hpp"
+#include "tree_attn/tests/distributed/decoders/forest_of.hpp"
 #include "tree_attn/tests/support/decoding.hpp"
 #include "tree_attn/tests/support/in_place_transport.hpp"
 #include "tree_attn/tests/support/sanitized.hpp"
@@ -28,21 +29,6 @@ constexpr Network kOwnLinks = [] {
   network.links_per_node = 0;
   return network;
 }();
-
-/// The states of the keys [begin, end) of a fixed sequence.
-Forest<float> forest_of(std::int64_t begin, std::int64_t end) {
-  Forest<float> forest(kRows, kValueDim);
-  for (std::int64_t a = begin; a < end; ++a) {
-    float* states = forest.slot();
-    for (std::int64_t row = 0; row < kRows; ++row) {
-      const auto x = static_cast<float>(a + 10 * row);
-      const float v[kValueDim] = {std::cos(x), std::cos(2 * x), std::cos(3 * x)};
-      set_key(states + row * state_size(kValueDim), 20 * std::sin(x), v, kValueDim);
-    }
-    forest.push({0, a});
-  }
-  return forest;
-}
 
 /// Nodes of the given sizes.
 Topology nodes_of(std::initializer_list<int> sizes) {
@@ -69,8 +55,12 @@ std::vector<KeyRange> some_ranges(std::mt19937& random, int p) {
   return ranges_of_lengths(lengths);
 }
 
-const WorkloadShape kShape{
-    {.batch = 1, .heads = kRows, .kv_heads = kRows, .n_queries = 1, .head_dim = 4, .value_dim = kValueDim}, 0, {}};
+/// States of some heads.
+WorkloadShape shape_of(std::int64_t n_heads, std::int64_t value_dim) {
+  return {{.batch = 1, .heads = n_heads, .kv_heads = n_heads, .head_dim = 4, .value_dim = value_dim}, 0, {}};
+}
+
+const WorkloadShape kShape = shape_of(kRows, kValueDim);
 
 Prediction predicted(const Topology& topology, std::span<const KeyRange> ranges, const PlanOptions& options,
                      const WorkloadShape& shape = kShape) {
@@ -102,7 +92,7 @@ TEST_CASE("two-level: the bits of gather and the counts of the plan, for every r
     const std::vector<KeyRange> ranges = some_ranges(random, p);
     n_empty += n_holders(ranges) < p;
     CAPTURE((Layout{topology, ranges}.text()));
-    Forest<float> whole = forest_of(0, ranges.back().end);
+    Forest<float> whole = forest_of(0, ranges.back().end, kRows, kValueDim);
     const DecodeOutput root = finish_rows(whole.fold(), kRows, kValueDim);
     std::vector<std::vector<DecodeOutput>> outputs(all_options.size() + 1,
                                                    std::vector<DecodeOutput>(static_cast<std::size_t>(p)));
@@ -118,7 +108,7 @@ TEST_CASE("two-level: the bits of gather and the counts of the plan, for every r
                                                                       is_gather ? PlanOptions{} : all_options[i]);
         HostFabric fabric(transport, plan, kRows, kValueDim);
         transport.clear_traffic();
-        outputs[i][rank] = fabric.step(forest_of(range.begin, range.end).states()).copy();
+        outputs[i][rank] = fabric.step(forest_of(range.begin, range.end, kRows, kValueDim).states()).copy();
         if (is_gather) continue;
         const std::scoped_lock lock(mutex);
         const Traffic& mine = transport.traffic();
@@ -185,8 +175,7 @@ TEST_CASE("two-level: messages, bytes and rounds of equal nodes, for rows togeth
 TEST_CASE("two-level: rows are cut above 32 KiB a message, where all nodes have as many ranks") {
   // 512 bytes a row.
   const auto is_cut = [](const Topology& topology, std::int64_t n_rows) {
-    WorkloadShape shape = kShape;
-    shape.heads = shape.kv_heads = n_rows, shape.value_dim = 126;
+    const WorkloadShape shape = shape_of(n_rows, 126);
     return predicted(topology, aligned(topology.size()), {.network = kOwnLinks}, shape).bytes <
            predicted(topology, aligned(topology.size()), {.slice_bytes = kNeverCut}, shape).bytes;
   };
@@ -204,8 +193,7 @@ TEST_CASE("two-level: rows are cut above 32 KiB a message, where all nodes have 
 }
 
 TEST_CASE("two-level: where the ranks of a node share a link, rows are cut once it carries 32 KiB in copies") {
-  WorkloadShape shape = kShape;
-  shape.heads = shape.kv_heads = 16, shape.value_dim = 128;
+  WorkloadShape shape = shape_of(16, 128);
   constexpr std::int64_t kBytes = 4 * 16 * 130;
   const auto between_nodes = [&](const Topology& topology, int n_links) {
     Network network = kMpiNetwork;
@@ -224,13 +212,12 @@ TEST_CASE("two-level: where the ranks of a node share a link, rows are cut once 
   CHECK(between_nodes(large, 0) == 64 * between_nodes(large, 1));
   CHECK(predicted(nodes_of({64}), aligned(64), {.network = kMpiNetwork}, shape).rounds == 6);
   // More links than ranks: each still carries a whole message, here one of 33280 bytes.
-  shape.heads = shape.kv_heads = 64;
+  shape = shape_of(64, 128);
   CHECK(between_nodes(nodes_of({4, 4}), 16) == 2 * 4 * kBytes);
 }
 
 TEST_CASE("two-level: the ranks of a node are joined a few at a time where messages cost more than rounds") {
-  WorkloadShape shape = kShape;
-  shape.heads = shape.kv_heads = 16, shape.value_dim = 128;
+  const WorkloadShape shape = shape_of(16, 128);
   const auto per_rank = [&](const PlanOptions& options) {
     return predicted(nodes_of({128}), aligned(128), options, shape).messages / 128.0;
   };

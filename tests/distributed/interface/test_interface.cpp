@@ -7,6 +7,7 @@
 #include "tree_attn/reference/energy/moments.hpp"
 #include "tree_attn/reference/oracle/attention.hpp"
 #include "tree_attn/reference/state/state.hpp"
+#include "tree_attn/tests/support/same_bits.hpp"
 
 #include <doctest/doctest.h>
 
@@ -69,6 +70,22 @@ struct Managed {
 struct Call {
   Managed q{{1, 4, 2, 8}, 1}, k{{1, 2, 70, 8}, 2}, v{{1, 2, 70, 6}, 3}, out{{1, 4, 2, 6}}, lse{{1, 4, 2}};
   int attend() const { return ta_attend(q, k, v, 0, nullptr, out, lse); }
+};
+
+/// A cache for the keys and values of a Call.
+ta_setup setup_of_call() {
+  ta_setup setup{};
+  setup.batch = 1, setup.heads = 4, setup.kv_heads = 2, setup.n_queries = 2, setup.head_dim = 8, setup.value_dim = 6;
+  return setup;
+}
+
+/// What ta_open() opens, closed at the end.
+struct Handle {
+  ta_attention* attention = nullptr;
+  explicit Handle(const ta_setup& setup) { REQUIRE(ta_open(&setup, &attention) == TA_OK); }
+  ~Handle() { ta_close(attention); }
+  Handle(const Handle&) = delete;
+  operator ta_attention*() const { return attention; }
 };
 
 /// What a refused call has said.
@@ -276,10 +293,9 @@ TEST_CASE("interface: merge of two parts is attention over both, in both bases")
 TEST_CASE("interface: a handle appends, steps, truncates and combines, and refuses what does not fit") {
   const Call call;
   REQUIRE(call.attend() == TA_OK);
-  ta_setup setup{};
-  setup.batch = 1, setup.heads = 4, setup.kv_heads = 2, setup.n_queries = 2, setup.head_dim = 8, setup.value_dim = 6;
-  ta_attention* attention = nullptr;
-  REQUIRE(ta_open(&setup, &attention) == TA_OK);
+  ta_setup setup = setup_of_call();
+  const Handle handle(setup);
+  ta_attention* attention = handle;
   const Managed k({2, 70, 8}, 2), v({2, 70, 6}, 3), out({1, 4, 2, 6}), lse({1, 4, 2});
   CHECK(ta_append(attention, 0, 70, k, v) == TA_OK);
   REQUIRE(ta_step(attention, call.q, nullptr, out, lse) == TA_OK);
@@ -304,7 +320,6 @@ TEST_CASE("interface: a handle appends, steps, truncates and combines, and refus
   CHECK(out.at(0) == 0);
   CHECK(ta_combine(attention, call.out, call.lse, TA_NATURAL, 1, out, lse) == TA_OK);
   CHECK(std::fabs(out.at(5) - call.out.at(5)) < 1e-6);
-  ta_close(attention);
   ta_close(nullptr);
 
   setup.algorithm = "none";
@@ -323,60 +338,54 @@ TEST_CASE("interface: a handle appends, steps, truncates and combines, and refus
   CHECK(std::string(ta_version()).starts_with("0."));
 }
 
-TEST_CASE("interface: pages of a window have the bits of other memory, and are refused where they are too few") {
+TEST_CASE("interface: pages of a window hold any sequence, and are refused where they are too few") {
   const Call call;
-  ta_setup setup{};
-  setup.batch = 1, setup.heads = 4, setup.kv_heads = 2, setup.n_queries = 2, setup.head_dim = 8, setup.value_dim = 6;
-  const Managed k({2, 50, 8}, 2), v({2, 50, 6}, 3), out({1, 4, 2, 6});
+  ta_setup setup = setup_of_call();
+  const Managed k({2, 50, 8}, 2), v({2, 50, 6}, 3);
   const ta_seen seen{1, 100, 3, nullptr};
-  ta_attention *dense = nullptr, *paged = nullptr;
-  REQUIRE(ta_open(&setup, &dense) == TA_OK);
+  const Handle dense(setup);
   setup.n_pages = 6, setup.page_window = 100, setup.page_sinks = 3;
-  REQUIRE(ta_open(&setup, &paged) == TA_OK);
+  const Handle paged(setup);
   for (int i = 0; i < 14; ++i) {
-    for (ta_attention* each : {dense, paged}) REQUIRE(ta_append(each, 0, 50, k, v) == TA_OK);
-    REQUIRE(ta_step(dense, call.q, &seen, call.out, nullptr) == TA_OK);
-    REQUIRE(ta_step(paged, call.q, &seen, out, nullptr) == TA_OK);
-    CHECK(out.bytes == call.out.bytes);
+    for (const Handle* each : {&dense, &paged}) REQUIRE(ta_append(*each, 0, 50, k, v) == TA_OK);
   }
+  const Managed out({1, 4, 2, 6});
+  REQUIRE(ta_step(dense, call.q, &seen, call.out, nullptr) == TA_OK);
+  REQUIRE(ta_step(paged, call.q, &seen, out, nullptr) == TA_OK);
+  CHECK(out.bytes == call.out.bytes);
   CHECK(has(line(ta_step(paged, call.q, nullptr, out, nullptr)),
             "sees keys before position 576, which may have been given back"));
-  ta_close(dense), ta_close(paged);
 
   setup.n_pages = 2, setup.page_window = 0;
-  REQUIRE(ta_open(&setup, &paged) == TA_OK);
-  for (int i = 0; i < 2; ++i) CHECK(ta_append(paged, 0, 50, k, v) == TA_OK);
-  CHECK(line(ta_append(paged, 0, 50, k, v), TA_RANGE) ==
+  const Handle few(setup);
+  for (int i = 0; i < 2; ++i) CHECK(ta_append(few, 0, 50, k, v) == TA_OK);
+  CHECK(line(ta_append(few, 0, 50, k, v), TA_RANGE) ==
         "KvCache::append: 50 more positions of batch entry 0 need 1 pages, but 0 of 2 are free");
-  ta_close(paged);
+  ta_attention* none = nullptr;
   for (const PageRule& rule : {PageRule{-1, 0, 0}, {1, -1, 0}, {1, 0, -1}, {std::int64_t{1} << 31, 0, 0}}) {
     setup.n_pages = rule.n_pages, setup.page_window = rule.window, setup.page_sinks = rule.sinks;
-    CHECK(has(line(ta_open(&setup, &paged)), "PageTable: "));
+    CHECK(has(line(ta_open(&setup, &none)), "PageTable: "));
   }
 }
 
 TEST_CASE("interface: values that are components of the keys have the bits of values apart") {
   const Call call;
-  ta_setup setup{};
-  setup.batch = 1, setup.heads = 4, setup.kv_heads = 2, setup.n_queries = 2, setup.head_dim = 8, setup.value_dim = 6;
+  ta_setup setup = setup_of_call();
   const Managed k({2, 50, 8}, 2), out({1, 4, 2, 6});
   Managed v({2, 50, 6});
   for (std::size_t row = 0; row < 100; ++row) std::copy_n(&k.bytes[row * 32], 24, &v.bytes[row * 24]);
-  ta_attention *apart = nullptr, *latent = nullptr;
-  REQUIRE(ta_open(&setup, &apart) == TA_OK);
+  const Handle apart(setup);
   setup.values_in_keys = 1;
-  REQUIRE(ta_open(&setup, &latent) == TA_OK);
-  for (int i = 0; i < 3; ++i) {
-    REQUIRE(ta_append(apart, 0, 50, k, v) == TA_OK);
-    REQUIRE(ta_append(latent, 0, 50, k, nullptr) == TA_OK);
-    REQUIRE(ta_step(apart, call.q, nullptr, call.out, nullptr) == TA_OK);
-    REQUIRE(ta_step(latent, call.q, nullptr, out, nullptr) == TA_OK);
-    CHECK(out.bytes == call.out.bytes);
-  }
+  const Handle latent(setup);
+  REQUIRE(ta_append(apart, 0, 50, k, v) == TA_OK);
+  REQUIRE(ta_append(latent, 0, 50, k, nullptr) == TA_OK);
+  REQUIRE(ta_step(apart, call.q, nullptr, call.out, nullptr) == TA_OK);
+  REQUIRE(ta_step(latent, call.q, nullptr, out, nullptr) == TA_OK);
+  CHECK(out.bytes == call.out.bytes);
   CHECK(line(ta_append(latent, 0, 50, k, v)) == "v is not null, but values are the first components of the keys");
-  ta_close(apart), ta_close(latent);
   setup.value_dim = 9;
-  CHECK(has(line(ta_open(&setup, &latent)), "values of 9 elements of F32 are not components of keys of 8"));
+  ta_attention* none = nullptr;
+  CHECK(has(line(ta_open(&setup, &none)), "values of 9 elements of F32 are not components of keys of 8"));
 }
 
 TEST_CASE("interface: a cache of F8_E4M3 with scales has the bits of the library, whatever type its rows have before") {
@@ -394,35 +403,27 @@ TEST_CASE("interface: a cache of F8_E4M3 with scales has the bits of the library
   };
   Managed k({2, 70, 8}, 2), v({2, 70, 6}, 3), k8({2, 70, 8}, kF8), v8({2, 70, 6}, kF8);
   divided(k8, k, of_keys), divided(v8, v, of_values);
-  const AttentionShape shape{.dtype = DType::F8_E4M3,
-                             .value_dtype = DType::F8_E4M3,
-                             .heads = 4,
-                             .kv_heads = 2,
-                             .n_queries = 2,
-                             .head_dim = 8,
-                             .value_dim = 6};
-  Attention library(shape, {.scales = {of_keys, of_values}});
-  library.append(0, TensorView::dense(k8.bytes.data(), DType::F8_E4M3, {1, 2, 70, 8}),
-                 TensorView::dense(v8.bytes.data(), DType::F8_E4M3, {1, 2, 70, 6}));
+  constexpr DType kType = DType::F8_E4M3;
+  Attention library({kType, kType, 1, 4, 2, 2, 8, 6}, {.scales = {of_keys, of_values}});
+  library.append(0, TensorView::dense(k8.bytes.data(), kType, {1, 2, 70, 8}),
+                 TensorView::dense(v8.bytes.data(), kType, {1, 2, 70, 6}));
   const DecodeOutput expected = library.step(call.q.view()).copy();
 
-  ta_setup setup{};
-  setup.batch = 1, setup.heads = 4, setup.kv_heads = 2, setup.n_queries = 2, setup.head_dim = 8, setup.value_dim = 6;
+  ta_setup setup = setup_of_call();
   setup.key_type = setup.value_type = kF8, setup.k_scale = k_scale, setup.v_scale = v_scale;
-  ta_attention* attention = nullptr;
   for (const bool is_narrow : {false, true}) {
-    REQUIRE(ta_open(&setup, &attention) == TA_OK);
+    const Handle attention(setup);
     REQUIRE(ta_append(attention, 0, 70, is_narrow ? k8 : k, is_narrow ? v8 : v) == TA_OK);
     REQUIRE(ta_step(attention, call.q, nullptr, call.out, call.lse) == TA_OK);
-    for (std::size_t i = 0; i < 48; ++i) CHECK(call.out.at(i) == expected.out[i]);
-    for (std::size_t i = 0; i < 8; ++i) CHECK(call.lse.at(i) == expected.lse[i]);
+    CHECK(same_bits(call.out.bytes, std::as_bytes(std::span(expected.out))));
+    CHECK(same_bits(call.lse.bytes, std::as_bytes(std::span(expected.lse))));
     k.dl().device.device_type = kDLCUDA;
     CHECK(line(ta_append(attention, 0, 70, k, v)) ==
           "k is on device type 2, index 0; tensors in memory of the host are taken");
     k.dl().device.device_type = kDLCPU;
-    ta_close(attention);
   }
 
+  ta_attention* attention = nullptr;
   const auto refused = [&](auto member, const auto& spoil) {
     Managed odd({1, 2});
     scales(odd, {1, 1});

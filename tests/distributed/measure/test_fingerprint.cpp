@@ -10,13 +10,6 @@
 #include <set>
 
 namespace tree_attn {
-namespace {
-
-bool has(const std::vector<CacheRow>& rows, const CacheRow& row) {
-  return std::find(rows.begin(), rows.end(), row) != rows.end();
-}
-
-}  // namespace
 
 TEST_CASE("sampled rows: the first and the last row in use of every shard, and rows between") {
   for (const auto& [p, lengths] : std::vector<std::pair<int, std::vector<std::int64_t>>>{
@@ -29,8 +22,8 @@ TEST_CASE("sampled rows: the first and the last row in use of every shard, and r
       for (const KeyRange& range : ranges) {
         const std::int64_t end = std::min(range.end, lengths[i]);
         if (end <= range.begin) continue;
-        CHECK(has(rows, {entry, 0, range.begin}));
-        CHECK(has(rows, {entry, 0, end - 1}));
+        CHECK(std::ranges::count(rows, CacheRow{entry, 0, range.begin}) == 1);
+        CHECK(std::ranges::count(rows, CacheRow{entry, 0, end - 1}) == 1);
         const auto between = [&](const CacheRow& row) {
           return row.entry == entry && row.position > range.begin && row.position < end - 1;
         };

@@ -2,6 +2,7 @@
 /// @file
 /// @brief The program's comparison with the oracle: it must fail where it should (section 6, appendix F).
 #include "tree_attn/distributed/measure/measure.hpp"
+#include "tree_attn/distributed/plan/plan_builder.hpp"
 #include "tree_attn/distributed/transport/thread_transport.hpp"
 #include "tree_attn/gpu/backend/backends.hpp"
 #include "tree_attn/tests/support/decoding.hpp"
@@ -27,6 +28,17 @@ struct Right {
   float& lse(std::size_t i) { return output.lse[i]; }
 };
 
+/// Equal scores, and values of at least 1, so that a bound is a multiple of |z|.
+std::unique_ptr<TensorWorkload> even_workload(std::int64_t n_keys, float score = 0) {
+  const Axes axes{.head_dim = 1, .n_keys = n_keys};
+  std::mt19937 random(1550);
+  std::vector<float> values = normal_elements(random, n_elements(axes.v()));
+  for (float& x : values) x = 1 + std::abs(x);
+  return workload_of(Tensor(std::vector<float>(4, 1), axes.q()),
+                     Tensor(std::vector<float>(static_cast<std::size_t>(2 * n_keys), score), axes.k()),
+                     Tensor(values, axes.v()));
+}
+
 std::unique_ptr<TensorWorkload> with_value(float number) {
   const Axes axes{.heads = 2, .kv_heads = 2, .head_dim = 8, .value_dim = 3, .n_keys = 20};
   std::mt19937 random(1400);
@@ -49,12 +61,7 @@ TEST_CASE("verifier: a right result passes, far below its bound") {
 
 /// A bound that is too large holds nothing: of equal scores and positive values it is some hundred u.
 TEST_CASE("verifier: an error of 1000 u is beyond the bound of every backend and algorithm") {
-  const Axes axes{.head_dim = 1, .n_keys = 200};
-  std::mt19937 random(1550);
-  std::vector<float> values = normal_elements(random, n_elements(axes.v()));
-  for (float& x : values) x = 1 + std::abs(x);
-  const auto workload = workload_of(Tensor(std::vector<float>(4, 1.0f), axes.q()),
-                                    Tensor(std::vector<float>(200 * 2), axes.k()), Tensor(values, axes.v()));
+  const auto workload = even_workload(200);
   const Layout layout{Topology::pretend(3, 3), even_ranges(200, 3, kLeafKeys)};
   for (const Backend* backend : {&cpu_backend(), &emulated::backend()}) {
     const Verifier verify(*workload, workload->scale, 3, *backend);
@@ -147,39 +154,48 @@ TEST_CASE("verifier: zeros are no average of ones, however large the scores are"
   }
 }
 
-TEST_CASE("verifier: weights formed from lse are allowed the rounding of lse, and only for the algorithms that form them") {
-  // Scores near 4000 = d_h q k with d_h = 1, known to 2 * 4000 u; exp(lse - m) is known to 8 * 4000 u; values are positive.
-  const Axes axes{.head_dim = 1, .n_keys = 60};
-  std::mt19937 random(1700);
-  std::vector<float> keys = normal_elements(random, n_elements(axes.k())),
-                     values = normal_elements(random, n_elements(axes.v()));
-  for (float& x : keys) x += 4000;
-  for (float& x : values) x = std::abs(x);
-  Right right(workload_of(Tensor(std::vector<float>(4, 1.0f), axes.q()), Tensor(keys, axes.k()), Tensor(values, axes.v())));
-  CHECK(right.passes());
-  for (float& z : right.output.out) z *= 1 + 10 * 4000 * 0x1p-24f;
-  CHECK_FALSE(right.passes());
-  right.algorithm = &find_algorithm("paper");
-  CHECK(right.passes());
-}
-
-TEST_CASE("verifier: an algorithm that folds the subtrees of a rank first is allowed an addition more for each level") {
-  // 64 equal scores: the bound is (2 n_a + 11) u, with n_a = 8 over the tree. Folding adds 8, and four ranks 4.
-  const Axes axes{.head_dim = 1, .n_keys = 64};
-  std::mt19937 random(1800);
-  std::vector<float> values = normal_elements(random, n_elements(axes.v()));
-  for (float& x : values) x = 1 + std::abs(x);
-  const auto passes = [&](std::string_view algorithm, float error) {
-    Right right(workload_of(Tensor(std::vector<float>(4, 1.0f), axes.q()), Tensor(std::vector<float>(64 * 2), axes.k()),
-                            Tensor(values, axes.v())));
+TEST_CASE("verifier: what an algorithm adds to the bound is allowed it alone: folds, and weights formed from lse") {
+  const auto passes = [](std::int64_t n_keys, float score, std::string_view algorithm, float error) {
+    Right right(even_workload(n_keys, score));
     right.algorithm = &find_algorithm(algorithm);
     for (float& z : right.output.out) z *= 1 + error * 0x1p-24f;
     return right.passes();
   };
-  CHECK(passes("gather", 20));
-  CHECK_FALSE(passes("gather", 40));
-  CHECK(passes("fused", 40));
-  CHECK_FALSE(passes("fused", 70));
+  // The bound of 64 keys is (2 n_a + 11) u, with n_a = 8 over the tree. Folding the subtrees of a rank first adds 8, and
+  // four ranks 4.
+  CHECK(passes(64, 0, "gather", 20));
+  CHECK_FALSE(passes(64, 0, "gather", 40));
+  CHECK(passes(64, 0, "fused", 40));
+  CHECK_FALSE(passes(64, 0, "fused", 70));
+  // Scores of 4000 are known to 2 * 4000 u; exp(lse - m) is known to 8 * 4000 u.
+  CHECK(passes(60, 4000, "gather", 0));
+  CHECK_FALSE(passes(60, 4000, "gather", 10 * 4000));
+  CHECK(passes(60, 4000, "paper", 10 * 4000));
+}
+
+/// Every rank finishes what it has.
+static Plan plan_without_exchange(const Topology& topology, int rank, std::span<const KeyRange> ranges, const PlanOptions&) {
+  PlanBuilder builder;
+  builder.finish(builder.root(builder.own(topology.range_of(rank, ranges))));
+  return builder.take();
+}
+
+TEST_CASE("measure: one rank that ends with other bits is seen by all, whichever it is") {
+  constexpr int kRanks = 3;
+  const Algorithm alone{.name = "alone", .brief = "", .exchange = plan_without_exchange};
+  const auto workload = normal_workload(1850, {.n_keys = 8});
+  for (std::size_t odd = 0; odd < kRanks; ++odd) {
+    // All keys are on that rank.
+    std::vector<std::int64_t> lengths(kRanks, 0);
+    lengths[odd] = 8;
+    run_threads(Topology::pretend(kRanks, kRanks), 60, [&](const ThreadRanks& ranks, ThreadTransport& transport) {
+      const Bench bench{ranks, transport, cpu_backend(), *workload, ranges_of_lengths(lengths), 1};
+      OpenShard shard =
+          open_shard(bench.backend, workload->shape(), bench.ranges[static_cast<std::size_t>(ranks.rank())], 1);
+      CHECK(!measure(bench, shard, alone).same_bits_on_all_ranks);
+      CHECK(measure(bench, shard, find_algorithm("gather")).same_bits_on_all_ranks);
+    });
+  }
 }
 
 TEST_CASE("measure: the median and the tenths of 0 to 100 are 50, 10 and 90") {

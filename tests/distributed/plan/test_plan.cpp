@@ -5,13 +5,11 @@
 #include "tree_attn/distributed/decoders/host_fabric.hpp"
 #include "tree_attn/distributed/plan/plan_builder.hpp"
 #include "tree_attn/distributed/transport/thread_transport.hpp"
+#include "tree_attn/tests/distributed/decoders/forest_of.hpp"
 #include "tree_attn/tests/support/decoding.hpp"
 #include "tree_attn/tests/support/in_place_transport.hpp"
 
-#include <array>
-#include <numeric>
 #include <random>
-#include <set>
 
 namespace tree_attn::test {
 namespace {
@@ -43,18 +41,6 @@ class ComposingFabric : public HostFabric {
 std::vector<float> contribution(int index) {
   const auto x = static_cast<float>(index);
   return {x + 2, 3 * x + 1, 2 * x + 3, 7 * x};
-}
-
-/// The states of the keys [begin, end) of a fixed sequence, two rows. @param shift of the scores: another sequence
-Forest<float> forest_of(std::int64_t begin, std::int64_t end, float shift = 0) {
-  Forest<float> forest(2, 1);
-  for (std::int64_t a = begin; a < end; ++a) {
-    const auto x = static_cast<float>(a);
-    float* states = forest.slot();
-    for (int row = 0; row < 2; ++row) set_key(states + 3 * row, shift + std::sin(x + static_cast<float>(row)), &x, 1);
-    forest.push({0, a});
-  }
-  return forest;
 }
 
 }  // namespace
@@ -93,7 +79,7 @@ TEST_CASE("plans: forests of any cut, empty ranges included, end as the output o
   const auto check = [&](std::span<const std::int64_t> lengths) {
     const int p = static_cast<int>(lengths.size());
     const std::vector<KeyRange> ranges = ranges_of_lengths(lengths);
-    Forest<float> whole = forest_of(0, ranges.back().end);
+    Forest<float> whole = forest_of(0, ranges.back().end, 2, 1);
     const DecodeOutput expected = finish_rows(whole.fold(), 2, 1);
     for (const Topology& topology : groupings(p)) {
       for (const Algorithm& algorithm : algorithms()) {
@@ -110,10 +96,10 @@ TEST_CASE("plans: forests of any cut, empty ranges included, end as the output o
                 (*plan_of)(topology, transport.rank(), ranges, {.slice_bytes = slice_bytes, .n_rows = 2, .d_v = 1});
             HostFabric fabric(transport, plan, 2, 1);
             // Nothing of an earlier step is left, and the states that a rank has decoded are read where they are.
-            fabric.step(forest_of(range.begin, range.end, 1).states());
-            const Forest<float> own = forest_of(range.begin, range.end);
+            fabric.step(forest_of(range.begin, range.end, 2, 1, 1).states());
+            const Forest<float> own = forest_of(range.begin, range.end, 2, 1);
             ended[static_cast<std::size_t>(transport.rank())] = fabric.step(own.states()).copy();
-            if (!std::ranges::equal(own.states(), forest_of(range.begin, range.end).states()))
+            if (!std::ranges::equal(own.states(), forest_of(range.begin, range.end, 2, 1).states()))
               throw std::logic_error("a plan writes into the states of the decode");
           });
           INFO(algorithm.name << " on " << p << " ranks, slices of " << slice_bytes << " bytes");
@@ -174,171 +160,6 @@ TEST_CASE("plans: a forest in blocks that are apart is copied before it is sent,
   CHECK(plan.offsets(3, 5).back() == 6 * 3 * 7);
 }
 
-/// Whether an operation reads a block that a Combine or a Finish has used up.
-bool reads_used_up(const Plan& plan) {
-  std::set<Block> used_up;
-  bool found = false;
-  const auto reads = [&](Blocks blocks) {
-    for (Block block = blocks.first; block < blocks.first + blocks.n; ++block) found |= used_up.contains(block);
-  };
-  const auto writes = [&](Blocks blocks) {
-    for (Block block = blocks.first; block < blocks.first + blocks.n; ++block) used_up.erase(block);
-  };
-  for (const Operation& operation : plan.operations) {
-    if (const auto* exchange = std::get_if<Exchange>(&operation)) {
-      for (const BlockMessage& message : exchange->sends) reads(message.blocks);
-      for (const BlockMessage& message : exchange->receives) writes(message.blocks);
-    } else if (const auto* combine = std::get_if<Combine>(&operation)) {
-      for (const auto& [left, right] : combine->pairs) {
-        reads({left, combine->n}), reads({right, combine->n});
-        for (std::int32_t i = 0; i < combine->n; ++i) used_up.insert(right + i);
-      }
-    } else if (const auto* copy = std::get_if<Copy>(&operation)) {
-      for (const auto& [left, right] : copy->pairs) reads({right, 1}), writes({left, 1});
-    } else if (const auto* fold = std::get_if<Fold>(&operation)) {
-      reads(fold->states);
-    } else if (const auto* finish = std::get_if<Finish>(&operation)) {
-      const Block right = finish->right.value_or(finish->state);
-      reads({finish->state, 1}), reads({right, 1});
-      writes({finish->z, 1}), writes({finish->lse, 1});
-      used_up.insert({finish->state, right});
-    } else if (const auto* weigh = std::get_if<Weigh>(&operation)) {
-      reads({weigh->z, 1}), reads({weigh->lse, 1}), reads({weigh->m, 1});
-    } else if (const auto* divide = std::get_if<Divide>(&operation)) {
-      reads({divide->n, 1}), reads({divide->D, 1}), reads({divide->m, 1});
-    }
-  }
-  reads(plan.z), reads(plan.lse);
-  return found;
-}
-
-TEST_CASE("plans: no operation reads what a combine or a finish has used up") {
-  for (int p = 1; p <= 9; ++p) {
-    for (const Topology& topology : groupings(p)) {
-      for (const std::int64_t n : {std::int64_t{64}, std::int64_t{1000}}) {
-        const std::vector<KeyRange> ranges = even_ranges(n, p, 8);
-        for (const Algorithm& algorithm : algorithms()) {
-          const auto* plan_of = std::get_if<PlanOf>(&algorithm.exchange);
-          for (int rank = 0; plan_of != nullptr && rank < p; ++rank) {
-            for (const std::int64_t slice_bytes : {kMpiNetwork.slice_bytes, std::int64_t{64}}) {
-              INFO(algorithm.name << ", rank " << rank << " of " << p);
-              CHECK(!reads_used_up((*plan_of)(topology, rank, ranges, {.slice_bytes = slice_bytes, .n_rows = 8, .d_v = 4})));
-            }
-          }
-        }
-      }
-    }
-  }
-  // A control.
-  Plan plan{.widths = {kScalarBlock, kScalarBlock}, .operations = {Combine{.pairs = {{0, 1}}}}, .z = {0, 1}, .lse = {1, 1}};
-  CHECK(reads_used_up(plan));
-  plan.lse = {0, 1};
-  CHECK(!reads_used_up(plan));
-}
-
-/// A random plan of one rank that owns `n_own` states: merges, copies, folds and finishes, none of which reads what is used
-/// up. A model beside it keeps the elements of every block.
-class RandomPlan {
- public:
-  static constexpr std::int64_t kRows = 2, kValueDim = 3;
-  static constexpr std::int32_t kOwn = 6;
-
-  explicit RandomPlan(unsigned seed) : random_(seed), own_(static_cast<std::size_t>(kOwn * kRows * state_size(kValueDim))) {
-    for (float& element : own_) element = static_cast<float>(static_cast<int>(random_() % 17) - 8);
-    for (std::size_t i = kSum; i < own_.size(); i += state_size(kValueDim)) own_[i] = static_cast<float>(1 + random_() % 8);
-    plan_.n_own = kOwn;
-    for (std::int32_t i = 0; i < kOwn; ++i) {
-      plan_.widths.push_back(kStateBlock);
-      const float* const first = own_.data() + i * kRows * state_size(kValueDim);
-      blocks_.emplace_back(first, first + kRows * state_size(kValueDim));
-    }
-    for (int i = 0; i < 8 && std::ranges::count(used_up_, false) > 1; ++i) add_operation();
-    finish(draw(), draw());
-  }
-
-  /// Runs the plan, and compares the blocks that it has not used up, and the outputs of every Finish.
-  void check() const {
-    run_threads(Topology::pretend(1, 1), kTimeout, [&](ThreadTransport& transport) {
-      HostFabric fabric(transport, plan_, kRows, kValueDim);
-      for (int step = 0; step < 2; ++step) {
-        fabric.take_states(own_);
-        execute(plan_, fabric);
-        for (std::size_t block = 0; block < blocks_.size(); ++block) {
-          CAPTURE(block);
-          if (block >= used_up_.size() || !used_up_[block])
-            CHECK(std::ranges::equal(fabric.elements({static_cast<Block>(block), 1}), blocks_[block]));
-        }
-      }
-    });
-  }
-
- private:
-  Block draw() {
-    for (;;) {
-      const std::size_t block = random_() % kOwn;
-      if (!used_up_[block]) return static_cast<Block>(block);
-    }
-  }
-  std::vector<float>& of(Block block) { return blocks_[static_cast<std::size_t>(block)]; }
-  void merge_blocks(Block left, Block right) {
-    for (std::int64_t r = 0; r < kRows; ++r)
-      merge(of(left).data() + r * state_size(kValueDim), of(right).data() + r * state_size(kValueDim), kValueDim);
-    used_up_[static_cast<std::size_t>(right)] = true;
-  }
-
-  void add_operation() {
-    const Block left = draw(), right = draw();
-    switch (random_() % 6) {
-      case 0:
-        if (left != right) plan_.operations.push_back(Copy{{{left, right}}}), of(left) = of(right);
-        return;
-      case 1:
-        if (left == 0 || used_up_[static_cast<std::size_t>(left) - 1]) return;
-        plan_.operations.push_back(Fold{{left - 1, 2}}), merge_blocks(left - 1, left);
-        return;
-      case 2: plan_.operations.push_back(Fold{{left, 1}}); return;
-      case 3:
-        if (std::ranges::count(used_up_, false) > 3) finish(left, right);
-        return;
-      default: break;
-    }
-    // One pair, or a second one that reads the result of the first.
-    if (left == right) return;
-    Combine combine{.pairs = {{left, right}}};
-    merge_blocks(left, right);
-    if (const Block other = draw(); other != left && random_() % 2 == 0) {
-      combine.pairs.push_back({other, left});
-      merge_blocks(other, left);
-    }
-    plan_.operations.push_back(std::move(combine));
-  }
-
-  /// Of one state, or of two that are merged.
-  void finish(Block state, Block right) {
-    const auto z = static_cast<Block>(plan_.widths.size());
-    plan_.widths.insert(plan_.widths.end(), {kVectorBlock, kScalarBlock});
-    plan_.z = {z, 1}, plan_.lse = {z + 1, 1};
-    plan_.operations.push_back(Finish{state, z, z + 1, state != right ? std::optional(right) : std::nullopt});
-    if (state != right) merge_blocks(state, right);
-    const DecodeOutput output = finish_rows(of(state), kRows, kValueDim);
-    blocks_.push_back(output.out), blocks_.push_back(output.lse);
-    used_up_[static_cast<std::size_t>(state)] = true;
-  }
-
-  std::mt19937 random_;
-  std::vector<float> own_;
-  Plan plan_;
-  std::vector<std::vector<float>> blocks_;
-  std::array<bool, kOwn> used_up_{};
-};
-
-TEST_CASE("plans: states read where the decode has left them give what their blocks would, for random operations") {
-  for (unsigned seed = 0; seed < 500; ++seed) {
-    CAPTURE(seed);
-    RandomPlan(seed).check();
-  }
-}
-
 TEST_CASE("plans: the last merge is left to the finish, unless another operation comes between") {
   const auto operations = [](std::int64_t n_keys, const auto& between) {
     PlanBuilder builder;
@@ -377,7 +198,7 @@ TEST_CASE("plans: states of another range are refused") {
   run_threads(topology, kTimeout, [&](ThreadTransport& inner) {
     InPlaceTransport transport(inner);
     HostFabric fabric(transport, plan, 2, 1);
-    CHECK_THROWS_AS(fabric.step(forest_of(0, 4).states()), std::logic_error);
+    CHECK_THROWS_AS(fabric.step(forest_of(0, 4, 2, 1).states()), std::logic_error);
   });
 }
 
