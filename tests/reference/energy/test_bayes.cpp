@@ -3,6 +3,7 @@
 /// @brief The log-likelihood of appendix C.2: its saddle, and the maximum after the source is eliminated.
 #include "tree_attn/reference/energy/bayes.hpp"
 #include "tree_attn/tests/reference/energy/one_query.hpp"
+#include "tree_attn/tests/support/message.hpp"
 
 #include <doctest/doctest.h>
 
@@ -42,8 +43,7 @@ TEST_CASE("log-likelihood: F is outside the sum over components, once per query"
         Z.row(i).dot(Zeta.row(i)) - energy(p.Q.row(i).transpose(), p.K.topRows(n), p.V.topRows(n), Zeta.row(i).transpose());
   }
   CHECK(log_likelihood(p.Q, p.K, p.V, {Zeta, Z}) == doctest::Approx(gamma).epsilon(1e-13));
-  CHECK_THROWS_WITH_AS(log_likelihood(p.Q, p.K, p.V, {Zeta, p.matrix(3, 2)}),
-                       "log_likelihood: sources and activations are [3, 2], expected [3, 4]", std::invalid_argument);
+  CHECK_INVALID(log_likelihood(p.Q, p.K, p.V, {Zeta, p.matrix(3, 2)}), "sources and activations are [3, 2]");
   CHECK(log_likelihood(p.Q, p.K.topRows(2), p.V.topRows(2), {Zeta, Z}) == std::numeric_limits<double>::infinity());
 }
 
@@ -59,9 +59,7 @@ TEST_CASE("log-likelihood: its derivatives in the source and in the activation (
     CHECK((slopes(of_Zeta, Zeta) - slope.Zeta).cwiseAbs().maxCoeff<Eigen::PropagateNaN>() < 1e-7);
     CHECK((slopes(of_Z, Z) - slope.Z).cwiseAbs().maxCoeff<Eigen::PropagateNaN>() < 1e-7);
   }
-  CHECK_THROWS_WITH_AS(log_likelihood_gradient(p.Q, p.K, p.V, {p.matrix(3, 4), p.matrix(2, 4)}),
-                       "log_likelihood_gradient: sources and activations are [2, 4], expected [3, 4]",
-                       std::invalid_argument);
+  CHECK_INVALID(log_likelihood_gradient(p.Q, p.K, p.V, {p.matrix(3, 4), p.matrix(2, 4)}), "activations are [2, 4]");
 }
 
 /// @tested{eq_32, eq. (32)}
