@@ -303,7 +303,7 @@ plot $level using 1:2:3 with lines lw 1.2 lc palette notitle, \
     for (Index a = begin; a < end; ++a) {
       const Vector v = V.row(a).transpose(), k = K.row(a).transpose();
       Vector enlarged(layout.size());
-      enlarge<double>(layout, v.data(), k.data(), {}, enlarged.data());
+      enlarge<double>(layout, v.data(), k.data(), enlarged.data());
       set_key(forest.slot(), kLog2E * s(a), enlarged.data(), layout.size());
       forest.push({0, a});
     }

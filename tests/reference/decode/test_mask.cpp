@@ -7,6 +7,7 @@
 #include "tree_attn/reference/oracle/error_bound.hpp"
 #include "tree_attn/tests/support/compare.hpp"
 #include "tree_attn/tests/support/mask_of_case.hpp"
+#include "tree_attn/tests/support/sanitized.hpp"
 
 #include <doctest/doctest.h>
 
@@ -46,12 +47,12 @@ TEST_CASE("mask: the soft cap is within 8 units of c tanh(s / c), odd, rising, a
 }
 
 /// @tested{thm_1, Thm. 1}
-TEST_CASE("mask: random masks, caps and learned sinks: the bits of the plain decode and of a row alone, near the oracle") {
+TEST_CASE("mask: random rules, masks, caps and sinks: the bits of the plain decode and of a row alone, near the oracle") {
   std::mt19937 random(5102);
-  const int n_cases = takes_all_cases() ? 2000 : 80;
+  const int n_cases = kIsSanitized ? 60 : takes_all_cases() ? 5000 : 140;
   int n_masked = 0, n_capped = 0, n_empty = 0, n_over_ranks = 0, n_with_hidden = 0;
   for (int i = 0; i < n_cases; ++i) {
-    const SeenCase c = random_seen_case(random, 400, kTypes);
+    const SeenCase c = random_seen_case(random, 500, kTypes);
     const MaskOfCase of_case(random, c);
     INFO(c.text() << of_case.text());
     n_over_ranks += c.n_holders() > 1, n_with_hidden += c.hides_leaves();

@@ -33,7 +33,6 @@ struct Workload {
 
 /// @tested{eq_30, eq. (30)}
 TEST_CASE("log-likelihood: F is outside the sum over components, once per query") {
-  CAPTURE(kSeed);
   Workload p(9, 4, 3);
   const Matrix Zeta = p.matrix(3, 4), Z = p.matrix(3, 4);
   double gamma = 0;
@@ -49,7 +48,6 @@ TEST_CASE("log-likelihood: F is outside the sum over components, once per query"
 
 /// @tested{eq_31, eq. (31)}
 TEST_CASE("log-likelihood: its derivatives in the source and in the activation (central differences)") {
-  CAPTURE(kSeed);
   Workload p(9, 4, 3);
   for (int repeat = 0; repeat < 3; ++repeat) {
     const Matrix Zeta = p.matrix(3, 4), Z = p.matrix(3, 4);
@@ -66,7 +64,6 @@ TEST_CASE("log-likelihood: its derivatives in the source and in the activation (
 /// @tested{eq_33, eq. (33)}
 /// @tested{slip_2, slip 2}
 TEST_CASE("log-likelihood: stationary at zero source and causal attention, and nowhere else") {
-  CAPTURE(kSeed);
   Workload p(9, 4, 3);
   const SourceAndActivation at = stationary_point(p.Q, p.K, p.V);
   const SourceAndActivation slope = log_likelihood_gradient(p.Q, p.K, p.V, at);
@@ -95,7 +92,6 @@ TEST_CASE("log-likelihood: stationary at zero source and causal attention, and n
 /// @tested{eq_34, eq. (34)}
 /// @tested{slip_3, slip 3}
 TEST_CASE("log-likelihood: the stationary point is a saddle, with d_v ascending and d_v descending directions") {
-  CAPTURE(kSeed);
   for (const Eigen::Index N : {1, 2, 4, 40}) {  // the covariance is singular for N <= 3
     CAPTURE(N);
     Workload p(N);
@@ -126,7 +122,6 @@ TEST_CASE("log-likelihood: the stationary point is a saddle, with d_v ascending 
 }
 
 TEST_CASE("signature: an eigenvalue of the size of rounding counts as 0, at any scale") {
-  CAPTURE(kSeed);
   Workload p(1);
   for (int repeat = 0; repeat < 10; ++repeat) {
     // Rank 2 of 6: one positive and one negative eigenvalue, and four that are 0 up to rounding.
@@ -145,7 +140,6 @@ TEST_CASE("signature: an eigenvalue of the size of rounding counts as 0, at any 
 /// @tested{eq_maxmin, eq. (maxmin)}
 /// @tested{slip_3, slip 3}
 TEST_CASE("profile likelihood: with the source eliminated, attention is the maximum, and its height is F(0)") {
-  CAPTURE(kSeed);
   Workload p(12);
   const Vector z_star = attention_mean(p.q(), p.K, p.V);
   const double top = profile_log_likelihood(p.q(), p.K, p.V, z_star);
@@ -161,7 +155,6 @@ TEST_CASE("profile likelihood: with the source eliminated, attention is the maxi
 }
 
 TEST_CASE("Laplace: the width of the peak at attention is the spread of the values") {
-  CAPTURE(kSeed);
   Workload p(12);
   const Gaussian peak = laplace_approximation(p.q(), p.K, p.V);
   const LegendrePoint top = legendre_transform(p.q(), p.K, p.V, peak.mean);

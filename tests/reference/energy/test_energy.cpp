@@ -30,7 +30,6 @@ struct Workload : test::OneQuery {
 /// @tested{eq_15, eq. (15)}
 /// @tested{eq_23, eq. (23)}
 TEST_CASE("energy: its gradient is attention at zeta = 0, and the closed form at any zeta (central differences)") {
-  CAPTURE(kSeed);
   for (const Eigen::Index N : {1, 2, 33}) {
     Workload p(N);
     for (const double size : {0.0, 0.1, 1.0, 3.0}) {
@@ -47,7 +46,6 @@ TEST_CASE("energy: its gradient is attention at zeta = 0, and the closed form at
 /// @tested{eq_17, eq. (17)}
 /// @tested{eq_18, eq. (18)}
 TEST_CASE("energy: attention is the mean of the values under the attention probabilities") {
-  CAPTURE(kSeed);
   const Workload p(20);
   const Vector P = attention_probabilities(p.q, p.K);
   const double Z = partition_function(p.q, p.K, p.V, Vector());
@@ -59,7 +57,6 @@ TEST_CASE("energy: attention is the mean of the values under the attention proba
 /// @tested{eq_19, eq. (19)}
 /// @tested{eq_24, eq. (24)}
 TEST_CASE("energy: is the logarithm of the partition function") {
-  CAPTURE(kSeed);
   Workload p(20);
   for (int i = 0; i < 5; ++i) {
     const Vector zeta = p.matrix(5, 1);
@@ -72,7 +69,6 @@ TEST_CASE("energy: is the logarithm of the partition function") {
 /// @tested{eq_26, eq. (26)}
 /// @tested{eq_35, eq. (35)}
 TEST_CASE("causal energy: one source per query, and its gradient is causal attention") {
-  CAPTURE(kSeed);
   Workload p(9);
   for (const Eigen::Index l : {9, 4, 1}) {
     const Matrix Q = p.matrix(l, 7);
@@ -100,7 +96,6 @@ TEST_CASE("causal energy: a query before the first key sees no key") {
 
 /// @tested{eq_29, eq. (29)}
 TEST_CASE("output projection: applied to the values, it commutes with the gradient") {
-  CAPTURE(kSeed);
   Workload p(10);
   const Matrix W_O = p.matrix(11, 5);
   const Vector projected = attention_mean(p.q, p.K, fold_output_projection(p.V, W_O));

@@ -90,7 +90,6 @@ Matrix tree_gradient(const Head& head) {
 /// @tested{eq_28, eq. (28)}
 /// @tested{alg_2, Alg. 2}
 TEST_CASE("gradient: closed form, forward mode, reverse mode, tree and differences agree, for causal heads, at any zeta") {
-  CAPTURE(kSeed);
   for (const double size : {0.0, 0.5, 3.0}) {
     const Workload p(size);
     double sum = 0;
@@ -209,7 +208,6 @@ TEST_CASE("counted: values are those of double, and each operation counts once")
 
 /// @tested{alg_2, Alg. 2}
 TEST_CASE("gradient: in reverse mode it costs a small constant times the energy, in forward mode d_v times") {
-  CAPTURE(kSeed);
   double last = 0;
   for (const Index d_v : {1, 2, 4, 8, 16, 32, 64, 128, 256}) {
     const GradientCost cost(32, 16, d_v);

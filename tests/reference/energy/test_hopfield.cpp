@@ -17,7 +17,6 @@ using namespace tree_attn;
 constexpr unsigned kSeed = 1982;
 
 TEST_CASE("hopfield: a step is attention with keys as values, and minus the gradient of E (central differences)") {
-  CAPTURE(kSeed);
   std::mt19937 random(kSeed);
   const Matrix X = random_patterns(9, 5, random);
   for (const double beta : {0.1, 1.0, 20.0}) {
@@ -37,7 +36,6 @@ TEST_CASE("hopfield: a step is attention with keys as values, and minus the grad
 }
 
 TEST_CASE("hopfield: every step lowers the energy by at least half of its squared length") {
-  CAPTURE(kSeed);
   std::mt19937 random(kSeed);
   for (const double beta : {0.5, 3.0, 8.0, 50.0}) {
     for (const Eigen::Index N : {1, 2, 30}) {
@@ -61,7 +59,6 @@ TEST_CASE("hopfield: every step lowers the energy by at least half of its square
 }
 
 TEST_CASE("hopfield: large beta finds one pattern, moderate beta the mean of a cluster, small beta the mean of all") {
-  CAPTURE(kSeed);
   std::mt19937 random(kSeed);
   // Four clusters of five patterns, each within 0.2 of a centre.
   const Matrix centres = random_patterns(4, 16, random);
@@ -79,7 +76,6 @@ TEST_CASE("hopfield: large beta finds one pattern, moderate beta the mean of a c
 }
 
 TEST_CASE("hopfield: keys recall separate values, and without iteration the recall is attention") {
-  CAPTURE(kSeed);
   std::mt19937 random(kSeed);
   const Matrix X = random_patterns(100, 24, random), Y = random_patterns(100, 3, random);
   double settled_error = 0, attention_error = 0;

@@ -37,7 +37,6 @@ Workload square() {
 }
 
 TEST_CASE("legendre: the supremum is attained where the mean of the values is z (relative interior)") {
-  CAPTURE(kSeed);
   int most_steps = 0;
   for (const Eigen::Index N : {2, 5, 40, 300}) {
     for (const Eigen::Index d_v : {1, 3, 24}) {
@@ -62,7 +61,6 @@ TEST_CASE("legendre: the supremum is attained where the mean of the values is z 
 }
 
 TEST_CASE("legendre: at attention the source is 0 and F* = -F(0), in one step") {
-  CAPTURE(kSeed);
   for (const double spread : {0.0, 1.0, 10.0}) {
     const Workload p(40, 5, spread);
     const LegendrePoint point = p.at(attention_mean(p.q, p.K, p.V));
@@ -74,7 +72,6 @@ TEST_CASE("legendre: at attention the source is 0 and F* = -F(0), in one step") 
 }
 
 TEST_CASE("legendre: the gradient of F* is the source, and its Hessian is the curvature (central differences)") {
-  CAPTURE(kSeed);
   Workload p(20, 4);
   for (int repeat = 0; repeat < 3; ++repeat) {
     const Vector z = p.inside();
@@ -90,7 +87,6 @@ TEST_CASE("legendre: the gradient of F* is the source, and its Hessian is the cu
 }
 
 TEST_CASE("legendre: outside the convex hull F* is +inf, an error with a lower bound of the distance") {
-  CAPTURE(kSeed);
   const Workload p = square();
   // The distance in the message is that of a separating plane, which is at most the distance from the hull.
   for (const double off : {1e-6, 1e-3, 1.0, 1e3}) {
@@ -119,7 +115,6 @@ TEST_CASE("legendre: outside the convex hull F* is +inf, an error with a lower b
 }
 
 TEST_CASE("legendre: on the boundary F* is finite, and its supremum is not attained") {
-  CAPTURE(kSeed);
   const Workload p = square();
   const Vector s = p.scores();
 
@@ -149,7 +144,6 @@ TEST_CASE("legendre: on the boundary F* is finite, and its supremum is not attai
 }
 
 TEST_CASE("legendre: the transform works within the affine hull of the values, and z off the hull is an error") {
-  CAPTURE(kSeed);
   // Four keys in six dimensions span three.
   Workload p(4, 6);
   const Vector z = p.inside();
@@ -185,7 +179,6 @@ TEST_CASE("legendre: the transform works within the affine hull of the values, a
 }
 
 TEST_CASE("legendre: one key, equal values, a repeated value") {
-  CAPTURE(kSeed);
   const Workload one(1, 3);
   const LegendrePoint point = one.at(one.V.row(0).transpose());
   CHECK(point.value == doctest::Approx(-one.scores()(0)).epsilon(1e-14));
@@ -206,7 +199,6 @@ TEST_CASE("legendre: one key, equal values, a repeated value") {
 }
 
 TEST_CASE("legendre: masked keys, values and scores that are not finite, shapes") {
-  CAPTURE(kSeed);
   Workload p(10, 3);
   const Vector z = p.inside();
 

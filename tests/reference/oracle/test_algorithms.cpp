@@ -38,7 +38,6 @@ const std::vector<std::vector<std::int64_t>> kCuts{
 /// @tested{alg_1, Alg. 1}
 /// @tested{slip_5, slip 5}
 TEST_CASE("Alg. 1: m + lse is the energy, for every cut, and lse alone lacks m") {
-  CAPTURE(kSeed);
   for (const double sigma : {1.0, 100.0}) {
     const test::OneQuery p = random_problem(24, sigma);
     const Vector r = exponents(p.q, p.K, p.V, p.zeta);
@@ -54,7 +53,6 @@ TEST_CASE("Alg. 1: m + lse is the energy, for every cut, and lse alone lacks m")
 
 /// @tested{alg_2, Alg. 2}
 TEST_CASE("Alg. 2: the gradient in closed form is the gradient of Alg. 1 (central differences), and attention") {
-  CAPTURE(kSeed);
   constexpr double h = 1e-5;
   for (const double sigma : {1.0, 1e4}) {
     const test::OneQuery p = random_problem(24, sigma);
@@ -74,7 +72,6 @@ TEST_CASE("Alg. 2: the gradient in closed form is the gradient of Alg. 1 (centra
 /// @tested{alg_3, Alg. 3}
 /// @tested{eq_7, eq. (7)}
 TEST_CASE("Alg. 3: three AllReduces give attention, for every cut") {
-  CAPTURE(kSeed);
   for (const double sigma : {1.0, 1e4}) {
     const test::OneQuery p = random_problem(24, sigma);
     for (const auto& lengths : kCuts) {

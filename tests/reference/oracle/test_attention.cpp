@@ -63,7 +63,6 @@ AttentionResult naive(const TensorView& q, const TensorView& k, const TensorView
 /// Compares attention() with naive(), within the error bound of double arithmetic.
 void check_against_naive(const TensorView& q, const TensorView& k, const TensorView& v,
                          const AttentionOptions& options = {}) {
-  CAPTURE(kSeed);
   const AttentionResult got = attention(q, k, v, options), want = naive(q, k, v, options);
   ErrorBound bound = error_bound(q, k, v, options, {.roundoff = 0x1p-53, .n_additions = static_cast<double>(k.shape[2])});
   for (double& x : bound.out) x = std::isfinite(x) ? 2 * x : 0;
@@ -260,7 +259,6 @@ TEST_CASE("attention: NaN and Inf anywhere in q, k and v, as in the loops") {
 
 /// @tested{obs_1, Obs. 1}
 TEST_CASE("attention: energy and gradient at zeta are those of energy.hpp for one query") {
-  CAPTURE(kSeed);
   std::mt19937 random(kSeed + 7);
   const Tensor q = normal_tensor(random, {2, 4, 3, 8}), k = normal_tensor(random, {2, 2, 10, 8}),
                v = normal_tensor(random, {2, 2, 10, 6});

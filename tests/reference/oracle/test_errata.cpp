@@ -40,7 +40,6 @@ TEST_CASE("errata 1: two values mu - 1 and mu + 1 have second moment 1 + mu^2, a
 
 /// @tested{slip_4, slip 4}
 TEST_CASE("errata 4: with one source per key, the derivative in one source is one term of attention") {
-  CAPTURE(kSeed);
   std::mt19937 random(kSeed);
   const Vector q = random_matrix(random, 4, 1);
   const Matrix K = random_matrix(random, 5, 4), V = random_matrix(random, 5, 3);
@@ -89,7 +88,6 @@ TEST_CASE("errata 10: volume sent per device and step by ring and tree, and the 
 
 /// @tested{slip_12, slip 12}
 TEST_CASE("errata 12: the m of Alg. 3 is the largest lse, above that of Alg. 1 by at most log of the keys per device") {
-  CAPTURE(kSeed);
   std::mt19937 random(kSeed);
   const Vector q = random_matrix(random, 4, 1);
   const Matrix V = random_matrix(random, 24, 3);
@@ -112,7 +110,6 @@ TEST_CASE("errata 12: the m of Alg. 3 is the largest lse, above that of Alg. 1 b
 
 /// @tested{slip_13, slip 13}
 TEST_CASE("errata 13: the n-th moment is n! times the n-th Taylor coefficient of Z over Z") {
-  CAPTURE(kSeed);
   std::mt19937 random(kSeed);
   const Vector q = random_matrix(random, 4, 1), one = Vector::Ones(1);
   const Matrix K = random_matrix(random, 9, 4), V = random_matrix(random, 9, 1);

@@ -71,7 +71,6 @@ const MomentLayout kLayouts[] = {{kValueDim, Products::Squares, 1},
 
 /// @tested{eq_cov, eq. (cov)}
 TEST_CASE_TEMPLATE("moment state: covariance and entropy are those of the closed forms", Real, float, double) {
-  CAPTURE(kSeed);
   const double u = std::numeric_limits<Real>::epsilon() / 2;
   for (const std::int64_t N : {1, 2, 7, 64, 301}) {
     const Workload p(N);
@@ -90,7 +89,6 @@ TEST_CASE_TEMPLATE("moment state: covariance and entropy are those of the closed
 }
 
 TEST_CASE("moment state: edges") {
-  CAPTURE(kSeed);
   const Workload p(9);
   for (const MomentLayout& layout : kLayouts) {
     const bool all = layout.products == Products::Triangle;
@@ -148,7 +146,6 @@ TEST_CASE("moment state: edges") {
 
 /// @tested{eq_cov, eq. (cov)}
 TEST_CASE("moment state: decode_shard over enlarged values gives variance and entropy, and the same bits of z and lse") {
-  CAPTURE(kSeed);
   constexpr std::int64_t b = 2, n_h = 4, n_kv = 2, N = 150, d_h = 16, d_v = 5;
   std::mt19937 random(kSeed);
   for (const DType dtype : {DType::F32, DType::BF16}) {

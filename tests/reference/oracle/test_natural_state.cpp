@@ -54,7 +54,6 @@ bool same(const NaturalResult& a, const NaturalResult& b) {
 /// @tested{eq_shift, eq. (shift)}
 /// @tested{alg_3, Alg. 3}
 TEST_CASE("natural state: the integer shift represents the same sums") {
-  CAPTURE(kSeed);
   for (const Eigen::Index N : {0, 1, 2, 100}) {
     for (const double sigma : {1.0, 30.0}) {
       const Keys keys = random_keys(N, sigma);

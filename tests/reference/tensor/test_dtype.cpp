@@ -102,7 +102,6 @@ TEST_CASE("storage: a 16- or 8-bit element that is loaded and stored again keeps
 }
 
 TEST_CASE("storage: storing rounds to nearest, ties to even, up to Inf or the largest element and down to 0") {
-  CAPTURE(kSeed);
   std::mt19937 random(kSeed);
   for (const Format& format : kFormats) {
     const auto check = [&format](float x) {
@@ -124,7 +123,6 @@ TEST_CASE("storage: storing rounds to nearest, ties to even, up to Inf or the la
 }
 
 TEST_CASE("storage: F32 and F64 keep every bit, F64 to float rounds") {
-  CAPTURE(kSeed);
   std::mt19937 random(kSeed + 1);
   std::vector<float> elements = normal_elements(random, 1300);
   elements[0] = -0.0f, elements[1] = std::numeric_limits<float>::denorm_min(),
