@@ -112,10 +112,9 @@ inline std::unique_ptr<TensorWorkload> workload_of(const SeenCase& c, unsigned s
   std::mt19937 random(seed);
   Tensor q = normal_tensor(random, c.axes.q(), c.axes.dtype), k = normal_tensor(random, c.axes.k(), c.axes.dtype),
          v = normal_tensor(random, c.axes.v(), c.axes.dtype);
-  for (std::int64_t i = 0; i < c.axes.batch; ++i)
-    for (std::int64_t h = 0; h < c.axes.heads; ++h)
-      for (std::int64_t j = 0; j < c.axes.n_queries; ++j)
-        q.set(i, h, j, 0, 0.25f + std::fabs(static_cast<float>(row_of(q, i, h, j)[0])));
+  for_each_row(q.shape, [&](std::int64_t i, std::int64_t h, std::int64_t j) {
+    q.set(i, h, j, 0, 0.25f + std::fabs(static_cast<float>(row_of(q, i, h, j)[0])));
+  });
   return workload_of(std::move(q), std::move(k), std::move(v), c.lengths);
 }
 

@@ -87,13 +87,8 @@ TEST_CASE("synthetic workload: seeds, heads, positions and tensors differ") {
   CHECK(q.bytes != copy_of(other->query(0)).bytes);
   // Any two rows differ in their first element: 2 * 2 * 37 of k, as many of v, 8 of q.
   std::vector<double> first;
-  for (const Tensor* tensor : {&q, &k, &v}) {
-    for (std::int64_t i = 0; i < 2; ++i) {
-      for (std::int64_t h = 0; h < tensor->shape[1]; ++h) {
-        for (std::int64_t a = 0; a < tensor->shape[2]; ++a) first.push_back(row_of(*tensor, i, h, a)[0]);
-      }
-    }
-  }
+  for (const Tensor* tensor : {&q, &k, &v})
+    for_each_row(tensor->shape, [&](auto... row) { first.push_back(row_of(*tensor, row...)[0]); });
   std::sort(first.begin(), first.end());
   // 304 elements of 18 bits: few are equal by chance, and a mistake would make dozens equal.
   CHECK(std::unique(first.begin(), first.end()) - first.begin() > 300);

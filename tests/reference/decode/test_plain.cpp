@@ -148,14 +148,10 @@ const Special kSpecial[] = {{"scores x 30", 30, 1, {}, {}, {}},
 std::unique_ptr<TensorWorkload> special_workload(const Special& special, DType dtype, std::int64_t n, unsigned rare) {
   std::mt19937 random(7840);
   const auto some = [&random, rare](Tensor tensor, const std::vector<float>& elements) {
-    for (std::int64_t i = 0; i < tensor.shape[0]; ++i) {
-      for (std::int64_t h = 0; h < tensor.shape[1]; ++h) {
-        for (std::int64_t a = 0; a < tensor.shape[2]; ++a) {
-          if (!elements.empty() && random() % rare == 0)
-            tensor.set(i, h, a, random() % tensor.shape[3], elements[random() % elements.size()]);
-        }
-      }
-    }
+    for_each_row(tensor.shape, [&](std::int64_t i, std::int64_t h, std::int64_t a) {
+      if (!elements.empty() && random() % rare == 0)
+        tensor.set(i, h, a, random() % tensor.shape[3], elements[random() % elements.size()]);
+    });
     return tensor;
   };
   Tensor q = some(normal_tensor(random, {4, 4, 1, 37}, dtype, special.score_scale), special.in_q);

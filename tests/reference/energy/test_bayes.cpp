@@ -144,6 +144,7 @@ TEST_CASE("profile likelihood: with the source eliminated, attention is the maxi
   const Vector z_star = attention_mean(p.q(), p.K, p.V);
   const double top = profile_log_likelihood(p.q(), p.K, p.V, z_star);
   CHECK(top == doctest::Approx(energy(p.q(), p.K, p.V, Vector())).epsilon(1e-14));
+  CHECK(legendre_transform(p.q(), p.K, p.V, z_star).zeta.norm() < 1e-8);
 
   // Every other mean of the values is less likely, nearby by the amount that the covariance predicts.
   for (int repeat = 0; repeat < 50; ++repeat) {

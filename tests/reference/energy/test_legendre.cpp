@@ -60,17 +60,6 @@ TEST_CASE("legendre: the supremum is attained where the mean of the values is z 
   CHECK(most_steps < 60);
 }
 
-TEST_CASE("legendre: at attention the source is 0 and F* = -F(0), in one step") {
-  for (const double spread : {0.0, 1.0, 10.0}) {
-    const Workload p(40, 5, spread);
-    const LegendrePoint point = p.at(attention_mean(p.q, p.K, p.V));
-    CHECK(point.zeta.norm() < 1e-8);
-    CHECK(point.value == doctest::Approx(-p.F()).epsilon(1e-14));
-    CHECK(std::abs(point.divergence) < 1e-14);
-    CHECK(point.n_steps == 1);
-  }
-}
-
 TEST_CASE("legendre: the gradient of F* is the source, and its Hessian is the curvature (central differences)") {
   Workload p(20, 4);
   for (int repeat = 0; repeat < 3; ++repeat) {

@@ -127,14 +127,10 @@ TEST_CASE("attention: strided views") {
   check_against_naive(q, k, v);
   // The same elements, dense.
   std::vector<float> k_elements, v_elements;
-  for (std::int64_t i = 0; i < b; ++i) {
-    for (std::int64_t g = 0; g < n_kv; ++g) {
-      for (std::int64_t a = 0; a < N; ++a) {
-        for (const double x : row_of(k, i, g, a)) k_elements.push_back(static_cast<float>(x));
-        for (const double x : row_of(v, i, g, a)) v_elements.push_back(static_cast<float>(x));
-      }
-    }
-  }
+  for_each_row(k.shape, [&](auto... row) {
+    for (const double x : row_of(k, row...)) k_elements.push_back(static_cast<float>(x));
+    for (const double x : row_of(v, row...)) v_elements.push_back(static_cast<float>(x));
+  });
   CHECK(attention(q, k, v).out ==
         attention(q, Tensor(k_elements, {b, n_kv, N, d}), Tensor(v_elements, {b, n_kv, N, d})).out);
 }

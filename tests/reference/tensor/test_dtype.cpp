@@ -180,14 +180,10 @@ TEST_CASE("tensor view: positions are rows of the same memory") {
     const Tensor tensor(elements, {2, 3, 5, 4}, dtype);
     const TensorView part = tensor.view().positions(2, 4);
     CHECK(part.shape == Shape{2, 3, 2, 4});
-    for (std::int64_t i = 0; i < 2; ++i) {
-      for (std::int64_t j = 0; j < 3; ++j) {
-        for (std::int64_t n = 0; n < 2; ++n) {
-          CHECK(part.row(i, j, n) == tensor.view().row(i, j, n + 2));
-          CHECK(row_of(part, i, j, n) == row_of(tensor, i, j, n + 2));
-        }
-      }
-    }
+    for_each_row(part.shape, [&](std::int64_t i, std::int64_t j, std::int64_t n) {
+      CHECK(part.row(i, j, n) == tensor.view().row(i, j, n + 2));
+      CHECK(row_of(part, i, j, n) == row_of(tensor, i, j, n + 2));
+    });
     CHECK(row_of(tensor, 1, 2, 3)[1] == ((1 * 3 + 2) * 5 + 3) * 4 + 1);
     CHECK(tensor.view().positions(5, 5).shape[2] == 0);
     CHECK(tensor.view().positions(1, 5).positions(1, 2).row(1, 1, 0) == tensor.view().row(1, 1, 2));
