@@ -303,7 +303,7 @@ plot $level using 1:2:3 with lines lw 1.2 lc palette notitle, \
     for (Index a = begin; a < end; ++a) {
       const Vector v = V.row(a).transpose(), k = K.row(a).transpose();
       Vector enlarged(layout.size());
-      enlarge<double>(layout, v.data(), k.data(), {}, enlarged.data());
+      enlarge<double>(layout, v.data(), k.data(), enlarged.data());
       set_key(forest.slot(), kLog2E * s(a), enlarged.data(), layout.size());
       forest.push({0, a});
     }
@@ -454,12 +454,12 @@ plot $cost using 1:4 with linespoints ls 1 title 'forward mode', \
 //
 // 3. (Medium.) The covariance from the reduction is the difference
 //    $\langle v_A v_B \rangle - \langle v_A \rangle \langle v_B \rangle$. For which values does it
-//    lose digits, and how does the `center` of `reference/oracle/moment_state.hpp` help?
+//    lose digits, and how would a constant that is subtracted from all values help?
 //
 //    <details><summary>Answer</summary>
 //
 //    It loses digits if the mean is much larger than the deviation: the relative error is about
-//    $u \, (\mathrm{mean} / \mathrm{deviation})^2$. With a center $c$ near the values, the products
+//    $u \, (\mathrm{mean} / \mathrm{deviation})^2$. With a constant $c$ near the values, the products
 //    are those of $v - c$, whose mean is small. The covariance does not depend on $c$, see
 //    question 2.
 //

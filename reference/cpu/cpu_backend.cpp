@@ -533,8 +533,7 @@ std::unique_ptr<DecodeSession> CpuCache::open(double scale) const {
 }
 
 const Backend& cpu_backend(int n_threads) {
-  if (n_threads < 1)
-    throw std::invalid_argument("cpu_backend: " + std::to_string(n_threads) + " threads, at least 1 is needed");
+  require(n_threads >= 1, "cpu_backend: ", n_threads, " threads, at least 1 is needed");
   static std::mutex mutex;
   static std::map<int, CpuBackend> backends;
   const std::lock_guard lock(mutex);

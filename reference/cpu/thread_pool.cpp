@@ -7,7 +7,6 @@
 
 #include <exception>
 #include <stdexcept>
-#include <string>
 
 namespace tree_attn {
 namespace {
@@ -24,14 +23,12 @@ void pause() {
 }  // namespace
 
 ThreadPool::ThreadPool(int n_threads) {
-  if (n_threads < 1)
-    throw std::invalid_argument("ThreadPool: " + std::to_string(n_threads) + " threads, at least 1 is needed");
+  require(n_threads >= 1, "ThreadPool: ", n_threads, " threads, at least 1 is needed");
   try {
     for (int thread = 1; thread < n_threads; ++thread) threads_.emplace_back([this, thread] { serve(thread); });
   } catch (const std::exception& error) {
     stop();  // so that the threads that did start can be joined
-    throw std::runtime_error("the system started " + std::to_string(size()) + " of " + std::to_string(n_threads) +
-                             " threads: " + error.what());
+    throw std::runtime_error(line_of("the system started ", size(), " of ", n_threads, " threads: ", error.what()));
   }
 }
 

@@ -3,6 +3,8 @@
 /// @brief The error for bad input or usage: one line, shown to the user verbatim, which ends the run.
 #pragma once
 
+#include "tree_attn/reference/state/require.hpp"
+
 #include <cstddef>
 #include <stdexcept>
 #include <string>
@@ -76,9 +78,10 @@ inline std::string readable(std::string_view text, std::size_t limit = 60) {
   return shown;
 }
 
-/// Throws InputError for a file.
-[[noreturn]] inline void refuse_file(const std::string& path, const std::string& message) {
-  throw InputError(readable(path, 4096) + ": " + message);
+/// Throws InputError for a file. @param parts "header of ", n, " bytes"
+template <class... Parts>
+[[noreturn]] void refuse_file(const std::string& path, const Parts&... parts) {
+  throw InputError(line_of(readable(path, 4096), ": ", parts...));
 }
 
 }  // namespace tree_attn

@@ -91,7 +91,7 @@ MappedFile::MappedFile(const std::string& path) {
   // Without O_NONBLOCK, opening a pipe would wait for a writer.
   const Descriptor file{::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC)};
   struct stat status {};
-  if (file.number < 0 || ::fstat(file.number, &status) != 0) refuse_file(path, "cannot open: " + reason(errno));
+  if (file.number < 0 || ::fstat(file.number, &status) != 0) refuse_file(path, "cannot open: ", reason(errno));
   if (S_ISDIR(status.st_mode)) refuse_file(path, "is a directory");
   if (!S_ISREG(status.st_mode)) refuse_file(path, "is not a regular file");
   const auto size = static_cast<std::size_t>(status.st_size);
@@ -99,7 +99,7 @@ MappedFile::MappedFile(const std::string& path) {
 
   // The mapping outlives the descriptor.
   void* const mapped = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.number, 0);
-  if (mapped == MAP_FAILED) refuse_file(path, "cannot map " + std::to_string(size) + " bytes: " + reason(errno));
+  if (mapped == MAP_FAILED) refuse_file(path, "cannot map ", size, " bytes: ", reason(errno));
   bytes_ = {static_cast<const std::byte*>(mapped), Unmap{size}};
   watch(bytes_.get(), size, path);
 }

@@ -21,18 +21,14 @@ constexpr std::uint64_t kMaxHeader = 100'000'000;
 
 /// Reads the length of the header from the first 8 bytes, and checks it against the size of the file.
 std::uint64_t header_length(const std::string& path, std::string_view bytes) {
-  if (bytes.size() < 8) refuse_file(path, "file too short: " + std::to_string(bytes.size()) + " bytes, needs 8");
+  if (bytes.size() < 8) refuse_file(path, "file too short: ", bytes.size(), " bytes, needs 8");
   std::uint64_t length = 0;
   std::memcpy(&length, bytes.data(), sizeof length);
   const std::uint64_t left = bytes.size() - 8;
-  if (length > kMaxHeader) {
-    refuse_file(path, "header too large: " + std::to_string(length) + " bytes, at most " + std::to_string(kMaxHeader) +
-                          "; not a safetensors file?");
-  }
-  if (length > left) {
-    refuse_file(path, "header runs past end of file: header of " + std::to_string(length) + " bytes, file has " +
-                          std::to_string(left) + " left");
-  }
+  if (length > kMaxHeader)
+    refuse_file(path, "header too large: ", length, " bytes, at most ", kMaxHeader, "; not a safetensors file?");
+  if (length > left)
+    refuse_file(path, "header runs past end of file: header of ", length, " bytes, file has ", left, " left");
   if (length == 0) refuse_file(path, "header is empty");
   return length;
 }
@@ -100,8 +96,8 @@ const TensorInfo& SafetensorsFile::at(std::string_view name) const {
   for (std::size_t i = 0; i < std::min(kShown, by_name_.size()); ++i) {
     names += (i == 0 ? "" : ", ") + readable(tensors_[by_name_[i]].name, 20);
   }
-  if (by_name_.size() > kShown) names += ", ... (" + std::to_string(by_name_.size()) + " in all)";
-  refuse_file(path_, "tensor \"" + readable(name) + "\" not found; file has: " + (names.empty() ? "no tensors" : names));
+  if (by_name_.size() > kShown) names += line_of(", ... (", by_name_.size(), " in all)");
+  refuse_file(path_, "tensor \"", readable(name), "\" not found; file has: ", names.empty() ? "no tensors" : names);
 }
 
 TensorView view4(const SafetensorsFile& file, std::string_view name, std::string_view axes) {
@@ -113,11 +109,9 @@ TensorView view4(const SafetensorsFile& file, std::string_view name, std::string
     if (tensor.dtype == name_of(candidate)) dtype = candidate;
     supported += (supported.empty() ? "" : ", ") + std::string(name_of(candidate));
   }
-  if (!dtype) refuse_file(file.path(), subject + "dtype " + tensor.dtype + " not supported (" + supported + ")");
-  if (tensor.shape.size() != 4) {
-    refuse_file(file.path(), subject + std::to_string(tensor.shape.size()) + (tensor.shape.size() == 1 ? " axis" : " axes") +
-                                 ", expected 4 (" + std::string(axes) + ")");
-  }
+  if (!dtype) refuse_file(file.path(), subject, "dtype ", tensor.dtype, " not supported (", supported, ")");
+  if (const std::size_t n = tensor.shape.size(); n != 4)
+    refuse_file(file.path(), subject, n, n == 1 ? " axis" : " axes", ", expected 4 (", axes, ")");
   return TensorView::dense(file.data(tensor), *dtype, {tensor.shape[0], tensor.shape[1], tensor.shape[2], tensor.shape[3]});
 }
 

@@ -27,7 +27,7 @@ std::string shape_text(const std::vector<std::int64_t>& shape) {
   return "[" + readable(text, 80) + "]";
 }
 
-std::string range_text(const TensorInfo& t) { return "[" + std::to_string(t.begin) + ", " + std::to_string(t.end) + "]"; }
+std::string range_text(const TensorInfo& t) { return line_of("[", t.begin, ", ", t.end, "]"); }
 
 std::string in_quotes(std::string_view name) { return "\"" + readable(name) + "\""; }
 
@@ -38,7 +38,10 @@ class HeaderReader final : public Json::json_sax_t {
 
   SafetensorsHeader header;
 
-  [[noreturn]] void fail(const std::string& message) const { throw InputError(readable(path_, 4096) + ": " + message); }
+  template <class... Parts>
+  [[noreturn]] void fail(const Parts&... parts) const {
+    refuse_file(path_, parts...);
+  }
 
   // Objects and arrays change the context; anywhere else they are an error of that context.
   bool start_object(std::size_t) override {
@@ -61,9 +64,7 @@ class HeaderReader final : public Json::json_sax_t {
     refuse();
   }
   bool end_array() override {
-    if (context_ == Context::kOffsets && n_offsets_ != 2) {
-      fail_tensor("data_offsets needs two numbers, has " + std::to_string(n_offsets_));
-    }
+    if (context_ == Context::kOffsets && n_offsets_ != 2) fail_tensor("data_offsets needs two numbers, has ", n_offsets_);
     return go(Context::kTensor);
   }
 
@@ -76,8 +77,8 @@ class HeaderReader final : public Json::json_sax_t {
     if (context_ == Context::kMetadata) metadata_keys_.push_back(std::hash<std::string>()(key_));
     if (context_ == Context::kTensor) {
       const auto field = std::find(std::begin(kFields), std::end(kFields), key_);
-      if (field == std::end(kFields)) fail_tensor("unknown field " + in_quotes(key_) + " (dtype, shape, data_offsets)");
-      if (std::exchange(seen_[field - std::begin(kFields)], true)) fail_tensor("duplicate field \"" + key_ + "\"");
+      if (field == std::end(kFields)) fail_tensor("unknown field ", in_quotes(key_), " (dtype, shape, data_offsets)");
+      if (std::exchange(seen_[field - std::begin(kFields)], true)) fail_tensor("duplicate field \"", key_, "\"");
     }
     return true;
   }
@@ -85,14 +86,14 @@ class HeaderReader final : public Json::json_sax_t {
   bool string(std::string& value) override {
     if (context_ == Context::kMetadata) return true;
     if (context_ != Context::kTensor || key_ != "dtype") refuse();
-    if (bits_of_dtype(value) == 0) fail_tensor("unknown dtype " + in_quotes(value));
+    if (bits_of_dtype(value) == 0) fail_tensor("unknown dtype ", in_quotes(value));
     tensor().dtype = std::move(value);
     return true;
   }
   bool number_unsigned(std::uint64_t value) override {
     if (context_ == Context::kShape) {
       if (value >= static_cast<std::uint64_t>(kMaxLength)) fail_size(std::to_string(value));
-      if (tensor().shape.size() == kMaxAxes) fail_tensor("more than " + std::to_string(kMaxAxes) + " axes");
+      if (tensor().shape.size() == kMaxAxes) fail_tensor("more than ", kMaxAxes, " axes");
       tensor().shape.push_back(static_cast<std::int64_t>(value));
       return true;
     }
@@ -105,16 +106,16 @@ class HeaderReader final : public Json::json_sax_t {
   bool number_integer(std::int64_t value) override {
     const std::string text = value == 0 ? "-0" : std::to_string(value);
     if (context_ == Context::kShape && value == 0) fail_tensor("shape has a size that is not an unsigned integer: -0");
-    if (context_ == Context::kShape) fail_tensor("shape has a negative size: " + text);
-    if (context_ == Context::kOffsets) fail_tensor("negative offset in data_offsets: " + text);
+    if (context_ == Context::kShape) fail_tensor("shape has a negative size: ", text);
+    if (context_ == Context::kOffsets) fail_tensor("negative offset in data_offsets: ", text);
     refuse();
   }
   // Numbers with a point or an exponent, and integers from 2^64 on.
   bool number_float(double, const std::string& text) override {
     const bool is_whole = text.find_first_not_of("-0123456789") == std::string::npos;
     if (context_ == Context::kShape && is_whole) fail_size(readable(text));
-    if (context_ == Context::kShape) fail_tensor("shape has a size that is not an integer: " + readable(text));
-    if (context_ == Context::kOffsets) fail_tensor("data_offsets is not a pair of integers below 2^64: " + readable(text));
+    if (context_ == Context::kShape) fail_tensor("shape has a size that is not an integer: ", readable(text));
+    if (context_ == Context::kOffsets) fail_tensor("data_offsets is not a pair of integers below 2^64: ", readable(text));
     refuse();
   }
   bool null() override { refuse(); }
@@ -128,7 +129,7 @@ class HeaderReader final : public Json::json_sax_t {
       const std::size_t at = words.find(mark);
       if (at != std::string_view::npos) words.remove_prefix(at + mark.size());
     }
-    fail("header is not JSON, byte " + std::to_string(position) + ": " + readable(words, 120));
+    fail("header is not JSON, byte ", position, ": ", readable(words, 120));
   }
 
  private:
@@ -143,9 +144,12 @@ class HeaderReader final : public Json::json_sax_t {
     return true;
   }
 
-  [[noreturn]] void fail_tensor(const std::string& message) { fail("tensor " + in_quotes(tensor().name) + ": " + message); }
+  template <class... Parts>
+  [[noreturn]] void fail_tensor(const Parts&... parts) {
+    fail("tensor ", in_quotes(tensor().name), ": ", parts...);
+  }
   [[noreturn]] void fail_size(const std::string& size) {
-    fail_tensor("size out of range: shape has " + size + ", sizes must be below 2^48");
+    fail_tensor("size out of range: shape has ", size, ", sizes must be below 2^48");
   }
   /// Fails for a value of the wrong type, with a message for the current context.
   [[noreturn]] void refuse() {
@@ -166,25 +170,22 @@ class HeaderReader final : public Json::json_sax_t {
   void check_tensor() {
     const TensorInfo& t = tensor();
     for (std::size_t i = 0; i < std::size(kFields); ++i) {
-      if (!seen_[i]) fail_tensor(std::string(kFields[i]) + " missing");
+      if (!seen_[i]) fail_tensor(kFields[i], " missing");
     }
     const std::optional<std::uint64_t> bytes = bytes_of_tensor(bits_of_dtype(t.dtype), t.shape);
     const std::string what = "shape " + shape_text(t.shape) + " of " + t.dtype;
-    if (!bytes) fail_tensor("size overflows or is not a whole number of bytes: " + what);
-    if (t.end < t.begin) fail_tensor("range ends before it starts: data_offsets " + range_text(t));
-    if (t.end - t.begin != *bytes) {
-      fail_tensor(what + " takes " + std::to_string(*bytes) + " bytes, data_offsets " + range_text(t) + " hold " +
-                  std::to_string(t.end - t.begin));
-    }
+    if (!bytes) fail_tensor("size overflows or is not a whole number of bytes: ", what);
+    if (t.end < t.begin) fail_tensor("range ends before it starts: data_offsets ", range_text(t));
+    if (t.end - t.begin != *bytes)
+      fail_tensor(what, " takes ", *bytes, " bytes, data_offsets ", range_text(t), " hold ", t.end - t.begin);
   }
 
   /// Checks that "__metadata__" has no duplicate key. Nine million different keys have a hash collision with probability
   /// 2e-6.
   void check_metadata() {
     std::sort(metadata_keys_.begin(), metadata_keys_.end());
-    if (std::adjacent_find(metadata_keys_.begin(), metadata_keys_.end()) != metadata_keys_.end()) {
+    if (std::adjacent_find(metadata_keys_.begin(), metadata_keys_.end()) != metadata_keys_.end())
       fail("__metadata__: duplicate key");
-    }
     metadata_keys_ = {};
   }
 
@@ -203,26 +204,21 @@ void check_cover(const HeaderReader& reader, std::uint64_t data_size) {
   // Check for a truncated file first: it is the most likely fault, and it causes the others.
   const auto last =
       std::max_element(tensors.begin(), tensors.end(), [](const auto& a, const auto& b) { return a.end < b.end; });
-  if (last != tensors.end() && last->end > data_size) {
-    reader.fail("file ends " + std::to_string(last->end - data_size) + " bytes early: tensor " + in_quotes(last->name) +
-                " has data_offsets " + range_text(*last) + ", data is " + std::to_string(data_size) + " bytes");
-  }
+  if (last != tensors.end() && last->end > data_size)
+    reader.fail("file ends ", last->end - data_size, " bytes early: tensor ", in_quotes(last->name), " has data_offsets ",
+                range_text(*last), ", data is ", data_size, " bytes");
   std::uint64_t covered = 0;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const TensorInfo& t = tensors[i];
-    if (t.begin < covered) {
-      reader.fail("tensors " + in_quotes(tensors[i - 1].name) + " and " + in_quotes(t.name) + " overlap: data_offsets " +
-                  range_text(tensors[i - 1]) + " and " + range_text(t));
-    }
-    if (t.begin > covered) {
-      reader.fail("data has bytes " + std::to_string(covered) + ".." + std::to_string(t.begin) +
-                  " that no tensor covers, before tensor " + in_quotes(t.name));
-    }
+    if (t.begin < covered)
+      reader.fail("tensors ", in_quotes(tensors[i - 1].name), " and ", in_quotes(t.name), " overlap: data_offsets ",
+                  range_text(tensors[i - 1]), " and ", range_text(t));
+    if (t.begin > covered)
+      reader.fail("data has bytes ", covered, "..", t.begin, " that no tensor covers, before tensor ", in_quotes(t.name));
     covered = t.end;
   }
-  if (covered != data_size) {
-    reader.fail("file has " + std::to_string(data_size - covered) + " bytes that no tensor covers, after the last tensor");
-  }
+  if (covered != data_size)
+    reader.fail("file has ", data_size - covered, " bytes that no tensor covers, after the last tensor");
 }
 
 }  // namespace
@@ -232,7 +228,7 @@ SafetensorsHeader parse_header(const std::string& path, std::string_view json, s
 
   // Check what the parser would accept or explain badly.
   const std::size_t not_utf8 = find_not_utf8(json);
-  if (not_utf8 != std::string_view::npos) reader.fail("header is not UTF-8: byte " + std::to_string(not_utf8 + 1));
+  if (not_utf8 != std::string_view::npos) reader.fail("header is not UTF-8: byte ", not_utf8 + 1);
   if (json.find_first_not_of(" \t\n\r") == std::string_view::npos) reader.fail("header is empty");
   if (json.starts_with("\xEF\xBB\xBF")) reader.fail("header starts with a byte order mark instead of {");
 
@@ -240,7 +236,7 @@ SafetensorsHeader parse_header(const std::string& path, std::string_view json, s
   Json::sax_parse(json.begin(), json.end(), &reader);
   // The parser treats NUL as the end of the input and would ignore any bytes after it.
   const std::size_t nul = json.find('\0');
-  if (nul != std::string_view::npos) reader.fail("header is not JSON, byte " + std::to_string(nul + 1) + ": NUL");
+  if (nul != std::string_view::npos) reader.fail("header is not JSON, byte ", nul + 1, ": NUL");
   std::vector<TensorInfo>& tensors = reader.header.tensors;
   std::sort(tensors.begin(), tensors.end(), [](const TensorInfo& a, const TensorInfo& b) {
     return std::tie(a.begin, a.end, a.name) < std::tie(b.begin, b.end, b.name);
@@ -252,7 +248,7 @@ SafetensorsHeader parse_header(const std::string& path, std::string_view json, s
 
   const auto twice = std::adjacent_find(by_name.begin(), by_name.end(),
                                         [&](std::size_t a, std::size_t b) { return tensors[a].name == tensors[b].name; });
-  if (twice != by_name.end()) reader.fail("duplicate key " + in_quotes(tensors[*twice].name));
+  if (twice != by_name.end()) reader.fail("duplicate key ", in_quotes(tensors[*twice].name));
   check_cover(reader, data_size);
   return std::move(reader.header);
 }

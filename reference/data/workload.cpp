@@ -96,27 +96,23 @@ std::string ignored_tensors(const SafetensorsFile& file, std::string_view expect
 }
 
 FileTensors read_tensors(const SafetensorsFile& file, std::int64_t value_dim) {
-  const auto refuse = [&](const std::string& why) { throw InputError(readable(file.path(), 200) + ": " + why); };
+  const auto refuse = [&](const auto&... why) { throw InputError(line_of(readable(file.path(), 200), ": ", why...)); };
   FileTensors tensors{view4(file, "q", "b, n_h, l, d_h"), view4(file, "k", "b, n_kv, N, d_h"), {}, {}};
   if (value_dim == 0) {
     tensors.v = view4(file, "v", "b, n_kv, N, d_v");
   } else {
     if (file.find("v")) refuse("--value-dim takes values from the keys, but there is a tensor \"v\"");
-    if (value_dim > tensors.k.shape[3])
-      refuse("--value-dim " + std::to_string(value_dim) + ": keys have " + std::to_string(tensors.k.shape[3]) +
-             " components");
+    if (value_dim > tensors.k.shape[3]) refuse("--value-dim ", value_dim, ": keys have ", tensors.k.shape[3], " components");
     tensors.v = tensors.k, tensors.v.shape[3] = value_dim;
   }
   for (const std::string_view name : kOtherAttention) {
-    if (file.find(name))
-      refuse("tensor \"" + std::string(name) + "\" asks for an attention that is not computed here; leave it out");
+    if (file.find(name)) refuse("tensor \"", name, "\" asks for an attention that is not computed here; leave it out");
   }
   const bool is_float8 = tensors.k.dtype == DType::F8_E4M3;
   const DType of_q = is_float8 && tensors.q.dtype == DType::BF16 ? tensors.k.dtype : tensors.q.dtype;
-  if (of_q != tensors.k.dtype || of_q != tensors.v.dtype) {
-    refuse("q is " + std::string(name_of(tensors.q.dtype)) + ", k " + std::string(name_of(tensors.k.dtype)) + ", v " +
-           std::string(name_of(tensors.v.dtype)) + ": they must have the same type; q may be BF16 where k is F8_E4M3");
-  }
+  if (of_q != tensors.k.dtype || of_q != tensors.v.dtype)
+    refuse("q is ", name_of(tensors.q.dtype), ", k ", name_of(tensors.k.dtype), ", v ", name_of(tensors.v.dtype),
+           ": they must have the same type; q may be BF16 where k is F8_E4M3");
 
   // Read the scales [b, n_kv] of keys and values.
   for (const auto& [name, scales] : {std::pair("k_scale", &tensors.scales.k), {"v_scale", &tensors.scales.v}}) {
@@ -124,16 +120,14 @@ FileTensors read_tensors(const SafetensorsFile& file, std::int64_t value_dim) {
     if (info == nullptr) continue;
     const std::string subject = std::string("tensor \"") + name + "\"";
     const std::int64_t b = tensors.k.shape[0], n_kv = tensors.k.shape[1];
-    if (!is_float8)
-      refuse(subject + " is for keys and values of F8_E4M3, but k is " + std::string(name_of(tensors.k.dtype)));
+    if (!is_float8) refuse(subject, " is for keys and values of F8_E4M3, but k is ", name_of(tensors.k.dtype));
     if (info->dtype != "F32" || info->shape != std::vector<std::int64_t>{b, n_kv})
-      refuse(subject + " must be F32 of shape [" + std::to_string(b) + ", " + std::to_string(n_kv) + "], one for each head");
+      refuse(subject, " must be F32 of shape [", b, ", ", n_kv, "], one for each head");
     scales->resize((info->end - info->begin) / sizeof(float));
     load(file.data(*info), DType::F32, std::ssize(*scales), scales->data());
     for (std::size_t i = 0; i < scales->size(); ++i)
       if (!is_scale((*scales)[i]))
-        refuse(subject + " has " + std::to_string((*scales)[i]) + " at " + std::to_string(i) +
-               "; scales are from 2^-100 to 2^100");
+        refuse(subject, " has ", std::to_string((*scales)[i]), " at ", i, "; scales are from 2^-100 to 2^100");
   }
   // Values that are components of keys have their scale.
   if (value_dim > 0 && file.find("v_scale")) refuse("--value-dim takes values from the keys; leave \"v_scale\" out");
@@ -141,9 +135,8 @@ FileTensors read_tensors(const SafetensorsFile& file, std::int64_t value_dim) {
 
   // Read lengths [b], I64.
   if (const TensorInfo* info = file.find("lengths")) {
-    if (info->dtype != "I64" || info->shape != std::vector<std::int64_t>{tensors.q.shape[0]}) {
-      refuse("tensor \"lengths\" must be I64 of shape [" + std::to_string(tensors.q.shape[0]) + "]");
-    }
+    if (info->dtype != "I64" || info->shape != std::vector<std::int64_t>{tensors.q.shape[0]})
+      refuse("tensor \"lengths\" must be I64 of shape [", tensors.q.shape[0], "]");
     tensors.lengths.resize(static_cast<std::size_t>(tensors.q.shape[0]));
     if (!tensors.lengths.empty())
       std::memcpy(tensors.lengths.data(), file.data(*info), tensors.lengths.size() * sizeof(std::int64_t));
@@ -155,8 +148,8 @@ FileTensors read_tensors(const SafetensorsFile& file, std::int64_t value_dim) {
       const auto dtype = std::ranges::find(kDTypes, info->dtype, [](DType each) { return name_of(each); });
       if (dtype == std::end(kDTypes) || *dtype == DType::F8_E4M3 ||
           info->shape != std::vector<std::int64_t>{tensors.q.shape[1]})
-        refuse("tensor \"" + std::string(name) + "\" must be F64, F32, F16 or BF16 of shape [" +
-               std::to_string(tensors.q.shape[1]) + "], a logit for every query head");
+        refuse("tensor \"", name, "\" must be F64, F32, F16 or BF16 of shape [", tensors.q.shape[1],
+               "], a logit for every query head");
       tensors.sink.resize(static_cast<std::size_t>(tensors.q.shape[1]));
       load_row(TensorView::dense(file.data(*info), *dtype, {1, 1, 1, tensors.q.shape[1]}), 0, 0, 0, tensors.sink.data());
     }
@@ -169,8 +162,7 @@ FileTensors read_tensors(const SafetensorsFile& file, std::int64_t value_dim) {
     const auto& n = info->shape;
     if ((!is_boolean && info->dtype != "F32") || n.size() != 4 || (n[0] != 1 && n[0] != b) || (n[1] != 1 && n[1] != n_h) ||
         n[2] != l || n[3] != n_keys)
-      refuse("tensor \"mask\" must be BOOL, U8 or F32 of shape [" + std::to_string(b) + " or 1, " + std::to_string(n_h) +
-             " or 1, " + std::to_string(l) + ", " + std::to_string(n_keys) + "]");
+      refuse("tensor \"mask\" must be BOOL, U8 or F32 of shape [", b, " or 1, ", n_h, " or 1, ", l, ", ", n_keys, "]");
     tensors.mask = Mask::dense(file.data(*info), is_boolean, {n[0], n[1], n[2], n[3]});
   }
   AttentionOptions options;
@@ -224,10 +216,9 @@ std::unique_ptr<Workload> open_workload(const SafetensorsFile& file, int steps, 
                                         double softcap, std::int64_t value_dim) {
   FileTensors tensors = read_tensors(file, value_dim);
   const auto& q = tensors.q.shape;
-  if (steps > 1 && q[2] != steps) {
-    throw InputError(readable(file.path(), 200) + ": --steps " + std::to_string(steps) +
-                     " needs as many query positions in q, which has l = " + std::to_string(q[2]));
-  }
+  if (steps > 1 && q[2] != steps)
+    throw InputError(line_of(readable(file.path(), 200), ": --steps ", steps,
+                             " needs as many query positions in q, which has l = ", q[2]));
   WorkloadShape shape = shape_of(tensors);
   shape.order = order, shape.rule = rule, shape.softcap = softcap;
   if (steps > 1) shape.n_queries = 1;

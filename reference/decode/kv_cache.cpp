@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <iterator>
 #include <stdexcept>
-#include <string>
 #include <utility>
 
 namespace tree_attn {
@@ -100,17 +99,12 @@ void KvCache::append(std::int64_t entry, const TensorView& k, const TensorView& 
   constexpr const char* kHere = "KvCache::append";
   check_entry(kHere, entry);
   check_views(kHere, k, v, true);
-  if (k.shape[0] != 1 || v.shape[0] != 1 || k.shape[2] != v.shape[2]) {
-    throw std::invalid_argument(std::string(kHere) + ": k has " + std::to_string(k.shape[0]) + " batch entries and " +
-                                std::to_string(k.shape[2]) + " positions, v has " + std::to_string(v.shape[0]) + " and " +
-                                std::to_string(v.shape[2]) + "; expected one entry and equal positions");
-  }
+  require(k.shape[0] == 1 && v.shape[0] == 1 && k.shape[2] == v.shape[2], kHere, ": k has ", k.shape[0],
+          " batch entries and ", k.shape[2], " positions, v has ", v.shape[0], " and ", v.shape[2],
+          "; expected one entry and equal positions");
   std::int64_t& length = lengths_[static_cast<std::size_t>(entry)];
-  if (k.shape[2] > leaves_.most_keys() - length) {
-    throw std::out_of_range(std::string(kHere) + ": batch entry " + std::to_string(entry) + " holds " +
-                            std::to_string(length) + " of " + std::to_string(leaves_.most_keys()) + " positions, " +
-                            std::to_string(k.shape[2]) + " more do not fit");
-  }
+  require<std::out_of_range>(k.shape[2] <= leaves_.most_keys() - length, kHere, ": batch entry ", entry, " holds ", length,
+                             " of ", leaves_.most_keys(), " positions, ", k.shape[2], " more do not fit");
   const std::int64_t needed = length + k.shape[2];
   reserve(needed <= capacity_ ? 0 : leaves_.end_of_leaf(std::max(needed, 2 * capacity_) - 1));
   if (pages_ != nullptr) {
@@ -132,7 +126,7 @@ void KvCache::truncate(std::int64_t entry, std::int64_t n) {
 }
 
 void KvCache::use_pages(const PageRule& rule) {
-  if (longest() > 0) throw std::logic_error("KvCache::use_pages: the cache holds rows");
+  require<std::logic_error>(longest() == 0, "KvCache::use_pages: the cache holds rows");
   copy_page(0, 0, 0);
   pages_ = std::make_unique<PageTable>(rule, stored_, leaves_);
   cleared();
@@ -141,7 +135,7 @@ void KvCache::use_pages(const PageRule& rule) {
 
 void KvCache::share(std::int64_t from, std::int64_t to, std::int64_t n) {
   constexpr const char* kHere = "KvCache::share";
-  if (pages_ == nullptr) throw std::logic_error(std::string(kHere) + ": the cache is not in pages");
+  require<std::logic_error>(pages_ != nullptr, kHere, ": the cache is not in pages");
   check_entry(kHere, from, n), check_entry(kHere, to);
   for (const std::vector<float>* each : {&scales_.k, &scales_.v}) {
     const auto of = [&](std::int64_t entry) { return each->begin() + entry * stored_.kv_heads; };
@@ -188,25 +182,18 @@ void KvCache::reserve(std::int64_t n) {
 
 void KvCache::borrow(const Shard& shard, std::span<const std::int64_t> lengths) {
   constexpr const char* kHere = "KvCache::borrow";
-  if (pages_ != nullptr) throw std::logic_error(std::string(kHere) + ": the cache is in pages, which take rows by append()");
+  require<std::logic_error>(pages_ == nullptr, kHere, ": the cache is in pages, which take rows by append()");
   check_views(kHere, shard.k, shard.v, false);
   const std::int64_t n = std::min(shard.k.shape[2], shard.v.shape[2]);
-  if (shard.k.shape[0] != stored_.batch || shard.v.shape[0] != stored_.batch || std::ssize(lengths) != stored_.batch) {
-    throw std::invalid_argument(std::string(kHere) + ": k has " + std::to_string(shard.k.shape[0]) +
-                                " batch entries, v has " + std::to_string(shard.v.shape[0]) + ", lengths has " +
-                                std::to_string(lengths.size()) + ", but the cache has " + std::to_string(stored_.batch));
-  }
-  if (shard.begin != leaves_.range().begin) {
-    throw std::out_of_range(std::string(kHere) + ": row 0 is position " + std::to_string(shard.begin) +
-                            ", but the cache begins at " + std::to_string(leaves_.range().begin));
-  }
+  require(shard.k.shape[0] == stored_.batch && shard.v.shape[0] == stored_.batch && std::ssize(lengths) == stored_.batch,
+          kHere, ": k has ", shard.k.shape[0], " batch entries, v has ", shard.v.shape[0], ", lengths has ", lengths.size(),
+          ", but the cache has ", stored_.batch);
+  require<std::out_of_range>(shard.begin == leaves_.range().begin, kHere, ": row 0 is position ", shard.begin,
+                             ", but the cache begins at ", leaves_.range().begin);
   const std::int64_t most = std::min(n, leaves_.most_keys());
-  for (std::size_t i = 0; i < lengths.size(); ++i) {
-    if (lengths[i] >= 0 && lengths[i] <= most) continue;
-    throw std::out_of_range(std::string(kHere) + ": length " + std::to_string(lengths[i]) + " of batch entry " +
-                            std::to_string(i) + " is not in 0 .. " + std::to_string(most) + " (" + std::to_string(n) +
-                            " rows, capacity " + std::to_string(leaves_.most_keys()) + ")");
-  }
+  for (std::size_t i = 0; i < lengths.size(); ++i)
+    require<std::out_of_range>(lengths[i] >= 0 && lengths[i] <= most, kHere, ": length ", lengths[i], " of batch entry ", i,
+                               " is not in 0 .. ", most, " (", n, " rows, capacity ", leaves_.most_keys(), ")");
   for (const std::int64_t length : lengths) grow(kHere, length);
   std::fill(lengths_.begin(), lengths_.end(), 0);
   write_all(shard, lengths);

@@ -15,15 +15,11 @@ void check_step(const KvCache& cache, const Step& step) {
   const auto lengths = step.lengths;
   constexpr const char* kHere = "DecodeSession::decode";
   const AttentionShape& shape = cache.shape();
-  if (q.shape != std::array{shape.batch, shape.heads, shape.n_queries, shape.head_dim} ||
-      std::ssize(lengths) != shape.batch) {
-    std::string axes;
-    for (const std::int64_t n : q.shape) axes += (axes.empty() ? "" : ", ") + std::to_string(n);
-    throw std::invalid_argument("DecodeSession::decode: q is [" + axes + "] with " + std::to_string(lengths.size()) +
-                                " lengths, but the cache has [" + std::to_string(shape.batch) + ", " +
-                                std::to_string(shape.heads) + ", " + std::to_string(shape.n_queries) + ", " +
-                                std::to_string(shape.head_dim) + "]");
-  }
+  const auto& [b, n_h, l, d_h] = q.shape;
+  require(
+      q.shape == std::array{shape.batch, shape.heads, shape.n_queries, shape.head_dim} && std::ssize(lengths) == shape.batch,
+      kHere, ": q is [", b, ", ", n_h, ", ", l, ", ", d_h, "] with ", lengths.size(), " lengths, but the cache has [",
+      shape.batch, ", ", shape.heads, ", ", shape.n_queries, ", ", shape.head_dim, "]");
   require_view(kHere, q, "q", cache.is_on_device());
   require(step.rule.window >= 0 && step.rule.sinks >= 0, kHere, ": a window of ", step.rule.window, " keys and ",
           step.rule.sinks, " sinks; neither is negative");
@@ -40,10 +36,8 @@ void check_step(const KvCache& cache, const Step& step) {
               " keys and ", cache.pages()->rule().sinks, " sinks");
     }
     const std::int64_t needed = cache.leaves().n_keys(lengths[i]);
-    if (needed <= cache.lengths()[i]) continue;
-    throw std::out_of_range("DecodeSession::decode: batch entry " + std::to_string(i) + " has " +
-                            std::to_string(lengths[i]) + " keys, " + std::to_string(needed) +
-                            " of them in the range of the cache, which holds " + std::to_string(cache.lengths()[i]));
+    require<std::out_of_range>(needed <= cache.lengths()[i], kHere, ": batch entry ", i, " has ", lengths[i], " keys, ",
+                               needed, " of them in the range of the cache, which holds ", cache.lengths()[i]);
   }
 }
 

@@ -13,6 +13,7 @@
 #pragma once
 
 #include "tree_attn/reference/energy/energy.hpp"
+#include "tree_attn/reference/state/require.hpp"
 #include "tree_attn/reference/state/tree_reduce.hpp"
 
 #include <Eigen/Core>
@@ -23,7 +24,6 @@
 #include <limits>
 #include <numeric>
 #include <span>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -41,15 +41,11 @@ struct VirtualDevice {
 /// @param[in] lengths keys of each device [p], with sum N
 /// @throws std::invalid_argument if p is 0, a length is negative, or the lengths do not add up to N
 inline std::vector<VirtualDevice> scatter(const MatrixRef& K, const MatrixRef& V, std::span<const std::int64_t> lengths) {
-  if (lengths.empty()) throw std::invalid_argument("scatter: no devices");
-  for (const std::int64_t t : lengths) {
-    if (t < 0) throw std::invalid_argument("scatter: shard of length " + std::to_string(t));
-  }
+  require(!lengths.empty(), "scatter: no devices");
+  for (const std::int64_t t : lengths) require(t >= 0, "scatter: shard of length ", t);
   const std::int64_t sum = std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0});
-  if (sum != K.rows() || sum != V.rows()) {
-    throw std::invalid_argument("scatter: lengths add up to " + std::to_string(sum) + ", there are " +
-                                std::to_string(K.rows()) + " keys and " + std::to_string(V.rows()) + " values");
-  }
+  require(sum == K.rows() && sum == V.rows(), "scatter: lengths add up to ", sum, ", there are ", K.rows(), " keys and ",
+          V.rows(), " values");
   std::vector<VirtualDevice> devices;
   std::int64_t begin = 0;
   for (const std::int64_t t : lengths) {
@@ -62,7 +58,7 @@ inline std::vector<VirtualDevice> scatter(const MatrixRef& K, const MatrixRef& V
 /// Throws std::invalid_argument if there are no devices, or their values differ in length.
 /// @param function that has them as an argument
 inline void require_devices(const char* function, const std::vector<VirtualDevice>& devices) {
-  if (devices.empty()) throw std::invalid_argument(std::string(function) + ": no devices");
+  require(!devices.empty(), function, ": no devices");
   const std::string what = std::string(function) + ": lengths of values on two devices";
   for (const VirtualDevice& device : devices) require_equal(what.c_str(), device.V.cols(), devices[0].V.cols());
 }

@@ -36,15 +36,12 @@
 #include <iterator>
 #include <limits>
 #include <span>
-#include <stdexcept>
-#include <string>
 #include <vector>
 
 namespace tree_attn {
 
 /// The products of components that follow a value.
 enum class Products {
-  None,     ///< none
   Squares,  ///< v_j v_j, d_v of them: the diagonal of the covariance
   Triangle  ///< v_i v_j with i <= j, row by row, d_v (d_v + 1) / 2 of them: the whole covariance
 };
@@ -56,38 +53,24 @@ struct MomentLayout {
   std::int64_t n_score = 0;               ///< length of u: 0 for no entropy, d_h if u is the key, 1 if it is the score
 
   /// Number of products.
-  std::int64_t n_products() const {
-    return products == Products::None ? 0 : products == Products::Squares ? d_v : d_v * (d_v + 1) / 2;
-  }
+  std::int64_t n_products() const { return products == Products::Squares ? d_v : d_v * (d_v + 1) / 2; }
   /// Length of an enlarged value, which replaces d_v in the reduction.
   std::int64_t size() const { return d_v + n_products() + n_score; }
 };
 
-/// Component j of a center [d_v], which is 0 if it is empty.
-template <class Real>
-Real center_at(std::span<const Real> center, std::int64_t j) {
-  return center.empty() ? Real(0) : center[static_cast<std::size_t>(j)];
-}
-
 /// Writes the enlarged value of one key.
-///
-/// If the mean is much larger than the deviation, the covariance is a small difference of large terms. A `center` c near the
-/// values, the same for all keys, reduces the cancellation: the products are then those of v - c, which has the same
-/// covariance. The value itself is not shifted.
 ///
 /// Edges: Inf and NaN propagate to the products that they enter, as in the formula; a square may overflow where v does not.
 /// @param[in] layout the components
 /// @param[in] v value [d_v]
 /// @param[in] u vector in which the score is linear [n_score]
-/// @param[in] center c [d_v], or empty for 0
 /// @param[out] enlarged [layout.size()]
 template <class Real>
-void enlarge(const MomentLayout& layout, const Real* v, const Real* u, std::span<const Real> center, Real* enlarged) {
-  const auto dv = [&](std::int64_t j) { return v[j] - center_at(center, j); };
+void enlarge(const MomentLayout& layout, const Real* v, const Real* u, Real* enlarged) {
   Real* to = std::copy_n(v, layout.d_v, enlarged);
-  for (std::int64_t i = 0; i < layout.d_v && layout.products != Products::None; ++i) {
+  for (std::int64_t i = 0; i < layout.d_v; ++i) {
     const std::int64_t end = layout.products == Products::Squares ? i + 1 : layout.d_v;
-    for (std::int64_t j = i; j < end; ++j) *to++ = dv(i) * dv(j);
+    for (std::int64_t j = i; j < end; ++j) *to++ = v[i] * v[j];
   }
   std::copy_n(u, layout.n_score, to);
 }
@@ -99,30 +82,23 @@ void enlarge(const MomentLayout& layout, const Real* v, const Real* u, std::span
 /// @param[in] layout the components, n_score 0 or d_h
 /// @param[in] k keys [b, n_kv, n, d_h]
 /// @param[in] v values [b, n_kv, n, d_v]
-/// @param[in] center c [d_v], or empty for 0
 /// @returns [b, n_kv, n, layout.size()], last axis fastest
-/// @throws std::invalid_argument if the layout, the center and the tensors do not match, or a tensor has no data
-inline std::vector<float> enlarge_values(const MomentLayout& layout, const TensorView& k, const TensorView& v,
-                                         std::span<const float> center = {}) {
+/// @throws std::invalid_argument if the layout and the tensors do not match, or a tensor has no data
+inline std::vector<float> enlarge_values(const MomentLayout& layout, const TensorView& k, const TensorView& v) {
   const auto [b, n_kv, n, d_h] = k.shape;
   require_view("enlarge_values", k, "k");
   require_view("enlarge_values", v, "v");
   require(v.shape[0] == b && v.shape[1] == n_kv && v.shape[2] == n, "enlarge_values: k is [", b, ", ", n_kv, ", ", n,
           ", d_h], v is [", v.shape[0], ", ", v.shape[1], ", ", v.shape[2], ", d_v]");
-  require(center.empty() || std::ssize(center) == layout.d_v, "enlarge_values: a center of ", center.size(),
-          " components for values of ", layout.d_v);
-  if (layout.d_v != v.shape[3] || (layout.n_score != 0 && layout.n_score != d_h)) {
-    throw std::invalid_argument("enlarge_values: layout of values of " + std::to_string(layout.d_v) + " and keys of " +
-                                std::to_string(layout.n_score) + ", the tensors have " + std::to_string(v.shape[3]) +
-                                " and " + std::to_string(d_h));
-  }
+  require(layout.d_v == v.shape[3] && (layout.n_score == 0 || layout.n_score == d_h), "enlarge_values: layout of values of ",
+          layout.d_v, " and keys of ", layout.n_score, ", the tensors have ", v.shape[3], " and ", d_h);
   std::vector<float> enlarged(static_cast<std::size_t>(b * n_kv * n * layout.size()));
   std::vector<float> k_row(static_cast<std::size_t>(d_h)), v_row(static_cast<std::size_t>(layout.d_v));
   float* to = enlarged.data();
   for (std::int64_t row = 0; row < b * n_kv * n; ++row, to += layout.size()) {
     load_row(k, row / n / n_kv, row / n % n_kv, row % n, k_row.data());
     load_row(v, row / n / n_kv, row / n % n_kv, row % n, v_row.data());
-    enlarge<float>(layout, v_row.data(), k_row.data(), center, to);
+    enlarge<float>(layout, v_row.data(), k_row.data(), to);
   }
   return enlarged;
 }
@@ -136,35 +112,28 @@ double read_mean(const Real* state, std::int64_t i) {
 
 /// The covariance of the values, from a finished reduction.
 ///
-///     <dv_i dv_j>  =  <(v - c)_i (v - c)_j>  -  (<v> - c)_i (<v> - c)_j
+///     <dv_i dv_j>  =  <v_i v_j>  -  <v_i> <v_j>
 ///
 /// with dv = v - `<v>`. The two terms are rounded separately, so a variance of 0 may be computed as a small value of either
-/// sign, of the order n_a u `<(v - c)^2>`, with n_a the longest chain of additions and u the roundoff of Real. It is not
-/// clamped.
+/// sign, of the order n_a u `<v^2>`, with n_a the longest chain of additions and u the roundoff of Real. It is not clamped.
 ///
 /// Edges: 0 for the empty set; NaN where D is NaN or a value was, always the same quiet NaN, as in finish().
-/// @param[in] layout the components, products not None
+/// @param[in] layout the components
 /// @param[in] state [2 + layout.size()]
-/// @param[in] center c [d_v] as in enlarge()
 /// @returns [d_v, d_v]; with Products::Squares the diagonal, as [d_v, 1]
-/// @throws std::invalid_argument if the layout has no products, or the center another length
 /// @paper{eq_cov, eq. (cov)}
 template <class Real>
-Eigen::MatrixXd read_covariance(const MomentLayout& layout, const Real* state, std::span<const Real> center = {}) {
-  if (layout.products == Products::None) throw std::invalid_argument("read_covariance: the layout has no products");
-  require(center.empty() || std::ssize(center) == layout.d_v, "read_covariance: a center of ", center.size(),
-          " components for values of ", layout.d_v);
+Eigen::MatrixXd read_covariance(const MomentLayout& layout, const Real* state) {
   const bool all = layout.products == Products::Triangle;
   Eigen::MatrixXd covariance = Eigen::MatrixXd::Zero(layout.d_v, all ? layout.d_v : 1);
   if (is_empty(state)) return covariance;
 
-  const auto mean = [&](std::int64_t j) { return read_mean(state, j) - double{center_at(center, j)}; };
   const auto canonical = [](double x) { return x == x ? x : std::numeric_limits<double>::quiet_NaN(); };
   std::int64_t at = layout.d_v;
   for (std::int64_t i = 0; i < layout.d_v; ++i) {
     for (std::int64_t j = i; j < (all ? layout.d_v : i + 1); ++j) {
       // An explicit fma gives the same bits whether or not the compiler contracts.
-      const double c_ij = canonical(std::fma(-mean(i), mean(j), read_mean(state, at++)));
+      const double c_ij = canonical(std::fma(-read_mean(state, i), read_mean(state, j), read_mean(state, at++)));
       if (all)
         covariance(i, j) = covariance(j, i) = c_ij;
       else
@@ -188,10 +157,8 @@ Eigen::MatrixXd read_covariance(const MomentLayout& layout, const Real* state, s
 /// @throws std::invalid_argument if the lengths of w and u differ, or n_score is 0
 template <class Real>
 double read_entropy(const MomentLayout& layout, const Real* state, std::span<const double> w) {
-  if (layout.n_score == 0 || std::ssize(w) != layout.n_score) {
-    throw std::invalid_argument("read_entropy: " + std::to_string(w.size()) + " factors for " +
-                                std::to_string(layout.n_score) + " elements");
-  }
+  require(layout.n_score != 0 && std::ssize(w) == layout.n_score, "read_entropy: ", w.size(), " factors for ",
+          layout.n_score, " elements");
   if (is_empty(state)) return 0;
   const double e = state[kShift], D = state[kSum];
   double H = kLn2 * (e + std::log2(D));

@@ -7,12 +7,12 @@
 /// operation takes unit time and messages take none.
 #pragma once
 
+#include "tree_attn/reference/state/require.hpp"
+
 #include <algorithm>
 #include <cstdint>
 #include <iterator>
 #include <span>
-#include <stdexcept>
-#include <string>
 #include <vector>
 
 namespace tree_attn {
@@ -42,8 +42,8 @@ struct Reduction {
 template <class T, class Op>
 Reduction<T> tree_reduce(std::span<const T> x, std::int64_t p, Op op) {
   const std::size_t N = x.size();
-  if (N < 1) throw std::invalid_argument("tree_reduce: no elements");
-  if (p < 1) throw std::invalid_argument("tree_reduce: " + std::to_string(p) + " workers");
+  require(N >= 1, "tree_reduce: no elements");
+  require(p >= 1, "tree_reduce: ", p, " workers");
 
   // Store with each value the length of the chain of operations that produced it.
   struct Partial {

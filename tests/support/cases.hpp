@@ -14,15 +14,13 @@ namespace tree_attn::test {
 /// One case of the file. The fields are explained in its `meta`.
 struct Case {
   unsigned seed = 0;  ///< seed of the elements, which are not stored: the index of the case in the file
-  std::string name, kind, shard, input, tolerance, tier;
+  std::string name, kind, input, tier;
   DType dtype = DType::F32;
   std::int64_t batch = 0, heads = 0, kv_heads = 0, head_dim = 0;
   std::vector<std::int64_t> lengths;
   std::vector<int> ranks, splits;
 };
 
-/// All cases of the file.
-const std::vector<Case>& all_cases();
 /// The cases of one kind and tier.
 std::vector<Case> cases_of(const std::string& kind, const std::string& tier);
 

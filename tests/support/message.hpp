@@ -3,8 +3,15 @@
 /// @brief What a call says as it fails.
 #pragma once
 
+#include <doctest/doctest.h>
+
 #include <exception>
+#include <stdexcept>
 #include <string>
+
+/// Checks that an expression is refused, in a line that has these words.
+#define CHECK_INVALID(expression, words) CHECK_THROWS_WITH_AS(expression, doctest::Contains(words), std::invalid_argument)
+#define CHECK_OUT_OF_RANGE(expression, words) CHECK_THROWS_WITH_AS(expression, doctest::Contains(words), std::out_of_range)
 
 namespace tree_attn::test {
 

@@ -93,16 +93,28 @@ inline Forest<float> decode_range(const Backend& backend, TensorWorkload& worklo
   return std::move(cache->open(workload.scale)->decode(step).host());
 }
 
+/// The states of all keys of a case, joined over its ranges.
+inline std::vector<float> decode_ranges(const Backend& backend, const SeenCase& c, TensorWorkload& workload,
+                                        const Step& step) {
+  Forest<float> joined(workload.shape().n_rows(), c.axes.value_dim);
+  for (const KeyRange& range : closed(c.ranges, step.longest())) {
+    const Forest<float> forest = decode_range(backend, workload, OwnedLeaves(range, c.order), step);
+    REQUIRE(forest.subtrees() == cover(range.begin, range.end));
+    joined.append(forest.subtrees(), forest.states().data());
+  }
+  const std::span<const float> all = joined.fold();
+  return {all.begin(), all.end()};
+}
+
 /// The workload of a case. The first component of every query is positive, so that a key that begins with -inf has the score
 /// -inf for all queries: it is not seen, by a rule that is older than all others.
 inline std::unique_ptr<TensorWorkload> workload_of(const SeenCase& c, unsigned seed) {
   std::mt19937 random(seed);
   Tensor q = normal_tensor(random, c.axes.q(), c.axes.dtype), k = normal_tensor(random, c.axes.k(), c.axes.dtype),
          v = normal_tensor(random, c.axes.v(), c.axes.dtype);
-  for (std::int64_t i = 0; i < c.axes.batch; ++i)
-    for (std::int64_t h = 0; h < c.axes.heads; ++h)
-      for (std::int64_t j = 0; j < c.axes.n_queries; ++j)
-        q.set(i, h, j, 0, 0.25f + std::fabs(static_cast<float>(row_of(q, i, h, j)[0])));
+  for_each_row(q.shape, [&](std::int64_t i, std::int64_t h, std::int64_t j) {
+    q.set(i, h, j, 0, 0.25f + std::fabs(static_cast<float>(row_of(q, i, h, j)[0])));
+  });
   return workload_of(std::move(q), std::move(k), std::move(v), c.lengths);
 }
 
@@ -113,13 +125,7 @@ inline void check_rows_alone(const Backend& backend, const SeenCase& c, unsigned
   const auto workload = workload_of(c, seed);
   const std::int64_t d_v = c.axes.value_dim, l = c.axes.n_queries;
   const Step step{workload->query(0), workload->lengths(), c.rule};
-  Forest<float> joined(workload->shape().n_rows(), d_v);
-  for (const KeyRange& range : closed(c.ranges, step.longest())) {
-    const Forest<float> forest = decode_range(backend, *workload, OwnedLeaves(range, c.order), step);
-    REQUIRE(forest.subtrees() == cover(range.begin, range.end));
-    joined.append(forest.subtrees(), forest.states().data());
-  }
-  const std::span<const float> all = joined.fold();
+  const std::vector<float> all = decode_ranges(backend, c, *workload, step);
   for (std::int64_t i = 0; i < c.axes.batch; ++i) {
     const auto entry = entry_of(*workload, i);
     for (std::int64_t j = 0; j < l; ++j) {

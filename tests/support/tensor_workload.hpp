@@ -58,14 +58,10 @@ inline std::unique_ptr<TensorWorkload> workload_of(Tensor q, Tensor k, Tensor v,
   const std::vector<std::int64_t> in_use =
       lengths ? *lengths : std::vector<std::int64_t>(static_cast<std::size_t>(q.shape[0]), n_keys);
   for (Tensor* tensor : {&k, &v}) {
-    for (std::int64_t i = 0; i < tensor->shape[0]; ++i) {
-      for (std::int64_t h = 0; h < tensor->shape[1]; ++h) {
-        for (std::int64_t a = in_use[static_cast<std::size_t>(i)]; a < n_keys; ++a) {
-          for (std::int64_t c = 0; c < tensor->shape[3]; ++c)
-            tensor->set(i, h, a, c, std::numeric_limits<float>::quiet_NaN());
-        }
-      }
-    }
+    for_each_row(tensor->shape, [&](std::int64_t i, std::int64_t h, std::int64_t a) {
+      for (std::int64_t c = 0; a >= in_use[static_cast<std::size_t>(i)] && c < tensor->shape[3]; ++c)
+        tensor->set(i, h, a, c, std::numeric_limits<float>::quiet_NaN());
+    });
   }
   std::vector<std::vector<std::byte>> memory{std::move(q.bytes), std::move(k.bytes), std::move(v.bytes)};
   const TensorView views[] = {TensorView::dense(memory[0].data(), q.dtype, q.shape),
@@ -101,12 +97,10 @@ inline Tensor copy_of(const TensorView& view) {
   const std::size_t row_bytes = static_cast<std::size_t>(view.shape[3]) * bytes_of(view.dtype);
   copy.bytes.resize(static_cast<std::size_t>(n_elements(view.shape)) * bytes_of(view.dtype));
   std::byte* to = copy.bytes.data();
-  for (std::int64_t i = 0; i < view.shape[0]; ++i) {
-    for (std::int64_t h = 0; h < view.shape[1]; ++h) {
-      for (std::int64_t a = 0; a < view.shape[2] && row_bytes > 0; ++a, to += row_bytes)
-        std::memcpy(to, view.row(i, h, a), row_bytes);
-    }
-  }
+  for_each_row(view.shape, [&](std::int64_t i, std::int64_t h, std::int64_t a) {
+    if (row_bytes > 0) std::memcpy(to, view.row(i, h, a), row_bytes);
+    to += row_bytes;
+  });
   return copy;
 }
 
@@ -134,14 +128,10 @@ inline std::unique_ptr<TensorWorkload> packed(TensorWorkload& workload) {
   const TensorView q = view_at(N - 1, 0, shape.heads, 1), k = view_at(0, shape.heads, shape.kv_heads, N),
                    v = view_at(0, shape.heads + shape.kv_heads, shape.kv_heads, N);
   const auto fill = [&](const TensorView& to, const TensorView& from) {
-    for (std::int64_t i = 0; i < to.shape[0]; ++i) {
-      for (std::int64_t h = 0; h < to.shape[1]; ++h) {
-        for (std::int64_t a = 0; a < to.shape[2]; ++a) {
-          std::memcpy(memory.data() + (to.row(i, h, a) - memory.data()), from.row(i, h, a),
-                      static_cast<std::size_t>(d) * bytes_of(shape.dtype));
-        }
-      }
-    }
+    for_each_row(to.shape, [&](std::int64_t i, std::int64_t h, std::int64_t a) {
+      std::memcpy(memory.data() + (to.row(i, h, a) - memory.data()), from.row(i, h, a),
+                  static_cast<std::size_t>(d) * bytes_of(shape.dtype));
+    });
   };
   fill(q, workload.query(0));
   fill(k, workload.k());

@@ -36,6 +36,14 @@ struct Tensor {
 
 inline std::int64_t n_elements(const Shape& shape) { return shape[0] * shape[1] * shape[2] * shape[3]; }
 
+/// Calls f(i, j, n) for every row [i, j, n, :], in the order of memory.
+template <class Function>
+void for_each_row(const Shape& shape, const Function& f) {
+  for (std::int64_t i = 0; i < shape[0]; ++i)
+    for (std::int64_t j = 0; j < shape[1]; ++j)
+      for (std::int64_t n = 0; n < shape[2]; ++n) f(i, j, n);
+}
+
 /// Normally distributed elements with mean 0 and deviation sigma.
 inline std::vector<float> normal_elements(std::mt19937& random, std::int64_t count, float sigma = 1) {
   std::normal_distribution<float> normal(0, sigma);

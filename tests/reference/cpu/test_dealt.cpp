@@ -7,7 +7,7 @@
 #include "tree_attn/reference/decode/backend.hpp"
 #include "tree_attn/reference/decode/decode.hpp"
 #include "tree_attn/tests/support/same_bits.hpp"
-#include "tree_attn/tests/support/tensor_workload.hpp"
+#include "tree_attn/tests/support/seen_cases.hpp"
 
 #include <doctest/doctest.h>
 
@@ -18,14 +18,6 @@
 
 namespace tree_attn::test {
 namespace {
-
-/// The states of one rank of p.
-Forest<float> decode_rank(Workload& workload, const TensorView& q, double scale, const OwnedLeaves& leaves,
-                          std::span<const std::int64_t> lengths) {
-  const auto cache = cpu_backend().make_cache(workload.shape(), leaves, 1);
-  fill(*cache, workload, lengths);
-  return std::move(cache->open(scale)->decode({q, lengths}).host());
-}
 
 int n_merges = 0;
 
@@ -118,7 +110,7 @@ TEST_CASE("dealt: a small window on a long cache has few chunks") {
 TEST_CASE("dealt: a step that is broken off leaves nothing to the next one") {
   const auto workload = normal_workload(9270, {.n_keys = 9000});
   const OwnedLeaves leaves(dealt_ranges(1)[0], LeafOrder::kDealt);
-  const Forest<float> whole = decode_rank(*workload, workload->query(0), workload->scale, leaves, workload->lengths());
+  const Forest<float> whole = decode_range(cpu_backend(), *workload, leaves, {workload->query(0), workload->lengths()});
   const auto cache = cpu_backend(1).make_cache(workload->shape(), leaves, 1);
   fill(*cache, *workload, workload->lengths());
   const auto session = cache->open(workload->scale);
@@ -156,7 +148,7 @@ TEST_CASE("growth: a cache and a session that grow key by key have the bits of f
       n_moved += first != nullptr && dynamic_cast<const CpuCache&>(*cache).leaf(0, 0, 0).k != first;
       if (n % 64 > 2 && n % 17 != 0) continue;
       const Forest<float>& grown = session->decode({workload->query(0), lengths}).host();
-      const Forest<float> fresh = decode_rank(*workload, workload->query(0), workload->scale, leaves, lengths);
+      const Forest<float> fresh = decode_range(cpu_backend(), *workload, leaves, {workload->query(0), lengths});
       REQUIRE(grown.subtrees() == fresh.subtrees());
       REQUIRE(same_bits(grown.states(), fresh.states()));
     }

@@ -3,6 +3,7 @@
 /// @brief The loops over leaves, in every build that this processor runs: conversions, merges, and the end of memory. Their
 /// bits are compared with the plain decode by test_plain.cpp.
 #include "tree_attn/reference/cpu/leaf_kernel.hpp"
+#include "tree_attn/reference/tensor/convert.hpp"
 
 #include <doctest/doctest.h>
 #include <sys/mman.h>
@@ -10,6 +11,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <random>
 #include <string>
@@ -26,47 +28,28 @@ bool same(float a, float b) { return std::isnan(a) ? std::isnan(b) : bits_of(a) 
 
 }  // namespace
 
-TEST_CASE("leaf: every F16 and every BF16 is widened as widen() does, by every build") {
-  for (const LeafKernel* kernel : leaf_kernels()) {
-    for (const DType dtype : {DType::F16, DType::BF16}) {
-      constexpr std::int64_t kPerRow = 96;
-      const float k = 0;  // s = 0: a weight of 1
-      for (std::int64_t first = 0; first < 65536; first += kPerRow) {
-        std::vector<std::uint16_t> row(kPerRow);
-        for (std::int64_t i = 0; i < kPerRow; ++i) row[static_cast<std::size_t>(i)] = static_cast<std::uint16_t>(first + i);
-        const LeafRows leaf{reinterpret_cast<const std::byte*>(&k), reinterpret_cast<const std::byte*>(row.data()), 0, 0};
-        for (const std::int64_t n_queries : {1, 2}) {
-          std::vector<float> packed(64, 0), workspace(static_cast<std::size_t>(workspace_floats(1, 2, 1, kPerRow))),
-              states(2 * (2 + kPerRow));
-          kernel->states({&leaf, 1, 1, DType::F32, dtype, 1, kPerRow, n_queries, packed.data(), 1.0f}, workspace.data(),
-                         states.data());
-          for (std::int64_t i = 0; i < kPerRow; ++i) {
-            const std::uint16_t bits = row[static_cast<std::size_t>(i)];
-            const float want = dtype == DType::F16 ? widen(Half{bits}) : widen(BFloat16{bits});
-            if (same(states[static_cast<std::size_t>(kValues + i)], want)) continue;
-            FAIL_CHECK(kernel->name << ", " << name_of(dtype) << ", bits " << bits << ": "
-                                    << states[static_cast<std::size_t>(kValues + i)] << ", not " << want);
-          }
-        }
-      }
-    }
-  }
-}
-
-TEST_CASE("leaf: every F8_E4M3 is widened as widen() does, by every build, in whole pairs and in the last one") {
-  std::vector<std::uint8_t> row(256);
-  for (std::size_t i = 0; i < row.size(); ++i) row[i] = static_cast<std::uint8_t>(i);
+TEST_CASE("leaf: every 16- and 8-bit element is widened as widen() does, by every build, in whole pairs and in the last") {
   const float k = 0;  // s = 0: a weight of 1
-  const LeafRows leaf{reinterpret_cast<const std::byte*>(&k), reinterpret_cast<const std::byte*>(row.data()), 0, 0};
-  for (const LeafKernel* kernel : leaf_kernels()) {
-    for (const std::int64_t n_queries : {1, 2}) {
-      for (const std::int64_t d_v : {256, 255, 200, 31}) {
-        std::vector<float> packed(64, 0), workspace(static_cast<std::size_t>(workspace_floats(1, 2, 1, d_v))), states(600);
-        kernel->states({&leaf, 1, 1, DType::F32, DType::F8_E4M3, 1, d_v, n_queries, packed.data(), 1.0f}, workspace.data(),
-                       states.data());
-        for (std::int64_t i = 0; i < d_v; ++i) {
-          INFO(kernel->name << ", d_v " << d_v << ", bits " << i);
-          REQUIRE(same(states[static_cast<std::size_t>(kValues + i)], widen(Float8{static_cast<std::uint8_t>(i)})));
+  for (const DType dtype : {DType::F16, DType::BF16, DType::F8_E4M3}) {
+    const std::int64_t size = static_cast<std::int64_t>(bytes_of(dtype)), n_all = std::int64_t{1} << 8 * size;
+    std::vector<std::byte> all(static_cast<std::size_t>(n_all * size));
+    for (std::int64_t i = 0; i < n_all; ++i) std::memcpy(all.data() + i * size, &i, static_cast<std::size_t>(size));
+    for (const std::int64_t most : {256, 255, 200, 31}) {
+      if (size == 2 && most > 255) continue;
+      for (std::int64_t first = 0; first < n_all; first += most) {
+        const std::int64_t d_v = std::min(most, n_all - first);
+        std::vector<float> want(static_cast<std::size_t>(d_v));
+        load(all.data() + first * size, dtype, d_v, want.data());
+        const LeafRows leaf{reinterpret_cast<const std::byte*>(&k), all.data() + first * size, 0, 0};
+        for (const LeafKernel* kernel : leaf_kernels()) {
+          for (const std::int64_t n_queries : {1, 2}) {
+            std::vector<float> packed(64, 0), workspace(static_cast<std::size_t>(workspace_floats(1, 2, 1, d_v))),
+                states(600);
+            kernel->states({&leaf, 1, 1, DType::F32, dtype, 1, d_v, n_queries, packed.data(), 1.0f}, workspace.data(),
+                           states.data());
+            INFO(kernel->name << ", " << name_of(dtype) << ", " << d_v << " elements from " << first << " on");
+            REQUIRE(std::equal(want.begin(), want.end(), states.begin() + kValues, same));
+          }
         }
       }
     }

@@ -3,49 +3,20 @@
 /// @brief A file truncated while it is mapped ends the process with one line and status 2. Any other SIGBUS keeps its
 /// effect.
 #include "tree_attn/reference/data/mapped_file.hpp"
+#include "tree_attn/tests/support/ending.hpp"
 #include "tree_attn/tests/support/tensor_files.hpp"
 
 #include <doctest/doctest.h>
 #include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/wait.h>
 
 #include <atomic>
 #include <csignal>
-#include <functional>
 
 namespace {
 
 using namespace tree_attn;
-
-struct Ending {
-  int status;       ///< of exit(), or 128 + the signal
-  std::string err;  ///< standard error
-};
-
-/// Runs a function in a child process.
-Ending ending_of(const std::function<void()>& code) {
-  int err[2];
-  REQUIRE(::pipe(err) == 0);
-  const pid_t child = ::fork();
-  if (child == 0) {
-    ::dup2(err[1], STDERR_FILENO);
-    // Remove the SIGBUS handlers of doctest and the sanitizers.
-    std::signal(SIGBUS, SIG_DFL);
-    code();
-    ::_exit(0);
-  }
-  ::close(err[1]);
-  Ending ending{-1, ""};
-  char buffer[512];
-  for (ssize_t n = 0; (n = ::read(err[0], buffer, sizeof buffer)) > 0;)
-    ending.err.append(buffer, static_cast<std::size_t>(n));
-  ::close(err[0]);
-  int status = 0;
-  ::waitpid(child, &status, 0);
-  ending.status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-  return ending;
-}
+using test::Ending, test::ending_of;
 
 /// Reads one byte per page.
 unsigned touch(std::span<const std::byte> bytes) {

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Output files: links, planted temporary files, and replaced files.
+/// @brief Output files: links, planted temporary files, replaced files, and bytes that are on the disk.
 #include "tree_attn/reference/data/output_file.hpp"
 #include "tree_attn/tests/support/tensor_files.hpp"
 
 #include <doctest/doctest.h>
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 
@@ -36,7 +38,16 @@ std::vector<std::string> temporaries(const Scratch& scratch) {
   return found;
 }
 
+std::string awaited;
+std::vector<bool> is_there;  ///< whether the awaited file is, in every call of fsync()
+
 }  // namespace
+
+/// In place of that of the C library, in this program.
+extern "C" int fsync(int descriptor) {
+  if (!awaited.empty()) is_there.push_back(std::filesystem::exists(awaited));
+  return static_cast<int>(::syscall(SYS_fsync, descriptor));
+}
 
 TEST_CASE("output file: links planted under the names of temporary files are not followed") {
   const Scratch scratch;
@@ -153,6 +164,14 @@ TEST_CASE("output file: a target holds all of the new bytes, or is as it was") {
           scratch.path("new") + ": cannot write: Is a directory");
   }
   CHECK(scratch.names().size() == 2);
+}
+
+TEST_CASE("output file: it is on the disk before it has its name, so that a power failure leaves no empty file") {
+  const Scratch scratch;
+  awaited = scratch.path("out");
+  write_one(awaited, "x");
+  awaited.clear();
+  CHECK(is_there == std::vector{false});
 }
 
 TEST_CASE("output file: of several files all are put in place, or none") {

@@ -5,6 +5,7 @@
 /// The files are those of tests/data/safetensors_bad.json. Files that are too large, and paths that are not files, are made
 /// here.
 #include "tree_attn/reference/data/safetensors.hpp"
+#include "tree_attn/reference/data/safetensors_header.hpp"
 #include "tree_attn/tests/support/tensor_files.hpp"
 
 #include <doctest/doctest.h>
@@ -68,13 +69,18 @@ TEST_CASE("safetensors: every bad file is refused for its own reason, every lega
     }
   }
   MESSAGE(n_refused << " refused, " << n_read << " read");
-  CHECK(n_refused >= 57);
+  CHECK(n_refused >= 75);
   CHECK(n_read >= 11);
 
   // The remaining cases have a test below, or are tested with the program.
   std::set<std::string> expected = kElsewhere;
   expected.insert({"overlap_many", "name_long", "directory", "no_permission", "fifo", "ok_over_2gib"});
   CHECK(made_here == expected);
+
+  // The limit of an axis holds beside an axis of 0 too.
+  constexpr std::int64_t kTooLong = std::int64_t{1} << 48;
+  CHECK(bytes_of_tensor(8, {0, kTooLong - 1}) == 0);
+  CHECK(!bytes_of_tensor(8, {0, kTooLong}));
 }
 
 TEST_CASE("safetensors: a million overlapping tensors are refused without comparing all pairs") {
@@ -92,18 +98,10 @@ TEST_CASE("safetensors: a million overlapping tensors are refused without compar
 
 TEST_CASE("safetensors: names in messages are truncated and escaped") {
   const Scratch scratch;
-  const auto message_for = [&](const std::string& name) {
-    const std::string path = scratch.write(
-        "name", with_length("{\"" + name + R"(":{"dtype":"F32","shape":[2,2],"data_offsets":[0,4]}})", "1234"));
-    const std::string message = refusal(path);
-    check_refused(path, message, "");
-    return message;
-  };
-  CHECK(message_for(std::string(1'000'000, 'a')).find(reason_of("name_long")) != std::string::npos);
-  CHECK(message_for("a\\nb\\u001b[31m\\u0000").find("tensor \"a\\x0ab\\x1b[31m\\x00\":") != std::string::npos);
-  CHECK(message_for("\\u202e\\u009b").find("tensor \"\\xe2\\x80\\xae\\xc2\\x9b\":") != std::string::npos);
-  // Truncation never splits a character.
-  CHECK(message_for(std::string(59, 'a') + "\xC3\xA9").find(std::string(59, 'a') + "...\"") != std::string::npos);
+  const std::string name = scratch.write(
+      "name",
+      with_length("{\"" + std::string(1'000'000, 'a') + R"(":{"dtype":"F32","shape":[2,2],"data_offsets":[0,4]}})", "1234"));
+  check_refused(name, refusal(name), reason_of("name_long"));
   CHECK(readable("\xff\xC3", 8) == "\\xff\\xc3");
   CHECK(readable("") == "");
   // A surrogate and an overlong form are not characters.

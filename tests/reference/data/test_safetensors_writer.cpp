@@ -74,12 +74,6 @@ TEST_CASE("writer: every dtype, empty tensors, scalars and odd names are read ba
   writer.write(path);
   CHECK(scratch.names() == std::vector<std::string>{"out.safetensors"});
   const SafetensorsFile file = SafetensorsFile::open(path);
-  // Wide elements come first, so each tensor starts at a multiple of its element size.
-  for (const TensorInfo& tensor : file.tensors()) {
-    CHECK(reinterpret_cast<std::uintptr_t>(file.data(tensor)) %
-              std::max(1u, static_cast<unsigned>(bits_of_dtype(tensor.dtype)) / 8) ==
-          0);
-  }
   CHECK(file.tensors().size() == wanted.size());
   for (const TensorInfo& tensor : file.tensors()) {
     CAPTURE(tensor.name);
@@ -87,6 +81,7 @@ TEST_CASE("writer: every dtype, empty tensors, scalars and odd names are read ba
     const std::string& bytes = wanted_bytes.at(tensor.name);
     REQUIRE(tensor.end - tensor.begin == bytes.size());
     CHECK(std::memcmp(file.data(tensor), bytes.data(), bytes.size()) == 0);
+    // Wide elements come first, so each tensor starts at a multiple of its element size.
     if (bits_of_dtype(tensor.dtype) % 8 == 0) {
       CHECK(reinterpret_cast<std::uintptr_t>(file.data(tensor)) % (static_cast<unsigned>(bits_of_dtype(tensor.dtype)) / 8) ==
             0);

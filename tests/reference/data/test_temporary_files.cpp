@@ -3,56 +3,38 @@
 /// @brief Temporary files are removed if a signal or _exit() ends their process; a replaced file is not.
 #include "tree_attn/reference/data/output_file.hpp"
 #include "tree_attn/reference/data/temporary_files.hpp"
+#include "tree_attn/tests/support/ending.hpp"
 #include "tree_attn/tests/support/tensor_files.hpp"
 
 #include <doctest/doctest.h>
-#include <sys/wait.h>
 
 #include <csignal>
-#include <functional>
-
-namespace {
 
 using namespace tree_attn;
-
-/// Runs a function in a child process. @returns its status of exit(), or 128 + the signal
-int status_of(const std::function<void()>& code) {
-  const pid_t child = ::fork();
-  if (child == 0) {
-    // Remove the handlers of doctest.
-    for (const int ending : {SIGINT, SIGTERM, SIGHUP}) std::signal(ending, SIG_DFL);
-    code();
-    ::_exit(0);
-  }
-  int status = 0;
-  ::waitpid(child, &status, 0);
-  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-}
-
-}  // namespace
+using test::ending_of;
 
 TEST_CASE("temporary files: a signal removes those of open output files, and ends the process") {
   for (const int ending : {SIGINT, SIGTERM, SIGHUP}) {
     CAPTURE(ending);
     const Scratch scratch;
-    const int status = status_of([&] {
-      remove_temporary_files_on_signals();
-      OutputFile first(scratch.path("first")), second(scratch.path("second"));
-      first.write("x");
-      second.write("x");
-      if (scratch.names().size() == 2) std::raise(ending);
-    });
+    const int status = ending_of([&] {
+                         remove_temporary_files_on_signals();
+                         OutputFile first(scratch.path("first")), second(scratch.path("second"));
+                         first.write("x");
+                         second.write("x");
+                         if (scratch.names().size() == 2) std::raise(ending);
+                       }).status;
     CHECK(status == 128 + ending);
     CHECK(scratch.names().empty());
   }
 }
 
 TEST_CASE("temporary files: an ignored signal stays ignored") {
-  CHECK(status_of([] {
+  CHECK(ending_of([] {
           std::signal(SIGHUP, SIG_IGN);
           remove_temporary_files_on_signals();
           std::raise(SIGHUP);
-        }) == 0);
+        }).status == 0);
 }
 
 TEST_CASE("temporary files: files in place and files that are gone are forgotten, and their entries are used again") {

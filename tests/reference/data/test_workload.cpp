@@ -87,13 +87,8 @@ TEST_CASE("synthetic workload: seeds, heads, positions and tensors differ") {
   CHECK(q.bytes != copy_of(other->query(0)).bytes);
   // Any two rows differ in their first element: 2 * 2 * 37 of k, as many of v, 8 of q.
   std::vector<double> first;
-  for (const Tensor* tensor : {&q, &k, &v}) {
-    for (std::int64_t i = 0; i < 2; ++i) {
-      for (std::int64_t h = 0; h < tensor->shape[1]; ++h) {
-        for (std::int64_t a = 0; a < tensor->shape[2]; ++a) first.push_back(row_of(*tensor, i, h, a)[0]);
-      }
-    }
-  }
+  for (const Tensor* tensor : {&q, &k, &v})
+    for_each_row(tensor->shape, [&](auto... row) { first.push_back(row_of(*tensor, row...)[0]); });
   std::sort(first.begin(), first.end());
   // 304 elements of 18 bits: few are equal by chance, and a mistake would make dozens equal.
   CHECK(std::unique(first.begin(), first.end()) - first.begin() > 300);
@@ -120,20 +115,6 @@ TEST_CASE("synthetic workload: elements have mean 0, variance 1, no correlation 
   CHECK(largest > 3);
 }
 
-TEST_CASE("synthetic workload: all storage types hold the same elements, rounded") {
-  WorkloadShape shape = kShape;
-  const auto exact = make_workload(shape, 5, 1);
-  for (const DType dtype : {DType::F16, DType::BF16}) {
-    shape.dtype = shape.value_dtype = dtype;
-    const auto rounded = make_workload(shape, 5, 1);
-    std::vector<float> elements(5);
-    load_row(exact->whole().k, 1, 1, 36, elements.data());
-    const std::vector<double> stored = row_of(rounded->whole().k, 1, 1, 36);
-    for (std::size_t i = 0; i < 5; ++i)
-      CHECK(std::abs(stored[i] - elements[i]) <= unit_roundoff(dtype) * std::abs(elements[i]));
-  }
-}
-
 TEST_CASE("synthetic workload: one more key in every step, and the last step does not depend on their number") {
   const auto one = make_workload(kShape, 5, 1);
   for (const int steps : {1, 2, 7, 36}) {
@@ -149,27 +130,6 @@ TEST_CASE("synthetic workload: one more key in every step, and the last step doe
     CHECK(workload->lengths_at_start() == std::vector<std::int64_t>{37 - n, std::max<std::int64_t>(0, 30 - n)});
     CHECK(copy_of(workload->query(steps - 1)).bytes == copy_of(one->query(0)).bytes);
     if (steps > 1) CHECK(copy_of(workload->query(0)).bytes != copy_of(one->query(0)).bytes);
-  }
-}
-
-TEST_CASE("fill: a cache receives the positions of its capacity below the lengths, each once") {
-  const auto workload = make_workload(kShape, 5, 1);
-  const Shard whole = workload->whole();
-  std::vector<std::byte> memory;
-  for (const KeyRange capacity : {KeyRange{0, 20}, KeyRange{20, 37}, KeyRange{7, 7}}) {
-    const auto cache = cpu_backend().make_cache(kShape, capacity);
-    for (const std::vector<std::int64_t>& lengths :
-         {std::vector<std::int64_t>{3, 21}, {21, 21}, {37, 21}, {37, 37}, {37, 37}}) {
-      fill(*cache, *workload, lengths);
-      for (std::size_t i = 0; i < 2; ++i) {
-        const std::int64_t n = std::clamp<std::int64_t>(lengths[i] - capacity.begin, 0, capacity.size());
-        CHECK(cache->lengths()[i] == n);
-        const Shard held = held_by(*cache, memory);
-        const auto entry = static_cast<std::int64_t>(i);
-        CHECK(is_part_of({held.k.entry(entry).positions(0, n), held.v.entry(entry).positions(0, n), capacity.begin}, whole,
-                         entry));
-      }
-    }
   }
 }
 

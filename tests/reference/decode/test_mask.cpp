@@ -7,6 +7,7 @@
 #include "tree_attn/reference/oracle/error_bound.hpp"
 #include "tree_attn/tests/support/compare.hpp"
 #include "tree_attn/tests/support/mask_of_case.hpp"
+#include "tree_attn/tests/support/sanitized.hpp"
 
 #include <doctest/doctest.h>
 
@@ -20,17 +21,6 @@ constexpr float kInf = std::numeric_limits<float>::infinity(), kNaN = std::numer
 constexpr double kLn2Here = 0.69314718055994530942;
 
 float capped(float s, double c) { return soft_cap(s, c, plain::exp2_fraction); }
-
-/// The decode of the whole case by one backend, over the shards.
-std::vector<float> states_of(const SeenCase& c, TensorWorkload& workload, const Step& step, int n_threads) {
-  Forest<float> joined(workload.shape().n_rows(), c.axes.value_dim);
-  for (const KeyRange& range : closed(c.ranges, step.longest())) {
-    const Forest<float> forest = decode_range(cpu_backend(n_threads), workload, OwnedLeaves(range, c.order), step);
-    joined.append(forest.subtrees(), forest.states().data());
-  }
-  const std::span<const float> all = joined.fold();
-  return {all.begin(), all.end()};
-}
 
 }  // namespace
 
@@ -57,12 +47,12 @@ TEST_CASE("mask: the soft cap is within 8 units of c tanh(s / c), odd, rising, a
 }
 
 /// @tested{thm_1, Thm. 1}
-TEST_CASE("mask: random masks, caps and learned sinks: the bits of the plain decode and of a row alone, near the oracle") {
+TEST_CASE("mask: random rules, masks, caps and sinks: the bits of the plain decode and of a row alone, near the oracle") {
   std::mt19937 random(5102);
-  const int n_cases = takes_all_cases() ? 2000 : 80;
+  const int n_cases = kIsSanitized ? 60 : takes_all_cases() ? 5000 : 140;
   int n_masked = 0, n_capped = 0, n_empty = 0, n_over_ranks = 0, n_with_hidden = 0;
   for (int i = 0; i < n_cases; ++i) {
-    const SeenCase c = random_seen_case(random, 400, kTypes);
+    const SeenCase c = random_seen_case(random, 500, kTypes);
     const MaskOfCase of_case(random, c);
     INFO(c.text() << of_case.text());
     n_over_ranks += c.n_holders() > 1, n_with_hidden += c.hides_leaves();
@@ -77,7 +67,7 @@ TEST_CASE("mask: random masks, caps and learned sinks: the bits of the plain dec
     check_plain_ranges(cpu_backend(1 + i % 2), c, *workload, step);
 
     // A row alone, with its row of the mask.
-    std::vector<float> all = states_of(c, *workload, step, 1 + i % 3);
+    std::vector<float> all = decode_ranges(cpu_backend(1 + i % 3), c, *workload, step);
     const std::int64_t l = c.axes.n_queries, n_h = c.axes.heads, d_v = c.axes.value_dim;
     const auto size = static_cast<std::size_t>(state_size(d_v));
     const auto j = static_cast<std::int64_t>(random() % static_cast<unsigned>(l));
@@ -88,7 +78,7 @@ TEST_CASE("mask: random masks, caps and learned sinks: the bits of the plain dec
     const Step alone_step{
         row->query(0),         ends,           {.causal = false, .window = c.rule.window, .sinks = c.rule.sinks}, {},
         of_case.mask.query(j), of_case.softcap};
-    const std::vector<float> alone = states_of(c, *row, alone_step, 1);
+    const std::vector<float> alone = decode_ranges(cpu_backend(), c, *row, alone_step);
     for (std::int64_t r = 0; r < c.axes.batch * n_h; ++r)
       REQUIRE(std::memcmp(alone.data() + static_cast<std::size_t>(r) * size,
                           all.data() + static_cast<std::size_t>(r * l + j) * size, size * sizeof(float)) == 0);

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What a query sees: the CPU backend has the bits of the plain decode, and a row has the bits of itself alone. Near
-/// the oracle they are in test_mask.cpp.
+/// @brief What a query sees: the rules by their definition, and what it does not see is not read. Random rules, with masks,
+/// are in test_mask.cpp.
 #include "tree_attn/reference/decode/backend.hpp"
-#include "tree_attn/tests/support/sanitized.hpp"
 #include "tree_attn/tests/support/seen_cases.hpp"
 
 #include <doctest/doctest.h>
@@ -42,23 +41,6 @@ TEST_CASE("seen: the rules, by their definition") {
       }
     }
   }
-}
-
-/// @tested{thm_1, Thm. 1}
-TEST_CASE("seen: random rules and shards: a row has the bits of itself alone, and of the plain decode") {
-  std::mt19937 random(4501);
-  const int n_cases = kIsSanitized ? 24 : takes_all_cases() ? 10000 : 120;
-  int n_over_ranks = 0, n_with_hidden = 0;
-  for (int i = 0; i < n_cases; ++i) {
-    const SeenCase c = random_seen_case(random, 600, kTypes);
-    n_over_ranks += c.n_holders() > 1, n_with_hidden += c.hides_leaves();
-    check_rows_alone(cpu_backend(1 + i % 3), c, 4502u + static_cast<unsigned>(i));
-
-    const auto workload = workload_of(c, 4502u + static_cast<unsigned>(i));
-    check_plain_ranges(cpu_backend(1 + i % 2), c, *workload, {workload->query(0), workload->lengths(), c.rule});
-  }
-  CHECK(n_over_ranks > n_cases / 2);
-  CHECK(n_with_hidden > n_cases / 4);
 }
 
 TEST_CASE("seen: a learned sink of NaN or +inf makes the row NaN, as the formula says") {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The gradient of the energy by several methods: closed form, forward and reverse mode applied to the code of the
-/// energy, Alg. 2 on a tree, and differences. ADOL-C, an independent reverse mode, is in gradient_adolc.cpp.
+/// energy, Alg. 2 on a tree, and differences; and its cost in operations, relative to the energy.
 #include "tree_attn/reference/energy/energy.hpp"
+#include "tree_attn/reference/energy/op_count.hpp"
 #include "tree_attn/reference/energy/reverse_mode.hpp"
 #include "tree_attn/reference/oracle/algorithms.hpp"
 #include "tree_attn/tests/reference/energy/one_query.hpp"
@@ -89,9 +90,9 @@ Matrix tree_gradient(const Head& head) {
 /// @tested{eq_28, eq. (28)}
 /// @tested{alg_2, Alg. 2}
 TEST_CASE("gradient: closed form, forward mode, reverse mode, tree and differences agree, for causal heads, at any zeta") {
-  CAPTURE(kSeed);
   for (const double size : {0.0, 0.5, 3.0}) {
     const Workload p(size);
+    double sum = 0;
     for (std::size_t h = 0; h < p.heads.size(); ++h) {
       const Head& head = p.heads[h];
       const Matrix closed = causal_energy_gradient(head.Q, head.K, head.V, head.Zeta);
@@ -100,7 +101,9 @@ TEST_CASE("gradient: closed form, forward mode, reverse mode, tree and differenc
       CHECK(error(reverse_gradient(head)) < 1e-14);
       CHECK(error(difference_gradient(p.heads, h)) < 1e-8);
       if (size == 0) CHECK(error(tree_gradient(head)) < 1e-14);
+      sum += causal_energy(head.Q, head.K, head.V, head.Zeta);
     }
+    CHECK(multi_head_energy(p.heads) == doctest::Approx(sum).epsilon(1e-14));
   }
 }
 
@@ -126,6 +129,106 @@ TEST_CASE("gradient: with all keys masked it is 0, in closed form and in reverse
   CHECK(reverse_gradient(head).norm() == 0);
   // Forward mode carries the derivative 0 of constants and multiplies it by the key: 0 times -inf.
   CHECK(std::isnan(forward_gradient(head).norm()));
+}
+
+TEST_CASE("reverse mode: the derivative of every operation agrees with differences") {
+  using Taped = Reverse<double>;
+  const auto f = [](auto x, auto y) {
+    using std::exp, std::log;
+    auto t = exp(x * y) / (y + x) - log(y) * 3.0 + (-x) / 2.0;
+    t += x, t -= 2.0 * y, t *= y, t /= x;
+    return t * t + 1 / y;
+  };
+  const Vector at = Eigen::Vector2d(0.7, 1.9);
+  const VectorOf<Taped> x = Taped::variables(at);
+  const Taped result = f(x(0), x(1));
+  CHECK(result.value() == f(at(0), at(1)));
+  const Vector slope = Taped::gradient(result, 2);
+  constexpr double h = 1e-6;
+  CHECK(slope(0) == doctest::Approx((f(at(0) + h, at(1)) - f(at(0) - h, at(1))) / (2 * h)).epsilon(1e-8));
+  CHECK(slope(1) == doctest::Approx((f(at(0), at(1) + h) - f(at(0), at(1) - h)) / (2 * h)).epsilon(1e-8));
+
+  // A constant has derivative 0, a variable 1. The contributions of repeated uses add up.
+  const VectorOf<Taped> y = Taped::variables(at);
+  CHECK(Taped::gradient(Taped(3.0) * Taped(2), 2) == Vector(Eigen::Vector2d(0, 0)));
+  CHECK(Taped::gradient(y(1), 2) == Vector(Eigen::Vector2d(0, 1)));
+  CHECK(Taped::gradient(y(0) + y(0), 2) == Vector(Eigen::Vector2d(2, 0)));
+}
+
+/// Operations of the energy of one query, and of its gradient by three methods.
+struct GradientCost {
+  OperationCount energy, by_hand, reverse, forward;
+
+  GradientCost(Index N, Index d_h, Index d_v) {
+    std::mt19937 random(kSeed);
+    std::normal_distribution<double> normal;
+    const auto matrix = [&](Index rows, Index cols) -> MatrixOf<Counted> {
+      return MatrixOf<Counted>::NullaryExpr(rows, cols, [&] { return Counted(normal(random)); });
+    };
+    const MatrixOf<Counted> K = matrix(N, d_h), V = matrix(N, d_v);
+    const VectorOf<Counted> q = matrix(d_h, 1), zeta = matrix(d_v, 1);
+    energy = count_operations([&] { tree_attn::energy<Counted>(q, K, V, zeta); });
+    by_hand = count_operations([&] { energy_gradient<Counted>(q, K, V, zeta); });
+
+    using Taped = Reverse<Counted>;
+    reverse = count_operations([&] {
+      const VectorOf<Taped> taped = Taped::variables(zeta);
+      Taped::gradient(tree_attn::energy<Taped>(q.cast<Taped>(), K.cast<Taped>(), V.cast<Taped>(), taped), d_v);
+    });
+
+    using Forward = Eigen::AutoDiffScalar<VectorOf<Counted>>;
+    const auto constant = [d_v](Counted x) { return Forward(x, VectorOf<Counted>::Zero(d_v)); };
+    forward = count_operations([&] {
+      VectorOf<Forward> seeded(d_v);
+      for (Index j = 0; j < d_v; ++j) seeded(j) = Forward(zeta(j), d_v, j);
+      tree_attn::energy<Forward>(q.unaryExpr(constant), K.unaryExpr(constant), V.unaryExpr(constant), seeded);
+    });
+  }
+  double ratio(const OperationCount& gradient) const {
+    return static_cast<double>(gradient.total()) / static_cast<double>(energy.total());
+  }
+};
+
+TEST_CASE("counted: values are those of double, and each operation counts once") {
+  Counted result;
+  const OperationCount count = count_operations([&result] {
+    Counted x = 2, y = 3;
+    result = exp(x * y) / (x + y) - log(y);
+    result += -x;
+    result *= y;
+  });
+  CHECK(result.value() == (std::exp(6.0) / 5 - std::log(3.0) - 2) * 3);
+  CHECK(count.n_add == 3);
+  CHECK(count.n_mul == 2);
+  CHECK(count.n_div == 1);
+  CHECK(count.n_exp == 1);
+  CHECK(count.n_log == 1);
+  CHECK(count.total() == 8);
+}
+
+/// @tested{alg_2, Alg. 2}
+TEST_CASE("gradient: in reverse mode it costs a small constant times the energy, in forward mode d_v times") {
+  double last = 0;
+  for (const Index d_v : {1, 2, 4, 8, 16, 32, 64, 128, 256}) {
+    const GradientCost cost(32, 16, d_v);
+    INFO("d_v ", d_v, ": energy ", cost.energy.total(), " operations; gradient by hand ", cost.ratio(cost.by_hand),
+         ", reverse ", cost.ratio(cost.reverse), ", forward ", cost.ratio(cost.forward), " times as many");
+    CHECK(cost.energy.n_exp == 32);
+    CHECK(cost.energy.n_log == 1);
+    // A step of the energy, which has no division, and its part of the sweep take at most five operations: the step itself,
+    // two multiplications, two additions.
+    CHECK(cost.ratio(cost.reverse) > 1);
+    CHECK(cost.ratio(cost.reverse) < 5);
+    // In closed form: the weights are known, and each value is read once more.
+    CHECK(cost.ratio(cost.by_hand) > 1);
+    CHECK(cost.ratio(cost.by_hand) < 2);
+    CHECK(cost.by_hand.n_exp == 32);
+    CHECK(cost.reverse.n_exp == 32);
+    // Forward mode: at least one operation per derivative.
+    CHECK(cost.ratio(cost.forward) > static_cast<double>(d_v));
+    CHECK(cost.ratio(cost.forward) > last);
+    last = cost.ratio(cost.forward);
+  }
 }
 
 }  // namespace gradient_test

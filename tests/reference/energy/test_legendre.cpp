@@ -37,7 +37,6 @@ Workload square() {
 }
 
 TEST_CASE("legendre: the supremum is attained where the mean of the values is z (relative interior)") {
-  CAPTURE(kSeed);
   int most_steps = 0;
   for (const Eigen::Index N : {2, 5, 40, 300}) {
     for (const Eigen::Index d_v : {1, 3, 24}) {
@@ -61,33 +60,7 @@ TEST_CASE("legendre: the supremum is attained where the mean of the values is z 
   CHECK(most_steps < 60);
 }
 
-TEST_CASE("legendre: at attention the source is 0 and F* = -F(0), in one step") {
-  CAPTURE(kSeed);
-  for (const double spread : {0.0, 1.0, 10.0}) {
-    const Workload p(40, 5, spread);
-    const LegendrePoint point = p.at(attention_mean(p.q, p.K, p.V));
-    CHECK(point.zeta.norm() < 1e-8);
-    CHECK(point.value == doctest::Approx(-p.F()).epsilon(1e-14));
-    CHECK(std::abs(point.divergence) < 1e-14);
-    CHECK(point.n_steps == 1);
-  }
-}
-
-TEST_CASE("legendre: two keys have a closed form") {
-  Workload p(2, 1);
-  p.q = Vector::Ones(1);
-  p.K = (Matrix(2, 1) << 0.4, -0.9).finished();
-  p.V = (Matrix(2, 1) << -2, 3).finished();
-  for (const double x : {1e-6, 0.1, 0.5, 0.9, 1 - 1e-6}) {  // weight of the second key
-    const LegendrePoint point = p.at(Vector::Constant(1, -2 + 5 * x));
-    CHECK(point.value == doctest::Approx((1 - x) * (std::log(1 - x) - 0.4) + x * (std::log(x) + 0.9)).epsilon(1e-11));
-    CHECK(point.zeta(0) == doctest::Approx((std::log(x / (1 - x)) + 0.4 + 0.9) / 5).epsilon(1e-9));
-    CHECK(point.curvature(0, 0) == doctest::Approx(1 / (25 * x * (1 - x))).epsilon(1e-9));
-  }
-}
-
 TEST_CASE("legendre: the gradient of F* is the source, and its Hessian is the curvature (central differences)") {
-  CAPTURE(kSeed);
   Workload p(20, 4);
   for (int repeat = 0; repeat < 3; ++repeat) {
     const Vector z = p.inside();
@@ -103,15 +76,11 @@ TEST_CASE("legendre: the gradient of F* is the source, and its Hessian is the cu
 }
 
 TEST_CASE("legendre: outside the convex hull F* is +inf, an error with a lower bound of the distance") {
-  CAPTURE(kSeed);
   const Workload p = square();
-  CHECK_THROWS_WITH_AS(
-      p.at(Eigen::Vector2d(1.5, 0)),
-      doctest::Contains("legendre_transform: z = (1.5, 0) is outside the convex hull of 5 values, at least "),
-      std::domain_error);
   // The distance in the message is that of a separating plane, which is at most the distance from the hull.
   for (const double off : {1e-6, 1e-3, 1.0, 1e3}) {
     const std::string what = test::message<std::domain_error>([&] { p.at(Eigen::Vector2d(0.2, 1 + off)); });
+    CHECK(what.starts_with("legendre_transform: z = (0.2, "));
     const double distance = std::stod(what.substr(what.find("at least ") + 9));
     CHECK(distance > 0);
     CHECK(distance < off * (1 + 1e-5));
@@ -135,7 +104,6 @@ TEST_CASE("legendre: outside the convex hull F* is +inf, an error with a lower b
 }
 
 TEST_CASE("legendre: on the boundary F* is finite, and its supremum is not attained") {
-  CAPTURE(kSeed);
   const Workload p = square();
   const Vector s = p.scores();
 
@@ -165,7 +133,6 @@ TEST_CASE("legendre: on the boundary F* is finite, and its supremum is not attai
 }
 
 TEST_CASE("legendre: the transform works within the affine hull of the values, and z off the hull is an error") {
-  CAPTURE(kSeed);
   // Four keys in six dimensions span three.
   Workload p(4, 6);
   const Vector z = p.inside();
@@ -201,7 +168,6 @@ TEST_CASE("legendre: the transform works within the affine hull of the values, a
 }
 
 TEST_CASE("legendre: one key, equal values, a repeated value") {
-  CAPTURE(kSeed);
   const Workload one(1, 3);
   const LegendrePoint point = one.at(one.V.row(0).transpose());
   CHECK(point.value == doctest::Approx(-one.scores()(0)).epsilon(1e-14));
@@ -222,7 +188,6 @@ TEST_CASE("legendre: one key, equal values, a repeated value") {
 }
 
 TEST_CASE("legendre: masked keys, values and scores that are not finite, shapes") {
-  CAPTURE(kSeed);
   Workload p(10, 3);
   const Vector z = p.inside();
 
@@ -237,8 +202,7 @@ TEST_CASE("legendre: masked keys, values and scores that are not finite, shapes"
   CHECK(point.P(4) == 0);
   CHECK((point.P.tail(6) - p.at(z).P.tail(6)).norm() < 1e-14);
 
-  CHECK_THROWS_WITH_AS(legendre_transform(p.q, p.K.topRows(0), p.V.topRows(0), z),
-                       "legendre_transform: all keys are masked, F = -inf and F* = +inf everywhere", std::domain_error);
+  CHECK_THROWS_AS(legendre_transform(p.q, p.K.topRows(0), p.V.topRows(0), z), std::domain_error);
   for (const double bad : {kNaN, kInf}) {
     Workload q = p;
     q.V(3, 1) = bad;
@@ -248,8 +212,7 @@ TEST_CASE("legendre: masked keys, values and scores that are not finite, shapes"
     CHECK_THROWS_WITH_AS(q.at(z), doctest::Contains("is not finite"), std::domain_error);
     CHECK_THROWS_WITH_AS(p.at(Vector::Constant(3, bad)), doctest::Contains("is not finite"), std::domain_error);
   }
-  CHECK_THROWS_WITH_AS(p.at(z.head(2)), "legendre_transform: length of z and of a value differ: 2 and 3",
-                       std::invalid_argument);
+  CHECK_INVALID(p.at(z.head(2)), "legendre_transform: length of z and of a value differ: 2 and 3");
   CHECK_THROWS_AS(legendre_transform(p.q, p.K, p.V.leftCols(0), Vector()), std::invalid_argument);
 }
 

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Moments and cumulants, compared with loops, with each other, and with differences of Z and F.
+/// @brief Moments, cumulants and entropy, compared with loops, with each other, and with differences of Z and F; the Taylor
+/// series of Z with its remainder.
 #include "tree_attn/reference/energy/moments.hpp"
 #include "tree_attn/tests/reference/energy/one_query.hpp"
+#include "tree_attn/tests/support/message.hpp"
 
 #include <doctest/doctest.h>
 
@@ -38,7 +40,6 @@ double difference(const Function& f, const Vector& x, std::span<const Index> A, 
 /// @tested{eq_20, eq. (20)}
 /// @tested{eq_22, eq. (22)}
 TEST_CASE("moments: the n-th derivatives of Z over Z are the n-th moments, at any zeta (central differences)") {
-  CAPTURE(kSeed);
   for (const double size : {0.0, 0.7}) {
     const Workload p(15, size);
     for (int n = 0; n <= 4; ++n) {
@@ -55,7 +56,6 @@ TEST_CASE("moments: the n-th derivatives of Z over Z are the n-th moments, at an
 /// @tested{eq_16, eq. (16)}
 /// @tested{eq_20, eq. (20)}
 TEST_CASE("moments: mean and second moment are those of the definition, in loops") {
-  CAPTURE(kSeed);
   const Workload p(15, 0.7);
   const double Z = p.Z(p.zeta);
   Vector mean = Vector::Zero(kValueDim);
@@ -77,7 +77,6 @@ TEST_CASE("moments: mean and second moment are those of the definition, in loops
 
 /// @tested{eq_cov, eq. (cov)}
 TEST_CASE("cumulants: the derivatives of F are covariance and third cumulant, at any zeta (central differences)") {
-  CAPTURE(kSeed);
   for (const double size : {0.0, 0.7, 3.0}) {
     const Workload p(15, size);
     const Matrix C = covariance(p.q, p.K, p.V, p.zeta);
@@ -100,7 +99,6 @@ TEST_CASE("cumulants: the derivatives of F are covariance and third cumulant, at
 }
 
 TEST_CASE("covariance: keeps its digits with a mean of 1e6") {
-  CAPTURE(kSeed);
   Workload p(15);
   const Matrix C = covariance(p.q, p.K, p.V, Vector());
   p.V.array() += 1e6;
@@ -108,7 +106,6 @@ TEST_CASE("covariance: keeps its digits with a mean of 1e6") {
 }
 
 TEST_CASE("moments: edges") {
-  CAPTURE(kSeed);
   const Workload p(4, 0.5);
   const std::array<Index, 2> A{0, 2};
   const auto is_nan = [](const auto& x) { return x.array().isNaN().all(); };
@@ -160,12 +157,88 @@ TEST_CASE("moments: edges") {
 
   // Components out of range, a negative order, shapes that do not match.
   const std::array<Index, 1> high{3}, low{-1};
-  CHECK_THROWS_WITH_AS(moment(p.q, p.K, p.V, p.zeta, high), "moment: component 3 of 3", std::invalid_argument);
+  CHECK_INVALID(moment(p.q, p.K, p.V, p.zeta, high), "moment: component 3 of 3");
   CHECK_THROWS_AS(moment(p.q, p.K, p.V, p.zeta, low), std::invalid_argument);
-  CHECK_THROWS_WITH_AS(moment_series(p.q, p.K, p.V, p.zeta, -1), "moment_series: order -1", std::invalid_argument);
+  CHECK_INVALID(moment_series(p.q, p.K, p.V, p.zeta, -1), "moment_series: order -1");
   CHECK_THROWS_AS(covariance(p.q, p.K, p.V, p.zeta.head(2)), std::invalid_argument);
   CHECK(moment_series(p.q, p.K, p.V, Vector(), 3).value == doctest::Approx(1).epsilon(1e-14));
   CHECK(moment_series(p.q, p.K, p.V, Vector(), 3).remainder == 0);
+}
+
+/// @tested{eq_21, eq. (21)}
+TEST_CASE("series: its terms are the moments over all tuples of components, and its sum is Z(zeta) / Z(0)") {
+  const Workload p(15, 0.7);
+  double sum = 0, factorial = 1;
+  for (int n = 0; n <= 5; ++n) {
+    if (n > 0) factorial *= n;
+    for (const std::vector<Index>& A : tuples(n, kValueDim)) {
+      double product = 1 / factorial;
+      for (const Index j : A) product *= p.zeta(j);
+      sum += product * moment(p.q, p.K, p.V, Vector(), A);
+    }
+    CHECK(moment_series(p.q, p.K, p.V, p.zeta, n).value == doctest::Approx(sum).epsilon(1e-13));
+  }
+  CHECK(moment_series(p.q, p.K, p.V, p.zeta, 40).value == doctest::Approx(p.Z(p.zeta) / p.Z(Vector())).epsilon(1e-13));
+}
+
+/// @tested{eq_21, eq. (21)}
+TEST_CASE("series: the remainder is within its bound, and the bound is useful") {
+  for (unsigned seed = kSeed; seed < kSeed + 10; ++seed) {
+    for (const double size : {0.01, 0.3, 2.0}) {
+      const Workload p(15, size, seed);
+      const double exact = p.Z(p.zeta) / p.Z(Vector());
+      for (int order = 0; order <= 60; ++order) {
+        CAPTURE(order);
+        const TaylorSum sum = moment_series(p.q, p.K, p.V, p.zeta, order);
+        const double rounding = 1e-14 * p.Z(p.zeta.cwiseAbs()) / p.Z(Vector()) + 1e-13 * exact;
+        CHECK(std::abs(exact - sum.value) <= sum.remainder + rounding);
+        // A bound that never decreases would also pass.
+        if (order == 60) CHECK(sum.remainder < 1e-12 * exact);
+      }
+      // To first order the series is the mean: Z(zeta) / Z(0) = 1 + zeta.z, up to a square.
+      const TaylorSum line = moment_series(p.q, p.K, p.V, p.zeta, 1);
+      CHECK(line.value == doctest::Approx(1 + p.zeta.dot(attention_mean(p.q, p.K, p.V))).epsilon(1e-14));
+    }
+  }
+}
+
+TEST_CASE("series: the bound of a key whose probability underflows and whose exp(x) overflows") {
+  // r = (0, -800) and x = (0, 810) at order 0: the second key adds exp(-800 + 810) 810, the first nothing.
+  const Vector q = Vector::Constant(1, 1.0), zeta = Vector::Constant(1, 1.0);
+  const Matrix K = (Matrix(2, 1) << 0, -800).finished(), V = (Matrix(2, 1) << 0, 810).finished();
+  const TaylorSum sum = moment_series(q, K, V, zeta, 0);
+  CHECK(sum.value == 1);
+  CHECK(sum.remainder == doctest::Approx(810 * std::exp(10)).epsilon(1e-12));
+}
+
+TEST_CASE("entropy: -sum P log P, the energy minus the mean exponent, and the derivative of the energy in the temperature") {
+  for (const double size : {0.0, 1.0}) {
+    const Workload p(15, size);
+    const Vector r = exponents(p.q, p.K, p.V, p.zeta), P = softmax(r);
+    const double H = entropy(p.q, p.K, p.V, p.zeta);
+    CHECK(H == doctest::Approx(-(P.array() * P.array().log()).sum()).epsilon(1e-13));
+    CHECK(H == doctest::Approx(p.F(p.zeta) - P.dot(r)).epsilon(1e-13));
+    // Multiply all exponents by beta. The derivative of the energy in beta at 1 is <r>.
+    constexpr double h = 1e-5;
+    const double slope = (log_sum_exp((1 + h) * r) - log_sum_exp((1 - h) * r)) / (2 * h);
+    CHECK(H == doctest::Approx(p.F(p.zeta) - slope).epsilon(1e-8));
+  }
+}
+
+TEST_CASE("entropy: 0 if one key has all the weight, log N if all weigh the same") {
+  const Workload p(16);
+  CHECK(entropy(0 * p.q, p.K, p.V, Vector()) == doctest::Approx(std::log(16)).epsilon(1e-14));
+  CHECK(entropy(1e6 * p.q, p.K, p.V, Vector()) == 0);
+  CHECK(entropy(p.q, p.K.topRows(1), p.V.topRows(1), Vector()) == 0);
+  // A key with the lowest finite score has weight 0, and 0 log 0 is 0.
+  const Vector one = Vector::Ones(1), ends = Eigen::Vector2d(1.7e308, -1.7e308);
+  CHECK(entropy(one, ends, ends, Vector()) == 0);
+  // Two keys with equal huge scores give log 2, without the rounding of the score.
+  Matrix K = p.K;
+  K.row(1) = K.row(0);
+  const double sign = p.q.dot(K.row(0)) > 0 ? 1 : -1;
+  K.bottomRows(14).setZero();
+  CHECK(entropy(sign * 1e9 * p.q, K, p.V, Vector()) == doctest::Approx(std::log(2)).epsilon(1e-12));
 }
 
 }  // namespace moments_test

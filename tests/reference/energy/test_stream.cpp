@@ -21,7 +21,6 @@ constexpr unsigned kSeed = 1;
 /// @tested{eq_3, eq. (3)}
 /// @tested{eq_quotient, eq. (quotient)}
 TEST_CASE("stream: after every key it gives the attention over the keys so far") {
-  CAPTURE(kSeed);
   std::mt19937 random(kSeed);
   const Matrix K = random_matrix(random, 30, 8), V = random_matrix(random, 30, 5);
   const Vector q = random_matrix(random, 8, 1) / std::sqrt(8.0);

@@ -3,12 +3,12 @@
 /// @brief States from (o, lse) and back: equal to decoded states where that is exact, and within a rounding elsewhere.
 #include "tree_attn/reference/oracle/attention.hpp"
 #include "tree_attn/reference/state/lse.hpp"
+#include "tree_attn/tests/support/same_bits.hpp"
+#include "tree_attn/tests/support/tensors.hpp"
 
 #include <doctest/doctest.h>
 
-#include <bit>
 #include <cmath>
-#include <cstdint>
 #include <limits>
 #include <random>
 #include <vector>
@@ -16,6 +16,7 @@
 namespace lse_test {
 
 using namespace tree_attn;
+using namespace tree_attn::test;
 
 constexpr std::int64_t kValueDim = 5;
 constexpr float kInf = std::numeric_limits<float>::infinity(), kNaN = std::numeric_limits<float>::quiet_NaN();
@@ -30,12 +31,6 @@ State state_of(const std::vector<float>& o, float lse, LseForm form = LseForm::k
 State merged(State left, const State& right) {
   merge(left.data(), right.data(), kValueDim);
   return left;
-}
-
-bool same_bits(const State& a, const State& b) {
-  return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin(), [](float x, float y) {
-           return std::bit_cast<std::uint32_t>(x) == std::bit_cast<std::uint32_t>(y);
-         });
 }
 
 const std::vector<float> kO = {1.5f, -2, 0.25f, -0.0f, 3e5f};
@@ -55,18 +50,13 @@ TEST_CASE("lse: an integer in base two gives the state of a key, bit for bit, an
 
 TEST_CASE("lse: (o, lse) of the parts of a sequence merge to attention over the whole") {
   std::mt19937 random(47);
-  std::normal_distribution<double> normal;
   const std::int64_t d = 16, n = 300, cut = 130;
-  std::vector<float> q, k, v;
-  for (std::int64_t i = 0; i < d; ++i) q.push_back(static_cast<float>(4 * normal(random)));
-  for (std::int64_t i = 0; i < n * d; ++i) k.push_back(static_cast<float>(normal(random)));
-  for (std::int64_t i = 0; i < n * d; ++i) v.push_back(static_cast<float>(normal(random)));
-  const auto view = [](const std::vector<float>& x, std::int64_t rows, std::int64_t from = 0) {
-    return TensorView::dense(x.data() + from * d, DType::F32, {1, 1, rows, d});
+  const Tensor q = normal_tensor(random, {1, 1, 1, d}, DType::F32, 4), k = normal_tensor(random, {1, 1, n, d}),
+               v = normal_tensor(random, {1, 1, n, d});
+  const auto part = [&](std::int64_t begin, std::int64_t end) {
+    return attention(q, k.view().positions(begin, end), v.view().positions(begin, end));
   };
-  const auto whole = attention(view(q, 1), view(k, n), view(v, n), {});
-  const auto left = attention(view(q, 1), view(k, cut), view(v, cut), {});
-  const auto right = attention(view(q, 1), view(k, n - cut, cut), view(v, n - cut, cut), {});
+  const AttentionResult whole = part(0, n), left = part(0, cut), right = part(cut, n);
   for (const LseForm form : {LseForm::kNatural, LseForm::kBaseTwo, LseForm::kNaturalOrInfEmpty}) {
     const double unit = form == LseForm::kBaseTwo ? kLog2E : 1;
     std::vector<double> l(static_cast<std::size_t>(state_size(d))), r = l, o(d);

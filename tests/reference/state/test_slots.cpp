@@ -3,6 +3,7 @@
 /// @brief Slots: the two orders of leaves, the owners of the dealt one, and the rows in which a rank stores its keys.
 #include "tree_attn/reference/state/forest.hpp"
 #include "tree_attn/reference/state/owned_leaves.hpp"
+#include "tree_attn/tests/support/message.hpp"
 
 #include <doctest/doctest.h>
 
@@ -78,8 +79,7 @@ TEST_CASE("dealt ranges: they cover the slots, agree with the formula of the own
       REQUIRE((range.begin <= position && position < range.end));
     }
   }
-  CHECK_THROWS_WITH_AS(dealt_ranges(4097), "dealt_ranges: 4097 ranks; the dealt order takes 1 to 4096",
-                       std::invalid_argument);
+  CHECK_INVALID(dealt_ranges(4097), "dealt_ranges: 4097 ranks; the dealt order takes 1 to 4096");
   CHECK_THROWS_AS(dealt_ranges(0), std::invalid_argument);
   CHECK(dealt_ranges(4096).size() == 4096);
 }

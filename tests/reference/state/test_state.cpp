@@ -107,15 +107,6 @@ State<Real> nasty_state(std::mt19937& random) {
   return state;
 }
 
-/// States of one key with moderate values: nothing underflows.
-template <class Real>
-State<Real> tame_state(std::mt19937& random) {
-  const Real s = 20 * uniform<Real>(random);
-  std::vector<Real> v(kValueDim);
-  for (Real& v_j : v) v_j = uniform<Real>(random);
-  return key_state(s, v);
-}
-
 TEST_CASE_TEMPLATE("state: pow2 is exact, and 0 below the normal range", Real, float, double) {
   const int lowest = std::numeric_limits<Real>::min_exponent - 1;
   for (int x = 0; x >= lowest; --x) CHECK(pow2(Real(x)) == std::ldexp(Real(1), x));
@@ -127,7 +118,6 @@ TEST_CASE_TEMPLATE("state: pow2 is exact, and 0 below the normal range", Real, f
 
 TEST_CASE_TEMPLATE("state: a key has an integer shift and a weight in [1/2, 1], which together give 2^s", Real, float,
                    double) {
-  CAPTURE(kSeed);
   std::mt19937 random(kSeed);
   for (int i = 0; i < 2000; ++i) {
     const Real s = 100 * uniform<Real>(random);
@@ -142,15 +132,12 @@ TEST_CASE_TEMPLATE("state: a key has an integer shift and a weight in [1/2, 1], 
   CHECK(std::isnan(key_weight(kInf<Real>)));
   CHECK(key_shift(kNaN<Real>) == -kInf<Real>);
   CHECK(std::isnan(key_weight(kNaN<Real>)));
-}
-
-TEST_CASE_TEMPLATE("state: a shift of zero has no sign", Real, float, double) {
-  for (const Real s : {Real(-0.3), Real(-0.0), Real(0)}) CHECK(bits_of(key_shift(s)) == bits_of(Real(0)));
+  // A shift of zero has no sign.
+  for (const Real zero : {Real(-0.3), Real(-0.0), Real(0)}) CHECK(bits_of(key_shift(zero)) == bits_of(Real(0)));
 }
 
 TEST_CASE_TEMPLATE("state: the empty set is neutral on both sides, bit for bit, for -0, NaN and Inf too", Real, float,
                    double) {
-  CAPTURE(kSeed);
   std::mt19937 random(kSeed);
   const State<Real> empty = empty_state<Real>();
   CHECK(same_bits(merged(empty, empty), empty));
@@ -165,18 +152,14 @@ TEST_CASE_TEMPLATE("state: the empty set is neutral on both sides, bit for bit, 
 }
 
 TEST_CASE_TEMPLATE("state: merge commutes bit for bit, for all states", Real, float, double) {
-  CAPTURE(kSeed);
   std::mt19937 random(kSeed + 1);
   for (int i = 0; i < 50000; ++i) {
     const State<Real> x = nasty_state<Real>(random), y = nasty_state<Real>(random);
     REQUIRE(same_bits(merged(x, y), merged(y, x)));
-    const State<Real> a = tame_state<Real>(random), b = tame_state<Real>(random);
-    REQUIRE(same_bits(merged(a, b), merged(b, a)));
   }
 }
 
 TEST_CASE_TEMPLATE("state: merging gives the same bits with and without fused multiply-add", Real, float, double) {
-  CAPTURE(kSeed);
   // Build the states without exp2, whose last bit depends on the library, then hash a chain of merges (FNV-1a).
   std::mt19937 random(kSeed + 2);
   State<Real> state = empty_state<Real>();
@@ -194,7 +177,6 @@ TEST_CASE_TEMPLATE("state: merging gives the same bits with and without fused mu
 }
 
 TEST_CASE_TEMPLATE("state: merge is associative bit for bit where every sum is exact", Real, float, double) {
-  CAPTURE(kSeed);
   std::mt19937 random(kSeed + 4);
   const auto integer_state = [&random] {
     std::vector<Real> v(kValueDim);
@@ -236,7 +218,6 @@ TEST_CASE_TEMPLATE("state: the empty set finishes as 0 and -inf", Real, float, d
 }
 
 TEST_CASE_TEMPLATE("state: one key finishes as its value and its score", Real, float, double) {
-  CAPTURE(kSeed);
   std::mt19937 random(kSeed + 5);
   const Real epsilon = std::numeric_limits<Real>::epsilon();
   std::vector<Real> v(kValueDim), z(kValueDim);
@@ -251,7 +232,6 @@ TEST_CASE_TEMPLATE("state: one key finishes as its value and its score", Real, f
 
 /// Two large exponents may cancel, and lse is near 0 then.
 TEST_CASE_TEMPLATE("state: lse is rounded once, whatever the exponents of 2^e and D are", Real, float, double) {
-  CAPTURE(kSeed);
   std::mt19937 random(kSeed + 6);
   const long double ln_2 = 0.693147180559945309417232121458176568L;
   // The nearest float. In double the operations round too.

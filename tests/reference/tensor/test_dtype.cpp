@@ -1,15 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Stored elements: every 8- and 16-bit pattern, every rounding, any address.
+#include "tree_attn/tests/support/message.hpp"
 #include "tree_attn/tests/support/tensors.hpp"
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 #include <limits>
 #include <stdexcept>
+#include <string>
 
 namespace {
 
@@ -18,40 +22,48 @@ using namespace tree_attn::test;
 
 constexpr unsigned kSeed = 16;
 
-/// The fields of a 16-bit format. The tests compute all expected values from them, independently of the library.
+/// The fields of a format of 16 bits or 8. The tests compute all expected values from them, independently of the library.
 struct Format {
   DType dtype;
+  int n_bits;      ///< of an element
   int n_mantissa;  ///< stored bits of the mantissa
   int bias;        ///< of the exponent
 };
-constexpr Format kFormats[] = {{DType::F16, 10, 15}, {DType::BF16, 7, 127}};
+constexpr Format kFormats[] = {{DType::F16, 16, 10, 15}, {DType::BF16, 16, 7, 127}, {DType::F8_E4M3, 8, 3, 7}};
+constexpr double kInf = std::numeric_limits<double>::infinity(), kNaN = std::numeric_limits<double>::quiet_NaN();
 
-/// The value of a bit pattern, by the definition of the format.
-double decode(const Format& format, std::uint16_t pattern) {
-  const int exponent_mask = (1 << (15 - format.n_mantissa)) - 1;
-  const int mantissa = pattern & ((1 << format.n_mantissa) - 1), exponent = (pattern >> format.n_mantissa) & exponent_mask;
-  const double sign = pattern >> 15 ? -1 : 1;
-  if (exponent == exponent_mask)
-    return mantissa ? std::numeric_limits<double>::quiet_NaN() : sign * std::numeric_limits<double>::infinity();
+/// The value of a bit pattern, by the definition of the format. F8_E4M3 has no Inf, and NaN is all ones.
+double decode(const Format& format, unsigned pattern) {
+  const int ones = (1 << (format.n_bits - 1 - format.n_mantissa)) - 1, hidden = 1 << format.n_mantissa;
+  const int mantissa = static_cast<int>(pattern) & (hidden - 1),
+            exponent = static_cast<int>(pattern) >> format.n_mantissa & ones;
+  const double sign = pattern >> (format.n_bits - 1) ? -1 : 1;
+  if (exponent == ones && (format.n_bits == 16 || mantissa == hidden - 1)) return mantissa ? kNaN : sign * kInf;
   if (exponent == 0) return sign * std::ldexp(mantissa, 1 - format.bias - format.n_mantissa);
-  return sign * std::ldexp((1 << format.n_mantissa) + mantissa, exponent - format.bias - format.n_mantissa);
+  return sign * std::ldexp(hidden + mantissa, exponent - format.bias - format.n_mantissa);
 }
 
-/// The value of a pattern of F8_E4M3.
-double decode_8(unsigned pattern) {
-  const int exponent = static_cast<int>(pattern >> 3 & 15), mantissa = static_cast<int>(pattern & 7);
-  const double sign = pattern >> 7 ? -1 : 1;
-  if ((pattern & 127) == 127) return std::numeric_limits<double>::quiet_NaN();
-  return sign * (exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(8 + mantissa, exponent - 10));
-}
-
-/// x rounded to the format, ties to even, by scaling its last place to 1.
+/// x rounded to the format, ties to even, by scaling its last place to 1. F8_E4M3 has 448 where others have Inf, and NaN of
+/// Inf.
 double round_to(const Format& format, float x) {
+  if (std::isinf(x) && format.n_bits == 8) return kNaN;
   if (!std::isfinite(x) || x == 0) return x;
   const int last_place = std::max(std::ilogb(x), 1 - format.bias) - format.n_mantissa;
   const double rounded = std::ldexp(std::nearbyint(std::ldexp(static_cast<double>(x), -last_place)), last_place);
-  return std::abs(rounded) >= std::ldexp(1.0, format.bias + 1) ? std::copysign(std::numeric_limits<double>::infinity(), x)
-                                                               : rounded;
+  if (format.n_bits == 8) return std::copysign(std::min(std::abs(rounded), 448.0), x);
+  return std::abs(rounded) >= std::ldexp(1.0, format.bias + 1) ? std::copysign(kInf, x) : rounded;
+}
+
+/// Loads an element, and stores one.
+float widened(const Format& format, unsigned pattern) {
+  float x = 0;
+  load(reinterpret_cast<const std::byte*>(&pattern), format.dtype, 1, &x);
+  return x;
+}
+unsigned narrowed(DType dtype, float x) {
+  unsigned pattern = 0;
+  store(&x, dtype, 1, reinterpret_cast<std::byte*>(&pattern));
+  return pattern;
 }
 
 template <class Real>
@@ -61,113 +73,56 @@ bool same(Real a, Real b) {
 
 }  // namespace
 
-TEST_CASE_TEMPLATE("storage: every 16-bit pattern is read as the format defines it, at an odd address too", Real, float,
-                   double) {
+TEST_CASE_TEMPLATE("storage: every 16- and 8-bit pattern is read as the format defines it, at an odd address too", Real,
+                   float, double) {
   for (const Format& format : kFormats) {
     // All patterns in one array that starts at an odd address.
-    std::vector<std::byte> bytes(2 * 65536 + 1);
-    for (unsigned i = 0; i < 65536; ++i) {
-      const auto pattern = static_cast<std::uint16_t>(i);
-      std::memcpy(bytes.data() + 1 + 2 * i, &pattern, 2);
-    }
-    std::vector<Real> read(65536);
-    load(bytes.data() + 1, format.dtype, 65536, read.data());
-    for (unsigned i = 0; i < 65536; ++i) {
+    const unsigned n = 1u << format.n_bits, size = static_cast<unsigned>(bytes_of(format.dtype));
+    std::vector<std::byte> bytes(size * n + 1);
+    for (unsigned i = 0; i < n; ++i) std::memcpy(bytes.data() + 1 + size * i, &i, size);
+    std::vector<Real> read(n);
+    load(bytes.data() + 1, format.dtype, n, read.data());
+    for (unsigned i = 0; i < n; ++i) {
       CAPTURE(i);
-      REQUIRE(same(static_cast<double>(read[i]), decode(format, static_cast<std::uint16_t>(i))));
+      REQUIRE(same(static_cast<double>(read[i]), decode(format, i)));
     }
   }
 }
 
-TEST_CASE("storage: a 16-bit element that is loaded and stored again keeps its bits") {
+TEST_CASE("storage: a 16- or 8-bit element that is loaded and stored again keeps its bits") {
   for (const Format& format : kFormats) {
-    for (unsigned i = 0; i < 65536; ++i) {
-      const auto pattern = static_cast<std::uint16_t>(i);
-      float x = 0;
-      load(reinterpret_cast<const std::byte*>(&pattern), format.dtype, 1, &x);
-      std::uint16_t again = 0;
-      store(&x, format.dtype, 1, reinterpret_cast<std::byte*>(&again));
-      if (std::isnan(x)) {
-        REQUIRE((std::isnan(decode(format, again)) && again >> 15 == pattern >> 15));
-      } else {
-        REQUIRE(again == pattern);
-      }
+    for (unsigned i = 0; i < 1u << format.n_bits; ++i) {
+      const float x = widened(format, i);
+      const unsigned again = narrowed(format.dtype, x), sign = format.n_bits - 1u;
+      REQUIRE((again == i || (std::isnan(x) && std::isnan(decode(format, again)) && again >> sign == i >> sign)));
+      // Every element of F8_E4M3 is one of BF16.
+      if (format.n_bits == 8) REQUIRE(same(widened(kFormats[1], narrowed(DType::BF16, x)), x));
     }
   }
 }
 
-TEST_CASE("storage: storing rounds to nearest, ties to even, up to Inf and down to 0") {
-  CAPTURE(kSeed);
+TEST_CASE("storage: storing rounds to nearest, ties to even, up to Inf or the largest element and down to 0") {
   std::mt19937 random(kSeed);
   for (const Format& format : kFormats) {
     const auto check = [&format](float x) {
       CAPTURE(x);
-      std::uint16_t pattern = 0;
-      store(&x, format.dtype, 1, reinterpret_cast<std::byte*>(&pattern));
-      REQUIRE(same(decode(format, pattern), round_to(format, x)));
+      REQUIRE(same(decode(format, narrowed(format.dtype, x)), round_to(format, x)));
     };
     // Random floats, and the ties between two adjacent elements with their neighbours.
     for (int i = 0; i < 200000; ++i) check(std::bit_cast<float>(static_cast<std::uint32_t>(random())));
-    for (unsigned i = 0; i + 1 < 65536; ++i) {
-      const double a = decode(format, static_cast<std::uint16_t>(i)), b = decode(format, static_cast<std::uint16_t>(i + 1));
+    for (unsigned i = 0; i + 1 < 1u << format.n_bits; ++i) {
+      const double a = decode(format, i), b = decode(format, i + 1);
       if (!std::isfinite(a) || !std::isfinite(b)) continue;
       const auto tie = static_cast<float>((a + b) / 2);
       for (const float x : {tie, std::nextafter(tie, 0.0f), std::nextafter(tie, 1e38f)}) check(x);
     }
-    for (const float x : {65503.9f, 65519.9f, 65520.0f, 3.39e38f, 3.4e38f}) check(x), check(-x);
+    for (const float x : {0.0f, 0x1p-149f, 65503.9f, 65519.9f, 65520.0f, 3.39e38f, 3.4e38f, 448.1f, 463.9f, 464.0f, 480.0f,
+                          512.0f, static_cast<float>(kInf), static_cast<float>(kNaN), float_of(0x7F800001)})
+      check(x), check(-x);
   }
-}
-
-TEST_CASE("storage: every pattern of F8_E4M3 is read as the format defines it, and is an element of BF16") {
-  // 1 sign, 4 bits of the exponent with a bias of 7, 3 of the mantissa; all ones are NaN, and there is no Inf.
-  for (unsigned pattern = 0; pattern < 256; ++pattern) {
-    CAPTURE(pattern);
-    const float x = widen(Float8{static_cast<std::uint8_t>(pattern)});
-    REQUIRE(same(static_cast<double>(x), decode_8(pattern)));
-    REQUIRE(std::signbit(x) == (pattern >= 128));
-    REQUIRE(same(widen(narrow<BFloat16>(x)), x));
-    const std::uint8_t again = narrow<Float8>(x).bits;
-    REQUIRE(again == pattern);
-  }
-  CHECK(decode_8(0x7E) == 448);
-  CHECK(decode_8(0x01) == 0x1p-9);
-}
-
-TEST_CASE("storage: F8_E4M3 is rounded to the nearest element, ties to even, 448 from there on, and NaN of Inf and NaN") {
-  // By search among all elements, the even pattern first.
-  const auto nearest = [](float x) {
-    unsigned best = 0;
-    for (unsigned pattern = 0; pattern < 0x7F; ++pattern) {
-      const double error = std::abs(decode_8(pattern) - std::abs(static_cast<double>(x))),
-                   least = std::abs(decode_8(best) - std::abs(static_cast<double>(x)));
-      if (error < least || (error == least && pattern % 2 == 0)) best = pattern;
-    }
-    return best + (std::signbit(x) ? 128 : 0);
-  };
-  const auto check = [&](float x) {
-    CAPTURE(x);
-    REQUIRE(narrow<Float8>(x).bits == nearest(x));
-  };
-  for (unsigned pattern = 0; pattern + 1 < 0x7F; ++pattern) {
-    const auto tie = static_cast<float>((decode_8(pattern) + decode_8(pattern + 1)) / 2);
-    for (const float x : {tie, std::nextafter(tie, 0.0f), std::nextafter(tie, 1e38f)}) check(x), check(-x);
-  }
-  for (const float x : {0.0f, 0x1p-149f, 0x1p-11f, 448.1f, 463.9f, 464.0f, 464.1f, 479.0f, 480.0f, 512.0f, 1e30f, 3.4e38f})
-    check(x), check(-x);
-  CAPTURE(kSeed);
-  std::mt19937 random(kSeed + 2);
-  std::uniform_real_distribution<float> exponent(-13, 10);
-  for (int i = 0; i < 20000; ++i) check(std::exp2(exponent(random)) * (i % 2 == 0 ? 1.0f : -1.0f));
-  constexpr float kInf = std::numeric_limits<float>::infinity(), kNaN = std::numeric_limits<float>::quiet_NaN();
-  CHECK(narrow<Float8>(kInf).bits == 0x7F);
-  CHECK(narrow<Float8>(-kInf).bits == 0xFF);
-  CHECK(narrow<Float8>(kNaN).bits == 0x7F);
-  CHECK(narrow<Float8>(-kNaN).bits == 0xFF);
-  CHECK(narrow<Float8>(float_of(0x7F800001)).bits == 0x7F);
 }
 
 TEST_CASE("storage: F32 and F64 keep every bit, F64 to float rounds") {
-  CAPTURE(kSeed);
   std::mt19937 random(kSeed + 1);
   std::vector<float> elements = normal_elements(random, 1300);
   elements[0] = -0.0f, elements[1] = std::numeric_limits<float>::denorm_min(),
@@ -193,46 +148,29 @@ TEST_CASE("storage: F32 and F64 keep every bit, F64 to float rounds") {
   load<double>(nullptr, DType::BF16, 0, nullptr);
 }
 
-TEST_CASE("storage: all types, in order") {
-  CHECK(std::vector<DType>(kDTypes.begin(), kDTypes.end()) ==
-        std::vector<DType>{DType::F64, DType::F32, DType::F16, DType::BF16, DType::F8_E4M3});
+TEST_CASE("storage: names, sizes, roundoffs and largest elements of all types, in order") {
+  const struct {
+    std::string name, lower;
+    std::size_t bytes;
+    double roundoff, largest;
+  } wanted[] = {{"F64", "f64", 8, 0x1p-53, std::numeric_limits<double>::max()},
+                {"F32", "f32", 4, 0x1p-24, std::numeric_limits<float>::max()},
+                {"F16", "f16", 2, 0x1p-11, 65504},
+                {"BF16", "bf16", 2, 0x1p-8, decode(kFormats[1], 0x7F7F)},
+                {"F8_E4M3", "f8_e4m3", 1, 0x1p-4, 448}};
+  REQUIRE(kDTypes.size() == std::size(wanted));
+  for (std::size_t i = 0; i < kDTypes.size(); ++i) {
+    CAPTURE(wanted[i].name);
+    const DType dtype = kDTypes[i];
+    CHECK(static_cast<std::size_t>(dtype) == i);
+    CHECK(name_of(dtype) == wanted[i].name);
+    CHECK(lower_name_of(dtype) == wanted[i].lower);
+    CHECK(bytes_of(dtype) == wanted[i].bytes);
+    CHECK(unit_roundoff(dtype) == wanted[i].roundoff);
+    CHECK(largest_of(dtype) == wanted[i].largest);
+  }
   CHECK_FALSE(try_dtype(static_cast<DType>(kDTypes.size()), [](auto) {}));
   CHECK_THROWS_AS(bytes_of(static_cast<DType>(kDTypes.size())), std::invalid_argument);
-  for (const DType dtype : kDTypes) {
-    CAPTURE(name_of(dtype));
-    // The largest element is finite. Half a step above it rounds to Inf, or saturates where there is none.
-    const auto largest = static_cast<float>(largest_of(dtype));
-    if (dtype == DType::F64 || dtype == DType::F32) {
-      CHECK(largest_of(dtype) ==
-            (dtype == DType::F64 ? std::numeric_limits<double>::max() : std::numeric_limits<float>::max()));
-      continue;
-    }
-    with_dtype(dtype, [largest]<class T>(T) {
-      CHECK(static_cast<double>(widen(narrow<T>(largest))) == DTypeTraits<T>::kLargest);
-      const float above = widen(narrow<T>(static_cast<float>(largest * (1 + DTypeTraits<T>::kUnitRoundoff))));
-      CHECK((DTypeTraits<T>::kDType == DType::F8_E4M3 ? above == largest : std::isinf(above)));
-    });
-  }
-}
-
-TEST_CASE("storage: names, sizes, roundoffs") {
-  CHECK(bytes_of(DType::F64) == 8);
-  CHECK(bytes_of(DType::F32) == 4);
-  CHECK(bytes_of(DType::F16) == 2);
-  CHECK(bytes_of(DType::BF16) == 2);
-  CHECK(bytes_of(DType::F8_E4M3) == 1);
-  CHECK(name_of(DType::F64) == "F64");
-  CHECK(name_of(DType::F32) == "F32");
-  CHECK(name_of(DType::F16) == "F16");
-  CHECK(name_of(DType::BF16) == "BF16");
-  CHECK(name_of(DType::F8_E4M3) == "F8_E4M3");
-  CHECK(lower_name_of(DType::F64) == "f64");
-  CHECK(lower_name_of(DType::F8_E4M3) == "f8_e4m3");
-  CHECK(unit_roundoff(DType::F8_E4M3) == std::ldexp(1.0, -4));
-  CHECK(lower_name_of(DType::BF16) == "bf16");
-  for (const Format& format : kFormats) CHECK(unit_roundoff(format.dtype) == std::ldexp(1.0, -1 - format.n_mantissa));
-  CHECK(unit_roundoff(DType::F64) == std::numeric_limits<double>::epsilon() / 2);
-  CHECK(unit_roundoff(DType::F32) == std::numeric_limits<float>::epsilon() / 2);
 }
 
 TEST_CASE("tensor view: positions are rows of the same memory") {
@@ -242,19 +180,15 @@ TEST_CASE("tensor view: positions are rows of the same memory") {
     const Tensor tensor(elements, {2, 3, 5, 4}, dtype);
     const TensorView part = tensor.view().positions(2, 4);
     CHECK(part.shape == Shape{2, 3, 2, 4});
-    for (std::int64_t i = 0; i < 2; ++i) {
-      for (std::int64_t j = 0; j < 3; ++j) {
-        for (std::int64_t n = 0; n < 2; ++n) {
-          CHECK(part.row(i, j, n) == tensor.view().row(i, j, n + 2));
-          CHECK(row_of(part, i, j, n) == row_of(tensor, i, j, n + 2));
-        }
-      }
-    }
+    for_each_row(part.shape, [&](std::int64_t i, std::int64_t j, std::int64_t n) {
+      CHECK(part.row(i, j, n) == tensor.view().row(i, j, n + 2));
+      CHECK(row_of(part, i, j, n) == row_of(tensor, i, j, n + 2));
+    });
     CHECK(row_of(tensor, 1, 2, 3)[1] == ((1 * 3 + 2) * 5 + 3) * 4 + 1);
     CHECK(tensor.view().positions(5, 5).shape[2] == 0);
     CHECK(tensor.view().positions(1, 5).positions(1, 2).row(1, 1, 0) == tensor.view().row(1, 1, 2));
     CHECK_THROWS_AS(tensor.view().positions(-1, 2), std::out_of_range);
     CHECK_THROWS_AS(tensor.view().positions(3, 2), std::out_of_range);
-    CHECK_THROWS_WITH_AS(tensor.view().positions(0, 6), "TensorView::positions: [0, 6) of 5", std::out_of_range);
+    CHECK_OUT_OF_RANGE(tensor.view().positions(0, 6), "TensorView::positions: [0, 6) of 5");
   }
 }
