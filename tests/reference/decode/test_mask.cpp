@@ -49,7 +49,7 @@ TEST_CASE("mask: the soft cap is within 8 units of c tanh(s / c), odd, rising, a
 /// @tested{thm_1, Thm. 1}
 TEST_CASE("mask: random rules, masks, caps and sinks: the bits of the plain decode and of a row alone, near the oracle") {
   std::mt19937 random(5102);
-  const int n_cases = kIsSanitized ? 60 : takes_all_cases() ? 1500 : 140;
+  const int n_cases = kIsSanitized ? 60 : takes_all_cases() ? 10000 : 140;
   int n_masked = 0, n_capped = 0, n_empty = 0, n_over_ranks = 0, n_with_hidden = 0;
   for (int i = 0; i < n_cases; ++i) {
     const SeenCase c = random_seen_case(random, 500, kTypes);
