@@ -90,7 +90,10 @@ def contestants(case, workers):
     ours = [*LIMITS, "decode"]
     if case["queries"] == 1:
         ours += ["plain", "Eigen"] if case["dtype"] == "F32" else ["plain"]
-    return dict.fromkeys(ours, workers["decode"]) | workers
+    names = dict.fromkeys(ours, workers["decode"]) | workers
+    if case["dtype"] == "F16":  # it sums values of F16 in F16: after 65536 keys some are wrong by more than check_results() allows
+        names.pop("llama.cpp", None)
+    return names
 
 
 def check_results(case, names):
