@@ -126,14 +126,14 @@ class Measured(Statements):
         """Words for ratios, in ranges that another run of the benchmark stays in."""
         finish = "finish of a state of 128 components"
         self.says("docs/IV.8-learnt.md", "is more than twice as fast as checking each", "with one of 64 bits `finish()` is slower again", "about one and a half times as fast as in two passes",
-                  "three AllReduces take 1.5 times as long as one", "the combine of 8 KB takes a little longer than `MPI_Allgather`", "less than half of its time when it copies through shared memory")
+                  "three AllReduces take 1.5 times as long as one", "the combine of 8 KB takes a little longer than `MPI_Allgather`", "less than two thirds of its time when it copies through shared memory")
         self.assertGreater(self.ratio(finish, "speed of looking at each"), 2)
         self.assertGreater(self.ratio(finish, "speed of counting in 64 bits"), 1.1)
         self.assertAlmostEqual(self.ratio("merge and finish of 128 states in one pass", "speed of two passes"), 1.5, delta=0.2)
         self.assertAlmostEqual(self.ratio("three AllReduces, 8 ranks", "time of one"), 1.5, delta=0.2)
         of_allgather = {what[0]: float(what[1].split(" / ")[0]) for what in self.ROWS if len(what) == 3 and re.fullmatch(r"[\d.]+ / [\d.]+", what[1])}
         self.assertTrue(1 < of_allgather["two-level, 2 ranks"] < 1.4)
-        self.assertLess(of_allgather["two-level in shared memory, 2 ranks"], 0.5)
+        self.assertLess(of_allgather["two-level in shared memory, 2 ranks"], 2 / 3)
 
 
 class Predicted(Statements):
