@@ -163,8 +163,8 @@ void check(std::span<const Algorithm* const> chosen, const Backend& backend, Tra
     const std::string name(algorithm->name);
     if (shape.order == LeafOrder::kDealt && !algorithm->takes_dealt)
       throw InputError("--algorithm " + name + ": takes --order contiguous alone");
-    for (const auto& [begin, position] : ranges) {
-      if (shape.order == LeafOrder::kDealt || !algorithm->keeps_bits) break;
+    const bool cuts_at_leaves = algorithm->keeps_bits && shape.order == LeafOrder::kContiguous;
+    for (const auto& [begin, position] : cuts_at_leaves ? ranges : std::span<const KeyRange>()) {
       if (position % kLeafKeys == 0 || position == shape.n_keys || position == kOpenEnd) continue;
       throw InputError("--shards: key " + std::to_string(position) + " is inside a leaf of " + std::to_string(kLeafKeys) +
                        " keys; " + name + " keeps its bits where shards are cut at multiples of " +

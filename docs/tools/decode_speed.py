@@ -116,8 +116,8 @@ def figure(report):
     height = 44 + sum(gap + bar * len(case["of_read"]) for case in report["cases"]) + 10
     drawing = Drawing(left + width + 60, height)
     for i, (_, words, style) in enumerate(drawn):
-        drawing.box(left + 115 * i, 8, 12, 12, style, 2)
-        drawing.text(left + 115 * i + 18, 18, words, "left")
+        drawing.box(8 + 115 * i, 8, 12, 12, style, 2)
+        drawing.text(26 + 115 * i, 18, words, "left")
     for quarter in range(5):
         x = left + width * quarter / 4
         drawing.line(x, 42, x, height - 8, "empty")

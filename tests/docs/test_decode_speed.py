@@ -4,6 +4,7 @@
 import copy
 import math
 import pathlib
+import re
 import sys
 import unittest
 
@@ -53,6 +54,14 @@ class Measured(unittest.TestCase):
 
 
 class Readme(unittest.TestCase):
+
+    def test_the_figure_has_room_for_what_it_draws(self):
+        """With every baseline: a legend that runs over the edge names some of them to nobody."""
+        svg = decode_speed.figure(decode_speed.read())
+        width = float(re.search(r'width="(\d+)"', svg)[1])
+        places = [float(x) for x in re.findall(r'<(?:rect|text)[^>]* x="([\d.]+)"', svg)]
+        self.assertGreater(len(places), 20)
+        self.assertLess(max(places), width - 20)
 
     def test_it_has_the_table_of_what_was_measured_last(self):
         readme = (ROOT / "docs" / "measured.md").read_text(encoding="utf-8")
