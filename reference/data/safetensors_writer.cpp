@@ -8,33 +8,21 @@
 
 #include <algorithm>
 #include <optional>
-#include <stdexcept>
 #include <utility>
 
 namespace tree_attn {
-namespace {
-
-using Json = nlohmann::json;
-
-constexpr std::size_t kAlignment = 8;  // of the data, as in the reference writer
-
-bool is_utf8(std::string_view text) { return find_not_utf8(text) == std::string_view::npos; }
-
-}  // namespace
 
 void SafetensorsWriter::add(std::string_view name, std::string_view dtype, std::span<const std::int64_t> shape,
                             std::span<const std::byte> bytes) {
-  const auto require = [&](bool condition, const std::string& message) {
-    if (!condition) throw std::invalid_argument("SafetensorsWriter::add: tensor \"" + readable(name) + "\": " + message);
-  };
-  require(is_utf8(name), "name is not UTF-8");
-  require(name != "__metadata__", "name is reserved for metadata");
-  for (const Entry& entry : entries_) require(entry.info.name != name, "name is taken");
-  require(bits_of_dtype(dtype) != 0, "unknown dtype \"" + readable(dtype) + "\"");
+  const std::string here = "SafetensorsWriter::add: tensor \"" + readable(name) + "\": ";
+  require(find_not_utf8(name) == std::string_view::npos, here, "name is not UTF-8");
+  require(name != "__metadata__", here, "name is reserved for metadata");
+  for (const Entry& entry : entries_) require(entry.info.name != name, here, "name is taken");
+  require(bits_of_dtype(dtype) != 0, here, "unknown dtype \"", readable(dtype), "\"");
   TensorInfo info{std::string(name), std::string(dtype), {shape.begin(), shape.end()}};
   const std::optional<std::uint64_t> size = bytes_of_tensor(bits_of_dtype(dtype), info.shape);
-  require(size.has_value(), "shape out of range, or not a whole number of bytes");
-  require(bytes.size() == *size, "takes " + std::to_string(*size) + " bytes, got " + std::to_string(bytes.size()));
+  require(size.has_value(), here, "shape out of range, or not a whole number of bytes");
+  require(bytes.size() == *size, here, "takes ", *size, " bytes, got ", bytes.size());
   entries_.push_back({std::move(info), bytes});
 }
 
@@ -49,11 +37,13 @@ void SafetensorsWriter::write(OutputFile& file) const {
     info.end = at += bytes.size();
   }
 
-  // Build the header in the order of the data; Json escapes the strings.
+  // Build the header in the order of the data; Json escapes the strings. Data is aligned as by the reference writer.
+  using Json = nlohmann::json;
+  constexpr std::size_t kAlignment = 8;
   std::string text = "{";
   for (const auto& [info, bytes] : entries) {
     const Json fields = {{"dtype", info.dtype}, {"shape", info.shape}, {"data_offsets", {info.begin, info.end}}};
-    text += (text.size() == 1 ? "" : ",") + Json(info.name).dump() + ":" + fields.dump();
+    text += line_of(text.size() == 1 ? "" : ",", Json(info.name).dump(), ":", fields.dump());
   }
   text += "}";
   text.resize((text.size() + kAlignment - 1) / kAlignment * kAlignment, ' ');

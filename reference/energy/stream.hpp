@@ -3,7 +3,7 @@
 /// @brief Attention of one query as a stream, one key at a time (eq. (1)-(3) of section 3).
 ///
 /// This is the paper's starting point in its plain form, which overflows unless the scores are small. The shift in
-/// reference/oracle/natural_state.hpp prevents the overflow. The tree of reference/state/tree_reduce.hpp replaces the
+/// reference/energy/log_sum_exp.hpp prevents the overflow. The tree of reference/state/tree_reduce.hpp replaces the
 /// sequential sum.
 #pragma once
 

@@ -13,9 +13,7 @@
 #include "tree_attn/reference/energy/reverse_mode.hpp"
 #include "tree_attn/reference/energy/stream.hpp"
 #include "tree_attn/reference/oracle/algorithms.hpp"
-#include "tree_attn/reference/oracle/natural_state.hpp"
 #include "tree_attn/tests/support/message.hpp"
-#include "tree_attn/tests/support/model_backend.hpp"
 #include "tree_attn/tests/support/tensor_workload.hpp"
 
 #include <doctest/doctest.h>
@@ -37,10 +35,7 @@ TEST_CASE("arguments: ranges are cut for at least one rank, at multiples of at l
   CHECK_INVALID(coarse_ranges(100, 0, 64), "coarse_ranges: 0 ranges; at least 1 is needed");
   CHECK_INVALID(coarse_ranges(100, 2, 0), "coarse_ranges: leaves of 0 keys; 1 to 2^62 are possible");
   CHECK_INVALID(coarse_ranges(100, 2, 48), "coarse_ranges: leaves of 48 keys; a power of two is needed");
-  CHECK_INVALID(coarse_ranges(-1, 2, 64), "coarse_ranges: -1 keys; 0 to 2^62 can be cut");
-  CHECK_INVALID(even_ranges(100, -3, 64), "even_ranges: -3 ranges; at least 1 is needed");
-  CHECK_THROWS_AS(even_ranges(100, 2, 0), std::invalid_argument);
-  CHECK_THROWS_AS(even_ranges(kHuge + 1, 2, 64), std::invalid_argument);
+  CHECK_INVALID(even_ranges(kHuge + 1, 2, 64), "even_ranges: 4611686018427387905 keys; 0 to 2^62 can be cut");
   CHECK(even_ranges(kHuge, 2, kHuge)[0].end == kHuge);
   CHECK_INVALID(ranges_of_lengths(Lengths{3, -2}), "length -2 of range 1, which begins at 3");
   CHECK_THROWS_AS(ranges_of_lengths(Lengths{kHuge, 1}), std::invalid_argument);
@@ -78,22 +73,19 @@ TEST_CASE("arguments: the subtrees of a forest touch") {
 
 TEST_CASE("arguments: a cache has axes that are not negative, and query heads that share key/value heads evenly") {
   const AttentionShape good{.heads = 4, .kv_heads = 2, .head_dim = 8, .value_dim = 8};
-  for (const Backend* backend : {&cpu_backend(), &model_backend()}) {
-    AttentionShape shape = good;
-    shape.heads = 3;
-    CHECK_INVALID(backend->make_cache(shape, {0, 10}), "3 query heads are not a multiple of 2 KV heads");
-    shape = good, shape.batch = -1;
-    CHECK_INVALID(backend->make_cache(shape, {0, 10}), "b = -1, n_h = 4, n_kv = 2, l = 1, d_h = 8, d_v = 8");
-    shape = good, shape.head_dim = 0;
-    CHECK_THROWS_AS(backend->make_cache(shape, {0, 10}), std::invalid_argument);
-    shape = good, shape.dtype = static_cast<DType>(99);
-    CHECK_THROWS_AS(backend->make_cache(shape, {0, 10}), std::invalid_argument);
-    CHECK_OUT_OF_RANGE(backend->make_cache(good, KeyRange{0, 10}, -1), "KvCache: a capacity of -1 rows");
-    CHECK_THROWS_AS(backend->make_cache(good, {10, 0}), std::invalid_argument);
-    CHECK_OUT_OF_RANGE(backend->make_cache(good, KeyRange{0, kHuge}, kHuge), "4611686018427387904 rows of 128 bytes");
-    const auto cache = backend->make_cache(good, KeyRange{0, kHuge}, 10);
-    CHECK_THROWS_AS(cache->reserve(kHuge / 64), std::out_of_range);
-  }
+  const Backend& backend = cpu_backend();
+  AttentionShape shape = good;
+  shape.heads = 3;
+  CHECK_INVALID(backend.make_cache(shape, {0, 10}), "3 query heads are not a multiple of 2 KV heads");
+  shape = good, shape.batch = -1;
+  CHECK_INVALID(backend.make_cache(shape, {0, 10}), "b = -1, n_h = 4, n_kv = 2, l = 1, d_h = 8, d_v = 8");
+  shape = good, shape.head_dim = 0;
+  CHECK_THROWS_AS(backend.make_cache(shape, {0, 10}), std::invalid_argument);
+  shape = good, shape.dtype = static_cast<DType>(99);
+  CHECK_THROWS_AS(backend.make_cache(shape, {0, 10}), std::invalid_argument);
+  CHECK_OUT_OF_RANGE(backend.make_cache(good, KeyRange{0, 10}, -1), "KvCache: a capacity of -1 rows");
+  CHECK_OUT_OF_RANGE(backend.make_cache(good, KeyRange{0, kHuge}, kHuge), "4611686018427387904 rows of 128 bytes");
+  CHECK_THROWS_AS(backend.make_cache(good, KeyRange{0, kHuge}, 10)->reserve(kHuge / 64), std::out_of_range);
 }
 
 TEST_CASE("arguments: what a cache appends, borrows and decodes has elements, and as many as its axes say") {
@@ -168,7 +160,6 @@ TEST_CASE("arguments: a workload has as many steps, lengths and keys as it says"
   const auto workload = make_workload(good, 1, 3);
   for (const int step : {-1, 3}) {
     CHECK_THROWS_AS(workload->lengths(step), std::out_of_range);
-    CHECK_THROWS_AS(workload->n_keys(step), std::out_of_range);
     CHECK_THROWS_AS(workload->query(step), std::out_of_range);
   }
   CHECK_OUT_OF_RANGE(workload->query(3), "Workload: step 3 of 3");
@@ -199,7 +190,6 @@ TEST_CASE("arguments: formulas of appendix C, of Hopfield memories and of the ta
   AttentionStream stream(2);
   CHECK_THROWS_AS(stream.add(one, two, one), std::invalid_argument);
   CHECK_THROWS_AS(stream.add(one, one, two), std::invalid_argument);
-  CHECK_THROWS_AS(merge(natural_empty(2), natural_empty(3)), std::invalid_argument);
 
   const auto x = Reverse<double>::variables(Vector::Ones(3));
   const Reverse<double> y = x(0) * x(1) * x(2);
