@@ -360,7 +360,7 @@ plot $level using 1:2:3 with lines lw 1.2 lc palette notitle, \
     const MatrixOf<Counted> v = normal(random, n, components).cast<Counted>();
     const VectorOf<Counted> query = normal(random, 16, 1).cast<Counted>();
     const VectorOf<Counted> zeta = VectorOf<Counted>::Zero(components);
-    const auto total = [](auto f) { return static_cast<double>(count_operations(f).total()); };
+    const auto total = [](auto f) { return static_cast<double>(count_operations(f)); };
     const double once = total([&] { energy<Counted>(query, k, v, zeta); });
 
     using Taped = Reverse<Counted>;

@@ -35,9 +35,7 @@ namespace tree_attn {
 /// @param[in] s scores [N]
 /// @throws std::invalid_argument if P and s differ in length
 inline double kl_divergence(const VectorRef& P, const VectorRef& s) {
-  if (P.size() != s.size())
-    throw std::invalid_argument("kl_divergence: " + std::to_string(P.size()) + " probabilities and " +
-                                std::to_string(s.size()) + " scores");
+  require_equal("kl_divergence: numbers of probabilities and of scores", P.size(), s.size());
   constexpr double kInf = std::numeric_limits<double>::infinity();
   const double lse = log_sum_exp(s);
   double sum = 0;
@@ -55,7 +53,6 @@ struct LegendrePoint {
   Vector P;           ///< softmax(s + zeta.v): of all distributions with mean value z the nearest to attention [N]
   double divergence;  ///< KL(P || softmax(s)) = F*(z) + F(0), summed over keys
   Matrix curvature;   ///< Hessian of F*: pseudo-inverse of the covariance of the values under P [d_v, d_v]
-  double decrement;   ///< gradient . Newton step at the last test: about twice the error of F* before the last step
   int n_steps;        ///< Newton steps taken; 1 at the attention output, where the first step confirms convergence
 };
 
@@ -64,27 +61,22 @@ inline constexpr int kLegendreMaxSteps = 400;
 
 namespace legendre_detail {
 
-/// "z = (1, 2, 3, 4, ...)".
-inline std::string name_point(const VectorRef& z) {
+/// Throws an Error: "legendre_transform: z = (1, 2, 3, 4, ...)", then the parts.
+template <class Error, class... Parts>
+[[noreturn]] void refuse_point(const VectorRef& z, const Parts&... parts) {
+  const Eigen::IOFormat in_a_row(6, Eigen::DontAlignCols, ", ");
   std::ostringstream text;
-  text << "legendre_transform: z = (";
-  for (Eigen::Index j = 0; j < std::min<Eigen::Index>(z.size(), 4); ++j) text << (j == 0 ? "" : ", ") << z(j);
-  text << (z.size() > 4 ? ", ...)" : ")");
-  return text.str();
-}
-
-/// x with six significant digits.
-inline std::string short_number(double x) {
-  std::ostringstream text;
-  text << x;
-  return text.str();
+  text << "legendre_transform: z = (" << z.head(std::min<Eigen::Index>(z.size(), 4)).transpose().format(in_a_row)
+       << (z.size() > 4 ? ", ...)" : ")");
+  (text << ... << parts);
+  throw Error(text.str());
 }
 
 /// Throws if the transform is not finite for these inputs.
 inline void require_finite(const VectorRef& s, const MatrixRef& V, const VectorRef& z) {
   if (s.size() == 0) throw std::domain_error("legendre_transform: all keys are masked, F = -inf and F* = +inf everywhere");
   if (!s.allFinite() || !V.allFinite() || !z.allFinite())
-    throw std::domain_error(name_point(z) + ", a score or value of a key that is not masked is not finite");
+    refuse_point<std::domain_error>(z, ", a score or value of a key that is not masked is not finite");
 }
 
 /// Step length along the Newton direction d, given the change of every exponent along it, De_a = d.v_a.
@@ -113,7 +105,6 @@ struct Ascent {
   Vector eta;         // [r]
   Vector P;           // softmax(s + eta.y) [N]
   Matrix covariance;  // of y under P [r, r]
-  double decrement;   // at the last test
   int n_steps;
   bool outside;  // all eta.y_a < 0: a plane separates the origin from the values
 };
@@ -121,7 +112,7 @@ struct Ascent {
 /// Maximizes g in the coordinates of the affine hull. The stopping rule is that of legendre_transform().
 inline Ascent ascend(const Vector& s, const Matrix& Y) {
   const double reach = Y.rowwise().norm().maxCoeff();
-  Ascent c{Vector::Zero(Y.cols()), {}, {}, 0, 0, false};
+  Ascent c{Vector::Zero(Y.cols()), {}, {}, 0, false};
   double decrement_before = std::numeric_limits<double>::infinity();
   for (bool done = false;; ++c.n_steps) {
     // dg = -<y>, d^2 g = -cov(y).
@@ -138,9 +129,9 @@ inline Ascent ascend(const Vector& s, const Matrix& Y) {
     const Vector ridge = Vector::Constant(Y.cols(), 1e-15 * reach * reach);
     const Vector d = (c.covariance + Matrix(ridge.asDiagonal())).ldlt().solve(-mean);
     const Vector De = Y * d;
-    c.decrement = -mean.dot(d);
-    done = De.maxCoeff() - De.minCoeff() <= 1e-6 || (c.decrement <= 1e-10 && c.decrement > decrement_before / 2);
-    decrement_before = c.decrement;
+    const double decrement = -mean.dot(d);
+    done = De.maxCoeff() - De.minCoeff() <= 1e-6 || (decrement <= 1e-10 && decrement > decrement_before / 2);
+    decrement_before = decrement;
     c.eta += stride(s + e, e, De) * d;
   }
 }
@@ -182,9 +173,7 @@ inline Ascent ascend(const Vector& s, const Matrix& Y) {
 /// @paper{eq_maxmin, eq. (maxmin)}
 inline LegendrePoint legendre_transform(const VectorRef& q, const MatrixRef& K, const MatrixRef& V, const VectorRef& z) {
   if (V.cols() == 0) throw std::invalid_argument("legendre_transform: values have no components");
-  if (z.size() != V.cols())
-    throw std::invalid_argument("legendre_transform: length of z and of a value differ: " + std::to_string(z.size()) +
-                                " and " + std::to_string(V.cols()));
+  require_equal("legendre_transform: length of z and of a value", z.size(), V.cols());
 
   // Remove the masked keys.
   const SeenValues seen = seen_values(q, K, V, Vector());
@@ -197,29 +186,26 @@ inline LegendrePoint legendre_transform(const VectorRef& q, const MatrixRef& K, 
   const Vector from_centre = z - hull.centre;
   const double off = (from_centre - hull.axes * (hull.dual.transpose() * from_centre)).norm();
   const double spread = (V_seen.rowwise() - hull.centre.transpose()).rowwise().norm().maxCoeff();
-  const auto where = [&](const std::string& what) {
-    return legendre_detail::name_point(z) + what + std::to_string(s.size()) + " values";
-  };
   if (off > 1e-10 * spread + 1e-13 * V_seen.cwiseAbs().maxCoeff())
-    throw std::domain_error(where(" is outside the convex hull of ") + ", " + legendre_detail::short_number(off) +
-                            " off the plane that they span");
+    legendre_detail::refuse_point<std::domain_error>(z, " is outside the convex hull of ", s.size(), " values, ", off,
+                                                     " off the plane that they span");
   const Matrix Y = (V_seen.rowwise() - z.transpose()) * hull.dual;
 
   // Maximize. For a normal of length 1, the hull lies at least -max_a normal.(v_a - z) away from z.
   const legendre_detail::Ascent c = legendre_detail::ascend(s, Y);
   const Vector zeta = hull.dual * c.eta;
   if (c.outside)
-    throw std::domain_error(where(" is outside the convex hull of ") + ", at least " +
-                            legendre_detail::short_number(-(Y * c.eta).maxCoeff() / zeta.norm()) + " away");
+    legendre_detail::refuse_point<std::domain_error>(z, " is outside the convex hull of ", s.size(), " values, at least ",
+                                                     -(Y * c.eta).maxCoeff() / zeta.norm(), " away");
   if (c.n_steps == kLegendreMaxSteps)
-    throw std::runtime_error(where(" is too near to the boundary of the convex hull of ") + ": no end after " +
-                             std::to_string(kLegendreMaxSteps) + " steps");
+    legendre_detail::refuse_point<std::runtime_error>(z, " is too near to the boundary of the convex hull of ", s.size(),
+                                                      " values: no end after ", kLegendreMaxSteps, " steps");
 
   // Return to all keys and all components.
   const Vector P = softmax(exponents(q, K, V, zeta));
   const double divergence = kl_divergence(P, exponents(q, K, V, Vector()));
   const Matrix curvature = hull.dual * c.covariance.ldlt().solve(Matrix(hull.dual.transpose()));
-  return {-log_sum_exp(s + Y * c.eta), zeta, P, divergence, curvature, c.decrement, c.n_steps};
+  return {-log_sum_exp(s + Y * c.eta), zeta, P, divergence, curvature, c.n_steps};
 }
 
 }  // namespace tree_attn

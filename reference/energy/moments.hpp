@@ -78,18 +78,6 @@ inline double moment(const VectorRef& q, const MatrixRef& K, const MatrixRef& V,
   return term.sum();
 }
 
-/// All second moments, `<v v^T>`.
-/// @param[in] q query [d_h]
-/// @param[in] K keys [N, d_h]
-/// @param[in] V values [N, d_v]
-/// @param[in] zeta source [d_v] or [0]
-/// @returns [d_v, d_v]
-/// @paper{eq_20, eq. (20)}
-inline Matrix second_moment(const VectorRef& q, const MatrixRef& K, const MatrixRef& V, const VectorRef& zeta) {
-  const SeenValues seen = seen_values(q, K, V, zeta);
-  return seen.V.transpose() * seen.P.asDiagonal() * seen.V;
-}
-
 /// The covariance, which is the Hessian of the energy. It is positive semidefinite, so F is convex in zeta.
 ///
 ///     d^2 F / dzeta dzeta^T  =  <dv dv^T>  =  <v v^T> - <v> <v>^T

@@ -14,19 +14,9 @@
 
 namespace tree_attn {
 
-/// Operations so far, by kind.
-struct OperationCount {
-  std::int64_t n_add = 0;  ///< additions and subtractions
-  std::int64_t n_mul = 0;  ///< multiplications
-  std::int64_t n_div = 0;  ///< divisions
-  std::int64_t n_exp = 0;  ///< exponentials
-  std::int64_t n_log = 0;  ///< logarithms
-  std::int64_t total() const { return n_add + n_mul + n_div + n_exp + n_log; }
-};
-
-/// The counter of this thread. Assign {} to reset it.
-inline OperationCount& operation_count() {
-  thread_local OperationCount count;
+/// The operations of this thread so far. Assign 0 to reset the counter.
+inline std::int64_t& operation_count() {
+  thread_local std::int64_t count = 0;
   return count;
 }
 
@@ -36,12 +26,12 @@ class Counted {
   Counted(double value = 0) : value_(value) {}  ///< a constant; not counted
   double value() const { return value_; }       ///< its value
 
-  friend Counted operator+(Counted a, Counted b) { return ++operation_count().n_add, a.value_ + b.value_; }
-  friend Counted operator-(Counted a, Counted b) { return ++operation_count().n_add, a.value_ - b.value_; }
-  friend Counted operator*(Counted a, Counted b) { return ++operation_count().n_mul, a.value_ * b.value_; }
-  friend Counted operator/(Counted a, Counted b) { return ++operation_count().n_div, a.value_ / b.value_; }
-  friend Counted exp(Counted a) { return ++operation_count().n_exp, std::exp(a.value_); }
-  friend Counted log(Counted a) { return ++operation_count().n_log, std::log(a.value_); }
+  friend Counted operator+(Counted a, Counted b) { return ++operation_count(), a.value_ + b.value_; }
+  friend Counted operator-(Counted a, Counted b) { return ++operation_count(), a.value_ - b.value_; }
+  friend Counted operator*(Counted a, Counted b) { return ++operation_count(), a.value_ * b.value_; }
+  friend Counted operator/(Counted a, Counted b) { return ++operation_count(), a.value_ / b.value_; }
+  friend Counted exp(Counted a) { return ++operation_count(), std::exp(a.value_); }
+  friend Counted log(Counted a) { return ++operation_count(), std::log(a.value_); }
   friend Counted operator-(Counted a) { return -a.value_; }
 
   Counted& operator+=(Counted b) { return *this = *this + b; }
@@ -58,8 +48,8 @@ class Counted {
 
 /// Runs f and returns the number of operations on Counted values in this thread.
 template <class Function>
-OperationCount count_operations(Function f) {
-  operation_count() = {};
+std::int64_t count_operations(Function f) {
+  operation_count() = 0;
   f();
   return operation_count();
 }

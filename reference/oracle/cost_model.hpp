@@ -6,10 +6,10 @@
 /// measure the same quantities during a run, and its tests compare them with these formulas.
 #pragma once
 
+#include "tree_attn/reference/state/require.hpp"
+
 #include <cstddef>
 #include <cstdint>
-#include <stdexcept>
-#include <string>
 
 namespace tree_attn {
 
@@ -51,7 +51,7 @@ constexpr std::int64_t ring_volume(const CostShape& s) { return ring_hop_volume(
 /// @throws std::invalid_argument if p < 1
 /// @paper{eq_12, eq. (12)}
 constexpr double all_reduce_volume(std::int64_t p, std::int64_t numel) {
-  if (p < 1) throw std::invalid_argument("all_reduce_volume: " + std::to_string(p) + " devices");
+  require(p >= 1, "all_reduce_volume: ", p, " devices");
   return 2.0 * static_cast<double>(p - 1) / static_cast<double>(p) * static_cast<double>(numel);
 }
 

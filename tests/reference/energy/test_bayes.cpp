@@ -7,8 +7,6 @@
 
 #include <doctest/doctest.h>
 
-#include <random>
-
 namespace bayes_test {
 
 using namespace tree_attn;
@@ -18,17 +16,12 @@ constexpr unsigned kSeed = 30;
 constexpr double kStep = 1e-5;
 
 /// l queries over N random keys; the queries include the scale.
-struct Workload {
-  Matrix Q, K, V;
-  std::mt19937 random;
-
-  explicit Workload(Eigen::Index N, Eigen::Index d_v = 3, Eigen::Index l = 1, Eigen::Index d_h = 6) : random(kSeed) {
-    Q = matrix(l, d_h) / std::sqrt(static_cast<double>(d_h));
-    K = matrix(N, d_h);
-    V = matrix(N, d_v);
+struct Workload : test::OneQuery {
+  Matrix Q;  ///< the first one is q
+  explicit Workload(Eigen::Index N, Eigen::Index d_v = 3, Eigen::Index l = 1)
+      : OneQuery(N, 6, d_v, 0, kSeed), Q(matrix(l, 6) / std::sqrt(6.0)) {
+    q = Q.row(0).transpose();
   }
-  Matrix matrix(Eigen::Index rows, Eigen::Index cols) { return test::random_matrix(random, rows, cols); }
-  Vector q() const { return Q.row(0).transpose(); }
 };
 
 /// @tested{eq_30, eq. (30)}
@@ -97,7 +90,7 @@ TEST_CASE("log-likelihood: the stationary point is a saddle, with d_v ascending 
     Workload p(N);
     for (const double size : {0.0, 2.0}) {
       const Vector zeta = size * p.matrix(3, 1);
-      const Matrix H = log_likelihood_hessian(p.q(), p.K, p.V, zeta);
+      const Matrix H = log_likelihood_hessian(p.q, p.K, p.V, zeta);
       CHECK(signature(H).n_positive == 3);
       CHECK(signature(H).n_negative == 3);
       CHECK(H.determinant() == doctest::Approx(-1).epsilon(1e-13));  // (-1)^d_v
@@ -141,32 +134,32 @@ TEST_CASE("signature: an eigenvalue of the size of rounding counts as 0, at any 
 /// @tested{slip_3, slip 3}
 TEST_CASE("profile likelihood: with the source eliminated, attention is the maximum, and its height is F(0)") {
   Workload p(12);
-  const Vector z_star = attention_mean(p.q(), p.K, p.V);
-  const double top = profile_log_likelihood(p.q(), p.K, p.V, z_star);
-  CHECK(top == doctest::Approx(energy(p.q(), p.K, p.V, Vector())).epsilon(1e-14));
-  CHECK(legendre_transform(p.q(), p.K, p.V, z_star).zeta.norm() < 1e-8);
+  const Vector z_star = attention_mean(p.q, p.K, p.V);
+  const double top = profile_log_likelihood(p.q, p.K, p.V, z_star);
+  CHECK(top == doctest::Approx(energy(p.q, p.K, p.V, Vector())).epsilon(1e-14));
+  CHECK(legendre_transform(p.q, p.K, p.V, z_star).zeta.norm() < 1e-8);
 
   // Every other mean of the values is less likely, nearby by the amount that the covariance predicts.
   for (int repeat = 0; repeat < 50; ++repeat) {
     const Vector P = softmax(2 * p.matrix(12, 1));
     const Vector z = p.V.transpose() * P;
-    CHECK(profile_log_likelihood(p.q(), p.K, p.V, z) < top - 1e-3 * (z - z_star).squaredNorm());
-    CHECK(profile_log_likelihood(p.q(), p.K, p.V, z_star + 1e-3 * (z - z_star)) < top);
+    CHECK(profile_log_likelihood(p.q, p.K, p.V, z) < top - 1e-3 * (z - z_star).squaredNorm());
+    CHECK(profile_log_likelihood(p.q, p.K, p.V, z_star + 1e-3 * (z - z_star)) < top);
   }
 }
 
 TEST_CASE("Laplace: the width of the peak at attention is the spread of the values") {
   Workload p(12);
-  const Gaussian peak = laplace_approximation(p.q(), p.K, p.V);
-  const LegendrePoint top = legendre_transform(p.q(), p.K, p.V, peak.mean);
+  const Gaussian peak = laplace_approximation(p.q, p.K, p.V);
+  const LegendrePoint top = legendre_transform(p.q, p.K, p.V, peak.mean);
   CHECK((peak.covariance * top.curvature - Matrix::Identity(3, 3)).norm() < 1e-11);
-  CHECK((laplace_approximation(p.q(), p.K, p.V, 7).covariance * 7 - peak.covariance).norm() < 1e-14);
-  CHECK_THROWS_AS(laplace_approximation(p.q(), p.K, p.V, 0), std::invalid_argument);
+  CHECK((laplace_approximation(p.q, p.K, p.V, 7).covariance * 7 - peak.covariance).norm() < 1e-14);
+  CHECK_THROWS_AS(laplace_approximation(p.q, p.K, p.V, 0), std::invalid_argument);
 
   // F* equals the quadratic form of the covariance up to third order: half the distance gives an eighth of the error.
   const Vector u = p.matrix(3, 1).normalized();
   const auto error = [&](double h) {
-    const double rise = legendre_transform(p.q(), p.K, p.V, peak.mean + h * u).value - top.value;
+    const double rise = legendre_transform(p.q, p.K, p.V, peak.mean + h * u).value - top.value;
     return rise - 0.5 * h * h * u.dot(top.curvature * u);
   };
   CHECK(error(0.02) / error(0.01) == doctest::Approx(8).epsilon(0.05));

@@ -53,28 +53,6 @@ TEST_CASE("moments: the n-th derivatives of Z over Z are the n-th moments, at an
   }
 }
 
-/// @tested{eq_16, eq. (16)}
-/// @tested{eq_20, eq. (20)}
-TEST_CASE("moments: mean and second moment are those of the definition, in loops") {
-  const Workload p(15, 0.7);
-  const double Z = p.Z(p.zeta);
-  Vector mean = Vector::Zero(kValueDim);
-  Matrix second = Matrix::Zero(kValueDim, kValueDim);
-  for (Index a = 0; a < 15; ++a) {
-    const Vector v = p.V.row(a).transpose();
-    const double P = std::exp(p.q.dot(p.K.row(a)) + p.zeta.dot(v)) / Z;
-    mean += P * v;
-    second += P * v * v.transpose();
-  }
-  CHECK((energy_gradient(p.q, p.K, p.V, p.zeta) - mean).norm() < 1e-14);
-  CHECK((second_moment(p.q, p.K, p.V, p.zeta) - second).norm() < 1e-14);
-  const auto got = [&p](const std::vector<Index>& A) { return moment(p.q, p.K, p.V, p.zeta, A); };
-  for (const std::vector<Index>& A : tuples(1, kValueDim)) CHECK(got(A) == doctest::Approx(mean(A[0])).epsilon(1e-14));
-  for (const std::vector<Index>& A : tuples(2, kValueDim))
-    CHECK(got(A) == doctest::Approx(second(A[0], A[1])).epsilon(1e-14));
-  CHECK(moment(p.q, p.K, p.V, p.zeta, {}) == doctest::Approx(1).epsilon(1e-14));
-}
-
 /// @tested{eq_cov, eq. (cov)}
 TEST_CASE("cumulants: the derivatives of F are covariance and third cumulant, at any zeta (central differences)") {
   for (const double size : {0.0, 0.7, 3.0}) {
@@ -108,15 +86,11 @@ TEST_CASE("covariance: keeps its digits with a mean of 1e6") {
 TEST_CASE("moments: edges") {
   const Workload p(4, 0.5);
   const std::array<Index, 2> A{0, 2};
-  const auto is_nan = [](const auto& x) { return x.array().isNaN().all(); };
 
   // No keys.
   const Matrix no_K = p.K.topRows(0), no_V = p.V.topRows(0);
   CHECK(moment(p.q, no_K, no_V, p.zeta, A) == 0);
-  CHECK(moment(p.q, no_K, no_V, p.zeta, {}) == 0);
-  CHECK(second_moment(p.q, no_K, no_V, p.zeta).norm() == 0);
   CHECK(covariance(p.q, no_K, no_V, p.zeta).norm() == 0);
-  CHECK(third_cumulant(p.q, no_K, no_V, p.zeta)[1].norm() == 0);
   CHECK(moment_series(p.q, no_K, no_V, p.zeta, 3).value == 0);
   CHECK(entropy(p.q, no_K, no_V, p.zeta) == 0);
 
@@ -125,23 +99,16 @@ TEST_CASE("moments: edges") {
   K.row(3) = -kInf * p.q.cwiseSign().transpose();
   V.row(3).setConstant(kNaN);
   const Matrix K_rest = p.K.topRows(3), V_rest = p.V.topRows(3);
-  const auto same = [](const auto& got, const auto& want) { return (Matrix(got) - Matrix(want)).norm() < 1e-13; };
   CHECK(moment(p.q, K, V, p.zeta, A) == doctest::Approx(moment(p.q, K_rest, V_rest, p.zeta, A)).epsilon(1e-13));
-  CHECK(same(second_moment(p.q, K, V, p.zeta), second_moment(p.q, K_rest, V_rest, p.zeta)));
-  CHECK(same(covariance(p.q, K, V, p.zeta), covariance(p.q, K_rest, V_rest, p.zeta)));
-  CHECK(same(third_cumulant(p.q, K, V, p.zeta)[2], third_cumulant(p.q, K_rest, V_rest, p.zeta)[2]));
+  CHECK((covariance(p.q, K, V, p.zeta) - covariance(p.q, K_rest, V_rest, p.zeta)).norm() < 1e-13);
   CHECK(entropy(p.q, K, V, p.zeta) == doctest::Approx(entropy(p.q, K_rest, V_rest, p.zeta)).epsilon(1e-13));
-  CHECK(moment_series(p.q, K, V, p.zeta, 3).value ==
-        doctest::Approx(moment_series(p.q, K_rest, V_rest, p.zeta, 3).value).epsilon(1e-13));
 
   // Scores of +inf and NaN.
   for (const double bad : {kInf, kNaN}) {
     K = p.K;
     K.row(2) = bad * p.q.cwiseSign().transpose();
     CHECK(std::isnan(moment(p.q, K, p.V, p.zeta, A)));
-    CHECK(is_nan(second_moment(p.q, K, p.V, p.zeta)));
-    CHECK(is_nan(covariance(p.q, K, p.V, p.zeta)));
-    CHECK(is_nan(third_cumulant(p.q, K, p.V, p.zeta)[0]));
+    CHECK(covariance(p.q, K, p.V, p.zeta).array().isNaN().all());
     CHECK(std::isnan(entropy(p.q, K, p.V, p.zeta)));
     CHECK(std::isnan(moment_series(p.q, K, p.V, p.zeta, 2).value));
     CHECK(std::isnan(moment_series(p.q, K, p.V, p.zeta, 2).remainder));
@@ -151,7 +118,6 @@ TEST_CASE("moments: edges") {
   V = p.V;
   V(0, 2) = kInf;
   CHECK(std::abs(moment(p.q, p.K, V, Vector(), A)) == kInf);
-  CHECK(second_moment(p.q, p.K, V, Vector())(2, 2) == kInf);
   CHECK(std::isnan(covariance(p.q, p.K, V, Vector())(2, 2)));
   CHECK((covariance(p.q, p.K, V, Vector()) - covariance(p.q, p.K, p.V, Vector())).topLeftCorner(2, 2).norm() < 1e-15);
 

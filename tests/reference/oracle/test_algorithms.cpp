@@ -53,18 +53,15 @@ TEST_CASE("Alg. 1: m + lse is the energy, for every cut, and lse alone lacks m")
 
 /// @tested{alg_2, Alg. 2}
 TEST_CASE("Alg. 2: the gradient in closed form is the gradient of Alg. 1 (central differences), and attention") {
-  constexpr double h = 1e-5;
   for (const double sigma : {1.0, 1e4}) {
     const test::OneQuery p = random_problem(24, sigma);
     for (const auto& lengths : kCuts) {
       const std::vector<VirtualDevice> devices = scatter(p.K, p.V, lengths);
       const Vector z = tree_energy_gradient(p.q, devices, tree_energy(p.q, Vector(), devices));
       CHECK((z - attention_mean(p.q, p.K, p.V)).norm() < 1e-10);
-      for (Eigen::Index j = 0; sigma == 1 && j < 4; ++j) {
-        const Vector step = h * Vector::Unit(4, j);
-        const double slope = (tree_energy(p.q, step, devices).energy - tree_energy(p.q, -step, devices).energy) / (2 * h);
-        CHECK(std::abs(slope - z(j)) < 1e-8);
-      }
+      if (sigma > 1) continue;
+      const auto energy_at = [&](const Matrix& at) { return tree_energy(p.q, at.col(0), devices).energy; };
+      CHECK((test::slopes(energy_at, Matrix::Zero(4, 1)) - z).cwiseAbs().maxCoeff<Eigen::PropagateNaN>() < 1e-8);
     }
   }
 }

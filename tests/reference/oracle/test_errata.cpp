@@ -9,6 +9,7 @@
 
 #include <doctest/doctest.h>
 
+#include <array>
 #include <cmath>
 #include <random>
 #include <vector>
@@ -35,7 +36,7 @@ TEST_CASE("errata 1: two values mu - 1 and mu + 1 have second moment 1 + mu^2, a
   const auto Z_of = [&](const Vector& zeta) { return partition_function(q, K, V, zeta); };
   CHECK(second_derivative(F_of) == doctest::Approx(1).epsilon(1e-6));
   CHECK(second_derivative(Z_of) / Z == doctest::Approx(1 + mu * mu).epsilon(1e-6));
-  CHECK(second_moment(q, K, V, none)(0, 0) == doctest::Approx(1 + mu * mu).epsilon(1e-14));
+  CHECK(moment(q, K, V, none, std::array<Eigen::Index, 2>{0, 0}) == doctest::Approx(1 + mu * mu).epsilon(1e-14));
 }
 
 /// @tested{slip_4, slip 4}
