@@ -145,7 +145,7 @@ Verifier::Verifier(Workload& workload, double scale, int n_ranks, const Backend&
   const Shard all = workload.whole();
   Truth& truth = *truth_;
   truth.q = workload.query(last), truth.k = all.k, truth.v = all.v;
-  truth.n_ranks = n_ranks, truth.n_keys = workload.n_keys(last);
+  truth.n_ranks = n_ranks, truth.n_keys = workload.shape().n_keys;
   truth.options.scale = scale;
   truth.options.lengths = workload.lengths(last);
   truth.options.rule = workload.shape().rule;

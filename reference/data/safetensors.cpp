@@ -29,7 +29,6 @@ std::uint64_t header_length(const std::string& path, std::string_view bytes) {
     refuse_file(path, "header too large: ", length, " bytes, at most ", kMaxHeader, "; not a safetensors file?");
   if (length > left)
     refuse_file(path, "header runs past end of file: header of ", length, " bytes, file has ", left, " left");
-  if (length == 0) refuse_file(path, "header is empty");
   return length;
 }
 
@@ -81,11 +80,6 @@ const TensorInfo* SafetensorsFile::find(std::string_view name) const {
   const auto at = std::lower_bound(by_name_.begin(), by_name_.end(), name,
                                    [&](std::size_t i, std::string_view wanted) { return tensors_[i].name < wanted; });
   return at != by_name_.end() && tensors_[*at].name == name ? &tensors_[*at] : nullptr;
-}
-
-std::optional<std::string> SafetensorsFile::metadata(std::string_view key) const {
-  const auto* const bytes = reinterpret_cast<const char*>(file_.bytes().data());
-  return find_metadata({bytes + 8, static_cast<std::size_t>(data_begin_) - 8}, key);
 }
 
 const TensorInfo& SafetensorsFile::at(std::string_view name) const {

@@ -29,7 +29,7 @@ std::string shape_text(const std::vector<std::int64_t>& shape) {
 
 std::string range_text(const TensorInfo& t) { return line_of("[", t.begin, ", ", t.end, "]"); }
 
-std::string in_quotes(std::string_view name) { return "\"" + readable(name) + "\""; }
+std::string in_quotes(std::string_view name) { return line_of("\"", readable(name), "\""); }
 
 /// Receives the parser's events. Throws at the first error.
 class HeaderReader final : public Json::json_sax_t {
@@ -253,7 +253,8 @@ SafetensorsHeader parse_header(const std::string& path, std::string_view json, s
   return std::move(reader.header);
 }
 
-std::optional<std::string> find_metadata(std::string_view json, std::string_view key) {
+std::optional<std::string> SafetensorsFile::metadata(std::string_view key) const {
+  const std::string_view json(reinterpret_cast<const char*>(file_.bytes().data()) + 8, data_begin_ - 8);
   // Keep the wanted entry alone: the tensors of a large model would make a large document.
   const auto is_wanted = [&](int depth, Json::parse_event_t event, const Json& parsed) {
     return event != Json::parse_event_t::key || parsed.get_ref<const std::string&>() == (depth == 1 ? "__metadata__" : key);

@@ -34,9 +34,6 @@ struct SafetensorsHeader {
 /// @throws InputError "PATH: ..."
 SafetensorsHeader parse_header(const std::string& path, std::string_view json, std::uint64_t data_size);
 
-/// The string that "__metadata__" has under a key. @param json a header that parse_header() accepts
-std::optional<std::string> find_metadata(std::string_view json, std::string_view key);
-
 /// Bytes of a dense tensor with `bits` per element. Empty if it has 2^63 bits or more, is not a whole number of bytes, has
 /// more than kMaxAxes axes, or has an axis length that is negative or at least kMaxLength. The product skips axes of length
 /// 0, so that the strides of an empty tensor do not overflow either.

@@ -41,11 +41,6 @@ std::int64_t Workload::longest_at_start() const {
   return std::max<std::int64_t>(0, shape_.longest() - (steps_ > 1 ? steps_ : 0));
 }
 
-std::int64_t Workload::n_keys(int step) const {
-  require_step(step);
-  return std::max<std::int64_t>(0, shape_.n_keys - (steps_ - 1 - step));
-}
-
 void fill(KvCache& cache, Workload& workload, std::span<const std::int64_t> lengths) {
   constexpr std::int64_t kAtOnce = 256;  // positions generated per call
   require(std::ssize(lengths) == cache.shape().batch, "fill: ", lengths.size(), " lengths for a batch of ",
@@ -96,7 +91,7 @@ std::string ignored_tensors(const SafetensorsFile& file, std::string_view expect
 }
 
 FileTensors read_tensors(const SafetensorsFile& file, std::int64_t value_dim) {
-  const auto refuse = [&](const auto&... why) { throw InputError(line_of(readable(file.path(), 200), ": ", why...)); };
+  const auto refuse = [&file](const auto&... why) { refuse_file(file.path(), why...); };
   FileTensors tensors{view4(file, "q", "b, n_h, l, d_h"), view4(file, "k", "b, n_kv, N, d_h"), {}, {}};
   if (value_dim == 0) {
     tensors.v = view4(file, "v", "b, n_kv, N, d_v");
@@ -217,8 +212,7 @@ std::unique_ptr<Workload> open_workload(const SafetensorsFile& file, int steps, 
   FileTensors tensors = read_tensors(file, value_dim);
   const auto& q = tensors.q.shape;
   if (steps > 1 && q[2] != steps)
-    throw InputError(line_of(readable(file.path(), 200), ": --steps ", steps,
-                             " needs as many query positions in q, which has l = ", q[2]));
+    refuse_file(file.path(), "--steps ", steps, " needs as many query positions in q, which has l = ", q[2]);
   WorkloadShape shape = shape_of(tensors);
   shape.order = order, shape.rule = rule, shape.softcap = softcap;
   if (steps > 1) shape.n_queries = 1;

@@ -62,14 +62,12 @@ class Workload {
   int steps() const { return steps_; }
 
   /// Keys in use per batch entry in step t: one fewer for every later step, at least 0.
-  /// @throws std::out_of_range unless 0 <= t < steps(), as n_keys() and query() do
+  /// @throws std::out_of_range unless 0 <= t < steps(), as query() does
   std::vector<std::int64_t> lengths(int step) const;
   /// Keys in the cache before the first step: all keys for a single step, otherwise one fewer than in the first step.
   std::vector<std::int64_t> lengths_at_start() const;
-  /// Upper bound for the keys of a batch entry in step t.
-  std::int64_t n_keys(int step) const;
-  /// The same before the first step.
-  std::int64_t n_keys_at_start() const { return steps_ > 1 ? std::max<std::int64_t>(0, n_keys(0) - 1) : n_keys(0); }
+  /// Upper bound for them.
+  std::int64_t n_keys_at_start() const { return std::max<std::int64_t>(0, shape_.n_keys - (steps_ > 1 ? steps_ : 0)); }
   /// Keys of the longest batch entry before the first step; 0 without entries.
   std::int64_t longest_at_start() const;
   /// The queries of step t, [b, n_h, l, d_h]. Valid until the next call.

@@ -100,11 +100,6 @@ TEST_CASE("output file: links to a file are followed") {
   CHECK(fs::is_symlink(scratch.path("chain")));
   CHECK(fs::is_symlink(scratch.path("relative")));
   CHECK(Scratch::read(scratch.path("folder/target")) == "first");
-  write_one(scratch.path("chain"), "second");
-  CHECK(Scratch::read(scratch.path("folder/target")) == "second");
-  CHECK(fs::is_symlink(scratch.path("relative")));
-
-  CHECK(scratch.names().size() == 3);
 }
 
 TEST_CASE("output file: an invalid path is refused in one line with the reason") {
@@ -118,12 +113,9 @@ TEST_CASE("output file: an invalid path is refused in one line with the reason")
   fs::create_symlink("a", scratch.path("b"));
   fs::create_symlink("target", scratch.path("astray"));
   check_refused(scratch.path("a"), "Too many levels of symbolic links");
-  check_refused(scratch.path("a/out"), "Too many levels of symbolic links");
   check_refused(scratch.path("astray"), "No such file or directory");
   check_refused(scratch.path("none/out"), "No such file or directory");
-  check_refused(scratch.path("out/"), "No such file or directory");
   check_refused(scratch.path("file/out"), "Not a directory");
-  check_refused(scratch.path("file/"), "Not a directory");
   check_refused(scratch.path("folder"), "Is a directory");
   check_refused(scratch.path(std::string(256, 'n')), "File name too long");
   check_refused("", "No such file or directory");

@@ -11,7 +11,6 @@
 #include <array>
 #include <csignal>
 #include <cstring>
-#include <deque>
 #include <functional>
 #include <map>
 #include <numeric>
@@ -50,16 +49,17 @@ TEST_CASE("writer: every dtype, empty tensors, scalars and odd names are read ba
   const std::vector<std::string> names = {"", "q", "naïve \"\\ / ключ 😀", std::string("a\0b", 3), "../../etc/passwd\n\x7f"};
 
   SafetensorsWriter writer;
-  std::deque<std::string> stored;  // a deque does not move its strings
-  std::map<std::string, std::pair<std::string, std::vector<std::int64_t>>> wanted;
-  std::map<std::string, std::string> wanted_bytes;
+  struct Wanted {
+    std::string dtype;
+    std::vector<std::int64_t> shape;
+    std::string bytes;
+  };
+  std::map<std::string, Wanted> wanted;  // a map does not move its strings
   const auto add = [&](const std::string& name, const std::string& dtype, const std::vector<std::int64_t>& shape) {
     const std::int64_t n = std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>());
     std::string bytes;
-    for (std::int64_t i = 0; i < n * bits_of_dtype(dtype) / 8; ++i) bytes += static_cast<char>(stored.size() * 31 + i);
-    writer.add(name, dtype, shape, bytes_of(stored.emplace_back(bytes)));
-    wanted[name] = {dtype, shape};
-    wanted_bytes[name] = bytes;
+    for (std::int64_t i = 0; i < n * bits_of_dtype(dtype) / 8; ++i) bytes += static_cast<char>(wanted.size() * 31 + i);
+    writer.add(name, dtype, shape, bytes_of((wanted[name] = {dtype, shape, bytes}).bytes));
   };
   add("odd", "U8", {3});
   for (std::size_t i = 0; i < dtypes.size(); ++i) {
@@ -77,8 +77,8 @@ TEST_CASE("writer: every dtype, empty tensors, scalars and odd names are read ba
   CHECK(file.tensors().size() == wanted.size());
   for (const TensorInfo& tensor : file.tensors()) {
     CAPTURE(tensor.name);
-    CHECK(wanted.at(tensor.name) == std::pair(tensor.dtype, tensor.shape));
-    const std::string& bytes = wanted_bytes.at(tensor.name);
+    const auto& [dtype, shape, bytes] = wanted.at(tensor.name);
+    CHECK((tensor.dtype == dtype && tensor.shape == shape));
     REQUIRE(tensor.end - tensor.begin == bytes.size());
     CHECK(std::memcmp(file.data(tensor), bytes.data(), bytes.size()) == 0);
     // Wide elements come first, so each tensor starts at a multiple of its element size.

@@ -122,11 +122,11 @@ TEST_CASE("synthetic workload: one more key in every step, and the last step doe
     const auto workload = make_workload(kShape, 5, steps);
     for (int t = 0; t < steps; ++t) {
       const std::int64_t to_come = steps - 1 - t;
-      CHECK(workload->n_keys(t) == 37 - to_come);
       CHECK(workload->lengths(t) == std::vector<std::int64_t>{37 - to_come, std::max<std::int64_t>(0, 30 - to_come)});
     }
     // The lengths before the first step: all positions, or all that are not appended later.
     const std::int64_t n = steps == 1 ? 0 : steps;
+    CHECK(workload->n_keys_at_start() == 37 - n);
     CHECK(workload->lengths_at_start() == std::vector<std::int64_t>{37 - n, std::max<std::int64_t>(0, 30 - n)});
     CHECK(copy_of(workload->query(steps - 1)).bytes == copy_of(one->query(0)).bytes);
     if (steps > 1) CHECK(copy_of(workload->query(0)).bytes != copy_of(one->query(0)).bytes);
@@ -161,7 +161,6 @@ TEST_CASE("file workload: with steps, step t has query position t and all keys b
   CHECK(workload->shape().n_queries == 1);
   for (int t = 0; t < 4; ++t) {
     CHECK(workload->lengths(t) == std::vector<std::int64_t>{2 + t});
-    CHECK(workload->n_keys(t) == 3 + t);
     const TensorView q = workload->query(t);
     CHECK(q.shape == Shape{1, 2, 1, 3});
     CHECK(row_of(q, 0, 1, 0)[0] == 3 * (4 + t));
