@@ -10,26 +10,14 @@
 #include <doctest/doctest.h>
 
 namespace tree_attn::test {
-namespace {
-
-/// Shards of both orders: all of a sequence, and parts of it.
-const std::vector<OwnedLeaves>& shards() {
-  static const std::vector<OwnedLeaves> all = [] {
-    std::vector<OwnedLeaves> shards{KeyRange{0, kOpenEnd}, KeyRange{64, 512}, KeyRange{37, 300}};
-    for (const int p : {1, 3, 4}) {
-      for (const KeyRange& range : dealt_ranges(p)) shards.emplace_back(range, LeafOrder::kDealt);
-    }
-    return shards;
-  }();
-  return all;
-}
-
-}  // namespace
 
 /// @tested{thm_1, Thm. 1}
 TEST_CASE("pages: random appends, cuts and shared prefixes have the bits of a dense cache, on every shard") {
   const int n_cases = takes_all_cases() ? 5000 : 400;
   int n_refused = 0, n_copied = 0, n_steps = 0, n_blind = 0, n_saved = 0;
+  std::vector<OwnedLeaves> shards{KeyRange{0, kOpenEnd}, KeyRange{64, 512}, KeyRange{37, 300}};
+  for (const int p : {1, 3, 4})
+    for (const KeyRange& range : dealt_ranges(p)) shards.emplace_back(range, LeafOrder::kDealt);
   std::mt19937 random(4800);
   const auto draw = [&](std::int64_t n) { return std::uniform_int_distribution<std::int64_t>(0, n)(random); };
   for (int i = 0; i < n_cases; ++i) {
@@ -38,7 +26,7 @@ TEST_CASE("pages: random appends, cuts and shared prefixes have the bits of a de
     const AttentionShape shape{dtype, dtype, 1 + draw(3), 4, 2, 1 + draw(3), 8, 5, i % 3 == 0};
     const bool has_window = draw(1) == 0;
     const PageRule rule{draw(40), has_window ? 1 + draw(200) : 0, has_window ? draw(1) * draw(140) : 0};
-    PagedPair pair(cpu_backend(1 + i % 3), shape, shards()[static_cast<std::size_t>(i) % shards().size()], rule);
+    PagedPair pair(cpu_backend(1 + i % 3), shape, shards[static_cast<std::size_t>(i) % shards.size()], rule);
     const std::int64_t end = pair.dense->leaves().range().end;
     const SeenRule seen{draw(1) == 0, rule.window == 0 ? draw(1) * draw(300) : rule.window - draw(3) % rule.window,
                         rule.window == 0 ? draw(100) : rule.sinks};
@@ -109,24 +97,6 @@ TEST_CASE("pages: a prefix that entries share is read once for all of them, with
   }
 }
 
-TEST_CASE("pages: a reset gives all pages back, and a cache without pages refuses them and stays what it is") {
-  const AttentionShape shape{DType::F32, DType::F32, 2, 2, 1, 1, 4, 4};
-  const auto cache = cpu_backend().make_cache(shape, {0, 1000});
-  std::mt19937 random(4803);
-  const Tensor rows = normal_tensor(random, {1, 1, 200, 4});
-  cache->use_pages({.n_pages = 7});
-  for (const KeyRange range : {KeyRange{0, 1000}, {64, 500}}) {
-    cache->reset(range);
-    CHECK(cache->pages()->n_free() == 7);
-    cache->append(1, rows, rows);
-    CHECK(cache->pages()->n_free() == 3);
-  }
-
-  const auto dense = model_backend().make_cache(shape, {0, 1000});
-  CHECK_THROWS_WITH_AS(dense->use_pages({.n_pages = 4}), "KvCache::use_pages: this cache takes none", std::logic_error);
-  CHECK(dense->pages() == nullptr);
-}
-
 TEST_CASE("pages: rows that a cache had borrowed before are not those of its pages") {
   const AttentionShape shape{DType::F32, DType::F32, 2, 2, 1, 1, 4, 4};
   const auto cache = cpu_backend().make_cache(shape, {0, 1000});
@@ -176,14 +146,18 @@ TEST_CASE("pages: the version of a list changes with the list alone") {
   CHECK(changes([&] { table.cut(1, 0); }, 1));
   CHECK_THROWS_AS(table.extend(1, 0, 640), std::out_of_range);
   const std::int64_t before = table.version(0);
-  table.reset(KeyRange{0, 1000});
+  table.reset(KeyRange{64, 500});
   CHECK((table.version(0) != before && table.version(0) != table.version(1)));
+  CHECK(table.n_free() == 9);
 }
 
 TEST_CASE("pages: what does not fit or is gone is refused in one line with the values, and changes nothing") {
   const AttentionShape shape{DType::F32, DType::F32, 3, 2, 1, 1, 4, 4};
   const auto cache = cpu_backend().make_cache(shape, {0, 1000});
   CHECK_THROWS_WITH_AS(cache->share(0, 1, 0), "KvCache::share: the cache is not in pages", std::logic_error);
+  const auto dense = model_backend().make_cache(shape, {0, 1000});
+  CHECK_THROWS_WITH_AS(dense->use_pages({.n_pages = 4}), "KvCache::use_pages: this cache takes none", std::logic_error);
+  CHECK(dense->pages() == nullptr);
   CHECK_INVALID(cache->use_pages({.n_pages = -1}), "-1 pages, a window of 0 keys and 0 sinks; 0 to 2^31 - 1 pages");
   std::mt19937 random(4801);
   const auto append = [&](std::int64_t entry, std::int64_t n) {
@@ -215,6 +189,8 @@ TEST_CASE("pages: what does not fit or is gone is refused in one line with the v
                        "given back: the cache is for a window of 100 keys and 1 sinks",
                        std::invalid_argument);
   CHECK_NOTHROW(session->decode({q.view(), std::vector<std::int64_t>{370, 0, 0}, {.window = 100, .sinks = 1}}));
+  cache->reset(KeyRange{64, 500});
+  CHECK(cache->pages()->n_free() == 4);
 }
 
 }  // namespace tree_attn::test

@@ -12,7 +12,6 @@
 namespace tree_attn::test::seen_test {
 namespace {
 
-constexpr std::array kTypes{DType::F32, DType::F16, DType::BF16, DType::F64};
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
 }  // namespace
@@ -54,7 +53,7 @@ TEST_CASE("seen: a learned sink of NaN or +inf makes the row NaN, as the formula
 }
 
 TEST_CASE("seen: a value of Inf or NaN is in the rows that see it, and in no other") {
-  for (const DType dtype : kTypes) check_hidden_values(cpu_backend(), dtype);
+  for (const DType dtype : {DType::F32, DType::F16, DType::BF16, DType::F64}) check_hidden_values(cpu_backend(), dtype);
 }
 
 TEST_CASE("seen: leaves that no query sees are not read: their pages cannot be") {
@@ -64,21 +63,18 @@ TEST_CASE("seen: leaves that no query sees are not read: their pages cannot be")
   const std::int64_t N = n_leaves * kLeafKeys - 5, n_bytes = n_leaves * leaf_bytes;
   const SeenRule rule{.causal = true, .window = 200, .sinks = 66};
   const Seen any = rule.of_any(N, 3);
-  std::byte* memory[2];
+  void* const pages =
+      mmap(nullptr, static_cast<std::size_t>(n_bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  REQUIRE(pages != MAP_FAILED);
+  std::byte* const memory = static_cast<std::byte*>(pages);  // of the keys, which are the values too
   std::int64_t n_readable = 0;
-  for (std::byte*& each : memory) {
-    void* const pages =
-        mmap(nullptr, static_cast<std::size_t>(n_bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    REQUIRE(pages != MAP_FAILED);
-    each = static_cast<std::byte*>(pages);
-    for (std::int64_t leaf = 0; leaf < n_leaves; ++leaf) {
-      if (any.touches(leaf * kLeafKeys, (leaf + 1) * kLeafKeys))
-        ++n_readable;
-      else
-        REQUIRE(mprotect(each + leaf * leaf_bytes, static_cast<std::size_t>(leaf_bytes), PROT_NONE) == 0);
-    }
+  for (std::int64_t leaf = 0; leaf < n_leaves; ++leaf) {
+    if (any.touches(leaf * kLeafKeys, (leaf + 1) * kLeafKeys))
+      ++n_readable;
+    else
+      REQUIRE(mprotect(memory + leaf * leaf_bytes, static_cast<std::size_t>(leaf_bytes), PROT_NONE) == 0);
   }
-  CHECK(n_readable == 2 * (2 + 4));
+  CHECK(n_readable == 2 + 4);
   const std::vector<float> q(3 * static_cast<std::size_t>(d), 1.0f);
   const std::vector<std::int64_t> lengths{N};
   const auto view = [&](const void* data, std::int64_t n) {
@@ -88,9 +84,8 @@ TEST_CASE("seen: leaves that no query sees are not read: their pages cannot be")
     for (const KeyRange& range : coarse_ranges(N, p, kLeafKeys)) {
       const AttentionShape shape{.heads = 1, .kv_heads = 1, .n_queries = 3, .head_dim = d, .value_dim = d};
       const auto cache = cpu_backend(1).make_cache(shape, range);
-      const std::int64_t first = range.begin * d * 4;
-      cache->borrow({view(memory[0] + first, range.size()), view(memory[1] + first, range.size()), range.begin},
-                    rows_in_use(lengths, range));
+      const TensorView rows = view(memory + range.begin * d * 4, range.size());
+      cache->borrow({rows, rows, range.begin}, rows_in_use(lengths, range));
       const auto session = cache->open(0.1);
       for (int step = 0; step < 3; ++step) {
         const Forest<float>& states = session->decode({view(q.data(), 3), lengths, rule}).host();
@@ -98,7 +93,7 @@ TEST_CASE("seen: leaves that no query sees are not read: their pages cannot be")
       }
     }
   }
-  for (std::byte* each : memory) munmap(each, static_cast<std::size_t>(n_bytes));
+  munmap(pages, static_cast<std::size_t>(n_bytes));
 }
 
 }  // namespace tree_attn::test::seen_test
