@@ -50,7 +50,7 @@ enum class Products {
 struct MomentLayout {
   std::int64_t d_v = 0;                   ///< length of a value
   Products products = Products::Squares;  ///< products that follow it
-  std::int64_t n_score = 0;               ///< length of u: 0 for no entropy, d_h if u is the key, 1 if it is the score
+  std::int64_t n_score = 0;               ///< length of u: 0 for no entropy, d_h for the key
 
   /// Number of products.
   std::int64_t n_products() const { return products == Products::Squares ? d_v : d_v * (d_v + 1) / 2; }
@@ -153,7 +153,7 @@ Eigen::MatrixXd read_covariance(const MomentLayout& layout, const Real* state) {
 /// Edges: 0 for the empty set; a masked key does not contribute; NaN where D is NaN, always the same quiet NaN.
 /// @param[in] layout the components, n_score not 0
 /// @param[in] state [2 + layout.size()]
-/// @param[in] w factor of u in the natural score w.u: scale q if u is the key, 1 if u is the score [n_score]
+/// @param[in] w factor of u in the natural score w.u: scale q [n_score]
 /// @throws std::invalid_argument if the lengths of w and u differ, or n_score is 0
 template <class Real>
 double read_entropy(const MomentLayout& layout, const Real* state, std::span<const double> w) {

@@ -44,16 +44,6 @@ TEST_CASE("slots: both orders are one to one, and contiguous is the identity") {
   CHECK(name_of(kDealt) == "dealt");
 }
 
-TEST_CASE("slots: a node at depth t holds the leaves of one residue modulo 2^t, which does not depend on the length") {
-  for (int t = 0; t <= kDealtBits; ++t) {
-    for (std::int64_t index = 0; index < std::int64_t{1} << t; index += 1 + index / 7) {
-      const std::int64_t first = index << (kSlotBits - t);
-      for (const std::int64_t offset : {std::int64_t{0}, std::int64_t{1}, (std::int64_t{1} << (kSlotBits - t)) - 1})
-        REQUIRE((leaf_of(kDealt, first + offset) & ((std::int64_t{1} << t) - 1)) == reverse_bits(index, t));
-    }
-  }
-}
-
 TEST_CASE("dealt ranges: they cover the slots, agree with the formula of the owner, and for p = 2^a are one subtree") {
   for (int p = 1; p <= 1000; p += p < 300 ? 1 : 37) {
     CAPTURE(p);
