@@ -3,7 +3,7 @@
 /// @brief The functions of NCCL that the transport and the measurement of ncclAllGather call, declared here: nccl.h needs
 /// the CUDA toolkit, the program does not.
 ///
-/// Names, values and layouts are those of nccl.h; tests/distributed/nccl/test_nccl_api.cpp compares them with it wherever it
+/// Names, values and layouts are those of nccl.h; tests/distributed/nccl/nccl_header.cpp compares them with it wherever it
 /// is found. Device code of NCCL is not used, so a library of any version from kOldestNccl on serves one build.
 #pragma once
 

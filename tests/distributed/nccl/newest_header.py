@@ -5,7 +5,7 @@
 Run: tests/distributed/nccl/newest_header.py [VERSION]    the newest, or 2.29.7
 
 The wheel has about 300 MB. It is deleted; its headers stay in build-peers/nccl/. Nothing of it is loaded. Exit status 77 without the
-registry, the headers of CUDA, or doctest.
+registry or the headers of CUDA.
 """
 import os
 import re
@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT / "tests" / "gpu"))
 import toolkit
 
 SKIPPED, PACKAGE, KEPT = 77, "nvidia-nccl-cu13", ROOT / "build-peers" / "nccl"
-TEST = ROOT / "tests" / "distributed" / "nccl" / "test_nccl_api.cpp"
+TEST = ROOT / "tests" / "distributed" / "nccl" / "nccl_header.cpp"
 STRICT = ["-Wall", "-Wextra", "-Wshadow", "-Werror"]
 
 
@@ -54,7 +54,7 @@ def version_of(folder):
 def commands(folder, cuda):
     """What compiles the comparison. Warnings of the headers are not ours, so they are system headers; nvcc passes its own folder to the compiler before
     those, so there the folder is an ordinary one, and what nvcc says about functions for devices that nothing calls is turned off."""
-    ours = [f"-I{ROOT}/include", "-std=c++20", f"-DTREE_ATTN_EXPECTED_NCCL={version_of(folder)}", "-DTREE_ATTN_NEEDS_NCCL_HEADER"]
+    ours = [f"-I{ROOT}/include", "-std=c++20", f"-DTREE_ATTN_EXPECTED_NCCL={version_of(folder)}"]
     yield [os.environ.get("CXX", "g++"), *STRICT, *ours, "-isystem", folder, "-isystem", cuda, "-fsyntax-only", TEST]
     if toolkit.nvcc():
         yield [toolkit.nvcc(), "-Werror", "all-warnings", "-Xcompiler=-Wall,-Wextra", *ours, f"-I{folder}", "-diag-suppress", "821", "-x", "cu", "-c", "-o", "/dev/null", TEST]
