@@ -3,6 +3,7 @@
 /// @brief Values as names and texts, gathered from all ranks at once.
 #include "tree_attn/distributed/decoders/agreement.hpp"
 
+#include "tree_attn/distributed/transport/ranks.hpp"
 #include "tree_attn/reference/data/fnv1a.hpp"
 #include "tree_attn/reference/data/input_error.hpp"
 #include "tree_attn/reference/decode/page_table.hpp"
@@ -48,8 +49,8 @@ void require_equal(Transport& transport, std::string_view function, std::string_
   if (transport.size() == 1) return;
   std::vector<decltype(Field::value)> mine(fields.size()), all(fields.size() * static_cast<std::size_t>(transport.size()));
   std::ranges::transform(fields, mine.begin(), &Field::value);
-  if (transport.all_equal(fnv1a(std::as_bytes(std::span(mine))), what)) return;
-  transport.tell_all(std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all)), what);
+  if (transport.ranks().all_equal(fnv1a(std::as_bytes(std::span(mine))), what)) return;
+  transport.ranks().all_gather(std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all)), what);
   const auto text = [](const auto& value) { return std::string(value.begin(), std::ranges::find(value, '\0')); };
   for (std::size_t rank = 1; rank * mine.size() < all.size(); ++rank) {
     std::string line;

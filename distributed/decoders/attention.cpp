@@ -102,7 +102,7 @@ void Attention::append(std::int64_t entry, const TensorView& k, const TensorView
     const bool begins_leaf = leaves.order() == LeafOrder::kContiguous ||
                              (end + kLeafKeys - 1) / kLeafKeys != (length + kLeafKeys - 1) / kLeafKeys;
     if (transport_->size() > 1 && n > 0 && (has_shared_ || begins_leaf))
-      too_few = transport_->tell_all(too_few[0], "all ranks to find pages");
+      too_few = transport_->ranks().all_gather(too_few[0], "all ranks to find pages");
     if (error) throw std::out_of_range(*error);
     const auto rank = std::ranges::find(too_few, 1);
     require<std::out_of_range>(rank == too_few.end(), "Attention::append: rank ", rank - too_few.begin(),
@@ -177,7 +177,7 @@ void Attention::compare(const Step& step) {
   const std::array<std::int64_t, 5> rule{step.longest(), causal, window, sinks, step.q.on_device};
   const std::array mine{hash(std::span(rule)), hash(std::span(lengths_)), hash(step.sink)};
   constexpr std::string_view kWhat = "all ranks to compare lengths";
-  if (transport_->all_equal(hash(std::span(mine)), kWhat)) return;
+  if (transport_->ranks().all_equal(hash(std::span(mine)), kWhat)) return;
   require_equal(
       *transport_, "Attention::step", kWhat,
       std::array{Field{"the longest sequence", rule[0]}, Field{"the hash of lengths", mine[1]},

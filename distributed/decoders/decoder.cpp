@@ -7,6 +7,7 @@
 #include "tree_attn/distributed/decoders/device_fabric.hpp"
 #include "tree_attn/distributed/decoders/host_fabric.hpp"
 #include "tree_attn/distributed/decoders/keys_read.hpp"
+#include "tree_attn/distributed/transport/ranks.hpp"
 #include "tree_attn/gpu/backend/backends.hpp"
 #include "tree_attn/reference/data/fnv1a.hpp"
 #include "tree_attn/reference/data/input_error.hpp"
@@ -83,7 +84,8 @@ class PlanDecoder : public Decoder {
       DeviceStream& stream = on_device_->stream();
       if (std::exchange(own_room_, room) != room) stream.forget();
     } else if (longest > all_have_room_for_) {
-      const std::vector<std::int64_t> rooms = transport_.tell_all(longest_in(*shard_.cache), "the memory of all ranks");
+      const std::vector<std::int64_t> rooms =
+          transport_.ranks().all_gather(longest_in(*shard_.cache), "the memory of all ranks");
       all_have_room_for_ = *std::min_element(rooms.begin(), rooms.end());
       on_device_->stream().forget();
     }

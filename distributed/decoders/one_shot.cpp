@@ -11,6 +11,7 @@
 #include "tree_attn/distributed/decoders/keys_read.hpp"
 #include "tree_attn/distributed/plan/plan_builder.hpp"
 #include "tree_attn/distributed/transport/nccl_transport.hpp"
+#include "tree_attn/distributed/transport/ranks.hpp"
 #include "tree_attn/gpu/backend/one_shot_session.hpp"
 
 #include <algorithm>
@@ -82,7 +83,7 @@ class OneShotDecoder : public Decoder {
         ranges_(ranges.begin(), ranges.end()),
         options_(options),
         session_(open_one_shot(*shard.cache, shard.session->scale(),
-                               {.timeout = transport.timeout(),
+                               {.timeout = transport.ranks().deadline().seconds(),
                                 .windows_on_host = options.windows_on_host,
                                 .steps_done = options.steps_done,
                                 .result = !leaves_states(transport.topology()) ? OneShotResult::kOutput
@@ -98,9 +99,9 @@ class OneShotDecoder : public Decoder {
     const bool has_failed = has_failed_ || std::uncaught_exceptions() > n_exceptions_;
     if (has_failed) session_->give_up();
     session_->disconnect();
-    if ((transport_.is_one_process() && windows_ != "nccl") || connected_.empty() || has_failed) return;
+    if ((transport_.ranks().is_one_process() && windows_ != "nccl") || connected_.empty() || has_failed) return;
     try {
-      transport_.tell_all(transport_.rank(), "all ranks to close their windows");
+      transport_.ranks().all_gather(transport_.rank(), "all ranks to close their windows");
     } catch (const std::exception&) {
       // A destructor cannot report it. Ranks that wait for this one have a deadline.
     }
@@ -150,7 +151,7 @@ class OneShotDecoder : public Decoder {
     const OutputView output = on_device_->step(result.states_on_device);
     // The library may take memory when ranks exchange for the first time, and when the exchange is recorded: no kernel of
     // the node may wait meanwhile.
-    if (!on_device_->was_launched()) transport_.tell_all(transport_.rank(), "all ranks to have exchanged");
+    if (!on_device_->was_launched()) transport_.ranks().all_gather(transport_.rank(), "all ranks to have exchanged");
     return output;
   }
   /// Prepares all ranks for steps up to some length: no rank begins one while another takes memory or connects.
@@ -162,7 +163,7 @@ class OneShotDecoder : public Decoder {
     const std::vector<KeyRange> now = closed(ranges_, longest);
     if (connected_.empty() || now.back() != connected_.back()) connect(now);
     session_->prepare(longest);
-    transport_.tell_all(transport_.rank(), "all ranks to be ready for a step");
+    transport_.ranks().all_gather(transport_.rank(), "all ranks to be ready for a step");
   }
   /// Tells the others where the new window of this rank is.
   void connect(const std::vector<KeyRange>& ranges) {
@@ -176,8 +177,8 @@ class OneShotDecoder : public Decoder {
     std::shared_ptr<NodeMemory> memory;
     if (device != nullptr) memory = device->allocate_on_node(static_cast<std::size_t>(n_bytes));
     windows_ = memory != nullptr ? "nccl" : options_.windows_on_host ? "host" : "process";
-    const std::vector<NodeWindow> by_rank = transport_.tell_all(
-        session_->open_window(node.ranges, node.me, rank, !transport_.is_one_process(), std::move(memory)),
+    const std::vector<NodeWindow> by_rank = transport_.ranks().all_gather(
+        session_->open_window(node.ranges, node.me, rank, !transport_.ranks().is_one_process(), std::move(memory)),
         "the windows of all ranks");
     std::vector<NodeWindow> windows;
     for (const int each : node.ranks) {

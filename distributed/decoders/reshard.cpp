@@ -3,6 +3,7 @@
 /// @brief Finds the owners of all leaves, packs rows for each of them, and appends what arrives by ascending position.
 #include "tree_attn/distributed/decoders/reshard.hpp"
 
+#include "tree_attn/distributed/transport/ranks.hpp"
 #include "tree_attn/reference/data/fnv1a.hpp"
 #include "tree_attn/reference/data/input_error.hpp"
 #include "tree_attn/reference/decode/page_table.hpp"
@@ -89,7 +90,7 @@ void require_agreement(Transport& transport, const std::string& fault, std::span
   }
   all.insert(all.end(), {shape.kv_heads, shape.head_dim, shape.value_dim, static_cast<std::int64_t>(shape.dtype),
                          static_cast<std::int64_t>(shape.value_dtype), shape.values_in_keys});
-  const bool is_agreed = transport.all_equal(fnv1a(std::as_bytes(std::span(all))), "all ranks to move their caches");
+  const bool is_agreed = transport.ranks().all_equal(fnv1a(std::as_bytes(std::span(all))), "all ranks to move their caches");
   if (!fault.empty()) throw std::invalid_argument(fault);
   if (!is_agreed)
     throw InputError(

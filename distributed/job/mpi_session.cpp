@@ -4,12 +4,10 @@
 #include "tree_attn/distributed/job/mpi_session.hpp"
 
 #include "tree_attn/distributed/job/error_line.hpp"
-#include "tree_attn/distributed/transport/mpi_check.hpp"
 
 #include <algorithm>
 #include <limits>
 #include <memory>
-#include <span>
 #include <thread>
 #include <utility>
 
@@ -65,16 +63,14 @@ void MpiSession::start(int* argc, char*** argv) {
 void MpiSession::join_machines(bool any_thread) {
   const int self = ranks_->rank(), size = ranks_->size();
   auto board = std::make_unique<PulseBoard>(self, size, true);
-  const PulseBoard::Address own = board->address();
-  const std::vector<PulseBoard::Address> addresses =
-      ranks_->all_gather(std::span<const PulseBoard::Address>(&own, 1), "the boards of all ranks");
+  const std::vector<PulseBoard::Address> addresses = ranks_->all_gather(board->address(), "the boards of all ranks");
   int machine = self;
   for (int rank = 0; rank < self && machine == self; ++rank) {
     auto shared = board->open(addresses[static_cast<std::size_t>(rank)]);
     if (shared != nullptr) board = std::move(shared), machine = rank;
   }
   // Name a machine by its lowest rank.
-  const std::vector<int> machines = ranks_->all_gather(std::span<const int>(&machine, 1), "the machines of all ranks");
+  const std::vector<int> machines = ranks_->all_gather(machine, "the machines of all ranks");
   int n_before = 0;
   for (int rank = 0; rank < size; ++rank) {
     const int lowest = machines[static_cast<std::size_t>(rank)];

@@ -59,7 +59,7 @@ Watchdog::~Watchdog() {
 
 void Watchdog::doing(std::string_view phrase) {
   const std::lock_guard lock(text_mutex_);
-  doing_ = phrase;
+  Deadline::doing(phrase);
 }
 
 void Watchdog::begin_wait(std::string_view phrase) {
@@ -144,7 +144,7 @@ void Watchdog::watch(const std::stop_token& stop) try {
     const std::lock_guard text(text_mutex_);
     if (waiting_.empty()) progress();  // computing is answering
     if (const auto why = observer_->look(elapsed, waiting_.find("all ranks") == std::string::npos))
-      end_job(*why + " (" + name() + " waits " + waiting_ + (doing_.empty() ? "" : " " + doing_) + "); --timeout " +
+      end_job(*why + " (" + name() + " waits " + waiting_ + (activity().empty() ? "" : " " + activity()) + "); --timeout " +
               seconds_text(timeout_));
   }
 } catch (const std::exception& error) {

@@ -65,7 +65,7 @@ class Watchdog : public Deadline {
   std::unique_ptr<PulseBoard> board_;
   std::optional<PulseObserver> observer_;
   mutable std::mutex text_mutex_;
-  std::string doing_, waiting_;  ///< the latter is empty while this rank computes
+  std::string waiting_;  ///< empty while this rank computes
   mutable std::recursive_mutex mpi_mutex_;
   std::function<void()> exchange_;
   std::mutex mutex_;  ///< of the board and the observer

@@ -336,8 +336,7 @@ LargestWeight Generator::largest_weight(const Ranks& ranks) const {
     if (options_.moments) mine.entropy = entropy_[h];
   }
 
-  const std::vector<LargestWeight> all =
-      ranks.all_gather(std::span<const LargestWeight>(&mine, 1), "the largest weight of all ranks");
+  const std::vector<LargestWeight> all = ranks.all_gather(mine, "the largest weight of all ranks");
   return *std::max_element(all.begin(), all.end(),
                            [](const LargestWeight& a, const LargestWeight& b) { return a.weight < b.weight; });
 }

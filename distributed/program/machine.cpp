@@ -40,7 +40,7 @@ double container_cores() {
 /// Cores that the ranks of this node may use, within the limit of the container. Collective.
 double cores_of_node(const Ranks& ranks, const Topology& machines) {
   const cpu_set_t mine = cores_of_process();
-  const std::vector<cpu_set_t> cores = ranks.all_gather(std::span<const cpu_set_t>(&mine, 1), "the cores of all ranks");
+  const std::vector<cpu_set_t> cores = ranks.all_gather(mine, "the cores of all ranks");
   // Launchers bind ranks to cores of their own, or to cores that they share.
   cpu_set_t of_node = mine;
   for (const int rank : machines.node(machines.node_of(ranks.rank())))

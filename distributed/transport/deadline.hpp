@@ -37,6 +37,14 @@ inline TransportError gave_up(int rank, double seconds, const std::string& waiti
           rank, peer};
 }
 
+/// The error of a message that has another length than its receiver expected.
+inline TransportError another_length(int rank, std::size_t expected, int from, std::size_t got) {
+  return {TransportError::Kind::kLength,
+          "rank " + std::to_string(rank) + " expected " + std::to_string(expected) + " bytes from rank " +
+              std::to_string(from) + " and got " + std::to_string(got),
+          rank, from};
+}
+
 /// Observes every wait of one rank, and ends waits that take too long. One wait at a time.
 class Deadline {
  public:
@@ -46,7 +54,9 @@ class Deadline {
   /// Whether waits can end early.
   bool is_limited() const { return std::isfinite(seconds()); }
   /// Sets what this rank is doing, for the message of a missed deadline: "in two-level, step 3".
-  virtual void doing(std::string_view phrase) = 0;
+  virtual void doing(std::string_view phrase) { doing_ = phrase; }
+  /// That phrase; empty before the first.
+  const std::string& activity() const { return doing_; }
   /// Begins a wait: "for all ranks to agree", "in MPI_Comm_dup".
   virtual void begin_wait(std::string_view phrase) = 0;
   /// The wait has made progress, for instance a part of a message has arrived.
@@ -57,6 +67,9 @@ class Deadline {
   /// Held while the main thread uses MPI, if another thread of this process may use it meanwhile. Not for waits alone: a
   /// rank that computes is heard of by other machines through that thread.
   virtual std::unique_lock<std::recursive_mutex> use_mpi() { return {}; }
+
+ private:
+  std::string doing_;
 };
 
 /// A wait that lasts as long as this object.
@@ -80,13 +93,12 @@ class TimeLimit : public Deadline {
   /// @throws std::invalid_argument as require_timeout()
   TimeLimit(int rank, double seconds) : rank_(rank), seconds_(seconds) { require_timeout("TimeLimit", seconds); }
   double seconds() const override { return seconds_; }
-  void doing(std::string_view phrase) override { doing_ = phrase; }
   void begin_wait(std::string_view phrase) override { waiting_ = phrase, since_ = Clock::now(); }
   void progress() override { since_ = Clock::now(); }
   void end_wait() override { waiting_.clear(); }
   void poll() override {
     if (waiting_.empty() || !(std::chrono::duration<double>(Clock::now() - since_).count() > seconds_)) return;
-    throw gave_up(rank_, seconds_, waiting_, doing_);
+    throw gave_up(rank_, seconds_, waiting_, activity());
   }
 
  protected:
@@ -97,7 +109,7 @@ class TimeLimit : public Deadline {
   using Clock = std::chrono::steady_clock;
   int rank_;
   double seconds_;
-  std::string doing_, waiting_;
+  std::string waiting_;
   Clock::time_point since_{};
 };
 

@@ -3,7 +3,6 @@
 /// @brief Non-blocking collectives of MPI, polled under a deadline.
 #include "tree_attn/distributed/transport/mpi_ranks.hpp"
 
-#include "tree_attn/distributed/transport/mpi_check.hpp"
 #include "tree_attn/distributed/transport/mpi_transport.hpp"
 #include "tree_attn/distributed/transport/shared_transport.hpp"
 
@@ -51,6 +50,16 @@ int count_of(std::size_t n_bytes, const std::string& call) {
 }
 
 }  // namespace
+
+void check_mpi(int status, const char* call) {
+  if (status == MPI_SUCCESS) return;
+  char text[MPI_MAX_ERROR_STRING];
+  int length = 0;
+  MPI_Error_string(status, text, &length);
+  throw TransportError(TransportError::Kind::kLibrary,
+                       std::string(call) + " failed: " + std::string(text, static_cast<std::size_t>(length)), -1, -1,
+                       status);
+}
 
 MpiRanks::MpiRanks(MPI_Comm comm, double timeout) : MpiRanks(comm, std::make_unique<TimeLimit>(rank_in(comm), timeout)) {}
 
@@ -267,7 +276,7 @@ std::vector<int> MpiRanks::find_nodes() const {
     const Waiting waiting(deadline_, "in MPI_Comm_free");
     check_mpi(MPI_Comm_free(&node), "MPI_Comm_free");
   }
-  return all_gather(std::span<const int>(&leader, 1), "the nodes of all ranks");
+  return all_gather(leader, "the nodes of all ranks");
 }
 
 MPI_Comm MpiRanks::split_by_node() const {

@@ -18,6 +18,9 @@
 
 namespace tree_attn {
 
+/// @throws TransportError, which names the call, unless the status is MPI_SUCCESS
+void check_mpi(int status, const char* call);
+
 /// The ranks of a communicator. The program initializes MPI before it creates this object, and finalizes MPI after it has
 /// destroyed it. An object that is left then does nothing more.
 ///

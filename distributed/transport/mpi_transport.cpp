@@ -3,8 +3,6 @@
 /// @brief Non-blocking messages of MPI, polled under a deadline.
 #include "tree_attn/distributed/transport/mpi_transport.hpp"
 
-#include "tree_attn/distributed/transport/mpi_check.hpp"
-
 #include <algorithm>
 #include <utility>
 

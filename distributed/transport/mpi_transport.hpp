@@ -26,14 +26,13 @@ class MpiTransport : public Transport {
   MpiTransport(const MpiRanks& ranks, Topology topology);
   /// Cancels the receives that a wait has left when it gave up, and gives up the ranks if any message is in flight.
   ~MpiTransport() override;
+  const MpiRanks& ranks() const override { return ranks_; }
   std::string_view name() const override { return "mpi"; }
   void progress() override { have_arrived(); }
   bool have_arrived() override;
-  double timeout() const override { return ranks_.deadline().seconds(); }
   double seconds() const override;
   bool has_messages_in_flight() const override;
   bool reads_late(int, std::size_t) const override { return true; }
-  bool all_equal(std::uint64_t number, std::string_view what) override { return ranks_.all_equal(number, what); }
   void check() const override { ranks_.check(); }
   void abandon() noexcept override { ranks_.give_up(); }
 
@@ -41,10 +40,6 @@ class MpiTransport : public Transport {
   void start_send(std::span<const std::byte> bytes, int to) override;
   void start_receive(std::span<std::byte> bytes, int from) override;
   void finish_messages() override;
-  void tell_all(std::span<const std::byte> mine, std::span<std::byte> all, std::string_view what) override {
-    ranks_.all_gather(mine, all, what);
-  }
-  const MpiRanks& ranks() const { return ranks_; }
 
   MpiRanks::Advance advance_;  ///< of a derived transport whose messages do not all go over MPI
 

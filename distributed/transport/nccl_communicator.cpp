@@ -30,8 +30,7 @@ NcclCommunicator::NcclCommunicator(const Ranks& ranks, bool is_emulated, std::st
   const nccl::Functions& f = functions();
 
   // Different versions speak different protocols, and may wait for each other forever.
-  const int version = library_->version();
-  const std::vector<int> versions = ranks.all_gather(std::span<const int>(&version, 1), "the NCCL version");
+  const std::vector<int> versions = ranks.all_gather(library_->version(), "the NCCL version");
   const auto other = std::find_if(versions.begin(), versions.end(), [&](int each) { return each != versions[0]; });
   if (other != versions.end()) {
     throw InputError("--transport nccl: rank " + std::to_string(other - versions.begin()) + " has NCCL " +
@@ -60,9 +59,6 @@ NcclCommunicator::NcclCommunicator(const Ranks& ranks, bool is_emulated, std::st
 
 NcclCommunicator::NcclCommunicator(NcclCommunicator& whole, const Topology& topology)
     : ranks_(whole.ranks_), library_(whole.library_), n_exceptions_(std::uncaught_exceptions()) {
-  // All ranks have the same version, so all throw.
-  if (!library_->has_windows())
-    throw InputError("windows need NCCL 2.27 or later, but " + library_->path() + " is " + library_->version_text());
   const int node = topology.node_of(ranks_.rank()), place = topology.place_of(ranks_.rank());
   // NCCL sets the pointer when the split is done, which the state of the whole tells.
   whole.check("ncclCommSplit", functions().ncclCommSplit(whole.comm_, node, place, &comm_, nullptr));
@@ -122,9 +118,9 @@ void NcclCommunicator::check(std::string_view call, nccl::Status status) {
 }
 
 void NcclCommunicator::fail(std::string_view call, nccl::Status status) {
+  const std::string& activity = ranks_.deadline().activity();
   const std::string line = "rank " + std::to_string(ranks_.rank()) + ": NCCL " + library_->version_text() + ": " +
-                           library_->describe(call, status, comm_) +
-                           (ranks_.activity().empty() ? "" : " (" + ranks_.activity() + ")");
+                           library_->describe(call, status, comm_) + (activity.empty() ? "" : " (" + activity + ")");
   abort();
   throw TransportError(TransportError::Kind::kLibrary, line, ranks_.rank(), -1, static_cast<int>(status));
 }

@@ -32,8 +32,7 @@ class NcclCommunicator {
   /// @throws TransportError if the ranks do not all join before the deadline
   NcclCommunicator(const Ranks& ranks, bool is_emulated, std::string_view interface = {});
   /// The ranks of this rank's node. Collective over all ranks; `whole` outlives this object.
-  /// @param whole the communicator of all ranks of the topology
-  /// @throws InputError on all ranks if the library has no windows: they are what this communicator is for
+  /// @param whole the communicator of all ranks of the topology, of a library with windows
   /// @throws TransportError
   NcclCommunicator(NcclCommunicator& whole, const Topology& topology);
   /// Ends the communicator together with the other ranks; aborts it if an exception is in flight.

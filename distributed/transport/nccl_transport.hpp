@@ -50,21 +50,17 @@ class NcclTransport : public Transport {
   /// @throws as NcclCommunicator
   NcclTransport(const Ranks& ranks, Topology topology, const DevicePlatform& platform, std::string_view interface = {});
   ~NcclTransport() override;
+  const Ranks& ranks() const override { return communicator_.ranks(); }
   std::string_view name() const override { return "nccl"; }
   const Network& network() const override { return network_; }
-  bool is_one_process() const override { return communicator_.ranks().is_one_process(); }
   std::string library() const override { return communicator_.library().version_text(); }
   NcclTransport* device() override { return this; }
-  double timeout() const override { return communicator_.ranks().deadline().seconds(); }
-  bool all_equal(std::uint64_t number, std::string_view what) override {
-    return communicator_.ranks().all_equal(number, what);
-  }
   void progress() override { communicator_.poll(); }
 
   /// Blocks on the device of this rank.
   MakeBlocks make_blocks() const { return platform_.make_blocks; }
   /// Whether messages may be queued while a stream records a graph.
-  bool may_be_recorded() const { return size() == 1 || !is_one_process(); }
+  bool may_be_recorded() const { return size() == 1 || !ranks().is_one_process(); }
   /// Messages and reductions are queued on this stream until take_queued(). Forgets its marks.
   virtual void queue_on(DeviceStream& stream);
   /// What was queued since queue_on().
@@ -108,9 +104,6 @@ class NcclTransport : public Transport {
   void start_send(std::span<const std::byte> bytes, int to) override { sends_.push_back({bytes, to}); }
   void start_receive(std::span<std::byte> bytes, int from) override { receives_.push_back({bytes, from}); }
   void finish_messages() override;
-  void tell_all(std::span<const std::byte> mine, std::span<std::byte> all, std::string_view what) override {
-    communicator_.ranks().all_gather(mine, all, what);
-  }
 
  private:
   /// Queues a collective of all ranks as a group of its own.

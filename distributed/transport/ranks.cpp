@@ -36,7 +36,8 @@ void Ranks::gather(std::span<const std::byte> mine, std::span<std::byte> all, st
 }
 
 void Ranks::all_reduce(std::span<std::uint64_t> numbers, Reduction reduction, std::string_view what) const {
-  const std::vector<std::uint64_t> all = all_gather(std::span<const std::uint64_t>(numbers), what);
+  std::vector<std::uint64_t> all(numbers.size() * static_cast<std::size_t>(size_));
+  all_gather(std::as_bytes(numbers), std::as_writable_bytes(std::span(all)), what);
   std::copy_n(all.begin(), numbers.size(), numbers.begin());
   for (std::size_t i = numbers.size(); i < all.size(); ++i) {
     std::uint64_t& x = numbers[i % numbers.size()];

@@ -41,12 +41,7 @@ class Ranks {
   virtual bool is_one_process() const { return size_ == 1; }
 
   /// Sets what this rank is doing, for the message of a missed deadline: "in two-level, step 3".
-  void doing(std::string_view phrase) const {
-    doing_ = phrase;
-    deadline().doing(phrase);
-  }
-  /// That phrase, for other messages; empty before the first.
-  const std::string& activity() const { return doing_; }
+  void doing(std::string_view phrase) const { deadline().doing(phrase); }
   /// Observes the waits of this rank for others: those of libraries that poll.
   virtual Deadline& deadline() const = 0;
   /// Waits for all ranks.
@@ -61,11 +56,11 @@ class Ranks {
   /// Copies the bytes of one rank to all ranks. @param[in,out] bytes the same number on every rank
   virtual void broadcast(std::span<std::byte> bytes, int root, std::string_view what) const = 0;
 
-  /// The same number of elements of a trivial type from every rank, by rank.
+  /// One value of a trivial type from every rank, by rank.
   template <class T>
-  std::vector<T> all_gather(std::span<const T> mine, std::string_view what) const {
-    std::vector<T> all(mine.size() * static_cast<std::size_t>(size_));
-    all_gather(std::as_bytes(mine), std::as_writable_bytes(std::span(all)), what);
+  std::vector<T> all_gather(const T& mine, std::string_view what) const {
+    std::vector<T> all(static_cast<std::size_t>(size_));
+    all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)), what);
     return all;
   }
 
@@ -103,7 +98,6 @@ class Ranks {
 
  private:
   int rank_, size_;
-  mutable std::string doing_;
 };
 
 /// Runs work on every rank. If it throws Error on any of them, all ranks throw; see Ranks::throw_if_any_failed().

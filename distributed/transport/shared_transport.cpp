@@ -3,8 +3,6 @@
 /// @brief Mailboxes in a shared window of MPI.
 #include "tree_attn/distributed/transport/shared_transport.hpp"
 
-#include "tree_attn/distributed/transport/mpi_check.hpp"
-
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -204,13 +202,8 @@ bool SharedTransport::take(Message<std::byte>& message) {
     box.taken.store(taken + 1, std::memory_order_release);
     return true;
   }
-  if (box.message_bytes[first] != message.n_bytes) {
-    throw TransportError(TransportError::Kind::kLength,
-                         "rank " + std::to_string(rank()) + " expected " + std::to_string(message.n_bytes) +
-                             " bytes from rank " + std::to_string(message.peer) + " and got " +
-                             std::to_string(box.message_bytes[first]),
-                         rank(), message.peer);
-  }
+  if (box.message_bytes[first] != message.n_bytes)
+    throw another_length(rank(), message.n_bytes, message.peer, box.message_bytes[first]);
   const std::uint64_t n_places = (message.n_bytes + kPartBytes - 1) / kPartBytes;
   if (message.at != nullptr && first + n_places <= kPlaces) {
     if (n_sent < n_places) return false;

@@ -68,27 +68,21 @@ void ThreadNetwork::put(Channel channel, int from, int to, std::span<const std::
   throw std::logic_error(kNotReceived);
 }
 
-void ThreadNetwork::take(Channel channel, int from, int to, std::span<std::byte> message, std::string_view what) {
-  Mailbox& receiver = mailbox(to);
+void ThreadNetwork::take(Channel channel, int from, const ThreadDeadline& to, std::span<std::byte> message,
+                         std::string_view what) {
+  Mailbox& receiver = mailbox(to.rank());
   std::unique_lock lock(receiver.mutex);
   std::vector<std::span<const std::byte>>& messages = queue(receiver, channel, from);
-  std::exception_ptr error = wait(
+  wait(
       to, from, lock, [&] { return !messages.empty(); },
       [&] {
         const std::string name = "rank " + std::to_string(from);
         return what.ends_with(name) ? std::string(what) : std::string(what) + " of " + name;
       });
-  if (!error && messages.front().size() != message.size()) {
-    error = std::make_exception_ptr(
-        TransportError(TransportError::Kind::kLength,
-                       "rank " + std::to_string(to) + " expected " + std::to_string(message.size()) + " bytes from rank " +
-                           std::to_string(from) + " and got " + std::to_string(messages.front().size()),
-                       to, from));
-  }
-  if (error) {
+  if (const std::size_t got = messages.front().size(); got != message.size()) {
     lock.unlock();
-    withdraw(to);
-    std::rethrow_exception(error);
+    withdraw(to.rank());
+    throw another_length(to.rank(), message.size(), from, got);
   }
   std::ranges::copy(messages.front(), message.begin());
   messages.erase(messages.begin());
@@ -99,47 +93,35 @@ void ThreadNetwork::take(Channel channel, int from, int to, std::span<std::byte>
   if (--sender.n_offered == 0) sender.changed.notify_one();
 }
 
-void ThreadNetwork::flush(int from) {
-  Mailbox& sender = mailbox(from);
+void ThreadNetwork::flush(const ThreadDeadline& from) {
+  Mailbox& sender = mailbox(from.rank());
   std::unique_lock lock(sender.mutex);
-  const std::exception_ptr error = wait(
+  wait(
       from, -1, lock, [&] { return sender.n_offered == 0; }, [] { return std::string("its messages to be received"); });
-  if (!error) return;
-  lock.unlock();
-  withdraw(from);
-  std::rethrow_exception(error);
-}
-
-void ThreadNetwork::all_gather(int rank, std::span<const std::byte> mine, std::span<std::byte> all, std::string_view what) {
-  const int size = static_cast<int>(mailboxes_.size());
-  require(all.size() == mailboxes_.size() * mine.size(), "ThreadNetwork::all_gather: ", all.size(), " bytes for ",
-          mine.size(), " of each of ", size, " ranks");
-  for (int to = 0; to < size; ++to) put(Channel::kRanks, rank, to, mine);
-  for (int from = 0; from < size; ++from)
-    take(Channel::kRanks, from, rank, all.subspan(static_cast<std::size_t>(from) * mine.size(), mine.size()), what);
-  flush(rank);
 }
 
 template <class Condition, class What>
-std::exception_ptr ThreadNetwork::wait(int rank, int peer, std::unique_lock<std::mutex>& lock, const Condition& condition,
-                                       const What& what) {
+void ThreadNetwork::wait(const ThreadDeadline& own, int peer, std::unique_lock<std::mutex>& lock, const Condition& condition,
+                         const What& what) {
   // Computing counts as answering: the time of a wait starts again whenever some rank computes.
   constexpr double kBetweenChecks = 0.05;
   const auto check_after = std::chrono::duration<double>(std::min(timeout_, kBetweenChecks));
-  Mailbox& own = mailbox(rank);
+  Mailbox& box = mailbox(own.rank());
   --n_computing_;
   bool woken = false;
   for (auto since = std::chrono::steady_clock::now();;) {
-    woken = own.changed.wait_for(lock, check_after, [&] { return condition() || own.closed; });
+    woken = box.changed.wait_for(lock, check_after, [&] { return condition() || box.closed; });
     const auto now = std::chrono::steady_clock::now();
     if (woken) break;
     if (n_computing_ > 0) since = now;
     if (now - since >= std::chrono::duration<double>(timeout_)) break;
   }
   ++n_computing_;
-  if (condition()) return {};
-  if (woken) return std::make_exception_ptr(another_failed(rank));
-  return std::make_exception_ptr(gave_up(rank, timeout_, "for " + what(), own.doing, peer));
+  if (condition()) return;
+  lock.unlock();
+  withdraw(own.rank());
+  if (woken) throw another_failed(own.rank());
+  throw gave_up(own.rank(), timeout_, "for " + what(), own.activity(), peer);
 }
 
 void ThreadNetwork::withdraw(int rank) {
@@ -150,12 +132,6 @@ void ThreadNetwork::withdraw(int rank) {
   Mailbox& sender = mailbox(rank);
   const std::lock_guard lock(sender.mutex);
   sender.n_offered = 0;
-}
-
-void ThreadNetwork::doing(int rank, std::string_view phrase) {
-  Mailbox& own = mailbox(rank);
-  const std::lock_guard lock(own.mutex);
-  own.doing = phrase;
 }
 
 void ThreadNetwork::leave(int rank) {
@@ -174,11 +150,6 @@ void ThreadNetwork::close() {
     each.closed = true;
     each.changed.notify_one();
   }
-}
-
-void ThreadDeadline::doing(std::string_view phrase) {
-  TimeLimit::doing(phrase);
-  network_.doing(rank(), phrase);
 }
 
 void ThreadDeadline::begin_wait(std::string_view phrase) {
@@ -203,18 +174,28 @@ void ThreadDeadline::poll() {
 
 void ThreadRanks::barrier() const { all_gather({}, {}, "the arrival"); }
 
+void ThreadRanks::all_gather(std::span<const std::byte> mine, std::span<std::byte> all, std::string_view what) const {
+  require(all.size() == static_cast<std::size_t>(size()) * mine.size(), "ThreadRanks::all_gather: ", all.size(),
+          " bytes for ", mine.size(), " of each of ", size(), " ranks");
+  for (int to = 0; to < size(); ++to) network_.put(ThreadNetwork::Channel::kRanks, rank(), to, mine);
+  for (int from = 0; from < size(); ++from)
+    network_.take(ThreadNetwork::Channel::kRanks, from, deadline_,
+                  all.subspan(static_cast<std::size_t>(from) * mine.size(), mine.size()), what);
+  network_.flush(deadline_);
+}
+
 void ThreadRanks::broadcast(std::span<std::byte> bytes, int root, std::string_view what) const {
   require<std::out_of_range>(root >= 0 && root < size(), "ThreadRanks::broadcast: rank ", root, " of ", size());
-  if (rank() != root) return network_.take(ThreadNetwork::Channel::kRanks, root, rank(), bytes, what);
+  if (rank() != root) return network_.take(ThreadNetwork::Channel::kRanks, root, deadline_, bytes, what);
   for (int to = 0; to < size(); ++to) {
     if (to != root) network_.put(ThreadNetwork::Channel::kRanks, root, to, bytes);
   }
-  network_.flush(root);
+  network_.flush(deadline_);
 }
 
 std::unique_ptr<Transport> ThreadRanks::open_transport(Topology topology) const {
   require(topology.size() == size(), "ThreadRanks::open_transport: a topology of ", topology.size(), " ranks for ", size());
-  return std::make_unique<ThreadTransport>(network_, std::move(topology), rank());
+  return std::make_unique<ThreadTransport>(*this, std::move(topology));
 }
 
 std::vector<int> ThreadRanks::find_nodes() const {
@@ -226,8 +207,8 @@ std::vector<int> ThreadRanks::find_nodes() const {
 void ThreadTransport::finish_messages() {
   for (const Send& send : sends_) network_.put(ThreadNetwork::Channel::kTransport, rank(), send.to, send.bytes);
   for (const Receive& receive : receives_)
-    network_.take(ThreadNetwork::Channel::kTransport, receive.from, rank(), receive.bytes, "a message");
-  network_.flush(rank());
+    network_.take(ThreadNetwork::Channel::kTransport, receive.from, ranks_.deadline(), receive.bytes, "a message");
+  network_.flush(ranks_.deadline());
   sends_.clear();
   receives_.clear();
 }
@@ -258,7 +239,7 @@ void run_threads(const Topology& topology, double timeout, const ThreadBody& bod
         threads.emplace_back([&, rank = n_started] {
           try {
             const ThreadRanks ranks(network, topology, rank);
-            ThreadTransport transport(network, topology, rank);
+            ThreadTransport transport(ranks, topology);
             body(ranks, transport);
             if (transport.in_flight() > 0)
               throw std::logic_error("rank " + std::to_string(rank) + " ended with messages in flight");

@@ -14,7 +14,6 @@
 
 #include <atomic>
 #include <condition_variable>
-#include <exception>
 #include <functional>
 #include <mutex>
 #include <string>
@@ -22,6 +21,8 @@
 #include <vector>
 
 namespace tree_attn {
+
+class ThreadDeadline;
 
 /// The mailboxes of all ranks: one queue per sender and channel. A message is copied once, from the memory of the sender to
 /// that of the receiver. Messages allocate nothing.
@@ -33,20 +34,15 @@ class ThreadNetwork {
   /// @throws std::invalid_argument if there are no ranks, or as require_timeout()
   ThreadNetwork(int size, double timeout);
 
-  /// Offers a message. Its bytes must not change until flush() returns.
-  /// @throws std::out_of_range if there is no such rank, as all functions do
+  /// Offers a message to a rank that exists. Its bytes must not change until flush() returns.
   void put(Channel channel, int from, int to, std::span<const std::byte> message);
-  /// Copies the next message from rank `from` to rank `to`.
-  /// @param what names the message in the error
+  /// Copies the next message from rank `from`.
+  /// @param to of the rank that receives it @param what names the message in the error
   /// @throws TransportError after the deadline, when another rank has failed, or if the lengths differ: put(), take() and
   /// flush() withdraw all messages of a rank before they throw
-  void take(Channel channel, int from, int to, std::span<std::byte> message, std::string_view what);
+  void take(Channel channel, int from, const ThreadDeadline& to, std::span<std::byte> message, std::string_view what);
   /// Waits until all messages of a rank have been taken. @throws TransportError as take()
-  void flush(int from);
-  /// Concatenates the bytes of all ranks, by rank: as Ranks::all_gather().
-  void all_gather(int rank, std::span<const std::byte> mine, std::span<std::byte> all, std::string_view what);
-  /// Names what a rank does from now on, for these errors.
-  void doing(int rank, std::string_view phrase);
+  void flush(const ThreadDeadline& from);
   /// Ends a rank. @throws std::logic_error if it was sent a message that it has not received; from then on, put() throws
   /// that
   void leave(int rank);
@@ -61,23 +57,17 @@ class ThreadNetwork {
     std::condition_variable changed;
     std::vector<std::vector<std::span<const std::byte>>> queues;  ///< by channel and sender, first sent first
     int n_offered = 0;                                            ///< own messages that are not taken yet
-    std::string doing;
     bool left = false, closed = false;
   };
-  std::size_t place(int rank) const {
-    require<std::out_of_range>(rank >= 0 && static_cast<std::size_t>(rank) < mailboxes_.size(), "ThreadNetwork: rank ", rank,
-                               " of ", mailboxes_.size());
-    return static_cast<std::size_t>(rank);
-  }
   std::vector<std::span<const std::byte>>& queue(Mailbox& mailbox, Channel channel, int from) const {
-    return mailbox.queues[static_cast<std::size_t>(channel) * mailboxes_.size() + place(from)];
+    return mailbox.queues[static_cast<std::size_t>(channel) * mailboxes_.size() + static_cast<std::size_t>(from)];
   }
-  Mailbox& mailbox(int rank) { return mailboxes_[place(rank)]; }
-  /// Waits in the mailbox of a rank until the condition holds. @returns the error if it does not, else null
-  /// @param what the rank waits for: a function, called after the deadline
+  Mailbox& mailbox(int rank) { return mailboxes_[static_cast<std::size_t>(rank)]; }
+  /// Waits in the mailbox of a rank until the condition holds. @param own of that rank @param what it waits for: a function,
+  /// called after the deadline @throws TransportError if it does not
   template <class Condition, class What>
-  std::exception_ptr wait(int rank, int peer, std::unique_lock<std::mutex>& lock, const Condition& condition,
-                          const What& what);
+  void wait(const ThreadDeadline& own, int peer, std::unique_lock<std::mutex>& lock, const Condition& condition,
+            const What& what);
   /// Takes back the messages of a rank, whose memory is about to go.
   void withdraw(int rank);
 
@@ -86,11 +76,11 @@ class ThreadNetwork {
   std::vector<Mailbox> mailboxes_;
 };
 
-/// The deadline of waits that poll, with the time of ThreadNetwork.
+/// The deadline of one rank: of its waits in the network, and of those that poll.
 class ThreadDeadline : public TimeLimit {
  public:
   ThreadDeadline(ThreadNetwork& network, int rank) : TimeLimit(rank, network.timeout()), network_(network) {}
-  void doing(std::string_view phrase) override;
+  using TimeLimit::rank;
   void begin_wait(std::string_view phrase) override;
   void end_wait() override;
   void poll() override;
@@ -106,11 +96,10 @@ class ThreadRanks : public Ranks {
       : Ranks(rank, topology.size()), network_(network), topology_(topology), deadline_(network, rank) {}
   using Ranks::all_gather;
   bool is_one_process() const override { return true; }
-  Deadline& deadline() const override { return deadline_; }
+  ThreadDeadline& deadline() const override { return deadline_; }
+  ThreadNetwork& network() const { return network_; }
   void barrier() const override;
-  void all_gather(std::span<const std::byte> mine, std::span<std::byte> all, std::string_view what) const override {
-    network_.all_gather(rank(), mine, all, what);
-  }
+  void all_gather(std::span<const std::byte> mine, std::span<std::byte> all, std::string_view what) const override;
   void broadcast(std::span<std::byte> bytes, int root, std::string_view what) const override;
   std::unique_ptr<Transport> open_transport(Topology topology) const override;
   /// The same: threads share all memory.
@@ -130,13 +119,13 @@ class ThreadRanks : public Ranks {
 /// Messages between ranks that are threads.
 class ThreadTransport : public Transport {
  public:
-  ThreadTransport(ThreadNetwork& network, const Topology& topology, int rank)
-      : Transport(topology, rank), network_(network) {}
+  /// @param ranks outlive it
+  ThreadTransport(const ThreadRanks& ranks, Topology topology)
+      : Transport(std::move(topology), ranks.rank()), ranks_(ranks), network_(ranks.network()) {}
+  const ThreadRanks& ranks() const override { return ranks_; }
   std::string_view name() const override { return "threads"; }
   const Network& network() const override { return kThreadNetwork; }
   void progress() override {}
-  bool is_one_process() const override { return true; }
-  double timeout() const override { return network_.timeout(); }
 
   /// Messages started and not yet waited for.
   std::size_t in_flight() const { return sends_.size() + receives_.size(); }
@@ -145,11 +134,9 @@ class ThreadTransport : public Transport {
   void start_send(std::span<const std::byte> bytes, int to) override { sends_.push_back({bytes, to}); }
   void start_receive(std::span<std::byte> bytes, int from) override;
   void finish_messages() override;
-  void tell_all(std::span<const std::byte> mine, std::span<std::byte> all, std::string_view what) override {
-    network_.all_gather(rank(), mine, all, what);
-  }
 
  private:
+  const ThreadRanks& ranks_;
   ThreadNetwork& network_;
   std::vector<Send> sends_;
   std::vector<Receive> receives_;

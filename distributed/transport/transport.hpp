@@ -15,12 +15,10 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <span>
 #include <stdexcept>
 #include <string>
 #include <string_view>
-#include <vector>
 
 namespace tree_attn {
 
@@ -64,6 +62,7 @@ struct OtherRankFailed : TransportError {
 };
 
 class NcclTransport;
+class Ranks;
 
 /// Point-to-point messages between the ranks of a topology.
 class Transport {
@@ -75,6 +74,9 @@ class Transport {
   const Topology& topology() const { return topology_; }
   int rank() const { return rank_; }
   int size() const { return topology_.size(); }
+  /// These ranks, for what they tell each other apart from the messages of a step, such as the address of a window: it is
+  /// not counted.
+  virtual const Ranks& ranks() const = 0;
   /// "mpi", "shared", "threads" or "nccl", for reports.
   virtual std::string_view name() const = 0;
   /// What messages take, for the default radix: constants, the same on every rank. Those of MPI unless a transport has its
@@ -85,8 +87,6 @@ class Transport {
   /// This transport, if its messages lie in device memory; null if they lie in host memory.
   virtual NcclTransport* device() { return nullptr; }
 
-  /// As Ranks::is_one_process().
-  virtual bool is_one_process() const { return size() == 1; }
   /// Whether messages that were started have not been waited for, or a wait for them has given up: then their memory must
   /// stay, for ever if need be.
   virtual bool has_messages_in_flight() const { return false; }
@@ -96,8 +96,6 @@ class Transport {
   virtual void check() const {}
   /// After an error of this rank in a step: others may wait for messages that it will not send, so it gives up.
   virtual void abandon() noexcept {}
-  /// Seconds that one wait may take; infinity for no limit.
-  virtual double timeout() const { return std::numeric_limits<double>::infinity(); }
 
   /// Starts a send. The bytes must not change until wait() returns. Zero bytes are no message.
   /// @throws std::out_of_range if there is no such rank; so do receive() and receive_in_place()
@@ -118,22 +116,6 @@ class Transport {
   virtual bool have_arrived() {
     progress();
     return false;
-  }
-  /// What every rank tells all others apart from the messages of a step, such as the address of a window; not counted.
-  /// Collective. @param mine of a trivial type @param what the rank waits for, as Ranks::all_gather() @returns by rank
-  /// @throws TransportError after the deadline
-  template <class T>
-  std::vector<T> tell_all(const T& mine, std::string_view what) {
-    std::vector<T> all(static_cast<std::size_t>(size()));
-    tell_all(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)), what);
-    return all;
-  }
-  /// As Ranks::all_gather().
-  virtual void tell_all(std::span<const std::byte> mine, std::span<std::byte> all, std::string_view what) = 0;
-  /// Whether all ranks pass the same number, such as a hash of what they must have in common. As tell_all().
-  virtual bool all_equal(std::uint64_t number, std::string_view what) {
-    const std::vector<std::uint64_t> all = tell_all(number, what);
-    return std::ranges::count(all, number) == std::ssize(all);
   }
 
   /// Time since some fixed moment in seconds: every latency is a difference of two such times.

@@ -9,7 +9,9 @@
 
 #include <doctest/doctest.h>
 
+#include <array>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <span>
 #include <string>
@@ -33,16 +35,13 @@ inline void check_reductions(const Ranks& ranks) {
   CHECK(ranks.all_equal(rank == 0 ? 6 : 7, "a test") == (p == 1));
   CHECK(ranks.all_sum(rank) == p * (p - 1) / 2);
   CHECK(ranks.broadcast_from_root(static_cast<std::uint64_t>(rank) + 7) == 7);
-  const float mine[] = {static_cast<float>(rank), static_cast<float>(-rank)};
-  const std::vector<float> all = ranks.all_gather(std::span<const float>(mine), "a test");
-  REQUIRE(all.size() == static_cast<std::size_t>(2 * p));
-  for (int i = 0; i < p; ++i) {
-    CHECK(all[static_cast<std::size_t>(2 * i)] == static_cast<float>(i));
-    CHECK(all[static_cast<std::size_t>(2 * i + 1)] == static_cast<float>(-i));
-  }
-  std::vector<float> on_root(rank == 0 ? all.size() : 0);
-  ranks.gather(std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(on_root)), "a test");
-  CHECK(on_root == (rank == 0 ? all : std::vector<float>{}));
+  const std::vector<int> all = ranks.all_gather(3 * rank, "a test");
+  REQUIRE(all.size() == static_cast<std::size_t>(p));
+  for (int i = 0; i < p; ++i) CHECK(all[static_cast<std::size_t>(i)] == 3 * i);
+  std::vector<int> on_root(rank == 0 ? all.size() : 0);
+  const int mine = 3 * rank;
+  ranks.gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(on_root)), "a test");
+  CHECK(on_root == (rank == 0 ? all : std::vector<int>{}));
   ranks.barrier();
 }
 
@@ -61,6 +60,25 @@ inline void check_agreement(const Ranks& ranks) {
   // The message is that of the first rank that failed. A message that is too long is truncated.
   CHECK(agreed("I am " + std::to_string(ranks.rank())) == (p == 1 ? "I am 0" : "rank 0: I am 0"));
   CHECK(agreed(std::string(5000, 'x')).size() == 1023);
+}
+
+/// Ranks that may not go on, and transports of them, refuse all work with one line.
+template <class Error>
+void check_refusal(const Ranks& ranks, const std::vector<Transport*>& transports, const std::string& line) {
+  std::array<std::byte, 8> bytes{};
+  const Topology topology = transports[0]->topology();
+  std::vector<std::function<void()>> calls{[&] { ranks.barrier(); },
+                                           [&] { ranks.broadcast(bytes, 0, "a test"); },
+                                           [&] { ranks.all_sum(1); },
+                                           [&] { ranks.all_gather(1, "a test"); },
+                                           [&] { ranks.topology(0); },
+                                           [&] { ranks.open_transport(topology); },
+                                           [&] { ranks.open_shared_transport(topology); }};
+  for (Transport* const each : transports) {
+    calls.push_back([&bytes, each] { each->send(bytes, 0); });
+    calls.push_back([&bytes, each] { each->receive(bytes, 0); });
+  }
+  for (const auto& call : calls) CHECK(message<Error>(call) == line);
 }
 
 }  // namespace tree_attn::test

@@ -22,8 +22,7 @@ class InPlaceTransport : public Transport {
   explicit InPlaceTransport(ThreadTransport& inner) : Transport(inner.topology(), inner.rank()), inner_(inner) {}
   std::string_view name() const override { return inner_.name(); }
   const Network& network() const override { return inner_.network(); }
-  bool is_one_process() const override { return true; }
-  double timeout() const override { return inner_.timeout(); }
+  const Ranks& ranks() const override { return inner_.ranks(); }
   void progress() override {}
   void release() override {
     for (; n_in_use_ > 0; --n_in_use_) std::ranges::fill(arrived_[n_in_use_ - 1].memory, std::byte{0xFF});
@@ -47,9 +46,6 @@ class InPlaceTransport : public Transport {
     arrived_[n_in_use_++].from = from;
   }
   void finish_messages() override { inner_.wait(); }
-  void tell_all(std::span<const std::byte> mine, std::span<std::byte> all, std::string_view what) override {
-    inner_.tell_all(mine, all, what);
-  }
 
  private:
   struct Message {

@@ -65,7 +65,8 @@ class ReshardWalk {
       n_keys += 150;
     }
     // A walk that moves nothing shows nothing.
-    if (transport.size() > 1) n_wrong += std::ranges::max(transport.tell_all(n_sent, "the bytes of all ranks")) == 0;
+    if (transport.size() > 1)
+      n_wrong += std::ranges::max(transport.ranks().all_gather(n_sent, "the bytes of all ranks")) == 0;
     return n_wrong;
   }
 

@@ -45,9 +45,10 @@ class MpiRankGroup : public RankGroup {
     // Let every rank know what every rank saw: [out | lse] of one length, and the counters.
     std::vector<float> elements = mine.out;
     elements.insert(elements.end(), mine.lse.begin(), mine.lse.end());
-    const std::vector<float> all_elements = ranks_.all_gather(std::span<const float>(elements), kWhat);
-    const std::vector<Traffic> all_traffic = ranks_.all_gather(std::span<const Traffic>(&traffic, 1), kWhat),
-                               all_over_mpi = ranks_.all_gather(std::span<const Traffic>(&over_mpi, 1), kWhat);
+    std::vector<float> all_elements(elements.size() * static_cast<std::size_t>(ranks_.size()));
+    ranks_.all_gather(std::as_bytes(std::span(elements)), std::as_writable_bytes(std::span(all_elements)), kWhat);
+    const std::vector<Traffic> all_traffic = ranks_.all_gather(traffic, kWhat),
+                               all_over_mpi = ranks_.all_gather(over_mpi, kWhat);
     std::vector<RankResult> results;
     for (std::size_t rank = 0; rank < all_traffic.size(); ++rank) {
       const auto begin = all_elements.begin() + static_cast<std::ptrdiff_t>(rank * elements.size());

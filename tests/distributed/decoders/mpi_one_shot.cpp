@@ -32,6 +32,7 @@ TEST_CASE("one-shot on processes: nodes, slow ranks, windows on the host and own
     INFO(text(run));
     const auto transport = session().ranks().open_transport(topology_of(run));
     const emulated::SettingsScope scope({.seed = run.seed, .n_workers = 1, .has_peer_access = !run.windows_on_host});
+    emulated::backend().use_gpu(session().ranks().rank());
     Traffic last;
     CHECK(differences_on_rank(*transport, run, n_keys, nullptr, last) == 0);
     const Counts predicted = predicted_counts(run, n_keys);
@@ -52,7 +53,7 @@ TEST_CASE("one-shot on processes: a window that cannot be opened is named with b
   const auto decoder = open_one_shot(*shard.cache, kScale, {.timeout = kTimeout});
   NodeWindow own = decoder->open_window(ranges, ranks.rank(), ranks.rank(), true);
   if (ranks.rank() == 1) own.handle = {};
-  const std::vector<NodeWindow> all = ranks.all_gather(std::span<const NodeWindow>(&own, 1), "windows");
+  const std::vector<NodeWindow> all = ranks.all_gather(own, "windows");
   if (ranks.rank() == 0) {
     const std::string line = message<DeviceError>([&] { decoder->connect(all); });
     CAPTURE(line);

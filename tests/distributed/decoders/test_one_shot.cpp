@@ -254,7 +254,8 @@ TEST_CASE("one-shot: what its kernels cannot combine is refused in a few words")
   const Algorithm& algorithm = find_algorithm("one-shot");
   const auto refusal = [&](const Backend& backend, const Topology& topology, const WorkloadShape& of) {
     ThreadNetwork network(topology.size(), kTimeout);
-    const ThreadTransport transport(network, topology, 0);
+    const ThreadRanks ranks(network, topology, 0);
+    const ThreadTransport transport(ranks, topology);
     return algorithm.refusal(backend, transport, ranges, of);
   };
   const Topology node = Topology::pretend(2, 2);

@@ -227,7 +227,7 @@ TEST_CASE("measure: the repetitions to warm up are in no time") {
   const Topology topology = Topology::pretend(1, 1);
   ThreadNetwork network(1, 60);
   const ThreadRanks ranks(network, topology, 0);
-  FakeClock transport(network, topology, 0);
+  FakeClock transport(ranks, topology);
   OpenShard shard = open_shard(cpu_backend(), workload->query(0), workload->whole(), workload->lengths(), workload->scale);
   // In a step the clock is read when it begins, when the states are there, and when it ends.
   const Bench bench{ranks, transport, cpu_backend(), *workload, {{0, 70}}, workload->scale, 2, 3};

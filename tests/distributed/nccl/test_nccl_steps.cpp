@@ -218,7 +218,7 @@ TEST_CASE("nccl: where ranks are threads of one process, no graph holds a messag
     std::atomic<int> n_wrong = 0;
     std::int64_t last = 0;
     const auto body = [&](const Ranks& ranks, NcclTransport& transport) {
-      CHECK(transport.is_one_process() == (kind == Kind::kThreads));
+      CHECK(transport.ranks().is_one_process() == (kind == Kind::kThreads));
       one_shot::RankRun rank(run, 250, transport);
       one_shot::decode_steps(
           transport, rank, algorithm, [&] { when_all_are_here(ranks, [&] { last = -emulated::traffic().n_replays; }); },

@@ -34,7 +34,11 @@ class Alone {
  public:
   /// @param n_keys as many as the rank has in the exchange, but from the first position on
   Alone(std::int64_t n_keys, double timeout)
-      : network_(1, timeout), transport_(network_, topology_, 0), ranges_{{0, n_keys}}, rank_(n_keys, ranges_[0]) {
+      : network_(1, timeout),
+        ranks_(network_, topology_, 0),
+        transport_(ranks_, topology_),
+        ranges_{{0, n_keys}},
+        rank_(n_keys, ranges_[0]) {
     decoder_ = find_algorithm("one-shot").open(transport_, rank_.shard, ranges_);
   }
   void step(int t) { decoder_->step({rank_.query(t), rank_.lengths}); }
@@ -42,6 +46,7 @@ class Alone {
  private:
   ThreadNetwork network_;
   Topology topology_ = Topology::pretend(1, 1);
+  ThreadRanks ranks_;
   ThreadTransport transport_;
   std::vector<KeyRange> ranges_;
   Rank rank_;
