@@ -62,7 +62,7 @@ class NcclTransport : public Transport {
   /// Whether messages may be queued while a stream records a graph.
   bool may_be_recorded() const { return size() == 1 || !ranks().is_one_process(); }
   /// Messages and reductions are queued on this stream until take_queued(). Forgets its marks.
-  virtual void queue_on(DeviceStream& stream);
+  void queue_on(DeviceStream& stream);
   /// What was queued since queue_on().
   Queued take_queued() { return {std::exchange(stream_, nullptr), std::exchange(groups_, {})}; }
   /// Memory of all devices of a node, for kernels that store into it: a window, from NCCL 2.29 on. Collective over all
@@ -84,7 +84,7 @@ class NcclTransport : public Transport {
   void all_gather(std::span<const float> own, std::span<float> all);
   /// Waits until these messages and reductions are done, and all that is on their stream.
   /// @throws TransportError after the deadline, or if the library reports an error
-  virtual void settle(const Queued& queued);
+  void settle(const Queued& queued);
   /// The same for what was queued since queue_on().
   void settle() { settle(take_queued()); }
   /// When, in the last settle(), all that was queued on the stream before queue_on() was done, as seconds().

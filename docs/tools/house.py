@@ -53,7 +53,7 @@ LIBRARIES = {
     r"(unsupported/)?Eigen/": ["reference/energy", "reference/oracle", "reference/decode/*.cpp", "reference/cpu/*.cpp", "reference/data/*.cpp", "distributed/model", "distributed/interface/*.cpp", "tests", "notebooks_cpp"],
     r"nlohmann/": ["reference/data", "distributed/model", "distributed/job", "distributed/measure", "distributed/program", "tests"],
     r"CLI/": ["distributed/program", "tests"],
-    r"boost/": ["gpu/platform/emulator"],
+    r"boost/": ["gpu/platform/emulator", "tests/distributed/nccl"],
     r"cuda": ["gpu/platform/cuda", "tests/gpu/cuda", "tests/gpu/exchange", "tests/gpu/soft_gpu", "tests/gpu/time_ladder"],
     r"simgrid/": ["tests/bench/simulated"],
     r"mpi\.h": ["distributed", "tests/distributed", "tests/docs", "tests/bench", "notebooks_cpp"],

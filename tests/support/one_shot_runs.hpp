@@ -168,7 +168,6 @@ inline bool opens_new_windows(const Run& run, std::int64_t n_at_start) {
 /// @returns outputs that differ
 inline int differences_on_rank(Transport& transport, const Run& run, std::int64_t n_at_start,
                                const std::vector<DecodeOutput>* given, Traffic& last) {
-  emulated::backend().use_gpu(transport.rank());
   RankRun rank(run, n_at_start, transport);
   // One algorithm after the other, so that nothing but the kernels holds a rank back.
   std::vector<DecodeOutput> want;
@@ -232,6 +231,7 @@ inline Counts check_run(const Run& run, std::int64_t n_at_start, const std::vect
   Counts counted{0, 0, 0, 0, 0};
   int n_wrong = 0;
   run_threads(topology_of(run), kTimeout, [&](ThreadTransport& transport) {
+    emulated::backend().use_gpu(transport.rank());
     Traffic last;
     const int n = differences_on_rank(transport, run, n_at_start, given, last);
     const std::lock_guard lock(mutex);

@@ -7,6 +7,7 @@
 #include "tree_attn/distributed/transport/thread_transport.hpp"
 #include "tree_attn/gpu/backend/backends.hpp"
 #include "tree_attn/gpu/platform/emulator/settings.hpp"
+#include "tree_attn/gpu/platform/launch.hpp"
 #include "tree_attn/tests/support/decoding.hpp"
 
 #include <cstdlib>
@@ -50,18 +51,18 @@ class AsProcesses final : public ThreadRanks {
 /// What ranks are for the transport.
 enum class Kind { kProcesses, kThreads };
 
-/// Runs a function on every rank, each with an emulated device of its own and a transport over the stand-in.
-/// @param fault as TREE_ATTN_NCCL_FAULT takes it @param first_device of rank 0; the others have those after it
-/// @param kind processes, whose steps are graphs
+/// Runs a function on every rank, each with an emulated device of its own and a transport over the stand-in. None of them is
+/// the first, which a thread has that chooses none: what is queued or allocated there is a fault.
+/// @param fault as TREE_ATTN_NCCL_FAULT takes it @param kind processes, whose steps are graphs
 inline void run_nccl(const Topology& topology, double timeout, const std::string& fault,
-                     const std::function<void(const Ranks&, NcclTransport&)>& body, int first_device = 0,
-                     Kind kind = Kind::kProcesses) {
+                     const std::function<void(const Ranks&, NcclTransport&)>& body, Kind kind = Kind::kProcesses) {
   const VariableScope library(kNcclVariable, TREE_ATTN_NCCL_STAND_IN), wanted("TREE_ATTN_NCCL_FAULT", fault);
   emulated::Settings settings = emulated::settings();
-  settings.n_workers = 1, settings.n_devices = first_device + topology.size();
+  settings.n_workers = 1, settings.n_devices = 1 + topology.size();
   const emulated::SettingsScope devices(settings);
+  emulated::has_context(0) = false;
   run_threads(topology, timeout, ThreadBody([&](const ThreadRanks& ranks, ThreadTransport&) {
-                emulated::backend().use_gpu(first_device + ranks.rank());
+                emulated::backend().use_gpu(1 + ranks.rank());
                 // Rank 0 alone listens.
                 const AsProcesses processes(ranks);
                 const Ranks& shown = kind == Kind::kThreads ? ranks : processes;
@@ -69,6 +70,7 @@ inline void run_nccl(const Topology& topology, double timeout, const std::string
                                         ranks.rank() == 0 ? "eth7 10.0.0.1" : "");
                 body(shown, transport);
               }));
+  CHECK(!emulated::has_context(0));
 }
 
 /// Ranks as the decoder tests use them.

@@ -21,7 +21,7 @@
 /// | `silent R N` | from group N on, rank R sends nothing |
 /// | `window` | the devices reach each other's memory nowhere: windows are null |
 /// | `stray R` | what rank R stores into the windows of others gets lost |
-/// | `version V N` | the version is V: in call N of ncclGetVersion() in this process since this was asked for, in every one without N |
+/// | `version V` | the version is V |
 ///
 /// Counts start from 1.
 #include "tree_attn/distributed/transport/nccl_api.hpp"
@@ -219,16 +219,16 @@ Group& part(Comm* comm, void* stream) {
 /// Makes the part of a split to which a rank belongs, once all have chosen. @returns whether they have
 bool make_part(Comm& whole) {
   Mail& mail = whole.state->mail;
-  if (!mail.have_all_chosen()) return false;
-  const Mail::Choice own = mail.choice_of(whole.state->rank);
+  if (mail->n_chosen < mail.n_ranks()) return false;
+  const Mail::Choice own = mail->choices[whole.state->rank];
   int n_ranks = 0, rank = 0;
   for (int other = 0; other < mail.n_ranks(); ++other) {
-    const Mail::Choice choice = mail.choice_of(other);
+    const Mail::Choice choice = mail->choices[other];
     n_ranks += choice.color == own.color;
     rank += choice.color == own.color && choice.key < own.key;
   }
   auto state = std::make_shared<State>(mail.name() + "_" + std::to_string(own.color), n_ranks, rank);
-  ++state->mail.n_joined();
+  ++state->mail->n_joined;
   *std::exchange(whole.part, nullptr) = new Comm{.state = std::move(state), .n_polls_left = kPolls};
   return true;
 }
@@ -324,16 +324,8 @@ extern "C" {
 extern const int tree_attn_nccl_stand_in = 1;
 
 Status ncclGetVersion(int* version) {
-  static std::mutex mutex;
-  static std::string counted_for;
-  static int n_calls = 0;
-  const std::lock_guard lock(mutex);
   const Fault fault = Fault::wanted();
-  const std::string wanted = fault.kind + " " + std::to_string(fault.number);
-  n_calls = wanted == counted_for ? n_calls + 1 : 1;
-  counted_for = wanted;
-  const int call = n_calls;
-  *version = fault.kind == "version" && (fault.count < 0 || fault.count == call) ? fault.number : kVersion;
+  *version = fault.kind == "version" ? fault.number : kVersion;
   return Status::kSuccess;
 }
 
@@ -351,7 +343,7 @@ Status ncclCommInitRankConfig(Comm** comm, int n_ranks, UniqueId id, int rank, C
   if (config->version < 21400 || config->blocking != 0) return Status::kInvalidUsage;  // the transport never blocks
   auto state = std::make_shared<State>(id.internal, n_ranks, rank);
   if (!state->mail.is_there()) return Status::kSystemError;
-  if (!state->fault.is("join", rank)) ++state->mail.n_joined();
+  if (!state->fault.is("join", rank)) ++state->mail->n_joined;
   *comm = new Comm{.state = std::move(state), .n_polls_left = kPolls};
   return Status::kInProgress;
 }
@@ -362,14 +354,14 @@ Status ncclCommGetAsyncError(Comm* comm, Status* error) {
   *error = Status::kInProgress;
   if (!comm->has_joined) {
     // A rank that never joins removes the file, since the others may be killed before they can.
-    if (state.fault.is("join", state.rank) && state.mail.n_joined() == state.mail.n_ranks() - 1) state.mail.remove();
-    if (state.mail.n_joined() < state.mail.n_ranks()) return Status::kSuccess;
+    if (state.fault.is("join", state.rank) && state.mail->n_joined == state.mail.n_ranks() - 1) state.mail.remove();
+    if (state.mail->n_joined < state.mail.n_ranks()) return Status::kSuccess;
     comm->has_joined = true;
     state.mail.remove();
   }
   if (comm->part != nullptr && !make_part(*comm)) return Status::kSuccess;
-  if (state.mail.n_windows_of_all() < state.mail.n_windows(state.rank)) return Status::kSuccess;
-  if (comm->finalizes && state.mail.n_left() < state.mail.n_ranks()) return Status::kSuccess;
+  if (state.mail.n_windows_of_all() < state.mail->n_windows[state.rank]) return Status::kSuccess;
+  if (comm->finalizes && state.mail->n_left < state.mail.n_ranks()) return Status::kSuccess;
   if (comm->n_polls_left > 0 && --comm->n_polls_left > 0) return Status::kSuccess;
   for (auto& [stream, group] : comm->pending) queue(*stream, std::move(group));
   comm->pending.clear();
@@ -381,7 +373,7 @@ Status ncclCommFinalize(Comm* comm) {
   end_with_graphs("ncclCommFinalize", *comm->state);
   comm->finalizes = true;
   comm->n_polls_left = kPolls;
-  ++comm->state->mail.n_left();
+  ++comm->state->mail->n_left;
   return Status::kInProgress;
 }
 Status ncclCommDestroy(Comm* comm) {
@@ -454,7 +446,9 @@ Status ncclCommSplit(Comm* comm, int color, int key, Comm** part, Config*) {
   *part = nullptr;
   comm->part = part;
   comm->n_polls_left = kPolls;
-  comm->state->mail.choose(comm->state->rank, {color, key});
+  Mail& mail = comm->state->mail;
+  mail->choices[comm->state->rank] = {color, key};
+  ++mail->n_chosen;
   return Status::kInProgress;
 }
 
@@ -474,14 +468,15 @@ Status ncclMemFree(void* memory) {
 Status ncclCommWindowRegister(Comm* comm, void* memory, std::size_t n_bytes, Window** window, int flags) {
   if (comm == nullptr || flags != kSymmetricWindow || comm->n_polls_left > 0) return Status::kInvalidArgument;
   Mail& mail = comm->state->mail;
-  const int rank = comm->state->rank, number = mail.n_windows(rank);
+  const int rank = comm->state->rank, number = mail->n_windows[rank];
   const std::lock_guard lock(memory_mutex);
   const auto found = allocated.find(memory);
   if (found == allocated.end() || found->second.size() != n_bytes || number == Mail::kMaxWindows)
     return Status::kInvalidArgument;
   const bool is_null = comm->state->fault.kind == "window";
   *window = is_null ? nullptr : new Window{comm->state, number, memory, n_bytes};
-  mail.register_window(rank, found->second.handle());
+  mail->windows[number][rank] = found->second.handle();
+  ++mail->n_windows[rank];
   comm->n_polls_left = kPolls;
   return Status::kInProgress;
 }
@@ -498,7 +493,7 @@ Status ncclGetPeerDevicePointer(Window* window, std::size_t offset, int peer, vo
     if (is_new && window->state->fault.is("stray", window->state->rank))
       of_peer->second = SharedPages(window->n_bytes);
     else if (is_new)
-      of_peer->second = SharedPages(mail.window(window->number, peer), window->n_bytes);
+      of_peer->second = SharedPages(mail->windows[window->number][peer], window->n_bytes);
     memory = of_peer->second.data();
   }
   *at = memory + offset;

@@ -102,10 +102,16 @@ void check_against_plain(TensorWorkload& workload, const Layout& layout) {
 /// @tested{alg_3, Alg. 3}
 /// @tested{thm_1, Thm. 1}
 TEST_CASE("nccl plain: the bits of the plain decode, for any nodes and ranges, of which some are empty") {
+  constexpr float kInf = std::numeric_limits<float>::infinity(), kNaN = std::numeric_limits<float>::quiet_NaN();
   std::mt19937 random(4300);
-  const auto workload = normal_workload(
-      4301, {.batch = 2, .heads = 4, .kv_heads = 2, .head_dim = 5, .value_dim = 3, .n_queries = 2, .n_keys = 900},
-      std::vector<std::int64_t>{900, 0});
+  // Values that are not finite in the first entry, no keys in the second, and in the third keys that are not seen, or score
+  // +inf.
+  Tensor q = normal_tensor(random, {3, 4, 2, 5}), k = normal_tensor(random, {3, 2, 900, 5}),
+         v = normal_tensor(random, {3, 2, 900, 3});
+  v.set(0, 0, 10, 0, kNaN), v.set(0, 0, 300, 1, kInf), v.set(0, 0, 301, 1, -kInf), v.set(0, 1, 639, 2, -kInf);
+  for (std::int64_t h = 0; h < 4; ++h) q.set(2, h, 0, 0, 1), q.set(2, h, 1, 0, -0.5f);
+  for (std::int64_t a = 0; a < 900; ++a) k.set(2, 0, a, 0, -kInf), v.set(2, 0, a, 2, -0.0f);
+  const auto workload = workload_of(std::move(q), std::move(k), std::move(v), std::vector<std::int64_t>{900, 0, 900});
   for (int p = 1; p <= 9; ++p) {
     for (const Topology& topology : groupings(p))
       check_against_plain(*workload, {topology, uneven_ranges(random, workload->n_keys(), p)});
@@ -113,19 +119,6 @@ TEST_CASE("nccl plain: the bits of the plain decode, for any nodes and ranges, o
   for (const std::int64_t n : {0, 1, 65})
     check_against_plain(*normal_workload(4302, {.head_dim = 5, .value_dim = 3, .n_keys = n}),
                         {mixed_grouping(5), uneven_ranges(random, n, 5)});
-}
-
-TEST_CASE("nccl plain: NaN, Inf and keys that are not seen, on every rank") {
-  constexpr float kInf = std::numeric_limits<float>::infinity(), kNaN = std::numeric_limits<float>::quiet_NaN();
-  std::mt19937 random(4305);
-  Tensor q = normal_tensor(random, {2, 2, 1, 7}), k = normal_tensor(random, {2, 1, 640, 7}),
-         v = normal_tensor(random, {2, 1, 640, 6});
-  for (std::int64_t i = 0; i < 2; ++i) q.set(i, 0, 0, 0, 1), q.set(i, 1, 0, 0, -0.5f);
-  for (std::int64_t a = 0; a < 640; ++a) k.set(1, 0, a, 0, -kInf), v.set(1, 0, a, 5, -0.0f);
-  v.set(0, 0, 10, 0, kNaN), v.set(0, 0, 300, 1, kInf), v.set(0, 0, 301, 1, -kInf), v.set(0, 0, 639, 2, -kInf);
-  const auto workload = workload_of(std::move(q), std::move(k), std::move(v));
-  for (const int p : {1, 4})
-    check_against_plain(*workload, {mixed_grouping(p), uneven_ranges(random, workload->n_keys(), p)});
 }
 
 TEST_CASE("nccl plain: an error says what failed, and aborts the communicator") {

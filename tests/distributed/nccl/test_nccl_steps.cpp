@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What a step over NCCL asks of the devices: copies, launches and memory; and which kernels run while messages are
-/// on their way.
+/// @brief What a step over NCCL asks of the devices: copies, launches and memory.
 #include "tree_attn/gpu/backend/device_steps.hpp"
 #include "tree_attn/gpu/engine/peers.hpp"
-#include "tree_attn/gpu/platform/emulator/outside.hpp"
-#include "tree_attn/gpu/platform/launch.hpp"
 #include "tree_attn/tests/distributed/nccl/nccl_ranks.hpp"
 #include "tree_attn/tests/support/one_shot_runs.hpp"
 
@@ -34,78 +31,18 @@ void when_all_are_here(const Ranks& ranks, const Act& act) {
   ranks.barrier();
 }
 
-/// A transport whose messages do not move before settle(), in whatever order the emulator runs streams: an operation that
-/// ends there stands before them. It looks at what is being received whenever a decode lets messages advance: before its
-/// kernel is launched, and after that has run, since the default stream of the emulator waits for its operations.
-class LateTransport final : public NcclTransport {
- public:
-  using NcclTransport::NcclTransport;
-
-  void progress() override {
-    const auto is_untouched = [](const auto& each) { return std::ranges::equal(each.first, each.second); };
-    if (awaited_.empty())
-      ++n_alone;
-    else if (std::ranges::all_of(awaited_, is_untouched))
-      ++n_overlapped;
-    else
-      ++n_others;
-  }
-  void queue_on(DeviceStream& stream) override {
-    NcclTransport::queue_on(stream);
-    may_move_ = false;
-    static_cast<emulated::OutsideStream*>(stream.handle())->queue("LateTransport", {}, [this] {
-      return [this] { return may_move_; };
-    });
-  }
-  using NcclTransport::settle;
-  void settle(const Queued& queued) override {
-    may_move_ = true;
-    NcclTransport::settle(queued);
-    for (const auto& [at, before] : awaited_) n_arrived += std::ranges::equal(at, before) ? 0 : 1;
-    awaited_.clear();
-  }
-  void abandon() noexcept override {
-    may_move_ = true;
-    NcclTransport::abandon();
-  }
-
-  int n_overlapped = 0, n_alone = 0, n_others = 0;  ///< calls of progress()
-  int n_arrived = 0;                                ///< messages
-
- protected:
-  void start_receive(std::span<std::byte> bytes, int from) override {
-    awaited_.push_back({bytes, {bytes.begin(), bytes.end()}});
-    NcclTransport::start_receive(bytes, from);
-  }
-
- private:
-  bool may_move_ = true;
-  std::vector<std::pair<std::span<std::byte>, std::vector<std::byte>>> awaited_;  ///< and what was there before
-};
-
 }  // namespace
 
-TEST_CASE("nccl: a ring computes while the next shard is on its way, on a stream of its own") {
-  // A decode that waited for its messages would end with this.
-  emulated::Settings settings = emulated::settings();
-  settings.deadline = std::chrono::seconds(20);
-  const emulated::SettingsScope scope(settings);
-  for (const int p : {2, 3, 5}) {
-    const auto workload = normal_workload(1310, {.kv_heads = 2, .head_dim = 64, .value_dim = 64, .n_keys = 128 * p});
-    const std::vector<KeyRange> ranges = even_ranges(128 * p, p, kLeafKeys);
-    std::atomic<int> n_overlapped = 0, n_alone = 0, n_others = 0, n_arrived = 0;
-    run_nccl(Topology::pretend(p, p), 60, "", [&](const Ranks& ranks, NcclTransport& other) {
-      LateTransport transport(ranks, other.topology(), platform_of(emulated::backend()));
-      OpenRank(*workload, ranges, transport, "ring").step();
-      n_overlapped += transport.n_overlapped, n_alone += transport.n_alone, n_others += transport.n_others;
-      n_arrived += transport.n_arrived;
-    });
-    // Two calls in each decode. Keys and values arrive at every hop but the last.
-    CHECK(n_overlapped == 2 * p * (p - 1));
-    CHECK(n_alone == 2 * p);
-    CHECK(n_others == 0);
-    CHECK(n_arrived == 2 * p * (p - 1));
-  }
+TEST_CASE("nccl: a ring computes on its own shard while the next one is on its way: here it never comes") {
+  const auto workload = normal_workload(1310, {.kv_heads = 2, .head_dim = 64, .value_dim = 64, .n_keys = 128});
+  run_nccl(Topology::pretend(2, 2), 0.5, "silent 1 1", [&](const Ranks& ranks, NcclTransport& transport) {
+    OpenRank rank(*workload, even_ranges(128, 2, kLeafKeys), transport, "ring");
+    const std::int64_t before = launches_of_thread();
+    const std::string error = message<TransportError>([&] { rank.step(); });
+    if (ranks.rank() != 0) return;
+    CHECK(error == "rank 0 waited 0.5 s for the message of rank 1 over NCCL and gave up");
+    CHECK(launches_of_thread() > before);
+  });
 }
 
 TEST_CASE("nccl: a step is one upload of one position, queries and lengths, no allocation, and one graph") {
@@ -199,8 +136,8 @@ TEST_CASE("nccl: 20 steps past the capacity have the bits of one rank, and all r
 }
 
 TEST_CASE("nccl: where ranks are threads of one process, no graph holds a message. Of processes, one does") {
-  // One-shot on one node sends nothing by NCCL; on several, its kernels are a graph, and what follows is one where messages
-  // may be recorded.
+  // A ring decodes its own shard by a graph. One-shot on one node sends nothing by NCCL; on several, its kernels are a
+  // graph, and what follows is one where messages may be recorded.
   struct Case {
     const char* algorithm;
     std::vector<int> nodes;
@@ -209,8 +146,8 @@ TEST_CASE("nccl: where ranks are threads of one process, no graph holds a messag
   };
   for (const auto& [algorithm, nodes, kind, replays] :
        {Case{"two-level", {0, 0, 0}, Kind::kThreads, 0}, Case{"paper", {0, 0, 0}, Kind::kThreads, 0},
-        Case{"one-shot", {0, 0, 0}, Kind::kThreads, 3}, Case{"one-shot", {0, 0, 1}, Kind::kThreads, 3},
-        Case{"one-shot", {0, 0, 1}, Kind::kProcesses, 6}}) {
+        Case{"ring", {0, 0, 0}, Kind::kThreads, 3}, Case{"one-shot", {0, 0, 0}, Kind::kThreads, 3},
+        Case{"one-shot", {0, 0, 1}, Kind::kThreads, 3}, Case{"one-shot", {0, 0, 1}, Kind::kProcesses, 6}}) {
     CAPTURE(algorithm);
     const one_shot::Run run{.p = 3, .steps = 6, .nodes = nodes};
     const std::vector<DecodeOutput> want = one_shot::gather_alone(run, 250);
@@ -227,7 +164,7 @@ TEST_CASE("nccl: where ranks are threads of one process, no graph holds a messag
             n_wrong += keeps_bits && !same_bits(output, want[static_cast<std::size_t>(t)]);
           });
     };
-    run_nccl(one_shot::topology_of(run), 60, "", body, 0, kind);
+    run_nccl(one_shot::topology_of(run), 60, "", body, kind);
     CHECK(n_wrong == 0);
     CHECK(last == replays);
   }
