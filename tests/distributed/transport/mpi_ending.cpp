@@ -4,10 +4,10 @@
 /// starts once.
 #define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include "tree_attn/distributed/transport/mpi_transport.hpp"
+#include "tree_attn/tests/support/check_ranks.hpp"
 
 #include <doctest/doctest.h>
 
-#include <array>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -28,18 +28,7 @@ TEST_CASE("mpi ending: before MPI and after it every call throws, and what is le
   MPI_Finalize();
 
   has_no_ranks();
-  constexpr const char* kLine = "MpiRanks: MPI is not running";
-  std::array<std::byte, 8> bytes{};
-  CHECK_THROWS_WITH_AS(ranks->barrier(), kLine, std::logic_error);
-  CHECK_THROWS_WITH_AS(ranks->broadcast(bytes, 0, "a test"), kLine, std::logic_error);
-  CHECK_THROWS_WITH_AS(static_cast<void>(ranks->all_sum(1)), kLine, std::logic_error);
-  CHECK_THROWS_WITH_AS(static_cast<void>(ranks->topology(0)), kLine, std::logic_error);
-  CHECK_THROWS_WITH_AS(static_cast<void>(ranks->open_transport(topology)), kLine, std::logic_error);
-  CHECK_THROWS_WITH_AS(static_cast<void>(ranks->open_shared_transport(topology)), kLine, std::logic_error);
-  CHECK_THROWS_WITH_AS(over_mpi->send(bytes, 0), kLine, std::logic_error);
-  CHECK_THROWS_WITH_AS(over_mpi->receive(bytes, 0), kLine, std::logic_error);
-  CHECK_THROWS_WITH_AS(shared->send(bytes, 0), kLine, std::logic_error);
-  CHECK_THROWS_WITH_AS(shared->receive(bytes, 0), kLine, std::logic_error);
+  check_refusal<std::logic_error>(*ranks, {over_mpi.get(), shared.get()}, "MpiRanks: MPI is not running");
   shared.reset();
   over_mpi.reset();
   ranks.reset();

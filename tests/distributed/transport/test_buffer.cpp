@@ -25,17 +25,14 @@ TEST_CASE("Buffer: a request that fits gets the same memory, with what was writt
   Buffer buffer;
   CHECK(buffer.first<float>(0).data() == nullptr);
   const std::span<float> written = buffer.first<float>(1000);
-  REQUIRE(written.size() == 1000);
-  for (std::size_t i = 0; i < written.size(); ++i) written[i] = static_cast<float>(i);
+  written[0] = 3, written[999] = 5;
   for (const std::size_t n : {1000u, 3u, 0u, 999u}) {
-    const std::span<float> again = buffer.first<float>(n);
-    CHECK(again.size() == n);
-    CHECK(again.data() == written.data());
+    CHECK(buffer.first<float>(n).size() == n);
+    CHECK(buffer.first<float>(n).data() == written.data());
   }
   // The same bytes for another type.
-  const std::span<std::byte> bytes = buffer.first<std::byte>(4000);
-  CHECK(static_cast<void*>(bytes.data()) == static_cast<void*>(written.data()));
-  for (std::size_t i = 0; i < written.size(); ++i) REQUIRE(written[i] == static_cast<float>(i));
+  CHECK(buffer.first<std::byte>(4000).data() == std::as_bytes(written).data());
+  CHECK((written[0] == 3 && written[999] == 5));
 }
 
 TEST_CASE("Buffer: memory comes from the function that it is given, a few times as requests grow by one, and goes back") {
