@@ -25,10 +25,9 @@ void check_mpi(int status, const char* call);
 /// destroyed it. An object that is left then does nothing more.
 ///
 /// Every wait polls, so that it can have a deadline, and yields, so that more ranks than cores share the cores. A rank that
-/// computes for longer
-/// than the deadline counts as silent, so the others give up. MPI_Comm_split_type and the calls that make and free shared
-/// windows have no form that polls: the ranks meet under the deadline before such a call, and a rank that ends inside it is
-/// not noticed.
+/// computes for longer than the deadline counts as silent, so the others give up. MPI_Comm_split_type and the calls that
+/// make and free shared windows have no form that polls: the ranks meet under the deadline before such a call, and a rank
+/// that ends inside it is not noticed.
 ///
 /// Threads: one thread at a time uses an MpiRanks and what was opened with it, which is allowed from MPI_THREAD_SERIALIZED
 /// on. Two threads that use two of them at the same time need MPI_THREAD_MULTIPLE.

@@ -85,6 +85,4 @@ bool MpiTransport::have_arrived() {
   return all;
 }
 
-double MpiTransport::seconds() const { return MPI_Wtime(); }
-
 }  // namespace tree_attn

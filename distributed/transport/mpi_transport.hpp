@@ -30,7 +30,6 @@ class MpiTransport : public Transport {
   std::string_view name() const override { return "mpi"; }
   void progress() override { have_arrived(); }
   bool have_arrived() override;
-  double seconds() const override;
   bool has_messages_in_flight() const override;
   bool reads_late(int, std::size_t) const override { return true; }
   void check() const override { ranks_.check(); }

@@ -71,6 +71,7 @@ class SimulatedTransport final : public MpiTransport {
   SimulatedTransport(const MpiRanks& ranks, Topology topology, double merge_seconds, double message_seconds)
       : MpiTransport(ranks, std::move(topology)), merge_seconds_(merge_seconds), message_seconds_(message_seconds) {}
 
+  double seconds() const override { return MPI_Wtime(); }
   void count_merge_steps(std::int64_t n) override {
     MpiTransport::count_merge_steps(n);
     pass_time(static_cast<double>(n) * merge_seconds_);
