@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <chrono>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -31,6 +31,39 @@ void when_all_are_here(const Ranks& ranks, const Act& act) {
   ranks.barrier();
 }
 
+constexpr std::int64_t kKeys = 250;  ///< with which a run begins
+
+/// Decodes the steps of a run by an algorithm, each rank with a cache of its own, and checks the bits.
+/// @param[out] counted in the last step @returns how many graphs all ranks have launched in every step
+std::vector<std::int64_t> graphs_in_steps(const one_shot::Run& run, const char* algorithm, Kind kind,
+                                          one_shot::Counts& counted) {
+  INFO(algorithm << ", " << one_shot::text(run));
+  const std::vector<DecodeOutput> want = one_shot::gather_alone(run, kKeys);
+  const bool keeps_bits = find_algorithm(algorithm).keeps_bits;
+  std::mutex mutex;
+  int n_wrong = 0;
+  std::vector<std::int64_t> n_graphs;
+  const auto body = [&](const Ranks& ranks, NcclTransport& transport) {
+    one_shot::RankRun rank(run, kKeys, transport);
+    one_shot::decode_steps(
+        transport, rank, algorithm,
+        [&] {
+          transport.clear_traffic();
+          when_all_are_here(ranks, [&] { n_graphs.push_back(-emulated::traffic().n_replays); });
+        },
+        [&](int t, const DecodeOutput& output) {
+          when_all_are_here(ranks, [&] { n_graphs.back() += emulated::traffic().n_replays; });
+          const std::lock_guard lock(mutex);
+          n_wrong += keeps_bits && !same_bits(output, want[static_cast<std::size_t>(t)]);
+        });
+    const std::lock_guard lock(mutex);
+    one_shot::add(counted, transport.traffic());
+  };
+  run_nccl(one_shot::topology_of(run), 60, "", body, kind);
+  CHECK(n_wrong == 0);
+  return n_graphs;
+}
+
 }  // namespace
 
 TEST_CASE("nccl: a ring computes on its own shard while the next one is on its way: here it never comes") {
@@ -50,8 +83,8 @@ TEST_CASE("nccl: a step is one upload of one position, queries and lengths, no a
   const Topology topology = Topology::pretend(run.p, run.p);
   // Both ranges stay one leaf, so each rank has one state per row.
   const std::vector<KeyRange> ranges{{0, kLeafKeys}, {kLeafKeys, kOpenEnd}};
-  constexpr std::int64_t kKeys = 100;
-  const WorkloadShape shape = one_shot::shape_of(run, kKeys + run.steps);
+  constexpr std::int64_t kFew = 100;
+  const WorkloadShape shape = one_shot::shape_of(run, kFew + run.steps);
   const std::int64_t n_rows = shape.n_rows(), row_bytes = shape.head_dim * static_cast<std::int64_t>(bytes_of(shape.dtype));
   const auto aligned = [](std::int64_t n_bytes) { return (n_bytes + 15) / 16 * 16; };
   const std::int64_t uploaded =
@@ -69,7 +102,7 @@ TEST_CASE("nccl: a step is one upload of one position, queries and lengths, no a
     run_nccl(topology, 60, "", [&](const Ranks& ranks, NcclTransport& transport) {
       const auto workload = make_workload(shape, 47, run.steps);
       const OwnedLeaves leaves(topology.range_of(ranks.rank(), ranges), run.order);
-      OpenShard shard = open_shard(emulated::backend(), shape, leaves, leaves.n_keys(kKeys + run.steps), one_shot::kScale);
+      OpenShard shard = open_shard(emulated::backend(), shape, leaves, leaves.n_keys(kFew + run.steps), one_shot::kScale);
       const std::unique_ptr<Decoder> decoder = find_algorithm(algorithm).open(transport, shard, ranges);
       for (int t = 0; t < run.steps; ++t) {
         fill(*shard.cache, *workload, workload->lengths(t));
@@ -87,50 +120,25 @@ TEST_CASE("nccl: a step is one upload of one position, queries and lengths, no a
 }
 
 TEST_CASE("nccl: 20 steps past the capacity have the bits of one rank, and all ranks launch graphs in the same steps") {
-  constexpr std::int64_t kKeys = 250;
-  struct Case {
-    std::vector<int> nodes;
-    LeafOrder order;
-    one_shot::Cut cut;
-  };
-  for (const auto& [nodes, order, cut] : {Case{{0, 0, 0}, LeafOrder::kContiguous, one_shot::Cut::kEmpty},
-                                          Case{{0, 0, 1}, LeafOrder::kContiguous, one_shot::Cut::kLast},
-                                          Case{{0, 0, 1}, LeafOrder::kDealt, one_shot::Cut::kEven}}) {
-    const one_shot::Run run{
-        .p = 3, .steps = 20, .cut = cut, .order = order, .dtype = DType::BF16, .group = 2, .nodes = nodes};
-    const std::vector<DecodeOutput> want = one_shot::gather_alone(run, kKeys);
-    const WorkloadShape shape = one_shot::shape_of(run, kKeys + run.steps);
-    const std::vector<KeyRange> ranges = one_shot::ranges_of(run, kKeys);
+  one_shot::Run run{.p = 3, .steps = 20, .cut = one_shot::Cut::kEmpty, .dtype = DType::BF16, .group = 2};
+  std::vector<one_shot::Run> runs{run};
+  run.cut = one_shot::Cut::kLast, run.nodes = {0, 0, 1}, runs.push_back(run);
+  run.cut = one_shot::Cut::kEven, run.order = LeafOrder::kDealt, runs.push_back(run);
+  for (const one_shot::Run& each : runs) {
     for (const char* algorithm : {"two-level", "gather"}) {
-      INFO(algorithm << ", " << one_shot::text(run));
-      std::atomic<int> n_wrong = 0;
-      std::atomic<std::int64_t> n_messages = 0, n_bytes = 0, n_between_nodes = 0;  // of the last step
-      std::vector<std::int64_t> n_graphs;                                          // in every step, of all ranks
-      run_nccl(one_shot::topology_of(run), 60, "", [&](const Ranks& ranks, NcclTransport& transport) {
-        one_shot::RankRun rank(run, kKeys, transport);
-        one_shot::decode_steps(
-            transport, rank, algorithm,
-            [&] {
-              transport.clear_traffic();
-              when_all_are_here(ranks, [&] { n_graphs.push_back(-emulated::traffic().n_replays); });
-            },
-            [&](int t, const DecodeOutput& output) {
-              when_all_are_here(ranks, [&] { n_graphs.back() += emulated::traffic().n_replays; });
-              n_wrong += !same_bits(output, want[static_cast<std::size_t>(t)]);
-            });
-        const Traffic& last = transport.traffic();
-        n_messages += last.messages, n_bytes += last.bytes, n_between_nodes += last.bytes_between_nodes;
-      });
-      CHECK(n_wrong == 0);
-      const Prediction predicted = predict(find_algorithm(algorithm), shape, one_shot::topology_of(run), ranges);
-      CHECK(n_messages == predicted.messages);
-      CHECK(n_bytes == predicted.bytes);
-      CHECK(n_between_nodes == predicted.bytes_between_nodes);
+      INFO(algorithm << ", " << one_shot::text(each));
+      one_shot::Counts counted{0, 0, 0, 0, 0};
+      const std::vector<std::int64_t> n_graphs = graphs_in_steps(each, algorithm, Kind::kProcesses, counted);
+      const Prediction predicted = predict(find_algorithm(algorithm), one_shot::shape_of(each, kKeys + each.steps),
+                                           one_shot::topology_of(each), one_shot::ranges_of(each, kKeys));
+      CHECK(counted.messages == predicted.messages);
+      CHECK(counted.bytes == predicted.bytes);
+      CHECK(counted.between_nodes == predicted.bytes_between_nodes);
       // New graphs in the first step, and in the one in which a cache takes more memory or the range of the last rank
       // doubles.
       CHECK(n_graphs[0] == 0);
       CHECK(std::ranges::count(n_graphs, 0) == 2);
-      CHECK(std::ranges::count(n_graphs, 3) == run.steps - 2);
+      CHECK(std::ranges::count(n_graphs, 3) == each.steps - 2);
     }
   }
 }
@@ -149,24 +157,8 @@ TEST_CASE("nccl: where ranks are threads of one process, no graph holds a messag
         Case{"ring", {0, 0, 0}, Kind::kThreads, 3}, Case{"one-shot", {0, 0, 0}, Kind::kThreads, 3},
         Case{"one-shot", {0, 0, 1}, Kind::kThreads, 3}, Case{"one-shot", {0, 0, 1}, Kind::kProcesses, 6}}) {
     CAPTURE(algorithm);
-    const one_shot::Run run{.p = 3, .steps = 6, .nodes = nodes};
-    const std::vector<DecodeOutput> want = one_shot::gather_alone(run, 250);
-    const bool keeps_bits = find_algorithm(algorithm).keeps_bits;
-    std::atomic<int> n_wrong = 0;
-    std::int64_t last = 0;
-    const auto body = [&](const Ranks& ranks, NcclTransport& transport) {
-      CHECK(transport.ranks().is_one_process() == (kind == Kind::kThreads));
-      one_shot::RankRun rank(run, 250, transport);
-      one_shot::decode_steps(
-          transport, rank, algorithm, [&] { when_all_are_here(ranks, [&] { last = -emulated::traffic().n_replays; }); },
-          [&](int t, const DecodeOutput& output) {
-            when_all_are_here(ranks, [&] { last += emulated::traffic().n_replays; });
-            n_wrong += keeps_bits && !same_bits(output, want[static_cast<std::size_t>(t)]);
-          });
-    };
-    run_nccl(one_shot::topology_of(run), 60, "", body, kind);
-    CHECK(n_wrong == 0);
-    CHECK(last == replays);
+    one_shot::Counts counted;
+    CHECK(graphs_in_steps({.p = 3, .steps = 6, .nodes = nodes}, algorithm, kind, counted).back() == replays);
   }
 }
 
