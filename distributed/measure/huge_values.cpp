@@ -1,15 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Decodes sums that overflowed again, over smaller values.
+/// @brief Finds sums of values that overflowed, and decodes them again over smaller values.
 #include "tree_attn/distributed/measure/huge_values.hpp"
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <optional>
+#include <span>
 #include <vector>
 
 namespace tree_attn {
 namespace {
+
+bool is_finite(std::span<const float> z) {
+  return std::all_of(z.begin(), z.end(), [](float x) { return std::isfinite(x); });
+}
+
+/// Of each component of the values of a head: whether all those that a query sees are finite.
+std::vector<bool> finite_values(const TensorView& v, std::int64_t i, std::int64_t h, const Seen& seen) {
+  std::vector<double> row(static_cast<std::size_t>(v.shape[3]));
+  std::vector<bool> finite(row.size(), true);
+  for (std::int64_t a = 0; a < seen.end; ++a) {
+    if (!seen.contains(a)) continue;
+    load_row(v, i, h, a, row.data());
+    for (std::size_t j = 0; j < row.size(); ++j) {
+      if (!std::isfinite(row[j])) finite[j] = false;
+    }
+  }
+  return finite;
+}
 
 constexpr int kExponent = 64;
 
@@ -37,6 +57,27 @@ float enlarged(float z) {
 
 }  // namespace
 
+bool has_overflowed(Workload& workload, const DecodeOutput& output) {
+  const WorkloadShape& shape = workload.shape();
+  const std::vector<std::int64_t> lengths = workload.lengths(workload.steps() - 1);
+  const auto d_v = static_cast<std::size_t>(shape.value_dim);
+  std::optional<Shard> all;
+  for (std::size_t r = 0; r < output.lse.size(); ++r) {
+    const std::span z(output.out.data() + r * d_v, d_v);
+    if (!std::isfinite(output.lse[r]) || is_finite(z)) continue;
+    const std::int64_t j = static_cast<std::int64_t>(r) % shape.n_queries,
+                       row = static_cast<std::int64_t>(r) / shape.n_queries, i = row / shape.heads,
+                       kv_head = row % shape.heads / (shape.heads / shape.kv_heads);
+    if (!all) all = workload.whole();
+    const Seen seen = shape.rule.of(lengths[static_cast<std::size_t>(i)], shape.n_queries, j);
+    const std::vector<bool> finite = finite_values(all->v, i, kv_head, seen);
+    for (std::size_t c = 0; c < d_v; ++c) {
+      if (finite[c] && !std::isfinite(z[c])) return true;
+    }
+  }
+  return false;
+}
+
 void decode_huge_values(Transport& transport, const Backend& backend, Workload& workload, const OpenShard& shard,
                         const Algorithm& algorithm, std::span<const KeyRange> ranges, const PlanOptions& options,
                         DecodeOutput& output) {
@@ -51,6 +92,19 @@ void decode_huge_values(Transport& transport, const Backend& backend, Workload& 
   for (std::size_t i = 0; i < output.out.size(); ++i) {
     if (!std::isfinite(output.out[i]) && std::isfinite(average.out[i])) output.out[i] = enlarged(average.out[i]);
   }
+}
+
+std::string not_finite(const DecodeOutput& output, const AttentionShape& shape) {
+  const auto d_v = static_cast<std::size_t>(shape.value_dim);
+  for (std::size_t r = 0; r < output.lse.size(); ++r) {
+    if (output.lse[r] < std::numeric_limits<float>::infinity() && is_finite({output.out.data() + r * d_v, d_v})) continue;
+    const std::int64_t j = static_cast<std::int64_t>(r) % shape.n_queries,
+                       row = static_cast<std::int64_t>(r) / shape.n_queries;
+    return line_of(
+        "batch entry ", row / shape.heads, ", head ", row % shape.heads, ", query ", j,
+        ": out or lse is not finite: q, k or v has NaN or Inf, or a number exceeds F32; tree_attn oracle computes in F64");
+  }
+  return "";
 }
 
 }  // namespace tree_attn

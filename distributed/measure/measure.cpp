@@ -4,11 +4,8 @@
 #include "tree_attn/distributed/measure/measure.hpp"
 
 #include "tree_attn/distributed/measure/huge_values.hpp"
-#include "tree_attn/distributed/measure/overflow.hpp"
 #include "tree_attn/gpu/backend/backends.hpp"
 #include "tree_attn/reference/data/fnv1a.hpp"
-#include "tree_attn/reference/oracle/attention.hpp"
-#include "tree_attn/reference/oracle/error_bound.hpp"
 #include "tree_attn/reference/state/subtree.hpp"
 
 #include <algorithm>
@@ -30,6 +27,11 @@ double quantile(const std::vector<double>& sorted, double q) {
   return i + 1 < sorted.size() ? sorted[i] + (at - static_cast<double>(i)) * (sorted[i + 1] - sorted[i]) : sorted[i];
 }
 
+/// The largest number >= 0 of all ranks.
+std::int64_t most(const Ranks& ranks, std::int64_t number) {
+  return static_cast<std::int64_t>(ranks.all_max(static_cast<std::uint64_t>(number)));
+}
+
 }  // namespace
 
 Latency latency_of(std::vector<double> microseconds) {
@@ -39,12 +41,9 @@ Latency latency_of(std::vector<double> microseconds) {
 }
 
 Traffic over_ranks(const Traffic& traffic, const Ranks& ranks) {
-  const auto most = [&](std::int64_t number) {
-    return static_cast<std::int64_t>(ranks.all_max(static_cast<std::uint64_t>(number)));
-  };
-  return {most(traffic.collectives),    ranks.all_sum(traffic.messages),
-          ranks.all_sum(traffic.bytes), ranks.all_sum(traffic.bytes_between_nodes),
-          most(traffic.merge_steps),    most(traffic.buffer_kv_bytes)};
+  return {most(ranks, traffic.collectives), ranks.all_sum(traffic.messages),
+          ranks.all_sum(traffic.bytes),     ranks.all_sum(traffic.bytes_between_nodes),
+          most(ranks, traffic.merge_steps), most(ranks, traffic.buffer_kv_bytes)};
 }
 
 Measurement measure(const Bench& bench, OpenShard& shard, const Algorithm& algorithm) {
@@ -95,10 +94,9 @@ Measurement measure(const Bench& bench, OpenShard& shard, const Algorithm& algor
 
   // Combine the counters of the ranks for the last step.
   result.per_step = over_ranks(transport.traffic(), ranks);
-  result.launches_per_step = static_cast<std::int64_t>(ranks.all_max(static_cast<std::uint64_t>(result.launches_per_step)));
+  result.launches_per_step = most(ranks, result.launches_per_step);
   result.windows = decoder->windows();
-  result.peak_kv_bytes_per_rank = static_cast<std::int64_t>(
-      ranks.all_max(static_cast<std::uint64_t>(cache.bytes() + transport.traffic().buffer_kv_bytes)));
+  result.peak_kv_bytes_per_rank = most(ranks, cache.bytes() + transport.traffic().buffer_kv_bytes);
 
   // Predict with the types that the backend stores: these are the types that are sent.
   WorkloadShape stored = workload.shape();
@@ -115,85 +113,68 @@ Measurement measure(const Bench& bench, OpenShard& shard, const Algorithm& algor
   return result;
 }
 
-/// The input of the last step, the oracle's result, and the bounds computed so far.
-struct Verifier::Truth {
-  TensorView q, k, v;
-  AttentionOptions options;
-  ErrorModel model;  ///< of the backend
-  int n_ranks;
-  std::int64_t n_keys;  ///< of the longest sequence
-  AttentionResult oracle;
-  double largest_lse = 1;
-  std::optional<double> quantisation;
-  std::vector<std::pair<ExchangeRounding, ErrorBound>> bounds;
-
-  const ErrorBound& bound(const ExchangeRounding& terms) {
-    for (const auto& [known, bound] : bounds) {
-      if (known == terms) return bound;
-    }
-    ErrorModel widened = model;
-    widened.weight_error += terms.weight_error_per_lse * largest_lse;
-    widened.n_additions += terms.additions_per_rank * n_ranks + terms.additions_per_level * n_tree_additions(n_keys);
-    widened.n_rescalings += terms.rescalings;
-    return bounds.emplace_back(terms, error_bound(q, k, v, options, widened)).second;
-  }
-};
-
 Verifier::Verifier(Workload& workload, double scale, int n_ranks, const Backend& backend)
-    : truth_(std::make_shared<Truth>()) {
+    : n_ranks_(n_ranks), n_keys_(workload.shape().n_keys) {
   const int last = workload.steps() - 1;
+  const WorkloadShape& shape = workload.shape();
   const Shard all = workload.whole();
-  Truth& truth = *truth_;
-  truth.q = workload.query(last), truth.k = all.k, truth.v = all.v;
-  truth.n_ranks = n_ranks, truth.n_keys = workload.shape().n_keys;
-  truth.options.scale = scale;
-  truth.options.lengths = workload.lengths(last);
-  truth.options.rule = workload.shape().rule;
-  truth.options.key_scale = workload.shape().scales.k, truth.options.value_scale = workload.shape().scales.v;
-  truth.options.mask = workload.mask(last), truth.options.softcap = workload.shape().softcap;
-  truth.options.sink.assign(workload.shape().sink.begin(), workload.shape().sink.end());
-  truth.oracle = attention(truth.q, truth.k, truth.v, truth.options);
+  q_ = workload.query(last), k_ = all.k, v_ = all.v;
+  options_.scale = scale;
+  options_.lengths = workload.lengths(last);
+  options_.rule = shape.rule;
+  options_.key_scale = shape.scales.k, options_.value_scale = shape.scales.v;
+  options_.mask = workload.mask(last), options_.softcap = shape.softcap;
+  options_.sink.assign(shape.sink.begin(), shape.sink.end());
+  oracle_ = attention(q_, k_, v_, options_);
 
   // What rounding keys and values to 8 bits has changed, which no bound covers.
   if (const auto before = workload.unquantised()) {
     const Shard wide = before->whole();
-    AttentionOptions options = truth.options;
+    AttentionOptions options = options_;
     options.key_scale = options.value_scale = {};
-    const std::vector<double> z = attention(truth.q, wide.k, wide.v, options).out;
+    const std::vector<double> z = attention(q_, wide.k, wide.v, options).out;
     double largest = 0, error = 0;
     for (std::size_t i = 0; i < z.size(); ++i)
-      largest = std::max(largest, std::abs(z[i])), error = std::max(error, std::abs(z[i] - truth.oracle.out[i]));
-    truth.quantisation = largest > 0 ? error / largest : 0;
+      largest = std::max(largest, std::abs(z[i])), error = std::max(error, std::abs(z[i] - oracle_.out[i]));
+    quantisation_ = largest > 0 ? error / largest : 0;
   }
 
   // F64 inputs are rounded to F32 when they are read. Count this as additional terms of the dot product.
-  truth.model = tree_decode_model(truth.n_keys);
-  if (workload.shape().dtype == DType::F64) truth.model.n_additions += 4;
+  model_ = tree_decode_model(n_keys_);
+  if (shape.dtype == DType::F64) model_.n_additions += 4;
   // Outputs are multiplied by the scale of the values.
-  if (!workload.shape().scales.v.empty()) truth.model.n_additions += 1;
-  const ErrorTerms terms = backend.error_terms(workload.shape());
-  truth.model.exp_error = terms.exp_error;
-  truth.model.n_additions += terms.n_additions;
+  if (!shape.scales.v.empty()) model_.n_additions += 1;
+  const ErrorTerms terms = backend.error_terms(shape);
+  model_.exp_error = terms.exp_error;
+  model_.n_additions += terms.n_additions;
 
   // A weight exp(lse - m) inherits the rounding error of lse, 8 u max(1, |lse|).
-  for (const double lse : truth.oracle.lse) {
-    if (std::isfinite(lse)) truth.largest_lse = std::max(truth.largest_lse, std::abs(lse));
+  for (const double lse : oracle_.lse) {
+    if (std::isfinite(lse)) largest_lse_ = std::max(largest_lse_, std::abs(lse));
   }
 }
 
+const ErrorBound& Verifier::bound(const ExchangeRounding& terms) const {
+  for (const auto& [known, bound] : bounds_) {
+    if (known == terms) return bound;
+  }
+  ErrorModel widened = model_;
+  widened.weight_error += terms.weight_error_per_lse * largest_lse_;
+  widened.n_additions += terms.additions_per_rank * n_ranks_ + terms.additions_per_level * n_tree_additions(n_keys_);
+  widened.n_rescalings += terms.rescalings;
+  return bounds_.emplace_back(terms, error_bound(q_, k_, v_, options_, widened)).second;
+}
+
 Errors Verifier::operator()(const Algorithm& algorithm, const DecodeOutput& output) const {
-  const AttentionResult& oracle = truth_->oracle;
-  require(output.out.size() == oracle.out.size() && output.lse.size() == oracle.lse.size(), "Verifier: an output of ",
-          output.out.size(), " and ", output.lse.size(), " elements, that of the oracle has ", oracle.out.size(), " and ",
-          oracle.lse.size());
-  const ErrorBound& bound = truth_->bound(algorithm.rounding);
-  Errors errors;
-  errors.passed = true;
-  errors.quantisation = truth_->quantisation;
+  require(output.out.size() == oracle_.out.size() && output.lse.size() == oracle_.lse.size(), "Verifier: an output of ",
+          output.out.size(), " and ", output.lse.size(), " elements, that of the oracle has ", oracle_.out.size(), " and ",
+          oracle_.lse.size());
+  const ErrorBound& allowed = bound(algorithm.rounding);
+  Errors errors{.passed = true, .quantisation = quantisation_};
 
   // Compare one element with the oracle's. Where the oracle is not finite, ours must not be; where it is NaN, ours must be
   // NaN.
-  const auto compare = [&](double ours, double truth, double allowed, double& largest) {
+  const auto compare = [&](double ours, double truth, double error_allowed, double& largest) {
     if (!std::isfinite(truth) || !std::isfinite(ours)) {
       const bool as_it_should =
           std::isnan(truth) ? std::isnan(ours) : (std::isinf(truth) && (ours == truth || std::isnan(ours)));
@@ -204,20 +185,20 @@ Errors Verifier::operator()(const Algorithm& algorithm, const DecodeOutput& outp
     const double error = std::abs(ours - truth);
     largest = std::max(largest, error);
     // Denormal outputs have a fixed absolute rounding error.
-    const double over = error <= 0x1p-126 ? 0 : error / (allowed + 0x1p-24 * std::abs(truth));
+    const double over = error <= 0x1p-126 ? 0 : error / (error_allowed + 0x1p-24 * std::abs(truth));
     errors.max_over_bound = std::max(errors.max_over_bound, over);
     errors.passed = errors.passed && over <= 1;
     return error;
   };
-  const std::size_t n_rows = oracle.lse.size(), d_v = n_rows == 0 ? 0 : oracle.out.size() / n_rows;
+  const std::size_t n_rows = oracle_.lse.size(), d_v = n_rows == 0 ? 0 : oracle_.out.size() / n_rows;
   for (std::size_t r = 0; r < n_rows; ++r) {
     double largest_error = 0, largest_z = 0;
     for (std::size_t i = r * d_v; i < (r + 1) * d_v; ++i) {
-      largest_error = std::max(largest_error, compare(output.out[i], oracle.out[i], bound.out[i], errors.max_abs));
-      if (std::isfinite(oracle.out[i])) largest_z = std::max(largest_z, std::abs(oracle.out[i]));
+      largest_error = std::max(largest_error, compare(output.out[i], oracle_.out[i], allowed.out[i], errors.max_abs));
+      if (std::isfinite(oracle_.out[i])) largest_z = std::max(largest_z, std::abs(oracle_.out[i]));
     }
     if (largest_z > 0) errors.max_rel = std::max(errors.max_rel, largest_error / largest_z);
-    compare(output.lse[r], oracle.lse[r], bound.lse[r], errors.lse_max);
+    compare(output.lse[r], oracle_.lse[r], allowed.lse[r], errors.lse_max);
   }
   return errors;
 }

@@ -8,10 +8,12 @@
 #include "tree_attn/distributed/transport/ranks.hpp"
 #include "tree_attn/distributed/transport/transport.hpp"
 #include "tree_attn/reference/data/workload.hpp"
+#include "tree_attn/reference/oracle/attention.hpp"
+#include "tree_attn/reference/oracle/error_bound.hpp"
 
-#include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace tree_attn {
@@ -84,8 +86,7 @@ Measurement measure(const Bench& bench, OpenShard& shard, const Algorithm& algor
 /// Compares outputs of the last step with the oracle.
 class Verifier {
  public:
-  /// Computes the oracle, on the calling rank alone. Bounds are computed on first use, so the workload must outlive this
-  /// object.
+  /// Computes the oracle, on the calling rank alone. The workload must outlive this object.
   /// @param backend the backend that computed the shards
   Verifier(Workload& workload, double scale, int n_ranks, const Backend& backend);
   /// @param algorithm the algorithm that computed `output`
@@ -93,8 +94,17 @@ class Verifier {
   Errors operator()(const Algorithm& algorithm, const DecodeOutput& output) const;
 
  private:
-  struct Truth;
-  std::shared_ptr<Truth> truth_;
+  const ErrorBound& bound(const ExchangeRounding& terms) const;
+
+  TensorView q_, k_, v_;
+  AttentionOptions options_;
+  ErrorModel model_;  // of the backend
+  int n_ranks_;
+  std::int64_t n_keys_;  // of the longest sequence
+  AttentionResult oracle_;
+  double largest_lse_ = 1;
+  std::optional<double> quantisation_;
+  mutable std::vector<std::pair<ExchangeRounding, ErrorBound>> bounds_;  // on first use
 };
 
 }  // namespace tree_attn

@@ -6,9 +6,8 @@
 #include "tree_attn/reference/data/input_error.hpp"
 
 #include <algorithm>
-#include <array>
-#include <cstdio>
 #include <fstream>
+#include <iomanip>
 #include <limits>
 #include <optional>
 #include <sstream>
@@ -21,6 +20,13 @@ namespace {
 double product(auto... factors) { return (static_cast<double>(factors) * ...); }
 
 double rows_of(const WorkloadShape& shape) { return product(shape.batch, shape.heads, shape.n_queries); }
+
+/// "3.0 GiB"
+std::string gib(double bytes) {
+  std::ostringstream text;
+  text << std::fixed << std::setprecision(1) << bytes / 0x1p30 << " GiB";
+  return text.str();
+}
 
 /// The number >= 0 after this beginning of a line of a file; nothing if there is no such line, or no number in it.
 std::optional<double> number_after(std::string_view beginning, const std::filesystem::path& path) {
@@ -37,10 +43,8 @@ std::optional<double> number_after(std::string_view beginning, const std::filesy
 }  // namespace
 
 std::string axes_text(const WorkloadShape& shape) {
-  return "b = " + std::to_string(shape.batch) + ", n_h = " + std::to_string(shape.heads) +
-         ", n_kv = " + std::to_string(shape.kv_heads) + ", l = " + std::to_string(shape.n_queries) +
-         ", N = " + std::to_string(shape.n_keys) + ", d_h = " + std::to_string(shape.head_dim) +
-         ", d_v = " + std::to_string(shape.value_dim);
+  return line_of("b = ", shape.batch, ", n_h = ", shape.heads, ", n_kv = ", shape.kv_heads, ", l = ", shape.n_queries,
+                 ", N = ", shape.n_keys, ", d_h = ", shape.head_dim, ", d_v = ", shape.value_dim);
 }
 
 double available_memory(const std::filesystem::path& meminfo, const std::filesystem::path& container) {
@@ -58,18 +62,12 @@ double available_memory(const std::filesystem::path& meminfo, const std::filesys
 
 void require_memory(const std::string& subject, double bytes) {
   const double available = available_memory();
-  if (bytes <= available) return;
-  std::array<char, 120> why{};
-  std::snprintf(why.data(), why.size(), " needs about %.1f GiB of memory on one machine, which has %.1f GiB left",
-                bytes / 0x1p30, available / 0x1p30);
-  throw InputError(subject + why.data());
+  require<InputError>(bytes <= available, subject, " needs about ", gib(bytes), " of memory on one machine, which has ",
+                      gib(available), " left");
 }
 
 std::string refused_memory(const std::string& subject, double bytes) {
-  std::array<char, 120> why{};
-  std::snprintf(why.data(), why.size(), ": %.1f GiB are not given, and the machine has %.1f GiB left", bytes / 0x1p30,
-                available_memory() / 0x1p30);
-  return subject + why.data();
+  return line_of(subject, ": ", gib(bytes), " are not given, and the machine has ", gib(available_memory()), " left");
 }
 
 double oracle_bytes(const WorkloadShape& shape, int n_results) {

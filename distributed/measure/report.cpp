@@ -90,6 +90,14 @@ nlohmann::ordered_json fields(const Machine& machine) {
           {"build_type", machine.build_type}};
 }
 
+nlohmann::ordered_json fields(const RunHeader& header) {
+  return {{"backend", header.backend},
+          {"transport", header.transport},
+          {"ranks", header.ranks},
+          {"nodes", header.nodes},
+          {"threads", header.threads}};
+}
+
 nlohmann::ordered_json fields(const Network& network) {
   const auto link = [](const Link& each) {
     return nlohmann::ordered_json{{"latency_us", each.latency_us}, {"bytes_per_us", each.bytes_per_us}};
@@ -142,12 +150,7 @@ std::string json(const ReportHeader& header, std::span<const Measurement> measur
   for (const Measurement& m : measurements) {
     nlohmann::ordered_json run{
         {"algorithm", m.algorithm},
-        {"backend", header.backend},
-        {"transport", header.transport},
-        {"ranks", header.ranks},
-        {"nodes", header.nodes},
         {"steps", header.steps},
-        {"threads", header.threads},
         {"latency_us", quantiles(m.latency)},
         {"combine_us", quantiles(m.combine)},
         {"collectives_per_step", m.per_step.collectives},
@@ -160,6 +163,7 @@ std::string json(const ReportHeader& header, std::span<const Measurement> measur
         {"peak_kv_bytes_per_rank", m.peak_kv_bytes_per_rank},
         {"predicted", fields(m.predicted)},
     };
+    run.update(fields(header));
     run.update(fields(header.shape));
     run["radix"] = radix_of(m.radix);
     run["max_abs_error"] = m.errors ? nlohmann::ordered_json(m.errors->max_abs) : nullptr;
@@ -260,13 +264,8 @@ std::string json(const GenerationHeader& header, std::span<const GenerationRun> 
   nlohmann::ordered_json report;
   for (const GenerationRun& run : runs) {
     nlohmann::ordered_json fields_of_run{{"algorithm", run.algorithm},
-                                         {"backend", header.backend},
-                                         {"transport", header.transport},
                                          {"dtype", header.dtype},
                                          {"order", header.order},
-                                         {"ranks", header.ranks},
-                                         {"nodes", header.nodes},
-                                         {"threads", header.threads},
                                          {"characters", header.n_characters},
                                          {"read_seconds", header.read_seconds},
                                          {"kv_bytes", header.kv_bytes},
@@ -278,6 +277,7 @@ std::string json(const GenerationHeader& header, std::span<const GenerationRun> 
                                          {"bytes_between_nodes_per_token", run.per_token.bytes_between_nodes},
                                          {"same_bits_on_all_ranks", run.same_bits_on_all_ranks},
                                          {"logits_digest", hex(run.digest)}};
+    fields_of_run.update(fields(header));
     fields_of_run["radix"] = radix_of(run.radix);
     for (const Answer& answer : run.answers) {
       nlohmann::ordered_json fields_of_answer{{"question", answer.question}, {"answer", answer.text},

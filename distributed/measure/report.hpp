@@ -10,6 +10,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace tree_attn {
@@ -22,13 +23,17 @@ struct Machine {
   std::vector<std::string> gpus;  ///< names of the GPUs of all backends in this build
 };
 
-/// The part of a report that all its runs share.
-struct ReportHeader {
+/// How the runs of a report were made, by `decode` or `generate`.
+struct RunHeader {
   std::string command;  ///< as typed
   std::string backend, transport;
-  WorkloadShape shape;
-  int steps = 1, threads = 1, ranks = 1, nodes = 1;
+  int threads = 1, ranks = 1, nodes = 1;
   Machine machine;
+};
+/// The part of a report that all its runs share.
+struct ReportHeader : RunHeader {
+  WorkloadShape shape;
+  int steps = 1;
 };
 
 /// The table: one line per algorithm, below a line that names the workload, the ranks and the backend.
@@ -38,17 +43,13 @@ std::string table(const ReportHeader& header, std::span<const Measurement> measu
 /// finite are null too, and `passed` is then false. Without --verify it is null, like all errors.
 std::string json(const ReportHeader& header, std::span<const Measurement> measurements);
 
-/// An algorithm that cannot combine these ranks.
-struct LeftOut {
-  std::string algorithm, why;
-};
 /// The part of a prediction that all algorithms share.
 struct PredictionHeader {
   std::string command;  ///< as typed
   WorkloadShape shape;
   Topology topology;
   Cluster cluster;
-  std::vector<LeftOut> left_out{};
+  std::vector<std::pair<std::string, std::string>> left_out{};  ///< algorithms that cannot combine these ranks, and why
 };
 /// The prediction for an algorithm, with step_us.
 struct NamedPrediction {
@@ -84,16 +85,13 @@ struct GenerationRun {
   std::uint64_t digest = 0;  ///< FNV-1a of the logits of all characters of all answers
 };
 /// The part of these reports that all runs share.
-struct GenerationHeader {
-  std::string command;  ///< as typed
-  std::string backend, transport, dtype, order;
+struct GenerationHeader : RunHeader {
+  std::string dtype, order;
   std::int64_t n_characters = 0;  ///< of the text
   int global_layers = 1, layers = 1;
-  int threads = 1, ranks = 1, nodes = 1;
   double read_seconds = 0;             ///< of the slowest rank
   std::int64_t kv_bytes = 0;           ///< keys and values of the text, over all ranks
   std::int64_t kv_bytes_per_rank = 0;  ///< the most that one rank holds
-  Machine machine;
 };
 
 /// Two lines: the text and the ranks, and the keys and values that they hold.

@@ -4,13 +4,14 @@
 #include "tree_attn/distributed/model/generator.hpp"
 
 #include "tree_attn/distributed/decoders/reshard.hpp"
-#include "tree_attn/reference/cpu/thread_pool.hpp"
 #include "tree_attn/reference/data/moment_workload.hpp"
 
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <exception>
+#include <deque>
+#include <functional>
+#include <future>
 #include <limits>
 #include <utility>
 
@@ -26,7 +27,6 @@ constexpr std::int64_t kItem = 2048;
 struct Item {
   KeyRange positions;
   Rows k = {}, v = {};
-  std::exception_ptr error = {};
 };
 
 /// The positions of a rank below n as items of at most kItem.
@@ -191,29 +191,17 @@ void Generator::read_shard(std::string_view text, const std::function<void(doubl
     }
   };
 
-  // Compute some items at a time, and append them in order.
-  ThreadPool pool(options_.n_threads);
+  // Compute as many items at a time as there are threads, and append them in order.
   std::vector<Item> items = items_of(leaves(), std::ssize(text));
-  const std::int64_t at_a_time = 4 * pool.size();
-  for (std::int64_t begin = 0; begin < std::ssize(items); begin += at_a_time) {
-    const std::int64_t end = std::min(begin + at_a_time, std::ssize(items));
-    const auto work = [&](std::int64_t i) {
-      Item& item = items[static_cast<std::size_t>(begin + i)];
-      try {
-        compute(item);
-      } catch (...) {
-        item.error = std::current_exception();
-      }
-    };
-    pool.run(end - begin, false, [](void* context, int, std::int64_t i) { (*static_cast<decltype(work)*>(context))(i); },
-             const_cast<void*>(static_cast<const void*>(&work)), {});
-    for (std::int64_t i = begin; i < end; ++i) {
-      Item& item = items[static_cast<std::size_t>(i)];
-      if (item.error) std::rethrow_exception(item.error);
-      hold(caches_.back(), item.k, item.v);
-      item = {};
-    }
-    if (progress) progress(static_cast<double>(end) / static_cast<double>(items.size()));
+  std::deque<std::future<void>> computed;
+  for (std::size_t i = 0, next = 0; i < items.size(); ++i) {
+    while (next < items.size() && std::ssize(computed) < options_.n_threads)
+      computed.push_back(std::async(std::launch::async, compute, std::ref(items[next++])));
+    computed.front().get();
+    computed.pop_front();
+    hold(caches_.back(), items[i].k, items[i].v);
+    items[i] = {};
+    if (progress) progress(static_cast<double>(i + 1) / static_cast<double>(items.size()));
   }
 }
 

@@ -5,6 +5,7 @@
 #include "tree_attn/distributed/program/collect.hpp"
 
 #include "tree_attn/distributed/program/machine.hpp"
+#include "tree_attn/distributed/program/option_values.hpp"
 #include "tree_attn/distributed/transport/nccl_library.hpp"
 #include "tree_attn/gpu/backend/backends.hpp"
 #include "tree_attn/reference/data/input_error.hpp"
@@ -23,7 +24,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
-#include <sstream>
 #include <string_view>
 
 namespace tree_attn {
@@ -64,10 +64,9 @@ std::string uuid_text(const DeviceUuid& uuid) {
 
 /// Why the kernels of this program do not run on a GPU; "" if they do.
 std::string missing_kernel(const std::string& gpu, int major, int minor) {
-  std::istringstream list{std::string(kArchitectures)};
-  for (std::string one; std::getline(list, one, ',');)
-    if (runs_on(one, major, minor)) return "";
   if (kArchitectures.empty()) return "";
+  for (const std::string& one : items_of(std::string(kArchitectures)))
+    if (runs_on(one, major, minor)) return "";
   const std::string needed = std::to_string(10 * major + minor) + (major == 9 ? "a-real" : "-real");
   return "built for " + std::string(kArchitectures) + ", the " + gpu + " needs " + needed;
 }
@@ -98,7 +97,7 @@ void ask_driver(RankFacts& facts, const std::string& devices, int rank, const To
   if (status != 0 && status != kNoDevice) missing = "cuInit: error " + std::to_string(status);
   if (!missing.empty()) return;
   get_version(&version);
-  facts.driver = "CUDA " + std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+  facts.driver = line_of("CUDA ", version / 1000, ".", version % 1000 / 10);
 
   std::vector<DeviceId> ids(static_cast<std::size_t>(n));
   for (int i = 0; i < n; ++i) {
@@ -119,7 +118,7 @@ void ask_driver(RankFacts& facts, const std::string& devices, int rank, const To
   get_name(name.data(), static_cast<int>(name.size()) - 1, id);
   get_attribute(&major, kMajor, id), get_attribute(&minor, kMinor, id);
   facts.gpu = name.data();
-  facts.capability = std::to_string(major) + "." + std::to_string(minor);
+  facts.capability = line_of(major, ".", minor);
   facts.uuid = facts.sees[static_cast<std::size_t>(own)];
   facts.no_kernel = missing_kernel(facts.gpu, major, minor);
   for (int i = 0; i < n; ++i) {

@@ -2,13 +2,10 @@
 /// @file
 /// @brief `tree_attn decode`: runs one or more algorithms on the same input and compares them.
 #include "tree_attn/distributed/measure/fingerprint.hpp"
+#include "tree_attn/distributed/measure/huge_values.hpp"
 #include "tree_attn/distributed/measure/measure.hpp"
 #include "tree_attn/distributed/measure/memory.hpp"
-#include "tree_attn/distributed/measure/overflow.hpp"
-#include "tree_attn/distributed/measure/report.hpp"
-#include "tree_attn/distributed/program/collect.hpp"
 #include "tree_attn/distributed/program/decode_options.hpp"
-#include "tree_attn/distributed/program/machine.hpp"
 #include "tree_attn/distributed/program/program.hpp"
 #include "tree_attn/gpu/backend/backends.hpp"
 #include "tree_attn/reference/data/moment_workload.hpp"
@@ -40,10 +37,10 @@ OpenShard fill_shard(const Backend& backend, Workload& workload, KeyRange range,
     fill_at_start(*shard.cache, workload, workload.lengths_at_start());
     return shard;
   } catch (const std::bad_alloc&) {
-    throw InputError(who + refused_memory("keys and values of " + std::to_string(n) + " positions",
-                                          static_cast<double>(n) * bytes_per_position));
+    refuse(who,
+           refused_memory(line_of("keys and values of ", n, " positions"), static_cast<double>(n) * bytes_per_position));
   } catch (const std::runtime_error& error) {  // of the device
-    throw InputError(who + error.what());
+    refuse(who, error.what());
   }
 }
 
@@ -52,12 +49,8 @@ TensorView expected_tensor(const SafetensorsFile& file, const std::string& name,
   const TensorView expected = view4(file, name, "b, n_h, l, d_v");
   const std::array<std::int64_t, 4> axes{shape.batch, shape.heads, shape.n_queries, shape.value_dim};
   if (expected.shape != axes) {
-    const auto text = [](const std::array<std::int64_t, 4>& n) {
-      return "[" + std::to_string(n[0]) + ", " + std::to_string(n[1]) + ", " + std::to_string(n[2]) + ", " +
-             std::to_string(n[3]) + "]";
-    };
-    throw InputError(readable(file.path(), 200) + ": tensor \"" + readable(name) + "\" has shape " + text(expected.shape) +
-                     ", but the output has " + text(axes));
+    refuse(readable(file.path(), 200), ": tensor \"", readable(name), "\" has shape [",
+           CLI::detail::join(expected.shape, ", "), "], but the output has [", CLI::detail::join(axes, ", "), "]");
   }
   return expected;
 }
@@ -123,16 +116,15 @@ struct Setup {
   std::optional<Outputs> outputs;  ///< on rank 0
 
   /// @throws InputError
-  Setup(const DecodeOptions& options, int n_threads, const Ranks& ranks, const Topology& machines) {
-    backend = &backend_of_rank(options, n_threads, ranks.rank(), machines);
-    check(options, *backend, ranks.size());
+  Setup(const DecodeOptions& options, const Ranks& ranks, const RankLayout& layout) {
+    backend = &backend_of_rank(options, ranks.rank(), layout);
     chosen = chosen_algorithms(options);
+    const LeafOrder order = order_of(options, chosen);
+    check(options, *backend, order, ranks.size());
     if (!options.in.empty()) file = SafetensorsFile::open(options.in);
     if (!file && !options.expect.empty())
-      throw InputError("--expect " + readable(options.expect) + ": needs IN, the file that contains the tensor");
-    if (!file && options.value_dim > 0)
-      throw InputError("--value-dim " + std::to_string(options.value_dim) + ": needs IN, a file without the tensor v");
-    const LeafOrder order = order_of(options, chosen);
+      refuse("--expect ", readable(options.expect), ": needs IN, the file that contains the tensor");
+    if (!file && options.value_dim > 0) refuse("--value-dim ", options.value_dim, ": needs IN, a file without the tensor v");
     WorkloadShape synthetic = file ? WorkloadShape{} : synthetic_shape(options, order);
     synthetic.rule = options.rule, synthetic.softcap = options.softcap;
     workload = file ? open_workload(*file, options.steps, order, options.rule, options.softcap, options.value_dim)
@@ -173,37 +165,32 @@ int run_decode(const DecodeOptions& options, const Ranks& ranks) {
   const bool is_root = ranks.rank() == 0;
 
   // Check everything that can be wrong before any rank waits for another.
-  ranks.doing("while reading the input");
-  const Topology machines = ranks.topology(0);
-  const int threads_without_option = threads_per_rank(ranks, machines);  // collective, so with the option too
-  const int n_threads = options.threads.value_or(threads_without_option);
-  require_possible(options, ranks, machines);
+  const RankLayout layout = layout_of(options, ranks);
+  const Topology& topology = layout.topology;
   std::optional<Setup> setup;
-  run_on_all(ranks, [&] { setup.emplace(options, n_threads, ranks, machines); });
+  run_on_all(ranks, [&] { setup.emplace(options, ranks, layout); });
   const WorkloadShape& shape = setup->workload->shape();
   Workload& reduced = setup->reduced();
 
   // Cut the sequence, check the memory, and fill the cache.
-  const Topology topology = options.ranks_per_node == 0 ? machines : ranks.topology(options.ranks_per_node);
   const std::vector<KeyRange> ranges = ranges_in_tree(options, topology, reduced);
   const double scale = options.scale ? *options.scale : 1 / std::sqrt(static_cast<double>(shape.head_dim));
   const std::unique_ptr<Transport> transport = open_transport(options, *setup->backend, ranks, topology);
   Bench bench{ranks,          *transport,     *setup->backend,
               reduced,        ranges,         scale,
-              options.warmup, options.repeat, plan_options(options, ranks, machines, *transport)};
+              options.warmup, options.repeat, plan_options(options, layout, *transport)};
   // The second decode of --moments 2, if the moments do not ride.
   const bool decodes_again = setup->enlarged && !setup->moments_ride();
   const Bench again{ranks, *transport, *setup->backend, decodes_again ? *setup->enlarged : reduced, ranges, scale,
                     0,     1,          bench.options};
   run_on_all(ranks, [&] {
-    const std::string subject =
-        setup->file ? readable(options.in, 200) + ": decoding " + axes_text(shape)
-                    : "--seq-len " + std::to_string(shape.n_keys) + " with --batch " + std::to_string(shape.batch);
+    const std::string subject = setup->file ? readable(options.in, 200) + ": decoding " + axes_text(shape)
+                                            : line_of("--seq-len ", shape.n_keys, " with --batch ", shape.batch);
     const MemoryUse use{.keys_in_memory = !setup->file || setup->enlarged || shape.order == LeafOrder::kDealt,
                         .algorithms = setup->chosen,
                         .oracle = options.verify};
-    check_memory(subject, bench, machines, use);
-    if (decodes_again) check_memory(subject + " and --moments 2", again, machines, use);
+    check_memory(subject, bench, layout.machines, use);
+    if (decodes_again) check_memory(subject + " and --moments 2", again, layout.machines, use);
   });
   agree_on_input(ranks, *setup->workload, setup->file ? &*setup->file : nullptr, ranges);
   std::optional<OpenShard> shard;
@@ -268,16 +255,7 @@ int run_decode(const DecodeOptions& options, const Ranks& ranks) {
   run_on_all(ranks, [&] {
     if (!is_root) return;
     Outputs& outputs = *setup->outputs;
-    ReportHeader report{options.command_line,
-                        options.backend,
-                        std::string(transport->name()),
-                        shape,
-                        options.steps,
-                        setup->backend->has_threads() ? n_threads : 1,
-                        ranks.size(),
-                        topology.n_nodes(),
-                        this_machine()};
-    report.machine.nccl = transport->library();
+    const ReportHeader report{header_of(options, *setup->backend, *transport, layout), shape, options.steps};
     if (outputs.out) write_tensors(*outputs.out, shape, measurements[0].output, moments ? &*moments : nullptr);
     if (outputs.report) outputs.report->write(json(report, measurements));
     for (OutputFile* const file : outputs.files()) file->finish();
@@ -313,14 +291,13 @@ Command add_decode(CLI::App& program, std::string command_line) {
   options->command_line = std::move(command_line);
   CLI::App* command = program.add_subcommand(
       "decode", "Decode over keys and values that are sharded over ranks: mpirun -n P tree_attn decode [IN [OUT]] ...");
-  const std::vector<const CLI::Option*> without_in = add_decode_options(*command, *options);
-  return [options, without_in](const Ranks& ranks) {
+  add_decode_options(*command, *options);
+  return [options, command](const Ranks& ranks) {
     // CLI's excludes() would repeat this in the help of every option. Ignoring the options would misreport what was
     // measured.
-    for (const CLI::Option* option : without_in) {
-      if (!options->in.empty() && option->count() > 0) {
-        throw InputError(option->get_name() + " is for synthetic input, but the input is " + readable(options->in, 200));
-      }
+    for (const CLI::Option* option : std::as_const(*command).get_options()) {
+      if (option->get_group() == kSyntheticGroup && !options->in.empty() && option->count() > 0)
+        refuse(option->get_name(), " is for synthetic input, but the input is ", readable(options->in, 200));
     }
     return run_decode(*options, ranks);
   };

@@ -4,7 +4,6 @@
 #include "tree_attn/distributed/program/decode_options.hpp"
 
 #include "tree_attn/distributed/program/collect.hpp"
-#include "tree_attn/distributed/program/machine.hpp"
 #include "tree_attn/distributed/program/option_values.hpp"
 #include "tree_attn/distributed/program/program.hpp"
 #include "tree_attn/distributed/transport/nccl_transport.hpp"
@@ -19,13 +18,6 @@
 namespace tree_attn {
 namespace {
 
-/// Whether the text is a soft cap that steps take: empty, or why not.
-std::string is_cap(const std::string& text) {
-  double cap = 0;
-  const bool is_one = read_number(text, cap) && is_soft_cap(cap);
-  return is_one ? "" : readable(text) + " is no soft cap: 0 (none), or 2^-60 to 2^60";
-}
-
 /// Lets this rank decode on its GPU, or on its emulated device. @throws InputError if it cannot
 void use_gpu(const ClusterOptions& options, const Backend& backend, int rank, const Topology& machines) {
   const int n_gpus = static_cast<int>(backend.gpus().size());
@@ -36,13 +28,12 @@ void use_gpu(const ClusterOptions& options, const Backend& backend, int rank, co
   }
   const int gpu = gpu_of_rank(options.devices, rank, machines, n_gpus);
   if (gpu < 0)
-    throw InputError("--devices " + options.devices + ": there is no device " +
-                     std::to_string(devices_of(options.devices)[static_cast<std::size_t>(rank)]) + ", this machine has " +
-                     std::to_string(n_gpus));
+    refuse("--devices ", options.devices, ": there is no device ",
+           devices_of(options.devices)[static_cast<std::size_t>(rank)], ", this machine has ", n_gpus);
   try {
     backend.use_gpu(gpu);
   } catch (const std::runtime_error& error) {  // of the device
-    throw InputError("--backend " + options.backend + ": GPU " + std::to_string(gpu) + ": " + error.what());
+    refuse("--backend ", options.backend, ": GPU ", gpu, ": ", error.what());
   }
 }
 
@@ -64,63 +55,74 @@ DType dtype_named(std::string_view name) {
   return *std::find_if(kDTypes.begin(), kDTypes.end(), [&](DType candidate) { return lower_name_of(candidate) == name; });
 }
 
-void check(const ClusterOptions& options, const Backend& backend, int n_ranks) {
-  const auto refuse = [](const std::string& why) { throw InputError(why); };
+RankLayout layout_of(const ClusterOptions& options, const Ranks& ranks) {
+  ranks.doing("while reading the input");
+  const Topology machines = ranks.topology(0);
+  const CoreShare cores = share_cores(ranks, machines);
+  require_possible(options, ranks, machines);
+  return {machines, options.ranks_per_node == 0 ? machines : ranks.topology(options.ranks_per_node), cores,
+          options.threads.value_or(cores.threads_per_rank)};
+}
+
+RunHeader header_of(const ClusterOptions& options, const Backend& backend, const Transport& transport,
+                    const RankLayout& layout) {
+  RunHeader header{options.command_line,
+                   options.backend,
+                   std::string(transport.name()),
+                   backend.has_threads() ? layout.n_threads : 1,
+                   layout.topology.size(),
+                   layout.topology.n_nodes(),
+                   this_machine()};
+  header.machine.nccl = transport.library();
+  return header;
+}
+
+void check(const ClusterOptions& options, const Backend& backend, LeafOrder order, int n_ranks) {
   if (options.threads && !backend.has_threads())
-    refuse("--threads is for --backend cpu, but the backend is " + options.backend);
-  if (options.transport == "nccl" && platform_of(backend).make_blocks == nullptr) {
-    refuse("--transport nccl sends from the memory of GPUs, but the backend is " + options.backend + "; use --backend cuda");
-  }
+    refuse("--threads is for --backend cpu, but the backend is ", options.backend);
+  if (options.transport == "nccl" && platform_of(backend).make_blocks == nullptr)
+    refuse("--transport nccl sends from the memory of GPUs, but the backend is ", options.backend, "; use --backend cuda");
   if (options.ranks_per_node > n_ranks)
-    refuse("--ranks-per-node " + std::to_string(options.ranks_per_node) + " is larger than the job, which has " +
-           ranks_text(n_ranks));
+    refuse("--ranks-per-node ", options.ranks_per_node, " is larger than the job, which has ", ranks_text(n_ranks));
+  if (order == LeafOrder::kDealt && n_ranks > kMostDealtRanks)
+    refuse("--order dealt: at most ", kMostDealtRanks, " ranks can share a sequence, but the job has ", ranks_text(n_ranks));
 }
 
 void check(const DecodeOptions& options, int n_ranks, const WorkloadShape& shape) {
-  const auto refuse = [](const std::string& why) { throw InputError(why); };
-  const std::string ranks = ranks_text(n_ranks);
   if (options.moments > 1 && !shape.sink.empty())
     refuse("--moments 2: a learned sink has no moments; leave the tensor \"sink\" out");
   if (options.moments > 1 && shape.dtype == DType::F8_E4M3)
     refuse("--moments 2: squares of values have no scale; not for keys and values of F8_E4M3");
   if (options.moments > 1 && (shape.mask.data != nullptr || shape.softcap > 0))
     refuse("--moments 2: the entropy needs scores that are linear in the keys, without --softcap and the tensor \"mask\"");
-  if (options.steps > 1 && options.steps > shape.n_keys) {
-    refuse("--steps " + std::to_string(options.steps) + ": every step appends one key, but the sequence has only " +
-           std::to_string(shape.n_keys));
-  }
-  if (shape.order == LeafOrder::kDealt && n_ranks > kMostDealtRanks)
-    refuse("--order dealt: at most " + std::to_string(kMostDealtRanks) + " ranks can share a sequence, but the job has " +
-           ranks);
+  if (options.steps > 1 && options.steps > shape.n_keys)
+    refuse("--steps ", options.steps, ": every step appends one key, but the sequence has only ", shape.n_keys);
   if (options.shards.empty()) return;
   if (shape.order == LeafOrder::kDealt)
     refuse("--shards is for --order contiguous: in the dealt order the number of ranks decides who holds which keys");
-  if (std::ssize(options.shards) != n_ranks) {
-    refuse("--shards lists " + std::to_string(options.shards.size()) +
-           (options.shards.size() == 1 ? " shard for " : " shards for ") + ranks);
-  }
+  if (std::ssize(options.shards) != n_ranks)
+    refuse("--shards lists ", options.shards.size(), options.shards.size() == 1 ? " shard for " : " shards for ",
+           ranks_text(n_ranks));
   std::int64_t sum = 0;
   for (const std::int64_t shard : options.shards) {
     if (shard < 0 || shard > shape.n_keys)
-      refuse("--shards: " + std::to_string(shard) + " is not in 0 .. " + std::to_string(shape.n_keys) +
-             ", the number of keys");
+      refuse("--shards: ", shard, " is not in 0 .. ", shape.n_keys, ", the number of keys");
     sum += shard;
   }
-  if (sum != shape.n_keys)
-    refuse("--shards add up to " + std::to_string(sum) + " keys, but the sequence has " + std::to_string(shape.n_keys));
+  if (sum != shape.n_keys) refuse("--shards add up to ", sum, " keys, but the sequence has ", shape.n_keys);
 }
 
 std::vector<int> devices_of(const std::string& list) {
   constexpr unsigned kMost = 4096;
   constexpr std::size_t kMostRanks = 256;  // the facts of n ranks take n^2 time
-  const auto refuse = [&](const std::string& why) { throw InputError("\"" + readable(list) + "\": " + why); };
+  const std::string the_list = "\"" + readable(list) + "\": ";
   // Takes a number off the front of the text.
   const auto number = [&](std::string_view& text) {
     unsigned device = 0;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), device);
     const bool has_leading_zero = text.starts_with('0') && end > text.data() + 1;
     if (error != std::errc() || device >= kMost || has_leading_zero)
-      refuse("expected devices 0 to " + std::to_string(kMost - 1) + ", such as 0-7 or 0,2,3");
+      refuse(the_list, "expected devices 0 to ", kMost - 1, ", such as 0-7 or 0,2,3");
     text.remove_prefix(static_cast<std::size_t>(end - text.data()));
     return static_cast<int>(device);
   };
@@ -130,12 +132,11 @@ std::vector<int> devices_of(const std::string& list) {
     const int first = number(text);
     int last = first;
     if (text.starts_with('-')) text.remove_prefix(1), last = number(text);
-    if (!text.empty()) refuse("expected a comma after device " + std::to_string(last));
-    if (last < first) refuse(std::to_string(first) + "-" + std::to_string(last) + " is empty");
+    if (!text.empty()) refuse(the_list, "expected a comma after device ", last);
+    if (last < first) refuse(the_list, first, "-", last, " is empty");
     for (int device = first; device <= last; ++device) {
-      if (std::ranges::count(devices, device) > 0) refuse("device " + std::to_string(device) + " is listed twice");
-      if (devices.size() == kMostRanks)
-        refuse("more than " + std::to_string(kMostRanks) + " devices; use mpirun for so many ranks");
+      if (std::ranges::count(devices, device) > 0) refuse(the_list, "device ", device, " is listed twice");
+      if (devices.size() == kMostRanks) refuse(the_list, "more than ", kMostRanks, " devices; use mpirun for so many ranks");
       devices.push_back(device);
     }
   }
@@ -153,41 +154,38 @@ std::unique_ptr<Transport> open_transport(const ClusterOptions& options, const B
 void check(std::span<const Algorithm* const> chosen, const Backend& backend, Transport& transport,
            std::span<const KeyRange> ranges, const WorkloadShape& shape) {
   const std::string who = "--backend " + std::string(backend.name()) + ": ";
-  if (const std::string why = backend.refusal(shape); !why.empty()) throw InputError(who + "no kernel supports " + why);
+  if (const std::string why = backend.refusal(shape); !why.empty()) refuse(who, "no kernel supports ", why);
   if ((shape.mask.data != nullptr || shape.softcap > 0) && !backend.has_masks())
-    throw InputError(who + "no kernel has --softcap or the tensor \"mask\"; use --backend cpu");
+    refuse(who, "no kernel has --softcap or the tensor \"mask\"; use --backend cpu");
   if (!shape.sink.empty() && transport.device() != nullptr)
-    throw InputError("--transport " + std::string(transport.name()) +
-                     ": no kernel adds the tensor \"sink\"; use --transport mpi or shared");
+    refuse("--transport ", transport.name(), ": no kernel adds the tensor \"sink\"; use --transport mpi or shared");
   for (const Algorithm* algorithm : chosen) {
-    const std::string name(algorithm->name);
     if (shape.order == LeafOrder::kDealt && !algorithm->takes_dealt)
-      throw InputError("--algorithm " + name + ": takes --order contiguous alone");
+      refuse("--algorithm ", algorithm->name, ": takes --order contiguous alone");
     const bool cuts_at_leaves = algorithm->keeps_bits && shape.order == LeafOrder::kContiguous;
     for (const auto& [begin, position] : cuts_at_leaves ? ranges : std::span<const KeyRange>()) {
       if (position % kLeafKeys == 0 || position == shape.n_keys || position == kOpenEnd) continue;
-      throw InputError("--shards: key " + std::to_string(position) + " is inside a leaf of " + std::to_string(kLeafKeys) +
-                       " keys; " + name + " keeps its bits where shards are cut at multiples of " +
-                       std::to_string(kLeafKeys));
+      refuse("--shards: key ", position, " is inside a leaf of ", kLeafKeys, " keys; ", algorithm->name,
+             " keeps its bits where shards are cut at multiples of ", kLeafKeys);
     }
     if (algorithm->refusal == nullptr) continue;
     if (const std::string why = algorithm->refusal(backend, transport, ranges, shape); !why.empty())
-      throw InputError("--algorithm " + name + ": " + why);
+      refuse("--algorithm ", algorithm->name, ": ", why);
   }
 }
 
-PlanOptions plan_options(const ClusterOptions& options, const Ranks& ranks, const Topology& machines, Transport& transport) {
+PlanOptions plan_options(const ClusterOptions& options, const RankLayout& layout, Transport& transport) {
   PlanOptions plan;
   plan.network = transport.network();
   // Then messages cost processor time alone.
-  if (ranks_outnumber_cores(ranks, machines)) plan.radix = plan.node_radix = 2, plan.network.links_per_node = 0;
+  if (layout.cores.ranks_outnumber_cores) plan.radix = plan.node_radix = 2, plan.network.links_per_node = 0;
   if (options.radix) plan.radix = *options.radix;
   plan.library_reduces = transport.device() != nullptr;
   plan.windows_on_host = options.windows == "host";
   return plan;
 }
 
-std::string ranks_text(int n_ranks) { return std::to_string(n_ranks) + (n_ranks == 1 ? " rank" : " ranks"); }
+std::string ranks_text(int n_ranks) { return line_of(n_ranks, n_ranks == 1 ? " rank" : " ranks"); }
 
 int gpu_of_rank(const std::string& devices, int rank, const Topology& machines, int n_gpus) {
   if (n_gpus == 0) return -1;
@@ -196,11 +194,11 @@ int gpu_of_rank(const std::string& devices, int rank, const Topology& machines, 
   return gpu < n_gpus ? gpu : -1;
 }
 
-const Backend& backend_of_rank(const ClusterOptions& options, int n_threads, int rank, const Topology& machines) {
+const Backend& backend_of_rank(const ClusterOptions& options, int rank, const RankLayout& layout) {
   // What was not built in, find_backend() names.
   if (const Backend* const built = built_backend(options.backend); built != nullptr)
-    use_gpu(options, *built, rank, machines);
-  return find_backend(options.backend, n_threads);
+    use_gpu(options, *built, rank, layout.machines);
+  return find_backend(options.backend, layout.n_threads);
 }
 
 LeafOrder order_named(std::string_view name) {
@@ -216,10 +214,7 @@ LeafOrder order_of(const DecodeOptions& options, std::span<const Algorithm* cons
 
 WorkloadShape synthetic_shape(const ShapeOptions& options, LeafOrder order) {
   const std::int64_t kv_heads = options.kv_heads == 0 ? options.heads : options.kv_heads;
-  if (options.heads % kv_heads != 0) {
-    throw InputError("--heads " + std::to_string(options.heads) + " is not a multiple of --kv-heads " +
-                     std::to_string(kv_heads));
-  }
+  if (options.heads % kv_heads != 0) refuse("--heads ", options.heads, " is not a multiple of --kv-heads ", kv_heads);
   const DType dtype = dtype_named(options.dtype);
   const WorkloadShape shape{{.dtype = dtype,
                              .value_dtype = dtype,
@@ -234,25 +229,31 @@ WorkloadShape synthetic_shape(const ShapeOptions& options, LeafOrder order) {
                             order};
   const double bytes = static_cast<double>(shape.bytes_per_position()) * static_cast<double>(options.seq_len);
   if (bytes > 0x1p46)
-    throw InputError("--seq-len " + std::to_string(options.seq_len) + ": a cache of " + std::to_string(bytes / 0x1p40) +
-                     " TiB exceeds the limit of 64 TiB");
+    refuse("--seq-len ", options.seq_len, ": a cache of ", bytes / 0x1p40, " TiB exceeds the limit of 64 TiB");
   return shape;
 }
 
-std::vector<const CLI::Option*> add_shape_options(CLI::App& command, ShapeOptions& options, const std::string& group) {
-  std::vector<const CLI::Option*> added;
-  const auto add = [&](const std::string& name, auto& value, const std::string& what, auto check) {
-    CLI::Option* option = command.add_option(name, value, what)->check(check)->group(group);
-    added.push_back(option);
-    return option;
-  };
+void add_shape_options(CLI::App& command, ShapeOptions& options, const std::string& group) {
+  const auto add = adder(command, group);
   add("--seq-len", options.seq_len, "Keys", within(0, std::int64_t{1} << 40))->capture_default_str();
   add("--heads", options.heads, "Query heads", within(1, 65536))->capture_default_str();
   add("--kv-heads", options.kv_heads, "Key/value heads, a divisor of --heads (default: --heads)", within(1, 65536));
   add("--head-dim", options.head_dim, "Elements per key and per value", within(1, 65536))->capture_default_str();
   add("--batch", options.batch, "Batch entries", within(0, 1 << 20))->capture_default_str();
-  add("--dtype", options.dtype, dtype_help(), CLI::IsMember(dtype_options()).description(""))->capture_default_str();
-  return added;
+  add("--dtype", options.dtype, dtype_help(), one_of(dtype_options()))->capture_default_str();
+}
+
+std::vector<const Algorithm*> all_algorithms() {
+  std::vector<const Algorithm*> all;
+  for (const auto& some : {algorithms(), kernel_algorithms()}) {
+    for (const Algorithm& algorithm : some) all.push_back(&algorithm);
+  }
+  return all;
+}
+
+int radix_of(const Algorithm& algorithm, const Topology& topology, std::span<const KeyRange> ranges,
+             const PlanOptions& options) {
+  return algorithm.radix == nullptr ? 0 : algorithm.radix(topology, ranges, options);
 }
 
 bool has_windows(const Algorithm* algorithm) {
@@ -264,39 +265,38 @@ std::vector<const Algorithm*> chosen_algorithms(const ClusterOptions& options) {
   for (const std::string& name : options.compare) chosen.push_back(&find_algorithm(name));
   const auto has_radix = [](const Algorithm* algorithm) { return algorithm->radix != nullptr; };
   if (options.radix && std::none_of(chosen.begin(), chosen.end(), has_radix))
-    throw InputError("--radix is for algorithms that join blocks of ranks, not for " + options.algorithm);
+    refuse("--radix is for algorithms that join blocks of ranks, not for ", options.algorithm);
   if (options.windows == "host" && std::ranges::none_of(chosen, has_windows))
-    throw InputError("--windows host is for algorithms whose kernels store into windows, not for " + options.algorithm);
+    refuse("--windows host is for algorithms whose kernels store into windows, not for ", options.algorithm);
   return chosen;
 }
 
 void add_window_options(CLI::App& command, SeenRule& rule) {
-  CLI::Option* window = command.add_option("--window", rule.window, "A query sees the last W of its keys (default: all)")
-                            ->check(within(1, kOpenEnd));
-  command.add_option("--sinks", rule.sinks, "The first keys of the sequence, which it sees beside its window")
-      ->check(within(0, kOpenEnd))
+  const auto add = adder(command);
+  CLI::Option* window =
+      add("--window", rule.window, "A query sees the last W of its keys (default: all)", within(1, kOpenEnd));
+  add("--sinks", rule.sinks, "The first keys of the sequence, which it sees beside its window", within(0, kOpenEnd))
       ->needs(window);
 }
 
-void add_seen_options(CLI::App& command, SeenRule& rule, double& softcap) {
-  command.add_flag("--causal", rule.causal, "Query j of l stands at position N - l + j, and sees the keys up to there");
-  add_window_options(command, rule);
-  command.add_option("--softcap", softcap, "c: scores s become c tanh(s / c), before a mask is added (default: no cap)")
-      ->check(is_cap);
-}
-
-void add_value_dim_option(CLI::App& command, std::int64_t& value_dim) {
-  command
-      .add_option("--value-dim", value_dim,
-                  "IN has no tensor v: values are the first d components of the keys (multi-head latent attention)")
-      ->check(within(1, kOpenEnd));
+void add_input_options(CLI::App& command, InputOptions& options) {
+  const auto add = adder(command);
+  add("--scale", options.scale, "Factor of q.k (default 1/sqrt(d_h))", is_finite);
+  add("--value-dim", options.value_dim,
+      "IN has no tensor v: values are the first d components of the keys (multi-head latent attention)",
+      within(1, kOpenEnd));
+  command.add_flag("--causal", options.rule.causal,
+                   "Query j of l stands at position N - l + j, and sees the keys up to there");
+  add_window_options(command, options.rule);
+  add("--softcap", options.softcap, "c: scores s become c tanh(s / c), before a mask is added (default: no cap)",
+      number_check("a soft cap: 0 (none), or 2^-60 to 2^60", is_soft_cap));
 }
 
 void add_devices_option(CLI::App& command, std::string& devices) {
-  command
-      .add_option("--devices", devices,
-                  "0-7, for example: ranks are threads of this process, one per device, instead of processes under mpirun")
-      ->check([](const std::string& list) {
+  const auto add = adder(command);
+  add("--devices", devices,
+      "0-7, for example: ranks are threads of this process, one per device, instead of processes under mpirun",
+      [](const std::string& list) {
         try {
           devices_of(list);
           return std::string();
@@ -308,130 +308,97 @@ void add_devices_option(CLI::App& command, std::string& devices) {
 
 void add_cluster_options(CLI::App& command, ClusterOptions& options) {
   std::string names, lines;
-  std::vector<std::string_view> known;
-  for (const auto& all : {algorithms(), kernel_algorithms()}) {
-    for (const Algorithm& algorithm : all) {
-      names += (names.empty() ? "" : ", ") + std::string(algorithm.name);
-      lines += "\n  " + std::string(algorithm.name) + ": " + std::string(algorithm.brief);
-      known.push_back(algorithm.name);
-    }
+  for (const Algorithm* algorithm : all_algorithms()) {
+    names += (names.empty() ? "" : ", ") + std::string(algorithm->name);
+    lines += line_of("\n  ", algorithm->name, ": ", algorithm->brief);
   }
-  const auto is_algorithm = [names, known](const std::string& name) {
-    return std::ranges::count(known, name) > 0 ? "" : readable(name) + " is unknown; use one of " + names;
+  const auto is_algorithm = [names](const std::string& name) {
+    const bool is_known = std::ranges::count(all_algorithms(), name, &Algorithm::name) > 0;
+    return is_known ? "" : readable(name) + " is unknown; use one of " + names;
   };
 
-  command.add_option("--algorithm", options.algorithm, "How shards are combined:" + lines)
-      ->check(is_algorithm)
-      ->capture_default_str();
+  const auto add = adder(command);
+  add("--algorithm", options.algorithm, "How shards are combined:" + lines, is_algorithm)->capture_default_str();
   add_list_option(command, "--compare", options.compare, "Further algorithms A,B,... to run on the same input",
                   is_algorithm);
   command.add_option("--backend", options.backend, "cpu, emulated (the CUDA kernels on the CPU), or cuda")
       ->capture_default_str();
-  command
-      .add_option("--threads", options.threads,
-                  "Threads per rank on the CPU; changes no bit (default: the cores of the node divided by its ranks)")
-      ->check(within(1, 4096));
-  command
-      .add_option("--transport", options.transport,
-                  "mpi; shared: memory that ranks of a node share, mpi between nodes; nccl: between the memories of GPUs")
-      ->check(CLI::IsMember({"mpi", "shared", "nccl"}).description(""))
+  add("--threads", options.threads,
+      "Threads per rank on the CPU; changes no bit (default: the cores of the node divided by its ranks)", within(1, 4096));
+  add("--transport", options.transport,
+      "mpi; shared: memory that ranks of a node share, mpi between nodes; nccl: between the memories of GPUs",
+      one_of({"mpi", "shared", "nccl"}))
       ->capture_default_str();
-  command
-      .add_option("--windows", options.windows,
-                  "Memory that kernels of one-shot store into: device; host: pinned, for GPUs that do not reach each other")
-      ->check(CLI::IsMember({"device", "host"}).description(""))
+  add("--windows", options.windows,
+      "Memory that kernels of one-shot store into: device; host: pinned, for GPUs that do not reach each other",
+      one_of({"device", "host"}))
       ->capture_default_str();
   add_devices_option(command, options.devices);
-  command
-      .add_option("--ranks-per-node", options.ranks_per_node,
-                  "Treat every R consecutive ranks as a node (default: ranks that share memory)")
-      ->check(within(1, 1 << 20));
-  command
-      .add_option("--radix", options.radix,
-                  "Nodes, or blocks of nodes, that one round joins, at least 2 (default: by a model of the network)")
-      ->check(within(2, 1 << 20));
+  add("--ranks-per-node", options.ranks_per_node,
+      "Treat every R consecutive ranks as a node (default: ranks that share memory)", within(1, 1 << 20));
+  add("--radix", options.radix,
+      "Nodes, or blocks of nodes, that one round joins, at least 2 (default: by a model of the network)",
+      within(2, 1 << 20));
 }
 
-std::vector<const CLI::Option*> add_decode_options(CLI::App& command, DecodeOptions& options) {
-  command
-      .add_option(
-          "IN", options.in,
-          "safetensors file with q [b, n_h, l, d_h], k [b, n_kv, N, d_h], v [b, n_kv, N, d_v] (heads before"
-          "\npositions), optional lengths [b], learned sinks, sink [n_h], and scales of k and v of F8_E4M3, k_scale"
-          "\nand v_scale [b, n_kv]; each rank reads only its own shard; on the CPU also mask [b or 1, n_h or 1, l, N],"
-          "\nBOOL, U8 or F32")
-      ->check(not_empty);
-  command
-      .add_option("OUT", options.out,
-                  "safetensors file to write: F32 out and lse of the last step; with --moments 2 also variance and entropy")
-      ->check(not_empty);
+void add_decode_options(CLI::App& command, DecodeOptions& options) {
+  const auto add = adder(command);
+  add("IN", options.in,
+      "safetensors file with q [b, n_h, l, d_h], k [b, n_kv, N, d_h], v [b, n_kv, N, d_v] (heads before"
+      "\npositions), optional lengths [b], learned sinks, sink [n_h], and scales of k and v of F8_E4M3, k_scale"
+      "\nand v_scale [b, n_kv]; each rank reads only its own shard; on the CPU also mask [b or 1, n_h or 1, l, N],"
+      "\nBOOL, U8 or F32",
+      not_empty);
+  add("OUT", options.out,
+      "safetensors file to write: F32 out and lse of the last step; with --moments 2 also variance and entropy", not_empty);
 
   add_cluster_options(command, options);
   add_list_option(
       command, "--shards", options.shards,
       "Keys per rank, n0,n1,..., zeros allowed; cuts at multiples of 64 if bits are promised (default: even, aligned)",
       is_integer);
-  command
-      .add_option("--steps", options.steps,
-                  "Decode T tokens: the cache starts with N - T keys; each step appends one and has a new query;"
-                  "\na batch entry with fewer than T keys joins late, in the last steps, one for each of its keys")
-      ->check(within(1, 1 << 30))
+  add("--steps", options.steps,
+      "Decode T tokens: the cache starts with N - T keys; each step appends one and has a new query;"
+      "\na batch entry with fewer than T keys joins late, in the last steps, one for each of its keys",
+      within(1, 1 << 30))
       ->capture_default_str();
-  command
-      .add_option("--order", options.order,
-                  "contiguous, or dealt: leaves go round the ranks; changes bits\n(default: contiguous; for --steps without "
-                  "IN dealt, but for one-shot)")
-      ->check(CLI::IsMember({"contiguous", "dealt"}).description(""));
-  command.add_option("--scale", options.scale, "Factor of q.k (default 1/sqrt(d_h))")->check(is_finite);
-  add_value_dim_option(command, options.value_dim);
-  add_seen_options(command, options.rule, options.softcap);
-  command
-      .add_option(
-          "--moments", options.moments,
-          "1: the output only; 2: also the variance of the values and the entropy of the attention, in the same reduction"
-          "\n(kernels of 16 bits: by one more decode); the entropy has an error of about 1e-7 times the largest score")
-      ->check(within(1, 2))
+  add("--order", options.order,
+      "contiguous, or dealt: leaves go round the ranks; changes bits\n(default: contiguous; for --steps without "
+      "IN dealt, but for one-shot)",
+      one_of({"contiguous", "dealt"}));
+  add_input_options(command, options);
+  add("--moments", options.moments,
+      "1: the output only; 2: also the variance of the values and the entropy of the attention, in the same reduction"
+      "\n(kernels of 16 bits: by one more decode); the entropy has an error of about 1e-7 times the largest score",
+      within(1, 2))
       ->capture_default_str();
 
   const std::string measuring = "Measuring and checking";
-  command.add_option("--repeat", options.repeat, "Timed repetitions")
-      ->check(within(1, 1 << 20))
-      ->capture_default_str()
-      ->group(measuring);
-  command.add_option("--warmup", options.warmup, "Untimed repetitions before the timed ones")
-      ->check(within(0, 1 << 20))
-      ->capture_default_str()
-      ->group(measuring);
+  const auto add_measuring = adder(command, measuring);
+  add_measuring("--repeat", options.repeat, "Timed repetitions", within(1, 1 << 20))->capture_default_str();
+  add_measuring("--warmup", options.warmup, "Untimed repetitions before the timed ones", within(0, 1 << 20))
+      ->capture_default_str();
   command
       .add_flag("--verify", options.verify,
                 "Also compute the oracle (rank 0); status 1 if the error exceeds the bound for the type")
       ->group(measuring);
-  command
-      .add_option("--expect", options.expect,
-                  "Also compare the output with this tensor of IN; status 1 if they differ by more than --tolerance")
-      ->check(not_empty)
-      ->group(measuring);
-  command.add_option("--tolerance", options.tolerance, "Largest difference that --expect allows")
-      ->check(is_not_negative)
-      ->capture_default_str()
-      ->group(measuring);
-  command.add_option("--report", options.report, "Machine-readable report to write (JSON)")
-      ->check(not_empty)
-      ->group(measuring);
+  add_measuring("--expect", options.expect,
+                "Also compare the output with this tensor of IN; status 1 if they differ by more than --tolerance",
+                not_empty);
+  add_measuring("--tolerance", options.tolerance, "Largest difference that --expect allows", is_not_negative)
+      ->capture_default_str();
+  add_measuring("--report", options.report, "Machine-readable report to write (JSON)", not_empty);
 
-  const std::string synthetic = "Synthetic input (without IN)";
-  std::vector<const CLI::Option*> without_in = add_shape_options(command, options, synthetic);
-  without_in.push_back(command.add_option("--seed", options.seed, "Equal seeds give equal input, for every number of ranks")
-                           ->check(is_whole)
-                           ->capture_default_str()
-                           ->group(synthetic));
+  add_shape_options(command, options, kSyntheticGroup);
+  adder(command, kSyntheticGroup)("--seed", options.seed, "Equal seeds give equal input, for every number of ranks",
+                                  is_whole)
+      ->capture_default_str();
 
   command.footer(
       "\n--timeout (see tree_attn --help) is accepted here too. Examples:\n"
       "  mpirun -n 4 tree_attn decode cache.safetensors out.safetensors --verify\n"
       "  mpirun -n 8 tree_attn decode --seq-len 65536 --ranks-per-node 4 --compare ring,paper --repeat 10 --report "
       "report.json");
-  return without_in;
 }
 
 }  // namespace tree_attn

@@ -4,6 +4,8 @@
 #pragma once
 
 #include "tree_attn/distributed/decoders/decoder.hpp"
+#include "tree_attn/distributed/measure/report.hpp"
+#include "tree_attn/distributed/program/machine.hpp"
 #include "tree_attn/distributed/transport/ranks.hpp"
 #include "tree_attn/gpu/backend/backends.hpp"
 #include "tree_attn/reference/data/workload.hpp"
@@ -27,29 +29,35 @@ struct ShapeOptions {
 
 /// How shards are decoded and combined: the options that `decode` and `generate` share.
 struct ClusterOptions {
+  std::string command_line;  ///< as typed
   std::string algorithm = "two-level", backend = "cpu", transport = "mpi", windows = "device", devices;
   std::vector<std::string> compare;
   std::optional<int> threads, radix;
   int ranks_per_node = 0;
 };
 
-/// The options of `decode`; see its help.
-struct DecodeOptions : ShapeOptions, ClusterOptions {
-  std::string command_line, in, out, report, expect;
-  std::vector<std::int64_t> shards;
-  std::uint64_t seed = 1;
-  std::optional<std::string> order;
+/// What `decode` and `oracle` compute.
+struct InputOptions {
   std::optional<double> scale;
-  double tolerance = 1e-5;
-  int steps = 1, repeat = 1, warmup = 0, moments = 1;
   SeenRule rule;
   double softcap = 0;
   std::int64_t value_dim = 0;
+};
+
+/// The options of `decode`; see its help.
+struct DecodeOptions : ShapeOptions, ClusterOptions, InputOptions {
+  std::string in, out, report, expect;
+  std::vector<std::int64_t> shards;
+  std::uint64_t seed = 1;
+  std::optional<std::string> order;
+  double tolerance = 1e-5;
+  int steps = 1, repeat = 1, warmup = 0, moments = 1;
   bool verify = false;
 };
 
-/// Adds the options of the shape to a group of the subcommand. `options` must live until the command line is parsed.
-std::vector<const CLI::Option*> add_shape_options(CLI::App& command, ShapeOptions& options, const std::string& group);
+/// Adds the options of the shape to a group of the subcommand. What this and the functions below set must live until the
+/// command line is parsed.
+void add_shape_options(CLI::App& command, ShapeOptions& options, const std::string& group);
 
 /// The types of synthetic tensors and of caches: those that the kernels support; and the help that lists them.
 std::vector<std::string> dtype_options();
@@ -57,31 +65,49 @@ std::string dtype_help();
 /// The type of that name, "bf16".
 DType dtype_named(std::string_view name);
 
-/// Adds --window and --sinks. `rule` must live until the command line is parsed.
+/// Adds --window and --sinks.
 void add_window_options(CLI::App& command, SeenRule& rule);
-/// Adds --causal, --window, --sinks and --softcap. `rule` and `softcap` must live until the command line is parsed.
-void add_seen_options(CLI::App& command, SeenRule& rule, double& softcap);
-/// Adds --value-dim. `value_dim` must live until the command line is parsed.
-void add_value_dim_option(CLI::App& command, std::int64_t& value_dim);
-/// Adds --devices. `devices` must live until the command line is parsed.
+/// Adds --scale, --value-dim, --causal, --window, --sinks and --softcap.
+void add_input_options(CLI::App& command, InputOptions& options);
+/// Adds --devices.
 void add_devices_option(CLI::App& command, std::string& devices);
-/// Adds the options of the ranks and the algorithm. `options` must live until the command line is parsed.
+/// Adds the options of the ranks and the algorithm.
 void add_cluster_options(CLI::App& command, ClusterOptions& options);
 
+/// All algorithms, then those that are kernels.
+std::vector<const Algorithm*> all_algorithms();
+/// The radix of a plan of the algorithm; 0 if it has none.
+int radix_of(const Algorithm& algorithm, const Topology& topology, std::span<const KeyRange> ranges,
+             const PlanOptions& options);
 /// Whether kernels of the algorithm store into windows of other ranks.
 bool has_windows(const Algorithm* algorithm);
 /// The algorithm, and then those to compare it with. @throws InputError for windows or a radix that none of them has
 std::vector<const Algorithm*> chosen_algorithms(const ClusterOptions& options);
 
-/// Adds the options to the subcommand. `options` must live until the command line is parsed.
-/// @returns the options that apply to synthetic input only
-std::vector<const CLI::Option*> add_decode_options(CLI::App& command, DecodeOptions& options);
+/// The group of the options that apply to synthetic input only.
+inline const std::string kSyntheticGroup = "Synthetic input (without IN)";
+/// Adds the options to the subcommand.
+void add_decode_options(CLI::App& command, DecodeOptions& options);
 
 /// The devices of a list such as "0-7" or "0,2,4-5", each at most once, and at most 256. @throws InputError
 std::vector<int> devices_of(const std::string& list);
 
+/// The ranks of a job.
+struct RankLayout {
+  Topology machines;  ///< which ranks share a machine
+  Topology topology;  ///< the nodes, as --ranks-per-node has them
+  CoreShare cores;
+  int n_threads;  ///< of a rank
+};
+/// Finds it, and refuses what cannot be with what the machines have, see require_possible(). Collective.
+/// @throws InputError on all ranks
+RankLayout layout_of(const ClusterOptions& options, const Ranks& ranks);
+/// How the runs of a report are made. @param transport of the states
+RunHeader header_of(const ClusterOptions& options, const Backend& backend, const Transport& transport,
+                    const RankLayout& layout);
+
 /// Checks the options against the backend and the number of ranks. @throws InputError
-void check(const ClusterOptions& options, const Backend& backend, int n_ranks);
+void check(const ClusterOptions& options, const Backend& backend, LeafOrder order, int n_ranks);
 /// Refuses shapes that the backend does not support, cuts inside a leaf if an algorithm promises bits, and shards that one
 /// cannot combine, see Algorithm::refusal. @param shape as the cache stores it
 /// @throws InputError
@@ -94,14 +120,14 @@ int gpu_of_rank(const std::string& devices, int rank, const Topology& machines, 
 /// emulated device of its own. The rank chooses the GPU before it asks whether the backend can be used: the question makes a
 /// context on the current GPU, which is GPU 0 for every rank that has not chosen one.
 /// @throws InputError as find_backend(), or if the GPU is not there or cannot be used
-const Backend& backend_of_rank(const ClusterOptions& options, int n_threads, int rank, const Topology& machines);
+const Backend& backend_of_rank(const ClusterOptions& options, int rank, const RankLayout& layout);
 /// The transport of --transport. Collective. @pre check() has accepted the options @throws as NcclTransport
 std::unique_ptr<Transport> open_transport(const ClusterOptions& options, const Backend& backend, const Ranks& ranks,
                                           Topology topology);
 /// How ranks exchange states, over the network of the transport. Where ranks outnumber the cores of their node, a message
 /// costs the time of a core rather than latency, so the schedule with the fewest messages is the fastest: two blocks in each
-/// round, inside nodes too. Between nodes --radix has the last word. Collective.
-PlanOptions plan_options(const ClusterOptions& options, const Ranks& ranks, const Topology& machines, Transport& transport);
+/// round, inside nodes too. Between nodes --radix has the last word.
+PlanOptions plan_options(const ClusterOptions& options, const RankLayout& layout, Transport& transport);
 /// "1 rank", "8 ranks".
 std::string ranks_text(int n_ranks);
 

@@ -3,12 +3,9 @@
 /// @brief `tree_attn generate`: a language model whose keys and values are sharded over the ranks answers questions about a
 /// text (section 6.4).
 #include "tree_attn/distributed/measure/memory.hpp"
-#include "tree_attn/distributed/measure/report.hpp"
 #include "tree_attn/distributed/model/generator.hpp"
 #include "tree_attn/distributed/model/sampler.hpp"
-#include "tree_attn/distributed/program/collect.hpp"
 #include "tree_attn/distributed/program/decode_options.hpp"
-#include "tree_attn/distributed/program/machine.hpp"
 #include "tree_attn/distributed/program/option_values.hpp"
 #include "tree_attn/distributed/program/program.hpp"
 #include "tree_attn/distributed/transport/transport.hpp"
@@ -32,7 +29,7 @@ namespace {
 
 /// The options of `generate`; see its help.
 struct GenerateOptions : ClusterOptions {
-  std::string command_line, model, text, questions, report, order = "contiguous", dtype = "f32", stop = ".";
+  std::string model, text, questions, report, order = "contiguous", dtype = "f32", stop = ".";
   std::optional<std::string> ask;
   int tokens = 32, moments = 1;
   std::optional<int> reshard_at, ranks_after;
@@ -64,11 +61,11 @@ std::vector<Question> read_questions(const std::string& path) {
     if (line.empty()) continue;
     const std::size_t tab = line.find('\t');
     if (tab == 0 || tab == std::string_view::npos)
-      throw InputError(readable(path, 200) + ": line " + std::to_string(number) + " is not a question, a tab and an answer");
+      refuse(readable(path, 200), ": line ", number, " is not a question, a tab and an answer");
     const std::string_view answer = line.substr(tab + 1);
     questions.push_back({std::string(line.substr(0, tab)), std::string(answer.substr(0, answer.find('\t')))});
   }
-  if (questions.empty()) throw InputError(readable(path, 200) + ": no questions");
+  if (questions.empty()) refuse(readable(path, 200), ": no questions");
   return questions;
 }
 
@@ -84,28 +81,24 @@ struct Generation {
   std::uint64_t hash = 0;            ///< of all input
 
   /// @throws InputError
-  Generation(const GenerateOptions& options, int n_threads, const Ranks& ranks, const Topology& machines) {
-    if (options.ask && !options.questions.empty()) throw InputError("--ask and --questions: give one of them");
-    if (options.ask && options.ask->empty()) throw InputError("--ask must not be empty");
+  Generation(const GenerateOptions& options, const Ranks& ranks, const RankLayout& layout) {
+    if (options.ask && !options.questions.empty()) refuse("--ask and --questions: give one of them");
+    if (options.ask && options.ask->empty()) refuse("--ask must not be empty");
     if (options.reshard_at.has_value() != options.ranks_after.has_value())
-      throw InputError("--reshard-at and --ranks-after: give both of them, or neither");
+      refuse("--reshard-at and --ranks-after: give both of them, or neither");
     if (options.ranks_after && *options.ranks_after > ranks.size())
-      throw InputError("--ranks-after " + std::to_string(*options.ranks_after) + " is larger than the job, which has " +
-                       ranks_text(ranks.size()));
+      refuse("--ranks-after ", *options.ranks_after, " is larger than the job, which has ", ranks_text(ranks.size()));
     if (options.reshard_at && options.transport == "nccl")
-      throw InputError("--reshard-at moves keys and values over host memory; use --transport mpi or shared");
+      refuse("--reshard-at moves keys and values over host memory; use --transport mpi or shared");
     if ((options.k_scale || options.v_scale) && options.dtype != "f8_e4m3")
-      throw InputError("--k-scale and --v-scale are for --dtype f8_e4m3");
-    backend = &backend_of_rank(options, n_threads, ranks.rank(), machines);
-    check(options, *backend, ranks.size());
-    chosen = chosen_algorithms(options);
+      refuse("--k-scale and --v-scale are for --dtype f8_e4m3");
+    backend = &backend_of_rank(options, ranks.rank(), layout);
     generator.order = order_named(options.order);
+    check(options, *backend, generator.order, ranks.size());
+    chosen = chosen_algorithms(options);
     generator.dtype = dtype_named(options.dtype);
-    generator.n_threads = n_threads;
+    generator.n_threads = layout.n_threads;
     generator.moments = options.moments > 1;
-    if (generator.order == LeafOrder::kDealt && ranks.size() > kMostDealtRanks)
-      throw InputError("--order dealt: at most " + std::to_string(kMostDealtRanks) +
-                       " ranks can share a sequence, but the job has " + ranks_text(ranks.size()));
 
     // The files.
     std::vector<NamedFile> files{{"MODEL", options.model}};
@@ -194,7 +187,7 @@ class Conversation {
       run_.digest = fnv1a(std::as_bytes(std::span(logits)), run_.digest);
       const auto is_finite = [](float score) { return std::isfinite(score); };
       if (not_finite_.empty() && !std::ranges::all_of(scores_of_characters(logits), is_finite))
-        not_finite_ = "question " + std::to_string(run_.answers.size()) + ", character " + std::to_string(step + 1);
+        not_finite_ = line_of("question ", run_.answers.size(), ", character ", step + 1);
       const std::string next(1, sample(logits, options_.sampling, static_cast<std::uint64_t>(step)));
       show(next);
       if (next == options_.stop) break;
@@ -223,8 +216,8 @@ class Conversation {
   /// In the middle of an answer.
   void move_to(int n_ranks) {
     const std::int64_t bytes = ranks_.all_sum(generator_.move_to(n_ranks, algorithm_));
-    moved_ = "  after " + std::to_string(*options_.reshard_at) + " characters its keys and values went to " +
-             ranks_text(n_ranks) + ": " + std::to_string(bytes) + " bytes";
+    moved_ = line_of("  after ", *options_.reshard_at, " characters its keys and values went to ", ranks_text(n_ranks), ": ",
+                     bytes, " bytes");
   }
   std::vector<float> append(const std::string& text, std::vector<double>& times) {
     transport_.clear_traffic();
@@ -251,18 +244,14 @@ int run_generate(const GenerateOptions& options, const Ranks& ranks) {
   const bool is_root = ranks.rank() == 0;
 
   // Check everything that can be wrong before any rank waits for another.
-  ranks.doing("while reading the input");
-  const Topology machines = ranks.topology(0);
-  const int threads_without_option = threads_per_rank(ranks, machines);  // collective, so with the option too
-  const int n_threads = options.threads.value_or(threads_without_option);
-  require_possible(options, ranks, machines);
+  const RankLayout layout = layout_of(options, ranks);
+  const Topology& machines = layout.machines;
   std::optional<Generation> setup;
-  run_on_all(ranks, [&] { setup.emplace(options, n_threads, ranks, machines); });
+  run_on_all(ranks, [&] { setup.emplace(options, ranks, layout); });
   if (ranks.all_max(setup->hash) != ranks.all_min(setup->hash))
     throw InputError("the ranks read different files: MODEL, TEXT or the file of --questions");
   const std::string_view text = setup->text();
   const std::int64_t n = std::ssize(text);
-  const Topology topology = options.ranks_per_node == 0 ? machines : ranks.topology(options.ranks_per_node);
   const std::int64_t bytes_per_character =
       setup->global_layers() * cache_shape(setup->model->config(), setup->generator).bytes_per_position();
   run_on_all(ranks, [&] {
@@ -281,8 +270,8 @@ int run_generate(const GenerateOptions& options, const Ranks& ranks) {
   }
 
   // Read the text.
-  const std::unique_ptr<Transport> transport = open_transport(options, *setup->backend, ranks, topology);
-  setup->generator.plan = plan_options(options, ranks, machines, *transport);
+  const std::unique_ptr<Transport> transport = open_transport(options, *setup->backend, ranks, layout.topology);
+  setup->generator.plan = plan_options(options, layout, *transport);
   ranks.doing("while reading the text");
   const bool bar = is_root && isatty(STDERR_FILENO) != 0;
   std::optional<Generator> generator;
@@ -294,28 +283,21 @@ int run_generate(const GenerateOptions& options, const Ranks& ranks) {
     try {
       generator.emplace(*setup->model, *setup->backend, *transport, n, *setup->chosen[0], setup->generator);
     } catch (const std::runtime_error& error) {  // of a device
-      throw InputError("--backend " + options.backend + ": " + error.what());
+      refuse("--backend ", options.backend, ": ", error.what());
     }
   });
   generator->read(text, [&](double part) { show_progress(bar, static_cast<std::size_t>(100 * part), 100, "reading"); });
   const double read_seconds = ranks.all_max(transport->seconds() - start);
   const std::int64_t most_rows = static_cast<std::int64_t>(ranks.all_max(static_cast<std::uint64_t>(generator->rows())));
-  GenerationHeader header{options.command_line,
-                          options.backend,
-                          std::string(transport->name()),
-                          options.dtype,
-                          options.order,
-                          n,
-                          static_cast<int>(setup->global_layers()),
-                          static_cast<int>(std::ssize(setup->model->config().layers)),
-                          setup->backend->has_threads() ? n_threads : 1,
-                          ranks.size(),
-                          topology.n_nodes(),
-                          read_seconds,
-                          n * bytes_per_character,
-                          most_rows * bytes_per_character,
-                          this_machine()};
-  header.machine.nccl = transport->library();
+  const GenerationHeader header{header_of(options, *setup->backend, *transport, layout),
+                                options.dtype,
+                                options.order,
+                                n,
+                                static_cast<int>(setup->global_layers()),
+                                static_cast<int>(std::ssize(setup->model->config().layers)),
+                                read_seconds,
+                                n * bytes_per_character,
+                                most_rows * bytes_per_character};
   if (is_root) std::fputs((title(header) + "\n").c_str(), stdout), std::fflush(stdout);
 
   // Answer every question with one algorithm after the other.
@@ -323,8 +305,8 @@ int run_generate(const GenerateOptions& options, const Ranks& ranks) {
   const std::vector<KeyRange> ranges = closed(growing_ranges(setup->generator.order, n, ranks.size()), n);
   const PlanOptions plan = setup->generator.plan.for_shape(cache_shape(setup->model->config(), setup->generator));
   for (const Algorithm* algorithm : setup->chosen) {
-    const int radix = algorithm->radix == nullptr ? 0 : algorithm->radix(topology, ranges, plan);
-    conversations.emplace_back(options, *algorithm, radix, ranks, *transport, *generator);
+    conversations.emplace_back(options, *algorithm, radix_of(*algorithm, layout.topology, ranges, plan), ranks, *transport,
+                               *generator);
   }
   const auto answer = [&](const Question& question) {
     for (Conversation& conversation : conversations) {
@@ -380,58 +362,40 @@ Command add_generate(CLI::App& program, std::string command_line) {
   options->command_line = std::move(command_line);
   CLI::App* command = program.add_subcommand(
       "generate", "Answer questions about a text with a language model whose keys and values are sharded over ranks");
-  command->add_option("MODEL", options->model, "safetensors file with the weights of a model, and its sizes as metadata")
-      ->required()
-      ->check(not_empty);
-  command
-      ->add_option("TEXT", options->text,
-                   "The text to read, a regular file, one token per byte; without it the model knows nothing")
-      ->check(not_empty);
+  const auto add = adder(*command);
+  add("MODEL", options->model, "safetensors file with the weights of a model, and its sizes as metadata", not_empty)
+      ->required();
+  add("TEXT", options->text, "The text to read, a regular file, one token per byte; without it the model knows nothing",
+      not_empty);
   command->add_option("--ask", options->ask, "The question, which the model continues: \"The code of velora is \"");
-  command
-      ->add_option("--questions", options->questions,
-                   "File with a question, a tab and the right answer on each line; the answers are counted")
-      ->check(not_empty);
-  command->add_option("--tokens", options->tokens, "Most characters of an answer")
-      ->check(within(1, 1 << 20))
+  add("--questions", options->questions,
+      "File with a question, a tab and the right answer on each line; the answers are counted", not_empty);
+  add("--tokens", options->tokens, "Most characters of an answer", within(1, 1 << 20))->capture_default_str();
+  add("--stop", options->stop, "Character that ends an answer; empty: none", [](const std::string& text) {
+    return text.size() < 2 ? "" : readable(text) + " is not one character";
+  })->capture_default_str();
+  add("--temperature", options->sampling.temperature,
+      "Draw characters from softmax(logits / temperature); 0: the likeliest character", is_not_negative)
       ->capture_default_str();
-  command->add_option("--stop", options->stop, "Character that ends an answer; empty: none")
-      ->check([](const std::string& text) { return text.size() < 2 ? "" : readable(text) + " is not one character"; })
-      ->capture_default_str();
-  command
-      ->add_option("--temperature", options->sampling.temperature,
-                   "Draw characters from softmax(logits / temperature); 0: the likeliest character")
-      ->check(is_not_negative)
-      ->capture_default_str();
-  command->add_option("--seed", options->sampling.seed, "Equal seeds draw equal characters, for every number of ranks")
-      ->check(is_whole)
+  add("--seed", options->sampling.seed, "Equal seeds draw equal characters, for every number of ranks", is_whole)
       ->capture_default_str();
   add_cluster_options(*command, *options);
-  command
-      ->add_option("--order", options->order,
-                   "contiguous: characters are appended on the last rank; dealt: leaves go round the ranks; changes bits")
-      ->check(CLI::IsMember({"contiguous", "dealt"}).description(""))
+  add("--order", options->order,
+      "contiguous: characters are appended on the last rank; dealt: leaves go round the ranks; changes bits",
+      one_of({"contiguous", "dealt"}))
       ->capture_default_str();
-  command->add_option("--dtype", options->dtype, dtype_help() + ", of keys and values")
-      ->check(CLI::IsMember(dtype_options()).description(""))
+  add("--dtype", options->dtype, dtype_help() + ", of keys and values", one_of(dtype_options()))->capture_default_str();
+  const auto in_range = number_check("from 2^-100 to 2^100", [](double x) { return x >= 0x1p-100 && x <= 0x1p100; });
+  add("--k-scale", options->k_scale, "Keys of f8_e4m3 are divided by it before they are rounded; default: 1", in_range);
+  add("--v-scale", options->v_scale, "The same for values", in_range);
+  add("--moments", options->moments, "2: also the entropy of the attention, from the same reduction", within(1, 2))
       ->capture_default_str();
-  const auto in_range = [](const std::string& text) {
-    double x = 0;
-    return read_number(text, x) && x >= 0x1p-100 && x <= 0x1p100 ? "" : readable(text) + " is not from 2^-100 to 2^100";
-  };
-  command->add_option("--k-scale", options->k_scale, "Keys of f8_e4m3 are divided by it before they are rounded; default: 1")
-      ->check(in_range);
-  command->add_option("--v-scale", options->v_scale, "The same for values")->check(in_range);
-  command->add_option("--moments", options->moments, "2: also the entropy of the attention, from the same reduction")
-      ->check(within(1, 2))
-      ->capture_default_str();
-  command
-      ->add_option("--reshard-at", options->reshard_at,
-                   "After so many characters of each answer, move the keys and values to other ranks; with --ranks-after")
-      ->check(within(1, 1 << 20));
-  command->add_option("--ranks-after", options->ranks_after, "Ranks that hold them from then on, to the end of the answer")
-      ->check(within(1, 1 << 20));
-  command->add_option("--report", options->report, "Machine-readable report to write (JSON)")->check(not_empty);
+  add("--reshard-at", options->reshard_at,
+      "After so many characters of each answer, move the keys and values to other ranks; with --ranks-after",
+      within(1, 1 << 20));
+  add("--ranks-after", options->ranks_after, "Ranks that hold them from then on, to the end of the answer",
+      within(1, 1 << 20));
+  add("--report", options->report, "Machine-readable report to write (JSON)", not_empty);
   command->footer(
       "\nWithout --ask and --questions, each line of standard input is a question. Every question is asked about TEXT "
       "alone.\n"

@@ -37,21 +37,6 @@ double container_cores() {
   return file >> quota >> period && period > 0 ? quota / period : std::numeric_limits<double>::infinity();
 }
 
-/// Cores that the ranks of this node may use, within the limit of the container. Collective.
-double cores_of_node(const Ranks& ranks, const Topology& machines) {
-  const cpu_set_t mine = cores_of_process();
-  const std::vector<cpu_set_t> cores = ranks.all_gather(mine, "the cores of all ranks");
-  // Launchers bind ranks to cores of their own, or to cores that they share.
-  cpu_set_t of_node = mine;
-  for (const int rank : machines.node(machines.node_of(ranks.rank())))
-    CPU_OR(&of_node, &of_node, &cores[static_cast<std::size_t>(rank)]);
-  return std::min(static_cast<double>(CPU_COUNT(&of_node)), container_cores());
-}
-
-std::size_t ranks_of_node(const Ranks& ranks, const Topology& machines) {
-  return machines.node(machines.node_of(ranks.rank())).size();
-}
-
 }  // namespace
 
 int n_allowed_cores() {
@@ -94,15 +79,18 @@ Machine this_machine() {
   return machine;
 }
 
-int threads_per_rank(const Ranks& ranks, const Topology& machines) {
-  const double n_ranks = static_cast<double>(ranks_of_node(ranks, machines));
-  const int share = std::min(static_cast<int>(cores_of_node(ranks, machines) / n_ranks), n_allowed_cores());
-  return static_cast<int>(ranks.all_min(static_cast<std::uint64_t>(std::max(share, 1))));
-}
-
-bool ranks_outnumber_cores(const Ranks& ranks, const Topology& machines) {
-  const double n_ranks = static_cast<double>(ranks_of_node(ranks, machines));
-  return ranks.all_max(std::uint64_t{n_ranks > cores_of_node(ranks, machines)}) != 0;
+CoreShare share_cores(const Ranks& ranks, const Topology& machines) {
+  const cpu_set_t mine = cores_of_process();
+  const std::vector<cpu_set_t> cores = ranks.all_gather(std::span<const cpu_set_t>(&mine, 1), "the cores of all ranks");
+  // Launchers bind ranks to cores of their own, or to cores that they share.
+  cpu_set_t of_node = mine;
+  const auto& node = machines.node(machines.node_of(ranks.rank()));
+  for (const int rank : node) CPU_OR(&of_node, &of_node, &cores[static_cast<std::size_t>(rank)]);
+  const double n_cores = std::min(static_cast<double>(CPU_COUNT(&of_node)), container_cores());
+  const auto n_ranks = static_cast<double>(node.size());
+  const int share = std::min(static_cast<int>(n_cores / n_ranks), n_allowed_cores());
+  return {static_cast<int>(ranks.all_min(static_cast<std::uint64_t>(std::max(share, 1)))),
+          ranks.all_max(std::uint64_t{n_ranks > n_cores}) != 0};
 }
 
 }  // namespace tree_attn

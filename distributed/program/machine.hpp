@@ -18,12 +18,12 @@ std::string mpi_library();
 /// Number of cores that the launcher lets this process use.
 int n_allowed_cores();
 
-/// Threads per rank that leave no core of a node to two of them: the cores that the ranks of the node may use, within the
-/// limit of the container, divided by these ranks; at least 1. The smallest over all nodes, equal on all ranks. Collective.
-/// @param machines which ranks share a machine
-int threads_per_rank(const Ranks& ranks, const Topology& machines);
-/// Whether some node has more ranks than cores that they may use, within the limit of the container. Equal on all ranks.
-/// Collective.
-bool ranks_outnumber_cores(const Ranks& ranks, const Topology& machines);
+/// How the ranks of a node share the cores that they may use, within the limit of the container. Equal on all ranks.
+struct CoreShare {
+  int threads_per_rank;        ///< that leave no core to two ranks, on the node where they are fewest; at least 1
+  bool ranks_outnumber_cores;  ///< on some node
+};
+/// Collective. @param machines which ranks share a machine
+CoreShare share_cores(const Ranks& ranks, const Topology& machines);
 
 }  // namespace tree_attn

@@ -56,7 +56,7 @@ std::optional<std::string> find_value(int argc, char** argv, std::string_view na
 double find_timeout(int argc, char** argv) {
   const std::optional<std::string> text = find_value(argc, argv, "--timeout");
   double seconds = 0;
-  return text && is_positive_or_inf(*text).empty() && read_number(*text, seconds) ? seconds : kTimeout;
+  return text && is_positive_or_inf(*text).empty() && CLI::detail::lexical_cast(*text, seconds) ? seconds : kTimeout;
 }
 
 /// Opens /dev/null on the standard descriptors that the parent closed, in the wrong direction so that reads and writes fail.

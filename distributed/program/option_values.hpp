@@ -14,32 +14,26 @@
 #include <cstdint>
 #include <string>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 namespace tree_attn {
 
-/// Reads a number. NaN is none. @returns whether there is one
-inline bool read_number(const std::string& text, double& number) {
-  return CLI::detail::lexical_cast(text, number) && !std::isnan(number);
+/// A check of numbers: of a text "" or why it is refused. It refuses what is no number, also NaN, which the checks of CLI11
+/// accept, and an empty text, which the parser would take for an option that was not given.
+/// @param accepts whether a number is one @param what the text else is not: "a positive number"
+template <class Accepts>
+auto number_check(const std::string& what, Accepts accepts) {
+  return [what, accepts](const std::string& text) {
+    double number = 0;
+    const bool is_one = CLI::detail::lexical_cast(text, number) && !std::isnan(number) && accepts(number);
+    return is_one ? "" : readable(text) + " is not " + what;
+  };
 }
+inline const auto is_positive_or_inf = number_check("a positive number", [](double x) { return x > 0; });
+inline const auto is_not_negative = number_check("a number >= 0", [](double x) { return x >= 0 && std::isfinite(x); });
+inline const auto is_finite = number_check("a finite number", [](double x) { return std::isfinite(x); });
 
-/// Whether the text is a number above 0, or inf: empty, or why not. CLI::PositiveNumber would accept NaN, and print the
-/// largest double.
-inline std::string is_positive_or_inf(const std::string& text) {
-  double number = 0;
-  return read_number(text, number) && number > 0 ? "" : readable(text) + " is not a positive number";
-}
-/// Whether the text is a finite number of at least 0: empty, or why not.
-inline std::string is_not_negative(const std::string& text) {
-  double number = 0;
-  return read_number(text, number) && number >= 0 && std::isfinite(number) ? "" : readable(text) + " is not a number >= 0";
-}
-/// Whether the text is a finite number: empty, or why not. The parser would take an empty text for an option that was not
-/// given.
-inline std::string is_finite(const std::string& text) {
-  double number = 0;
-  return read_number(text, number) && std::isfinite(number) ? "" : readable(text) + " is not a finite number";
-}
 /// Whether the text is an integer of that type in decimal digits: empty, or why not. The parser would read 010 as 8, and
 /// take the largest integer for any beyond.
 /// @param integer what the text is not: "an integer" @param beyond why an integer beyond the type is refused
@@ -73,6 +67,19 @@ inline CLI::Validator within(std::int64_t least, std::int64_t most) {
     return number >= least && number <= most ? "" : outside;
   };
   return CLI::Validator(check, "");
+}
+
+/// Whether the text is one of these names, which the help of the option lists.
+inline CLI::Validator one_of(std::vector<std::string> names) { return CLI::IsMember(std::move(names)).description(""); }
+
+/// What adds the options of a group, each by its name, the variable, the help and the check of a value, to a command. The
+/// variables must live until the command line is parsed.
+/// @param group a heading of the help; "": none
+inline auto adder(CLI::App& command, const std::string& group = "") {
+  return [&command, group](const std::string& name, auto& variable, const std::string& help, const auto& check) {
+    CLI::Option* option = command.add_option(name, variable, help)->check(check);
+    return group.empty() ? option : option->group(group);
+  };
 }
 
 /// The items of "a,b,c", one more than commas. Empty items are kept: "" has one, "a,,b" three.

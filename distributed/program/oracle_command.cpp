@@ -14,15 +14,11 @@
 namespace tree_attn {
 namespace {
 
-struct OracleOptions {
+struct OracleOptions : InputOptions {
   std::string in, out;
-  std::optional<double> scale;
-  SeenRule rule;
-  double softcap = 0;
-  std::int64_t value_dim = 0;
 };
 
-int run_oracle(const OracleOptions& options) {
+void run_oracle(const OracleOptions& options) {
   const SafetensorsFile file = SafetensorsFile::open(options.in);
   OutputFile out(options.out);
   check_different({{"IN", options.in}, {"OUT", options.out}});
@@ -60,7 +56,6 @@ int run_oracle(const OracleOptions& options) {
   writer.write(out);
   out.put_in_place();
   name_ignored(file);
-  return 0;
 }
 
 }  // namespace
@@ -69,19 +64,15 @@ Command add_oracle(CLI::App& program) {
   auto options = std::make_shared<OracleOptions>();
   CLI::App* command = program.add_subcommand(
       "oracle", "Attention in double precision: out and lse; given a tensor zeta, also energy and gradient");
-  command
-      ->add_option("IN", options->in,
-                   "safetensors file with q [b, n_h, l, d_h], k [b, n_kv, N, d_h], v [b, n_kv, N, d_v] (heads before"
-                   "\npositions); optional zeta [b, n_h, l, d_v], lengths [b], learned sinks: sink [n_h],"
-                   "\nmask [b or 1, n_h or 1, l, N] (BOOL, U8 or F32); scales of F8_E4M3: k_scale, v_scale [b, n_kv] (F32)")
-      ->required()
-      ->check(not_empty);
-  command->add_option("OUT", options->out, "safetensors file to write: F64 out, lse (natural), energy, gradient")
-      ->required()
-      ->check(not_empty);
-  command->add_option("--scale", options->scale, "Factor of q.k (default 1/sqrt(d_h))")->check(is_finite);
-  add_value_dim_option(*command, options->value_dim);
-  add_seen_options(*command, options->rule, options->softcap);
+  const auto add = adder(*command);
+  add("IN", options->in,
+      "safetensors file with q [b, n_h, l, d_h], k [b, n_kv, N, d_h], v [b, n_kv, N, d_v] (heads before"
+      "\npositions); optional zeta [b, n_h, l, d_v], lengths [b], learned sinks: sink [n_h],"
+      "\nmask [b or 1, n_h or 1, l, N] (BOOL, U8 or F32); scales of F8_E4M3: k_scale, v_scale [b, n_kv] (F32)",
+      not_empty)
+      ->required();
+  add("OUT", options->out, "safetensors file to write: F64 out, lse (natural), energy, gradient", not_empty)->required();
+  add_input_options(*command, *options);
   return [options](const Ranks& ranks) {
     // Rank 0 computes; the other ranks learn whether it succeeded.
     run_on_all(ranks, [&] {

@@ -26,9 +26,8 @@ struct PredictOptions : ShapeOptions {
   std::string command_line, report, order{name_of(LeafOrder::kContiguous)};
   int ranks = 8, ranks_per_node = 0, radix = 0;
   std::vector<double> latency, bandwidth;  ///< us and GB/s, inside a node and between nodes; empty: not given
-  double overhead_us = kPaperCluster.network.overhead_us;
-  double memory_bandwidth = kPaperCluster.memory_bytes_per_us / kGigabytePerSecond, merge_us = kPaperCluster.merge_us,
-         store_us = kPaperCluster.store_us;
+  double memory_bandwidth = kPaperCluster.memory_bytes_per_us / kGigabytePerSecond;
+  Cluster cluster = kPaperCluster;  ///< its links and its memory are given in the units above
 };
 
 /// GPUs of a node, if --ranks-per-node does not say otherwise: as in the paper's cluster.
@@ -37,34 +36,25 @@ constexpr int kRanksPerNode = 8;
 /// Sets two values of a list, if there is one: for links inside a node, and between nodes. @throws InputError
 void set_links(const std::string& name, const std::vector<double>& values, double unit, double& inside, double& between) {
   if (values.empty()) return;
-  if (values.size() != 2) {
-    throw InputError(name + " lists " + std::to_string(values.size()) + (values.size() == 1 ? " value" : " values") +
-                     "; it takes two, for links inside a node and between nodes");
-  }
+  if (values.size() != 2)
+    refuse(name, " lists ", values.size(), values.size() == 1 ? " value" : " values",
+           "; it takes two, for links inside a node and between nodes");
   inside = values[0] * unit, between = values[1] * unit;
 }
 
 /// @throws InputError
 Cluster cluster_of(const PredictOptions& options) {
-  Network network = kPaperCluster.network;
-  set_links("--bandwidth", options.bandwidth, kGigabytePerSecond, network.inside.bytes_per_us, network.between.bytes_per_us);
-  set_links("--latency", options.latency, 1, network.inside.latency_us, network.between.latency_us);
-  network.overhead_us = options.overhead_us;
-  return {network, options.memory_bandwidth * kGigabytePerSecond, options.merge_us, false, options.store_us};
+  Cluster cluster = options.cluster;
+  Link &inside = cluster.network.inside, &between = cluster.network.between;
+  set_links("--bandwidth", options.bandwidth, kGigabytePerSecond, inside.bytes_per_us, between.bytes_per_us);
+  set_links("--latency", options.latency, 1, inside.latency_us, between.latency_us);
+  cluster.memory_bytes_per_us = options.memory_bandwidth * kGigabytePerSecond;
+  return cluster;
 }
 
-/// Whether the text is a bandwidth in GB/s, or a time in us: empty, or why not. Beyond these limits there is no network, and
-/// a predicted time has more digits than a table has room for.
-std::string is_bandwidth(const std::string& text) {
-  double number = 0;
-  if (!read_number(text, number)) return readable(text) + " is not a number";
-  return number >= 1e-3 && number <= 1e6 ? "" : readable(text) + " is not in 0.001 to 1e6 GB/s";
-}
-std::string is_microseconds(const std::string& text) {
-  double number = 0;
-  if (!read_number(text, number)) return readable(text) + " is not a number";
-  return number >= 0 && number <= 1e9 ? "" : readable(text) + " is not in 0 to 1e9 us";
-}
+/// Beyond these limits there is no network, and a predicted time has more digits than a table has room for.
+const auto is_bandwidth = number_check("in 0.001 to 1e6 GB/s", [](double x) { return x >= 1e-3 && x <= 1e6; });
+const auto is_microseconds = number_check("in 0 to 1e9 us", [](double x) { return x >= 0 && x <= 1e9; });
 
 /// The checked shape, and the ranks. @throws InputError
 PredictionHeader header_of(const PredictOptions& options) {
@@ -73,20 +63,16 @@ PredictionHeader header_of(const PredictOptions& options) {
   // All ranks together may send about p^2 states. Their bytes are counted in 64 bits.
   const double state = static_cast<double>(shape.batch) * static_cast<double>(shape.heads) *
                        static_cast<double>(shape.value_dim + 2) * sizeof(float);
-  if (state > 0x1p33) {
-    throw InputError("--batch " + std::to_string(shape.batch) + " with --heads " + std::to_string(shape.heads) +
-                     ": the states of one subtree have " + std::to_string(state / 0x1p30) +
-                     " GiB, which exceeds the limit of 8 GiB");
-  }
-  if (options.ranks_per_node > options.ranks) {
-    throw InputError("--ranks-per-node " + std::to_string(options.ranks_per_node) + " is larger than --ranks " +
-                     std::to_string(options.ranks));
-  }
+  if (state > 0x1p33)
+    refuse("--batch ", shape.batch, " with --heads ", shape.heads, ": the states of one subtree have ", state / 0x1p30,
+           " GiB, which exceeds the limit of 8 GiB");
+  if (options.ranks_per_node > options.ranks)
+    refuse("--ranks-per-node ", options.ranks_per_node, " is larger than --ranks ", options.ranks);
   const int per_node = options.ranks_per_node > 0 ? options.ranks_per_node : std::min(kRanksPerNode, options.ranks);
   return {options.command_line, std::move(shape), Topology::pretend(options.ranks, per_node), cluster_of(options)};
 }
 
-int run_predict(const PredictOptions& options) {
+void run_predict(const PredictOptions& options) {
   PredictionHeader header = header_of(options);
   std::optional<OutputFile> report;
   if (!options.report.empty()) report.emplace(options.report);
@@ -97,25 +83,21 @@ int run_predict(const PredictOptions& options) {
   const PlanOptions plan{.radix = options.radix, .network = header.cluster.network};
   const bool bar = isatty(STDERR_FILENO) != 0;
   std::vector<NamedPrediction> predictions;
-  const std::size_t n_all = algorithms().size() + kernel_algorithms().size();
-  for (const auto& all : {algorithms(), kernel_algorithms()}) {
-    for (const Algorithm& algorithm : all) {
-      show_progress(bar, predictions.size(), n_all, algorithm.name);
-      std::string name(algorithm.name);
-      std::string why = algorithm.refuses_ranks ? algorithm.refuses_ranks(header.topology) : "";
-      if (header.shape.order == LeafOrder::kDealt && !algorithm.takes_dealt) why = "takes --order contiguous alone";
-      if (header.shape.rule.window > 0 && has_windows(&algorithm)) why = "its kernel has no window";
-      if (!why.empty()) {
-        header.left_out.push_back({std::move(name), std::move(why)});
-        continue;
-      }
-      const int radix =
-          algorithm.radix == nullptr ? 0 : algorithm.radix(header.topology, ranges, plan.for_shape(header.shape));
-      predictions.push_back(
-          {std::move(name), radix, predict(algorithm, header.shape, header.topology, ranges, plan, header.cluster)});
+  const std::vector<const Algorithm*> all = all_algorithms();
+  for (const Algorithm* algorithm : all) {
+    show_progress(bar, predictions.size(), all.size(), algorithm->name);
+    std::string name(algorithm->name);
+    std::string why = algorithm->refuses_ranks ? algorithm->refuses_ranks(header.topology) : "";
+    if (header.shape.order == LeafOrder::kDealt && !algorithm->takes_dealt) why = "takes --order contiguous alone";
+    if (header.shape.rule.window > 0 && has_windows(algorithm)) why = "its kernel has no window";
+    if (!why.empty()) {
+      header.left_out.push_back({std::move(name), std::move(why)});
+      continue;
     }
+    predictions.push_back({std::move(name), radix_of(*algorithm, header.topology, ranges, plan.for_shape(header.shape)),
+                           predict(*algorithm, header.shape, header.topology, ranges, plan, header.cluster)});
   }
-  show_progress(bar, n_all, n_all, "");
+  show_progress(bar, all.size(), all.size(), "");
 
   if (report) {
     report->write(json(header, predictions));
@@ -124,7 +106,6 @@ int run_predict(const PredictOptions& options) {
   std::fputs(table(header, predictions).c_str(), stdout);
   flush_standard_output();
   if (report) report->put_in_place();
-  return 0;
 }
 
 }  // namespace
@@ -136,28 +117,19 @@ Command add_predict(CLI::App& program, std::string command_line) {
       "predict", "Predict messages, bytes, memory and time of a step on a given cluster, without running it");
   add_shape_options(*command, *options, "Keys and values");
 
-  command
-      ->add_option("--order", options->order,
-                   "contiguous: ranks hold chunks of the sequence; dealt: leaves go round the ranks")
-      ->check(CLI::IsMember({"contiguous", "dealt"}).description(""))
+  const auto add = adder(*command);
+  add("--order", options->order, "contiguous: ranks hold chunks of the sequence; dealt: leaves go round the ranks",
+      one_of({"contiguous", "dealt"}))
       ->capture_default_str();
   add_window_options(*command, options->rule);
 
   const std::string cluster = "The cluster (default: H100, NVLink 4, InfiniBand NDR)";
-  const auto add = [&](const std::string& name, auto& value, const std::string& what, auto check) {
-    return command->add_option(name, value, what)->check(check)->capture_default_str()->group(cluster);
-  };
-  add("--ranks", options->ranks, "Ranks", within(1, 4096));
-  command
-      ->add_option("--ranks-per-node", options->ranks_per_node,
-                   "Ranks of a node; the last node may have fewer (default: 8, or all if there are fewer)")
-      ->check(within(1, 4096))
-      ->group(cluster);
-  command
-      ->add_option("--radix", options->radix,
-                   "Nodes, or blocks of nodes, that one round joins, at least 2 (default: by these links)")
-      ->check(within(2, 1 << 20))
-      ->group(cluster);
+  const auto add_cluster = adder(*command, cluster);
+  add_cluster("--ranks", options->ranks, "Ranks", within(1, 4096))->capture_default_str();
+  add_cluster("--ranks-per-node", options->ranks_per_node,
+              "Ranks of a node; the last node may have fewer (default: 8, or all if there are fewer)", within(1, 4096));
+  add_cluster("--radix", options->radix,
+              "Nodes, or blocks of nodes, that one round joins, at least 2 (default: by these links)", within(2, 1 << 20));
   const auto add_pair = [&](const std::string& name, std::vector<double>& values, const std::string& what, auto check,
                             std::vector<double> defaults) {
     add_list_option(*command, name, values, what, check)->group(cluster)->default_str(CLI::detail::join(defaults, ","));
@@ -167,23 +139,26 @@ Command add_predict(CLI::App& program, std::string command_line) {
            is_bandwidth, {inside.bytes_per_us / kGigabytePerSecond, between.bytes_per_us / kGigabytePerSecond});
   add_pair("--latency", options->latency, "us of a message inside a node and between nodes", is_microseconds,
            {inside.latency_us, between.latency_us});
-  add("--overhead", options->overhead_us, "us that each message costs its sender, and its receiver", is_microseconds);
-  add("--memory-bandwidth", options->memory_bandwidth, "GB/s at which a rank decodes keys and values", is_bandwidth);
-  add("--merge-time", options->merge_us, "us of a merge step", is_microseconds);
-  add("--store-latency", options->store_us, "us until a GPU of the node reads what a kernel has stored; for one-shot",
-      is_microseconds);
-  command->add_option("--report", options->report, "Machine-readable report to write (JSON)")->check(not_empty);
+  add_cluster("--overhead", options->cluster.network.overhead_us, "us that each message costs its sender, and its receiver",
+              is_microseconds)
+      ->capture_default_str();
+  add_cluster("--memory-bandwidth", options->memory_bandwidth, "GB/s at which a rank decodes keys and values", is_bandwidth)
+      ->capture_default_str();
+  add_cluster("--merge-time", options->cluster.merge_us, "us of a merge step", is_microseconds)->capture_default_str();
+  add_cluster("--store-latency", options->cluster.store_us,
+              "us until a GPU of the node reads what a kernel has stored; for one-shot", is_microseconds)
+      ->capture_default_str();
+  add("--report", options->report, "Machine-readable report to write (JSON)", not_empty);
   command->footer(
       "\nNeeds no mpirun and no GPU. Examples:\n"
       "  tree_attn predict --seq-len 5120000 --ranks 128\n"
       "  tree_attn predict --seq-len 640000 --ranks 2 --bandwidth 25,3 --latency 5,10 --memory-bandwidth 900 --overhead "
       "0.3");
   return [options](const Ranks& ranks) {
-    int status = 0;
     run_on_all(ranks, [&] {
-      if (ranks.rank() == 0) status = run_predict(*options);
+      if (ranks.rank() == 0) run_predict(*options);
     });
-    return status;
+    return 0;
   };
 }
 

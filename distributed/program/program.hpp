@@ -23,6 +23,12 @@ namespace tree_attn {
 /// Runs a subcommand after the command line is parsed. Ranks that are threads call it at the same time.
 using Command = std::function<int(const Ranks&)>;
 
+/// Throws InputError with one line of texts and numbers.
+template <class... Parts>
+[[noreturn]] void refuse(const Parts&... parts) {
+  throw InputError(line_of(parts...));
+}
+
 /// A check for options whose value is a name. In a script, an empty name usually comes from an unset variable.
 inline std::string not_empty(const std::string& name) { return name.empty() ? "must not be empty" : ""; }
 

@@ -4,7 +4,6 @@
 #pragma once
 
 #include "tree_attn/distributed/measure/huge_values.hpp"
-#include "tree_attn/distributed/measure/overflow.hpp"
 #include "tree_attn/tests/support/rank_group.hpp"
 #include "tree_attn/tests/support/same_bits.hpp"
 #include "tree_attn/tests/support/tensor_workload.hpp"
