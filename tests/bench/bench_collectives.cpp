@@ -8,6 +8,7 @@
 /// the three AllReduces of Alg. 3 over one.
 #include "tree_attn/distributed/decoders/host_fabric.hpp"
 #include "tree_attn/distributed/job/mpi_session.hpp"
+#include "tree_attn/distributed/measure/measure.hpp"
 #include "tree_attn/distributed/plan/plan_builder.hpp"
 #include "tree_attn/distributed/transport/mpi_transport.hpp"
 
@@ -25,11 +26,6 @@ namespace {
 using namespace tree_attn;
 
 constexpr int kRounds = 41, kCallsARound = 20;
-
-double median(std::vector<double> samples) {
-  std::nth_element(samples.begin(), samples.begin() + static_cast<std::ptrdiff_t>(samples.size() / 2), samples.end());
-  return samples[samples.size() / 2];
-}
 
 /// Seconds of a round of calls, of the slowest rank.
 double time_of(const Ranks& ranks, const std::function<void()>& call) {
@@ -85,7 +81,7 @@ int main(int argc, char** argv) {
   }
   if (ranks.rank() == 0) {
     std::printf("{\"ranks\": %d, \"ours_over_library\": %.3f, \"three_over_one\": %.3f}\n", ranks.size(),
-                median(over_library), median(three_over_one));
+                latency_of(over_library).median, latency_of(three_over_one).median);
   }
   return 0;
 }

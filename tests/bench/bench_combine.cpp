@@ -15,6 +15,7 @@
 #include "tree_attn/distributed/decoders/decoder.hpp"
 #include "tree_attn/distributed/decoders/host_fabric.hpp"
 #include "tree_attn/distributed/job/mpi_session.hpp"
+#include "tree_attn/distributed/measure/measure.hpp"
 #include "tree_attn/distributed/transport/mpi_transport.hpp"
 #include "tree_attn/distributed/transport/shared_transport.hpp"
 
@@ -49,12 +50,6 @@ struct Combiner {
   HostFabric fabric;
   std::vector<double> times, of_allgather, of_allreduce;  ///< per round
 };
-
-double quantile(std::vector<double> samples, double q) {
-  const auto at = samples.begin() + static_cast<std::ptrdiff_t>(q * static_cast<double>(samples.size()));
-  std::nth_element(samples.begin(), at, samples.end());
-  return *at;
-}
 
 /// Microseconds per call in a round of calls, of the slowest rank. Before each call, outside of its time, the states are
 /// written: then they are in the caches of this rank's core, and in no other.
@@ -113,11 +108,12 @@ int main(int argc, char** argv) {
     if (ranks.rank() != 0) continue;
     std::printf("{\"ranks\": %d, \"bytes\": %zu", ranks.size(), elements.size() * sizeof(float));
     for (const auto& [name, times] : {std::pair{"MPI_Allgather", &allgather}, std::pair{"MPI_Allreduce", &allreduce}})
-      std::printf(", \"%s\": {\"p10_us\": %.1f, \"median_us\": %.1f}", name, quantile(*times, 0.1), quantile(*times, 0.5));
+      std::printf(", \"%s\": {\"p10_us\": %.1f, \"median_us\": %.1f}", name, latency_of(*times).p10,
+                  latency_of(*times).median);
     for (const auto& each : combiners) {
       std::printf(", \"%s\": {\"p10_us\": %.1f, \"median_us\": %.1f, \"of_allgather\": %.3f, \"of_allreduce\": %.3f}",
-                  each->name.c_str(), quantile(each->times, 0.1), quantile(each->times, 0.5),
-                  quantile(each->of_allgather, 0.5), quantile(each->of_allreduce, 0.5));
+                  each->name.c_str(), latency_of(each->times).p10, latency_of(each->times).median,
+                  latency_of(each->of_allgather).median, latency_of(each->of_allreduce).median);
     }
     std::printf("}\n");
   }

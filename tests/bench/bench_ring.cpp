@@ -11,12 +11,12 @@
 /// times.
 #include "tree_attn/distributed/decoders/decoder.hpp"
 #include "tree_attn/distributed/job/mpi_session.hpp"
+#include "tree_attn/distributed/measure/measure.hpp"
 #include "tree_attn/distributed/transport/mpi_transport.hpp"
 #include "tree_attn/reference/data/workload.hpp"
 
 #include <mpi.h>
 
-#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <ctime>
@@ -32,11 +32,6 @@ using namespace tree_attn;
 constexpr int kMinRounds = 7;
 constexpr double kSeconds = 4;
 constexpr double kScale = 0.1;
-
-double median(std::vector<double> samples) {
-  std::nth_element(samples.begin(), samples.begin() + static_cast<std::ptrdiff_t>(samples.size() / 2), samples.end());
-  return samples[samples.size() / 2];
-}
 
 /// Ring attention written down as it is explained: compute on what is here, then pass it on with MPI_Sendrecv.
 ///
@@ -155,8 +150,8 @@ int main(int argc, char** argv) {
         "{\"ranks\": %d, \"rounds\": %zu, \"ours_over_plain\": %.3f, \"processor_ours_over_plain\": %.3f, \"ours_ms\": "
         "%.3f, "
         "\"plain_ms\": %.3f, \"same_bits\": %s}\n",
-        p, wall_ratios.size(), median(wall_ratios), median(processor_ratios), 1e3 * median(wall_ours),
-        1e3 * median(wall_plain), same_bits ? "true" : "false");
+        p, wall_ratios.size(), latency_of(wall_ratios).median, latency_of(processor_ratios).median,
+        1e3 * latency_of(wall_ours).median, 1e3 * latency_of(wall_plain).median, same_bits ? "true" : "false");
   }
   return same_bits ? 0 : 1;
 }

@@ -92,6 +92,7 @@ TEST_CASE("predict: keys and values held: 2btd in the tree, 4btd and 6btd in the
     Axes axes = kAxes;
     axes.kv_heads = axes.heads;
     axes.value_dim = axes.head_dim;
+    axes.n_queries = 1;
     const auto workload = workload_for(p, axes);
     const CostShape cost{.b = axes.batch, .t = kPerRank, .d = axes.heads * axes.head_dim, .n_h = axes.heads, .p = p};
     const std::int64_t btd = cost.b * cost.t * cost.d, bf16 = 2;
@@ -109,6 +110,22 @@ TEST_CASE("predict: keys and values held: 2btd in the tree, 4btd and 6btd in the
           CHECK(predict(algorithm, workload->shape(), layout.topology, layout.ranges).peak_kv_bytes ==
                 2 * btd * bf16 + in_buffers);
         if (is_ring) CHECK(static_cast<double>(sent) == to_bytes(static_cast<double>(ring_volume(cost)), bf16) * (p - 1));
+      }
+
+      // Keys and values in their type, and states in F32.
+      const Prediction predicted = predict(algorithm, workload->shape(), Topology::pretend(p, 2), aligned_ranges(p));
+      const std::int64_t kv_elements = predicted.peak_kv_bytes / bf16, bd = axes.batch * cost.d;
+      const std::int64_t state = bd / axes.head_dim * (2 + axes.head_dim), output = bd / axes.head_dim * (1 + axes.head_dim);
+      CHECK(predicted.peak_bytes == bf16 * kv_elements + 4 * (predicted.peak_elements - kv_elements));
+      CHECK(!predicted.step_us);
+      if (p != 4) continue;
+      if (is_ring) {  // the states of all four sources, and joined
+        CHECK(predicted.peak_elements == 3 * 2 * btd + bd + 2 * p * state + output);
+      } else {
+        // Ours hold an output as well, and the states of up to three other ranks; the paper reduces in place, and its
+        // output too.
+        CHECK(predicted.peak_elements >= tree_peak_memory(cost));
+        CHECK(predicted.peak_elements <= tree_peak_memory(cost) + 4 * state + output);
       }
     }
   }
@@ -155,34 +172,28 @@ TEST_CASE("predict: between two nodes leaders send one state each way, two-level
   CHECK(between_nodes("fused") == 8 * state);
 }
 
+/// Rank 0 sends a block to rank 1, which expects kMore more.
+template <bool kSends, bool kReceives, int kMore = 0>
+static Plan plan_of_two(const Topology&, int rank, std::span<const KeyRange>, const PlanOptions&) {
+  PlanBuilder builder;
+  const Blocks blocks = builder.allocate(kScalarBlock, 1 + kMore * rank);
+  builder.exchange();
+  if (kSends && rank == 0) builder.send(1, blocks);
+  if (kReceives && rank == 1) builder.receive(0, blocks);
+  return builder.take();
+}
+
 TEST_CASE("predict: plans that do not fit each other are an error") {
   const auto workload = workload_for(2);
-  const Topology topology = Topology::pretend(2, 2);
   const auto refused = [&](PlanOf plan) {
-    return message<std::logic_error>(
-        [&] { predict({.name = "", .brief = "", .exchange = plan}, workload->shape(), topology, aligned_ranges(2)); });
+    return message<std::logic_error>([&] {
+      predict({.name = "", .brief = "", .exchange = plan}, workload->shape(), Topology::pretend(2, 2), aligned_ranges(2));
+    });
   };
-  const auto sends = [](int rank, bool receives, std::int32_t n) {
-    PlanBuilder builder;
-    const Blocks blocks = builder.allocate(kScalarBlock, n);
-    builder.exchange();
-    if (rank == 0) builder.send(1, blocks);
-    if (rank == 1 && receives) builder.receive(0, blocks);
-    return builder.take();
-  };
-  static auto make = sends;
-  CHECK(refused([](const Topology&, int rank, std::span<const KeyRange>, const PlanOptions&) {
-          return make(rank, true, 2);
-        }) == "");
-  CHECK(refused([](const Topology&, int rank, std::span<const KeyRange>, const PlanOptions&) {
-          return make(rank, false, 2);
-        }) == "rank 0 sends a message that rank 1 does not receive");
-  CHECK(refused([](const Topology&, int rank, std::span<const KeyRange>, const PlanOptions&) {
-          return make(rank + 1, true, 2);
-        }) == "rank 0 waits for a message that no rank sends");
-  CHECK(refused([](const Topology&, int rank, std::span<const KeyRange>, const PlanOptions&) {
-          return make(rank, true, rank + 1);
-        }) == "rank 0 sends 96 bytes to rank 1, which expects 192");
+  CHECK(refused(plan_of_two<true, true>) == "");
+  CHECK(refused(plan_of_two<true, false>) == "rank 0 sends a message that rank 1 does not receive");
+  CHECK(refused(plan_of_two<false, true>) == "rank 1 waits for a message that no rank sends");
+  CHECK(refused(plan_of_two<true, true, 1>) == "rank 0 sends 96 bytes to rank 1, which expects 192");
 }
 
 /// @tested{eq_13, eq. (13)}
@@ -202,30 +213,6 @@ TEST_CASE("predict: doubling sends more than the paper's bandwidth-optimal AllRe
     CHECK(bytes == doctest::Approx(paper * rounds / (2.0 * (p - 1) / p)).epsilon(1e-14));
     // At p = 2 the two are one.
     if (p == 2) CHECK(bytes == paper);
-  }
-}
-
-/// @tested{eq_9, eq. (9)}
-TEST_CASE("predict: a rank of the tree holds its own keys and values, in their type, and states in F32") {
-  const auto workload =
-      workload_for(4, {.batch = 2, .heads = 4, .kv_heads = 4, .head_dim = 6, .value_dim = 6, .dtype = DType::BF16});
-  const CostShape cost{.b = 2, .t = kPerRank, .d = 24, .n_h = 4, .p = 4};
-  const std::int64_t state = 8 * (2 + 6), output = 8 * (1 + 6);
-  for (const Algorithm& algorithm : algorithms()) {
-    CAPTURE(algorithm.name);
-    const Prediction predicted = predict(algorithm, workload->shape(), Topology::pretend(4, 2), aligned_ranges(4));
-    const std::int64_t kv_elements = predicted.peak_kv_bytes / 2;
-    CHECK(predicted.peak_bytes == 2 * kv_elements + 4 * (predicted.peak_elements - kv_elements));
-    CHECK(!predicted.step_us);
-    // Two shards in flight beside the own one, where the paper has one; the states of all four sources, and joined.
-    if (algorithm.kv_shards_in_flight > 0) {
-      CHECK(predicted.peak_elements == 3 * 2 * 2 * kPerRank * 24 + 2 * 24 + 2 * 4 * state + output);
-      continue;
-    }
-    // Ours hold an output as well, and the states of up to three other ranks; the paper reduces in place, and its output
-    // too.
-    CHECK(predicted.peak_elements >= tree_peak_memory(cost));
-    CHECK(predicted.peak_elements <= tree_peak_memory(cost) + 4 * state + output);
   }
 }
 

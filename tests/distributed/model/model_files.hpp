@@ -6,6 +6,9 @@
 #include "tree_attn/distributed/model/config.hpp"
 #include "tree_attn/tests/support/tensor_files.hpp"
 
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <random>
@@ -43,24 +46,22 @@ inline TensorShapes shapes_of(const ModelConfig& c) {
 /// @param config the JSON of the metadata, in which quotes are written as apostrophes
 inline std::string model_bytes(const TensorShapes& shapes, std::string config, unsigned seed = 1) {
   std::mt19937 random(seed);
-  std::string header, data;
+  std::ranges::replace(config, '\'', '"');
+  nlohmann::ordered_json header{{"__metadata__", {{"config", config}}}};
+  std::string data;
   for (const auto& [name, shape] : shapes) {
-    std::int64_t n = 1;
-    std::string axes;
-    for (const std::int64_t axis : shape) n *= axis, axes += (axes.empty() ? "" : ",") + std::to_string(axis);
     const std::size_t begin = data.size();
     std::normal_distribution<float> normal(shape.size() == 1 ? 1.0f : 0.0f,
                                            shape.size() == 1 ? 0.1f : 1 / std::sqrt(static_cast<float>(shape.back())));
+    std::int64_t n = 1;
+    for (const std::int64_t axis : shape) n *= axis;
     for (std::int64_t i = 0; i < n; ++i) {
       const float x = normal(random);
       data.append(reinterpret_cast<const char*>(&x), sizeof x);
     }
-    header += ",\"" + name + "\":{\"dtype\":\"F32\",\"shape\":[" + axes + "],\"data_offsets\":[" + std::to_string(begin) +
-              "," + std::to_string(data.size()) + "]}";
+    header[name] = {{"dtype", "F32"}, {"shape", shape}, {"data_offsets", {begin, data.size()}}};
   }
-  std::string escaped;
-  for (const char c : config) escaped += c == '\'' ? std::string("\\\"") : std::string(1, c);
-  return with_length("{\"__metadata__\":{\"config\":\"" + escaped + "\"}" + header + "}", data);
+  return with_length(header.dump(), data);
 }
 
 /// A plain Llama: every layer is global, with rotary positions and grouped heads. No size is a multiple of the padding.
@@ -71,7 +72,6 @@ inline const std::string kLlamaConfig =
 inline const std::string kMixedConfig =
     "{'vocab':128,'dim':32,'heads':4,'kv_heads':2,'head_dim':16,'ff':40,'layers':['window','global','window','global'],"
     "'window':7,'scale_base':16.0}";
-
 /// Windowed layers before a global one, as in the trained model.
 inline const std::string kWindowConfig =
     "{'vocab':128,'dim':32,'heads':4,'kv_heads':2,'head_dim':16,'ff':40,'layers':['window','window','global'],"

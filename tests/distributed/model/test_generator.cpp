@@ -64,14 +64,12 @@ std::vector<std::vector<Answer>> ask(const Model& model, const std::string& text
 }
 
 /// Words around a record, the value of which begins at the given position.
-std::string haystack(std::size_t n, std::size_t at, const std::string& key = "velora", const std::string& value = "402913") {
-  const std::string record = "The code of " + key + " is " + value + ". ",
-                    words = "that among these are life, liberty and the ";
+std::string haystack(std::size_t n, std::size_t at) {
+  const std::string record = "The code of velora is 402913. ";
   std::string text;
-  while (text.size() < n) text += words;
+  while (text.size() < n) text += "that among these are life, liberty and the ";
   text.resize(n);
-  const std::size_t begin = at - (record.size() - 2 - value.size());
-  return text.replace(begin, record.size(), record);
+  return text.replace(at - record.find("402913"), record.size(), record);
 }
 
 const std::string kQuestion = "\nThe code of velora is ";
@@ -167,18 +165,9 @@ TEST_CASE("generator: a text that is read leaves the bits of one that is appende
   }
 }
 
-TEST_CASE("generator: near keys, questions one after the other, an empty text, a short one, and bytes that are not ASCII") {
+TEST_CASE("generator: an empty text, a short one, and bytes that are not ASCII") {
   const auto file = SafetensorsFile::open(kRecall);
   const Model model(file);
-  std::string text = haystack(900, 200);
-  text = text.substr(0, 600) + "The code of velara is 771204. " + text.substr(600);
-  const auto answers = ask(model, text, {kQuestion, "\nThe code of velara is ", kQuestion}, {5, 2});
-  CHECK(answers[4][0].text == "402913.");
-  CHECK(answers[4][1].text == "771204.");
-  CHECK(answers[4][2] == answers[4][0]);
-  // Nothing of the question before is left.
-  CHECK(answers[4][1] == ask(model, text, {"\nThe code of velara is "}, {5, 2})[4][0]);
-
   for (const std::string& odd : {std::string(), std::string("a"), std::string(63, '\xC3'), std::string("\0\x7F\xFF", 3)}) {
     const Answer alone = ask(model, odd, {kQuestion}, {})[0][0];
     CHECK(alone.text.size() > 0);
@@ -274,8 +263,6 @@ TEST_CASE("generator: F8_E4M3 has the logits of caches whose rows were divided a
   CHECK(answer.text == "402913.");
   CHECK(answer.largest.position == 300);
   CHECK(answer.largest.weight == doctest::Approx(with({})[0][0].largest.weight).epsilon(0.1));
-  CHECK_THROWS_WITH_AS(with({.dtype = DType::F8_E4M3, .moments = true}),
-                       "--moments 2: squares of values have no scale; not for keys and values of F8_E4M3", InputError);
 }
 
 TEST_CASE("sampler: the likeliest character, and a distribution at a temperature") {

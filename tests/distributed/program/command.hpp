@@ -55,9 +55,7 @@ struct Result {
 struct Around {
   std::string folder = ".";                   ///< to run in
   int deadline = 60;                          ///< seconds after `meanwhile`, when its processes are killed
-  long most_file_bytes = -1;                  ///< a file that grows larger fails with EFBIG, as if the disk were full
   bool err_is_terminal = false;               ///< standard error is a terminal, not a file
-  std::string out_to = {};                    ///< standard output goes to this file
   std::function<void(pid_t)> meanwhile = {};  ///< is called with the process once it runs
 };
 
@@ -74,11 +72,7 @@ inline std::string read_all(int descriptor) {
 [[noreturn]] inline void become(char* const* words, const Around& around, int out, int err) {
   ::setpgid(0, 0);
   if (::chdir(around.folder.c_str()) != 0) ::_exit(126);
-  if (around.most_file_bytes >= 0) {
-    ::signal(SIGXFSZ, SIG_DFL);  // it ends a program that does not ignore it
-    const rlimit limit{static_cast<rlim_t>(around.most_file_bytes), static_cast<rlim_t>(around.most_file_bytes)};
-    ::setrlimit(RLIMIT_FSIZE, &limit);
-  }
+  ::signal(SIGXFSZ, SIG_DFL);  // it ends a program that does not ignore it
   ::dup2(::open("/dev/null", O_RDONLY), STDIN_FILENO);
   ::dup2(out, STDOUT_FILENO);
   ::dup2(err, STDERR_FILENO);
@@ -95,8 +89,7 @@ inline Result run(const Words& words, const Around& around = {}) {
   pointers.push_back(nullptr);
 
   // Output goes to files in memory: nobody has to read while the command runs.
-  const int out =
-      around.out_to.empty() ? ::memfd_create("out", MFD_CLOEXEC) : ::open(around.out_to.c_str(), O_WRONLY | O_CLOEXEC);
+  const int out = ::memfd_create("out", MFD_CLOEXEC);
   int err = ::memfd_create("err", MFD_CLOEXEC), terminal = -1;
   if (around.err_is_terminal) {
     terminal = ::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
@@ -144,7 +137,7 @@ inline Result run(const Words& words, const Around& around = {}) {
 
   ::lseek(out, 0, SEEK_SET);
   ::lseek(err, 0, SEEK_SET);
-  if (around.out_to.empty()) result.out = command_detail::read_all(out);
+  result.out = command_detail::read_all(out);
   if (around.err_is_terminal) ::fcntl(terminal, F_SETFL, O_NONBLOCK);
   result.err = command_detail::read_all(around.err_is_terminal ? terminal : err);
   for (const int descriptor : {out, err, terminal}) {
@@ -155,6 +148,15 @@ inline Result run(const Words& words, const Around& around = {}) {
 
 /// The program without mpirun.
 inline Words alone(const Words& arguments) { return Words{kProgram} + arguments; }
+
+/// The same by a shell. @param script what it does with the command "$0" "$@"
+inline Words by_shell(const std::string& script, const Words& arguments) {
+  return Words{"sh", "-c", script, kProgram} + arguments;
+}
+/// @param redirection ">&-"
+inline Words redirected(const std::string& redirection, const Words& arguments) {
+  return by_shell("exec \"$0\" \"$@\" " + redirection, arguments);
+}
 
 /// The program under mpirun; with one rank too, it is started by mpirun.
 inline Words ranks(int n, const Words& arguments, const Words& program = {kProgram}) {

@@ -17,12 +17,21 @@ TEST_CASE("watchdog: a rank that is stopped while it decodes ends the job, in on
   });
 }
 
-TEST_CASE("watchdog: a rank that is stopped in a call of MPI ends the job, in one line that names it") {
+TEST_CASE("watchdog: a call of MPI in which a rank is stopped, waits for ever or fails ends the job, in one line") {
   std::vector<Ending> all;
+  const auto add = [&](const std::string& call, int rank, const std::string& how, const std::string& line) {
+    all.push_back({stopping(call, rank, how, {"decode", "--seq-len", "256", "--timeout", "3"}), line});
+  };
   for (const std::string call : {"MPI_Comm_split_type", "MPI_Comm_free"})
     for (const int rank : {0, 2})
-      all.push_back({stopping(call, rank, "stop", {"decode", "--seq-len", "256", "--timeout", "2"}),
-                     "rank " + std::to_string(rank) + " has not answered for 2 s (rank "});
+      add(call, rank, "stop", "rank " + std::to_string(rank) + " has not answered for 3 s (rank ");
+  // Ranks that all wait: the one that blocks says for what.
+  add("MPI_Comm_free", 1, "wait",
+      "no rank has made progress for 3 s (rank 1 waits in MPI_Comm_free while reading the input)");
+  // The first as the watchdog starts, the second as MPI does, the third in a command.
+  add("pthread_create", 1, "fail", "tree_attn: rank 1: the system started no thread for the watchdog");
+  add("MPI_Comm_idup", 1, "fail", "tree_attn: rank 1: MPI_Comm_idup failed: ");
+  add("MPI_Comm_split_type", 1, "fail", "tree_attn: rank 1: MPI_Comm_split_type failed: ");
   at_once(all, [](const Ending& each) { check_one_line(without_mpiexec(run(each.command, {.deadline = 45})), each.line); });
 }
 
@@ -39,12 +48,6 @@ TEST_CASE("watchdog: ranks that wait in a call of MPI before they know each othe
   }
 }
 
-TEST_CASE("watchdog: ranks that all wait for something that never comes end, and the one that blocks says for what") {
-  const Result result =
-      run(stopping("MPI_Comm_free", 1, "wait", {"decode", "--seq-len", "256", "--timeout", "2"}), {.deadline = 45});
-  check_one_line(result, "no rank has made progress for 2 s (rank 1 waits in MPI_Comm_free while reading the input)");
-}
-
 /// What it does between waits is computing: here it writes for two seconds.
 TEST_CASE("watchdog: a rank that computes for longer than --timeout does not hang") {
   const Scratch scratch;
@@ -56,17 +59,6 @@ TEST_CASE("watchdog: without a deadline, and with --timeout in front of the comm
   check_silent_success(run(ranks(2, {"--timeout", "inf", "decode", "--seq-len", "256"})));
   const Words early = stopping("MPI_Finalize", 1, "stop", {"--timeout=1.5", "info"});
   CHECK(run(early, {.deadline = 45}).err.find("rank 1 has not answered for 1.5 s") != std::string::npos);
-}
-
-TEST_CASE("watchdog: a call that fails on one rank ends the job, in one line that names the rank") {
-  // The first as the watchdog starts, the second as MPI does, the third in a command.
-  const auto failing = [](const std::string& call, const std::string& line) {
-    return Ending{stopping(call, 1, "fail", {"decode", "--seq-len", "256", "--timeout", "5"}), "tree_attn: rank 1: " + line};
-  };
-  const std::vector<Ending> all{failing("pthread_create", "the system started no thread for the watchdog"),
-                                failing("MPI_Comm_idup", "MPI_Comm_idup failed: "),
-                                failing("MPI_Comm_split_type", "MPI_Comm_split_type failed: ")};
-  at_once(all, [](const Ending& each) { check_one_line(without_mpiexec(run(each.command, {.deadline = 45})), each.line); });
 }
 
 TEST_CASE("watchdog: a job that ends while rank 0 writes its files leaves none of them") {
