@@ -253,6 +253,18 @@ inline void check_endings(const std::vector<Ending>& all, const Around& around =
   }
 }
 
+/// Runs all of them, which succeed in silence, and checks what they print, on one line.
+inline void check_outputs(const std::vector<std::pair<Words, std::string>>& all) {
+  std::vector<Words> commands;
+  for (const auto& [command, part] : all) commands.push_back(command);
+  const std::vector<Result> results = run_all(commands);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    CAPTURE(results[i].out);
+    check_silent_success(results[i]);
+    CHECK_MESSAGE(on_one_line(results[i].out).find(all[i].second) != std::string::npos, all[i].second);
+  }
+}
+
 /// The report of a command, which succeeds in silence.
 inline nlohmann::json report_of(const Words& command) {
   const Scratch scratch;

@@ -6,8 +6,6 @@
 #include "tree_attn/tests/distributed/program/file_workload.hpp"
 #include "tree_attn/tests/support/algorithm_names.hpp"
 
-#include <cstdlib>
-
 namespace {
 
 /// The report of a command, its runs without times, transport and launches.
@@ -26,26 +24,19 @@ void check_predicted(const nlohmann::json& run) {
     CHECK_MESSAGE(run[count] == run["predicted"][count], count);
 }
 
-/// The stand-in for NCCL is in the environment of the commands below. @param fault that it injects
-struct NcclVariables {
-  explicit NcclVariables(const std::string& fault = "") {
-    ::setenv("TREE_ATTN_NCCL_LIBRARY", TREE_ATTN_NCCL_STAND_IN, 1);
-    ::setenv("TREE_ATTN_NCCL_FAULT", fault.c_str(), 1);
-    ::setenv("NCCL_SOCKET_IFNAME", "lo", 1);
-  }
-  NcclVariables(const NcclVariables&) = delete;
-  NcclVariables& operator=(const NcclVariables&) = delete;
-  ~NcclVariables() {
-    for (const char* name : {"TREE_ATTN_NCCL_LIBRARY", "TREE_ATTN_NCCL_FAULT", "NCCL_SOCKET_IFNAME"}) ::unsetenv(name);
-  }
-};
+/// The program with the stand-in for NCCL in its environment, and other variables.
+Words with_nccl(const Words& variables = {}) {
+  return Words{"env", "TREE_ATTN_NCCL_LIBRARY=" TREE_ATTN_NCCL_STAND_IN, "NCCL_SOCKET_IFNAME=lo"} + variables +
+         Words{kProgram};
+}
+/// It fails in that way.
+Words with_nccl(const std::string& fault) { return with_nccl(Words{"TREE_ATTN_NCCL_FAULT=" + fault}); }
 
 const Words kDecode = "decode --heads 4 --kv-heads 2 --head-dim 64 --backend emulated"_words;
 
 }  // namespace
 
 TEST_CASE("devices: output, counts and predictions of threads, and over NCCL, are those of processes over MPI") {
-  const NcclVariables variables;
   const Scratch scratch;
   FileWorkload workload = FileWorkload::draw(3, 4, 2, 2, 1000, 16, 24);
   workload.lengths = {1000, 0, 437};
@@ -69,18 +60,18 @@ TEST_CASE("devices: output, counts and predictions of threads, and over NCCL, ar
     const auto sends_by_itself = [](const tree_attn::Algorithm& each) { return each.rounding.weight_error_per_lse == 0; };
     const Words command =
         arguments + Words{"--compare", over_nccl ? tree_attn::test::others(sends_by_itself) : tree_attn::test::others()};
-    const Words nccl{"--transport", "nccl"}, threads = alone(command + Words{"--devices", devices});
+    const Words nccl = command + Words{"--transport", "nccl"}, threads{"--devices", devices};
     const nlohmann::json of_mpi = report_of_runs(ranks(n_ranks, command), "mpi");
     const std::string out = Scratch::read(scratch.path("out"));
     CHECK(of_mpi["machine"]["nccl"].is_null());
     CHECK(of_mpi["runs"].size() > 5);
     for (const nlohmann::json& run : of_mpi["runs"]) check_predicted(run);
     if (!over_nccl) {
-      CHECK(report_of_runs(threads, "threads")["runs"] == of_mpi["runs"]);
+      CHECK(report_of_runs(alone(command + threads), "threads")["runs"] == of_mpi["runs"]);
       CHECK((Scratch::read(scratch.path("out")) == out));
       continue;
     }
-    for (const Words& other : {threads + nccl, ranks(n_ranks, command + nccl)}) {
+    for (const Words& other : {with_nccl() + nccl + threads, ranks(n_ranks, nccl, with_nccl())}) {
       const nlohmann::json report = report_of_runs(other, "nccl");
       CHECK(report["machine"]["nccl"] == "2.29.7");
       CHECK(report["runs"] == of_mpi["runs"]);
@@ -112,9 +103,8 @@ TEST_CASE("devices: one-shot has the bits of gather as threads and processes, in
         Job{3, nccl + nodes + host, "host", "window"}}) {
     CAPTURE(nlohmann::json(more).dump());
     CAPTURE(fault);
-    const NcclVariables variables(fault);
     const Words words = common + more + Words{"--verify"};
-    const nlohmann::json runs = runs_of(n_ranks == 0 ? alone(words) : ranks(n_ranks, words));
+    const nlohmann::json runs = runs_of(n_ranks == 0 ? with_nccl(fault) + words : ranks(n_ranks, words, with_nccl(fault)));
     REQUIRE(runs.size() == 2);
     const nlohmann::json &gather = runs[0], &one_shot = runs[1];
     CHECK(one_shot["algorithm"] == "one-shot");
@@ -148,9 +138,8 @@ TEST_CASE("devices: ranks that are threads have no launcher, and as many devices
 }
 
 TEST_CASE("nccl: paper and packed call ncclAllReduce, whose messages are not counted") {
-  const NcclVariables variables;
   const Words both = kDecode + "--seq-len 400 --transport nccl --algorithm paper --compare packed --verify"_words;
-  for (const Words& command : {alone(both + Words{"--devices", "0-4"}), ranks(2, both)}) {
+  for (const Words& command : {with_nccl() + both + Words{"--devices", "0-4"}, ranks(2, both, with_nccl())}) {
     for (const nlohmann::json& run : runs_of(command)) {
       CHECK(run["collectives_per_step"] == (run["algorithm"] == "paper" ? 3 : 2));
       CHECK(run["same_bits_on_all_ranks"] == true);
@@ -161,7 +150,6 @@ TEST_CASE("nccl: paper and packed call ncclAllReduce, whose messages are not cou
 }
 
 TEST_CASE("nccl: what is missing, does not fit or fails is one line, and processes end within the deadline") {
-  const NcclVariables variables;
   const Scratch scratch;
   FileWorkload sinks = FileWorkload::draw(1, 2, 1, 1, 100, 8, 8);
   sinks.sink = {1, 2};
@@ -170,18 +158,17 @@ TEST_CASE("nccl: what is missing, does not fit or fails is one line, and process
   scratch.write("libnccl.so.2", "");
   const Words small = kDecode + "--seq-len 256 --transport nccl --timeout 1"_words, one_shot{"--algorithm", "one-shot"},
               devices{"--devices", "0-1"};
-  const auto with = [](const Words& set) { return Words{"env"} + set + Words{kProgram}; };
   const auto on_three = [&](const std::string& fault, const std::string& line, const Words& more = {}) {
-    return Ending{ranks(3, small + more, with({"TREE_ATTN_NCCL_FAULT=" + fault})), line};
+    return Ending{ranks(3, small + more, with_nccl(fault)), line};
   };
   const std::string in_vain = "rank 0, step 1: no states from rank 1, row ";
   // What takes longer is killed.
   check_endings(
-      {{ranks(2, {"decode", scratch.path("sinks"), "--backend", "emulated", "--transport", "nccl"}),
+      {{ranks(2, {"decode", scratch.path("sinks"), "--backend", "emulated", "--transport", "nccl"}, with_nccl()),
         "--transport nccl: no kernel adds the tensor \"sink\"; use --transport mpi or shared"},
-       {ranks(2, small, with({"TREE_ATTN_NCCL_LIBRARY=/nowhere/libnccl.so.2"})),
+       {ranks(2, small, with_nccl(Words{"TREE_ATTN_NCCL_LIBRARY=/nowhere/libnccl.so.2"})),
         "--transport nccl: TREE_ATTN_NCCL_LIBRARY is /nowhere/libnccl.so.2"},
-       {with({"TREE_ATTN_NCCL_LIBRARY=", "LD_LIBRARY_PATH=" + scratch.folder().string()}) + small + devices,
+       {with_nccl(Words{"TREE_ATTN_NCCL_LIBRARY=", "LD_LIBRARY_PATH=" + scratch.folder().string()}) + small + devices,
         "--transport nccl: libnccl.so.2 was not found; pip install nvidia-nccl-cu13 or apt-get install libnccl2, or set "
         "TREE_ATTN_NCCL_LIBRARY to its path"},
        on_three("join 2", " waits for all ranks to join NCCL (rank 0 listens on lo 127.0.0.1; NCCL_SOCKET_IFNAME "),
@@ -191,22 +178,23 @@ TEST_CASE("nccl: what is missing, does not fit or fails is one line, and process
        on_three("version 21200", "is NCCL 2.12.0, older than 2.14.3"),
        on_three("window", "do not all reach each other's memory", one_shot),
        // One process has another library.
-       {ranks(3, small,
-              {"sh", "-c",
-               "[ \"${OMPI_COMM_WORLD_RANK:-$PMI_RANK}\" = 1 ] && export TREE_ATTN_NCCL_FAULT='version 22707'; exec \"$0\" "
-               "\"$@\"",
-               kProgram}),
+       {ranks(
+            3, small,
+            Words{
+                "sh", "-c",
+                "[ \"${OMPI_COMM_WORLD_RANK:-$PMI_RANK}\" = 1 ] && export TREE_ATTN_NCCL_FAULT='version 22707'; exec \"$0\" "
+                "\"$@\""} +
+                with_nccl()),
         "rank 1 has NCCL 2.27.7, but rank 0 has 2.29.7"},
        // A kernel of one-shot waits in vain.
-       {with({"TREE_ATTN_NCCL_FAULT=stray 1"}) + small + one_shot + devices, in_vain},
-       {ranks(2, small + one_shot, with({"TREE_ATTN_NCCL_FAULT=stray 1"})), in_vain}},
+       {with_nccl("stray 1") + small + one_shot + devices, in_vain},
+       {ranks(2, small + one_shot, with_nccl("stray 1")), in_vain}},
       {.deadline = 20});
 }
 
 TEST_CASE("nccl: its log goes to standard error, or where a variable says") {
-  const NcclVariables variables;
   const Scratch scratch;
-  const Words small = kDecode + "--seq-len 64 --transport nccl"_words, log{"env", "NCCL_DEBUG=INFO", kProgram};
+  const Words small = kDecode + "--seq-len 64 --transport nccl"_words, log = with_nccl(Words{"NCCL_DEBUG=INFO"});
   const std::string line = "stand-in INFO ncclGetUniqueId";
   for (const Words& command : {log + small, ranks(2, small, log)}) {
     const Result result = run(command, {.err_is_terminal = true});
@@ -217,6 +205,6 @@ TEST_CASE("nccl: its log goes to standard error, or where a variable says") {
   }
   // NCCL would empty a file of errors: its log stays in standard output.
   CHECK(run(log + small).out.find(line) != std::string::npos);
-  check_silent_success(run(Words{"env", "NCCL_DEBUG_FILE=" + scratch.path("log")} + log + small));
+  check_silent_success(run(with_nccl(Words{"NCCL_DEBUG=INFO", "NCCL_DEBUG_FILE=" + scratch.path("log")}) + small));
   CHECK(Scratch::read(scratch.path("log")) == line + "\n");
 }

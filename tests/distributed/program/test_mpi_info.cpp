@@ -46,7 +46,7 @@ TEST_CASE("info: ranks with GPUs that reach each other, as processes and as thre
 TEST_CASE("info: what is wrong on one rank is found on all") {
   const auto on = [](int n_ranks, const std::string& set) { return ranks(n_ranks, {"info"}, with_stand_ins(set)); };
   const Words too_many = with_stand_ins("STAND_IN_GPUS=2") + Words{"info", "--devices", "0-3"};
-  const std::vector<std::pair<Words, std::string>> all{
+  check_outputs({
       {on(2, "STAND_IN_GPUS=2 TREE_ATTN_NCCL_FAULT=\"version $((22907 - 301 * RANK))\""),
        "fails NCCL --transport nccl: 2.26.6 on rank 1, 2.29.7 on rank 0; install one version"},
       {on(2, "STAND_IN_GPUS=2 TREE_ATTN_NCCL_FAULT='version 22809'"),
@@ -63,16 +63,8 @@ TEST_CASE("info: what is wrong on one rank is found on all") {
        " warning peer access not known: other GPUs of the machine are hidden from ranks 0, 1; "},
       // A device that is not there.
       {too_many, " fails GPUs --backend cuda: no GPU for ranks 2, 3 on "},
-      {too_many, ": its machine has 2; start ranks where the GPUs are, or list devices that are there "}};
-  std::vector<Words> commands;
-  for (const auto& [command, line] : all) commands.push_back(command);
-  const std::vector<Result> results = run_all(commands);
-  for (std::size_t i = 0; i < all.size(); ++i) {
-    CAPTURE(all[i].second);
-    CAPTURE(results[i].out);
-    check_silent_success(results[i]);
-    CHECK(has(on_one_line(results[i].out), all[i].second));
-  }
+      {too_many, ": its machine has 2; start ranks where the GPUs are, or list devices that are there "},
+  });
 }
 
 TEST_CASE("info: a decode on GPUs that cannot be ends with the line of info before it begins") {
