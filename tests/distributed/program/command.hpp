@@ -253,7 +253,7 @@ inline void check_endings(const std::vector<Ending>& all, const Around& around =
   }
 }
 
-/// Runs all of them, which succeed in silence, and checks what they print, on one line.
+/// Runs all of them, which succeed in silence, and checks what they print, once and with blanks for line breaks.
 inline void check_outputs(const std::vector<std::pair<Words, std::string>>& all) {
   std::vector<Words> commands;
   for (const auto& [command, part] : all) commands.push_back(command);
@@ -261,7 +261,10 @@ inline void check_outputs(const std::vector<std::pair<Words, std::string>>& all)
   for (std::size_t i = 0; i < all.size(); ++i) {
     CAPTURE(results[i].out);
     check_silent_success(results[i]);
-    CHECK_MESSAGE(on_one_line(results[i].out).find(all[i].second) != std::string::npos, all[i].second);
+    const std::string out = on_one_line(results[i].out);
+    const std::size_t at = out.find(all[i].second);
+    CHECK_MESSAGE(at != std::string::npos, all[i].second);
+    CHECK_MESSAGE(out.find(all[i].second, at + 1) == std::string::npos, all[i].second);
   }
 }
 

@@ -196,4 +196,12 @@ TEST_CASE("decode: values that are the first components of the keys: --value-dim
     }
     ++n;  // the other half with the next type
   }
+  // They are held and sent once.
+  const auto ring = [&](const Words& in) { return runs_of(ranks(2, Words{"decode", "--algorithm", "ring"} + in))[0]; };
+  const auto once = ring({"--value-dim", "16", scratch.path("keys")}), twice = ring({scratch.path("repeated")});
+  for (const char* bytes : {"bytes_per_step", "peak_kv_bytes_per_rank"}) {
+    CHECK(once[bytes] > 0);
+    CHECK(once[bytes].get<std::int64_t>() * (24 + 16) == twice[bytes].get<std::int64_t>() * 24);
+  }
+  CHECK(once["predicted"]["bytes_per_step"] == once["bytes_per_step"]);
 }

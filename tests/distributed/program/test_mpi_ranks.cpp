@@ -6,19 +6,10 @@
 #include "tree_attn/tests/support/sanitized.hpp"
 
 TEST_CASE("ranks: rank 0 alone prints") {
-  const std::vector<std::pair<Words, std::string>> all{{{"--version"}, "tree_attn " TREE_ATTN_VERSION},
-                                                       {{"decode", "--help"}, "Usage:"},
-                                                       {{"info"}, "ranks          3 on 1 node"},
-                                                       {{"decode", "--seq-len", "256"}, "256 keys"}};
-  std::vector<Words> commands;
-  for (const auto& [arguments, once] : all) commands.push_back(ranks(3, arguments));
-  const std::vector<Result> results = run_all(commands);
-  for (std::size_t i = 0; i < all.size(); ++i) {
-    check_silent_success(results[i]);
-    const std::size_t at = results[i].out.find(all[i].second);
-    CHECK(at != std::string::npos);
-    CHECK(results[i].out.find(all[i].second, at + 1) == std::string::npos);
-  }
+  check_outputs({{ranks(3, {"--version"}), "tree_attn " TREE_ATTN_VERSION},
+                 {ranks(3, {"decode", "--help"}), "Usage:"},
+                 {ranks(3, {"info"}), "ranks 3 on 1 node"},
+                 {ranks(3, {"decode", "--seq-len", "256"}), "256 keys"}});
 }
 
 TEST_CASE("ranks: what is wrong is said once, and all end with status 2") {

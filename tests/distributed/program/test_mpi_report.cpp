@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief What `decode` reports: the table for people, the JSON for programs, and counts that are as predicted.
-#include "tree_attn/gpu/backend/backends.hpp"
 #include "tree_attn/reference/cpu/leaf_kernel.hpp"
 #include "tree_attn/tests/distributed/program/command.hpp"
-#include "tree_attn/tests/distributed/program/file_workload.hpp"
 #include "tree_attn/tests/support/algorithm_names.hpp"
 
 #include <sched.h>
@@ -58,11 +56,7 @@ TEST_CASE("report: every field is there with its type, one object an algorithm, 
   for (const char* key : {"cpu", "mpi", "compiler", "build_type"}) CHECK_MESSAGE(machine[key].is_string(), key);
   CHECK(machine["cores"] > 0);
   CHECK(machine["instruction_set"] == tree_attn::leaf_kernel().name);
-  std::vector<std::string> gpus;
-  for (const tree_attn::Backend* backend : tree_attn::backends()) {
-    for (const std::string& gpu : backend->gpus()) gpus.push_back(gpu);
-  }
-  CHECK(machine["gpus"].get<std::vector<std::string>>() == gpus);
+  CHECK(machine["gpus"].is_array());
   CHECK((machine["nccl"].is_null() || machine["nccl"].is_string()));
   const std::string command = report["command"];
   CHECK(command.find("decode --seq-len 1000 --heads 4") != std::string::npos);
@@ -81,18 +75,6 @@ TEST_CASE("report: every field is there with its type, one object an algorithm, 
     CHECK(line.starts_with(algorithms[i] + " "));
     CHECK(line.ends_with(report["runs"][i]["output_digest"].get<std::string>()));
   }
-}
-
-TEST_CASE("report: values that are components of the keys are held and sent once") {
-  const Scratch scratch;
-  FileWorkload workload = FileWorkload::draw(1, 4, 1, 1, 200, 24, 16);
-  workload.v = {};
-  workload.write(scratch.path("keys"), "BF16");
-  const Words decode{"decode", scratch.path("keys"), "--value-dim", "16", "--verify", "--algorithm", "ring"};
-  const Json ring = runs_of(ranks(2, decode))[0];
-  CHECK(ring["bytes_per_step"] == 200 * 24 * 2);
-  CHECK(ring["predicted"]["bytes_per_step"] == 200 * 24 * 2);
-  CHECK(ring["peak_kv_bytes_per_rank"] == (128 + 72 + 128) * 24 * 2);
 }
 
 TEST_CASE("report: what the host launches in a step, and the kernel") {
