@@ -356,7 +356,7 @@ void add_decode_options(CLI::App& command, DecodeOptions& options) {
   add_list_option(
       command, "--shards", options.shards,
       "Keys per rank, n0,n1,..., zeros allowed; cuts at multiples of 64 if bits are promised (default: even, aligned)",
-      is_integer);
+      any_integer<std::int64_t>());
   add("--steps", options.steps,
       "Decode T tokens: the cache starts with N - T keys; each step appends one and has a new query;"
       "\na batch entry with fewer than T keys joins late, in the last steps, one for each of its keys",
@@ -391,7 +391,7 @@ void add_decode_options(CLI::App& command, DecodeOptions& options) {
 
   add_shape_options(command, options, kSyntheticGroup);
   adder(command, kSyntheticGroup)("--seed", options.seed, "Equal seeds give equal input, for every number of ranks",
-                                  is_whole)
+                                  any_integer<std::uint64_t>())
       ->capture_default_str();
 
   command.footer(

@@ -22,6 +22,7 @@
 #include <iostream>
 #include <iterator>
 #include <memory>
+#include <sstream>
 #include <utility>
 
 namespace tree_attn {
@@ -49,21 +50,18 @@ std::string_view text_of(const MappedFile& file) {
 
 /// The lines of a file: question, tab, answer; further columns are for others. @throws InputError
 std::vector<Question> read_questions(const std::string& path) {
-  const MappedFile file(path);
-  const std::string_view text = text_of(file);
+  std::istringstream text{std::string(text_of(MappedFile(path)))};
   std::vector<Question> questions;
   std::int64_t number = 0;
-  for (std::size_t begin = 0, end = 0; begin < text.size(); begin = end + 1) {
-    end = std::min(text.find('\n', begin), text.size());
-    std::string_view line = text.substr(begin, end - begin);
+  for (std::string line; std::getline(text, line);) {
     ++number;
-    if (line.ends_with('\r')) line.remove_suffix(1);
+    if (line.ends_with('\r')) line.pop_back();
     if (line.empty()) continue;
     const std::size_t tab = line.find('\t');
     if (tab == 0 || tab == std::string_view::npos)
       refuse(readable(path, 200), ": line ", number, " is not a question, a tab and an answer");
-    const std::string_view answer = line.substr(tab + 1);
-    questions.push_back({std::string(line.substr(0, tab)), std::string(answer.substr(0, answer.find('\t')))});
+    const std::string answer = line.substr(tab + 1);
+    questions.push_back({line.substr(0, tab), answer.substr(0, answer.find('\t'))});
   }
   if (questions.empty()) refuse(readable(path, 200), ": no questions");
   return questions;
@@ -377,7 +375,8 @@ Command add_generate(CLI::App& program, std::string command_line) {
   add("--temperature", options->sampling.temperature,
       "Draw characters from softmax(logits / temperature); 0: the likeliest character", is_not_negative)
       ->capture_default_str();
-  add("--seed", options->sampling.seed, "Equal seeds draw equal characters, for every number of ranks", is_whole)
+  add("--seed", options->sampling.seed, "Equal seeds draw equal characters, for every number of ranks",
+      any_integer<std::uint64_t>())
       ->capture_default_str();
   add_cluster_options(*command, *options);
   add("--order", options->order,

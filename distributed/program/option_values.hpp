@@ -12,8 +12,10 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <system_error>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -34,39 +36,27 @@ inline const auto is_positive_or_inf = number_check("a positive number", [](doub
 inline const auto is_not_negative = number_check("a number >= 0", [](double x) { return x >= 0 && std::isfinite(x); });
 inline const auto is_finite = number_check("a finite number", [](double x) { return std::isfinite(x); });
 
-/// Whether the text is an integer of that type in decimal digits: empty, or why not. The parser would read 010 as 8, and
-/// take the largest integer for any beyond.
-/// @param integer what the text is not: "an integer" @param beyond why an integer beyond the type is refused
-template <class Integer>
-std::string is_integer_of(const std::string& text, const char* integer, const std::string& beyond) {
-  Integer number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  const bool is_number = error != std::errc::invalid_argument && end == text.data() + text.size();
-  if (!is_number) return readable(text) + " is not " + integer;
-  if (error == std::errc::result_out_of_range) return beyond;
-  const std::size_t first = text.find_first_not_of('-');
-  return text[first] == '0' && text.size() > first + 1 ? readable(text) + " has a leading zero" : "";
-}
-/// The same for 0 to 2^64 - 1, and for -2^63 to 2^63 - 1.
-inline std::string is_whole(const std::string& text) {
-  return is_integer_of<std::uint64_t>(text, "an integer >= 0", readable(text) + " is not below 2^64");
-}
-inline std::string is_integer(const std::string& text) {
-  return is_integer_of<std::int64_t>(text, "an integer", readable(text) + " is not an integer of 64 bits");
-}
-/// Whether the text is an integer from `least` to `most`, in words that are the same with every version of CLI11. The help
-/// does not show these limits: they are far from practical values.
-inline CLI::Validator within(std::int64_t least, std::int64_t most) {
+/// A check of integers from `least` to `most` in decimal digits, in words that are the same with every version of CLI11. The
+/// parser would read 010 as 8, and take the largest integer for any beyond. The help does not show these limits: they are
+/// far from practical values.
+template <class Integer = std::int64_t>
+CLI::Validator within(std::type_identity_t<Integer> least, std::type_identity_t<Integer> most) {
   const auto check = [least, most](const std::string& text) -> std::string {
-    const std::string outside =
-        "Value " + readable(text) + " not in range " + std::to_string(least) + " to " + std::to_string(most);
-    const std::string why = is_integer_of<std::int64_t>(text, "an integer", outside);
-    if (!why.empty()) return why;
-    std::int64_t number = 0;
-    std::from_chars(text.data(), text.data() + text.size(), number);
-    return number >= least && number <= most ? "" : outside;
+    Integer number = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+    const bool is_integer = error != std::errc::invalid_argument && end == text.data() + text.size();
+    if (!is_integer) return readable(text) + " is not an integer";
+    const std::size_t first = text.find_first_not_of('-');
+    if (text[first] == '0' && text.size() > first + 1) return readable(text) + " has a leading zero";
+    const bool is_within = error == std::errc() && number >= least && number <= most;
+    return is_within ? "" : line_of("Value ", readable(text), " not in range ", least, " to ", most);
   };
   return CLI::Validator(check, "");
+}
+/// The same for all integers of a type.
+template <class Integer>
+CLI::Validator any_integer() {
+  return within<Integer>(std::numeric_limits<Integer>::min(), std::numeric_limits<Integer>::max());
 }
 
 /// Whether the text is one of these names, which the help of the option lists.
