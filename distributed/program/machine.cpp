@@ -81,7 +81,7 @@ Machine this_machine() {
 
 CoreShare share_cores(const Ranks& ranks, const Topology& machines) {
   const cpu_set_t mine = cores_of_process();
-  const std::vector<cpu_set_t> cores = ranks.all_gather(std::span<const cpu_set_t>(&mine, 1), "the cores of all ranks");
+  const std::vector<cpu_set_t> cores = ranks.all_gather(mine, "the cores of all ranks");
   // Launchers bind ranks to cores of their own, or to cores that they share.
   cpu_set_t of_node = mine;
   const auto& node = machines.node(machines.node_of(ranks.rank()));
