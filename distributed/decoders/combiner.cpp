@@ -160,17 +160,9 @@ OutputView Combiner::combine(const TensorView& o, const TensorView& lse, LseForm
   // With all rows, state (i, h, j) is row (i n_h + h) l + j; by heads, the batch comes after the head, so that those of a
   // rank are adjacent.
   const bool by_heads = part_ == OutputPart::kHeads;
-  float* states = states_.data();
-  const auto set_states = [&](std::int64_t i, std::int64_t h) {
-    set_head(states, o, lse, i, h, form);
-    states += l * state_size(d_v);
-  };
-  if (by_heads) {
-    for (const std::int64_t h : heads_)
-      for (std::int64_t i = 0; i < b; ++i) set_states(i, h);
-  } else {
-    for (std::int64_t i = 0; i < b; ++i)
-      for (const std::int64_t h : heads_) set_states(i, h);
+  for (std::int64_t at = 0; at < b * n_h; ++at) {
+    const std::int64_t i = by_heads ? at % b : at / n_h, h = heads_[static_cast<std::size_t>(by_heads ? at / b : at % n_h)];
+    set_head(states_.data() + at * l * state_size(d_v), o, lse, i, h, form);
   }
   const OutputView output = on_host_->step(states_);
   if (!by_heads || b == 1) return output;

@@ -249,9 +249,10 @@ const Algorithm& find_algorithm(std::string_view name) {
 
 namespace {
 
-/// Throws std::invalid_argument unless the ranges are those of all ranks, and a plan can be written for the options.
-void require_ranges(const char* function, const Topology& topology, std::span<const KeyRange> ranges, LeafOrder order,
-                    const PlanOptions& options) {
+/// Throws std::invalid_argument unless the ranges are those of all ranks, the algorithm takes the order of leaves, and a
+/// plan can be written for the options.
+void require_ranges(const char* function, const Algorithm& algorithm, const Topology& topology,
+                    std::span<const KeyRange> ranges, LeafOrder order, const PlanOptions& options) {
   require(ranges.size() == static_cast<std::size_t>(topology.size()), function, ": ", ranges.size(), " ranges for ",
           topology.size(), " ranks");
   require_neighbours(function, ranges);
@@ -259,6 +260,8 @@ void require_ranges(const char* function, const Topology& topology, std::span<co
   constexpr std::int64_t kEnd = std::int64_t{1} << kPositionBits;
   require(order == LeafOrder::kContiguous || ranges.back().end == kEnd, function, ": the ranges end at ", ranges.back().end,
           "; in the dealt order they end at ", kEnd);
+  require(algorithm.takes_dealt || order == LeafOrder::kContiguous, function, ": ", algorithm.name,
+          " takes no dealt order of leaves");
   require(options.radix == 0 || options.radix >= 2, function, ": a radix of ", options.radix, "; 0 or at least 2");
   require(options.node_radix == 0 || options.node_radix >= 2, function, ": a radix of nodes of ", options.node_radix,
           "; 0 or at least 2");
@@ -271,8 +274,7 @@ std::unique_ptr<Decoder> Algorithm::open(Transport& transport, OpenShard& shard,
   constexpr const char* kHere = "Algorithm::open";
   require_agreement(name, transport, shard, ranges, options);
   const OwnedLeaves& own_leaves = shard.cache->leaves();
-  require_ranges(kHere, transport.topology(), ranges, own_leaves.order(), options);
-  require(takes_dealt || own_leaves.order() == LeafOrder::kContiguous, kHere, ": ", name, " takes no dealt order of leaves");
+  require_ranges(kHere, *this, transport.topology(), ranges, own_leaves.order(), options);
   const KeyRange mine = transport.topology().range_of(transport.rank(), ranges), held = own_leaves.range();
   require(mine == held, kHere, ": the range of rank ", transport.rank(), " is [", mine.begin, ", ", mine.end,
           "), but its cache holds [", held.begin, ", ", held.end, ")");
@@ -296,11 +298,10 @@ RankCost Algorithm::cost(const Topology& topology, int rank, std::span<const Key
                          const PlanOptions& options) const {
   constexpr const char* kHere = "Algorithm::cost";
   require_workload(kHere, shape);
-  require_ranges(kHere, topology, ranges, shape.order, options);
+  require_ranges(kHere, *this, topology, ranges, shape.order, options);
   require<std::out_of_range>(rank >= 0 && rank < topology.size(), kHere, ": rank ", rank, " of ", topology.size());
   require(shape.longest() <= ranges.back().end, kHere, ": ", shape.longest(), " keys, but the ranges end at ",
           ranges.back().end);
-  require(takes_dealt || shape.order == LeafOrder::kContiguous, kHere, ": ", name, " takes no dealt order of leaves");
   if (const auto* own = std::get_if<OwnDecoder>(&exchange))
     return own->cost(topology, rank, ranges, shape, options.for_shape(shape));
   RankCost cost =

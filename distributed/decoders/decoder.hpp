@@ -129,12 +129,8 @@ struct OwnDecoder {
 };
 
 /// Why an algorithm cannot combine these shards, in a few words; empty if it can. The same on every rank.
-/// @param shape as the cache stores it
-using RefusalOf = std::string (*)(const Backend& backend, const Transport& transport, std::span<const KeyRange> ranges,
-                                  const WorkloadShape& shape);
-
-/// The part of RefusalOf that the ranks alone decide.
-using RanksRefusalOf = std::string (*)(const Topology& topology);
+/// @param backend null: any that has kernels for it @param shape as the cache stores it
+using RefusalOf = std::string (*)(const Topology& topology, const Backend* backend, const WorkloadShape& shape);
 
 /// A way of combining shards. Every rank ends with the same output.
 struct Algorithm {
@@ -145,10 +141,9 @@ struct Algorithm {
   ExchangeRounding rounding = {};
   int kv_shards_in_flight = 0;  ///< shards of other ranks that a rank holds at once
   std::variant<PlanOf, OwnDecoder> exchange;
-  RadixOf radix = nullptr;                 ///< nullptr: the plan has no radix
-  RingOf ring = nullptr;                   ///< nullptr: it is no ring
-  RefusalOf refusal = nullptr;             ///< nullptr: it takes all that the backend takes
-  RanksRefusalOf refuses_ranks = nullptr;  ///< nullptr: it takes any nodes
+  RadixOf radix = nullptr;      ///< nullptr: the plan has no radix
+  RingOf ring = nullptr;        ///< nullptr: it is no ring
+  RefusalOf refusal = nullptr;  ///< nullptr: it takes any nodes, and all that the backend takes
 
   /// Prepares decode steps: writes the plan of this rank and takes the memory for it. Collective: all ranks open the same
   /// algorithm, with the same shape, scale, order of leaves, ranges and options, and tell each other so; see

@@ -57,7 +57,9 @@ void DeviceFabric::queue(const float* states) {
   const Traffic before = transport_.traffic();
   try {
     take_states(states);
-    execute(plan_, *this);
+    transport_.check();
+    transport_.count_collectives(plan_.n_collectives);
+    for (const Operation& operation : plan_.operations) std::visit([this](const auto& each) { run(each); }, operation);
     give_output();
   } catch (...) {
     transport_.abandon();
@@ -85,11 +87,6 @@ OutputView DeviceFabric::step(const float* states) {
 }
 
 std::int64_t DeviceFabric::n_states(Block block) const { return n_scalars(block) / state_size(d_v_); }
-
-void DeviceFabric::begin(const Plan& plan) {
-  transport_.check();
-  transport_.count_collectives(plan.n_collectives);
-}
 
 std::span<float> DeviceFabric::staged(Blocks blocks) const {
   return {staging_.get() + at(blocks.first), static_cast<std::size_t>(size(blocks))};

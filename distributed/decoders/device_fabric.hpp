@@ -43,7 +43,7 @@ class DeviceFabric : public StepEnd {
   bool was_launched() const { return was_launched_; }
   /// @}
 
-  void begin(const Plan& plan);
+ private:
   void run(const Exchange& exchange);
   void run(const Combine& combine);
   void run(const Copy& copy);
@@ -53,9 +53,6 @@ class DeviceFabric : public StepEnd {
   void run(const Divide& divide);
   void run(const AllReduce& reduce);
   void run(const AllGather& gather);
-  void end() {}
-
- private:
   /// Copies the states of this rank's subtrees to the own blocks of the plan. Messages are queued after that.
   void take_states(const float* states);
   /// Copies the output of the plan to host memory, where it stays until the next step, or multiplies it on the device.

@@ -43,55 +43,45 @@ std::span<float> HostFabric::elements(Blocks blocks) const {
 
 std::int64_t HostFabric::n_states(Block block) const { return n_scalars(block) / state_size(d_v_); }
 
-void HostFabric::begin(const Plan& plan) {
-  transport_.check();
-  transport_.count_collectives(plan.n_collectives);
-}
-
 OutputView HostFabric::step(std::span<const float> states, std::span<const float> sinks) {
-  take_states(states);
-  sinks_ = sinks;
-  execute(plan_, *this);
-  return {elements(plan_.z), elements(plan_.lse)};
+  begin(states, sinks);
+  return finish();
 }
 
 void HostFabric::start(std::span<const float> states, std::span<const float> sinks) {
-  take_states(states);
-  sinks_ = sinks;
-  next_ = 0, is_posted_ = false;
-  begin(plan_);
+  begin(states, sinks);
   advance();
 }
 
 OutputView HostFabric::finish() {
   advance(true);
-  end();
+  settle();
   return {elements(plan_.z), elements(plan_.lse)};
 }
 
 bool HostFabric::advance(bool waits) {
-  for (; next_ < plan_.operations.size(); ++next_) {
+  for (; next_ < plan_.operations.size(); ++next_, is_posted_ = false) {
     const Operation& operation = plan_.operations[next_];
+    if (!is_posted_) std::visit([this](const auto& each) { run(each); }, operation);
     const auto* const exchange = std::get_if<Exchange>(&operation);
-    if (exchange == nullptr) {
-      std::visit([this](const auto& each) { run(each); }, operation);
-      continue;
-    }
-    if (!is_posted_) post(*exchange);
+    if (exchange == nullptr) continue;
     is_posted_ = true;
     if (!waits && !transport_.have_arrived()) return false;
     transport_.wait();
     arrive(*exchange);
-    is_posted_ = false;
   }
   return true;
 }
 
-void HostFabric::take_states(std::span<const float> states) {
+void HostFabric::begin(std::span<const float> states, std::span<const float> sinks) {
   if (std::ssize(states) != offsets_[static_cast<std::size_t>(plan_.n_own)])
     throw std::logic_error("HostFabric: the plan is for another range of positions");
   for (Block block = 0; block < plan_.n_own; ++block)
     read_in_place(block, states.data() + plan_.offset_of_own(block, n_rows_, d_v_));
+  sinks_ = sinks;
+  next_ = 0, is_posted_ = false;
+  transport_.check();
+  transport_.count_collectives(plan_.n_collectives);
 }
 
 void HostFabric::read_in_place(Block block, const float* from) {
@@ -108,12 +98,6 @@ bool HostFabric::is_adjacent(Blocks blocks) const {
 }
 
 void HostFabric::run(const Exchange& exchange) {
-  post(exchange);
-  transport_.wait();
-  arrive(exchange);
-}
-
-void HostFabric::post(const Exchange& exchange) {
   // What may be read after a wait that gave up must not lie in the memory of a session, which decodes again.
   const auto must_settle = [this](const BlockMessage& message) {
     const bool is_elsewhere = read_at_[static_cast<std::size_t>(message.blocks.first)] != at(message.blocks.first);

@@ -39,13 +39,15 @@ class HostFabric {
   bool advance(bool waits = false);
   /// Carries out the rest. @returns as step()
   OutputView finish();
-  /// The states, for the next step. They are read where they are, and must not change before its end. @throws as step()
-  void take_states(std::span<const float> states);
   /// Elements of adjacent blocks, before or after a step.
   std::span<float> elements(Blocks blocks) const;
 
-  void begin(const Plan& plan);
+ private:
+  /// Begins the plan with states that are read where they are.
+  void begin(std::span<const float> states, std::span<const float> sinks);
+  /// Posts the messages; advance() waits for them, and arrive() says where they are.
   void run(const Exchange& exchange);
+  void arrive(const Exchange& exchange);
   void run(const Combine& combine);
   void run(const Copy& copy);
   void run(const Fold& fold);
@@ -59,17 +61,8 @@ class HostFabric {
   void run(const AllGather&) {
     throw std::logic_error("HostFabric: no transport of host memory has an AllGather of its own");
   }
-  /// Ends a step: all blocks are in the memory of the fabric.
-  void end() { settle(); }
-
- protected:
   /// Copies into its block what is read elsewhere and was not used up, and lets the transport have its memory back.
   void settle();
-
- private:
-  /// The two halves of run(Exchange): before and after the wait.
-  void post(const Exchange& exchange);
-  void arrive(const Exchange& exchange);
   float* at(Block block) const { return elements({block, 1}).data(); }
   void read_in_place(Block block, const float* from);
   /// Whether the blocks are adjacent where they are read.

@@ -225,28 +225,22 @@ std::unique_ptr<Decoder> open_decoder(Transport& transport, OpenShard& shard, st
   return std::make_unique<OneShotDecoder>(transport, shard, ranges, options);
 }
 
-std::string refuses_ranks(const Topology& topology) {
+std::string refusal(const Topology& topology, const Backend* backend, const WorkloadShape& shape) {
+  if (shape.rule.window > 0 || !shape.sink.empty()) return "its kernel has no window and no learned sinks; use two-level";
+  if (backend != nullptr && !backend->has_windows())
+    return "one kernel decodes and exchanges, and --backend " + std::string(backend->name()) +
+           " has none; use emulated or cuda, or another algorithm";
   int n = 0;
   for (int node = 0; node < topology.n_nodes(); ++node) n = std::max(n, static_cast<int>(topology.node(node).size()));
   if (n <= kMostOneShotRanks) return "";
   return "a node of " + std::to_string(n) + " ranks; at most " + std::to_string(kMostOneShotRanks) + "; use two-level";
 }
 
-std::string refusal(const Backend& backend, const Transport& transport, std::span<const KeyRange>,
-                    const WorkloadShape& shape) {
-  const Topology& topology = transport.topology();
-  if (shape.rule.window > 0 || !shape.sink.empty()) return "its kernel has no window and no learned sinks; use two-level";
-  if (!backend.has_windows())
-    return "one kernel decodes and exchanges, and --backend " + std::string(backend.name()) +
-           " has none; use emulated or cuda, or another algorithm";
-  return refuses_ranks(topology);
-}
-
 /// Every rank decodes, then stores into the windows of its node. Where rows have owners, these merge before they store. Then
 /// the rounds between nodes.
 RankCost cost(const Topology& topology, int rank, std::span<const KeyRange> open, const WorkloadShape& shape,
               const PlanOptions& options) {
-  if (const std::string why = refuses_ranks(topology); !why.empty()) throw std::logic_error("one-shot: " + why);
+  if (const std::string why = refusal(topology, nullptr, shape); !why.empty()) throw std::logic_error("one-shot: " + why);
   const std::vector<KeyRange> ranges = closed(open, shape.longest());
   const Members node = members_of_node(topology, rank, ranges);
   const std::int64_t n_rows = shape.n_rows(), d_v = shape.value_dim;
@@ -291,7 +285,6 @@ constinit const Algorithm kOneShot{.name = "one-shot",
                                    .takes_dealt = false,
                                    .exchange = OwnDecoder{open_decoder, cost},
                                    .radix = radix_of_one_shot,
-                                   .refusal = refusal,
-                                   .refuses_ranks = refuses_ranks};
+                                   .refusal = refusal};
 
 }  // namespace tree_attn

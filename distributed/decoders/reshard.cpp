@@ -22,23 +22,15 @@ struct Place {
   std::int64_t row, n;
 };
 
-/// Finds the owner of a position among ranges in ascending order.
-class Owners {
- public:
-  explicit Owners(std::span<const OwnedLeaves> leaves) : leaves_(leaves) {}
-  Place of(std::int64_t position) const {
-    const LeafOrder order = leaves_.front().order();
-    const std::int64_t at = slot_of(order, position / kLeafKeys) * kLeafKeys + position % kLeafKeys;
-    const auto next = std::ranges::upper_bound(leaves_, at, {}, [](const OwnedLeaves& each) { return each.range().end; });
-    require<std::out_of_range>(next != leaves_.end() && next->range().begin <= at, "moves_between: no rank holds key ",
-                               position);
-    const std::int64_t row = next->n_keys(position);
-    return {static_cast<int>(next - leaves_.begin()), row, next->end_of_leaf(row) - row};
-  }
-
- private:
-  std::span<const OwnedLeaves> leaves_;
-};
+/// Where the key of a position is. @param leaves of all ranks, whose ranges ascend
+Place place_of(std::span<const OwnedLeaves> leaves, std::int64_t position) {
+  const std::int64_t at = slot_of(leaves.front().order(), position / kLeafKeys) * kLeafKeys + position % kLeafKeys;
+  const auto owner = std::ranges::upper_bound(leaves, at, {}, [](const OwnedLeaves& each) { return each.range().end; });
+  require<std::out_of_range>(owner != leaves.end() && owner->range().begin <= at, "moves_between: no rank holds key ",
+                             position);
+  const std::int64_t row = owner->n_keys(position);
+  return {static_cast<int>(owner - leaves.begin()), row, owner->end_of_leaf(row) - row};
+}
 
 /// The rows of a move that a batch entry of some length has.
 std::int64_t n_of_entry(const RowMove& move, std::span<const OwnedLeaves> before, std::int64_t length) {
@@ -118,11 +110,10 @@ std::vector<RowMove> moves_between(std::span<const OwnedLeaves> before, std::spa
                                    std::int64_t n_keys) {
   require(!before.empty() && before.size() == after.size(), "moves_between: ", before.size(), " and ", after.size(),
           " ranks");
-  const Owners old_owners(before), new_owners(after);
   std::vector<RowMove> moves;
   std::map<std::pair<int, int>, std::size_t> last;  // move between two ranks
   for (std::int64_t position = 0; position < n_keys;) {
-    const Place from = old_owners.of(position), to = new_owners.of(position);
+    const Place from = place_of(before, position), to = place_of(after, position);
     const std::int64_t n = std::min({from.n, to.n, n_keys - position});
     const auto [found, is_new] = last.try_emplace({from.index, to.index}, moves.size());
     RowMove* const before_it = is_new ? nullptr : &moves[found->second];

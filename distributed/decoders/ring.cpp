@@ -85,20 +85,12 @@ class RingDecoder : public Decoder {
         out_(static_cast<std::size_t>(n_rows_ * d_v_)),
         lse_(static_cast<std::size_t>(n_rows_)),
         hop_lengths_(static_cast<std::size_t>(shard.cache->shape().batch)) {
-    // Memory for the longest shard. Where shards grow it is that of this rank, and grows too.
-    std::int64_t longest = shard.cache->capacity();
-    std::size_t n_joined = 0;
-    for (std::size_t source = 0; source < ranges.size(); ++source) {
-      const KeyRange range = closed(ranges[source], ranges[source].begin + longest);
-      const auto n = static_cast<std::size_t>(n_subtrees(range.begin, range.end));
-      forests_[source].reserve(n);
-      n_joined += n;
-      if (ranges[source].end != kOpenEnd && leaves_[source].order() == LeafOrder::kContiguous)
-        longest = std::max(longest, ranges[source].size());
-    }
-    joined_.reserve(std::max<std::size_t>(n_joined, 1));
     if (ranges.size() == 1) return;
+    // Memory for the longest shard. Where shards grow it is that of this rank, and grows too.
     const OwnedLeaves& own = shard.cache->leaves();
+    std::int64_t longest = shard.cache->capacity();
+    for (const KeyRange& range : ranges)
+      if (range.end != kOpenEnd && own.order() == LeafOrder::kContiguous) longest = std::max(longest, range.size());
     hop_ = open_shard(*shard.backend, shard.cache->shape(),
                       own.order() == LeafOrder::kContiguous ? OwnedLeaves({0, longest}) : own, longest,
                       shard.session->scale(), {}, shard.cache->scales());

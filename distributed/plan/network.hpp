@@ -11,8 +11,6 @@ namespace tree_attn {
 struct Link {
   double latency_us = 0;    ///< alpha
   double bytes_per_us = 0;  ///< beta, in each direction; 1000 B/us is 1 GB/s
-
-  bool operator==(const Link&) const = default;
 };
 
 /// The links of every rank, and what a message costs the ranks that handle it.
@@ -24,8 +22,6 @@ struct Network {
   std::int64_t slice_bytes = 32 * 1024;
   int links_per_node = 0;  ///< to other nodes, which its ranks share; 0: one for each rank
   double gather_us = 0;    ///< latency of an AllGather by the library inside a node; 0: it has none
-
-  bool operator==(const Network&) const = default;
 };
 
 /// @name The network of a transport

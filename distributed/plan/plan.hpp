@@ -3,9 +3,9 @@
 /// @brief The plan of a rank: how it combines its states with those of the other ranks (section 5.3).
 ///
 /// The ranges of positions alone determine which rank sends, receives and merges what; no value does. So an algorithm is
-/// data: blocks of states, messages of blocks, pairs of blocks to combine, a finish. execute() carries a plan out on a
-/// fabric: host memory with messages over MPI or threads, or the memory of a device. Predictions are sums over the same
-/// lists.
+/// data: blocks of states, messages of blocks, pairs of blocks to combine, a finish. A fabric carries a plan out, any number
+/// of times: HostFabric in host memory with messages over MPI or threads, DeviceFabric in the memory of a device.
+/// Predictions are sums over the same lists.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,6 @@ struct RowSlice {
   int index = 0, of = 1;
   std::int64_t begin(std::int64_t n_rows) const { return n_rows * index / of; }
   std::int64_t size(std::int64_t n_rows) const { return n_rows * (index + 1) / of - begin(n_rows); }
-  bool operator==(const RowSlice&) const = default;
 };
 
 /// Elements of a block per query row, `vectors` times d_v plus `scalars`, and the rows that it has.
@@ -139,16 +138,6 @@ struct Plan {
   /// Where the elements of an own block are in the states of this rank's subtrees, [subtrees][n_rows][2 + d_v].
   std::int64_t offset_of_own(Block block, std::int64_t n_rows, std::int64_t d_v) const;
 };
-
-/// Carries out one step of a plan.
-/// @param fabric memory for the blocks of one plan, and the operations on them: HostFabric or DeviceFabric. Operations are
-/// ordered; they may still be running when a call returns. One fabric serves any number of steps.
-template <class Fabric>
-void execute(const Plan& plan, Fabric& fabric) {
-  fabric.begin(plan);
-  for (const Operation& operation : plan.operations) std::visit([&](const auto& each) { fabric.run(each); }, operation);
-  fabric.end();
-}
 
 /// What one rank sends and holds in a step.
 struct RankCost {

@@ -289,7 +289,7 @@ int n_slices(const Topology& topology, double message_bytes, const PlanOptions& 
 int radix_between_nodes(const Topology& topology, double message_bytes, const PlanOptions& options) {
   if (options.radix > 0) return options.radix;
   const double on_a_link = message_bytes * copies_on_a_link(topology, options) / n_slices(topology, message_bytes, options);
-  return default_radix(options.network, topology.n_nodes(), on_a_link);
+  return default_radix(options.network.between, options.network.overhead_us, topology.n_nodes(), on_a_link);
 }
 
 bool library_gathers(const Topology& topology, std::span<const KeyRange> ranges, const PlanOptions& options) {

@@ -77,9 +77,4 @@ inline int default_radix(const Link& link, double overhead_us, int n_nodes, doub
   }
 }
 
-/// The same between the nodes of a network. @param bytes S
-inline int default_radix(const Network& network, int n_nodes, double bytes) {
-  return default_radix(network.between, network.overhead_us, n_nodes, bytes);
-}
-
 }  // namespace tree_attn

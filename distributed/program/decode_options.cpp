@@ -169,7 +169,7 @@ void check(std::span<const Algorithm* const> chosen, const Backend& backend, Tra
              " keeps its bits where shards are cut at multiples of ", kLeafKeys);
     }
     if (algorithm->refusal == nullptr) continue;
-    if (const std::string why = algorithm->refusal(backend, transport, ranges, shape); !why.empty())
+    if (const std::string why = algorithm->refusal(transport.topology(), &backend, shape); !why.empty())
       refuse("--algorithm ", algorithm->name, ": ", why);
   }
 }

@@ -87,9 +87,8 @@ void run_predict(const PredictOptions& options) {
   for (const Algorithm* algorithm : all) {
     show_progress(bar, predictions.size(), all.size(), algorithm->name);
     std::string name(algorithm->name);
-    std::string why = algorithm->refuses_ranks ? algorithm->refuses_ranks(header.topology) : "";
+    std::string why = algorithm->refusal ? algorithm->refusal(header.topology, nullptr, header.shape) : "";
     if (header.shape.order == LeafOrder::kDealt && !algorithm->takes_dealt) why = "takes --order contiguous alone";
-    if (header.shape.rule.window > 0 && has_windows(algorithm)) why = "its kernel has no window";
     if (!why.empty()) {
       header.left_out.push_back({std::move(name), std::move(why)});
       continue;

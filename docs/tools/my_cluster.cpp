@@ -62,7 +62,7 @@ void print(std::FILE* out, const Case& each, bool is_last) {
   bool first = true;
   for (const auto& all : {algorithms(), kernel_algorithms()}) {
     for (const Algorithm& algorithm : all) {
-      if (algorithm.refuses_ranks != nullptr && !algorithm.refuses_ranks(topology).empty()) continue;
+      if (algorithm.refusal != nullptr && !algorithm.refusal(topology, nullptr, shape).empty()) continue;
       if (shape.order == LeafOrder::kDealt && !algorithm.takes_dealt) continue;
       std::fprintf(out, "%s\"%s\": %.12g", first ? "" : ", ", std::string(algorithm.name).c_str(),
                    step_us(algorithm, topology, each));

@@ -39,10 +39,10 @@ double time_of(const Ranks& ranks, const std::function<void()>& call) {
 class SumOverRanks {
  public:
   SumOverRanks(Transport& transport, std::size_t n)
-      : plan_(plan_of(transport)), fabric_(transport, plan_, static_cast<std::int64_t>(n), 1) {}
+      : fabric_(transport, plan_of(transport), static_cast<std::int64_t>(n), 1) {}
   void operator()() {
     std::ranges::fill(fabric_.elements({0, 1}), 1.0f);
-    execute(plan_, fabric_);
+    fabric_.step({});
   }
 
  private:
@@ -53,7 +53,6 @@ class SumOverRanks {
     return builder.take();
   }
 
-  Plan plan_;
   HostFabric fabric_;
 };
 

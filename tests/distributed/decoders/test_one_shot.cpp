@@ -19,56 +19,26 @@
 namespace tree_attn::test::one_shot {
 
 /// Shards of several leaves, more query tiles than blocks, and a last range that doubles on the way, so that all ranks open
-/// new windows. Types, queries, cuts, seeds and devices in turn.
+/// new windows. Types, queries, cuts, seeds and devices in turn. Every third run has 20 steps of few rows, on the way of
+/// which the counter of steps wraps.
 /// @tested{alg_3, Alg. 3}
-TEST_CASE("one-shot: no bit differs from gather, on 1 to 8 devices") {
+TEST_CASE("one-shot: no bit differs from gather, on 1 to 8 devices, in three steps and in twenty") {
   constexpr std::pair<DType, int> kRows[]{{DType::F32, 1}, {DType::BF16, 3}, {DType::BF16, 11}, {DType::F32, 4}};
   constexpr int kMajors[]{9, 8, 12};
   int n = 0;
   for (int p = 1; p <= 8; ++p) {
     if (kIsSanitized && p != 2 && p != 5) continue;
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < (takes_all_cases() ? 30 : 3); ++i, ++n) {
       const auto& [dtype, group] = kRows[(n + n / 4) % 4];
-      const Run run{.p = p,
-                    .steps = 3,
-                    .cut = static_cast<Cut>(n % 3),
-                    .dtype = dtype,
-                    .group = group,
-                    .seed = static_cast<std::uint64_t>(n % 5),
-                    .major = kMajors[(n + n / 3) % 3]};
-      ++n;
+      Run run{.p = p,
+              .cut = static_cast<Cut>(n % 3),
+              .dtype = dtype,
+              .group = group,
+              .seed = static_cast<std::uint64_t>(n % 5),
+              .major = kMajors[(n + n / 3) % 3]};
+      if (i % 3 == 2) run.steps = 20, run.batch = run.kv_heads = 1, run.n_multiprocessors = 1, run.steps_done = 0U - 10;
       CHECK(opens_new_windows(run, 510));
       check_run(run, 510);
-    }
-  }
-}
-
-/// 300 runs, 12 in the fast set, in which the types take turns: one and four queries per key head, five seeds (one in the
-/// fast set), and shards that are uneven or of which every other one is empty. Devices have two multiprocessors under one of
-/// the seeds, otherwise one; under the last seed the counter of steps wraps on the way. The shapes are small: one key head,
-/// and two leaves more than ranks. With p = 1 and 5 the last range doubles on the way.
-/// @tested{alg_3, Alg. 3}
-TEST_CASE("one-shot: 20 steps have the bits of gather, on 1 to 8 devices, for five seeds") {
-  for (int p = 1; p <= 8; ++p) {
-    if (!takes_all_cases() && p != 2 && p != 3 && p != 5) continue;
-    const std::int64_t n_keys = 64 * (p + 2) + 50;
-    for (const auto& [dtype, group] : {std::pair{DType::F32, 1}, {DType::F32, 4}, {DType::BF16, 1}, {DType::BF16, 4}}) {
-      if (!takes_all_cases() && (dtype == DType::F32) != (p == 2)) continue;
-      Run run{.p = p, .steps = 20, .dtype = dtype, .group = group, .batch = 1, .kv_heads = 1};
-      const std::vector<DecodeOutput> want = gather_alone(run, n_keys);
-      REQUIRE(want.size() == 20);
-      for (const Cut cut : {Cut::kUneven, Cut::kEmpty}) {
-        run.cut = cut;
-        if (cut == Cut::kEmpty && p == 1) continue;  // the same again
-        for (run.seed = 0; run.seed < 5; ++run.seed) {
-          if (!takes_all_cases() && static_cast<int>(run.seed) != (p + group + static_cast<int>(cut)) % 5) continue;
-          if (kIsSanitized && group == 1) continue;
-          run.n_multiprocessors = static_cast<int>(run.seed) == p % 5 ? 2 : 1;
-          run.steps_done = run.seed == 4 ? 0U - 10 : 0;
-          CHECK(opens_new_windows(run, n_keys) == (p == 1 || p == 5));
-          check_run(run, n_keys, &want);
-        }
-      }
     }
   }
 }
@@ -95,7 +65,7 @@ TEST_CASE("one-shot: ranks without keys, one of which is slow") {
 TEST_CASE("one-shot: the bytes that kernels store into windows of other devices are those predicted, and what it counts") {
   for (const Cut cut : {Cut::kEven, Cut::kUneven, Cut::kEmpty}) {
     for (const int p : {1, 2, 5}) {
-      const Counts stored = check_run({.p = p, .cut = cut}, 1000);
+      const Traffic stored = check_run({.p = p, .cut = cut}, 1000);
       CHECK(stored.messages == p * (p - 1));
       CHECK((stored.bytes > 0) == (p > 1));
     }
@@ -250,26 +220,17 @@ TEST_CASE("one-shot: ranks on parts of one device have the bits of gather, and p
 TEST_CASE("one-shot: what its kernels cannot combine is refused in a few words") {
   const Run run{.p = 2};
   const WorkloadShape shape = shape_of(run, 600);
-  const std::vector<KeyRange> ranges = even_ranges(600, 2, kLeafKeys);
   const Algorithm& algorithm = find_algorithm("one-shot");
-  const auto refusal = [&](const Backend& backend, const Topology& topology, const WorkloadShape& of) {
-    ThreadNetwork network(topology.size(), kTimeout);
-    const ThreadRanks ranks(network, topology, 0);
-    const ThreadTransport transport(ranks, topology);
-    return algorithm.refusal(backend, transport, ranges, of);
-  };
   const Topology node = Topology::pretend(2, 2);
-  CHECK(refusal(emulated::backend(), node, shape) == "");
-  CHECK(refusal(cpu_backend(), node, shape).find("--backend cpu has none") != std::string::npos);
-  CHECK(refusal(emulated::backend(), Topology::pretend(34, 16), shape) == "");
-  // The ranks alone decide the last ones, for predictions too. The largest node counts.
-  CHECK(algorithm.refuses_ranks(node) == "");
+  CHECK(algorithm.refusal(node, &emulated::backend(), shape) == "");
+  CHECK(algorithm.refusal(node, &cpu_backend(), shape).find("--backend cpu has none") != std::string::npos);
+  CHECK(algorithm.refusal(Topology::pretend(34, 16), &emulated::backend(), shape) == "");
+  // The largest node counts, for predictions too, which have no backend.
   std::vector<int> nodes(18, 1);
   nodes[0] = 0;
   for (const Topology& topology : {Topology::pretend(17, 17), Topology(nodes)}) {
-    CHECK(refusal(emulated::backend(), topology, shape) == "a node of 17 ranks; at most 16; use two-level");
-    CHECK(algorithm.refuses_ranks(topology) == refusal(emulated::backend(), topology, shape));
-    const std::string line = "one-shot: " + algorithm.refuses_ranks(topology);
+    const std::string why = "a node of 17 ranks; at most 16; use two-level", line = "one-shot: " + why;
+    CHECK(algorithm.refusal(topology, nullptr, shape) == why);
     CHECK_THROWS_WITH_AS(predict(algorithm, shape, topology, even_ranges(600, topology.size(), kLeafKeys)), line.c_str(),
                          std::logic_error);
   }

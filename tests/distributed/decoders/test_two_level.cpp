@@ -70,6 +70,11 @@ Prediction predicted(const Topology& topology, std::span<const KeyRange> ranges,
 /// As many keys on every rank: one aligned subtree.
 std::vector<KeyRange> aligned(int p) { return even_ranges(16 * p, p, 16); }
 
+/// The radix between nodes.
+int radix_of(const Network& network, int n_nodes, double bytes) {
+  return default_radix(network.between, network.overhead_us, n_nodes, bytes);
+}
+
 }  // namespace
 
 /// @tested{thm_1, Thm. 1}
@@ -111,12 +116,7 @@ TEST_CASE("two-level: the bits of gather and the counts of the plan, for every r
         outputs[i][rank] = fabric.step(forest_of(range.begin, range.end, kRows, kValueDim).states()).copy();
         if (is_gather) continue;
         const std::scoped_lock lock(mutex);
-        const Traffic& mine = transport.traffic();
-        traffic[i].messages += mine.messages;
-        traffic[i].bytes += mine.bytes;
-        traffic[i].bytes_between_nodes += mine.bytes_between_nodes;
-        traffic[i].collectives = std::max(traffic[i].collectives, mine.collectives);
-        traffic[i].merge_steps = std::max(traffic[i].merge_steps, mine.merge_steps);
+        add(traffic[i], transport.traffic());
       }
     });
     for (std::size_t i = 0; i < outputs.size(); ++i) {
@@ -127,11 +127,7 @@ TEST_CASE("two-level: the bits of gather and the counts of the plan, for every r
       INFO("radix " << all_options[i].radix << " and " << all_options[i].node_radix << ", slices above "
                     << all_options[i].slice_bytes);
       const Prediction sum = predicted(topology, ranges, all_options[i]);
-      CHECK(traffic[i].messages == sum.messages);
-      CHECK(traffic[i].bytes == sum.bytes);
-      CHECK(traffic[i].bytes_between_nodes == sum.bytes_between_nodes);
-      CHECK(traffic[i].collectives == sum.collectives);
-      CHECK(traffic[i].merge_steps == sum.merge_steps);
+      check_predicted(traffic[i], sum);
       PlanOptions whole_rows = all_options[i];
       whole_rows.slice_bytes = kNeverCut;
       n_sliced += sum.collectives > predicted(topology, ranges, whole_rows).collectives;
@@ -239,7 +235,7 @@ TEST_CASE("two-level: the default radix has the least time of the model, and 2 i
   for (const Network& network : {kMpiNetwork, kSharedNetwork, kThreadNetwork, kNcclNetwork, latency_only}) {
     for (const double bytes : {0.0, 8320.0, 66560.0, 532480.0}) {
       for (int n_nodes = 1; n_nodes <= 130; ++n_nodes) {
-        const int k = default_radix(network, n_nodes, bytes);
+        const int k = radix_of(network, n_nodes, bytes);
         CHECK((std::has_single_bit(static_cast<unsigned>(k)) || k == n_nodes));
         CHECK(k >= 2);
         CHECK(k <= std::max(n_nodes, 2));
@@ -249,20 +245,19 @@ TEST_CASE("two-level: the default radix has the least time of the model, and 2 i
     }
   }
   // 16 heads of 128: the paper's cluster of 16 nodes, and larger ones.
-  CHECK(default_radix(kMpiNetwork, 16, 8320) == 4);
-  CHECK(default_radix(kMpiNetwork, 128, 8320) == 4);
-  CHECK(default_radix(kMpiNetwork, 512, 8320) == 8);
-  CHECK(default_radix(kMpiNetwork, 6, 8320) == 6);
-  CHECK(default_radix(kMpiNetwork, 16, 532480) == 2);
-  CHECK(default_radix(latency_only, 128, 8320) == 128);
-  CHECK(default_radix(kMpiNetwork, 1, 8320) == 2);
+  CHECK(radix_of(kMpiNetwork, 16, 8320) == 4);
+  CHECK(radix_of(kMpiNetwork, 128, 8320) == 4);
+  CHECK(radix_of(kMpiNetwork, 512, 8320) == 8);
+  CHECK(radix_of(kMpiNetwork, 6, 8320) == 6);
+  CHECK(radix_of(kMpiNetwork, 16, 532480) == 2);
+  CHECK(radix_of(latency_only, 128, 8320) == 128);
+  CHECK(radix_of(kMpiNetwork, 1, 8320) == 2);
   // Shared memory ends at the node. Threads are all on one machine, where a message costs more than a round saves. A round
   // of NCCL is a kernel, which costs more than the messages of all nodes.
   for (int n_nodes = 1; n_nodes <= 130; ++n_nodes)
-    CHECK(default_radix(kSharedNetwork, n_nodes, 8320) == default_radix(kMpiNetwork, n_nodes, 8320));
-  CHECK(kThreadNetwork.between == kThreadNetwork.inside);
-  CHECK(default_radix(kThreadNetwork, 16, 8320) == 2);
-  CHECK(default_radix(kNcclNetwork, 16, 8320) == 16);
+    CHECK(radix_of(kSharedNetwork, n_nodes, 8320) == radix_of(kMpiNetwork, n_nodes, 8320));
+  CHECK(radix_of(kThreadNetwork, 16, 8320) == 2);
+  CHECK(radix_of(kNcclNetwork, 16, 8320) == 16);
 }
 
 TEST_CASE("two-level: the plan has the radix that is reported, from the size of the states and the network") {
@@ -275,7 +270,7 @@ TEST_CASE("two-level: the plan has the radix that is reported, from the size of 
     CHECK(predicted(topology, ranges, options).messages == 32 + n_rounds(16, radix) * 32 * (radix - 1));
     return radix;
   };
-  CHECK(of({}) == default_radix(kMpiNetwork, 16, 4 * kRows * (2 + kValueDim)));
+  CHECK(of({}) == radix_of(kMpiNetwork, 16, 4 * kRows * (2 + kValueDim)));
   CHECK(of({.radix = 2}) == 2);
   CHECK(of({.radix = 16}) == 16);
   CHECK(of({.network = {.inside = {1, 1}, .between = {1000, 1e6}, .overhead_us = 0}}) == 16);
@@ -286,8 +281,8 @@ TEST_CASE("two-level: the plan has the radix that is reported, from the size of 
     return two_level.radix(Topology::pretend(128, 8), aligned(128),
                            PlanOptions{.slice_bytes = slice_bytes, .network = kOwnLinks}.for_shape(large));
   };
-  CHECK(of_large(kMpiNetwork.slice_bytes) == default_radix(kMpiNetwork, 16, 66560));
-  CHECK(of_large(kNeverCut) == default_radix(kMpiNetwork, 16, 532480));
+  CHECK(of_large(kMpiNetwork.slice_bytes) == radix_of(kMpiNetwork, 16, 66560));
+  CHECK(of_large(kNeverCut) == radix_of(kMpiNetwork, 16, 532480));
   CHECK(of_large(kMpiNetwork.slice_bytes) > of_large(kNeverCut));
   for (const Algorithm& algorithm : algorithms()) CHECK((algorithm.radix != nullptr) == (&algorithm == &two_level));
 }

@@ -91,10 +91,11 @@ TEST_CASE("predict: the table of the paper's cluster, and what is left out of it
 
   // One-shot is for up to 16 ranks of a node, for one order, and for all keys.
   const std::string large = "a node of 17 ranks; at most 16; use two-level";
-  for (const auto& [options, why] : {std::pair("--ranks 16 --ranks-per-node 16"_words, std::string()),
-                                     {"--ranks 17 --ranks-per-node 17"_words, large},
-                                     {"--ranks 4 --order dealt"_words, "takes --order contiguous alone"},
-                                     {"--ranks 4 --window 9"_words, "its kernel has no window"}}) {
+  for (const auto& [options, why] :
+       {std::pair("--ranks 16 --ranks-per-node 16"_words, std::string()),
+        {"--ranks 17 --ranks-per-node 17"_words, large},
+        {"--ranks 4 --order dealt"_words, "takes --order contiguous alone"},
+        {"--ranks 4 --window 9"_words, "its kernel has no window and no learned sinks; use two-level"}}) {
     CHECK(predicted(options)["left_out"] == (why.empty() ? Json::object() : Json{{"one-shot", why}}));
     const std::string out = run(alone(Words{"predict"} + options)).out;
     CHECK(out.ends_with("\nwithout one-shot: " + why + "\n") == !why.empty());
