@@ -86,6 +86,20 @@ inline DecodeOutput decode_alone(TensorWorkload& workload, std::int64_t n_keys) 
 }
 inline DecodeOutput decode_alone(TensorWorkload& workload) { return decode_alone(workload, workload.n_keys()); }
 
+/// Adds what one rank has counted in a step: to the sums over all ranks, and to what the busiest one has.
+inline void add(Traffic& all, const Traffic& of_rank) {
+  all.messages += of_rank.messages, all.bytes += of_rank.bytes, all.bytes_between_nodes += of_rank.bytes_between_nodes;
+  all.merge_steps = std::max(all.merge_steps, of_rank.merge_steps);
+  all.collectives = std::max(all.collectives, of_rank.collectives);
+}
+inline void check_predicted(const Traffic& counted, const Prediction& predicted) {
+  CHECK(counted.messages == predicted.messages);
+  CHECK(counted.bytes == predicted.bytes);
+  CHECK(counted.bytes_between_nodes == predicted.bytes_between_nodes);
+  CHECK(counted.merge_steps == predicted.merge_steps);
+  CHECK(counted.collectives == predicted.collectives);
+}
+
 /// Runs one algorithm on a backend, and returns the result of every rank.
 inline std::vector<RankResult> decode(RankGroup& rank_group, const Algorithm& algorithm, TensorWorkload& workload,
                                       const Layout& layout, const Backend& backend = cpu_backend()) {

@@ -191,34 +191,14 @@ inline int differences_on_rank(Transport& transport, const Run& run, std::int64_
   return n_wrong;
 }
 
-/// Of a step: over all ranks; merge steps and collectives of the busiest one.
-struct Counts {
-  std::int64_t messages = -1, bytes = -1, between_nodes = -1, merge_steps = -1, collectives = -1;
-};
-/// Adds those of one rank.
-inline void add(Counts& to, const Traffic& of_rank) {
-  to.messages += of_rank.messages, to.bytes += of_rank.bytes, to.between_nodes += of_rank.bytes_between_nodes;
-  to.merge_steps = std::max(to.merge_steps, of_rank.merge_steps);
-  to.collectives = std::max(to.collectives, of_rank.collectives);
-}
-/// @param n_at_start keys before the first step; those of the last step are predicted
-inline Counts predicted_counts(const Run& run, std::int64_t n_at_start) {
-  const Prediction of_step = predict(find_algorithm("one-shot"), shape_of(run, n_at_start + run.steps), topology_of(run),
-                                     ranges_of(run, n_at_start), run.options());
-  return {of_step.messages, of_step.bytes, of_step.bytes_between_nodes, of_step.merge_steps, of_step.collectives};
+/// The last step. @param n_at_start keys before the first one
+inline Prediction predicted(const Run& run, std::int64_t n_at_start) {
+  return predict(find_algorithm("one-shot"), shape_of(run, n_at_start + run.steps), topology_of(run),
+                 ranges_of(run, n_at_start), run.options());
 }
 
-inline void check_equal(const Counts& counted, const Counts& predicted) {
-  CHECK(counted.messages == predicted.messages);
-  CHECK(counted.bytes == predicted.bytes);
-  CHECK(counted.between_nodes == predicted.between_nodes);
-  CHECK(counted.merge_steps == predicted.merge_steps);
-  CHECK(counted.collectives == predicted.collectives);
-}
-
-/// On threads as ranks: checks the bits, and that what is counted in the last step is predicted.
-/// @param given see differences_on_rank() @returns the counts
-inline Counts check_run(const Run& run, std::int64_t n_at_start, const std::vector<DecodeOutput>* given = nullptr) {
+/// On threads as ranks: checks the bits, and that what is counted in the last step is predicted. @returns the counts
+inline Traffic check_run(const Run& run, std::int64_t n_at_start) {
   INFO(text(run));
   const emulated::SettingsScope scope({.seed = run.seed,
                                        .n_workers = 2,
@@ -228,18 +208,18 @@ inline Counts check_run(const Run& run, std::int64_t n_at_start, const std::vect
                                        .has_peer_access = !run.windows_on_host,
                                        .major = run.major});
   std::mutex mutex;
-  Counts counted{0, 0, 0, 0, 0};
+  Traffic counted;
   int n_wrong = 0;
   run_threads(topology_of(run), kTimeout, [&](ThreadTransport& transport) {
     emulated::backend().use_gpu(transport.rank());
     Traffic last;
-    const int n = differences_on_rank(transport, run, n_at_start, given, last);
+    const int n = differences_on_rank(transport, run, n_at_start, nullptr, last);
     const std::lock_guard lock(mutex);
     n_wrong += n;
     add(counted, last);
   });
   CHECK(n_wrong == 0);
-  check_equal(counted, predicted_counts(run, n_at_start));
+  check_predicted(counted, predicted(run, n_at_start));
   return counted;
 }
 

@@ -35,10 +35,10 @@ TEST_CASE("one-shot on processes: nodes, slow ranks, windows on the host and own
     emulated::backend().use_gpu(session().ranks().rank());
     Traffic last;
     CHECK(differences_on_rank(*transport, run, n_keys, nullptr, last) == 0);
-    const Counts predicted = predicted_counts(run, n_keys);
+    const Prediction predicted = one_shot::predicted(run, n_keys);
     CHECK(session().ranks().all_sum(last.bytes) == predicted.bytes);
     CHECK(session().ranks().all_sum(last.messages) == predicted.messages);
-    CHECK(session().ranks().all_sum(last.bytes_between_nodes) == predicted.between_nodes);
+    CHECK(session().ranks().all_sum(last.bytes_between_nodes) == predicted.bytes_between_nodes);
   }
 }
 

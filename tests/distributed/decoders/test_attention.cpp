@@ -156,34 +156,19 @@ TEST_CASE("facade: pages and shared prefixes have the same bits on any ranks, an
   }
 }
 
-TEST_CASE("facade: other scales, and rows of F8_E4M3 on a device, are refused on all ranks alike") {
+TEST_CASE("facade: other scales, and types without kernels, are refused on all ranks alike") {
   const AttentionShape shape{
       .dtype = DType::F8_E4M3, .value_dtype = DType::F8_E4M3, .heads = 2, .kv_heads = 2, .head_dim = 8, .value_dim = 8};
+  AttentionShape mixed = shape;
+  mixed.value_dtype = DType::BF16;
   run_threads(Topology::pretend(3, 2), kTimeout, [&](const ThreadRanks& ranks, ThreadTransport&) {
-    const auto refusal = [&](const KvScales& scales, const AttentionShape& odd, const std::string& backend = "cpu") {
-      const bool is_odd = ranks.rank() == 1;
-      return message([&] {
-        Attention(ranks, is_odd ? odd : shape,
-                  {.backend = is_odd ? backend : "cpu", .scales = is_odd ? scales : KvScales{{1, 2}, {1, 1}}});
-      });
+    const auto refusal = [&](const AttentionShape& odd, const AttentionSetup& setup) {
+      return message([&] { ranks.rank() == 1 ? Attention(ranks, odd, setup) : Attention(ranks, shape); });
     };
-    CHECK(refusal({{1, 2, 3}, {1, 1}}, shape) ==
+    CHECK(refusal(shape, {.scales = {{1, 2, 3}, {1, 1}}}) ==
           "rank 1: KvCache::set_scales: 3 scales for 1 entries of 2 KV heads; each is from 2^-100 to 2^100");
-    CHECK(refusal({{2, 1}, {1, 1}}, shape).starts_with("Algorithm::open: ranks 0 and 1 differ in hash of key scales ("));
-    CHECK(refusal({{1, 2}, {}}, shape).starts_with("Algorithm::open: ranks 0 and 1 differ in hash of value scales ("));
-    AttentionShape odd = shape;
-    odd.value_dtype = DType::BF16;
-    CHECK(refusal({{1, 2}, {}}, odd)
-              .starts_with("Algorithm::open: ranks 0 and 1 differ in type of values (F8_E4M3 and BF16), "));
-    CHECK(refusal({}, odd, "emulated") ==
+    CHECK(refusal(mixed, {.backend = "emulated"}) ==
           "rank 1: --backend emulated: no kernel supports F8_E4M3 beside BF16; use --backend cpu");
-
-    Attention attention(ranks, shape, {.scales = {{1, 2}, {}}});
-    const std::vector<std::byte> rows(16);
-    TensorView on_device = TensorView::dense(rows.data(), DType::F8_E4M3, {1, 2, 1, 8});
-    on_device.on_device = true;
-    CHECK(message([&] { attention.append(0, on_device, on_device); }) == "KvCache::append: k is in memory of a device");
-    CHECK(attention.lengths()[0] == 0);
   });
 }
 
@@ -340,20 +325,14 @@ TEST_CASE("facade: other lengths, null data of a rank's own keys, other axes, an
   });
 }
 
-TEST_CASE("facade: combine merges what the ranks have, without keys of its own") {
+TEST_CASE("facade: combine merges what the ranks have, without keys of its own, as a Combiner of the same part") {
   std::mt19937 random(5);
   const Tensor o = normal_tensor(random, {1, 4, 1, 8}), lse = normal_tensor(random, {1, 4, 1, 1});
-  const AttentionShape shape{.batch = 1, .heads = 4, .kv_heads = 4, .head_dim = 8, .value_dim = 8};
-  run_threads(Topology::pretend(4, 2), kTimeout, [&](const ThreadRanks& ranks, ThreadTransport&) {
-    Attention attention(ranks, shape);
-    // The same part four times: o stays, and lse grows by ln 4.
+  run_threads(Topology::pretend(4, 2), kTimeout, [&](const ThreadRanks& ranks, ThreadTransport& transport) {
+    Attention attention(ranks, {.batch = 1, .heads = 4, .kv_heads = 4, .head_dim = 8, .value_dim = 8});
     for (const OutputPart part : {OutputPart::kAll, OutputPart::kHeads, OutputPart::kAll}) {
-      const OutputView output = attention.combine(o, lse, part);
-      const std::int64_t first = part == OutputPart::kAll ? 0 : ranks.rank();
-      for (std::int64_t j = 0; j < 8; ++j)
-        CHECK(output.out[static_cast<std::size_t>(j)] ==
-              doctest::Approx(row_of(o, 0, first, 0)[static_cast<std::size_t>(j)]).epsilon(1e-6));
-      CHECK(output.lse[0] == doctest::Approx(row_of(lse, 0, first, 0)[0] + std::log(4.0)).epsilon(1e-6));
+      Combiner combiner(transport, o.shape, part);
+      CHECK(same_bits(attention.combine(o, lse, part).copy(), combiner.combine(o, lse).copy()));
     }
   });
 }

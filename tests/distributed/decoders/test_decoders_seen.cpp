@@ -75,10 +75,9 @@ TEST_CASE("decoders: what a query sees: the bits of the plain decode over all ke
         INFO(algorithm.name << ", " << c.text() << of_case.text() << (sink.empty() ? "" : ", a learned sink"));
         const std::vector<RankResult> results = rank_group->run(
             mixed_grouping(p), [&](Transport& transport) { return step_of(transport, algorithm, *workload, c, step); });
-        std::int64_t messages = 0, bytes = 0;
-        for (const RankResult& rank : results) messages += rank.traffic.messages, bytes += rank.traffic.bytes;
-        CHECK(messages == predict(algorithm, shape, mixed_grouping(p), c.ranges).messages);
-        CHECK(bytes == predict(algorithm, shape, mixed_grouping(p), c.ranges).bytes);
+        Traffic counted;
+        for (const RankResult& rank : results) add(counted, rank.traffic);
+        check_predicted(counted, predict(algorithm, shape, mixed_grouping(p), c.ranges));
         for (const RankResult& rank : results) {
           if (algorithm.keeps_bits) REQUIRE(same_bits(rank.output, want));
           const Comparison out = compare(rank.output.out, exact.out, bound.out),
@@ -122,27 +121,6 @@ TEST_CASE("decoders: keys that are read: those in the leaves that a query sees, 
     }
     CHECK(predicted == counted * shape.bytes_per_position() / shape.batch);
     if (i % 4 == 0) CHECK(predicted == read);
-  }
-}
-
-TEST_CASE("decoders: ring hands a shard that no query sees on as nothing") {
-  const auto workload = normal_workload(4721, {.n_queries = 2, .n_keys = 13 * 64});
-  for (RankGroup* rank_group : rank_groups()) {
-    const int p = rank_group->size();
-    const SeenCase c{.axes = {.n_queries = 2, .n_keys = 13 * 64},
-                     .rule = {.causal = true, .window = 70, .sinks = 3},
-                     .order = LeafOrder::kContiguous,
-                     .ranges = even_ranges(13 * 64, p, kLeafKeys)};
-    std::int64_t n_seen = 0;
-    for (const KeyRange& range : c.ranges) n_seen += keys_read(range, c.rule.of_any(13 * 64, 2)) > 0;
-    CHECK(n_seen <= 4);
-    std::int64_t messages = 0;
-    for (
-        const RankResult& rank : rank_group->run(Topology::pretend(p, p), [&](Transport& transport) {
-          return step_of(transport, find_algorithm("ring"), *workload, c, {workload->query(0), workload->lengths(), c.rule});
-        }))
-      messages += rank.traffic.messages;
-    CHECK(messages == 2 * n_seen * (p - 1));
   }
 }
 

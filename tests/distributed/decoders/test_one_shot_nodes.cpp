@@ -41,7 +41,7 @@ TEST_CASE("one-shot on nodes: no bit differs from gather, and the counts are tho
       run.seed = static_cast<std::uint64_t>(n % 5), run.major = kMajors[(n + n / 3) % 3];
       ++n;
       CHECK(opens_new_windows(run, 510));
-      CHECK(check_run(run, 510).between_nodes > 0);
+      CHECK(check_run(run, 510).bytes_between_nodes > 0);
     }
   }
 }
@@ -50,10 +50,10 @@ TEST_CASE("one-shot on nodes: rows in slices between nodes have the bits of gath
   for (const std::vector<int>& nodes : {std::vector{0, 0, 1, 1}, {0, 0, 1, 1, 2, 2}, {0, 0, 0, 1, 1, 1}}) {
     Run run = run_on(nodes);
     run.steps = 3;
-    const Counts together = check_run(run, 510);
+    const Traffic together = check_run(run, 510);
     run.slice_bytes = 0;
     const auto per_node = std::count(nodes.begin(), nodes.end(), 0);
-    CHECK(per_node * check_run(run, 510).between_nodes == together.between_nodes);
+    CHECK(per_node * check_run(run, 510).bytes_between_nodes == together.bytes_between_nodes);
   }
 }
 

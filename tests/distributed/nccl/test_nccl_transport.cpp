@@ -81,17 +81,17 @@ TEST_CASE("nccl: one-shot, whose kernels exchange by themselves, has the bits of
     const std::vector<DecodeOutput> want = one_shot::gather_alone(run, n_keys);
     std::mutex mutex;
     int n_wrong = 0;
-    one_shot::Counts counted{0, 0, 0, 0, 0};
+    Traffic counted;
     run_nccl(one_shot::topology_of(run), 60, fault,
              [&, &run = run, n_keys = n_keys](const Ranks&, NcclTransport& transport) {
                Traffic last;
                const int n = one_shot::differences_on_rank(transport, run, n_keys, &want, last);
                const std::lock_guard lock(mutex);
                n_wrong += n;
-               one_shot::add(counted, last);
+               add(counted, last);
              });
     CHECK(n_wrong == 0);
-    one_shot::check_equal(counted, one_shot::predicted_counts(run, n_keys));
+    check_predicted(counted, one_shot::predicted(run, n_keys));
   }
 }
 
