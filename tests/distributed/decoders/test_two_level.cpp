@@ -1,24 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Blocks of ranks joined k at a time: the bits of `gather` and the messages of the closed formulas, for nodes of any
-/// sizes, every radix, and rows together or in slices (section 5.3).
-#include "tree_attn/distributed/decoders/host_fabric.hpp"
+/// @brief Blocks of ranks joined k at a time: the messages of the closed formulas, where rows are cut, and the radix that
+/// the model chooses (section 5.3). test_plan.cpp has the bits of these plans.
 #include "tree_attn/distributed/measure/predict.hpp"
 #include "tree_attn/distributed/plan/plan_builder.hpp"
-#include "tree_attn/distributed/transport/thread_transport.hpp"
-#include "tree_attn/tests/distributed/decoders/forest_of.hpp"
 #include "tree_attn/tests/support/decoding.hpp"
-#include "tree_attn/tests/support/in_place_transport.hpp"
-#include "tree_attn/tests/support/sanitized.hpp"
 
-#include <mutex>
-#include <random>
 #include <stdexcept>
 
 namespace tree_attn::test::two_level_test {
 namespace {
 
-constexpr double kTimeout = 60;
 constexpr std::int64_t kRows = 5, kValueDim = 3;
 constexpr std::int64_t kNeverCut = std::int64_t{1} << 60;
 /// Joins all ranks of a node in one round.
@@ -36,23 +28,6 @@ Topology nodes_of(std::initializer_list<int> sizes) {
   int node = 0;
   for (const int size : sizes) node_of_rank.insert(node_of_rank.end(), static_cast<std::size_t>(size), node++);
   return Topology(node_of_rank);
-}
-
-/// groupings() of 1 to 16 ranks, under a sanitizer to 6, and nodes of uneven sizes.
-std::vector<Topology> all_groupings() {
-  std::vector<Topology> topologies{nodes_of({3, 2, 1}), nodes_of({5, 5, 3}), nodes_of({1, 6, 2, 1}), nodes_of({4, 4, 4, 4})};
-  for (int p = 1; p <= (kIsSanitized ? 6 : 16); ++p) {
-    const std::vector<Topology> of_p = groupings(p);
-    topologies.insert(topologies.end(), of_p.begin(), of_p.end());
-  }
-  return topologies;
-}
-
-/// Ranges of 0 to 8 keys, some of them empty.
-std::vector<KeyRange> some_ranges(std::mt19937& random, int p) {
-  std::vector<std::int64_t> lengths;
-  for (int i = 0; i < p; ++i) lengths.push_back(std::max(0, static_cast<int>(random() % 12) - 3));
-  return ranges_of_lengths(lengths);
 }
 
 /// States of some heads.
@@ -76,66 +51,6 @@ int radix_of(const Network& network, int n_nodes, double bytes) {
 }
 
 }  // namespace
-
-/// @tested{thm_1, Thm. 1}
-TEST_CASE("two-level: the bits of gather and the counts of the plan, for every radix, nodes of any sizes, slices or not") {
-  std::mt19937 random(12);
-  const auto plan_of = [](std::string_view name) { return std::get<PlanOf>(find_algorithm(name).exchange); };
-  std::vector<PlanOptions> all_options;
-  for (const std::int64_t slice_bytes : {std::int64_t{0}, kNeverCut}) {
-    for (int radix = 2; radix <= 8; ++radix) {
-      for (const int node_radix : {0, 2, 3}) {
-        if (slice_bytes > 0 || node_radix == 0)
-          all_options.push_back(
-              {.radix = radix, .node_radix = node_radix, .slice_bytes = slice_bytes, .n_rows = kRows, .d_v = kValueDim});
-      }
-    }
-  }
-  int n_empty = 0, n_sliced = 0;
-  for (const Topology& topology : all_groupings()) {
-    const int p = topology.size();
-    const std::vector<KeyRange> ranges = some_ranges(random, p);
-    n_empty += n_holders(ranges) < p;
-    CAPTURE((Layout{topology, ranges}.text()));
-    Forest<float> whole = forest_of(0, ranges.back().end, kRows, kValueDim);
-    const DecodeOutput root = finish_rows(whole.fold(), kRows, kValueDim);
-    std::vector<std::vector<DecodeOutput>> outputs(all_options.size() + 1,
-                                                   std::vector<DecodeOutput>(static_cast<std::size_t>(p)));
-    std::vector<Traffic> traffic(all_options.size());
-    std::mutex mutex;
-    run_threads(topology, kTimeout, [&](ThreadTransport& inner) {
-      InPlaceTransport transport(inner);
-      const auto rank = static_cast<std::size_t>(transport.rank());
-      const KeyRange range = topology.range_of(transport.rank(), ranges);
-      for (std::size_t i = 0; i <= all_options.size(); ++i) {
-        const bool is_gather = i == all_options.size();
-        const Plan plan = plan_of(is_gather ? "gather" : "two-level")(topology, transport.rank(), ranges,
-                                                                      is_gather ? PlanOptions{} : all_options[i]);
-        HostFabric fabric(transport, plan, kRows, kValueDim);
-        transport.clear_traffic();
-        outputs[i][rank] = fabric.step(forest_of(range.begin, range.end, kRows, kValueDim).states()).copy();
-        if (is_gather) continue;
-        const std::scoped_lock lock(mutex);
-        add(traffic[i], transport.traffic());
-      }
-    });
-    for (std::size_t i = 0; i < outputs.size(); ++i) {
-      INFO("options " << i);
-      for (const DecodeOutput& output : outputs[i]) CHECK(same_bits(output, root));
-    }
-    for (std::size_t i = 0; i < all_options.size(); ++i) {
-      INFO("radix " << all_options[i].radix << " and " << all_options[i].node_radix << ", slices above "
-                    << all_options[i].slice_bytes);
-      const Prediction sum = predicted(topology, ranges, all_options[i]);
-      check_predicted(traffic[i], sum);
-      PlanOptions whole_rows = all_options[i];
-      whole_rows.slice_bytes = kNeverCut;
-      n_sliced += sum.collectives > predicted(topology, ranges, whole_rows).collectives;
-    }
-  }
-  CHECK(n_empty > (kIsSanitized ? 5 : 30));
-  CHECK(n_sliced > (kIsSanitized ? 20 : 100));
-}
 
 TEST_CASE("two-level: messages, bytes and rounds of equal nodes, for rows together and in slices") {
   constexpr std::int64_t kState = 4 * kRows * (2 + kValueDim), kOutput = 4 * kRows * (1 + kValueDim);

@@ -6,19 +6,52 @@
 #include "tree_attn/distributed/plan/plan_builder.hpp"
 #include "tree_attn/distributed/transport/thread_transport.hpp"
 #include "tree_attn/gpu/platform/emulator/launch.hpp"
-#include "tree_attn/tests/distributed/decoders/forest_of.hpp"
+#include "tree_attn/reference/state/forest.hpp"
 #include "tree_attn/tests/support/decoding.hpp"
 #include "tree_attn/tests/support/in_place_transport.hpp"
+#include "tree_attn/tests/support/sanitized.hpp"
 
 #include <atomic>
 #include <bit>
+#include <cmath>
+#include <mutex>
 #include <random>
 
 namespace tree_attn::test {
 namespace {
 
 constexpr double kTimeout = 30;
-constexpr std::int64_t kRows = 3, kValueDim = 2;
+constexpr std::int64_t kRows = 3, kValueDim = 2, kNeverCut = std::int64_t{1} << 60;
+
+/// The states of the keys [begin, end) of a fixed sequence. Row 1 has a score of NaN, row 2 an infinite value.
+/// @param shift added to the scores: another sequence
+Forest<float> forest_of(std::int64_t begin, std::int64_t end, float shift = 0) {
+  Forest<float> forest(kRows, kValueDim);
+  std::vector<float> v(static_cast<std::size_t>(kValueDim));
+  for (std::int64_t a = begin; a < end; ++a) {
+    float* state = forest.slot();
+    for (std::int64_t row = 0; row < kRows; ++row, state += state_size(kValueDim)) {
+      const auto x = static_cast<float>(a + 10 * row);
+      for (std::size_t j = 0; j < v.size(); ++j) v[j] = std::cos(static_cast<float>(j + 1) * x);
+      if (row == 2 && a == 11) v[0] = HUGE_VALF;
+      set_key(state, row == 1 && a == 7 ? NAN : shift + 20 * std::sin(x), v.data(), kValueDim);
+    }
+    forest.push({0, a});
+  }
+  return forest;
+}
+
+/// Where plans have a radix: all up to 8, between nodes and inside them, for messages of all rows and of slices.
+std::vector<PlanOptions> options_of(const Algorithm& algorithm) {
+  if (algorithm.radix == nullptr) return {{.n_rows = kRows, .d_v = kValueDim}};
+  std::vector<PlanOptions> all;
+  for (int radix = 2; radix <= 8; ++radix) {
+    all.push_back({.radix = radix, .slice_bytes = 0, .n_rows = kRows, .d_v = kValueDim});
+    for (const int node_radix : {0, 2, 3})
+      all.push_back({.radix = radix, .node_radix = node_radix, .slice_bytes = kNeverCut, .n_rows = kRows, .d_v = kValueDim});
+  }
+  return all;
+}
 
 }  // namespace
 
@@ -55,40 +88,46 @@ TEST_CASE("all_reduce: every rank ends with the contributions in rank order, eac
   }
 }
 
-/// Host and device have the same bits and counts for every plan, and those of the whole where an algorithm keeps its bits.
+/// Host and device have the same bits for every plan, those of the whole where an algorithm keeps its bits, and count what
+/// is predicted.
 /// @tested{thm_1, Thm. 1}
 TEST_CASE("plans: forests of any cut, empty ranges included, end as the output of the forest of the whole, on devices too") {
   const emulated::SettingsScope one_worker_per_rank({.n_workers = 1});
+  const WorkloadShape shape{{.heads = kRows, .kv_heads = kRows, .head_dim = 4, .value_dim = kValueDim}, 0, {}};
   std::mt19937 random(3);
-  int n_plans = 0;
+  int n_plans = 0, n_sliced = 0;
   std::atomic<std::int64_t> n_copies = 0;
-  const auto check = [&](std::span<const std::int64_t> lengths, bool on_device) {
+  const auto check = [&](std::span<const std::int64_t> lengths) {
     const int p = static_cast<int>(lengths.size());
     const std::vector<KeyRange> ranges = ranges_of_lengths(lengths);
-    Forest<float> whole = forest_of(0, ranges.back().end, kRows, kValueDim);
+    Forest<float> whole = forest_of(0, ranges.back().end);
     const DecodeOutput expected = finish_rows(whole.fold(), kRows, kValueDim);
     for (const Topology& topology : groupings(p)) {
       for (const Algorithm& algorithm : algorithms()) {
         const auto* plan_of = std::get_if<PlanOf>(&algorithm.exchange);
         if (plan_of == nullptr) continue;
-        // Messages of all rows, and of slices.
-        for (const PlanOptions& options : {PlanOptions{.radix = 3, .n_rows = kRows, .d_v = kValueDim},
-                                           {.radix = 2, .slice_bytes = 1, .n_rows = kRows, .d_v = kValueDim}}) {
+        for (const PlanOptions& options : options_of(algorithm)) {
           ++n_plans;
           std::atomic<int> n_wrong = 0;
+          std::mutex mutex;
+          Traffic counted;
           run_threads(topology, kTimeout, [&](ThreadTransport& inner) {
             InPlaceTransport transport(inner);
             const KeyRange range = topology.range_of(transport.rank(), ranges);
             const Plan plan = (*plan_of)(topology, transport.rank(), ranges, options);
             HostFabric fabric(transport, plan, kRows, kValueDim);
             // Nothing of an earlier step is left, and the states that a rank has decoded are read where they are.
-            fabric.step(forest_of(range.begin, range.end, kRows, kValueDim, 1).states());
+            fabric.step(forest_of(range.begin, range.end, 1).states());
             transport.clear_traffic();
-            const Forest<float> own = forest_of(range.begin, range.end, kRows, kValueDim);
+            const Forest<float> own = forest_of(range.begin, range.end);
             const DecodeOutput output = fabric.step(own.states()).copy();
             n_wrong += algorithm.keeps_bits && !same_bits(output, expected);
-            n_wrong += !same_bits(own.states(), forest_of(range.begin, range.end, kRows, kValueDim).states());
-            if (!on_device) return;
+            n_wrong += !same_bits(own.states(), forest_of(range.begin, range.end).states());
+            {
+              const std::scoped_lock lock(mutex);
+              add(counted, transport.traffic());
+            }
+            if (p > 6 || options.radix > 3) return;
             DeviceFabric device(inner, plan, kRows, kValueDim, emulated::make_blocks);
             emulated::DeviceBuffer<float> states(std::max<std::int64_t>(std::ssize(own.states()), 1));
             states.upload(own.states());
@@ -98,20 +137,28 @@ TEST_CASE("plans: forests of any cut, empty ranges included, end as the output o
             n_copies +=
                 std::ranges::count_if(plan.operations, [](const Operation& o) { return std::holds_alternative<Copy>(o); });
           });
-          INFO(algorithm.name << " on " << p << " ranks, radix " << options.radix);
+          INFO(algorithm.name << ", " << (Layout{topology, ranges}.text()) << ", radix " << options.radix << " and "
+                              << options.node_radix << ", slices above " << options.slice_limit());
           CHECK(n_wrong == 0);
+          const Prediction predicted = predict(algorithm, shape, topology, ranges, options);
+          check_predicted(counted, predicted);
+          PlanOptions whole_rows = options;
+          whole_rows.slice_bytes = kNeverCut;
+          n_sliced += predicted.collectives > predict(algorithm, shape, topology, ranges, whole_rows).collectives;
         }
       }
     }
   };
-  for (std::int64_t n = 0; n < 12; ++n) check({{n}}, n % 4 == 0);
-  check({{0, 0, 0}}, true);
-  for (int p = 2; p <= 17; ++p) {
+  for (std::int64_t n = 0; n < 12; ++n) check({{n}});
+  check({{0, 0, 0}});
+  for (int p = 2; p <= (kIsSanitized ? 6 : 17); ++p) {
     std::vector<std::int64_t> lengths;
-    for (int index = 0; index < p; ++index) lengths.push_back(static_cast<std::int64_t>(random() % 12));
-    check(lengths, p <= 6);
+    for (int index = 0; index < p; ++index)
+      lengths.push_back(std::max<std::int64_t>(0, static_cast<std::int64_t>(random() % 12) - 3));
+    check(lengths);
   }
-  CHECK(n_plans > 800);
+  CHECK(n_plans > (kIsSanitized ? 500 : 2000));
+  CHECK(n_sliced > (kIsSanitized ? 20 : 100));
   CHECK(n_copies > 0);
 }
 
@@ -194,8 +241,8 @@ TEST_CASE("plans: states of another range are refused") {
   const Plan plan = std::get<PlanOf>(find_algorithm("gather").exchange)(topology, 0, {&range, 1}, {});
   run_threads(topology, kTimeout, [&](ThreadTransport& inner) {
     InPlaceTransport transport(inner);
-    HostFabric fabric(transport, plan, 2, 1);
-    CHECK_THROWS_AS(fabric.step(forest_of(0, 4, 2, 1).states()), std::logic_error);
+    HostFabric fabric(transport, plan, kRows, kValueDim);
+    CHECK_THROWS_AS(fabric.step(forest_of(0, 4).states()), std::logic_error);
   });
 }
 
