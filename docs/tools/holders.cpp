@@ -246,7 +246,7 @@ __global__ void watch_fibers() {
 void print_fibers() {
   std::printf("  \"fibers\": {");
   for (const std::uint64_t seed : {0, 1, 2}) {
-    const SettingsScope scope({.seed = seed, .n_workers = 1});
+    const SettingsScope scope({.seed = seed});
     ran.clear(), received.clear(), n_calls.assign(32, 0);
     launch(watch_fibers, {.grid = {1}, .block = {8}}, Stream{});
     std::printf("%s\"%d\": [", seed == 0 ? "" : ", ", static_cast<int>(seed));

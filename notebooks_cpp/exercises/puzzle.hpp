@@ -42,8 +42,7 @@ inline emulated::DeviceBuffer<float> on_device(const std::vector<float>& element
 template <class Check>
 void under_seeds(unsigned n, const Check& check, int n_devices = 1) {
   for (unsigned seed = 0; seed < n; ++seed) {
-    const emulated::SettingsScope scope(
-        {.seed = seed, .n_workers = 1, .deadline = std::chrono::seconds(5), .n_devices = n_devices});
+    const emulated::SettingsScope scope({.seed = seed, .deadline = std::chrono::seconds(5), .n_devices = n_devices});
     try {
       check();
     } catch (const DeviceError& error) {

@@ -138,7 +138,7 @@ void decode_steps(Transport& transport, RankRun& rank, std::string_view algorith
 /// The outputs of `gather` on one rank, which has the bits of `gather` on any number of them.
 inline std::vector<DecodeOutput> gather_alone(Run run, std::int64_t n_at_start) {
   run.p = 1, run.seed = 0, run.nodes = {};
-  const emulated::SettingsScope scope({.n_workers = 1, .n_multiprocessors = 1});
+  const emulated::SettingsScope scope({.n_multiprocessors = 1});
   std::vector<DecodeOutput> outputs;
   run_threads(Topology::pretend(1, 1), kTimeout, [&](ThreadTransport& transport) {
     RankRun rank(run, n_at_start, transport);
@@ -201,7 +201,6 @@ inline Prediction predicted(const Run& run, std::int64_t n_at_start) {
 inline Traffic check_run(const Run& run, std::int64_t n_at_start) {
   INFO(text(run));
   const emulated::SettingsScope scope({.seed = run.seed,
-                                       .n_workers = 2,
                                        .n_multiprocessors = run.n_multiprocessors,
                                        .n_hosts = run.p,
                                        .n_devices = run.p,

@@ -22,7 +22,6 @@ struct Allocation {
   const std::byte* first = nullptr;
   std::size_t n_bytes = 0;
 };
-enum class Access { kRead, kWrite, kBoundsOnly };
 
 /// @throws DeviceError for an access outside the piece, a race, or a read of what no thread has written
 void access_shared(const void* at, std::size_t n_bytes, Access access, const Allocation& allocation, const Line& line);
@@ -137,17 +136,9 @@ class CheckedPointer {
 namespace runtime {
 
 /// What shared.hpp declares for plain pointers.
-template <class T>
-T* for_reading(const CheckedPointer<T>& at, int n_bytes, const Line& line) {
-  return at.checked(static_cast<std::size_t>(n_bytes), Access::kRead, line);
-}
-template <class T>
-T* for_writing(const CheckedPointer<T>& at, int n_bytes, const Line& line) {
-  return at.checked(static_cast<std::size_t>(n_bytes), Access::kWrite, line);
-}
-template <class T>
-T* for_later(const CheckedPointer<T>& at, int n_bytes, const Line& line) {
-  return at.checked(static_cast<std::size_t>(n_bytes), Access::kBoundsOnly, line);
+template <Access access, class T>
+T* plain(const CheckedPointer<T>& at, int n_bytes, const Line& line) {
+  return at.checked(static_cast<std::size_t>(n_bytes), access, line);
 }
 template <class T>
 CheckedPointer<T> pointer_to(std::byte* at, std::int64_t n, const Line& line) {

@@ -20,7 +20,7 @@ void copy_async16(std::byte* to, const void* from, int n_bytes, const Line& line
   check_taken(to, 16, "copy_async16", line);
   shadow::issue(to, 16, line);
   note_write(to, 16);
-  fill_with_poison(*running->block->cluster, to, 16);
+  fill_with(running->block->cluster->nan, to, 16);
   forbid(to, 16);
   running->copies.push_back({to, from, n_bytes, running->group, line});
 }

@@ -22,6 +22,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <string>
 #include <type_traits>
 
 #define __global__
@@ -53,7 +54,8 @@ T shuffle_value(unsigned mask, T value, unsigned from, const char* word, const L
 
 template <class T>
 void check_aligned16(const T* at, const char* word, const Line& line) {
-  if (reinterpret_cast<std::uintptr_t>(at) % 16 != 0) fail_aligned(word, line);
+  if (reinterpret_cast<std::uintptr_t>(at) % 16 != 0)
+    fail(line, std::string(word) + ": the address is not a multiple of 16");
 }
 
 }  // namespace runtime
@@ -134,7 +136,7 @@ inline float fused_multiply_add(float a, float b, float c) { return std::fma(a, 
 /// 16 bytes of shared memory, at a multiple of 16.
 template <class T>
 Bytes16 load16(Shared<T> from, const Line& line = Line::current()) {
-  const auto* const at = runtime::for_reading(from, 16, line);
+  const auto* const at = runtime::plain<runtime::Access::kRead>(from, 16, line);
   runtime::check_aligned16(at, "load16", line);
   Bytes16 bytes;
   std::memcpy(&bytes, at, sizeof bytes);
@@ -142,7 +144,7 @@ Bytes16 load16(Shared<T> from, const Line& line = Line::current()) {
 }
 template <class T>
 void store16(Shared<T> to, const Bytes16& bytes, const Line& line = Line::current()) {
-  auto* const at = runtime::for_writing(to, 16, line);
+  auto* const at = runtime::plain<runtime::Access::kWrite>(to, 16, line);
   runtime::check_aligned16(at, "store16", line);
   std::memcpy(at, &bytes, sizeof bytes);
 }
@@ -232,7 +234,8 @@ inline std::uint64_t nanoseconds() {
 
 template <class T>
 void copy_async16(Shared<T> to, const void* from, int n_bytes, const Line& line = Line::current()) {
-  runtime::copy_async16(reinterpret_cast<std::byte*>(runtime::for_later(to, 16, line)), from, n_bytes, line);
+  runtime::copy_async16(reinterpret_cast<std::byte*>(runtime::plain<runtime::Access::kBoundsOnly>(to, 16, line)), from,
+                        n_bytes, line);
 }
 inline void copy_async_commit() { runtime::copy_async_commit(); }
 template <int kPending>
@@ -247,7 +250,7 @@ struct Barrier {
   std::uint64_t word;
 };
 inline std::uint64_t* word_of(Shared<Barrier> barrier, const Line& line) {
-  return &runtime::for_later(barrier, 8, line)->word;
+  return &runtime::plain<runtime::Access::kBoundsOnly>(barrier, 8, line)->word;
 }
 
 inline void barrier_init(Shared<Barrier> barrier, int count, const Line& line = Line::current()) {
@@ -272,16 +275,17 @@ inline void barrier_wait(Shared<Barrier> barrier, int parity, const Line& line =
 template <class T>
 void bulk_copy(Shared<T> to, const void* from, int n_bytes, Shared<Barrier> barrier, CacheHint = CacheHint::Normal,
                const Line& line = Line::current()) {
-  runtime::bulk_copy(reinterpret_cast<std::byte*>(runtime::for_later(to, n_bytes, line)), from, n_bytes,
-                     word_of(barrier, line), line);
+  runtime::bulk_copy(reinterpret_cast<std::byte*>(runtime::plain<runtime::Access::kBoundsOnly>(to, n_bytes, line)), from,
+                     n_bytes, word_of(barrier, line), line);
 }
 
 /// A box of an array, see gpu/platform/cuda/device.hpp.
 template <class T, class U>
 void bulk_copy_tensor(Shared<U> to, const TensorMap& map, int column, int row, int head, int entry, Shared<Barrier> barrier,
                       CacheHint = CacheHint::Normal, const Line& line = Line::current()) {
-  runtime::bulk_copy_tensor(reinterpret_cast<std::byte*>(runtime::for_later(to, map.array.box_bytes(), line)),
-                            {map.array, {entry, head, row, column}}, DTypeTraits<T>::kDType, word_of(barrier, line), line);
+  runtime::bulk_copy_tensor(
+      reinterpret_cast<std::byte*>(runtime::plain<runtime::Access::kBoundsOnly>(to, map.array.box_bytes(), line)),
+      {map.array, {entry, head, row, column}}, DTypeTraits<T>::kDType, word_of(barrier, line), line);
 }
 
 // ---- Launches that overlap
@@ -308,18 +312,25 @@ Shared<T> remote(Shared<T> shared, int rank, const Line& line = Line::current())
 
 // ---- Tensor cores; layouts in gpu/platform/cuda/device.hpp
 
+namespace runtime {
+
 /// @param row (i) -> Shared<T>
 template <int n, class Row>
-void load_matrices_x4(std::uint32_t (&out)[n][4], const Row& row, const Line& line = Line::current()) {
+void load_rows(std::uint32_t (&out)[n][4], const Row& row, bool transposed, const char* word, const Line& line) {
   const void* rows[n];
-  for (int i = 0; i < n; ++i) rows[i] = runtime::for_reading(row(i), 16, line);
-  runtime::load_matrices(out, rows, n, false, "load_matrices_x4", line);
+  for (int i = 0; i < n; ++i) check_aligned16(rows[i] = plain<Access::kRead>(row(i), 16, line), word, line);
+  load_matrices(out, rows, n, transposed, word, line);
+}
+
+}  // namespace runtime
+
+template <int n, class Row>
+void load_matrices_x4(std::uint32_t (&out)[n][4], const Row& row, const Line& line = Line::current()) {
+  runtime::load_rows(out, row, false, "load_matrices_x4", line);
 }
 template <int n, class Row>
 void load_matrices_x4_transposed(std::uint32_t (&out)[n][4], const Row& row, const Line& line = Line::current()) {
-  const void* rows[n];
-  for (int i = 0; i < n; ++i) rows[i] = runtime::for_reading(row(i), 16, line);
-  runtime::load_matrices(out, rows, n, true, "load_matrices_x4_transposed", line);
+  runtime::load_rows(out, row, true, "load_matrices_x4_transposed", line);
 }
 template <int n>
 void transpose_matrices(std::uint32_t* pairs, const Line& line = Line::current()) {

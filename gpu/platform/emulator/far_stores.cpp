@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Far stores: a list for each cluster. A packet carries its step: every thread sees one access, and no race.
-#include "tree_attn/gpu/platform/emulator/far_stores.hpp"
-
+/// @brief Packets for other devices and launches that arrive late: after any others of the same cluster.
+///
+/// A far store is on its way until the scheduler delivers it: after a random number of switches between fibers, which the
+/// seed determines and no clock; at the latest when no thread of the cluster can run, or when the cluster ends. So a
+/// receiver that does not wait for the step of a packet reads old data for some seed. A packet carries its step: every
+/// thread sees one access, and no race. Not modelled: stores of 16 bytes that arrive in pieces.
 #include "tree_attn/gpu/platform/emulator/sanitizer.hpp"
 #include "tree_attn/gpu/platform/emulator/thread.hpp"
 

@@ -3,6 +3,7 @@
 /// @brief Footprints as bit sets: one for reads, one for writes, one for atomics.
 #include "tree_attn/gpu/platform/emulator/footprint.hpp"
 
+#include <algorithm>
 #include <bit>
 #include <tuple>
 
@@ -11,16 +12,11 @@ namespace tree_attn::emulated::runtime {
 void Touched::note(std::size_t at, std::size_t n_bytes, Reach reach, const char* word, const Line& line) {
   if (n_bytes == 0) return;
   Bits& bits = bits_[reach == Reach::kWrite ? kWrites : reach == Reach::kAtomic ? kAtomics : kReads];
-  std::call_once(bits.begun, [&] {
-    bits.of = std::make_unique<std::atomic<std::uint64_t>[]>(n_words_);
-    bits.where = std::string(word) + " at " + to_string(line);
-  });
+  if (bits.of.empty()) bits.of.resize(n_words_), bits.where = std::string(word) + " at " + to_string(line);
   const std::size_t end = (at + n_bytes + 1) / 2;
   for (std::size_t i = at / 2; i < end;) {
     const std::size_t n = std::min(end - i, 64 - i % 64);
-    const std::uint64_t mask = (n == 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << n) - 1) << i % 64;
-    std::atomic<std::uint64_t>& part = bits.of[i / 64];
-    if ((part.load(std::memory_order_relaxed) & mask) != mask) part.fetch_or(mask, std::memory_order_relaxed);
+    bits.of[i / 64] |= (n == 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << n) - 1) << i % 64;
     i += n;
   }
 }
@@ -33,7 +29,7 @@ std::string Touched::conflict(const Touched& other, const std::string& other_nam
   static constexpr const char* kDoes[] = {"reads", "writes", "changes by an atomic"};
   for (const auto& [own, others] : kPairs) {
     const Bits &a = bits_[own], &b = other.bits_[others];
-    if (!a.of || !b.of) continue;
+    if (a.of.empty() || b.of.empty()) continue;
     const auto meet = [&](std::size_t bit) {
       return bit < 64 * n_words_ && ((a.of[bit / 64] & b.of[bit / 64]) >> bit % 64 & 1) != 0;
     };
@@ -51,17 +47,12 @@ std::string Touched::conflict(const Touched& other, const std::string& other_nam
 }
 
 Touched& Footprint::of(std::uintptr_t buffer, std::size_t n_bytes) {
-  const std::lock_guard lock(mutex_);
   return buffers_.try_emplace(buffer, n_bytes).first->second;
 }
 
-void Footprint::forget(std::uintptr_t buffer) {
-  const std::lock_guard lock(mutex_);
-  buffers_.erase(buffer);
-}
+void Footprint::forget(std::uintptr_t buffer) { buffers_.erase(buffer); }
 
 std::string Footprint::conflict(const Footprint& other, const std::string& other_name) const {
-  const std::scoped_lock lock(mutex_, other.mutex_);
   for (const auto& [buffer, touched] : buffers_) {
     const auto found = other.buffers_.find(buffer);
     if (found == other.buffers_.end()) continue;

@@ -9,13 +9,11 @@
 
 #include "tree_attn/gpu/platform/emulator/coordinates.hpp"
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <memory>
-#include <mutex>
 #include <string>
+#include <vector>
 
 namespace tree_attn::emulated::runtime {
 
@@ -37,16 +35,15 @@ class Touched {
  private:
   enum Kind { kReads, kWrites, kAtomics, kKinds };
   struct Bits {
-    std::once_flag begun;
-    std::unique_ptr<std::atomic<std::uint64_t>[]> of;
-    std::string where;  ///< the first access of this kind: the function and the line of its call
+    std::vector<std::uint64_t> of;  ///< none before the first access
+    std::string where;              ///< the first access of this kind: the function and the line of its call
   };
 
   std::size_t n_words_;
   Bits bits_[kKinds];
 };
 
-/// The buffers that an operation has touched. Host threads that run blocks of one launch share it.
+/// The buffers that an operation has touched.
 class Footprint {
  public:
   Touched& of(std::uintptr_t buffer, std::size_t n_bytes);
@@ -56,7 +53,6 @@ class Footprint {
   std::string conflict(const Footprint& other, const std::string& other_name) const;
 
  private:
-  mutable std::mutex mutex_;
   std::map<std::uintptr_t, Touched> buffers_;
 };
 

@@ -36,10 +36,10 @@ struct Buffer {
   std::size_t n_bytes = 0;
   MemoryUse use = MemoryUse::Persistent;
   int device = 0;
-  SharedPages pages;                             ///< of a window, with its gaps
-  bool is_borrowed = false;                      ///< whether a library owns the memory; then there are no gaps
-  std::uint64_t scratch = 0;                     ///< Grid::scratch of the launch that touched it last
-  std::unique_ptr<std::atomic<bool>[]> written;  ///< see SeenBuffers
+  SharedPages pages;                ///< of a window, with its gaps
+  bool is_borrowed = false;         ///< whether a library owns the memory; then there are no gaps
+  std::uint64_t scratch = 0;        ///< Grid::scratch of the launch that touched it last
+  std::unique_ptr<bool[]> written;  ///< see SeenBuffers
   LaunchMark reader{}, writer{};
   std::unique_ptr<Writers> writers;  ///< see SeenBuffers
 };
@@ -57,15 +57,13 @@ void forbid_gaps(std::byte* memory, std::size_t n_bytes) {
   forbid(memory + kGap + n_bytes, with_gaps(n_bytes) - kGap - n_bytes);
 }
 
-void fill_with_nan(std::byte* from, std::size_t n_bytes, std::uint64_t seed) { fill_with(poison(seed), from, n_bytes); }
-
 /// Scratch memory as a launch finds it.
 void freshen(std::uintptr_t first, Buffer& buffer, const Grid& grid) {
   if (buffer.use != MemoryUse::Scratch || buffer.scratch == grid.scratch) return;
   buffer.scratch = grid.scratch;
-  fill_with_nan(reinterpret_cast<std::byte*>(first), buffer.n_bytes, grid.settings.seed);
+  fill_with(poison(grid.settings.seed), reinterpret_cast<std::byte*>(first), buffer.n_bytes);
 #if defined(TREE_ATTN_EMULATOR_SHADOW)
-  buffer.written = std::make_unique<std::atomic<bool>[]>(buffer.n_bytes);
+  buffer.written = std::make_unique<bool[]>(buffer.n_bytes);
 #endif
 }
 
@@ -148,7 +146,7 @@ void* allocate_global(std::size_t n_bytes, MemoryUse use) {
   SharedPages pages = is_window(use) ? SharedPages(whole) : SharedPages();
   auto* const memory =
       is_window(use) ? pages.data() : static_cast<std::byte*>(::operator new (whole, std::align_val_t{kAlignment}));
-  fill_with_nan(memory, whole, settings().seed);
+  fill_with(poison(settings().seed), memory, whole);
   // A window may lie where one has lain before, with packets of a first step in it.
   if (is_window(use)) std::fill_n(reinterpret_cast<std::uint32_t*>(memory + kGap), n_bytes / 4, 1u);
   forbid_gaps(memory, n_bytes);
@@ -213,13 +211,21 @@ bool others_may_store() { return n_opened > 0; }
 
 void forget_seen_buffers() { seen_buffers = {}; }
 
+namespace {
+
+/// The last buffer that begins at or before an address; past the end if none does. @pre the lock is held
+auto at_or_before(std::uintptr_t at) {
+  const auto after = registry.upper_bound(at);
+  return after == registry.begin() ? registry.end() : std::prev(after);
+}
+
+}  // namespace
+
 SeenBuffers::Range& find_global(std::uintptr_t at, std::size_t n_bytes, Reach reach, const char* word, const Line& line) {
   const Unwatched unwatched;
   const char* const does = reach >= Reach::kWrite ? " writes " : " reads ";
   const std::lock_guard lock(registry_mutex);
-  auto found = registry.upper_bound(at);
-  if (found != registry.begin()) {
-    --found;
+  if (const auto found = at_or_before(at); found != registry.end()) {
     const std::uintptr_t low = found->first, high = low + found->second.n_bytes;
     if (at >= low && at + n_bytes <= high) {
       const Grid& grid = running->block->cluster->grid;
@@ -249,8 +255,7 @@ void note_copy(Footprint& footprint, const std::byte* first, std::size_t n_bytes
   std::size_t size = 0;
   {
     const std::lock_guard lock(registry_mutex);
-    auto found = registry.upper_bound(at);
-    if (found != registry.begin()) --found, low = found->first, size = found->second.n_bytes;
+    if (const auto found = at_or_before(at); found != registry.end()) low = found->first, size = found->second.n_bytes;
   }
   if (size == 0 || at < low || at + n_bytes > low + size)
     fail(line, std::string(word) + ": outside any buffer of the device");
@@ -271,11 +276,10 @@ void check_use(SeenBuffers::Range& range, std::uintptr_t at, std::size_t n_bytes
   if (range.use != MemoryUse::Scratch) return;
   if (reach == Reach::kReadOnly) fail(line, std::string(word) + " is for memory that no kernel writes, and this is scratch");
   if (range.written == nullptr) return;
-  std::atomic<bool>* const written = range.written + (at - range.low);
+  bool* const written = range.written + (at - range.low);
   if (reach >= Reach::kWrite) {
-    for (std::size_t i = 0; i < n_bytes; ++i) written[i].store(true, std::memory_order_relaxed);
-  } else if (std::any_of(written, written + n_bytes,
-                         [](const std::atomic<bool>& byte) { return !byte.load(std::memory_order_relaxed); })) {
+    std::fill_n(written, n_bytes, true);
+  } else if (std::count(written, written + n_bytes, false) > 0) {
     fail(line, std::string(word) + " reads scratch memory that this launch has not written");
   }
 }

@@ -45,7 +45,7 @@ struct SeenBuffers {
   struct Range {
     std::uintptr_t low = 1, high = 0;
     MemoryUse use = MemoryUse::Persistent;
-    std::atomic<bool>* written = nullptr;  ///< [high - low] in scratch, in shadow mode: bytes that this launch has written
+    bool* written = nullptr;  ///< [high - low] in scratch, in shadow mode: bytes that this launch has written
     LaunchMark *reader = nullptr, *writer = nullptr;
     std::atomic<std::uint64_t>* writers = nullptr;  ///< null before a launch writes
     bool is_far = false;                            ///< a window of another device

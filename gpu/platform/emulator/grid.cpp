@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief A launch: checked, shuffled, and shared out over host threads.
+/// @brief A launch: checked, and its clusters in order.
 #include "tree_attn/gpu/platform/emulator/grid.hpp"
 
 #include "tree_attn/gpu/platform/device_error.hpp"
 #include "tree_attn/gpu/platform/emulator/random.hpp"
 
-#include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <numeric>
 #include <string>
-#include <utility>
 
 namespace tree_attn::emulated::runtime {
 namespace {
@@ -32,11 +31,6 @@ std::string name_of(const dim3& d) {
 }
 
 }  // namespace
-
-Residency& residency_of(int device) {
-  static Residency all[kMaxDevices];
-  return all[device];
-}
 
 LaunchHistory::LaunchHistory() : number(++n_histories * kMaxLaunches), running(number) {}
 
@@ -99,12 +93,6 @@ void begin(Grid& grid, LaunchHistory& history) {
   if (grid.settings.seed != 0) {
     Random(grid.settings.seed).shuffle(grid.order.data(), static_cast<std::uint32_t>(grid.order.size()));
   }
-}
-
-void keep_error(Grid& grid, std::exception_ptr error) {
-  const std::lock_guard lock(grid.mutex);
-  if (!grid.error) grid.error = std::move(error);
-  grid.failed = true;
 }
 
 }  // namespace tree_attn::emulated::runtime

@@ -6,13 +6,11 @@
 #include "tree_attn/gpu/platform/emulator/coordinates.hpp"
 #include "tree_attn/gpu/platform/emulator/settings.hpp"
 
-#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <functional>
-#include <mutex>
 #include <vector>
 
 namespace tree_attn::emulated {
@@ -50,13 +48,6 @@ struct LaunchHistory {
   std::uint64_t running = 0;  ///< Grid::running of the last one
 };
 
-/// The blocks that a device holds.
-struct Residency {
-  std::atomic<int> n_blocks{0};
-  std::atomic<int> n_waiting{0};  ///< clusters that wait for memory
-};
-Residency& residency_of(int device);
-
 /// A launch under way.
 struct Grid {
   Launch config;
@@ -68,22 +59,15 @@ struct Grid {
   std::uint64_t number = 0;        ///< larger than that of the launch before it on its stream
   std::uint64_t running = 0;  ///< the first launch that may still run when this one begins: its own number without overlaps
   std::chrono::steady_clock::time_point ends_at{};
-  std::vector<int> order{};  ///< of the clusters
-  Residency* residency = nullptr;
-  std::atomic<int> n_started{0};  ///< clusters
-  std::atomic<int> n_ended{0};    ///< clusters
-  std::atomic<bool> failed{false};
-  std::mutex mutex{};
-  std::exception_ptr error{};         ///< the first
-  std::atomic<bool> is_stuck{false};  ///< in a deadlock, or past its deadline
+  std::vector<int> order{};                ///< of the clusters
+  std::size_t n_started = 0, n_ended = 0;  ///< clusters
+  std::exception_ptr error{};              ///< the first, which ends the launch
 };
 
 /// @throws DeviceError for a launch that no device could start
 void check(const Launch& config, const Settings& how);
 /// Gives a launch its place after those before it on its stream, and its blocks an order.
 void begin(Grid& grid, LaunchHistory& history);
-/// Ends a launch: the first error is the one that counts.
-void keep_error(Grid& grid, std::exception_ptr error);
 
 }  // namespace runtime
 }  // namespace tree_attn::emulated

@@ -9,17 +9,16 @@
 #include <cstdio>
 #include <cstring>
 #include <string>
+#include <string_view>
 
 namespace tree_attn::emulated::runtime {
 namespace {
 
-bool same_text(const char* a, const char* b) { return a == b || std::strcmp(a, b) == 0; }
-
 bool same(const Call& a, const Call& b) {
   // The compiler describes a line once, so nearly always these are the same pointers.
   if (a.name == b.name && std::memcmp(&a.line, &b.line, sizeof a.line) == 0) return true;
-  return a.line.line() == b.line.line() && a.line.column() == b.line.column() && same_text(a.name, b.name) &&
-         same_text(a.line.file_name(), b.line.file_name());
+  return a.line.line() == b.line.line() && a.line.column() == b.line.column() && a.name == std::string_view(b.name) &&
+         a.line.file_name() == std::string_view(b.line.file_name());
 }
 
 std::string name_of(unsigned mask) {

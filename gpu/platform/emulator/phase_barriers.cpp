@@ -86,7 +86,7 @@ void issue(const BulkCopy& copy, const char* what) {
   // Reads and writes count as those of the thread that asks, which is where a race with them begins.
   note_write(copy.to, n_bytes);
   release(barrier.at);
-  fill_with_poison(*running->block->cluster, copy.to, n_bytes);
+  fill_with(running->block->cluster->nan, copy.to, n_bytes);
   forbid(copy.to, n_bytes);
   barrier.n_bytes_coming += copy.n_bytes;
   running->block->cluster->bulk_copies.push_back(copy);

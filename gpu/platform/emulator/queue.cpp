@@ -36,6 +36,18 @@ void check_host(const char* word) {
   if (running_coordinates != nullptr) throw DeviceError(std::string(word) + ": called from a kernel");
   throw_kept_error();
 }
+void check_event(const Queue& queue, const Line& line) {
+  check_host("an event");
+  if (queue.is_captured) fail(line, "an event on a stream that is being captured: the emulator captures one stream");
+}
+
+/// The host has waited for what a clock knows.
+void wait_for(const StreamClock& clock) {
+  Streams& all = streams();
+  const std::lock_guard lock(all.mutex);
+  join(all.host, clock);
+  forget_known(all);
+}
 
 }  // namespace
 
@@ -121,30 +133,6 @@ void enqueue(Queue& queue, Operation operation) {
   if (is_default) run_until(queue, queue.n_queued);
 }
 
-void synchronise(Queue& queue, const Line& line) {
-  check_host("synchronise");
-  if (queue.is_captured) fail(line, "synchronise: the stream is being captured");
-  const Unwatched unwatched;
-  run_until(queue, queue.n_queued);
-  Streams& all = streams();
-  const std::lock_guard lock(all.mutex);
-  join(all.host, queue.clock);
-  forget_known(all);
-}
-
-bool has_passed(const Mark& mark, const Line& line) {
-  check_host("an event");
-  if (mark.queue == nullptr) return true;
-  if (mark.queue->is_captured) fail(line, "an event on a stream that is being captured: the emulator captures one stream");
-  const Unwatched unwatched;
-  if (!run_until(*mark.queue, mark.n, false)) return false;
-  Streams& all = streams();
-  const std::lock_guard lock(all.mutex);
-  join(all.host, mark.clock);
-  forget_known(all);
-  return true;
-}
-
 void synchronise_all() {
   check_host("a copy to the host");
   refuse_in_capture("a copy that blocks");
@@ -172,28 +160,6 @@ void synchronise_all_quietly() noexcept {
   }
 }
 
-Mark mark(Queue& queue, const Line& line) {
-  check_host("an event");
-  if (queue.is_captured) fail(line, "an event on a stream that is being captured: the emulator captures one stream");
-  const Unwatched unwatched;
-  const std::lock_guard lock(streams().mutex);
-  return {queue.shared_from_this(), queue.n_queued, queue.clock};
-}
-
-void record_in_graph(Queue& queue, std::shared_ptr<Mark> mark, const Line& line) {
-  check_host("an event");
-  if (!queue.is_captured) fail(line, "an event of a graph: the stream is not being captured");
-  enqueue(queue, {.name = named("an event", line), .records = std::move(mark)});
-}
-
-void hold(Queue& queue, const Mark& mark, const Line& line) {
-  check_host("an event");
-  if (queue.is_captured) fail(line, "an event on a stream that is being captured: the emulator captures one stream");
-  if (mark.queue == nullptr) return;
-  const Unwatched unwatched;
-  enqueue(queue, {.name = named("an event", line), .after = std::make_shared<Mark>(mark)});
-}
-
 void begin_capture(Queue& queue, const Line& line) {
   check_host("a capture");
   if (queue.number < kMaxDevices) fail(line, "a capture: the default stream cannot be captured");
@@ -206,17 +172,6 @@ std::vector<Operation> end_capture(Queue& queue) {
   if (!std::exchange(queue.is_captured, false)) return {};
   --n_captured;
   return std::exchange(queue.captured, {});
-}
-
-void replay(Queue& queue, const std::vector<Operation>& operations, const Line& line) {
-  check_host("a replay");
-  if (queue.is_captured) fail(line, "a replay: the stream is being captured");
-  const Unwatched unwatched;
-  for (const Operation& operation : operations) {
-    Operation again = operation;
-    again.name += ", replayed at " + to_string(line);
-    enqueue(queue, std::move(again));
-  }
 }
 
 void refuse_in_capture(const char* word) {
@@ -286,27 +241,6 @@ void queue_copy(Queue& queue, const char* word, Rows to, Rows from, std::size_t 
                   .host = from.is_device ? host(to) : host(from)});
 }
 
-void enqueue_outside(Queue& queue, const char* word, std::vector<OutsideAccess> accesses,
-                     std::function<OutsideAdvance()> begin, const Line& line) {
-  check_host(word);
-  const Unwatched unwatched;
-  enqueue(queue, {.name = named(word, line),
-                  .act =
-                      [=, accesses = std::move(accesses)](Footprint* seen) {
-                        Footprint unseen;
-                        for (const OutsideAccess& access : accesses) {
-                          auto* const at = static_cast<std::byte*>(access.at);
-                          const Reach reach = access.writes ? Reach::kWrite : Reach::kRead;
-                          note_copy(seen != nullptr ? *seen : unseen, at, access.n_bytes, reach, word, line);
-                          if (access.writes)
-                            note_write(at, access.n_bytes);
-                          else
-                            note_read(at, access.n_bytes);
-                        }
-                      },
-                  .begin_until = std::move(begin)});
-}
-
 void queue_fill(Queue& queue, std::byte* to, unsigned char byte, std::size_t n_bytes, const Line& line) {
   check_host("fill");
   const Unwatched unwatched;
@@ -318,6 +252,80 @@ void queue_fill(Queue& queue, std::byte* to, unsigned char byte, std::size_t n_b
 }
 
 }  // namespace runtime
+
+void synchronise(Stream stream, const Line& line) {
+  runtime::check_host("synchronise");
+  runtime::Queue& queue = runtime::queue_of(stream.queue);
+  if (queue.is_captured) runtime::fail(line, "synchronise: the stream is being captured");
+  const runtime::Unwatched unwatched;
+  runtime::run_until(queue, queue.n_queued);
+  runtime::wait_for(queue.clock);
+}
+
+void LibraryStream::queue(const char* name, std::vector<OutsideAccess> accesses, std::function<OutsideAdvance()> begin) {
+  runtime::check_host(name);
+  const runtime::Unwatched unwatched;
+  const Line line = Line::current();
+  const auto access = [=, accesses = std::move(accesses)](runtime::Footprint* seen) {
+    runtime::Footprint unseen;
+    for (const auto& [memory, n_bytes, writes] : accesses) {
+      auto* const at = static_cast<std::byte*>(memory);
+      runtime::note_copy(seen != nullptr ? *seen : unseen, at, n_bytes,
+                         writes ? runtime::Reach::kWrite : runtime::Reach::kRead, name, line);
+      if (writes)
+        runtime::note_write(at, n_bytes);
+      else
+        runtime::note_read(at, n_bytes);
+    }
+  };
+  runtime::enqueue(runtime::queue_of(stream_.queue),
+                   {.name = runtime::named(name, line), .act = access, .begin_until = std::move(begin)});
+}
+
+void Event::record(Stream stream, const Line& line) {
+  runtime::Queue& queue = runtime::queue_of(stream.queue);
+  runtime::check_event(queue, line);
+  const runtime::Unwatched unwatched;
+  const std::lock_guard lock(runtime::streams().mutex);
+  *mark_ = {queue.shared_from_this(), queue.n_queued, queue.clock};
+}
+
+void Event::record_in_graph(Stream stream, const Line& line) {
+  runtime::check_host("an event");
+  runtime::Queue& queue = runtime::queue_of(stream.queue);
+  if (!queue.is_captured) runtime::fail(line, "an event of a graph: the stream is not being captured");
+  runtime::enqueue(queue, {.name = runtime::named("an event", line), .records = mark_});
+}
+
+void Event::hold(Stream stream, const Line& line) const {
+  runtime::Queue& queue = runtime::queue_of(stream.queue);
+  runtime::check_event(queue, line);
+  if (mark_->queue == nullptr) return;
+  const runtime::Unwatched unwatched;
+  runtime::enqueue(queue, {.name = runtime::named("an event", line), .after = std::make_shared<runtime::Mark>(*mark_)});
+}
+
+bool Event::has_passed(const Line& line) const {
+  if (mark_->queue == nullptr) return true;
+  runtime::check_event(*mark_->queue, line);
+  const runtime::Unwatched unwatched;
+  // What can run runs; nothing outside the emulator is waited for.
+  if (!runtime::run_until(*mark_->queue, mark_->n, false)) return false;
+  runtime::wait_for(mark_->clock);
+  return true;
+}
+
+void Graph::replay(Stream stream, const Line& line) {
+  runtime::check_host("a replay");
+  runtime::Queue& queue = runtime::queue_of(stream.queue);
+  if (queue.is_captured) runtime::fail(line, "a replay: the stream is being captured");
+  const runtime::Unwatched unwatched;
+  for (runtime::Operation again : operations_) {
+    again.name += ", replayed at " + runtime::to_string(line);
+    runtime::enqueue(queue, std::move(again));
+  }
+  ++traffic().n_replays, ++n_launches_of_thread;
+}
 
 void use_device(int device) {
   settings().n_devices.raise_to(std::min(device + 1, kMaxDevices));

@@ -95,29 +95,15 @@ void end_queue(Queue& queue) noexcept;
 
 /// Queues an operation, or records it. On the default stream it runs at once. @throws DeviceError
 void enqueue(Queue& queue, Operation operation);
-/// Runs what is queued. @throws DeviceError
-void synchronise(Queue& queue, const Line& line);
-/// Runs what can run, and waits for nothing that is outside the emulator. @returns whether the queue has come to the mark;
-/// if so, the host has waited for it @throws DeviceError
-bool has_passed(const Mark& mark, const Line& line);
 /// Runs all queues of this host thread: what a blocking copy to the host, and the end of a buffer, wait for.
 void synchronise_all();
-/// The same, where nothing may be thrown.
+/// The same where nothing may be thrown: an error is kept.
 void synchronise_all_quietly() noexcept;
-
-/// Events: all that is queued now; and an operation that waits for it.
-Mark mark(Queue& queue, const Line& line);
-/// The same in a capture: every replay writes the mark when it is queued.
-void record_in_graph(Queue& queue, std::shared_ptr<Mark> mark, const Line& line);
-/// See mark(). Does nothing for a mark that was never made.
-void hold(Queue& queue, const Mark& mark, const Line& line);
 
 /// From here on the queue records what it is given.
 void begin_capture(Queue& queue, const Line& line);
 /// Up to here. @returns what was recorded; nothing if the queue does not record
 std::vector<Operation> end_capture(Queue& queue);
-/// Queues what was recorded.
-void replay(Queue& queue, const std::vector<Operation>& operations, const Line& line);
 /// @throws DeviceError if this host thread captures a stream: the call would be lost, or run once and not in every replay
 void refuse_in_capture(const char* word);
 
@@ -137,9 +123,6 @@ struct Rows {
 /// Queues a copy of n_rows rows of n_bytes. @param count called whenever it has run
 void queue_copy(Queue& queue, const char* word, Rows to, Rows from, std::size_t n_bytes, std::size_t n_rows,
                 std::function<void()> count, const Line& line);
-/// Queues what a library outside the emulator does. @param begin see OutsideStream::queue()
-void enqueue_outside(Queue& queue, const char* word, std::vector<OutsideAccess> accesses,
-                     std::function<OutsideAdvance()> begin, const Line& line);
 /// Queues a fill.
 void queue_fill(Queue& queue, std::byte* to, unsigned char byte, std::size_t n_bytes, const Line& line);
 

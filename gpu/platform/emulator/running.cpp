@@ -2,6 +2,7 @@
 /// @file
 /// @brief The host thread that waits for a stream runs it: what it needs, and, as the seed has it, what else may run.
 #include "tree_attn/gpu/platform/device_error.hpp"
+#include "tree_attn/gpu/platform/emulator/global_memory.hpp"
 #include "tree_attn/gpu/platform/emulator/random.hpp"
 #include "tree_attn/gpu/platform/emulator/sanitizer.hpp"
 #include "tree_attn/gpu/platform/emulator/streams.hpp"
@@ -10,13 +11,13 @@
 #include <algorithm>
 #include <chrono>
 #include <list>
+#include <thread>
 #include <utility>
 
 namespace tree_attn::emulated::runtime {
 namespace {
 
-/// An operation that has begun, and not ended: a launch, of which this host thread runs a share, or one that waits for
-/// something outside the emulator.
+/// An operation that has begun, and not ended: a launch, or one that waits for something outside the emulator.
 struct Begun {
   std::shared_ptr<Queue> queue;
   std::shared_ptr<Trace> trace{};
@@ -31,7 +32,6 @@ struct Host {
     const Unwatched unwatched;
     begun.clear();
   }
-  Runner runner{Runner::kHost};
   std::list<Begun> begun;
 };
 Host& host() {
@@ -89,10 +89,8 @@ void begin_first(Streams& all, Queue& queue, std::unique_lock<std::mutex>& lock)
   if (first.operation.act) first.operation.act(seen);
   begun.until = first.operation.until;
   if (const LaunchCall* const call = first.operation.launch.get())
-    begun.launch = std::make_unique<UnderWay>(call->config, call->how, call->run_thread, queue.launches, seen, queue.device);
+    begun.launch = std::make_unique<UnderWay>(*call, queue.launches, seen, queue.device);
 }
-
-constexpr const char* kDeadlock = "deadlock: all that could run wait for each other:";
 
 /// Ends the launches of this host thread. @throws DeviceError that names the waiting threads and their lines
 [[noreturn]] void give_up(const std::string& why) {
@@ -100,7 +98,7 @@ constexpr const char* kDeadlock = "deadlock: all that could run wait for each ot
   for (Begun& one : host().begun) {
     if (one.launch == nullptr) continue;
     if (host().begun.size() > 1) text += "\n  " + one.queue->operations.front().operation.name + ":";
-    text += one.launch->give_up();
+    text += one.launch->waits();
   }
   throw DeviceError(text);
 }
@@ -111,7 +109,6 @@ bool advance_all(Streams& all) {
   std::list<Begun>& begun = host().begun;
   for (auto one = begun.begin(); one != begun.end();) {
     if (one->launch && one->launch->advance()) changed = true;
-    if (one->launch && one->launch->is_stuck()) give_up(kDeadlock);
     if ((one->launch && !one->launch->has_ended()) || (one->until && !one->until())) {
       ++one;
       continue;
@@ -130,20 +127,27 @@ bool advance_all(Streams& all) {
   return changed;
 }
 
-/// Whether no helper of what has begun finds anything to do.
-bool helpers_are_idle() {
-  return std::all_of(host().begun.begin(), host().begun.end(),
-                     [](const Begun& one) { return one.launch == nullptr || one.launch->helpers_are_idle(); });
-}
-
-/// Whether a launch waits for an event outside the emulator. Then a wait without progress is no proof of a deadlock.
+/// Whether an operation waits for an event outside the emulator.
 bool waits_outside() {
   return std::any_of(host().begun.begin(), host().begun.end(), [](const Begun& one) { return one.until != nullptr; });
 }
 
-/// The queue to run next: one that `queue` depends on or, if none is ready or the seed says so, any queue of this
-/// host thread. @param nothing_else can go on
-Queue* choose(const Streams& all, Queue& queue, bool nothing_else) {
+/// Whether what has begun can never go on, now that nothing has changed: neither another host thread, nor another process,
+/// nor a library can change anything. Otherwise the deadline ends the wait.
+bool is_deadlock() { return !host().begun.empty() && settings().n_hosts == 1 && !others_may_store() && !waits_outside(); }
+
+/// Lets other host threads run. @param n_idle consecutive polls without work
+void pause(int n_idle) {
+  if (n_idle < 64) {
+    std::this_thread::yield();
+  } else {
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+}
+
+/// The queue to run next, where nothing that has begun can go on: one that `queue` depends on or, if none is ready or the
+/// seed says so, any queue of this host thread.
+Queue* choose(const Streams& all, Queue& queue) {
   const auto may_begin = [](const Queue& one) {
     if (!is_ready(one)) return false;
     const LaunchCall* const call = one.operations.front().operation.launch.get();
@@ -165,7 +169,7 @@ Queue* choose(const Streams& all, Queue& queue, bool nothing_else) {
     if (other->owner == std::this_thread::get_id() && may_begin(*other)) ready.push_back(other);
   }
   if (next != nullptr && may_begin(*next) && ready.empty()) return next;
-  if (ready.empty() || !(any || nothing_else)) return nullptr;
+  if (ready.empty()) return nullptr;
   return seed == 0 ? ready.front() : ready[random.below(static_cast<std::uint32_t>(ready.size()))];
 }
 
@@ -173,39 +177,33 @@ Queue* choose(const Streams& all, Queue& queue, bool nothing_else) {
 
 bool run_until(Queue& queue, std::uint64_t place, bool waits) {
   Streams& all = streams();
-  Runner& runner = host().runner;
   const auto now = [] { return std::chrono::steady_clock::now(); };
   auto ends_at = now() + settings().deadline;
   try {
     for (int n_idle = 0;;) {
-      const std::uint64_t looked = runner.look();
       bool changed = advance_all(all);
-      // Only then are other streams to begin, and only then may all be stuck.
-      const bool nothing_else = !changed && helpers_are_idle();
       {
         std::unique_lock lock(all.mutex);
         if (queue.n_done >= place) break;
-        if (Queue* const next = changed ? nullptr : choose(all, queue, nothing_else)) {
+        if (Queue* const next = changed ? nullptr : choose(all, queue)) {
           begin_first(all, *next, lock);
           changed = true;
         }
       }
       if (changed) {
-        Runner::changed(), runner.is_busy(), n_idle = 0;
+        n_idle = 0;
         ends_at = now() + settings().deadline;
         continue;
       }
-      if (nothing_else && !waits && waits_outside()) break;
-      if (nothing_else && !waits_outside() && runner.is_stuck(looked)) give_up(kDeadlock);
-      if (nothing_else && now() > ends_at) give_up("the launch has run into its deadline:");
+      if (!waits && waits_outside()) break;
+      if (is_deadlock()) give_up("deadlock: all that could run wait for each other:");
+      if (now() > ends_at) give_up("the launch has run into its deadline:");
       pause(n_idle++);
     }
   } catch (...) {
     drop_all(all);
-    Runner::changed(), runner.is_busy();
     throw;
   }
-  Runner::changed(), runner.is_busy();
   acquire(&queue);
   const std::lock_guard lock(all.mutex);
   return queue.n_done >= place;

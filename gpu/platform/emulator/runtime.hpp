@@ -12,6 +12,9 @@
 
 namespace tree_attn::emulated::runtime {
 
+/// Of shared memory. kBoundsOnly: as the destination of a copy, or by a function that checks the access itself.
+enum class Access { kRead, kWrite, kBoundsOnly };
+
 /// Barriers of a block and of a cluster; of some lanes of a warp.
 void meet_block(const Line& line);
 void meet_neighbours(int n, const Line& line);
@@ -23,9 +26,6 @@ std::uint64_t shuffle(unsigned mask, std::uint64_t value, unsigned from_lane, co
 unsigned lane();
 /// Bit i: lane i is in the mask and said yes.
 unsigned ballot(unsigned mask, bool yes, const char* word, const Line& line);
-
-/// @throws DeviceError: the address is not a multiple of 16
-[[noreturn]] void fail_aligned(const char* word, const Line& line);
 
 /// Tensor cores: n times four matrices, n matrices in place, and c_j <- c_j + a_j b_i for j < n and i < m.
 void load_matrices(std::uint32_t (*out)[4], const void* const* rows, int n, bool transposed, const char* word,
@@ -66,7 +66,7 @@ void bulk_copy_tensor(std::byte* to, const TensorBox& box, DType dtype, std::uin
 void wait_for_memory(const Line& line);
 void pass_wait();
 
-/// Sends a packet on its way, see far_stores.hpp; and reads one, in one access.
+/// Sends a packet on its way, see far_stores.cpp; and reads one, in one access.
 void store_late(Packet* to, const Packet& packet);
 Packet load_whole(const Packet* from);
 

@@ -7,6 +7,7 @@
 #include "tree_attn/gpu/platform/emulator/thread.hpp"
 
 #include <algorithm>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,20 +19,17 @@ constinit thread_local Thread* running = nullptr;
 
 namespace {
 
-std::string who_waits_where(const Cluster& cluster) {
-  Waits waits;
-  count_waits(cluster, waits);
-  return to_string(waits);
+std::exception_ptr error_of(const char* what, Cluster& cluster) {
+  Cluster* const all[] = {&cluster};
+  return std::make_exception_ptr(DeviceError(what + waits_of(all)));
 }
 
 /// The next thread of the queue; null: back to the host thread, because no thread can run or none shall.
 Thread* next_ready(Cluster& cluster) {
   if ((++cluster.n_switches & 0x3FF) == 0) {
-    if (std::chrono::steady_clock::now() > cluster.grid.ends_at) {
-      keep_error(cluster.grid,
-                 std::make_exception_ptr(DeviceError("the launch has run into its deadline:" + who_waits_where(cluster))));
-    }
-    if (cluster.grid.failed) return nullptr;
+    if (std::chrono::steady_clock::now() > cluster.grid.ends_at)
+      cluster.grid.error = error_of("the launch has run into its deadline:", cluster);
+    if (cluster.grid.error) return nullptr;
   }
   // Copies complete at random times, at the latest when no thread can run without them.
   const bool sometimes = cluster.grid.settings.seed != 0 && cluster.random.below(8) == 0;
@@ -57,7 +55,6 @@ void run_thread() {
   const Unwatched unwatched;
   Thread& self = *running;
   Cluster& cluster = *self.block->cluster;
-  std::exception_ptr error;
   try {
     {
       const Watched watched;
@@ -70,10 +67,9 @@ void run_thread() {
     if (++self.block->n_exited == static_cast<int>(cluster.threads.size() / cluster.blocks.size()))
       end_shared_memory(*self.block);
   } catch (...) {
-    error = std::current_exception();
+    cluster.grid.error = std::current_exception();
   }
-  if (error) keep_error(cluster.grid, std::move(error));
-  switch_to(self.fiber, cluster, cluster.grid.failed ? nullptr : next_ready(cluster), true);
+  switch_to(self.fiber, cluster, cluster.grid.error ? nullptr : next_ready(cluster), true);
 }
 
 /// Gives blocks and threads their places. The memory and the stacks stay from one cluster to the next.
@@ -90,15 +86,11 @@ void begin_cluster(Cluster& cluster, int number) {
   cluster.far_stores.clear();
   for (int rank = 0; rank < config.cluster; ++rank) {
     Block& block = cluster.blocks[static_cast<std::size_t>(rank)];
-    block.cluster = &cluster;
-    block.rank = rank;
-    block.number = number * config.cluster + rank;
-    block.threads = &cluster.threads[static_cast<std::size_t>(rank * n_threads)];
-    block.n_exited = 0;
-    block.meeting = {};
-    std::ranges::fill(block.of_neighbours, Meeting{});
-    block.barriers.clear();
-    block.warps.resize(static_cast<std::size_t>((n_threads + 31) / 32));
+    block = {.cluster = &cluster,
+             .rank = rank,
+             .threads = &cluster.threads[static_cast<std::size_t>(rank * n_threads)],
+             .warps = std::vector<Warp>(static_cast<std::size_t>((n_threads + 31) / 32)),
+             .number = number * config.cluster + rank};
     const auto linear = static_cast<unsigned>(block.number);
     const dim3 index{linear % config.grid.x, linear / config.grid.x % config.grid.y, linear / config.grid.x / config.grid.y};
     for (int i = 0; i < n_threads; ++i) {
@@ -122,8 +114,6 @@ void begin_cluster(Cluster& cluster, int number) {
       const int n_lanes = std::min(32, n_threads - static_cast<int>(w) * 32);
       block.warps[w].lanes = block.threads + w * 32;
       block.warps[w].present = n_lanes == 32 ? ~0u : (1u << n_lanes) - 1;
-      block.warps[w].exited = 0;
-      block.warps[w].open.clear();
     }
   }
   begin_shared_memory(cluster);
@@ -135,12 +125,9 @@ bool run_cluster(Cluster& cluster) {
   if (Thread* const first = next_ready(cluster)) switch_to(cluster.host, cluster, first);
   Grid& grid = cluster.grid;
   // What it stored far arrives one by one, so that others may look in between.
-  if ((!cluster.waiting.empty() || !cluster.far_stores.empty()) && !grid.failed) return false;
+  if ((!cluster.waiting.empty() || !cluster.far_stores.empty()) && !grid.error) return false;
   const bool all_exited = cluster.n_exited == static_cast<int>(cluster.threads.size());
-  // A launch that is given up while this cluster looks again: its waits belong into the report.
-  if (grid.is_stuck && !all_exited) return false;
-  if (!all_exited && !grid.failed)
-    keep_error(grid, std::make_exception_ptr(DeviceError("deadlock: no thread can run:" + who_waits_where(cluster))));
+  if (!all_exited && !grid.error) grid.error = error_of("deadlock: no thread can run:", cluster);
   abandon(cluster);
   ++grid.n_ended;
   return true;
@@ -180,15 +167,15 @@ void resume(Cluster& cluster, Thread* const* threads, int n) {
   }
 }
 
-void count_waits(const Cluster& cluster, Waits& waits) {
-  for (const Thread& thread : cluster.threads) {
-    if (thread.exited) continue;
-    auto& [n, example] = waits[{to_string(thread.call.line), thread.call.name ? thread.call.name : "nothing"}];
-    if (n++ == 0) example = to_string(thread.coordinates);
+std::string waits_of(std::span<Cluster* const> clusters) {
+  std::map<std::pair<std::string, std::string>, std::pair<int, std::string>> waits;
+  for (const Cluster* cluster : clusters) {
+    for (const Thread& thread : cluster->threads) {
+      if (thread.exited) continue;
+      auto& [n, example] = waits[{to_string(thread.call.line), thread.call.name ? thread.call.name : "nothing"}];
+      if (n++ == 0) example = to_string(thread.coordinates);
+    }
   }
-}
-
-std::string to_string(const Waits& waits) {
   std::string text;
   for (const auto& [where, who] : waits) {
     const auto& [line, word] = where;
@@ -208,7 +195,7 @@ bool begin_and_run(Cluster& cluster, int number) {
     resume(cluster, all.data(), static_cast<int>(all.size()));
     return run_cluster(cluster);
   } catch (...) {
-    keep_error(cluster.grid, std::current_exception());
+    cluster.grid.error = std::current_exception();
     return true;
   }
 }

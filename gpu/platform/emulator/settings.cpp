@@ -19,7 +19,6 @@ Settings& settings() {
   static Settings process = [] {
     Settings start;
     start.seed = number_from_environment("TREE_ATTN_EMULATOR_SEED", 0);
-    start.n_workers = static_cast<int>(number_from_environment("TREE_ATTN_EMULATOR_WORKERS", 0));
     start.major = static_cast<int>(number_from_environment("TREE_ATTN_EMULATOR_MAJOR", 9));
     start.shared_bytes = 1024 * number_from_environment("TREE_ATTN_EMULATOR_SHARED_KIB", 0);
     return start;

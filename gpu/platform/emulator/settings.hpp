@@ -9,7 +9,6 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
 namespace tree_attn::emulated {
 
@@ -38,7 +37,6 @@ struct Settings {
   /// at which bulk copies and far stores arrive and the operations of streams run, and picks the NaN that memory starts
   /// with.
   std::uint64_t seed = 0;
-  int n_workers = 0;  ///< host threads that run blocks; 0: one a core
   /// Of one launch, in elapsed time, and of a wait in which nothing changes. It does not follow the time limit of a
   /// transport: a kernel that waits for other ranks gives up at the earlier of the two, whatever --timeout says.
   std::chrono::milliseconds deadline{300'000};
@@ -48,20 +46,15 @@ struct Settings {
   bool has_peer_access = true;   ///< whether devices reach windows in each other's memory
   int major = 9;                 ///< major compute capability that device() reports
   int largest_cluster = 16;      ///< blocks of a cluster that the device can hold; 8 on some of compute capability 9
-  std::vector<int> gpcs = {};    ///< multiprocessors of each group that can hold clusters; empty: all of the device are one
   std::size_t shared_bytes = 0;  ///< dynamic shared memory that a block may have; 0: least_shared_bytes(major)
 };
 
 /// Clusters of so many blocks that a device holds at once, if each block fills a multiprocessor.
 inline int n_clusters(const Settings& settings, int n_multiprocessors, int size) {
-  if (size > settings.largest_cluster) return 0;
-  if (settings.gpcs.empty()) return n_multiprocessors / size;
-  int n = 0;
-  for (const int gpc : settings.gpcs) n += gpc / size;
-  return n;
+  return size > settings.largest_cluster ? 0 : n_multiprocessors / size;
 }
 
-/// The settings of the process. Starts from the environment: TREE_ATTN_EMULATOR_SEED, _WORKERS, _MAJOR and _SHARED_KIB.
+/// The settings of the process. Starts from the environment: TREE_ATTN_EMULATOR_SEED, _MAJOR and _SHARED_KIB.
 Settings& settings();
 
 /// Other settings until the end of a scope.

@@ -41,17 +41,8 @@ Shared<U> shared_as(T* shared) {
 namespace runtime {
 
 /// The plain pointer, for an access of n bytes that a function of device.hpp makes; checked in shadow mode.
-template <class T>
-T* for_reading(T* at, int, const Line&) {
-  return at;
-}
-template <class T>
-T* for_writing(T* at, int, const Line&) {
-  return at;
-}
-/// The same for the destination of a copy, or for functions that check the access.
-template <class T>
-T* for_later(T* at, int, const Line&) {
+template <Access, class T>
+T* plain(T* at, int, const Line&) {
   return at;
 }
 /// A pointer as Arena and remote() make it.

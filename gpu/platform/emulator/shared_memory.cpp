@@ -30,10 +30,6 @@ bool is_poison(const Cluster& cluster, const std::byte* from, std::size_t n_byte
 
 }  // namespace
 
-void fill_with_poison(const Cluster& cluster, std::byte* from, std::size_t n_bytes) {
-  fill_with(cluster.nan, from, n_bytes);
-}
-
 void begin_shared_memory(Cluster& cluster) {
   const std::size_t whole =
       round_up(round_up(cluster.grid.config.shared_bytes) + (kMaxTakes + 1) * (kRedZone + kLeastAlignment), kMaxAlignment);
@@ -51,12 +47,10 @@ void begin_shared_memory(Cluster& cluster) {
   }
   const std::size_t all = whole * cluster.blocks.size();
   allow(cluster.memory_begin, all);
-  fill_with_poison(cluster, cluster.memory_begin, all);
+  fill_with(cluster.nan, cluster.memory_begin, all);
   forbid(cluster.memory_begin, all);
   for (Block& block : cluster.blocks) {
     block.shared = cluster.memory_begin + whole * static_cast<std::size_t>(block.rank);
-    block.plain_bytes = 0;
-    block.takes.clear();
     block.takes.reserve(kMaxTakes);
   }
 }
@@ -81,7 +75,7 @@ void end_shared_memory(Block& block) {
   if (!block.takes.empty() && !is_poison(cluster, from, kRedZone)) {
     fail(block.takes.back().line, "somebody has written shared memory behind what was taken here");
   }
-  fill_with_poison(cluster, block.shared, cluster.memory_stride);
+  fill_with(cluster.nan, block.shared, cluster.memory_stride);
   forbid(block.shared, cluster.memory_stride);
 }
 
@@ -130,10 +124,6 @@ std::byte* remote(std::byte* own, int rank, const Line& line) {
     fail(line, "remote: rank " + std::to_string(rank) + " in a cluster of " + std::to_string(cluster.blocks.size()));
   }
   return cluster.blocks[static_cast<std::size_t>(rank)].shared + (own - block.shared);
-}
-
-void fail_aligned(const char* word, const Line& line) {
-  fail(line, std::string(word) + ": the address is not a multiple of 16");
 }
 
 int cluster_rank() { return running->block->rank; }

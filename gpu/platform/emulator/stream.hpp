@@ -14,7 +14,6 @@
 
 #include <functional>
 #include <memory>
-#include <utility>
 #include <vector>
 
 namespace tree_attn::emulated {
@@ -31,9 +30,7 @@ struct Stream {
 };
 
 /// Waits until all that is queued has run. @throws DeviceError of an operation that failed; the rest is dropped
-inline void synchronise(Stream stream, const Line& line = Line::current()) {
-  runtime::synchronise(runtime::queue_of(stream.queue), line);
-}
+void synchronise(Stream stream, const Line& line = Line::current());
 
 /// A stream of its own, which the default stream does not wait for. Its end waits for what is queued.
 class OwnedStream {
@@ -55,10 +52,7 @@ class LibraryStream final : public OutsideStream {
  public:
   explicit LibraryStream(Stream stream) : stream_(stream) {}
   void* handle() { return static_cast<OutsideStream*>(this); }
-  void queue(const char* name, std::vector<OutsideAccess> accesses, std::function<OutsideAdvance()> begin) override {
-    const Line line = Line::current();
-    runtime::enqueue_outside(runtime::queue_of(stream_.queue), name, std::move(accesses), std::move(begin), line);
-  }
+  void queue(const char* name, std::vector<OutsideAccess> accesses, std::function<OutsideAdvance()> begin) override;
   bool is_captured() const override { return runtime::queue_of(stream_.queue).is_captured; }
 
  private:
@@ -72,19 +66,13 @@ class Event {
   Event(const Event&) = delete;
   Event& operator=(const Event&) = delete;
   /// All that is queued on the stream so far.
-  void record(Stream stream, const Line& line = Line::current()) {
-    *mark_ = runtime::mark(runtime::queue_of(stream.queue), line);
-  }
+  void record(Stream stream, const Line& line = Line::current());
   /// The same for a stream that is being captured: every replay records the event anew when it is queued.
-  void record_in_graph(Stream stream, const Line& line = Line::current()) {
-    runtime::record_in_graph(runtime::queue_of(stream.queue), mark_, line);
-  }
+  void record_in_graph(Stream stream, const Line& line = Line::current());
   /// What is queued on the stream from now on comes after that. An event that was never recorded orders nothing.
-  void hold(Stream stream, const Line& line = Line::current()) const {
-    runtime::hold(runtime::queue_of(stream.queue), *mark_, line);
-  }
+  void hold(Stream stream, const Line& line = Line::current()) const;
   /// Whether the stream has come to this place; one that was never recorded is passed. What can run runs meanwhile.
-  bool has_passed(const Line& line = Line::current()) const { return runtime::has_passed(*mark_, line); }
+  bool has_passed(const Line& line = Line::current()) const;
 
  private:
   std::shared_ptr<runtime::Mark> mark_ = std::make_shared<runtime::Mark>();
@@ -111,10 +99,7 @@ class Graph {
     }
     operations_ = runtime::end_capture(of);
   }
-  void replay(Stream stream, const Line& line = Line::current()) {
-    runtime::replay(runtime::queue_of(stream.queue), operations_, line);
-    ++traffic().n_replays, ++n_launches_of_thread;
-  }
+  void replay(Stream stream, const Line& line = Line::current());
 
  private:
   std::vector<runtime::Operation> operations_;

@@ -11,7 +11,6 @@
 #include "tree_attn/gpu/platform/emulator/thread.hpp"
 
 #include <cstring>
-#include <string>
 
 namespace tree_attn::emulated::runtime {
 namespace {
@@ -105,10 +104,6 @@ void multiply_for_all(Thread* lanes, int n) {
 void load_matrices(std::uint32_t (*out)[4], const void* const* rows, int n, bool transposed, const char* word,
                    const Line& line) {
   const Unwatched unwatched;
-  for (int j = 0; j < n; ++j) {
-    if (reinterpret_cast<std::uintptr_t>(rows[j]) % 16 != 0)
-      fail(line, std::string(word) + ": the address is not a multiple of 16");
-  }
   struct Operand {
     std::uint32_t (*out)[4];
     const void* const* rows;

@@ -7,7 +7,6 @@
 #pragma once
 
 #include "tree_attn/gpu/platform/emulator/coordinates.hpp"
-#include "tree_attn/gpu/platform/emulator/far_stores.hpp"
 #include "tree_attn/gpu/platform/emulator/fiber.hpp"
 #include "tree_attn/gpu/platform/emulator/grid.hpp"
 #include "tree_attn/gpu/platform/emulator/random.hpp"
@@ -17,10 +16,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <map>
 #include <memory>
+#include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 namespace tree_attn::emulated::runtime {
@@ -115,19 +113,25 @@ struct BulkCopy {
   TensorBox box{};
 };
 
+/// A packet on its way, see far_stores.cpp.
+struct FarStore {
+  Packet* to;
+  Packet packet;
+};
+
 /// The threads that meet at __syncthreads(), and their shared memory.
 struct Block {
   Cluster* cluster = nullptr;
   int rank = 0;
   Thread* threads = nullptr;
   int n_exited = 0;
-  std::vector<Warp> warps;
-  Meeting meeting;
-  Meeting of_neighbours[16];    ///< of sync_neighbours(), by the number of the barrier
+  std::vector<Warp> warps{};
+  Meeting meeting{};
+  Meeting of_neighbours[16]{};  ///< of sync_neighbours(), by the number of the barrier
   std::byte* shared = nullptr;  ///< with its red zones
   std::size_t plain_bytes = 0;  ///< that the takes so far have on a device
-  std::vector<Take> takes;
-  std::deque<PhaseBarrier> barriers;
+  std::vector<Take> takes{};
+  std::deque<PhaseBarrier> barriers{};
   int number = 0;  ///< in the grid
 };
 
@@ -169,12 +173,8 @@ extern constinit thread_local Thread* running;
 void park(const Call& call);
 /// Lets threads run on, in an order that the seed chooses.
 void resume(Cluster& cluster, Thread* const* threads, int n);
-/// Parked threads by line and word: how many, and the first of them.
-using Waits = std::map<std::pair<std::string, std::string>, std::pair<int, std::string>>;
-/// Adds the parked threads of a cluster.
-void count_waits(const Cluster& cluster, Waits& waits);
-/// What a report of a deadlock shows.
-std::string to_string(const Waits& waits);
+/// What a report of a deadlock shows: the parked threads by line and word, how many, and the first of them.
+std::string waits_of(std::span<Cluster* const> clusters);
 
 /// Runs cluster `number` of the grid until all of its threads have ended, or all wait. @returns whether it has ended
 bool begin_and_run(Cluster& cluster, int number);
@@ -184,9 +184,9 @@ bool look_again(Cluster& cluster, bool& changed);
 void abandon(Cluster& cluster);
 /// Delivers one bulk copy, any.
 void deliver_bulk_copy(Cluster& cluster);
+/// Delivers one far store at random; those to one address arrive in their order. @returns false if there is none
+bool deliver_far_store(Cluster& cluster);
 
-/// Fills with NaNs.
-void fill_with_poison(const Cluster& cluster, std::byte* from, std::size_t n_bytes);
 /// Lays out the shared memory of every block, poisoned; and checks and poisons that of a block that has ended.
 void begin_shared_memory(Cluster& cluster);
 void end_shared_memory(Block& block);

@@ -1,109 +1,109 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Launches shared out over host threads.
+/// @brief Clusters that run, and clusters that wait for memory and look again in turn.
 #include "tree_attn/gpu/platform/emulator/under_way.hpp"
 
+#include "tree_attn/gpu/platform/emulator/global_memory.hpp"
 #include "tree_attn/gpu/platform/emulator/sanitizer.hpp"
-
-#include <algorithm>
-#include <exception>
-#include <utility>
 
 namespace tree_attn::emulated::runtime {
 
-UnderWay::UnderWay(const Launch& config, const Settings& how, std::function<void()> run_thread, LaunchHistory& history,
-                   Footprint* footprint, int device)
-    : grid_{.config = config,
-            .run_thread = std::move(run_thread),
-            .settings = how,
+Residency& residency_of(int device) {
+  static Residency all[kMaxDevices];
+  return all[device];
+}
+
+UnderWay::UnderWay(const LaunchCall& call, LaunchHistory& history, Footprint* footprint, int device)
+    : grid_{.config = call.config,
+            .run_thread = call.run_thread,
+            .settings = call.how,
             .device = device,
-            .footprint = footprint,
-            .residency = &residency_of(device)},
-      share_(grid_) {
+            .footprint = footprint},
+      device_(residency_of(device)) {
   begin(grid_, history);
-  if (config.is_cooperative) grid_.residency->n_blocks += static_cast<int>(grid_.order.size()) * config.cluster;
-  const int n_cores = static_cast<int>(std::thread::hardware_concurrency());
-  const int wanted = how.n_workers > 0 ? how.n_workers : std::max(1, n_cores);
-  const int n_workers = std::min(wanted, static_cast<int>(grid_.order.size()));
-  for (int i = 1; i < n_workers; ++i) {
-    try {
-      Helper& helper = helpers_.emplace_back();
-      // What the host has done before comes before what the helper does.
-      const Watched watched;
-      helper.thread = std::thread([this, &helper] { help(helper.runner); });
-    } catch (const std::exception&) {
-      // Fewer helpers do: a launch needs none.
-      helpers_.remove_if([](const Helper& helper) { return !helper.thread.joinable(); });
-      break;
-    }
-  }
+  if (call.config.is_cooperative) device_.n_blocks += static_cast<int>(n_blocks_of(call.config));
 }
 
 UnderWay::~UnderWay() {
-  grid_.failed = true;
-  join_helpers();
-  if (grid_.config.is_cooperative) grid_.residency->n_blocks -= static_cast<int>(grid_.order.size()) * grid_.config.cluster;
-}
-
-void UnderWay::help(Runner& runner) {
-  const Unwatched unwatched;
-  try {
-    run_share(runner);
-  } catch (...) {
-    keep_error(grid_, std::current_exception());
+  for (Cluster* cluster : waiting_) {
+    abandon(*cluster);
+    --device_.n_waiting;
+    leave_device();
   }
-  runner.leave();
-}
-
-void UnderWay::run_share(Runner& runner) {
-  Share share(grid_);
-  for (int n_idle = 0; !share.is_done();) {
-    const std::uint64_t looked = runner.look();
-    if (share.advance()) {
-      Runner::changed(), runner.is_busy(), n_idle = 0;
-    } else if (!share.is_done()) {
-      if (runner.is_stuck(looked)) stop_stuck();
-      pause(n_idle++);
+  if (grid_.config.is_cooperative) device_.n_blocks -= static_cast<int>(n_blocks_of(grid_.config));
+  // Not before: by way of the host thread one block would know of another.
+  for (Cluster& cluster : clusters_) {
+    acquire(&cluster.host);
+    for (Thread& thread : cluster.threads) {
+      if (thread.fiber.stack != nullptr) give_back(thread.fiber.stack);
     }
   }
-  if (grid_.is_stuck) {
-    const std::lock_guard lock(grid_.mutex);
-    share.count_waits(waits_);
+}
+
+/// Takes room for a cluster. Where none waits, blocks end by themselves, and how many run at a time is not counted closely.
+bool UnderWay::enter_device() {
+  const int n = grid_.config.cluster;
+  if (grid_.config.is_cooperative) return true;  // has room for all
+  if ((device_.n_blocks += n) <= grid_.settings.n_multiprocessors || device_.n_waiting == 0) return true;
+  device_.n_blocks -= n;
+  return false;
+}
+void UnderWay::leave_device() {
+  if (!grid_.config.is_cooperative) device_.n_blocks -= grid_.config.cluster;
+}
+
+bool UnderWay::start_one() {
+  if (grid_.error || grid_.n_started == grid_.order.size()) return false;
+  // First, because it may throw.
+  if (idle_.empty()) {
+    const Launch& config = grid_.config;
+    Cluster& cluster = clusters_.emplace_back(grid_);
+    adopt_host_thread(cluster.host);
+    cluster.threads.resize(std::size_t{config.block.x} * config.block.y * config.block.z *
+                           static_cast<std::size_t>(config.cluster));
+    cluster.blocks.resize(static_cast<std::size_t>(config.cluster));
+    idle_.push_back(&cluster);
   }
-}
-
-bool UnderWay::has_ended() const { return grid_.failed || grid_.n_ended == static_cast<int>(grid_.order.size()); }
-
-bool UnderWay::helpers_are_idle() const {
-  return std::all_of(helpers_.begin(), helpers_.end(), [](const Helper& helper) { return helper.runner.is_idle(); });
-}
-
-void UnderWay::join_helpers() {
-  const Watched watched;
-  for (Helper& helper : helpers_) {
-    if (helper.thread.joinable()) helper.thread.join();
+  if (!enter_device()) return false;
+  Cluster* const cluster = idle_.back();
+  idle_.pop_back();
+  if (begin_and_run(*cluster, grid_.order[grid_.n_started++])) {
+    idle_.push_back(cluster);
+    leave_device();
+  } else {
+    waiting_.push_back(cluster);
+    ++device_.n_waiting;
   }
+  return true;
 }
 
-void UnderWay::end() {
-  join_helpers();
+bool UnderWay::advance() {
+  forget_seen_buffers();
+  bool changed = false;
+  while (start_one()) changed = true;
+  std::erase_if(waiting_, [&](Cluster* cluster) {
+    if (grid_.error) return false;
+    const bool has_ended = look_again(*cluster, changed);
+    if (has_ended) {
+      idle_.push_back(cluster);
+      --device_.n_waiting;
+      leave_device();
+    }
+    return has_ended;
+  });
+  return changed;
+}
+
+bool UnderWay::has_ended() const { return grid_.error || grid_.n_ended == grid_.order.size(); }
+
+void UnderWay::end() const {
   if (grid_.error) std::rethrow_exception(grid_.error);
 }
 
-void UnderWay::stop_stuck() {
-  // In this order: a helper that sees the failure must also see why, and count its waits.
-  grid_.is_stuck = true;
-  grid_.failed = true;
-}
-
-std::string UnderWay::give_up() {
-  stop_stuck();
-  join_helpers();
-  share_.count_waits(waits_);
-  const int n_left = static_cast<int>(grid_.order.size()) - grid_.n_started;
-  std::string text = to_string(waits_);
-  if (n_left > 0) {
-    text += "\n  " + std::to_string(n_left * grid_.config.cluster) +
+std::string UnderWay::waits() const {
+  std::string text = waits_of(waiting_);
+  if (const std::size_t n_left = grid_.order.size() - grid_.n_started; n_left > 0) {
+    text += "\n  " + std::to_string(n_left * static_cast<std::size_t>(grid_.config.cluster)) +
             " blocks have not started: more than fit the device beside those that wait";
   }
   return text;

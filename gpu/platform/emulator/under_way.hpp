@@ -1,55 +1,55 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief A launch under way: the clusters that the waiting host thread runs of it, and host threads that help.
+/// @brief A launch under way, which the waiting host thread runs: it starts clusters, sets them aside while they wait, and
+/// ends them.
+///
+/// A cluster whose threads wait for memory keeps its place: it is resident, as on a device, while other clusters run. A
+/// device has room for as many waiting blocks as it has multiprocessors, as if each filled one.
 #pragma once
 
-#include "tree_attn/gpu/platform/emulator/share.hpp"
+#include "tree_attn/gpu/platform/emulator/queue.hpp"
+#include "tree_attn/gpu/platform/emulator/thread.hpp"
 
-#include <functional>
-#include <list>
+#include <atomic>
+#include <deque>
 #include <string>
-#include <thread>
+#include <vector>
 
 namespace tree_attn::emulated::runtime {
 
-/// One launch, from its first cluster to its end. @pre everything but the helpers runs Unwatched
+/// The blocks that a device holds, of the launches of all host threads.
+struct Residency {
+  std::atomic<int> n_blocks{0};
+  std::atomic<int> n_waiting{0};  ///< clusters that wait for memory
+};
+Residency& residency_of(int device);
+
+/// One launch, from its first cluster to its end. @pre all of it runs Unwatched
 class UnderWay {
  public:
-  UnderWay(const Launch& config, const Settings& how, std::function<void()> run_thread, LaunchHistory& history,
-           Footprint* footprint, int device);
+  UnderWay(const LaunchCall& call, LaunchHistory& history, Footprint* footprint, int device);
   UnderWay(const UnderWay&) = delete;
   UnderWay& operator=(const UnderWay&) = delete;
-  /// Abandons what has not ended.
+  /// Abandons clusters that wait.
   ~UnderWay();
 
-  /// Runs what can run on this host thread. @returns whether anything has changed
-  bool advance() { return share_.advance(); }
+  /// Starts clusters while there is room, and lets those that wait look again. @returns whether anything has changed
+  bool advance();
   bool has_ended() const;
-  /// Whether a helper has found a deadlock.
-  bool is_stuck() const { return grid_.is_stuck; }
-  /// Whether no helper finds anything to do.
-  bool helpers_are_idle() const;
   /// @throws what the first thread that failed has thrown
-  void end();
-  /// Gives up. @returns which threads wait where, and how many blocks have not started
-  std::string give_up();
+  void end() const;
+  /// Which threads wait where, and how many blocks have not started.
+  std::string waits() const;
 
  private:
-  struct Helper {
-    Runner runner{Runner::kHelper};
-    std::thread thread;
-  };
-  void help(Runner& runner);
-  /// @throws std::bad_alloc; errors of the kernel are kept
-  void run_share(Runner& runner);
-  void join_helpers();
-  /// Ends the launch because nothing in it can go on.
-  void stop_stuck();
+  bool start_one();
+  bool enter_device();
+  void leave_device();
 
   Grid grid_;
-  Share share_;
-  Waits waits_;  ///< of the helpers, when the launch is given up
-  std::list<Helper> helpers_;
+  Residency& device_;
+  std::deque<Cluster> clusters_;  ///< where they are: one that waits keeps its place
+  std::vector<Cluster*> idle_, waiting_;
 };
 
 }  // namespace tree_attn::emulated::runtime

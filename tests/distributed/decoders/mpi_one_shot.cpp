@@ -31,7 +31,7 @@ TEST_CASE("one-shot on processes: nodes, slow ranks, windows on the host and own
         {with_owners(p), 126}}) {
     INFO(text(run));
     const auto transport = session().ranks().open_transport(topology_of(run));
-    const emulated::SettingsScope scope({.seed = run.seed, .n_workers = 1, .has_peer_access = !run.windows_on_host});
+    const emulated::SettingsScope scope({.seed = run.seed, .has_peer_access = !run.windows_on_host});
     emulated::backend().use_gpu(session().ranks().rank());
     Traffic last;
     CHECK(differences_on_rank(*transport, run, n_keys, nullptr, last) == 0);

@@ -114,7 +114,7 @@ TEST_CASE("device tensors: a step has the bits of the host, and nothing but leng
 }
 
 TEST_CASE("device tensors: over ranks the states of the messages are copied too, and no more") {
-  const emulated::SettingsScope one_worker({.n_workers = 1});
+  const emulated::SettingsScope defaults({});
   const Inputs<Tensor> in = inputs(DType::F32);
   constexpr int kSteps = 3;
   constexpr std::int64_t kLists = kBatch * (8 + 8 + static_cast<std::int64_t>(sizeof(LeafList)));
@@ -150,7 +150,7 @@ TEST_CASE("device tensors: over ranks the states of the messages are copied too,
 }
 
 TEST_CASE("device tensors: o and lse of every type are merged on the device, with the bits of the host") {
-  const emulated::SettingsScope one_worker({.n_workers = 1});
+  const emulated::SettingsScope defaults({});
   std::mt19937 random(3);
   for (const DType dtype : kDTypes) {
     for (const int p : {1, 2, 4}) {

@@ -117,7 +117,7 @@ TEST_CASE("growth: a decode after every append up to 3000 keys has the bits of a
 /// @tested{thm_1, Thm. 1}
 /// @tested{alg_3, Alg. 3}
 TEST_CASE("growth: on the emulated kernels every algorithm has the bits of one rank, in both orders, on 1 to 8 ranks") {
-  const emulated::SettingsScope one_worker_per_rank({.n_workers = 1, .n_multiprocessors = 3});
+  const emulated::SettingsScope scope({.n_multiprocessors = 3});
   for (const LeafOrder order : {LeafOrder::kContiguous, LeafOrder::kDealt}) {
     for (const auto& [dtype, heads] : {std::pair{DType::F32, 1}, {DType::F32, 4}, {DType::BF16, 1}, {DType::BF16, 4}}) {
       if (!takes_all_cases() && (order == LeafOrder::kDealt) != (heads == 1 ? dtype == DType::F32 : dtype == DType::BF16))

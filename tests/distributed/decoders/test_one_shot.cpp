@@ -202,7 +202,7 @@ TEST_CASE("one-shot: ranks on parts of one device have the bits of gather, and p
   const std::int64_t n_keys = 700;
   const std::vector<DecodeOutput> want = gather_alone(run, n_keys);
   const emulated::SettingsScope scope(
-      {.seed = 1, .n_workers = 2, .n_multiprocessors = 6, .n_hosts = run.p, .n_devices = 1, .has_peer_access = false});
+      {.seed = 1, .n_multiprocessors = 6, .n_hosts = run.p, .n_devices = 1, .has_peer_access = false});
   std::atomic<int> n_wrong = 0, n_whole = 0;
   run_threads(Topology::pretend(run.p, run.p), kTimeout, [&](ThreadTransport& transport) {
     const DevicePart part(2);

@@ -58,7 +58,7 @@ inline void run_nccl(const Topology& topology, double timeout, const std::string
                      const std::function<void(const Ranks&, NcclTransport&)>& body, Kind kind = Kind::kProcesses) {
   const VariableScope library(kNcclVariable, TREE_ATTN_NCCL_STAND_IN), wanted("TREE_ATTN_NCCL_FAULT", fault);
   emulated::Settings settings = emulated::settings();
-  settings.n_workers = 1, settings.n_devices = 1 + topology.size();
+  settingssettings.n_devices = 1 + topology.size();
   const emulated::SettingsScope devices(settings);
   emulated::has_context(0) = false;
   run_threads(topology, timeout, ThreadBody([&](const ThreadRanks& ranks, ThreadTransport&) {
@@ -88,7 +88,7 @@ class EmulatedGroup : public RankGroup {
     if (over_nccl_) {
       run_nccl(topology, 60, "", on_rank);
     } else {
-      const emulated::SettingsScope one_worker({.n_workers = 1});
+      const emulated::SettingsScope defaults({});
       run_threads(topology, 60, ThreadBody(on_rank));
     }
     return results;

@@ -36,7 +36,7 @@ PlainRun run_plainly(const Topology& topology, std::span<const KeyRange> ranges,
                      std::chrono::milliseconds timeout = std::chrono::minutes(1)) {
   const VariableScope chosen(kNcclVariable, TREE_ATTN_NCCL_STAND_IN), wanted("TREE_ATTN_NCCL_FAULT", fault);
   emulated::Settings settings = emulated::settings();
-  settings.n_workers = 1, settings.n_devices = topology.size();
+  settings.n_devices = topology.size();
   const emulated::SettingsScope devices(settings);
   const nccl::Functions library = NcclLibrary::load()->functions();
   const auto finish_call = [&](nccl::Comm* comm) {

@@ -118,7 +118,7 @@ namespace tree_attn::emulated {
 /// that overlap, nor launches that do not run at the same time.
 class DeviceParts {
  public:
-  explicit DeviceParts(int n) : scope_({.n_workers = 2, .n_multiprocessors = kOfPart * n, .n_hosts = n, .n_devices = 1}) {}
+  explicit DeviceParts(int n) : scope_({.n_multiprocessors = kOfPart * n, .n_hosts = n, .n_devices = 1}) {}
   int n_multiprocessors() const { return kOfPart; }
   class Entered {
    public:

@@ -146,7 +146,7 @@ int run_all(const Asked& asked) {
   for (const int n : asked.counts) {
 #if !defined(TREE_ATTN_FOR_CUDA)
     emulated::Settings settings = emulated::settings();
-    settings.n_workers = 1, settings.n_devices = n;
+    settings.n_devices = n;
     const emulated::SettingsScope devices(settings);
 #endif
     const int n_devices = device::n_devices();

@@ -83,10 +83,9 @@ TEST_CASE("short end: a cluster where the splits of a query tile fit into one, e
 /// As on a part of a device, or one of whose parts none has 16 multiprocessors, or 8.
 TEST_CASE("short end: no cluster of a size of which the device holds none, and no more of them than it holds at once") {
   int largest = 16;
-  std::vector<int> gpcs;
   const auto cluster_on = [&](int major, int n_multiprocessors, std::int64_t kv_heads, std::int64_t n_leaves, int n_splits) {
     const emulated::SettingsScope scope(
-        {.n_multiprocessors = n_multiprocessors, .major = major, .largest_cluster = largest, .gpcs = gpcs});
+        {.n_multiprocessors = n_multiprocessors, .major = major, .largest_cluster = largest});
     const device::LaunchPlan plan = short_plan(kv_heads, kv_heads, n_leaves * kLeafKeys, n_splits);
     if (plan.cluster == 0) CHECK(plan.n_blocks == (n_splits > 0 ? n_splits * kv_heads : plan.n_blocks));
     return plan.cluster;
@@ -115,25 +114,6 @@ TEST_CASE("short end: no cluster of a size of which the device holds none, and n
     CHECK(cluster_on(9, 132, 8, 16, 0) == largest);
     for (const int n : {8, 9, 16}) CHECK(cluster_on(9, 132, 8, 128, n) == (n <= largest ? n : 0));
   }
-  largest = 16;
-  // As on an H200, by query tiles and leaves: the shapes that are timed. These groups hold as many clusters of 2, 4, 8 and
-  // 16 blocks as it said that it does.
-  const std::vector<int> large{18, 18, 18, 18, 18, 16, 16, 10};
-  for (const auto& [size, n] : {std::pair{2, 66}, {4, 30}, {8, 15}, {16, 7}})
-    CHECK(emulated::n_clusters({.gpcs = large}, 132, size) == n);
-  gpcs = large;
-  for (const auto& [tiles, n_leaves, n] : {std::array{16, 128, 0},
-                                           {16, 32, 0},
-                                           {16, 8, 6},
-                                           {8, 128, 0},
-                                           {8, 32, 10},
-                                           {8, 8, 8},
-                                           {15, 128, 8},
-                                           {1, 128, 0},
-                                           {32, 128, 0}})
-    CHECK(cluster_on(9, 132, tiles, n_leaves, 0) == n);
-  for (const int n : {8, 10, 16}) CHECK(cluster_on(9, 132, 8, 128, n) == n);
-  gpcs = {};
 
   const auto workload = normal_workload(5950, {.heads = 2, .kv_heads = 2, .head_dim = 64, .value_dim = 64, .n_keys = 900});
   const DecodeOutput want = run_step(device::kEqualRuns, *workload);

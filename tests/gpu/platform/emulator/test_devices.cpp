@@ -167,10 +167,8 @@ void wait_for_flag(const unsigned* flag) {
 TEST_CASE("emulator: while a window of another process is open, a wait is no deadlock and ends at the deadline") {
   DeviceBuffer<unsigned> flag(1, MemoryUse::Window);
   flag.fill(0);
-  Settings settings{.n_workers = 1};
   CHECK(has(error_of(wait_for_flag, {}, flag.data()), "deadlock"));
-  settings.deadline = std::chrono::milliseconds(100);
-  const SettingsScope scope(settings);
+  const SettingsScope scope({.deadline = std::chrono::milliseconds(100)});
   const OpenedWindow opened(flag.handle(), sizeof(unsigned), MemoryUse::Window);
   const std::string error = error_of(wait_for_flag, {}, flag.data());
   CHECK(!has(error, "deadlock"));

@@ -109,9 +109,9 @@ void one_block_fails() {
   __syncthreads();
 }
 
-TEST_CASE("emulator: of errors on many workers one is thrown, and the next launch is well") {
+TEST_CASE("emulator: of errors in many blocks one is thrown, and the next launch is well") {
   for (std::uint64_t seed = 0; seed < 2; ++seed) {
-    const SettingsScope scope({.seed = seed, .n_workers = 4});
+    const SettingsScope scope({.seed = seed});
     CHECK(has(error_of(one_block_fails, {.grid = {12}, .block = {64}}), "__syncwarp"));
     CHECK(error_of(nothing, {.grid = {12}, .block = {64}}).empty());
   }
@@ -147,13 +147,9 @@ TEST_CASE("code version: a device without kernels, or with less shared memory th
   const auto why = [&kBuilt](int version, int code, std::size_t kib) {
     return why_no_kernels("a device", version, code, kib * 1024, kBuilt);
   };
-  CHECK(why(80, 80, 163).empty());
   CHECK(why(89, 80, 99).empty());
   CHECK(why(90, 90, 227).empty());
-  // From PTX.
-  CHECK(why(90, 80, 227).empty());
-  CHECK(why(120, 80, 99).empty());
-  CHECK(why(100, 90, 227).empty());
+  CHECK(why(120, 80, 99).empty());  // from PTX
   CHECK(why(70, 0, 96) == "a device, compute capability 7.0: the program has no kernels for it, it was built for 8.0, 9.0");
   CHECK(why(120, 90, 99) ==
         "a device, compute capability 12.0: the program has no kernels for it, it was built for 8.0, 9.0");

@@ -265,7 +265,6 @@ TEST_CASE("emulator: an event is asked without waiting, and says when a library 
     CHECK(before.has_passed());
     CHECK_FALSE(after.has_passed());
     CHECK(n_calls > 0);
-    CHECK(std::isnan(a.data()[1]));
     // Another stream goes on meanwhile.
     const DeviceBuffer<float> b(1);
     launch(store, {}, other, b.data(), 1.0f);
@@ -321,22 +320,6 @@ TEST_CASE("emulator: a graph of kernels, a library and marks does all of it anew
   }
 }
 
-TEST_CASE("emulator: a recording that is dropped leaves the stream as it was") {
-  const DeviceBuffer<float> a(1);
-  const OwnedStream stream;
-  CHECK_THROWS_WITH(Graph(stream,
-                          [&] {
-                            launch(store, {}, stream, a.data(), 3.0f);
-                            drop_capture(stream);
-                            throw std::runtime_error("dropped");
-                          }),
-                    "dropped");
-  drop_capture(stream);
-  launch(store, {}, stream, a.data(), 4.0f);
-  synchronise(stream);
-  CHECK(*a.data() == 4);
-}
-
 TEST_CASE("emulator: what a library reads and writes is checked, and races with other streams") {
   const DeviceBuffer<float> a(2);
   const OwnedStream stream, other;
@@ -362,22 +345,15 @@ TEST_CASE("emulator: launches of two streams overlap by their own streams alone"
   CHECK(has(error_in([&] { synchronise(one); }), "no wait_for_previous_launch()"));
 }
 
-void overwrite_and_read(float* scratch, float* out) {
-  store_fresh(scratch, 1);
-  store_fresh(out, load_fresh(scratch));
-}
-void read_only(const float* scratch, float* out) { store_fresh(out, load_fresh(scratch)); }
-
 TEST_CASE("emulator: a launch continues with the scratch memory of its own stream") {
-  const DeviceBuffer<float> scratch(1, MemoryUse::Scratch), other(1, MemoryUse::Scratch), out(2);
+  const DeviceBuffer<float> scratch(1, MemoryUse::Scratch), other(1, MemoryUse::Scratch), out(1);
   const OwnedStream one, two;
-  launch(overwrite_and_read, {}, one, scratch.data(), out.data());
+  launch(store, {}, one, scratch.data(), 1.0f);
   synchronise(one);
-  launch(overwrite_and_read, {}, two, other.data(), out.data() + 1);
+  launch(store, {}, two, other.data(), 2.0f);
   synchronise(two);
-  launch(read_only, {.continues = true}, one, scratch.data(), out.data());
-  synchronise(one);
-  CHECK(*out.data() == 1);
+  launch(copy, {.continues = true}, one, scratch.data(), out.data());
+  CHECK(out.download()[0] == 1);
 }
 
 void reads_past_the_end(const float* from) { load_fresh(from + 1); }

@@ -2,7 +2,6 @@
 /// @file
 /// @brief Threads that wait for memory that others write: blocks that stay, launches that run beside each other, deadlocks.
 #include "tree_attn/tests/gpu/platform/emulator/emulator_test.hpp"
-#include "tree_attn/tests/support/few_threads.hpp"
 
 #include <chrono>
 #include <thread>
@@ -27,44 +26,35 @@ void turns(unsigned* turn, float* sum) {
 }
 
 TEST_CASE("emulator: a block that waits keeps its place while the blocks run that it waits for") {
-  for (const int n_workers : {1, 2}) {
-    for (std::uint64_t seed = 0; seed < 6; ++seed) {
-      const SettingsScope scope({.seed = seed, .n_workers = n_workers});
-      DeviceBuffer<unsigned> turn(1, MemoryUse::Window);
-      DeviceBuffer<float> sum(1);
-      turn.fill(0), sum.fill(0);
-      launch(turns, {.grid = {4}, .block = {32}, .is_cooperative = true}, Stream{}, turn.data(), sum.data());
-      CHECK(sum.download()[0] == 11);  // ((0 2 + 1) 2 + 2) 2 + 3
-    }
+  for (std::uint64_t seed = 0; seed < 6; ++seed) {
+    const SettingsScope scope({.seed = seed});
+    DeviceBuffer<unsigned> turn(1, MemoryUse::Window);
+    DeviceBuffer<float> sum(1);
+    turn.fill(0), sum.fill(0);
+    launch(turns, {.grid = {4}, .block = {32}, .is_cooperative = true}, Stream{}, turn.data(), sum.data());
+    CHECK(sum.download()[0] == 11);  // ((0 2 + 1) 2 + 2) 2 + 3
   }
 }
 
 TEST_CASE("emulator: more waiting blocks than the device holds are a deadlock that counts those that never started") {
-  for (const int n_workers : {1, 2}) {
-    for (std::uint64_t seed = 0; seed < 3; ++seed) {
-      const SettingsScope scope({.seed = seed, .n_workers = n_workers, .n_multiprocessors = 3});
-      DeviceBuffer<unsigned> turn(1, MemoryUse::Window);
-      DeviceBuffer<float> sum(1);
-      turn.fill(0), sum.fill(0);
-      const auto run = [&](unsigned n_blocks, bool is_cooperative) {
-        return error_of(turns, {.grid = {n_blocks}, .block = {32}, .is_cooperative = is_cooperative}, turn.data(),
-                        sum.data());
-      };
-      CHECK(run(3, true) == "");
-      turn.fill(0);
-      CHECK(has(run(8, true), "a cooperative grid of 8 blocks; 3 fit the device at once"));
-      if (seed != 0) continue;  // another order of blocks may have no deadlock
-      const std::string error = run(8, false);
-      CAPTURE(error);
-      CHECK(has(error, "deadlock: all that could run wait for each other:"));
-      CHECK(has(error, "test_waiting.cpp:" + std::to_string(kTurnsWaits) + ": 3 wait at wait_until, first block ("));
-      CHECK(has(error, "93 wait at __syncthreads"));
-      CHECK(has(error, "5 blocks have not started: more than fit the device beside those that wait"));
-      // The next launch is well.
-      turn.fill(0);
-      CHECK(run(3, false) == "");
-    }
-  }
+  const SettingsScope scope({.n_multiprocessors = 3});
+  DeviceBuffer<unsigned> turn(1, MemoryUse::Window);
+  DeviceBuffer<float> sum(1);
+  sum.fill(0);
+  const auto run = [&](unsigned n_blocks, bool is_cooperative) {
+    turn.fill(0);
+    return error_of(turns, {.grid = {n_blocks}, .block = {32}, .is_cooperative = is_cooperative}, turn.data(), sum.data());
+  };
+  CHECK(run(3, true) == "");
+  CHECK(has(run(8, true), "a cooperative grid of 8 blocks; 3 fit the device at once"));
+  const std::string error = run(8, false);
+  CAPTURE(error);
+  CHECK(has(error, "deadlock: all that could run wait for each other:"));
+  CHECK(has(error, "test_waiting.cpp:" + std::to_string(kTurnsWaits) + ": 3 wait at wait_until, first block ("));
+  CHECK(has(error, "93 wait at __syncthreads"));
+  CHECK(has(error, "5 blocks have not started: more than fit the device beside those that wait"));
+  // The next launch is well.
+  CHECK(run(3, false) == "");
 }
 
 void waits_for(const unsigned* flag, unsigned value) {
@@ -82,17 +72,6 @@ void starts(unsigned* to, const unsigned* back, unsigned n) {
     waits_for(back, i);
   }
 }
-
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // see FewThreads
-TEST_CASE("emulator: where the system starts too few threads, launches and reports of deadlocks need no more") {
-  const SettingsScope scope({.n_workers = 64});
-  DeviceBuffer<unsigned> flag(1, MemoryUse::Window);
-  flag.fill(0);
-  const test::FewThreads few;
-  CHECK(error_of(waits_for, {.grid = {64}}, flag.data(), 0u) == "");
-  CHECK(has(error_of(waits_for, {.grid = {64}}, flag.data(), 1u), "deadlock"));
-}
-#endif
 
 TEST_CASE("emulator: launches of two streams that wait for each other run side by side") {
   for (std::uint64_t seed = 0; seed < 6; ++seed) {
@@ -151,19 +130,6 @@ TEST_CASE("emulator: host threads whose launches wait for each other, and one th
       CHECK(has(errors[0], "the launch has run into its deadline:"));
       CHECK(has(errors[0], "1 wait at wait_until"));
     }
-  }
-}
-
-TEST_CASE("emulator: a deadlock between host threads is told to all of them") {
-  for (std::uint64_t seed = 0; seed < 3; ++seed) {
-    const SettingsScope scope({.seed = seed, .n_hosts = 2});
-    DeviceBuffer<unsigned> there(1, MemoryUse::Window), back(1, MemoryUse::Window);
-    there.fill(0), back.fill(0);
-    std::string errors[2];
-    std::thread other([&] { errors[0] = error_in([&] { launch(waits_for, {}, Stream{}, there.data(), 1u); }); });
-    errors[1] = error_in([&] { launch(waits_for, {}, Stream{}, back.data(), 1u); });
-    other.join();
-    for (const std::string& error : errors) CHECK(has(error, "deadlock"));
   }
 }
 

@@ -96,7 +96,6 @@ std::int64_t keys_of_worker(const DecodeParams& params, int n_workers) {
 /// Runs a step under every order of the emulator, on finished rows; all orders have the same bits, within the bound.
 void check_orders(const device::LadderStep& step, TensorWorkload& workload, const DeviceShard& shard,
                   const device::LaunchOptions& options = {.n_splits = 2}, emulated::Settings settings = {}) {
-  settings.n_workers = 2;
   DecodeOutput first;
   for (const std::uint64_t seed : kSeeds) {
     CAPTURE(seed);
@@ -183,7 +182,7 @@ TEST_CASE("modes: rings without tensor maps and bulk copies") {
     const auto workload = normal_workload(9180, axes);
     const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
     INFO("heads " << axes.heads << ", d " << axes.head_dim);
-    const emulated::SettingsScope scope({.seed = 3, .n_workers = 2, .major = 8});
+    const emulated::SettingsScope scope({.seed = 3, .major = 8});
     CHECK(device::device().major == 8);
     const DecodeOutput output = run_step(device::kEqualRuns, shard, {.n_splits = 1});
     CHECK(against_oracle(*workload, output, longest_chain(device::kEqualRuns, shard)) == "");
@@ -204,7 +203,7 @@ TEST_CASE("modes: keys that hold the values, with tensor maps and without") {
     const DeviceShard shard(rows->query(0), {k, v, kBegin}, rows->lengths(), rows->scale);
     for (const int major : {8, 9}) {
       INFO(name_of(dtype) << ", major " << major);
-      const emulated::SettingsScope scope({.seed = 3, .n_workers = 2, .major = major});
+      const emulated::SettingsScope scope({.seed = 3, .major = major});
       const DecodeOutput output = run_step(device::kEqualRuns, shard, {.n_splits = 1});
       CHECK(against_oracle(workload, output, longest_chain(device::kEqualRuns, shard)) == "");
     }
@@ -222,7 +221,7 @@ TEST_CASE("modes: so many splits that their states are joined in rounds") {
     for (const device::LadderStep* step : device::all_kernels()) {
       if (step->max_splits < kSplits || step->refusal(shard.params, shard.dtype) != "") continue;
       INFO(step->name << ", d " << axes.head_dim);
-      const emulated::SettingsScope scope({.seed = 3, .n_workers = 2});
+      const emulated::SettingsScope scope({.seed = 3});
       CHECK(step->plan(shard.params, shard.dtype, {.n_splits = kSplits}).n_splits == kSplits);
       const DecodeOutput output = run_step(*step, shard, {.n_splits = kSplits});
       CHECK(against_oracle(*workload, output, longest_chain(*step, shard)) == "");
@@ -253,7 +252,7 @@ TEST_CASE("modes: a shard that begins and ends anywhere hands on its states") {
       INFO(step->name << ", heads " << heads);
       // A ring of these tiles holds three leaves.
       if (heads > 1 && !is_scalar(plan)) CHECK(split_range(range, 0, plan.n_threads / 32).size() > 3 * kLeafKeys);
-      const emulated::SettingsScope scope({.seed = 1, .n_workers = 2});
+      const emulated::SettingsScope scope({.seed = 1});
       const DeviceWorkspace workspace(plan);
       device::DeviceBuffer<float> states(n_floats);
       states.fill(0xFF);

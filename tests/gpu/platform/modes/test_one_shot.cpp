@@ -74,7 +74,7 @@ std::string race_on(Device<T>& own, device::DeviceBuffer<float>& output, std::in
 template <class T, class Then>
 int n_different(TensorWorkload& workload, std::span<const KeyRange> ranges, std::uint64_t seed, const Then& then) {
   const int n = static_cast<int>(ranges.size());
-  const emulated::SettingsScope scope({.seed = seed, .n_workers = 2, .n_multiprocessors = 2, .n_devices = n});
+  const emulated::SettingsScope scope({.seed = seed, .n_multiprocessors = 2, .n_devices = n});
   const DecodeOutput want = run_step(device::kEqualRuns, workload);
   std::vector<std::unique_ptr<Device<T>>> devices;
   const auto on_each = [&](const auto& f) {

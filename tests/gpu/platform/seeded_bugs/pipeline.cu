@@ -36,7 +36,7 @@ __global__ void pipeline(Bug bug, const float* in, int n, float* partial, unsign
   for (int tile = first; tile < end; ++tile) {
     if (bug == Bug::kWeakWait) {
       copy_async_wait<kStages - 1>();
-    } else if (bug != Bug::kMissingWait) {
+    } else {
       copy_async_wait<kStages - 2>();
     }
     if (bug == Bug::kStageTooEarly) start(tile + kStages - 1);
@@ -51,7 +51,6 @@ __global__ void pipeline(Bug bug, const float* in, int n, float* partial, unsign
 
   // Neighbours by shared memory, the warp by shuffles, warps in global memory.
   scratch[thread] = sum;
-  if (bug == Bug::kSharedPastEnd && thread == 0) scratch[kThreads] = 0.0f;
   if (bug != Bug::kMissingSyncwarp) __syncwarp();
   sum += scratch[thread ^ 1];
   for (int distance = 2; distance < 32; distance *= 2) sum += __shfl_xor_sync(0xFFFFFFFF, sum, distance);

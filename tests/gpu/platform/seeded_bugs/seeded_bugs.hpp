@@ -3,9 +3,10 @@
 /// @brief Bugs that kernels really have, each put into a kernel that is otherwise right; and which mode must see it.
 ///
 /// An emulator that never complains is worth nothing until it has been shown bugs. Small kernels with the shape of the
-/// real ones hold them, switched by a parameter: pipeline (asynchronous copies, shuffles, last-block merge), cluster (bulk
-/// copies, mbarriers, distributed shared memory) and one_shot (the protocol of the one-shot kernel, three devices). Rules
-/// that one call breaks by itself, such as an address that is not aligned, have their tests in tests/gpu/platform/emulator.
+/// real ones hold them, switched by a parameter: pipeline (asynchronous copies, shuffles, last-block merge) and one_shot
+/// (the protocol of the one-shot kernel, three devices). Bugs of bulk copies, mbarriers and clusters are mutants of the
+/// library kernels (tests/mutants). Rules that one call breaks by itself, such as an address that is not aligned, have their
+/// tests in tests/gpu/platform/emulator.
 #pragma once
 
 namespace tree_attn::emulated {
@@ -15,23 +16,13 @@ enum class Bug {
   // pipeline
   kMissingBarrier,
   kWeakWait,
-  kMissingWait,
   kStageTooEarly,
   kLoadPastEnd,
-  kSharedPastEnd,
   kMissingSyncwarp,
   kAbsentLane,
   kPlainCounter,
   kRelaxedCounter,
   kCountBeforeBarrier,
-  // cluster
-  kNoWait,
-  kNoWaitForEmpty,
-  kWrongParity,
-  kCountTooSmall,
-  kNoBarrierAfterInit,
-  kNoClusterBarrierBeforeRead,
-  kNoClusterBarrierBeforeExit,
   // one_shot
   kSendBeforeWait,
   kOneHalf,
@@ -44,7 +35,6 @@ enum class Bug {
 
 /// Run the kernels with a bug. @returns whether the result is right @throws DeviceError
 bool pipeline_is_right(Bug bug);
-bool cluster_is_right(Bug bug);
 bool one_shot_is_right(Bug bug);
 
 /// Modes of the emulator, as bits.
@@ -61,23 +51,13 @@ struct SeededBug {
 inline constexpr SeededBug kSeededBugs[] = {
     {Bug::kMissingBarrier, "no __syncthreads after the wait for a copy", pipeline_is_right, kAll},
     {Bug::kWeakWait, "a wait that leaves the needed group pending", pipeline_is_right, kAll},
-    {Bug::kMissingWait, "no wait for a copy at all", pipeline_is_right, kAll},
     {Bug::kStageTooEarly, "a stage refilled before all threads have read it", pipeline_is_right, kAll},
     {Bug::kLoadPastEnd, "a plain load one element past the end", pipeline_is_right, kAddress},
-    {Bug::kSharedPastEnd, "a store one element past the end of a piece of shared memory", pipeline_is_right, kAll},
     {Bug::kMissingSyncwarp, "no __syncwarp between a lane's store and its neighbour's load", pipeline_is_right, kAll},
     {Bug::kAbsentLane, "a shuffle from a lane outside its mask", pipeline_is_right, kAll},
     {Bug::kPlainCounter, "a counter of blocks that is not atomic", pipeline_is_right, kThread},
     {Bug::kRelaxedCounter, "a counter of blocks that is atomic, without release and acquire", pipeline_is_right, kThread},
     {Bug::kCountBeforeBarrier, "a block that is counted before all of its threads have written", pipeline_is_right, kThread},
-    {Bug::kNoWait, "no wait for a bulk copy", cluster_is_right, kAll},
-    {Bug::kNoWaitForEmpty, "a producer that does not wait until a stage is free", cluster_is_right, kAll},
-    {Bug::kWrongParity, "a wait for the other phase", cluster_is_right, kAll},
-    {Bug::kCountTooSmall, "an mbarrier that expects one arrival too few", cluster_is_right, kAll},
-    {Bug::kNoBarrierAfterInit, "no __syncthreads after barrier_init", cluster_is_right, kAll},
-    {Bug::kNoClusterBarrierBeforeRead, "no cluster barrier before another block's memory is read", cluster_is_right, kAll},
-    {Bug::kNoClusterBarrierBeforeExit, "no cluster barrier before a block whose memory is read ends", cluster_is_right,
-     kShadow | kThread},
     {Bug::kSendBeforeWait, "an overlapping launch that sends before the launch before it has ended", one_shot_is_right,
      kAll},
     {Bug::kOneHalf, "a window with one half, which the next step overwrites", one_shot_is_right, kAll},

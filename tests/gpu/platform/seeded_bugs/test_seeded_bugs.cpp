@@ -39,7 +39,7 @@ constexpr std::uint64_t kSeeds = 32, kSeedsOfUnseen = 3;
 
 /// What is seen of a bug in this process: empty if nothing.
 std::string seen_here(const SeededBug& bug, std::uint64_t seed) {
-  const SettingsScope scope({.seed = seed, .n_workers = 2});
+  const SettingsScope scope({.seed = seed});
   try {
     return bug.is_right(bug.bug) ? "" : "wrong result";
   } catch (const tree_attn::DeviceError& error) {
@@ -81,8 +81,8 @@ TEST_CASE("seeded bugs: one child" * doctest::skip()) {
 TEST_CASE("seeded bugs: kernels without a bug pass") {
   for (std::uint64_t seed = 0; seed < 4; ++seed) {
     CAPTURE(seed);
-    const SettingsScope scope({.seed = seed, .n_workers = 2 - static_cast<int>(seed % 2)});
-    for (const auto is_right : {pipeline_is_right, cluster_is_right, one_shot_is_right}) CHECK(is_right(Bug::kNone));
+    const SettingsScope scope({.seed = seed});
+    for (const auto is_right : {pipeline_is_right, one_shot_is_right}) CHECK(is_right(Bug::kNone));
   }
 }
 
