@@ -20,6 +20,9 @@ struct DeviceTraffic {
   std::atomic<std::int64_t> n_replays = 0;         ///< graphs that it has launched; their kernels are not counted again
 };
 
+/// Between which memories a copy goes.
+enum class CopyKind { Upload, Download, OnDevice };
+
 /// Kernels and graphs that this host thread has launched, a graph once and not its kernels.
 inline thread_local std::int64_t n_launches_of_thread = 0;
 

@@ -28,10 +28,116 @@
 /// | `Device device()` | the current one: name, number of multiprocessors, shared memory a block may have, major version of its kernels |
 #pragma once
 
+#include "tree_attn/gpu/platform/device_error.hpp"
+#include "tree_attn/gpu/platform/device_traffic.hpp"
+#include "tree_attn/gpu/platform/memory_use.hpp"
 #include "tree_attn/gpu/platform/platform.hpp"
+#include "tree_attn/gpu/platform/window_handle.hpp"
 
 #if defined(__CUDACC__) || defined(TREE_ATTN_FOR_CUDA)
 #include "tree_attn/gpu/platform/cuda/launch.hpp"
 #else
 #include "tree_attn/gpu/platform/emulator/launch.hpp"
 #endif
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace tree_attn::TREE_ATTN_PLATFORM {
+
+/// n elements of device memory. Contents start as NaNs in the emulator, and undefined on a GPU.
+///
+/// Rows of `width` elements lie `pitch` elements after one another here, `from_pitch` or `to_pitch` there. What is queued
+/// reads or writes the memory of the host when the stream gets there. @throws DeviceError if what is copied is not all here
+template <class T>
+class DeviceBuffer {
+ public:
+  DeviceBuffer() = default;
+  explicit DeviceBuffer(std::int64_t n, MemoryUse use = MemoryUse::Persistent) : n_(n) {
+    if (n > 0) memory_ = DeviceMemory(bytes(n), use), ++traffic().n_allocations;
+  }
+  /// n elements of a library's memory, as a window: not freed at the end.
+  DeviceBuffer(void* memory, std::int64_t n) : memory_(memory, bytes(n)), n_(n) {}
+
+  T* data() const { return static_cast<T*>(memory_.data()); }
+  std::int64_t size() const { return n_; }
+  /// What another process opens it by. @throws DeviceError if it is no window, or the machine has no CUDA IPC
+  WindowHandle handle() const { return memory_.handle(); }
+
+  /// Copies from the host, after all that is queued on the default stream; the bytes are there when it returns.
+  void upload(std::span<const T> from, std::int64_t at = 0, const Line& line = Line::current()) {
+    upload_rows(from.data(), 0, at, 0, std::ssize(from), 1, line);
+  }
+  void upload_rows(const T* from, std::int64_t from_pitch, std::int64_t at, std::int64_t pitch, std::int64_t width,
+                   std::int64_t n_rows, const Line& line = Line::current()) {
+    refuse_in_capture("a copy that blocks");
+    if (!has_rows("upload", at, pitch, width, n_rows)) return;
+    copy(Stream{}, CopyKind::Upload, data() + at, pitch, from, from_pitch, width, n_rows, line);
+    synchronise(Stream{}, line);
+  }
+  void queue_upload(Stream stream, std::span<const T> from, std::int64_t at = 0, const Line& line = Line::current()) {
+    if (has_rows("upload", at, 0, std::ssize(from), 1))
+      copy(stream, CopyKind::Upload, data() + at, 0, from.data(), 0, std::ssize(from), 1, line);
+  }
+  /// Copies rows of another buffer on the device, queued.
+  void queue_copy(Stream stream, const DeviceBuffer& from, std::int64_t from_at, std::int64_t from_pitch, std::int64_t at,
+                  std::int64_t pitch, std::int64_t width, std::int64_t n_rows, const Line& line = Line::current()) {
+    if (from.has_rows("copy", from_at, from_pitch, width, n_rows))
+      queue_copy_in(stream, from.data() + from_at, from_pitch, at, pitch, width, n_rows, line);
+  }
+  /// Copies rows from device memory of another owner, and to it, queued.
+  void queue_copy_in(Stream stream, const T* from, std::int64_t from_pitch, std::int64_t at, std::int64_t pitch,
+                     std::int64_t width, std::int64_t n_rows, const Line& line = Line::current()) {
+    if (has_rows("copy", at, pitch, width, n_rows))
+      copy(stream, CopyKind::OnDevice, data() + at, pitch, from, from_pitch, width, n_rows, line);
+  }
+  void queue_copy_out(Stream stream, T* to, std::int64_t to_pitch, std::int64_t at, std::int64_t pitch, std::int64_t width,
+                      std::int64_t n_rows, const Line& line = Line::current()) const {
+    if (has_rows("copy", at, pitch, width, n_rows))
+      copy(stream, CopyKind::OnDevice, to, to_pitch, data() + at, pitch, width, n_rows, line);
+  }
+  /// Copies elements from `at` on to the host, once all that is queued has run.
+  void download(std::span<T> to, std::int64_t at = 0, const Line& line = Line::current()) const {
+    synchronise_all();
+    queue_download(Stream{}, to, at, line);
+    synchronise(Stream{}, line);
+  }
+  /// The same, queued.
+  void queue_download(Stream stream, std::span<T> to, std::int64_t at = 0, const Line& line = Line::current()) const {
+    if (has_rows("download", at, 0, std::ssize(to), 1))
+      copy(stream, CopyKind::Download, to.data(), 0, data() + at, 0, std::ssize(to), 1, line);
+  }
+  /// A copy of all of it on the host, once all that is queued has run.
+  std::vector<T> download() const {
+    std::vector<T> to(static_cast<std::size_t>(n_));
+    download(to);
+    return to;
+  }
+  /// Sets every byte, on the default stream or another.
+  void fill(unsigned char byte, Stream stream = {}, const Line& line = Line::current()) {
+    if (n_ > 0) fill_bytes(stream, data(), byte, bytes(n_), line);
+  }
+
+ private:
+  static std::size_t bytes(std::int64_t n) { return static_cast<std::size_t>(n) * sizeof(T); }
+  static void copy(Stream stream, CopyKind kind, T* to, std::int64_t to_pitch, const T* from, std::int64_t from_pitch,
+                   std::int64_t width, std::int64_t n_rows, const Line& line) {
+    copy_rows(stream, kind, to, bytes(to_pitch), from, bytes(from_pitch), bytes(width), static_cast<std::size_t>(n_rows),
+              line);
+  }
+  /// Whether there is anything to copy.
+  bool has_rows(const char* word, std::int64_t at, std::int64_t pitch, std::int64_t width, std::int64_t n_rows) const {
+    if (width <= 0 || n_rows <= 0) return false;
+    if (at < 0 || at + (n_rows - 1) * pitch + width > n_)
+      throw DeviceError(std::string(word) + ": past the end of the buffer");
+    return true;
+  }
+
+  DeviceMemory memory_;
+  std::int64_t n_ = 0;
+};
+
+}  // namespace tree_attn::TREE_ATTN_PLATFORM

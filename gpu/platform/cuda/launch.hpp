@@ -206,129 +206,76 @@ class HostBuffer {
   std::int64_t n_ = 0;
 };
 
-/// n numbers of device memory. Contents start undefined.
-template <class T>
-class DeviceBuffer {
+/// Memory of the device, or of a library as a window.
+class DeviceMemory {
  public:
-  DeviceBuffer() = default;
-  explicit DeviceBuffer(std::int64_t n, MemoryUse use = MemoryUse::Persistent) : n_(n) {
-    if (n <= 0) return;
-    const std::size_t n_bytes = static_cast<std::size_t>(n) * sizeof(T);
+  DeviceMemory() = default;
+  /// @throws DeviceError if there is not so much
+  DeviceMemory(std::size_t n_bytes, MemoryUse use) {
     if (use == MemoryUse::HostWindow) {
       pages_ = PinnedPages(SharedPages(n_bytes));
-      data_ = static_cast<T*>(pages_.on_device());
-    } else {
-      // A smaller allocation shares its 2 MiB with neighbours, and another process that opens it reaches those too.
-      constexpr std::size_t kShared = 2 << 20;
-      const std::size_t n_taken = use == MemoryUse::Window ? (n_bytes + kShared - 1) / kShared * kShared : n_bytes;
-      if (const cudaError_t status = cudaMalloc(&data_, n_taken); status != cudaSuccess) {
-        std::size_t n_free = 0, n_all = 0;
-        cudaGetLastError();
-        cudaMemGetInfo(&n_free, &n_all);
-        throw DeviceError("cudaMalloc of " + std::to_string(n_bytes >> 20) + " MiB, with " + std::to_string(n_free >> 20) +
-                          " MiB free: " + cudaGetErrorString(status));
-      }
-      own_.reset(data_);
+      return;
     }
-    ++traffic().n_allocations;
+    // A smaller allocation shares its 2 MiB with neighbours, and another process that opens it reaches those too.
+    constexpr std::size_t kShared = 2 << 20;
+    const std::size_t n_taken = use == MemoryUse::Window ? (n_bytes + kShared - 1) / kShared * kShared : n_bytes;
+    void* memory = nullptr;
+    if (const cudaError_t status = cudaMalloc(&memory, n_taken); status != cudaSuccess) {
+      std::size_t n_free = 0, n_all = 0;
+      cudaGetLastError();
+      cudaMemGetInfo(&n_free, &n_all);
+      throw DeviceError("cudaMalloc of " + std::to_string(n_bytes >> 20) + " MiB, with " + std::to_string(n_free >> 20) +
+                        " MiB free: " + cudaGetErrorString(status));
+    }
+    own_.reset(static_cast<std::byte*>(memory));
   }
-  /// n elements of a library's memory, as a window: not freed at the end.
-  DeviceBuffer(void* memory, std::int64_t n) : data_(static_cast<T*>(memory)), n_(n) {}
-  T* data() const { return data_; }
-  std::int64_t size() const { return n_; }
-  /// What another process opens it by. @throws DeviceError if the machine has no CUDA IPC
+  DeviceMemory(void* memory, std::size_t) : borrowed_(memory) {}
+  void* data() const { return borrowed_ != nullptr ? borrowed_ : own_ != nullptr ? own_.get() : pages_.on_device(); }
   WindowHandle handle() const {
     if (pages_.on_device() != nullptr) return pages_.handle();
     WindowHandle handle;
     cudaIpcMemHandle_t ipc;
     static_assert(sizeof ipc == sizeof handle.bytes);
-    check(cudaIpcGetMemHandle(&ipc, data_), "cudaIpcGetMemHandle");
+    check(cudaIpcGetMemHandle(&ipc, data()), "cudaIpcGetMemHandle");
     std::memcpy(handle.bytes, &ipc, sizeof ipc);
     return handle;
   }
-  /// Copies from the host, after all that is queued on the default stream; the bytes are there when it returns.
-  void upload(std::span<const T> from, std::int64_t at = 0) {
-    upload_rows(from.data(), 0, at, 0, static_cast<std::int64_t>(from.size()), 1);
-  }
-  /// Copies n_rows rows of `width` elements from the host, each `pitch` elements after the one before it here, `from_pitch`
-  /// there.
-  void upload_rows(const T* from, std::int64_t from_pitch, std::int64_t at, std::int64_t pitch, std::int64_t width,
-                   std::int64_t n_rows) {
-    if (width <= 0 || n_rows <= 0) return;
-    queue_upload(Stream{}, from, from_pitch, at, pitch, width, n_rows);
-    synchronise(Stream{});
-  }
-  /// The same, queued: the host's memory is read when the stream gets there, at the earliest now.
-  void queue_upload(Stream stream, const T* from, std::int64_t from_pitch, std::int64_t at, std::int64_t pitch,
-                    std::int64_t width, std::int64_t n_rows) {
-    if (width <= 0 || n_rows <= 0) return;
-    queue_rows(stream, data_ + at, pitch, from, from_pitch, width, n_rows, cudaMemcpyHostToDevice);
-    ++traffic().n_uploads, traffic().bytes_uploaded += width * n_rows * static_cast<std::int64_t>(sizeof(T));
-  }
-  void queue_upload(Stream stream, std::span<const T> from, std::int64_t at = 0) {
-    queue_upload(stream, from.data(), 0, at, 0, static_cast<std::int64_t>(from.size()), 1);
-  }
-  /// Copies rows of another buffer on the device, queued.
-  void queue_copy(Stream stream, const DeviceBuffer& from, std::int64_t from_at, std::int64_t from_pitch, std::int64_t at,
-                  std::int64_t pitch, std::int64_t width, std::int64_t n_rows) {
-    queue_rows(stream, data_ + at, pitch, from.data_ + from_at, from_pitch, width, n_rows, cudaMemcpyDeviceToDevice);
-  }
-  /// Copies rows from device memory of another owner, and to it, queued.
-  void queue_copy_in(Stream stream, const T* from, std::int64_t from_pitch, std::int64_t at, std::int64_t pitch,
-                     std::int64_t width, std::int64_t n_rows) {
-    queue_rows(stream, data_ + at, pitch, from, from_pitch, width, n_rows, cudaMemcpyDeviceToDevice);
-  }
-  void queue_copy_out(Stream stream, T* to, std::int64_t to_pitch, std::int64_t at, std::int64_t pitch, std::int64_t width,
-                      std::int64_t n_rows) const {
-    queue_rows(stream, to, to_pitch, data_ + at, pitch, width, n_rows, cudaMemcpyDeviceToDevice);
-  }
-  /// Copies elements from `at` on to the host, once all launches are done.
-  void download(std::span<T> to, std::int64_t at = 0) const {
-    check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-    queue_download(Stream{}, to, at);
-    synchronise(Stream{});
-  }
-  /// The same, queued: `to` is written when the stream gets there.
-  void queue_download(Stream stream, std::span<T> to, std::int64_t at = 0) const {
-    queue_rows(stream, to.data(), 0, data_ + at, 0, static_cast<std::int64_t>(to.size()), 1, cudaMemcpyDeviceToHost);
-    traffic().bytes_downloaded += static_cast<std::int64_t>(to.size_bytes());
-  }
-  /// A copy of all of it on the host, once all launches are done.
-  std::vector<T> download() const {
-    std::vector<T> to(static_cast<std::size_t>(n_));
-    download(to);
-    return to;
-  }
-  /// Sets every byte, on the default stream or another.
-  void fill(unsigned char byte, Stream stream = {}) {
-    if (n_ > 0) check(cudaMemsetAsync(data_, byte, static_cast<std::size_t>(n_) * sizeof(T), stream), "cudaMemsetAsync");
-  }
 
  private:
-  static void queue_rows(Stream stream, T* to, std::int64_t pitch, const T* from, std::int64_t from_pitch,
-                         std::int64_t width, std::int64_t n_rows, cudaMemcpyKind kind) {
-    constexpr std::int64_t kMostPitch = 0x7FFFFFFF;  // bytes, of cudaMemcpy2DAsync
-    if (width <= 0 || n_rows <= 0) return;
-    const auto bytes = [](std::int64_t n) { return static_cast<std::size_t>(n) * sizeof(T); };
-    if (n_rows > 1 && bytes(pitch) <= kMostPitch && bytes(from_pitch) <= kMostPitch && width <= pitch &&
-        width <= from_pitch) {
-      check(cudaMemcpy2DAsync(to, bytes(pitch), from, bytes(from_pitch), bytes(width), static_cast<std::size_t>(n_rows),
-                              kind, stream),
-            "cudaMemcpy2DAsync");
-      return;
-    }
-    for (std::int64_t row = 0; row < n_rows; ++row)
-      check(cudaMemcpyAsync(to + row * pitch, from + row * from_pitch, bytes(width), kind, stream), "cudaMemcpyAsync");
-  }
-
-  T* data_ = nullptr;
-  std::int64_t n_ = 0;
   struct Free {
-    void operator()(T* memory) const { cudaFree(memory); }
+    void operator()(std::byte* memory) const { cudaFree(memory); }
   };
-  std::unique_ptr<T, Free> own_;  ///< what cudaMalloc() has made
-  PinnedPages pages_;             ///< of a window in host memory
+  std::unique_ptr<std::byte, Free> own_;  ///< what cudaMalloc() has made
+  PinnedPages pages_;                     ///< of a window in host memory
+  void* borrowed_ = nullptr;              ///< of a library
 };
+
+/// CUDA refuses by itself what a capture cannot record.
+inline void refuse_in_capture(const char*) {}
+/// Waits for all that is queued on the device.
+inline void synchronise_all() { check(cudaDeviceSynchronize(), "cudaDeviceSynchronize"); }
+/// Queues a copy of n_rows rows of n_bytes, each `pitch` bytes after the one before it.
+inline void copy_rows(Stream stream, CopyKind copy, void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch,
+                      std::size_t n_bytes, std::size_t n_rows, const Line&) {
+  constexpr std::size_t kMostPitch = 0x7FFFFFFF;  // of cudaMemcpy2DAsync
+  const bool is_up = copy == CopyKind::Upload, is_down = copy == CopyKind::Download;
+  const cudaMemcpyKind kind = is_up ? cudaMemcpyHostToDevice : is_down ? cudaMemcpyDeviceToHost : cudaMemcpyDeviceToDevice;
+  if (n_rows > 1 && to_pitch <= kMostPitch && from_pitch <= kMostPitch && n_bytes <= to_pitch && n_bytes <= from_pitch) {
+    check(cudaMemcpy2DAsync(to, to_pitch, from, from_pitch, n_bytes, n_rows, kind, stream), "cudaMemcpy2DAsync");
+  } else {
+    for (std::size_t row = 0; row < n_rows; ++row)
+      check(cudaMemcpyAsync(static_cast<std::byte*>(to) + row * to_pitch,
+                            static_cast<const std::byte*>(from) + row * from_pitch, n_bytes, kind, stream),
+            "cudaMemcpyAsync");
+  }
+  const auto n_copied = static_cast<std::int64_t>(n_rows * n_bytes);
+  if (is_up) ++traffic().n_uploads, traffic().bytes_uploaded += n_copied;
+  if (is_down) traffic().bytes_downloaded += n_copied;
+}
+/// Queues a fill.
+inline void fill_bytes(Stream stream, void* to, unsigned char byte, std::size_t n_bytes, const Line&) {
+  check(cudaMemsetAsync(to, byte, n_bytes, stream), "cudaMemsetAsync");
+}
 
 /// Blocks of a cluster that every whole device of compute capability 9 can run; of more it is asked, see
 /// n_resident_clusters().

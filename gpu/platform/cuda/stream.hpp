@@ -14,6 +14,11 @@
 
 namespace tree_attn::cuda {
 
+/// Where a call stands, which the emulator reports and a GPU does not.
+struct Line {
+  static Line current() { return {}; }
+};
+
 /// Where launches and copies queue. A default one is the default stream.
 using Stream = cudaStream_t;
 
@@ -29,7 +34,7 @@ inline DeviceTraffic& traffic() {
 }
 
 /// Waits until all that is queued has run. @throws DeviceError of an operation that failed
-inline void synchronise(Stream stream) { check(cudaStreamSynchronize(stream), "cudaStreamSynchronize"); }
+inline void synchronise(Stream stream, const Line& = {}) { check(cudaStreamSynchronize(stream), "cudaStreamSynchronize"); }
 
 /// A stream of its own, which the default stream does not wait for. Its end waits for what is queued.
 class OwnedStream {

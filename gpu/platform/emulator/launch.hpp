@@ -15,6 +15,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -116,119 +117,28 @@ class HostBuffer {
   std::vector<T> elements_;
 };
 
-/// n numbers of device memory. Contents start as NaNs.
-template <class T>
-class DeviceBuffer {
+/// Memory of the device, or of a library as a window.
+class DeviceMemory {
  public:
-  DeviceBuffer() = default;
-  explicit DeviceBuffer(std::int64_t n, MemoryUse use = MemoryUse::Persistent) : n_(n) {
-    if (n <= 0) return;
-    data_ = static_cast<T*>(runtime::allocate_global(static_cast<std::size_t>(n) * sizeof(T), use));
-    ++traffic().n_allocations;
-  }
-  /// n elements of a library's memory, as a window: not freed at the end.
-  DeviceBuffer(void* memory, std::int64_t n) : data_(static_cast<T*>(memory)), n_(n) {
-    runtime::borrow_window(memory, bytes(n), true);
-  }
-  DeviceBuffer(DeviceBuffer&& other) noexcept : data_(std::exchange(other.data_, nullptr)), n_(std::exchange(other.n_, 0)) {}
-  DeviceBuffer& operator=(DeviceBuffer&& other) noexcept {
-    std::swap(data_, other.data_), std::swap(n_, other.n_);
-    return *this;
-  }
-  ~DeviceBuffer() { runtime::free_global(data_); }
-
-  T* data() const { return data_; }
-  std::int64_t size() const { return n_; }
-  /// What another process opens it by. @throws DeviceError if it is no window
-  WindowHandle handle() const { return runtime::handle_of(data_); }
-  /// Copies from the host. @throws DeviceError if it does not fit
-  void upload(std::span<const T> from, std::int64_t at = 0, const Line& line = Line::current()) {
-    upload_rows(from.data(), 0, at, 0, static_cast<std::int64_t>(from.size()), 1, line);
-  }
-  /// Copies n_rows rows of `width` elements from the host, each `pitch` elements after the one before it here, `from_pitch`
-  /// there.
-  /// @throws DeviceError if they do not fit
-  void upload_rows(const T* from, std::int64_t from_pitch, std::int64_t at, std::int64_t pitch, std::int64_t width,
-                   std::int64_t n_rows, const Line& line = Line::current()) {
-    runtime::refuse_in_capture("a copy that blocks");
-    queue_upload(Stream{}, from, from_pitch, at, pitch, width, n_rows, line);
-    synchronise(Stream{}, line);
-  }
-  /// The same, queued: the host's memory is read when the stream gets there.
-  void queue_upload(Stream stream, const T* from, std::int64_t from_pitch, std::int64_t at, std::int64_t pitch,
-                    std::int64_t width, std::int64_t n_rows, const Line& line = Line::current()) {
-    if (n_rows <= 0 || width <= 0) return;
-    check_rows("upload", at, pitch, width, n_rows);
-    const std::size_t n_bytes = bytes(width), n = static_cast<std::size_t>(n_rows);
-    runtime::queue_copy(
-        runtime::queue_of(stream.queue), "upload", {as_bytes(data_ + at), bytes(pitch), true},
-        {as_bytes(const_cast<T*>(from)), bytes(from_pitch)}, n_bytes, n,
-        [=] { ++traffic().n_uploads, traffic().bytes_uploaded += static_cast<std::int64_t>(n * n_bytes); }, line);
-  }
-  void queue_upload(Stream stream, std::span<const T> from, std::int64_t at = 0, const Line& line = Line::current()) {
-    queue_upload(stream, from.data(), 0, at, 0, static_cast<std::int64_t>(from.size()), 1, line);
-  }
-  /// Copies rows of another buffer on the device, queued. @throws DeviceError if they do not fit
-  void queue_copy(Stream stream, const DeviceBuffer& from, std::int64_t from_at, std::int64_t from_pitch, std::int64_t at,
-                  std::int64_t pitch, std::int64_t width, std::int64_t n_rows, const Line& line = Line::current()) {
-    if (n_rows <= 0 || width <= 0) return;
-    from.check_rows("copy", from_at, from_pitch, width, n_rows);
-    queue_copy_in(stream, from.data_ + from_at, from_pitch, at, pitch, width, n_rows, line);
-  }
-  /// Copies rows from device memory of another owner, and to it, queued. @throws DeviceError if they do not fit
-  void queue_copy_in(Stream stream, const T* from, std::int64_t from_pitch, std::int64_t at, std::int64_t pitch,
-                     std::int64_t width, std::int64_t n_rows, const Line& line = Line::current()) {
-    if (n_rows <= 0 || width <= 0) return;
-    check_rows("copy", at, pitch, width, n_rows);
-    runtime::queue_copy(
-        runtime::queue_of(stream.queue), "copy", {as_bytes(data_ + at), bytes(pitch), true},
-        {as_bytes(const_cast<T*>(from)), bytes(from_pitch), true}, bytes(width), static_cast<std::size_t>(n_rows), [] {},
-        line);
-  }
-  void queue_copy_out(Stream stream, T* to, std::int64_t to_pitch, std::int64_t at, std::int64_t pitch, std::int64_t width,
-                      std::int64_t n_rows, const Line& line = Line::current()) const {
-    if (n_rows <= 0 || width <= 0) return;
-    check_rows("copy", at, pitch, width, n_rows);
-    runtime::queue_copy(
-        runtime::queue_of(stream.queue), "copy", {as_bytes(to), bytes(to_pitch), true},
-        {as_bytes(data_ + at), bytes(pitch), true}, bytes(width), static_cast<std::size_t>(n_rows), [] {}, line);
-  }
-  /// Copies elements from `at` on to the host, once all that is queued has run. @throws DeviceError if they are not there
-  void download(std::span<T> to, std::int64_t at = 0, const Line& line = Line::current()) const {
-    runtime::synchronise_all();
-    queue_download(Stream{}, to, at, line);
-    synchronise(Stream{}, line);
-  }
-  /// The same, queued: `to` is written when the stream gets there.
-  void queue_download(Stream stream, std::span<T> to, std::int64_t at = 0, const Line& line = Line::current()) const {
-    if (to.empty()) return;
-    check_rows("download", at, 0, static_cast<std::int64_t>(to.size()), 1);
-    const std::size_t n_bytes = to.size_bytes();
-    runtime::queue_copy(
-        runtime::queue_of(stream.queue), "download", {as_bytes(to.data())}, {as_bytes(data_ + at), 0, true}, n_bytes, 1,
-        [=] { traffic().bytes_downloaded += static_cast<std::int64_t>(n_bytes); }, line);
-  }
-  /// A copy of all of it on the host.
-  std::vector<T> download() const {
-    runtime::synchronise_all();
-    return std::vector<T>(data_, data_ + n_);
-  }
-  /// Sets every byte, on the default stream or another.
-  void fill(unsigned char byte, Stream stream = {}, const Line& line = Line::current()) {
-    if (n_ > 0) runtime::queue_fill(runtime::queue_of(stream.queue), as_bytes(data_), byte, bytes(n_), line);
-  }
+  DeviceMemory() = default;
+  DeviceMemory(std::size_t n_bytes, MemoryUse use) : memory_(runtime::allocate_global(n_bytes, use)) {}
+  DeviceMemory(void* memory, std::size_t n_bytes) : memory_(memory) { runtime::borrow_window(memory, n_bytes, true); }
+  void* data() const { return memory_.get(); }
+  WindowHandle handle() const { return runtime::handle_of(data()); }
 
  private:
-  static std::byte* as_bytes(T* at) { return reinterpret_cast<std::byte*>(at); }
-  static std::size_t bytes(std::int64_t n) { return static_cast<std::size_t>(n) * sizeof(T); }
-  void check_rows(const char* word, std::int64_t at, std::int64_t pitch, std::int64_t width, std::int64_t n_rows) const {
-    if (at < 0 || at + (n_rows - 1) * pitch + width > n_)
-      throw DeviceError(std::string(word) + ": past the end of the buffer");
-  }
-
-  T* data_ = nullptr;
-  std::int64_t n_ = 0;
+  struct Free {
+    void operator()(void* memory) const { runtime::free_global(memory); }
+  };
+  std::unique_ptr<void, Free> memory_;
 };
+
+using runtime::refuse_in_capture, runtime::synchronise_all;
+/// Queues a copy of n_rows rows of n_bytes, each `pitch` bytes after the one before it.
+void copy_rows(Stream stream, CopyKind kind, void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch,
+               std::size_t n_bytes, std::size_t n_rows, const Line& line);
+/// Queues a fill.
+void fill_bytes(Stream stream, void* to, unsigned char byte, std::size_t n_bytes, const Line& line);
 
 /// Clusters of a launch that the device holds at once, as if each block filled a multiprocessor.
 template <class... Parameters>

@@ -218,39 +218,6 @@ bool queue_launch(Queue& queue, const Launch& config, std::function<void()> run_
   return !is_captured;
 }
 
-void queue_copy(Queue& queue, const char* word, Rows to, Rows from, std::size_t n_bytes, std::size_t n_rows,
-                std::function<void()> count, const Line& line) {
-  check_host(word);
-  const Unwatched unwatched;
-  const auto host = [=](const Rows& rows) {
-    return rows.is_device ? std::span<const std::byte>() : std::span(rows.first, (n_rows - 1) * rows.pitch + n_bytes);
-  };
-  enqueue(queue, {.name = named(word, line),
-                  .act =
-                      [=, count = std::move(count)](Footprint* seen) {
-                        for (std::size_t i = 0; i < n_rows; ++i) {
-                          std::byte *const target = to.first + i * to.pitch, *const source = from.first + i * from.pitch;
-                          if (seen != nullptr && to.is_device) note_copy(*seen, target, n_bytes, Reach::kWrite, word, line);
-                          if (seen != nullptr && from.is_device) note_copy(*seen, source, n_bytes, Reach::kRead, word, line);
-                          note_read(source, n_bytes);
-                          note_write(target, n_bytes);
-                          std::memcpy(target, source, n_bytes);
-                        }
-                        count();
-                      },
-                  .host = from.is_device ? host(to) : host(from)});
-}
-
-void queue_fill(Queue& queue, std::byte* to, unsigned char byte, std::size_t n_bytes, const Line& line) {
-  check_host("fill");
-  const Unwatched unwatched;
-  enqueue(queue, {.name = named("fill", line), .act = [=](Footprint* seen) {
-                    if (seen != nullptr) note_copy(*seen, to, n_bytes, Reach::kWrite, "fill", line);
-                    note_write(to, n_bytes);
-                    std::memset(to, byte, n_bytes);
-                  }});
-}
-
 }  // namespace runtime
 
 void synchronise(Stream stream, const Line& line) {
@@ -325,6 +292,48 @@ void Graph::replay(Stream stream, const Line& line) {
     runtime::enqueue(queue, std::move(again));
   }
   ++traffic().n_replays, ++n_launches_of_thread;
+}
+
+void copy_rows(Stream stream, CopyKind kind, void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch,
+               std::size_t n_bytes, std::size_t n_rows, const Line& line) {
+  const bool is_up = kind == CopyKind::Upload, is_down = kind == CopyKind::Download;
+  const char* const word = is_up ? "upload" : is_down ? "download" : "copy";
+  runtime::check_host(word);
+  const runtime::Unwatched unwatched;
+  const auto host = [=](const void* first, std::size_t pitch) {
+    return std::span(static_cast<const std::byte*>(first), (n_rows - 1) * pitch + n_bytes);
+  };
+  const auto act = [=](runtime::Footprint* seen) {
+    for (std::size_t i = 0; i < n_rows; ++i) {
+      std::byte* const target = static_cast<std::byte*>(to) + i * to_pitch;
+      const std::byte* const source = static_cast<const std::byte*>(from) + i * from_pitch;
+      if (seen != nullptr && !is_down) runtime::note_copy(*seen, target, n_bytes, runtime::Reach::kWrite, word, line);
+      if (seen != nullptr && !is_up) runtime::note_copy(*seen, source, n_bytes, runtime::Reach::kRead, word, line);
+      runtime::note_read(source, n_bytes);
+      runtime::note_write(target, n_bytes);
+      std::memcpy(target, source, n_bytes);
+    }
+    const auto n_copied = static_cast<std::int64_t>(n_rows * n_bytes);
+    if (is_up) ++traffic().n_uploads, traffic().bytes_uploaded += n_copied;
+    if (is_down) traffic().bytes_downloaded += n_copied;
+  };
+  runtime::enqueue(runtime::queue_of(stream.queue), {.name = runtime::named(word, line),
+                                                     .act = act,
+                                                     .host = is_up     ? host(from, from_pitch)
+                                                             : is_down ? host(to, to_pitch)
+                                                                       : std::span<const std::byte>()});
+}
+
+void fill_bytes(Stream stream, void* to, unsigned char byte, std::size_t n_bytes, const Line& line) {
+  runtime::check_host("fill");
+  const runtime::Unwatched unwatched;
+  const auto act = [=](runtime::Footprint* seen) {
+    if (seen != nullptr)
+      runtime::note_copy(*seen, static_cast<std::byte*>(to), n_bytes, runtime::Reach::kWrite, "fill", line);
+    runtime::note_write(to, n_bytes);
+    std::memset(to, byte, n_bytes);
+  };
+  runtime::enqueue(runtime::queue_of(stream.queue), {.name = runtime::named("fill", line), .act = act});
 }
 
 void use_device(int device) {

@@ -114,16 +114,5 @@ void forget_footprints(std::uintptr_t buffer) noexcept;
 
 /// Queues a kernel. @param run_thread what every thread of the grid runs @returns false if it was recorded only
 bool queue_launch(Queue& queue, const Launch& config, std::function<void()> run_thread);
-/// One side of a copy.
-struct Rows {
-  std::byte* first = nullptr;
-  std::size_t pitch = 0;  ///< bytes from one row to the next
-  bool is_device = false;
-};
-/// Queues a copy of n_rows rows of n_bytes. @param count called whenever it has run
-void queue_copy(Queue& queue, const char* word, Rows to, Rows from, std::size_t n_bytes, std::size_t n_rows,
-                std::function<void()> count, const Line& line);
-/// Queues a fill.
-void queue_fill(Queue& queue, std::byte* to, unsigned char byte, std::size_t n_bytes, const Line& line);
 
 }  // namespace tree_attn::emulated::runtime

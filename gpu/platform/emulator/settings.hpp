@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 
 namespace tree_attn::emulated {
 
@@ -55,7 +56,20 @@ inline int n_clusters(const Settings& settings, int n_multiprocessors, int size)
 }
 
 /// The settings of the process. Starts from the environment: TREE_ATTN_EMULATOR_SEED, _MAJOR and _SHARED_KIB.
-Settings& settings();
+inline Settings& settings() {
+  static Settings process = [] {
+    const auto number = [](const char* name, std::uint64_t otherwise) {
+      const char* const text = std::getenv(name);
+      return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
+    };
+    Settings start;
+    start.seed = number("TREE_ATTN_EMULATOR_SEED", 0);
+    start.major = static_cast<int>(number("TREE_ATTN_EMULATOR_MAJOR", 9));
+    start.shared_bytes = 1024 * number("TREE_ATTN_EMULATOR_SHARED_KIB", 0);
+    return start;
+  }();
+  return process;
+}
 
 /// Other settings until the end of a scope.
 class SettingsScope {

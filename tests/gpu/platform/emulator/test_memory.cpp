@@ -54,8 +54,7 @@ void take_aligned(int alignment, std::uint64_t* out) {
       reinterpret_cast<std::uintptr_t>(runtime::plain<runtime::Access::kBoundsOnly>(next, 4, Line::current())));
 }
 
-TEST_CASE(
-    "emulator: pieces of shared memory lie where they do on a device, fit the launch, and are the same for all threads") {
+TEST_CASE("emulator: pieces of shared memory lie as on a device, fit the launch, are the same for all") {
   const DeviceBuffer<std::uint64_t> out(2);
   for (const int alignment : {128, 256, 1024}) {
     CAPTURE(alignment);
