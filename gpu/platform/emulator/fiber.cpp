@@ -10,6 +10,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <deque>
 #include <mutex>
 #include <new>
 #include <vector>
@@ -150,6 +151,10 @@ void switch_fiber(Fiber& from, Fiber& to, [[maybe_unused]] bool ends) {
 
 void end_fiber(Fiber& fiber, [[maybe_unused]] const Fiber& host) {
 #if defined(TREE_ATTN_EMULATOR_THREAD)
+  // TSan gives the number of a destroyed fiber to a new one, and takes what the first did for what the second has done: a
+  // barrier of a later block would order the threads of an earlier one. So those of the last blocks stay.
+  constexpr std::size_t kStay = 1024;
+  static thread_local std::deque<void*> ended;
   if (fiber.watched == nullptr) return;
   // All that it did, also where it was abandoned, happened before what the host does from here on.
   {
@@ -157,7 +162,8 @@ void end_fiber(Fiber& fiber, [[maybe_unused]] const Fiber& host) {
     __tsan_switch_to_fiber(fiber.watched, kNoSynchronisation);
     __tsan_release(const_cast<Fiber*>(&host));
     __tsan_switch_to_fiber(host.watched, kNoSynchronisation);
-    __tsan_destroy_fiber(fiber.watched);
+    ended.push_back(fiber.watched);
+    if (ended.size() > kStay) __tsan_destroy_fiber(ended.front()), ended.pop_front();
   }
   give_back(fiber.stack);
   fiber.stack = nullptr;
