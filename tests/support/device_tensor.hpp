@@ -3,7 +3,7 @@
 /// @brief Tensors in memory of the emulated device, as other programs pass them.
 #pragma once
 
-#include "tree_attn/gpu/platform/emulator/launch.hpp"
+#include "tree_attn/gpu/platform/launch.hpp"
 #include "tree_attn/tests/support/tensors.hpp"
 
 #include <span>

@@ -5,7 +5,7 @@
 #include "tree_attn/distributed/decoders/host_fabric.hpp"
 #include "tree_attn/distributed/plan/plan_builder.hpp"
 #include "tree_attn/distributed/transport/thread_transport.hpp"
-#include "tree_attn/gpu/platform/emulator/launch.hpp"
+#include "tree_attn/gpu/platform/launch.hpp"
 #include "tree_attn/reference/state/forest.hpp"
 #include "tree_attn/tests/support/decoding.hpp"
 #include "tree_attn/tests/support/in_place_transport.hpp"
@@ -98,7 +98,6 @@ TEST_CASE("all_reduce: every rank ends with the contributions in rank order, eac
 /// is predicted.
 /// @tested{thm_1, Thm. 1}
 TEST_CASE("plans: forests of any cut, empty ranges included, end as the output of the forest of the whole, on devices too") {
-  const emulated::SettingsScope one_worker_per_rank({.n_workers = 1});
   const WorkloadShape shape{{.heads = kRows, .kv_heads = kRows, .head_dim = 4, .value_dim = kValueDim}, 0, {}};
   std::mt19937 random(3);
   const std::vector<std::pair<const Algorithm*, PlanOptions>> all = algorithms_and_options();
