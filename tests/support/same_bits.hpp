@@ -6,6 +6,7 @@
 #include "tree_attn/reference/decode/decode.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <span>
 
 namespace tree_attn::test {
@@ -21,6 +22,14 @@ inline bool same_bits(const DecodeOutput& a, const DecodeOutput& b) {
 /// Of subtrees and their states.
 inline bool same_bits(const Forest<float>& a, const Forest<float>& b) {
   return a.subtrees() == b.subtrees() && same_bits(a.states(), b.states());
+}
+
+/// Equal bits; any NaN equals any other, and the sign of a zero counts.
+inline bool same_number(float a, float b) { return bits_of(a) == bits_of(b) || (std::isnan(a) && std::isnan(b)); }
+/// Of all elements of two arrays.
+template <class A, class B>
+bool same_numbers(const A& a, const B& b) {
+  return std::ranges::equal(a, b, same_number);
 }
 
 }  // namespace tree_attn::test

@@ -104,17 +104,6 @@ inline Tensor copy_of(const TensorView& view) {
   return copy;
 }
 
-/// The same workload reduced to one batch entry.
-inline std::unique_ptr<TensorWorkload> entry_of(TensorWorkload& workload, std::int64_t entry) {
-  const auto cut = [entry](TensorView view) {
-    view.data += entry * view.stride[0] * static_cast<std::int64_t>(bytes_of(view.dtype));
-    view.shape[0] = 1;
-    return copy_of(view);
-  };
-  const std::int64_t length = workload.lengths()[static_cast<std::size_t>(entry)];
-  return workload_of(cut(workload.query(0)), cut(workload.k()), cut(workload.v()), std::vector{length}, workload.scale);
-}
-
 /// The same elements as strided views of one packed tensor. Each token has its query, key and value heads side by side.
 /// Requires d_v = d_h and one query position, that of the last token; the queries of the other tokens are NaN.
 inline std::unique_ptr<TensorWorkload> packed(TensorWorkload& workload) {

@@ -8,9 +8,9 @@
 #include "tree_attn/reference/oracle/error_bound.hpp"
 #include "tree_attn/tests/support/compare.hpp"
 #include "tree_attn/tests/support/decoding.hpp"
-#include "tree_attn/tests/support/mask_of_case.hpp"
 #include "tree_attn/tests/support/message.hpp"
 #include "tree_attn/tests/support/plain_of.hpp"
+#include "tree_attn/tests/support/seen_cases.hpp"
 
 namespace tree_attn::test {
 namespace {

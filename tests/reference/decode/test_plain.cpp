@@ -21,14 +21,6 @@ namespace {
 constexpr float kInf = std::numeric_limits<float>::infinity(), kNaN = std::numeric_limits<float>::quiet_NaN();
 constexpr std::array kTypes{DType::F32, DType::F16, DType::BF16, DType::F64, DType::F8_E4M3};
 
-/// Elements that differ in bits; any NaN equals any other, and the sign of a zero counts.
-std::int64_t n_different(std::span<const float> a, std::span<const float> b) {
-  REQUIRE(a.size() == b.size());
-  std::int64_t n = 0;
-  for (std::size_t i = 0; i < a.size(); ++i) n += bits_of(a[i]) != bits_of(b[i]) && !(std::isnan(a[i]) && std::isnan(b[i]));
-  return n;
-}
-
 /// Decodes the keys of a range of the tree with the backend and plainly, and compares all states.
 void check_range(TensorWorkload& workload, const OwnedLeaves& leaves, int n_threads = 1) {
   const auto cache = cpu_backend(n_threads).make_cache(workload.shape(), leaves, 1);
@@ -36,11 +28,7 @@ void check_range(TensorWorkload& workload, const OwnedLeaves& leaves, int n_thre
     cache->borrow(workload.shard(leaves.range()), rows_in_use(workload.lengths(), leaves));
   else
     fill(*cache, workload, workload.lengths());
-  const auto session = cache->open(workload.scale);
-  const Forest<float>& fast = session->decode({workload.query(0), workload.lengths()}).host();
-  const Forest<float> states = plain_of(*cache, {workload.query(0), workload.lengths()}, workload.scale);
-  REQUIRE(fast.subtrees() == states.subtrees());
-  REQUIRE(n_different(fast.states(), states.states()) == 0);
+  check_plain(*cache, {workload.query(0), workload.lengths()}, workload.scale);
 }
 void check_whole(TensorWorkload& workload, int n_threads = 1) {
   check_range(workload, KeyRange{0, workload.n_keys()}, n_threads);
@@ -194,7 +182,7 @@ TEST_CASE("plain: one shift per leaf has the bits of merging key by key") {
       }
       n_far += largest - smallest > 126;
       const std::span<const float> merged = by_key.fold(), at_once = whole.fold();
-      REQUIRE(n_different(merged, at_once) == 0);
+      REQUIRE(same_numbers(merged, at_once));
     }
   }
   CHECK(n_far > 0);
@@ -275,7 +263,7 @@ TEST_CASE("plain: every instruction set has its bits, with a mask and a soft cap
               // A range of whole leaves: the last of them has one shift.
               const Step step{q, lengths, {}, {}, softcap > 0 ? mask : Mask(), softcap};
               Forest<float> forest = plain::decode(step, k, v, KeyRange{0, std::ssize(leaves) * kLeafKeys}, workload->scale);
-              REQUIRE(n_different(states, forest.fold()) == 0);
+              REQUIRE(same_numbers(states, forest.fold()));
             }
           }
         }
@@ -305,9 +293,9 @@ TEST_CASE("plain: a range that ends with the sequence, an open one and the dealt
         return result;
       };
       const std::vector<float> whole = row(KeyRange{begin, N});
-      CHECK(n_different(whole, row(KeyRange{begin, kOpenEnd})) == 0);
-      CHECK(n_different(whole, row(KeyRange{begin, 256})) == 0);
-      if (begin == 0) CHECK(n_different(whole, row(OwnedLeaves(dealt_ranges(1)[0], LeafOrder::kDealt))) == 0);
+      CHECK(same_numbers(whole, row(KeyRange{begin, kOpenEnd})));
+      CHECK(same_numbers(whole, row(KeyRange{begin, 256})));
+      if (begin == 0) CHECK(same_numbers(whole, row(OwnedLeaves(dealt_ranges(1)[0], LeafOrder::kDealt))));
       check_range(*workload, KeyRange{begin, N});
     }
   }
