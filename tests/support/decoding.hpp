@@ -79,12 +79,11 @@ inline Topology mixed_grouping(int p) {
   return p > 4 ? round_robin(p, 3) : p > 2 ? round_robin(p, 2) : Topology::pretend(p, 1);
 }
 
-/// Decodes the keys [0, n_keys) on one rank, without code of distributed/. Canonical algorithms must return these bits.
-inline DecodeOutput decode_alone(TensorWorkload& workload, std::int64_t n_keys) {
-  Forest<float> forest = decode_shard(workload.query(0), workload.shard({0, n_keys}), workload.lengths(), workload.scale);
+/// Decodes all keys on one rank, without code of distributed/. Canonical algorithms must return these bits.
+inline DecodeOutput decode_alone(TensorWorkload& workload) {
+  Forest<float> forest = decode_shard(workload.query(0), workload.whole(), workload.lengths(), workload.scale);
   return finish_rows(forest.fold(), workload.shape().n_rows(), workload.shape().value_dim);
 }
-inline DecodeOutput decode_alone(TensorWorkload& workload) { return decode_alone(workload, workload.n_keys()); }
 
 /// Adds what one rank has counted in a step: to the sums over all ranks, and to what the busiest one has.
 inline void add(Traffic& all, const Traffic& of_rank) {
@@ -127,40 +126,29 @@ inline std::vector<RankResult> decode_any(RankGroup& rank_group, const Algorithm
   });
 }
 
-/// The expected results of a workload, on the process that has them: the oracle, and the bits of a single rank.
-class Truth {
- public:
-  Truth(RankGroup& rank_group, TensorWorkload& workload) {
-    if (!rank_group.has_oracle()) return;
-    alone_ = decode_alone(workload);
-    verify_.emplace(workload, workload.scale, rank_group.size(), cpu_backend());
-  }
-
-  /// Checks that all ranks have the same bits, that canonical algorithms have the bits of a single rank, and that all
-  /// results are within the bound of the oracle.
-  void check(const Algorithm& algorithm, const std::vector<RankResult>& results) const {
-    for (const RankResult& rank : results) CHECK(same_bits(rank.output, results[0].output));
-    if (!verify_) return;
-    if (algorithm.keeps_bits) CHECK(same_bits(results[0].output, alone_));
-    const Errors errors = (*verify_)(algorithm, results[0].output);
-    CHECK_MESSAGE(errors.passed, "largest error over bound: " << errors.max_over_bound);
-  }
-
- private:
-  DecodeOutput alone_;
-  std::optional<Verifier> verify_;
-};
-
-/// Runs all algorithms on all layouts and checks every result. `also(algorithm, output)` adds the checks of one test.
+/// Runs all algorithms on all layouts. Checks that all ranks have the same bits, that canonical algorithms have the bits of
+/// a single rank, and that all results are within the bound of the oracle. `also(algorithm, output)` adds the checks of one
+/// test.
 template <class Also>
 void check_all(RankGroup& rank_group, TensorWorkload& workload, const std::vector<Layout>& layouts, const Also& also) {
-  const Truth truth(rank_group, workload);
+  std::optional<Verifier> verify;
+  DecodeOutput alone;
+  if (rank_group.has_oracle()) {
+    verify.emplace(workload, workload.scale, rank_group.size(), cpu_backend());
+    alone = decode_alone(workload);
+  }
   for (const Layout& layout : layouts) {
     for (const Algorithm& algorithm : algorithms()) {
       INFO(algorithm.name << ", " << layout.text());
       const std::vector<RankResult> results = decode(rank_group, algorithm, workload, layout);
-      truth.check(algorithm, results);
-      also(algorithm, results[0].output);
+      const DecodeOutput& output = results[0].output;
+      for (const RankResult& rank : results) CHECK(same_bits(rank.output, output));
+      if (verify) {
+        if (algorithm.keeps_bits) CHECK(same_bits(output, alone));
+        const Errors errors = (*verify)(algorithm, output);
+        CHECK_MESSAGE(errors.passed, "largest error over bound: " << errors.max_over_bound);
+      }
+      also(algorithm, output);
     }
   }
 }

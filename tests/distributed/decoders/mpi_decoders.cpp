@@ -131,7 +131,7 @@ REGISTER_LISTENER("agreement", 1, Agreement);
 MpiSession& session() { return *the_session; }
 
 /// There is one size, that of the run, whatever sizes a test would like.
-std::vector<RankGroup*> rank_groups(std::span<const int>) {
+std::vector<RankGroup*> rank_groups(const std::vector<int>&) {
   std::vector<RankGroup*> groups;
   for (const auto& group : the_groups) groups.push_back(group.get());
   return groups;

@@ -42,14 +42,13 @@ class ThreadRankGroup : public RankGroup {
     });
     return results;
   }
-  bool has_oracle() const override { return true; }
 };
 
 std::span<std::byte> bytes_of(float& number) { return std::as_writable_bytes(std::span(&number, 1)); }
 
 }  // namespace
 
-std::vector<RankGroup*> rank_groups(std::span<const int> sizes) {
+std::vector<RankGroup*> rank_groups(const std::vector<int>& sizes) {
   static std::map<int, std::unique_ptr<RankGroup>> made;
   std::vector<RankGroup*> result;
   for (const int size : sizes) {
