@@ -93,7 +93,6 @@ class EmulatedGroup : public RankGroup {
     }
     return results;
   }
-  bool has_oracle() const override { return true; }
 
  private:
   bool over_nccl_;
