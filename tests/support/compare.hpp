@@ -31,9 +31,8 @@ enum class NonFinite {
 /// The result, for CHECK_MESSAGE(comparison.ok, comparison.message).
 struct Comparison {
   bool ok = true;
-  std::string message;          ///< the worst element with its index, or the reason of the failure
-  double worst = 0;             ///< largest error / bound
-  std::size_t worst_index = 0;  ///< index of that error
+  std::string message;  ///< the worst element with its index, or the reason of the failure
+  double worst = 0;     ///< largest error / bound
 };
 
 /// Compares got with want, element by element: |got - want| <= bound. A bound of 0 requires equality.
@@ -62,21 +61,19 @@ Comparison compare(const Got& got, const Want& want, const std::vector<double>& 
     const bool same = (std::isnan(g) && std::isnan(w)) || g == w;
     if (non_finite == NonFinite::Reject || !same) return fail("element ", i, " is ", g, " instead of ", w);
   }
+  std::size_t worst = 0;
   for (std::size_t i = 0; i < bound.size(); ++i) {
     const auto g = static_cast<double>(got[i]), w = static_cast<double>(want[i]);
     if (!std::isfinite(w)) continue;
     if (!(bound[i] >= 0)) return fail("bound ", i, " is ", bound[i]);
     const double error = std::abs(g - w);
     const double ratio = error == 0 ? 0 : error / bound[i];
-    if (ratio > result.worst) {
-      result.worst = ratio;
-      result.worst_index = i;
-    }
+    if (ratio > result.worst) result.worst = ratio, worst = i;
   }
-  const std::size_t i = result.worst_index;
   if (result.worst > 1)
-    return fail("element ", i, " is ", got[i], " instead of ", want[i], ", ", result.worst, " times the bound ", bound[i]);
-  result.message = "largest error " + std::to_string(result.worst) + " of the bound, at " + std::to_string(i);
+    return fail("element ", worst, " is ", got[worst], " instead of ", want[worst], ", ", result.worst, " times the bound ",
+                bound[worst]);
+  result.message = "largest error " + std::to_string(result.worst) + " of the bound, at " + std::to_string(worst);
   return result;
 }
 

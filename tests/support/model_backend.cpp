@@ -15,34 +15,18 @@
 namespace tree_attn::test {
 namespace {
 
-/// Zeros to read. The operating system maps all of it to one page, so it takes no memory.
-class ZeroPages {
- public:
-  ZeroPages() = default;
-  ~ZeroPages() { release(); }
-  ZeroPages(const ZeroPages&) = delete;
-  ZeroPages& operator=(const ZeroPages&) = delete;
-
-  /// At least n bytes, valid until a longer request.
-  const std::byte* first(std::size_t n) {
-    if (n > size_) {
-      release();
-      void* const pages = ::mmap(nullptr, n, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-      if (pages == MAP_FAILED) throw std::bad_alloc();
-      pages_ = pages, size_ = n;
-    }
-    return static_cast<const std::byte*>(pages_);
-  }
-
- private:
-  void release() {
-    if (size_ > 0) ::munmap(pages_, size_);
-    size_ = 0;
-  }
-
-  void* pages_ = nullptr;
-  std::size_t size_ = 0;
+struct Unmap {
+  std::size_t size = 0;
+  void operator()(const std::byte* pages) const { ::munmap(const_cast<std::byte*>(pages), size); }
 };
+using ZeroPages = std::unique_ptr<const std::byte, Unmap>;
+
+/// Zeros to read. The operating system maps all of it to one page, so it takes no memory.
+ZeroPages zero_pages(std::size_t n) {
+  void* const pages = ::mmap(nullptr, n, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (pages == MAP_FAILED) throw std::bad_alloc();
+  return {static_cast<const std::byte*>(pages), {n}};
+}
 
 /// Counts positions and holds no element.
 class ModelCache final : public KvCache {
@@ -57,8 +41,9 @@ class ModelCache final : public KvCache {
  protected:
   /// Zeros, which other ranks can be sent.
   Shard read_all(std::int64_t n, const std::function<std::byte*(std::size_t)>&) const override {
-    const std::byte* const zeros = zeros_.first(static_cast<std::size_t>(n * shape().bytes_per_position()));
-    return dense_shard(shape(), n, zeros, leaves().range().begin, false);
+    const auto n_bytes = static_cast<std::size_t>(n * shape().bytes_per_position());
+    if (n_bytes > zeros_.get_deleter().size) zeros_ = zero_pages(n_bytes);
+    return dense_shard(shape(), n, zeros_.get(), leaves().range().begin, false);
   }
   void allocate() override {}
   void write(std::int64_t, std::int64_t, const TensorView&, const TensorView&) override {}

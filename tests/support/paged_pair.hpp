@@ -20,26 +20,21 @@
 
 namespace tree_attn::test {
 
-/// The dense cache stores values apart from the keys, whatever the shape says.
-inline AttentionShape values_apart(AttentionShape shape) {
-  shape.values_in_keys = false;
-  return shape;
-}
-
 /// The same operations on both caches and on the model, in which a page is a number and a row knows its own. What is not as
 /// the model says is a std::logic_error.
 class PagedPair {
  public:
-  PagedPair(const Backend& backend, const AttentionShape& shape, const OwnedLeaves& leaves, const PageRule& rule)
-      : dense(backend.make_cache(values_apart(shape), leaves, 1)),
-        paged(backend.make_cache(shape, leaves, 1)),
+  PagedPair(const Backend& backend, AttentionShape shape, const OwnedLeaves& leaves, const PageRule& rule)
+      : paged(backend.make_cache(shape, leaves, 1)),
         rule_(rule),
         model_{std::vector<Sequence>(static_cast<std::size_t>(shape.batch)), 0} {
+    const bool values_in_keys = std::exchange(shape.values_in_keys, false);  // the dense cache stores values apart
+    dense = backend.make_cache(shape, leaves, 1);
     if (dense->shape().dtype == DType::F8_E4M3) {  // for all entries the same, so that they can share rows
       KvScales scales;
       for (std::int64_t i = 0; i < shape.batch * shape.kv_heads; ++i)
         scales.k.push_back(0.3f + static_cast<float>(i % shape.kv_heads)), scales.v.push_back(1 / scales.k.back());
-      if (shape.values_in_keys) scales.v = scales.k;
+      if (values_in_keys) scales.v = scales.k;
       dense->set_scales(scales), paged->set_scales(scales);
     }
     paged->use_pages(rule);
@@ -82,11 +77,7 @@ class PagedPair {
     }
     const bool fits = std::ssize(after.in_use()) <= rule_.n_pages;
     const Rows rows_of(*this, std::span(sequence.keys).subspan(static_cast<std::size_t>(before)), before, n_rows);
-    try {
-      paged->append(entry, rows_of.k.view(), rows_of.v_of(*paged));
-      expect(fits, "pages were too few, and it was not refused");
-    } catch (const std::out_of_range& error) {
-      expect(!fits && std::string(error.what()).find("KvCache::append: ") == 0, error.what());
+    if (!happens(fits, "pages were too few", [&] { paged->append(entry, rows_of.k.view(), rows_of.v_of(*paged)); })) {
       ++n_refused;
       return check_pages();
     }
@@ -96,13 +87,7 @@ class PagedPair {
   }
 
   void truncate(std::int64_t entry, std::int64_t n) {
-    const bool may = may_follow(entry, n);
-    try {
-      paged->truncate(entry, rows(n));
-      expect(may, "a key may follow keys that were given back");
-    } catch (const std::out_of_range& error) {
-      return expect(!may, error.what());
-    }
+    if (!happens(may_follow(entry, n), kFollowsGone, [&] { paged->truncate(entry, rows(n)); })) return;
     dense->truncate(entry, rows(n));
     cut(entry, n);
     check_pages();
@@ -119,13 +104,7 @@ class PagedPair {
   void share(std::int64_t from, std::int64_t to, std::int64_t n) {
     if (from == to) return;
     truncate(to, 0);
-    const bool may = may_follow(from, n);
-    try {
-      paged->share(from, to, rows(n));
-      expect(may, "a key may follow keys that were given back");
-    } catch (const std::out_of_range& error) {
-      return expect(!may, error.what());
-    }
+    if (!happens(may_follow(from, n), kFollowsGone, [&] { paged->share(from, to, rows(n)); })) return;
     model_.of(to) = model_.of(from);
     cut(to, n);
     const Rows rows_of(*this, model_.of(to).keys, 0, rows(n));
@@ -161,6 +140,7 @@ class PagedPair {
 
  private:
   static constexpr int kGone = -1;
+  static constexpr const char* kFollowsGone = "a key would follow keys that were given back";
 
   struct Sequence {
     std::vector<std::uint32_t> keys{};    ///< [length] of which key and value are a function
@@ -215,6 +195,17 @@ class PagedPair {
 
   static void expect(bool condition, const std::string& what) {
     if (!condition) throw std::logic_error("pages: " + what);
+  }
+  /// Calls an operation on the pages, which is to be refused for a reason unless it may happen. @returns may
+  template <class Operation>
+  static bool happens(bool may, const std::string& reason, const Operation& operation) {
+    try {
+      operation();
+      expect(may, reason + ", and it was not refused");
+    } catch (const std::out_of_range& error) {
+      expect(!may && std::string(error.what()).starts_with("KvCache::"), error.what());
+    }
+    return may;
   }
   const OwnedLeaves& leaves() const { return dense->leaves(); }
   std::int64_t rows(std::int64_t n) const { return leaves().n_keys(n); }

@@ -29,7 +29,7 @@ TEST_CASE("compare: accepts elements within the bound, and reports the largest r
   const Comparison comparison = compare(std::vector<double>{1, -2.05, 3}, kWant, 0.1);
   CHECK(comparison.ok);
   CHECK(comparison.worst == doctest::Approx(0.5).epsilon(1e-14));
-  CHECK(comparison.worst_index == 1);
+  CHECK(comparison.message.ends_with("of the bound, at 1"));
   CHECK(compare(kWant, kWant, 0).ok);
   CHECK(compare(std::vector<float>{1, -2, 3}, kWant, 0).ok);
   CHECK(compare(std::vector<double>{}, std::vector<double>{}, 0).ok);
@@ -38,7 +38,6 @@ TEST_CASE("compare: accepts elements within the bound, and reports the largest r
 TEST_CASE("compare: fails for a single wrong element") {
   const Comparison comparison = compare(std::vector<double>{1, -2, 3.2}, kWant, {1, 1, 0.1});
   CHECK_FALSE(comparison.ok);
-  CHECK(comparison.worst_index == 2);
   CHECK(comparison.message.starts_with("element 2 is 3.2"));
   CHECK(compare(std::vector<double>{1, -2, 3.2}, kWant, {0, 0, 0.3}).ok);
   CHECK_FALSE(compare(std::vector<double>{1, -2, 3 + 1e-15}, kWant, 0).ok);
