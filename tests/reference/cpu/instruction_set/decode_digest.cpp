@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Prints the instruction set in use, then a digest of the bits of some decodes per line.
-#include "tree_attn/reference/cpu/leaf_kernel.hpp"
+/// @brief Prints a digest of the bits of some decodes per line.
 #include "tree_attn/reference/data/fnv1a.hpp"
 #include "tree_attn/reference/decode/decode.hpp"
 #include "tree_attn/reference/state/key_range.hpp"
@@ -48,14 +47,10 @@ void print(const char* name, std::int64_t d_h, std::int64_t d_v, DType dtype, fl
 
 }  // namespace
 
-int main() try {
-  std::printf("instruction set %s\n", std::string(leaf_kernel().name).c_str());
+int main() {
   for (const DType dtype : {DType::F64, DType::F32, DType::F16, DType::BF16}) {
     for (const std::int64_t d : {8, 64, 100, 128}) print("plain", d, d == 100 ? 17 : d, dtype, 4);
   }
   // Products and sums below the normal range, where a fused multiply-add differs from its two operations.
   print("tiny values", 64, 64, DType::F32, 0x1p-122f);
-} catch (const std::exception& error) {
-  std::printf("%s\n", error.what());
-  return 2;
 }
