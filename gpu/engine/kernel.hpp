@@ -13,7 +13,6 @@ namespace tree_attn::TREE_ATTN_PLATFORM {
 /// All that is asked about a kernel, by the program or by a test. The problem holds pointers into device memory.
 struct DecodeKernel {
   const char* name;
-  const char* brief;
   /// Most blocks that may share the keys of a kv head; 1: there are no splits.
   int max_splits = std::numeric_limits<int>::max();
   bool is_canonical = true;   ///< whether it adds in the order of the canonical tree: then no bit depends on splits

@@ -77,16 +77,11 @@ std::string accepts_any_rows(const DecodeParams& params, DType dtype) {
   return "";
 }
 
-std::string accepts_scalar_rows(const DecodeParams& params, DType dtype) {
+std::string accepts_aligned_rows(const DecodeParams& params, DType dtype) {
+  const auto size = static_cast<int>(bytes_of(dtype));
   if (const std::string refusal = accepts_any_rows(params, dtype); !refusal.empty()) return refusal;
   if (multiplies_on_tensor_cores(params, dtype))
     return std::string(name_of(dtype)) + " storage: its bits are those of tensor cores";
-  return "";
-}
-
-std::string accepts_aligned_rows(const DecodeParams& params, DType dtype) {
-  const auto size = static_cast<int>(bytes_of(dtype));
-  if (const std::string refusal = accepts_scalar_rows(params, dtype); !refusal.empty()) return refusal;
   if (params.d_h * size % 16 != 0 || params.d_v * size % 16 != 0) return "rows are not a multiple of 16 bytes";
   if (!starts_aligned(params, dtype)) return "rows do not start at multiples of 16 bytes";
   return "";
@@ -136,7 +131,6 @@ void run(const DecodeParams& params, DType dtype, const DeviceOutput& output, co
 }  // namespace
 
 const DecodeKernel kEqualRuns{.name = "equal-runs",
-                              .brief = "equal runs over all blocks",
                               .keeps_states = true,
                               .n_additions = n_additions,
                               .refusal = accepts_any_grid,
@@ -144,7 +138,6 @@ const DecodeKernel kEqualRuns{.name = "equal-runs",
                               .run = run_equal_runs<DecodeParams>};
 
 const DecodeKernel kShortEnd{.name = "short-end",
-                             .brief = "short sequences merge inside a cluster: the library kernel",
                              .keeps_states = true,
                              .n_additions = n_additions,
                              .refusal = accepts_any_grid,

@@ -94,7 +94,6 @@ void run(const DecodeParams& params, DType dtype, const DeviceOutput& output, co
 }  // namespace
 
 const LadderStep kNaive{.name = "naive",
-                        .brief = "scores in global memory",
                         .max_splits = 1,
                         .is_canonical = false,
                         .n_additions = chain_additions,

@@ -87,7 +87,6 @@ void run(const DecodeParams& params, DType dtype, const DeviceOutput& output, co
 }  // namespace
 
 const LadderStep kFused{.name = "fused",
-                        .brief = "one warp a query, scores in registers",
                         .max_splits = 1,
                         .is_canonical = false,
                         .n_additions = chain_additions,

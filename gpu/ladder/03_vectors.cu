@@ -164,7 +164,6 @@ void run(const DecodeParams& params, DType dtype, const DeviceOutput& output, co
 }  // namespace
 
 const LadderStep kVectors{.name = "vectors",
-                          .brief = "16 bytes per lane, eight keys at a time, 64 keys are a leaf",
                           .max_splits = 1,
                           .n_additions = leaf_additions,
                           .refusal = accepts_aligned_rows,

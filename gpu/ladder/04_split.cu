@@ -188,11 +188,7 @@ void run(const DecodeParams& params, DType dtype, const DeviceOutput& output, co
 
 }  // namespace
 
-const LadderStep kSplit{.name = "split",
-                        .brief = "keys split over blocks, the last block merges",
-                        .n_additions = leaf_additions,
-                        .refusal = accepts_aligned_rows,
-                        .plan = plan,
-                        .run = run};
+const LadderStep kSplit{
+    .name = "split", .n_additions = leaf_additions, .refusal = accepts_aligned_rows, .plan = plan, .run = run};
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

@@ -340,11 +340,7 @@ void run(const DecodeParams& params, DType dtype, const DeviceOutput& output, co
 
 }  // namespace
 
-const LadderStep kTensor{.name = "tensor",
-                         .brief = "16 bits on tensor cores",
-                         .n_additions = tensor_additions,
-                         .refusal = accepts_tensor_rows,
-                         .plan = plan,
-                         .run = run};
+const LadderStep kTensor{
+    .name = "tensor", .n_additions = tensor_additions, .refusal = accepts_tensor_rows, .plan = plan, .run = run};
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM
