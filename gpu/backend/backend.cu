@@ -29,10 +29,9 @@ class KernelBackend final : public Backend {
     use_device(index);
   }
   std::string refusal(const AttentionShape& shape) const override {
-    for (const DType dtype : {shape.dtype, shape.value_dtype})
-      if (dtype == DType::F8_E4M3 && shape.dtype != shape.value_dtype)
-        return "F8_E4M3 beside " + std::string(name_of(shape.dtype == dtype ? shape.value_dtype : shape.dtype)) +
-               "; use --backend cpu";
+    const bool is_f8 = shape.dtype == DType::F8_E4M3;
+    if (is_f8 != (shape.value_dtype == DType::F8_E4M3))
+      return "F8_E4M3 beside " + std::string(name_of(is_f8 ? shape.value_dtype : shape.dtype)) + "; use --backend cpu";
     const AttentionShape stored = stored_on_device(shape);
     return library_kernel().refusal(params_of(stored, {}), stored.dtype);
   }

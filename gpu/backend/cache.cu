@@ -15,8 +15,6 @@ namespace {
 /// Positions that are converted at once.
 constexpr std::int64_t kStagedPositions = 64;
 
-std::int64_t size_of(DType dtype) { return static_cast<std::int64_t>(bytes_of(dtype)); }
-
 }  // namespace
 
 AttentionShape stored_on_device(const AttentionShape& shape) {
@@ -57,7 +55,7 @@ void DeviceCache::upload(Rows& to, std::int64_t entry, std::int64_t first, const
 
   // As it is, head by head, if the rows of a head follow each other.
   if (view.dtype == to.dtype && (view.stride[2] == to.dim || n == 1)) {
-    to.memory.upload_rows(reinterpret_cast<const unsigned char*>(view.data), view.stride[1] * size_of(to.dtype), at, pitch,
+    to.memory.upload_rows(reinterpret_cast<const unsigned char*>(view.data), view.stride[1] * (row / to.dim), at, pitch,
                           n * row, n_heads);
     return;
   }

@@ -225,9 +225,7 @@ class DeviceOneShot final : public OneShotSession, private StepKernel {
   }
   bool has_work(const StepPlan& plan) const override { return plan.shape().n_rows() > 0; }
   LaunchPlan launch_of(const StepPlan& plan) const override {
-    LaunchPlan launch;
-    with_type(plan.shape().dtype, [&](auto type) { launch = plan_one_shot<decltype(type)>(plan.params); });
-    return launch;
+    return plan_equal_runs<DecodeParams>(plan.params, plan.shape().dtype, {});
   }
   void queue(const StepPlan& plan, Stream stream) override {
     const DeviceOutput result = leaves_ == OneShotResult::kOutput

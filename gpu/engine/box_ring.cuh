@@ -18,7 +18,7 @@ namespace tree_attn::TREE_ATTN_PLATFORM {
 template <IsMmaTile Tile, RowCopy kCopy, class Leaves_ = ContiguousLeaves>
 class BoxRing : BoxRows<typename Tile::Stored, Leaves_> {
   using Base = BoxRows<typename Tile::Stored, Leaves_>;
-  using Base::lane_, Base::leaves_, Base::first_row_, Base::entry_, Base::head_;
+  using Base::lane_, Base::leaves_;
 
  public:
   using Leaves = Leaves_;
@@ -178,21 +178,8 @@ class BoxRing : BoxRows<typename Tile::Stored, Leaves_> {
       const int at = of_leaf * static_cast<int>(kLeafKeys), stage = place_of(i).stage;
       const bool is_value = box >= n_keys(params);
       const int column = (is_value ? box - n_keys(params) : box) * kBoxColumns;
-      const Shared<Bytes16> to = memory_ + stage * kBoxVectors;
-      if constexpr (kHasMaps && kCopies) {
-        if (elect_one()) {
-          barrier_arrive_expect(full_ + stage, Base::kStoredBox * static_cast<int>(sizeof(Bytes16)));
-          bulk_copy_tensor<typename Tile::Stored>(to + Base::kFirstStored, is_value ? maps_->v : maps_->k, column,
-                                                  first_row_ + leaves_.row(at), head_, entry_, full_ + stage,
-                                                  CacheHint::EvictFirst);
-        }
-      } else {
-        this->template fill<kCopies>(params, at, is_value, column, to);
-        if constexpr (kHasMaps) {
-          __syncwarp();
-          if (lane_ == 0) barrier_arrive(full_ + stage);
-        }
-      }
+      this->template start_boxes<kCopies, 1>(params, *maps_, full_ + stage, at, is_value, column,
+                                             memory_ + stage * kBoxVectors);
     }
     if constexpr (!kHasMaps) copy_async_commit();
   }

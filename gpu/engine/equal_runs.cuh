@@ -95,16 +95,12 @@ struct SharingBlocks {
   __device__ __forceinline__ int begin_of(int part) const { return kHasTeams ? begin + (part << log_part) : part; }
 };
 
-/// Shared memory of the kernel beside that of its pipeline and its epilogue: three small things.
-inline constexpr std::size_t kEqualRunsBytes = 3 * 128;
-
 /// Writes the result of a joined query tile: finished rows, or the states of the shard, in memory. The other end
 /// is OneShotEpilogue, which has the same members.
 struct WriteEpilogue {
   DeviceOutput result;
 
-  static constexpr std::size_t kSharedBytes = 0;  ///< that take() takes
-  struct Tiles {};                                ///< what the block remembers of its query tiles, in shared memory
+  struct Tiles {};  ///< what the block remembers of its query tiles, in shared memory
   __device__ __forceinline__ static Tiles take(Arena&) { return {}; }
   /// Where a joined query tile is written.
   __device__ __forceinline__ const DeviceOutput& output() const { return result; }

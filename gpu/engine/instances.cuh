@@ -44,7 +44,7 @@ LaunchPlan plan_equal_runs(const Params& params, const LaunchOptions& options) {
         static_cast<int>(options.n_splits > 0 && n > 0 ? options.n_splits * n : choose_blocks<ThreadGroup>(params, n));
     plan.n_splits =
         options.n_splits > 0 ? options.n_splits : static_cast<int>((plan.n_blocks + n - 1) / std::max<std::int64_t>(1, n));
-    plan.shared_bytes = kEqualRunsBytes + block.n_bytes;
+    plan.shared_bytes = kKernelBytes + block.n_bytes;
     plan.n_floats = plan.n_blocks * equal_runs_workspace<Pipeline>(params, plan, nullptr).n_floats();
     plan.n_counters = n + (kHasTeams<ThreadGroup> ? 2 * plan.n_blocks : 0);
   });
@@ -70,18 +70,28 @@ LaunchPlan plan_short_end(const DecodeParams& params, const LaunchOptions& optio
     using Pipeline = typename decltype(pipeline)::type;
     using ThreadGroup = typename Pipeline::ThreadGroup;
     const BlockSize block = fit_block<Pipeline>(params);
-    const std::int64_t query_tiles = n_query_tiles<ThreadGroup>(params, row_tiles<ThreadGroup>(params, block.n_threads));
-    if (InCluster<ThreadGroup>::kFloats > block.n_scratch_floats || query_tiles > 65535) return;
-    const auto n_resident = [&block](int size) {
+    const int n_row_tiles = row_tiles<ThreadGroup>(params, block.n_threads);
+    const std::int64_t query_tiles = n_query_tiles<ThreadGroup>(params, n_row_tiles);
+    if (ForestInCluster<ThreadGroup>::kFloats > block.n_scratch_floats || query_tiles > 65535) return;
+    const std::size_t shared_bytes = kKernelBytes + block.n_bytes;
+    const auto n_resident = [&](int size) {
       return n_resident_clusters(short_end<Pipeline>, {.grid = {static_cast<unsigned>(size)},
                                                        .block = {static_cast<unsigned>(block.n_threads)},
-                                                       .shared_bytes = kSplitBytes + block.n_bytes,
+                                                       .shared_bytes = shared_bytes,
                                                        .cluster = size});
     };
     const int n = choose_cluster(params, query_tiles, options.n_splits, n_resident);
     if (n == 0) return;
-    plan = plan_splits<Pipeline>(params, n);
-    plan.cluster = n, plan.overlaps = true, plan.n_blocks = static_cast<int>(n * query_tiles), plan.n_counters = 0;
+    plan = {.n_splits = n,
+            .n_threads = block.n_threads,
+            .n_row_tiles = n_row_tiles,
+            .n_stages = block.n_stages,
+            .n_blocks = static_cast<int>(n * query_tiles),
+            .cluster = n,
+            .shared_bytes = shared_bytes,
+            .overlaps = true,
+            .path = kPath<ThreadGroup>};
+    plan.n_floats = query_tiles * SplitWorkspace::of<ThreadGroup>(params, plan, nullptr).n_floats();
   });
   return plan;
 }
@@ -93,20 +103,13 @@ void run_short_end(const DecodeParams& params, const DeviceOutput& output, const
   if (params.n_rows() == 0) return;
   with_pipeline<T>(params, [&](auto pipeline) {
     using Pipeline = typename decltype(pipeline)::type;
-    run_splits<Pipeline>(short_end<Pipeline>, params, output, plan, workspace, stream);
+    launch_splits<Pipeline>(short_end<Pipeline>, params, output, Pipeline::arguments(params, plan), plan, workspace, stream);
   });
 }
 
-/// The plan of the library kernel, whose blocks are as many as the device holds at once.
-template <class T>
-LaunchPlan plan_one_shot(const DecodeParams& params) {
-  LaunchPlan plan = plan_equal_runs<T>(params, {});
-  plan.shared_bytes += OneShotEpilogue::kSharedBytes;
-  return plan;
-}
-
-/// Launches what was planned. Blocks wait for other devices, which wait for blocks of this launch, so the launch is
-/// cooperative. It does not overlap the launch before it: CUDA does not say that a cooperative launch may.
+/// Launches what plan_equal_runs() planned: as many blocks as the device holds at once. Blocks wait for other devices, which
+/// wait for blocks of this launch, so the launch is cooperative. It does not overlap the launch before it: CUDA does not say
+/// that a cooperative launch may.
 template <class T>
 void run_one_shot(const DecodeParams& params, const OneShotEpilogue& epilogue, const LaunchPlan& plan,
                   const Workspace& workspace, Stream stream) {

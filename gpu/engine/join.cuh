@@ -438,8 +438,21 @@ __device__ __forceinline__ void store_forest(const StateSlice<ThreadGroup>& slic
   }
 }
 
+/// Writes one slice of a state. By store_fresh(): what reads it comes later, and the emulator holds it to that order.
+/// @param to [2 + d_v]
+template <IsThreadGroup ThreadGroup>
+__device__ __forceinline__ void write_state(float* to, const StateSlice<ThreadGroup>& slice,
+                                            const typename StateSlice<ThreadGroup>::State& state, int d_v) {
+  if (slice.component(0) == 0) store_fresh(to + kShift, state.shift), store_fresh(to + kSum, state.sum);
+  TREE_ATTN_UNROLL
+  for (int c = 0; c < StateSlice<ThreadGroup>::kElements; ++c) {
+    const int j = slice.component(c);
+    if (j < d_v) store_fresh(to + kValues + j, state.n[c]);
+  }
+}
+
 /// Writes one slice of the result: z = n / D and lse, or if there is more to come one state for every subtree that covers
-/// the shard. By store_fresh(): what reads the result comes later, and the emulator holds it to that order.
+/// the shard.
 /// @param first_row of the thread group's rows in the group of the kv head
 /// @param held range of the tree that the roots cover; the rest of the shard is the empty set
 /// @paper{alg_3, Alg. 3}
@@ -472,12 +485,7 @@ __device__ __forceinline__ void write_output(const Params& params, const DeviceO
     for (; !held.empty() && held.begin < shard.begin; ++n) held.begin = first_subtree(held.begin, held.end).end();
     roots.fold(from, from + n, state);
     from += n;
-    if (slice.component(0) == 0) store_fresh(to + kShift, state.shift), store_fresh(to + kSum, state.sum);
-    TREE_ATTN_UNROLL
-    for (int c = 0; c < StateSlice<ThreadGroup>::kElements; ++c) {
-      const int j = slice.component(c);
-      if (j < params.d_v) store_fresh(to + kValues + j, state.n[c]);
-    }
+    write_state(to, slice, state, params.d_v);
   }
 }
 
@@ -493,9 +501,7 @@ __device__ __forceinline__ void write_output(const Params& params, const DeviceO
 /// @paper{alg_3, Alg. 3}
 __device__ __forceinline__ bool arrives_last(unsigned* counter, unsigned n, Shared<int> is_last) {
   __syncthreads();
-  if (threadIdx.x == 0) {
-    *is_last = atomic_inc_acq_rel(counter, n - 1) == n - 1 ? 1 : 0;
-  }
+  if (threadIdx.x == 0) *is_last = atomic_inc_acq_rel(counter, n - 1) == n - 1 ? 1 : 0;
   __syncthreads();
   return *is_last != 0;
 }

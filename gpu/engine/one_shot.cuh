@@ -140,12 +140,6 @@ inline __device__ void receive_rows(const Peers& peers, const DeviceOutput& resu
   }
 }
 
-/// The element of a state that a component of a slice is.
-template <IsThreadGroup ThreadGroup>
-__device__ __forceinline__ int element(const StateSlice<ThreadGroup>& slice, int c) {
-  return kValues + slice.component(c);
-}
-
 /// One slice of a state in the own window, once its packets have arrived.
 /// @param subtree of the source's range
 template <IsThreadGroup ThreadGroup, class AnyPeers>
@@ -155,16 +149,17 @@ __device__ __forceinline__ typename StateSlice<ThreadGroup>::State receive_slice
                                                                                  std::int64_t row, int d_v) {
   // The first packet has the shift and the sum; then that of each component.
   constexpr int kElements = StateSlice<ThreadGroup>::kElements;
+  const auto element = [&slice](int c) { return kValues + slice.component(c); };
   const Packet* from[1 + kElements];
   from[0] = peers.window[peers.me] + peers.offset(step, source, row) + subtree * peers.n_packets;
   TREE_ATTN_UNROLL
-  for (int c = 0; c < kElements; ++c) from[1 + c] = from[0] + (slice.component(c) < d_v ? element(slice, c) / 3 : 0);
+  for (int c = 0; c < kElements; ++c) from[1 + c] = from[0] + (slice.component(c) < d_v ? element(c) / 3 : 0);
   Packet packets[1 + kElements];
   receive_packets(peers, from, packets, step, source, row);
   typename StateSlice<ThreadGroup>::State state{packets[0].element[kShift], packets[0].element[kSum], {}};
   TREE_ATTN_UNROLL
   for (int c = 0; c < kElements; ++c) {
-    const int k = element(slice, c) % 3;
+    const int k = element(c) % 3;
     const auto& [first, second, third] = packets[1 + c].element;
     if (slice.component(c) < d_v) state.n[c] = k == 0 ? first : k == 1 ? second : third;
   }
@@ -180,23 +175,6 @@ struct RowRange {
 template <class Params>
 __device__ __forceinline__ RowRange rows_of(const Params& params, QueryTile tile, int n_rows) {
   return {tile.kv_head * params.group + tile.first_row, rows_in_use(params, tile.first_row, n_rows)};
-}
-
-/// Writes one slice of the states of the node, one for every subtree of its range.
-template <IsThreadGroup ThreadGroup, class Params>
-__device__ __forceinline__ void write_node(const Params& params, float* states, std::int64_t row,
-                                           const StateSlice<ThreadGroup>& slice, const JoinedRoots<ThreadGroup>& roots) {
-  TREE_ATTN_LOOP
-  for (int i = 0; i < roots.size(); ++i) {
-    typename StateSlice<ThreadGroup>::State state;
-    roots.load(i, state);
-    float* const to = states + (i * params.n_rows() + row) * state_size(params.d_v);
-    if (slice.component(0) == 0) store_fresh(to + kShift, state.shift), store_fresh(to + kSum, state.sum);
-    TREE_ATTN_UNROLL
-    for (int c = 0; c < StateSlice<ThreadGroup>::kElements; ++c) {
-      if (slice.component(c) < params.d_v) store_fresh(to + element(slice, c), state.n[c]);
-    }
-  }
 }
 
 /// Receives the states of a thread group's rows from all devices, merges them in the order of their ranges and finishes the
@@ -234,11 +212,17 @@ __device__ __forceinline__ void receive_states(const AnyPeers& peers, const Para
         };
       },
       [&](const StateSlice<ThreadGroup>& slice, const JoinedRoots<ThreadGroup>& roots) {
-        if (!peers.merges(rows.first + slice.row())) return;
-        if (output.states != nullptr)
-          write_node<ThreadGroup>(params, output.states, rows.first + slice.row(), slice, roots);
-        else
-          write_output<ThreadGroup>(params, output, tile.kv_head, tile.first_row, slice, roots, {});
+        const std::int64_t row = rows.first + slice.row();
+        if (!peers.merges(row)) return;
+        if (output.states == nullptr)
+          return write_output<ThreadGroup>(params, output, tile.kv_head, tile.first_row, slice, roots, {});
+        // One state for every subtree of the node's range.
+        TREE_ATTN_LOOP
+        for (int i = 0; i < roots.size(); ++i) {
+          typename StateSlice<ThreadGroup>::State state;
+          roots.load(i, state);
+          write_state(output.states + (i * params.n_rows() + row) * state_size(params.d_v), slice, state, params.d_v);
+        }
       });
   __syncthreads();
 }
@@ -251,8 +235,6 @@ struct PeersEpilogue {
   DeviceOutput own;     ///< states of the own range
   DeviceOutput result;  ///< finished rows; or states of the node's range, which are to be merged with those of other nodes
 
-  static constexpr std::size_t kSharedBytes = 128;
-  static_assert(kEqualRunsBytes + kSharedBytes <= kKernelBytes);
   /// The query tiles [begin, end) that the block has joined: they are neighbours, since it shares only the first and the
   /// last of its query tiles with other blocks.
   using Tiles = Shared<int>;
@@ -318,9 +300,7 @@ __global__ void __launch_bounds__(Pipeline::kThreads, 1)
   equal_runs_block<Pipeline>(params, epilogue, arguments, forests, counters);
 }
 
-/// Plans, or launches, for every shape of one stored type, in the contiguous order of leaves.
-template <class T>
-LaunchPlan plan_one_shot(const DecodeParams& params);
+/// Launches what plan_equal_runs() has planned, for every shape of one stored type, in the contiguous order of leaves.
 template <class T>
 void run_one_shot(const DecodeParams& params, const OneShotEpilogue& epilogue, const LaunchPlan& plan,
                   const Workspace& workspace, Stream stream);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief One exchange between the devices of a node inside the decode kernel: which device stores what where, and why two
-/// halves of a window suffice (section 5.3, Alg. 3).
+/// @brief One exchange between the devices of a node inside the decode kernel: which device stores what where (section 5.3,
+/// Alg. 3). Its proofs are in docs/III.3-one-launch.md.
 ///
 /// In step t every device stores the states of its range into the windows of all devices, its own among them, and merges
 /// what has come into its own. A state of 2 + d_v floats travels in packets of three floats and the number t, and a packet
@@ -12,27 +12,21 @@
 /// for each row, so no two devices store to the same place. A device whose range is empty has one slot per row too, and
 /// sends one packet to it.
 ///
-/// **Why two halves suffice.** Let A store a packet of step t + 2 into a slot of B. Then the kernel of A for step t + 1 has
-/// ended, since kernels of a device run one after the other. That kernel had received a packet of step t + 1 from every
-/// device, B included, for every row. B sent it from its own kernel for step t + 1, so the kernel of B for step t had ended,
-/// and that one had received all packets of step t. The slot is therefore free. The proof needs that
+/// **What the proofs need**, that a slot is free when it is stored to, and that no wait lasts forever:
 /// - every device sends at least one packet per row and step, also one without keys;
 /// - a kernel that may begin before the one before it has ended calls wait_for_previous_launch() before it sends;
-/// - a kernel receives all packets of its step before it ends.
+/// - a kernel receives all packets of its step before it ends;
+/// - a thread block sends all that it has to send before it waits for the first time, and all blocks of a launch are on the
+///   device at once (Launch::is_cooperative).
 ///
-/// **Why no wait lasts forever.** A thread block sends all that it has to send before it waits for the first time, and all
-/// blocks of a launch are on the device at once (Launch::is_cooperative). So every kernel that begins sends everything, and
-/// by induction over the steps every kernel begins. A device that hangs, or is never started, is what the time limit is for.
-/// The host of a rank that fails ends the waits of the other ranks of its process, by a word in host memory
-/// (Peers::failed).
+/// A device that hangs, or is never started, is what the time limit is for. The host of a rank that fails ends the waits of
+/// the other ranks of its process, by a word in host memory (Peers::failed).
 ///
 /// **Owners.** Every device receives the states of all rows, which is too much if there are many. Beyond kMostSharedBytes
 /// every row has an owner: device r mod n owns row r. States are sent to the owner alone, in the same packets; it merges
 /// them in the same order, so no bit differs, finishes the row, and sends it to all, in a second part of the windows. A
-/// block first does this for all rows that it has joined and that its device owns, and only then waits for those of others,
-/// so still no wait lasts forever. The two halves suffice as before: the kernel of A for step t + 1 has ended only after it
-/// had every row from its owner, which had a packet of that step from B. Finished rows need one place: none of step t + 1 is
-/// finished before every device has sent states of that step, so every device has ended step t.
+/// block first does this for all rows that it has joined and that its device owns, and only then waits for those of others.
+/// Finished rows need one place: none of step t + 1 is finished before every device has ended step t.
 ///
 /// **Several nodes.** Kernels reach the devices of their node only. Where states of other nodes are still to come, a row is
 /// not finished: the states of all subtrees of the node's range, which the merge has left, are the result. Every device has
@@ -58,12 +52,6 @@ inline constexpr int kMaxPeers = 16;
 /// States of one device, in bytes, beyond which rows have owners.
 inline constexpr std::int64_t kMostSharedBytes = 128 * 1024;
 
-/// Packets of one state of 2 + d_v floats.
-TREE_ATTN_HOST_DEVICE inline std::int64_t packets_of_state(std::int64_t d_v) { return (state_size(d_v) + 2) / 3; }
-
-/// Packets of one finished row: z and lse.
-TREE_ATTN_HOST_DEVICE inline std::int64_t packets_of_row(std::int64_t d_v) { return (d_v + 1 + 2) / 3; }
-
 /// The first wait that gave up, in memory of the device that waited.
 struct GaveUp {
   unsigned n = 0;  ///< waits that gave up; no thread waits on if it is not 0
@@ -75,8 +63,8 @@ struct GaveUp {
 struct Peers {
   int n = 1, me = 0;
   bool has_owners = false;                 ///< whether a row is merged by one device instead of all
-  std::int64_t n_rows = 0, n_packets = 0;  ///< of all query rows; of a state, see packets_of_state()
-  std::int64_t n_result = 0;               ///< of a finished row, see packets_of_row(); or of its states of the node
+  std::int64_t n_rows = 0, n_packets = 0;  ///< query rows; packets of a state of 2 + d_v floats
+  std::int64_t n_result = 0;               ///< packets of a finished row, z and lse; or of its states of the node
   Packet* window[kMaxPeers] = {};          ///< [2][slots of all devices][rows][n_packets], then [n_rows][n_result]
   KeyRange range[kMaxPeers] = {};          ///< of the canonical tree; neighbours touch, and some may be empty
   int first_slot[kMaxPeers + 1] = {};      ///< slots per row of the devices before each; the last one: of all
@@ -91,7 +79,7 @@ struct Peers {
   static Peers of(const Ranges& ranges, int me, std::int64_t n_rows, std::int64_t d_v, bool leaves_states = false) {
     Peers peers;
     peers.n = 0, peers.me = me, peers.n_rows = n_rows;
-    peers.n_packets = packets_of_state(d_v), peers.n_result = packets_of_row(d_v);
+    peers.n_packets = (state_size(d_v) + 2) / 3, peers.n_result = (d_v + 1 + 2) / 3;
     for (const KeyRange& each : ranges) {
       peers.range[peers.n] = each;
       const int n = n_subtrees(each.begin, each.end);

@@ -71,10 +71,6 @@ void with_sub_warp(const DecodeParams& params, const F& f) {
   }
   f(SubWarp<T, 32, (kLongest + 511) / 512>{});
 }
-template <class F>
-void with_sub_warp(const DecodeParams& params, DType dtype, const F& f) {
-  with_step_type(dtype, [&](auto type) { with_sub_warp<decltype(type)>(params, f); });
-}
 
 /// Thread groups in a block, each with a range of its own, or teams of n_row_tiles of them.
 template <IsThreadGroup ThreadGroup>
@@ -82,15 +78,11 @@ constexpr int n_thread_groups_of(int n_threads, int n_row_tiles = 1) {
   return n_threads / (ThreadGroup::kLanes * n_row_tiles);
 }
 
-/// The most positions that one of n parts of the shard gets.
-inline std::int64_t longest_part(const DecodeParams& params, std::int64_t n_parts) {
-  return (leaves_of({params.begin, params.end}) + n_parts - 1) / n_parts * kLeafKeys;
-}
-
 /// Floats of the forest of one slot of a thread group when the shard is cut into n parts.
 template <IsThreadGroup ThreadGroup>
 std::int64_t forest_floats(const DecodeParams& params, std::int64_t n_parts) {
-  return LaneForest<ThreadGroup::kElements, ThreadGroup::kLanes>::n_floats(longest_part(params, n_parts));
+  const std::int64_t longest = (leaves_of({params.begin, params.end}) + n_parts - 1) / n_parts * kLeafKeys;
+  return GroupForest<ThreadGroup>::n_floats(longest);
 }
 
 /// Whether a way in which rows are copied is compiled for this architecture.
@@ -101,9 +93,13 @@ inline constexpr bool kHasCopies = (kCopy == RowCopy::TensorMap) == (__CUDA_ARCH
 inline constexpr bool kHasCopies = true;
 #endif
 
-/// What the copy engine has to know of keys and values: @returns whether it takes them, and then in `maps`.
-template <class T, class Params>
-bool describe_rows(const Params& params, TileMaps& maps) {
+/// Whether rows may be copied 16 bytes at once; and by the copy engine: what it has to know of them is then in `maps`.
+template <class T>
+bool describe_rows(const DecodeParams& params, NoMaps&) {
+  return starts_aligned(params, DTypeTraits<T>::kDType);
+}
+template <class T>
+bool describe_rows(const DecodeParams& params, TileMaps& maps) {
   // In a pool of pages all entries begin at the same place: one entry, see BoxRows::set().
   const std::int64_t n_entries = params.k.stride[0] == 0 && params.v.stride[0] == 0 ? 1 : params.batch;
   const auto array_of = [&params, n_entries](const DeviceView& view, int d) {
@@ -114,9 +110,21 @@ bool describe_rows(const Params& params, TileMaps& maps) {
                        kLeafKeys};
   };
   const TensorArray k = array_of(params.k, params.d_h), v = array_of(params.v, params.d_v);
-  if (!refusal(k).empty() || !refusal(v).empty()) return false;
+  if (!starts_aligned(params, DTypeTraits<T>::kDType) || !refusal(k).empty() || !refusal(v).empty()) return false;
   maps.k = make_tensor_map(k), maps.v = make_tensor_map(v);
   return true;
+}
+
+/// Shared memory of n thread groups on tensor cores, in 16-byte vectors: what they keep beside the rings, and at a multiple
+/// of 1024 bytes the rings, or the boxes of one.
+template <IsMmaTile Tile>
+constexpr int first_ring(int n) {
+  constexpr int kUnit = kBoxAlignment / static_cast<int>(sizeof(Bytes16));
+  return (n * kTileVectors<Tile> + kUnit - 1) / kUnit * kUnit;
+}
+/// Bytes of so many vectors, and of the barriers and flags before them.
+constexpr std::size_t bytes_with_barriers(int n_vectors) {
+  return kBoxAlignment + static_cast<std::size_t>(n_vectors) * sizeof(Bytes16);
 }
 
 /// Warps on tensor cores, each with a ring of its own; or teams of two or four of them, each with the ring of its first warp
@@ -131,9 +139,9 @@ class MmaPipeline {
   using Params = Params_;
   using Ring = TileRing<Tile, kCopy, LeavesOf<Params>>;
   struct Arguments {
-    bool aligned;              ///< rows may be copied as kCopy says
-    int n_row_tiles;           ///< warps of a team: 1, 2 or 4
-    typename Ring::Maps maps;  ///< of keys and values
+    bool aligned = false;        ///< rows may be copied as kCopy says
+    int n_row_tiles = 1;         ///< warps of a team: 1, 2 or 4
+    typename Ring::Maps maps{};  ///< of keys and values
   };
   static constexpr bool kIsCompiled = kHasCopies<kCopy>;
   static constexpr int kMostWarps = 4, kThreads = kMostWarps * kWarp;
@@ -149,16 +157,13 @@ class MmaPipeline {
         n_row_tiles_(arguments.n_row_tiles),
         full_(arena.take<Barrier>(n_warps() * Ring::kStages)),
         memory_(arena.take<Bytes16>(n_vectors(n_warps(), Ring::n_stages(arguments.maps)), kBoxAlignment)),
-        ring_(memory_ + first_ring(n_warps()) + first_of_team() * Ring::n_stages(arguments.maps) * Ring::kStageVectors,
+        ring_(memory_ + first_ring<Tile>(n_warps()) + first_of_team() * Ring::n_stages(arguments.maps) * Ring::kStageVectors,
               full_ + first_of_team() * Ring::kStages, arguments.maps, lane_of<Tile>(threadIdx.x), n_row_tiles_,
               thread_group() == first_of_team()) {}
-  /// Describes keys and values to the copy engine, if it takes them.
   static Arguments arguments(const Params& params, const LaunchPlan& plan) {
-    Arguments arguments{starts_aligned(params, DTypeTraits<typename Tile::Stored>::kDType), plan.n_row_tiles, {}};
-    if constexpr (Ring::kHasMaps) {
-      arguments.aligned = arguments.aligned && describe_rows<typename Tile::Stored>(params, arguments.maps);
-      arguments.maps.n_stages = plan.n_stages;
-    }
+    Arguments arguments{.n_row_tiles = plan.n_row_tiles};
+    arguments.aligned = describe_rows<typename Tile::Stored>(params, arguments.maps);
+    if constexpr (Ring::kHasMaps) arguments.maps.n_stages = plan.n_stages;
     return arguments;
   }
   /// Orders what this thread has written to the scratch memory before the copies of the next range.
@@ -180,17 +185,11 @@ class MmaPipeline {
   }
 
  private:
-  /// 16-byte vectors: what warps keep beside their rings, and at a multiple of 1024 bytes the rings.
-  static constexpr int first_ring(int n_warps) {
-    constexpr int kUnit = kBoxAlignment / static_cast<int>(sizeof(Bytes16));
-    return (n_warps * kTileVectors<Tile> + kUnit - 1) / kUnit * kUnit;
-  }
   static constexpr int n_vectors(int n_warps, int n_stages) {
-    return first_ring(n_warps) + n_warps * n_stages * Ring::kStageVectors;
+    return first_ring<Tile>(n_warps) + n_warps * n_stages * Ring::kStageVectors;
   }
-  /// Shared memory: the barriers, and at a multiple of 1024 bytes the vectors.
   static constexpr std::size_t bytes_of(int n_warps, int n_stages) {
-    return kBoxAlignment + static_cast<std::size_t>(n_vectors(n_warps, n_stages)) * sizeof(Bytes16);
+    return bytes_with_barriers(n_vectors(n_warps, n_stages));
   }
   // Without tensor maps the number of stages is fixed.
   static_assert(bytes_of(kMostWarps, Ring::kStages) + kKernelBytes <= kMostSharedBytes &&
@@ -218,10 +217,10 @@ class BoxPipeline {
   using Params = Params_;
   using Ring = BoxRing<Tile, kCopy, LeavesOf<Params>>;
   struct Arguments {
-    bool aligned;              ///< rows may be copied as kCopy says
-    bool values_in_keys;       ///< values are the first components of the keys
-    int n_stages;              ///< boxes of the ring
-    typename Ring::Maps maps;  ///< of keys and values
+    bool aligned = false;         ///< rows may be copied as kCopy says
+    bool values_in_keys = false;  ///< values are the first components of the keys
+    int n_stages = 0;             ///< boxes of the ring
+    typename Ring::Maps maps{};   ///< of keys and values
   };
   static constexpr bool kIsCompiled = kHasCopies<kCopy>;
   static constexpr int kMostTiles = 2, kThreads = kMostTiles * Tile::kLanes;
@@ -238,17 +237,14 @@ class BoxPipeline {
         full_(arena.take<Barrier>(Ring::kMostStages)),
         flags_(arena.take<int>(kThreads / kWarp)),
         memory_(arena.take<Bytes16>(n_vectors(n_tiles(), n_stages_), kBoxAlignment)),
-        ring_(memory_ + first_box(n_tiles()), full_, flags_, arguments.maps, n_stages_, arguments.values_in_keys) {}
+        ring_(memory_ + first_ring<Tile>(n_tiles()), full_, flags_, arguments.maps, n_stages_, arguments.values_in_keys) {}
   static Arguments arguments(const Params& params, const LaunchPlan& plan) {
     const auto is_same = [](const DeviceView& a, const DeviceView& b) {
       return a.data == b.data && std::equal(a.stride, a.stride + 3, b.stride);
     };
-    Arguments arguments{starts_aligned(params, DTypeTraits<typename Tile::Stored>::kDType),
-                        params.d_v <= params.d_h && is_same(params.k, params.v),
-                        plan.n_stages,
-                        {}};
-    if constexpr (Ring::kHasMaps)
-      arguments.aligned = arguments.aligned && describe_rows<typename Tile::Stored>(params, arguments.maps);
+    Arguments arguments{.values_in_keys = params.d_v <= params.d_h && is_same(params.k, params.v),
+                        .n_stages = plan.n_stages};
+    arguments.aligned = describe_rows<typename Tile::Stored>(params, arguments.maps);
     return arguments;
   }
   __device__ __forceinline__ static void publish_scratch() {
@@ -268,15 +264,9 @@ class BoxPipeline {
   }
 
  private:
-  /// 16-byte vectors: what tiles keep beside the ring, and at a multiple of 1024 bytes its boxes.
-  static constexpr int first_box(int n_tiles) {
-    constexpr int kUnit = kBoxAlignment / static_cast<int>(sizeof(Bytes16));
-    return (n_tiles * kTileVectors<Tile> + kUnit - 1) / kUnit * kUnit;
-  }
-  static constexpr int n_vectors(int n_tiles, int n_stages) { return first_box(n_tiles) + n_stages * kBoxVectors; }
-  /// Shared memory: barriers and flags, and at a multiple of 1024 bytes the vectors.
+  static constexpr int n_vectors(int n_tiles, int n_stages) { return first_ring<Tile>(n_tiles) + n_stages * kBoxVectors; }
   static constexpr std::size_t bytes_of(int n_tiles, int n_stages) {
-    return kBoxAlignment + static_cast<std::size_t>(n_vectors(n_tiles, n_stages)) * sizeof(Bytes16);
+    return bytes_with_barriers(n_vectors(n_tiles, n_stages));
   }
   static_assert(bytes_of(kMostTiles, Ring::kKeyBoxes) + kKernelBytes <= kLeastSharedBytes);
   __device__ __forceinline__ static int n_tiles() { return static_cast<int>(blockDim.x) / Tile::kLanes; }
@@ -312,12 +302,6 @@ void with_mma_pipeline(const F& f) {
   f(std::type_identity<PipelineOf<Tile, RowCopy::Async, Params>>{});
 }
 
-/// How sub-warps reach rows.
-struct RowAccess {
-  bool aligned;  ///< rows start at multiples of 16 bytes
-  bool bulk;     ///< rows of a step are one bulk copy
-};
-
 /// Sub-warps that fill their rings themselves: by bulk copies where rows allow it, else by a general ring that takes rows of
 /// any stride, length and alignment. Which one it is changes no bit. Wider rows take more of the memory, so fewer threads.
 /// The widest have two stages: three would not fit the smallest devices.
@@ -328,7 +312,10 @@ class SubWarpPipeline {
   using ThreadGroup = SubWarp;
   using Params = Params_;
   using Leaves = LeavesOf<Params>;
-  using Arguments = RowAccess;
+  struct Arguments {
+    bool aligned;  ///< rows start at multiples of 16 bytes
+    bool bulk;     ///< rows of a step are one bulk copy
+  };
   static constexpr int kStages = SubWarp::kVectorsPerLane > 4 ? 2 : 3;
   using General = LaneRing<SubWarp, kStages, Leaves>;
   static constexpr bool kIsCompiled = true;
@@ -340,14 +327,13 @@ class SubWarpPipeline {
     while (n_warps > 1 && bytes_of(n_warps) > n_bytes) --n_warps;
     return {n_warps * kWarp, kStages, bytes_of(n_warps), n_scratch_floats(n_warps * kWarp)};
   }
-  /// Which ways there are to the rows of a shard.
-  static RowAccess arguments(const DecodeParams& params, const LaunchPlan&) {
+  static Arguments arguments(const DecodeParams& params, const LaunchPlan&) {
     constexpr DType kDType = DTypeTraits<typename SubWarp::T>::kDType;
     return {starts_aligned(params, kDType),
             device().major >= 9 && has_bulk_rows(params, kDType, SubWarp::kLanes * SubWarp::kVectorsPerLane * 16)};
   }
 
-  __device__ __forceinline__ SubWarpPipeline(Arena& arena, const RowAccess& access)
+  __device__ __forceinline__ SubWarpPipeline(Arena& arena, const Arguments& access)
       : access_(access),
         memory_(arena.take<Bytes16>(General::n_bytes(n_threads()) / sizeof(Bytes16)))
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
@@ -397,7 +383,7 @@ class SubWarpPipeline {
   __device__ __forceinline__ static int n_threads() { return kFitsLargestBlock ? kThreads : static_cast<int>(blockDim.x); }
   __device__ __forceinline__ static int n_thread_groups() { return n_thread_groups_of<SubWarp>(n_threads()); }
 
-  RowAccess access_;
+  Arguments access_;
   Shared<Bytes16> memory_;
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   using Bulk = BulkRing<SubWarp, kStages, Leaves>;

@@ -1,19 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Kernels with splits: a pipeline walks over the splits of a query tile, and one block joins them (section 5,
-/// Alg. 3). The library uses them for short sequences, whose splits are one cluster that merges through each other's shared
-/// memory (compute capability 9).
-///
-/// Kernels differ in the pipeline, and in the epilogue, which says where the splits lie and which block joins them.
+/// @brief The library kernel for short sequences: a pipeline walks over the splits of a query tile, which are one cluster
+/// that merges through each other's shared memory (compute capability 9; section 5, Alg. 3).
 ///
 /// Left open in an earlier version of the paper: blocks of a cluster can read each other's shared memory, which could speed
 /// up the reduction inside one device. Up to 16k keys, the splits of a query tile are one cluster of at most 16 blocks. Each
 /// block keeps its forest in shared memory, and after a barrier of the cluster the first block reads those of the others
 /// where they are. Longer sequences, and shapes whose clusters would leave multiprocessors idle, are left to equal runs.
 ///
-/// Both kernels are dependent launches (Launch::overlaps): they may start while the launch before them still runs, which in
-/// a step of a session is the kernel that appends a position. That one calls launch_dependents() first of all; these start
-/// their first copies, of older positions, before they call wait_for_previous_launch(). The contract is begin_early()'s.
+/// It is a dependent launch (Launch::overlaps), as equal runs are: it may start while the launch before it still runs, which
+/// in a step of a session is the kernel that appends a position. That one calls launch_dependents() first of all; this one
+/// starts its first copies, of older positions, before it calls wait_for_previous_launch(). The contract is begin_early()'s.
 /// Expected: a release, an atomic and loads from L2 become a barrier of the cluster and loads from neighbours, about 1 us
 /// less at the end of a launch of 10 to 20; and the start of the launch is hidden, with the first copies. Measured
 /// on an H200, 16 heads and 512 keys: 4.9 us after the last walk, where equal runs take 5.7.
@@ -78,90 +75,6 @@ struct SplitWorkspace {
   }
 };
 
-/// A block of a kernel with splits. Grid: splits, query tiles. The merges and their order follow from the lengths alone.
-/// @param forests see SplitWorkspace
-/// @paper{alg_3, Alg. 3}
-template <IsPipeline Pipeline, class Epilogue>
-__device__ __forceinline__ void split_block(const DecodeParams& params, const DeviceOutput& output,
-                                            const typename Pipeline::Arguments& arguments, const SplitWorkspace& forests) {
-  using ThreadGroup = typename Pipeline::ThreadGroup;
-  Arena arena;
-  const Epilogue epilogue(arena, forests);
-  Pipeline pipeline(arena, arguments);
-  const Count query_tile = blockIdx.y;
-  const int n_row_tiles = row_tiles_of_slots<ThreadGroup>(forests.n_slots);
-  const QueryTile tile = QueryTile::of(params, query_tile, log_rows_of_slots<ThreadGroup>(forests.n_slots));
-  const int split = static_cast<int>(blockIdx.x), n_splits = forests.n_splits;
-  const KeyRange whole = params.leaves(tile.kv_head), range = split_range(whole, split, n_splits);
-
-  // Every thread group walks over its part of the split; the block joins them.
-  pipeline(params, tile.kv_head, tile.first_row, range, forests.of_thread_group(query_tile, split, 0),
-           forests.n_thread_group);
-  __syncthreads();
-  const Scratch all = pipeline.scratch(), scratch = Epilogue::rest(all);
-  TREE_ATTN_LOOP
-  for (int t = 0; t < n_row_tiles; ++t) {
-    const std::int64_t first_row = tile.first_row + t * ThreadGroup::kRows;
-    const int n_rows = rows_in_use(params, first_row, ThreadGroup::kRows);
-    if (n_rows <= 0) break;
-    if (t > 0) epilogue.again();
-    join_splits<ThreadGroup>(
-        scratch, n_rows, forests.of_thread_group(query_tile, split, 0), forests.n_thread_group, range,
-        forests.n_thread_groups, [&](const auto& slice, const auto& roots) { epilogue.keep(slice, roots, all); },
-        forests.n_slots, t * ThreadGroup::kSlots);
-
-    // One block joins the splits, and writes the rows.
-    if (epilogue.joins()) {
-      join_parts<ThreadGroup>(
-          scratch, n_rows, whole, n_splits, [whole, n_splits](int i) { return split_range(whole, i, n_splits); },
-          [&](const auto& slice, int i) { return epilogue.forest(slice, i, all); },
-          [&](const auto& slice, const auto& roots) {
-            write_output<ThreadGroup>(params, output, tile.kv_head, first_row, slice, roots, whole);
-          });
-    }
-  }
-  epilogue.done();
-}
-
-/// Shared memory of a kernel with splits beside that of its pipeline.
-inline constexpr std::size_t kSplitBytes = 128;
-
-/// The plan of a kernel with so many splits.
-template <IsPipeline Pipeline>
-LaunchPlan plan_splits(const DecodeParams& params, int n_splits) {
-  using ThreadGroup = typename Pipeline::ThreadGroup;
-  const BlockSize block = fit_block<Pipeline>(params);
-  LaunchPlan plan{.n_splits = n_splits,
-                  .n_threads = block.n_threads,
-                  .n_row_tiles = row_tiles<ThreadGroup>(params, block.n_threads),
-                  .n_stages = block.n_stages,
-                  .path = kPath<ThreadGroup>};
-  plan.n_counters = n_query_tiles<ThreadGroup>(params, plan.n_row_tiles);
-  plan.shared_bytes = kSplitBytes + block.n_bytes;
-  plan.n_floats = plan.n_counters * SplitWorkspace::of<ThreadGroup>(params, plan, nullptr).n_floats();
-  return plan;
-}
-
-/// Launches a kernel that plan_splits() has planned. @param arguments of its pipeline
-template <IsPipeline Pipeline, class Kernel>
-void launch_splits(const Kernel& kernel, const DecodeParams& params, const DeviceOutput& output,
-                   const typename Pipeline::Arguments& arguments, const LaunchPlan& plan, const Workspace& workspace,
-                   Stream stream) {
-  using ThreadGroup = typename Pipeline::ThreadGroup;
-  const std::int64_t query_tiles = n_query_tiles<ThreadGroup>(params, plan.n_row_tiles);
-  Launch config{.grid = {static_cast<unsigned>(plan.n_splits), static_cast<unsigned>(query_tiles)},
-                .block = {static_cast<unsigned>(plan.n_threads)},
-                .shared_bytes = plan.shared_bytes};
-  if (plan.cluster > 0) config.cluster = plan.cluster, config.overlaps = plan.overlaps;
-  launch(kernel, config, stream, params, output, arguments, SplitWorkspace::of<ThreadGroup>(params, plan, workspace.floats));
-}
-/// The same with the arguments that the pipeline has by itself.
-template <IsPipeline Pipeline, class Kernel>
-void run_splits(const Kernel& kernel, const DecodeParams& params, const DeviceOutput& output, const LaunchPlan& plan,
-                const Workspace& workspace, Stream stream) {
-  launch_splits<Pipeline>(kernel, params, output, Pipeline::arguments(params, plan), plan, workspace, stream);
-}
-
 /// Most blocks of a cluster. A device of compute capability 9 may hold fewer of more than 8 than it has multiprocessors for,
 /// or none.
 inline constexpr int kLargestCluster = 16;
@@ -170,50 +83,70 @@ inline constexpr std::int64_t kShortLeaves = 256, kShortSplitLeaves = 32;
 /// Thread groups of a block on a device with clusters, at least.
 inline constexpr std::int64_t kFewestGroups = 4;
 
-/// The epilogue: the splits of a query tile are a cluster. The forest of each lies in front of the memory that its
-/// pipeline no longer needs, and the first block joins them where they lie.
+/// The forest of a split, in front of the shared memory that its pipeline no longer needs.
 template <IsThreadGroup ThreadGroup>
-class InCluster {
-  /// Subtrees that cover kShortSplitLeaves neighbouring leaves, at most; floats of the forest of one slot, and of all.
-  static constexpr int kSubtrees = 2 * 5, kForest = kSubtrees * GroupForest<ThreadGroup>::kEntry,
-                       kForests = ThreadGroup::kSlots * kForest;
+struct ForestInCluster {
+  /// Subtrees that cover kShortSplitLeaves neighbouring leaves, at most; floats of one slot, and of all.
+  static constexpr int kSubtrees = 2 * 5, kSlot = kSubtrees * GroupForest<ThreadGroup>::kEntry,
+                       kForest = ThreadGroup::kSlots * kSlot;
   static_assert(kShortSplitLeaves <= 1 << kSubtrees / 2);
-
- public:
-  /// Scratch memory that it takes, for the forest and beside it a join of two parts.
-  static constexpr int kFloats = kForests + kJoinFloats + 2 * kSubtrees * kWarp * SliceStates<ThreadGroup>::kFloats;
-
-  __device__ __forceinline__ InCluster(Arena&, const SplitWorkspace&) {}
-  __device__ __forceinline__ static Scratch rest(Scratch all) { return {all.memory + kForests, all.n_floats - kForests}; }
-  __device__ __forceinline__ static void keep(const StateSlice<ThreadGroup>& slice, const JoinedRoots<ThreadGroup>& roots,
-                                              Scratch all) {
-    store_forest<ThreadGroup, InShared>(slice, roots, all.memory, kForest);
-  }
-  __device__ __forceinline__ static bool joins() {
-    cluster_sync();
-    return cluster_rank() == 0;
-  }
-  __device__ __forceinline__ static Shared<float> forest(const StateSlice<ThreadGroup>& slice, int split, Scratch all) {
-    return remote(all.memory, split) + slice.slot * kForest;
-  }
-  /// Before the next tile of rows: the forests of this one have been read.
-  __device__ __forceinline__ static void again() { cluster_sync(); }
-  /// A block that has ended has no shared memory to read.
-  __device__ __forceinline__ static void done() { cluster_meet(); }
+  /// Scratch memory for the forest, and beside it a join of two parts.
+  static constexpr int kFloats = kForest + kJoinFloats + 2 * kSubtrees * kWarp * SliceStates<ThreadGroup>::kFloats;
 };
 
-/// A block of the kernel.
+/// A block of the kernel. Grid: splits, query tiles. The merges and their order follow from the lengths alone.
+/// @param forests see SplitWorkspace
 /// @paper{alg_3, Alg. 3}
 template <IsPipeline Pipeline>
 __device__ __forceinline__ void short_end_block(const DecodeParams& params, const DeviceOutput& output,
                                                 const typename Pipeline::Arguments& arguments,
                                                 const SplitWorkspace& forests) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  using Epilogue = InCluster<typename Pipeline::ThreadGroup>;
-  constexpr bool kFits = Epilogue::kFloats <= Pipeline::fit(kMostSharedBytes - kKernelBytes, 1).n_scratch_floats;
+  using ThreadGroup = typename Pipeline::ThreadGroup;
+  using InCluster = ForestInCluster<ThreadGroup>;
+  constexpr bool kFits = InCluster::kFloats <= Pipeline::fit(kMostSharedBytes - kKernelBytes, 1).n_scratch_floats;
   if constexpr (Pipeline::kIsCompiled && kFits) {
     launch_dependents();
-    split_block<Pipeline, Epilogue>(params, output, arguments, forests);
+    Arena arena;
+    Pipeline pipeline(arena, arguments);
+    const Count query_tile = blockIdx.y;
+    const int n_row_tiles = row_tiles_of_slots<ThreadGroup>(forests.n_slots);
+    const QueryTile tile = QueryTile::of(params, query_tile, log_rows_of_slots<ThreadGroup>(forests.n_slots));
+    const int split = static_cast<int>(blockIdx.x), n_splits = forests.n_splits;
+    const KeyRange whole = params.leaves(tile.kv_head), range = split_range(whole, split, n_splits);
+
+    // Every thread group walks over its part of the split; the block joins them.
+    pipeline(params, tile.kv_head, tile.first_row, range, forests.of_thread_group(query_tile, split, 0),
+             forests.n_thread_group);
+    __syncthreads();
+    const Scratch all = pipeline.scratch(), scratch{all.memory + InCluster::kForest, all.n_floats - InCluster::kForest};
+    TREE_ATTN_LOOP
+    for (int t = 0; t < n_row_tiles; ++t) {
+      const std::int64_t first_row = tile.first_row + t * ThreadGroup::kRows;
+      const int n_rows = rows_in_use(params, first_row, ThreadGroup::kRows);
+      if (n_rows <= 0) break;
+      // The forests of the tile of rows before have been read.
+      if (t > 0) cluster_sync();
+      join_splits<ThreadGroup>(
+          scratch, n_rows, forests.of_thread_group(query_tile, split, 0), forests.n_thread_group, range,
+          forests.n_thread_groups,
+          [&](const auto& slice, const auto& roots) {
+            store_forest<ThreadGroup, InShared>(slice, roots, all.memory, InCluster::kSlot);
+          },
+          forests.n_slots, t * ThreadGroup::kSlots);
+
+      // The first block joins the splits where their forests lie, and writes the rows.
+      cluster_sync();
+      if (cluster_rank() != 0) continue;
+      join_parts<ThreadGroup>(
+          scratch, n_rows, whole, n_splits, [whole, n_splits](int i) { return split_range(whole, i, n_splits); },
+          [&](const auto& slice, int i) { return remote(all.memory, i) + slice.slot * InCluster::kSlot; },
+          [&](const auto& slice, const auto& roots) {
+            write_output<ThreadGroup>(params, output, tile.kv_head, first_row, slice, roots, whole);
+          });
+    }
+    // A block that has ended has no shared memory to read.
+    cluster_meet();
   }
 #endif
 }
@@ -226,6 +159,21 @@ __global__ void __launch_bounds__(Pipeline::kThreads, 1)
     short_end(DecodeParams params, DeviceOutput output, const __grid_constant__ typename Pipeline::Arguments arguments,
               SplitWorkspace forests) {
   short_end_block<Pipeline>(params, output, arguments, forests);
+}
+
+/// Launches a kernel that plan_short_end() has planned. @param arguments of its pipeline
+template <IsPipeline Pipeline, class Kernel>
+void launch_splits(const Kernel& kernel, const DecodeParams& params, const DeviceOutput& output,
+                   const typename Pipeline::Arguments& arguments, const LaunchPlan& plan, const Workspace& workspace,
+                   Stream stream) {
+  using ThreadGroup = typename Pipeline::ThreadGroup;
+  const std::int64_t query_tiles = n_query_tiles<ThreadGroup>(params, plan.n_row_tiles);
+  const Launch config{.grid = {static_cast<unsigned>(plan.n_splits), static_cast<unsigned>(query_tiles)},
+                      .block = {static_cast<unsigned>(plan.n_threads)},
+                      .shared_bytes = plan.shared_bytes,
+                      .cluster = plan.cluster,
+                      .overlaps = plan.overlaps};
+  launch(kernel, config, stream, params, output, arguments, SplitWorkspace::of<ThreadGroup>(params, plan, workspace.floats));
 }
 
 /// Blocks of the cluster that a query tile gets, or 0 if it should have none: too many leaves for a cluster, more query

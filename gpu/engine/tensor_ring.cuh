@@ -160,6 +160,32 @@ class BoxRows {
     }
   }
 
+  /// Starts to fill kBoxes boxes side by side, with the keys or the values of the leaf that begins at `at`: by a copy
+  /// through a tensor map each, or by fill(). One warp. @param full the barrier of the boxes; unused without tensor maps
+  template <bool kCopies, int kBoxes, class Maps>
+  __device__ __forceinline__ void start_boxes(const DecodeParams& params, const Maps& maps, Shared<Barrier> full, int at,
+                                              bool is_value, int first_column, Shared<Bytes16> to) const {
+    constexpr bool kHasMaps = std::is_same_v<Maps, TileMaps>;
+    if constexpr (kHasMaps && kCopies) {
+      if (elect_one()) {
+        barrier_arrive_expect(full, kBoxes * kStoredBox * static_cast<int>(sizeof(Bytes16)));
+        TREE_ATTN_UNROLL
+        for (int i = 0; i < kBoxes; ++i) {
+          bulk_copy_tensor<T>(to + (i * kBoxVectors + kFirstStored), is_value ? maps.v : maps.k,
+                              first_column + i * kBoxColumns, first_row_ + leaves_.row(at), head_, entry_, full,
+                              CacheHint::EvictFirst);
+        }
+      }
+    } else {
+      for (int i = 0; i < kBoxes; ++i)
+        fill<kCopies>(params, at, is_value, first_column + i * kBoxColumns, to + i * kBoxVectors);
+      if constexpr (kHasMaps) {
+        __syncwarp();
+        if (lane_ == 0) barrier_arrive(full);
+      }
+    }
+  }
+
   int lane_ = 0;  ///< of its warp
   Leaves leaves_{};
   const T *keys_ = nullptr, *values_ = nullptr;  ///< the rows that rows are counted from
@@ -172,7 +198,7 @@ class BoxRows {
 template <IsMmaTile Tile, RowCopy kCopy, class Leaves_ = ContiguousLeaves>
 class TileRing : BoxRows<typename Tile::Stored, Leaves_> {
   using Base = BoxRows<typename Tile::Stored, Leaves_>;
-  using Base::lane_, Base::leaves_, Base::first_row_, Base::entry_, Base::head_;
+  using Base::lane_, Base::leaves_;
 
  public:
   using Leaves = Leaves_;
@@ -196,8 +222,8 @@ class TileRing : BoxRows<typename Tile::Stored, Leaves_> {
   /// Initialises the barriers. All lanes of the team call it.
   /// @param memory n_stages(maps) stages @param full as many barriers; unused without tensor maps
   /// @param n_warps of the team @param leads whether this warp is the first of them
-  __device__ __forceinline__ TileRing(Shared<Bytes16> memory, Shared<Barrier> full, const Maps& maps, int lane,
-                                      int n_warps = 1, bool leads = true)
+  __device__ __forceinline__ TileRing(Shared<Bytes16> memory, Shared<Barrier> full, const Maps& maps, int lane, int n_warps,
+                                      bool leads)
       : Base(lane), memory_(memory), full_(full), maps_(&maps), n_warps_(n_warps), leads_(leads) {
     if constexpr (kHasMaps) {
       if (lane_ == 0 && leads_) {
@@ -285,25 +311,8 @@ class TileRing : BoxRows<typename Tile::Stored, Leaves_> {
       const int at = leaf * static_cast<int>(kLeafKeys);
       const bool is_value = tile >= kTiles;
       const int first_column = (is_value ? tile - kTiles : tile) * (kTileBoxes * kBoxColumns);
-      const Shared<Bytes16> to = memory_ + stage * kStageVectors;
-      if constexpr (kHasMaps && kCopies) {
-        if (elect_one()) {
-          barrier_arrive_expect(full_ + stage, kTileBoxes * Base::kStoredBox * static_cast<int>(sizeof(Bytes16)));
-          TREE_ATTN_UNROLL
-          for (int i = 0; i < kTileBoxes; ++i) {
-            bulk_copy_tensor<typename Tile::Stored>(
-                to + (i * kBoxVectors + Base::kFirstStored), is_value ? maps_->v : maps_->k, first_column + i * kBoxColumns,
-                first_row_ + leaves_.row(at), head_, entry_, full_ + stage, CacheHint::EvictFirst);
-          }
-        }
-      } else {
-        for (int i = 0; i < kTileBoxes; ++i)
-          this->template fill<kCopies>(params, at, is_value, first_column + i * kBoxColumns, to + i * kBoxVectors);
-        if constexpr (kHasMaps) {
-          __syncwarp();
-          if (lane_ == 0) barrier_arrive(full_ + stage);
-        }
-      }
+      this->template start_boxes<kCopies, kTileBoxes>(params, *maps_, full_ + stage, at, is_value, first_column,
+                                                      memory_ + stage * kStageVectors);
     }
     if constexpr (!kHasMaps) copy_async_commit();
   }

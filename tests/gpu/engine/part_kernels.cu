@@ -204,7 +204,7 @@ unsigned n_asked_on_device(std::int64_t batch, int n_blocks) {
   const BlockSize block = fit_block<Pipeline>(params);
   LaunchPlan plan;
   plan.n_threads = block.n_threads, plan.n_stages = block.n_stages, plan.n_blocks = n_blocks;
-  plan.shared_bytes = kEqualRunsBytes + block.n_bytes;
+  plan.shared_bytes = kKernelBytes + block.n_bytes;
   plan.n_floats = n_blocks * equal_runs_workspace<Pipeline>(params, plan, nullptr).n_floats();
   plan.n_counters = batch;
   const DeviceWorkspace workspace(plan);

@@ -63,7 +63,7 @@ void with_timed_pipeline(const DecodeParams& params, const F& f) {
 
 }  // namespace
 
-LaunchPlan plan_stamped_one_shot(const DecodeParams& params) { return plan_one_shot<BFloat16>(params); }
+LaunchPlan plan_stamped_one_shot(const DecodeParams& params) { return plan_equal_runs<BFloat16>(params, LaunchOptions{}); }
 
 void run_stamped_one_shot(const DecodeParams& params, const StampedPeers& peers, const DeviceOutput& own,
                           const DeviceOutput& result, const LaunchPlan& plan, const Workspace& workspace,

@@ -4,7 +4,6 @@
 /// named.
 #include "tree_attn/gpu/backend/blocks.hpp"
 #include "tree_attn/gpu/backend/kernel_stream.hpp"
-#include "tree_attn/gpu/engine/one_shot.cuh"
 #include "tree_attn/tests/gpu/platform/emulator/emulator_test.hpp"
 #include "tree_attn/tests/support/device_params.hpp"
 
@@ -98,36 +97,6 @@ TEST_CASE("races: states that are finished before an event says that they are de
   for (const std::int64_t row : {z, lse}) {
     const std::string late = race(on, other, finish, [&](device::Stream) { taken->take(0, blocks->address(row), 1); });
     CHECK_MESSAGE(has(late, "(store_fresh at blocks.cu:"), late);
-  }
-}
-
-TEST_CASE("races: states of the node that one-shot leaves, and a copy that no event orders after it") {
-  const auto workload = normal_workload(9402, kAxes);
-  const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
-  const std::int64_t n_rows = shard.params.n_rows(), d_v = shard.params.d_v;
-  const KeyRange ranges[]{{0, kAxes.n_keys}};
-  Peers peers = Peers::of(ranges, 0, n_rows, d_v, true);
-  const std::int64_t n_states = peers.n_slots(0) * n_rows * state_size(d_v);
-  device::DeviceBuffer<Packet> window(peers.n_window(), MemoryUse::Window);
-  device::DeviceBuffer<unsigned> steps(n_rows, MemoryUse::Window);
-  device::DeviceBuffer<GaveUp> gave_up(1, MemoryUse::Window);
-  const device::DeviceBuffer<float> own(n_states), of_node(n_states);
-  window.fill(0), steps.fill(0), gave_up.fill(0);
-  peers.window[0] = window.data(), peers.steps = steps.data(), peers.gave_up = gave_up.data();
-  const device::LaunchPlan plan = device::plan_one_shot<float>(shard.params);
-  const DeviceWorkspace workspace(plan);
-  for (const std::int64_t at : {std::int64_t{0}, n_states - 1}) {
-    CAPTURE(at);
-    std::vector<float> on_host(1);
-    const device::OwnedStream one, two;
-    const std::string error = race(
-        one, two,
-        [&](device::Stream stream) {
-          const device::OneShotEpilogue end{peers, {.states = own.data()}, {.states = of_node.data()}};
-          device::run_one_shot<float>(shard.params, end, plan, workspace.get(), stream);
-        },
-        [&](device::Stream stream) { of_node.queue_download(stream, on_host, at); });
-    CHECK_MESSAGE(has(error, "(store_fresh at one_shot.cuh:"), error);
   }
 }
 

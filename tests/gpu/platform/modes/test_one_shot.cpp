@@ -31,7 +31,7 @@ struct Device {
         states(peers.n_slots(me) * shard.params.n_rows() * state_size(shard.params.d_v)),
         out(shard.params.n_rows() * shard.params.d_v),
         lse(shard.params.n_rows()),
-        plan(device::plan_one_shot<T>(shard.params)),
+        plan(device::plan_equal_runs<T>(shard.params, device::LaunchOptions{})),
         workspace(plan) {
     window.fill(0), steps.fill(0), gave_up.fill(0);
     device::synchronise(device::Stream{});
