@@ -21,16 +21,15 @@ class CanonicalTree {
   using States = std::vector<float>;
 
   /// @param n keys of the sequence @param range of the tree; leaves outside are not computed
-  CanonicalTree(const Backend& backend, TensorWorkload& workload, LeafOrder order, std::int64_t n,
-                KeyRange range = {0, std::int64_t{1} << kPositionBits})
+  CanonicalTree(TensorWorkload& workload, std::int64_t n, KeyRange range = {0, std::int64_t{1} << kPositionBits})
       : workload_(workload) {
     for (std::int64_t begin = 0; begin < n; begin += kLeafKeys) {
-      const std::int64_t slot = slot_of(order, begin / kLeafKeys);
+      const std::int64_t slot = slot_of(LeafOrder::kDealt, begin / kLeafKeys);
       if (slot * kLeafKeys < range.begin || slot * kLeafKeys >= range.end) continue;
       // A leaf alone. One key in all is a sequence of its own.
       const std::int64_t end = std::min(n, begin + kLeafKeys);
       const Shard leaf{workload.k().positions(begin, end), workload.v().positions(begin, end), begin};
-      const auto cache = backend.make_cache(workload.shape(), {begin, begin + kLeafKeys});
+      const auto cache = device::backend().make_cache(workload.shape(), {begin, begin + kLeafKeys});
       cache->borrow(leaf, std::vector<std::int64_t>{end - begin});
       const auto session = cache->open(workload.scale);
       const auto states = session->decode({workload.query(0), std::vector<std::int64_t>{n}}).host().states();
@@ -72,52 +71,40 @@ void check_states(TensorWorkload& workload, const CanonicalTree& tree, const Key
 }
 
 /// Sub-warps with bulk copies and without, tensor cores with maps and without.
-Axes axes_of(DType dtype, std::int64_t heads, std::int64_t d, std::int64_t n) {
-  return {.heads = heads, .kv_heads = 1, .head_dim = d, .value_dim = d, .n_keys = n, .dtype = dtype};
+Axes axes_of(DType dtype, std::int64_t heads, std::int64_t kv_heads, std::int64_t d, std::int64_t n) {
+  return {.heads = heads, .kv_heads = kv_heads, .head_dim = d, .value_dim = d, .n_keys = n, .dtype = dtype};
 }
 
 }  // namespace
 
 /// @tested{thm_1, Thm. 1}
 TEST_CASE("dealt on a device: the states of a rank are the values of its subtrees in the tree over slots") {
-  struct Case {
-    DType dtype;
-    std::int64_t heads, d;
-  };
-  for (const auto& [dtype, heads, d] : {Case{DType::F32, 1, 32}, Case{DType::BF16, 1, 128}, Case{DType::BF16, 4, 64},
-                                        Case{DType::F16, 6, 64}, Case{DType::F32, 2, 5}, Case{DType::F16, 2, 33}}) {
-    for (const std::int64_t n : {0, 1, 64, 65, 700, 1090}) {
-      const auto workload = normal_workload(6600, axes_of(dtype, heads, d, n));
-      const CanonicalTree tree(device::backend(), *workload, LeafOrder::kDealt, n);
-      for (const int p : {1, 2, 3, 4, 5, 6, 7, 8, 33}) {
-        if (kIsSanitized && p > 3 && p < 8) continue;
-        for (const KeyRange& range : dealt_ranges(p)) {
-          INFO(name_of(dtype) << ", " << heads << " heads, " << n << " keys, " << p << " ranks, slots from "
-                              << range.begin / kLeafKeys);
-          check_states(*workload, tree, range, workload->lengths());
-          if (p == 33 && range.begin > 0) break;
-        }
-      }
-    }
-  }
-}
-
-/// Fewer thread groups than leaves, so that every thread group merges, and sub-warps of a warp take different numbers of
-/// steps.
-/// @tested{thm_1, Thm. 1}
-TEST_CASE("dealt on a device: thread groups of many leaves leave the values of the tree") {
-  for (const auto& [dtype, heads, d] : {std::tuple{DType::F32, 6, 128}, {DType::F32, 6, 40}, {DType::BF16, 30, 64}}) {
-    Axes axes = axes_of(dtype, heads, d, 64 * 43 + 9);
-    axes.kv_heads = 6;
-    const auto workload = normal_workload(6650, axes);
-    const CanonicalTree tree(device::backend(), *workload, LeafOrder::kDealt, axes.n_keys);
-    for (const int p : {1, 3}) {
+  const auto check = [](const Axes& axes, std::initializer_list<int> ranks) {
+    const auto workload = normal_workload(6600, axes);
+    const CanonicalTree tree(*workload, axes.n_keys);
+    for (const int p : ranks) {
+      if (kIsSanitized && p > 3 && p < 8) continue;
       for (const KeyRange& range : dealt_ranges(p)) {
-        INFO(name_of(dtype) << ", " << p << " ranks, slots from " << range.begin / kLeafKeys);
+        INFO(name_of(axes.dtype) << ", " << axes.heads << " heads, " << axes.n_keys << " keys, " << p
+                                 << " ranks, slots from " << range.begin / kLeafKeys);
         check_states(*workload, tree, range, workload->lengths());
+        if (p == 33 && range.begin > 0) break;
       }
     }
+  };
+  for (const auto& [dtype, heads, d] : {std::tuple{DType::F32, 1, 32},
+                                        {DType::BF16, 1, 128},
+                                        {DType::BF16, 4, 64},
+                                        {DType::F16, 6, 64},
+                                        {DType::F32, 2, 5},
+                                        {DType::F16, 2, 33}}) {
+    for (const std::int64_t n : {0, 1, 64, 65, 700, 1090})
+      check(axes_of(dtype, heads, 1, d, n), {1, 2, 3, 4, 5, 6, 7, 8, 33});
   }
+  // Fewer thread groups than leaves, so that every thread group merges, and sub-warps of a warp take different numbers of
+  // steps.
+  for (const auto& [dtype, heads, d] : {std::tuple{DType::F32, 6, 128}, {DType::F32, 6, 40}, {DType::BF16, 30, 64}})
+    check(axes_of(dtype, heads, 6, d, 64 * 43 + 9), {1, 3});
 }
 
 /// Classes of several leaves, some of them one shorter than others, which are natural order inside reversed bits.
@@ -131,7 +118,7 @@ TEST_CASE("dealt on a device: more than 4096 leaves, where leaves with the same 
       const std::vector<KeyRange> ranges = dealt_ranges(p);
       for (const std::size_t rank : {std::size_t{0}, std::size_t{17}, ranges.size() - 1}) {
         INFO(n_leaves << " leaves, rank " << rank << " of " << p);
-        const CanonicalTree tree(device::backend(), *workload, LeafOrder::kDealt, n, ranges[rank]);
+        const CanonicalTree tree(*workload, n, ranges[rank]);
         check_states(*workload, tree, ranges[rank], {n});
       }
     }
