@@ -24,10 +24,10 @@ struct WorkRange {
   Count kv_head = 0;     ///< its kv head: batch entry and key/value head
   Count first_row = 0;   ///< its first row in the group of the kv head
   Count tile_begin = 0,
-        n_tile_items = 0;  ///< where the query tile begins in the sequence of all work items, and its work items
-  Count last = 0;          ///< where this work range ends in that sequence
-  KeyRange whole;          ///< positions of the query tile
-  KeyRange positions;      ///< those of this work range
+        n_tile_items = 0;     ///< where the query tile begins in the sequence of all work items, and its work items
+  Count first = 0, last = 0;  ///< work items [first, last) of all that are this work range
+  KeyRange whole;             ///< positions of the query tile
+  KeyRange positions;         ///< those of this work range
 
   /// Positions of the work items [from, to) of all, as far as they lie in the query tile.
   TREE_ATTN_HOST_DEVICE KeyRange positions_of(Count from, Count to) const {
@@ -104,9 +104,10 @@ class WorkPartition {
     work_range.tile_begin = first + s * work_range.n_tile_items;
     work_range.whole = params.leaves_by_entry(i);
     // What of it is asked for.
+    work_range.first = work_item;
     work_range.last =
         work_range.tile_begin + work_range.n_tile_items < end ? work_range.tile_begin + work_range.n_tile_items : end;
-    work_range.positions = work_range.positions_of(work_item, work_range.last);
+    work_range.positions = work_range.positions_of(work_range.first, work_range.last);
     return work_range;
   }
 

@@ -82,15 +82,14 @@ LaunchPlan plan_short_end(const DecodeParams& params, const LaunchOptions& optio
     };
     const int n = choose_cluster(params, query_tiles, options.n_splits, n_resident);
     if (n == 0) return;
-    plan = {.n_splits = n,
-            .n_threads = block.n_threads,
-            .n_row_tiles = n_row_tiles,
-            .n_stages = block.n_stages,
-            .n_blocks = static_cast<int>(n * query_tiles),
-            .cluster = n,
-            .shared_bytes = shared_bytes,
-            .overlaps = true,
-            .path = kPath<ThreadGroup>};
+    plan.n_splits = plan.cluster = n;
+    plan.n_threads = block.n_threads;
+    plan.n_row_tiles = n_row_tiles;
+    plan.n_stages = block.n_stages;
+    plan.n_blocks = static_cast<int>(n * query_tiles);
+    plan.shared_bytes = shared_bytes;
+    plan.overlaps = true;
+    plan.path = kPath<ThreadGroup>;
     plan.n_floats = query_tiles * SplitWorkspace::of<ThreadGroup>(params, plan, nullptr).n_floats();
   });
   return plan;

@@ -52,8 +52,8 @@ TEST_CASE("work partition: blocks cover every query tile, in order, with runs th
               const auto at = reached.try_emplace(work_range.query_tile, work_range.whole.begin).first;
               right = right && partition.block_of(work_item) == block && work_range.positions.begin == at->second &&
                       work_range.positions.begin <= work_range.positions.end &&
-                      work_range.kv_head == work_range.query_tile / tiles_per_kv_head && work_range.last <= end &&
-                      work_range.last > work_item;
+                      work_range.kv_head == work_range.query_tile / tiles_per_kv_head && work_range.first == work_item &&
+                      work_range.last <= end && work_range.last > work_item;
               at->second = work_range.positions.end;
               work_item = work_range.last;
             }
