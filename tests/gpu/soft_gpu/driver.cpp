@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The calls of the driver that this project looks up: tensor maps and green contexts.
-#include "tree_attn/tests/gpu/soft_gpu/machine.hpp"
 #include "tree_attn/tests/gpu/soft_gpu/streams.hpp"
 
 #include <cuda.h>
@@ -16,11 +15,6 @@ struct CUdevResourceDesc_st {
 
 namespace {
 
-CUresult refuse(const char* call, const std::string& why) {
-  std::fprintf(stderr, "soft_gpu: %s: %s\n", call, why.c_str());
-  return CUDA_ERROR_INVALID_VALUE;
-}
-
 Context* context_of(void* handle) { return static_cast<Context*>(handle); }
 
 }  // namespace
@@ -32,7 +26,10 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuui
                                 const cuuint64_t* extent, const cuuint64_t* stride, const cuuint32_t* box,
                                 const cuuint32_t* step, CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
                                 CUtensorMapL2promotion, CUtensorMapFloatOOBfill fill) {
-  const auto fail = [](const std::string& why) { return refuse("cuTensorMapEncodeTiled", why); };
+  const auto fail = [](const auto&... why) {
+    std::fprintf(stderr, "soft_gpu: cuTensorMapEncodeTiled: %s\n", joined(why...).c_str());
+    return CUDA_ERROR_INVALID_VALUE;
+  };
   TensorMap made{};
   if (settings().major < 9) return fail("the device has no tensor maps");
   if (type != CU_TENSOR_MAP_DATA_TYPE_UINT8 && type != CU_TENSOR_MAP_DATA_TYPE_BFLOAT16)
@@ -45,16 +42,15 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuui
   made.address = reinterpret_cast<std::uint64_t>(address);
   if (made.address % 16 != 0) return fail("an address that is no multiple of 16");
   for (cuuint32_t i = 0; i < rank; ++i) {
-    if (extent[i] == 0 || extent[i] > std::uint64_t{1} << 32) return fail("extent " + std::to_string(extent[i]));
-    if (box[i] == 0 || box[i] > 256 || step[i] != 1) return fail("a box of " + std::to_string(box[i]));
-    if (i > 0 && (stride[i - 1] % 16 != 0 || stride[i - 1] >= std::uint64_t{1} << 40))
-      return fail("stride " + std::to_string(stride[i - 1]));
+    if (extent[i] == 0 || extent[i] > std::uint64_t{1} << 32) return fail("extent ", extent[i]);
+    if (box[i] == 0 || box[i] > 256 || step[i] != 1) return fail("a box of ", box[i]);
+    if (i > 0 && (stride[i - 1] % 16 != 0 || stride[i - 1] >= std::uint64_t{1} << 40)) return fail("stride ", stride[i - 1]);
     made.extent[i] = static_cast<std::uint32_t>(extent[i]), made.box[i] = static_cast<std::uint16_t>(box[i]);
     if (i > 0) made.stride[i - 1] = stride[i - 1];
   }
   const std::uint32_t row_bytes = box[0] * made.element_bytes;
   if (row_bytes % 16 != 0 || (made.swizzle_bytes != 0 && row_bytes > made.swizzle_bytes))
-    return fail("rows of " + std::to_string(row_bytes) + " bytes in a box");
+    return fail("rows of ", row_bytes, " bytes in a box");
   *map = {};
   std::memcpy(map, &made, sizeof made);
   return CUDA_SUCCESS;
@@ -78,15 +74,14 @@ CUresult cuDevResourceGenerateDesc(CUdevResourceDesc* described, CUdevResource* 
   return *described = new CUdevResourceDesc_st{resources[0].sm.smCount}, n == 1 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 CUresult cuGreenCtxCreate(CUgreenCtx* made, CUdevResourceDesc described, CUdevice, unsigned) {
-  auto* const context = new Context{static_cast<int>(described->n_multiprocessors), true, nullptr};
-  context->default_stream = std::make_unique<Stream>(*context);
+  auto* const context = new Context{static_cast<int>(described->n_multiprocessors), true};
   return *made = reinterpret_cast<CUgreenCtx>(context), CUDA_SUCCESS;
 }
 CUresult cuGreenCtxDestroy(CUgreenCtx context) { return delete context_of(context), CUDA_SUCCESS; }
 CUresult cuCtxFromGreenCtx(CUcontext* context, CUgreenCtx from) {
   return *context = reinterpret_cast<CUcontext>(from), CUDA_SUCCESS;
 }
-CUresult cuCtxSetCurrent(CUcontext context) { return set_context(*context_of(context)), CUDA_SUCCESS; }
+CUresult cuCtxSetCurrent(CUcontext context) { return context_of_thread = context_of(context), CUDA_SUCCESS; }
 CUresult cuStreamGetGreenCtx(CUstream stream, CUgreenCtx* context) {
   Context& of = stream == nullptr ? current_context() : reinterpret_cast<Stream*>(stream)->context;
   return *context = of.is_part ? reinterpret_cast<CUgreenCtx>(&of) : nullptr, CUDA_SUCCESS;

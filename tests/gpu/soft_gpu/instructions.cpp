@@ -43,7 +43,7 @@ constexpr Run (*three)(const Statement&, Op&) = typed<f, 3>;
 /// The same for predicates too, whose lanes are the bits of a word.
 template <auto f>
 Run logic(const Statement& s, Op& op) {
-  if (s.type() != Type::Pred) return two<f>(s, op);
+  if (s.type() != "pred") return two<f>(s, op);
   return [](Warp& w, const Op& now) { w.put_predicate(now.at[0], f(w.predicate(now.at[1]), w.predicate(now.at[2]))); };
 }
 
@@ -123,16 +123,16 @@ Run multiply(const Statement& s, Op& op) {
   };
   if (s.has("hi")) return two<high>(s, op);
   if (!s.has("wide")) return two<[](auto a, decltype(a) b) { return a * b; }>(s, op);
-  if (s.type() == Type::S32) return each<wide, std::int64_t, std::int32_t, std::int32_t>;
-  if (s.type() == Type::U16) return each<wide, std::uint32_t, std::uint16_t, std::uint16_t>;
-  return s.type() == Type::U32 ? each<wide, std::uint64_t, std::uint32_t, std::uint32_t> : nullptr;
+  if (s.type() == "s32") return each<wide, std::int64_t, std::int32_t, std::int32_t>;
+  if (s.type() == "u16") return each<wide, std::uint32_t, std::uint16_t, std::uint16_t>;
+  return s.type() == "u32" ? each<wide, std::uint64_t, std::uint32_t, std::uint32_t> : nullptr;
 }
 Run exp2(const Statement& s, Op&) {
-  if (s.type() != Type::F32 || !s.has("approx")) return nullptr;
+  if (s.type() != "f32" || !s.has("approx")) return nullptr;
   return s.has("ftz") ? each<power_of_2<true>, float, float> : each<power_of_2<false>, float, float>;
 }
 Run negation(const Statement& s, Op& op) {
-  if (s.type() != Type::Pred) return one<[](std::integral auto a) { return ~a; }>(s, op);
+  if (s.type() != "pred") return one<[](std::integral auto a) { return ~a; }>(s, op);
   return [](Warp& w, const Op& now) { w.put_predicate(now.at[0], ~w.predicate(now.at[1])); };
 }
 template <bool is_left>
@@ -151,45 +151,37 @@ Run insertion(const Statement& s, Op&) {
   return bytes_of(s.type()) == 8 ? each<inserted, std::uint64_t, std::uint64_t, std::uint64_t, Word, Word>
                                  : each<inserted, Word, Word, Word, Word, Word>;
 }
-Run permutation(const Statement& s, Op&) {
-  return s.word.size() == 2 ? each<permuted, std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t> : nullptr;
-}
 
-/// Compares; of kind 1 the operands are exchanged, of kind 2 the result is inverted: so four relations are all.
 template <auto f, class T>
 void compare(Warp& w, const Op& op) {
-  const T *const a = w.of<T>(op.at[1 + (op.kind & 1)]), *const b = w.of<T>(op.at[2 - (op.kind & 1)]);
+  const T *const a = w.of<T>(op.at[1]), *const b = w.of<T>(op.at[2]);
   std::uint32_t holds = 0;
   for (int i = 0; i < 32; ++i) holds |= static_cast<std::uint32_t>(f(a[i], b[i])) << i;
-  w.put_predicate(op.at[0], (op.kind & 2) != 0 ? ~holds : holds);
+  w.put_predicate(op.at[0], holds);
 }
 template <auto f>
 Run comparing(Type type) {
   return for_type(type, []<class T>() -> Run { return compare<f, T>; });
 }
-Run comparison(const Statement& s, Op& op) {
-  // a > b is b < a. What holds for NaN too is the opposite of the opposite relation. (An ordered "ne" of floats is none of
-  // these.)
-  static constexpr struct {
-    std::string_view name;
-    int relation, kind;
-    bool is_of_whole, is_of_float;
-  } kRelations[] = {{"eq", 0, 0, true, true},   {"ne", 0, 2, true, false},  {"lt", 1, 0, true, true},
-                    {"gt", 1, 1, true, true},   {"le", 2, 0, true, true},   {"ge", 2, 1, true, true},
-                    {"neu", 0, 2, false, true}, {"ltu", 2, 3, false, true}, {"gtu", 2, 2, false, true},
-                    {"leu", 1, 3, false, true}, {"geu", 1, 2, false, true}, {"num", 3, 0, false, true},
-                    {"nan", 3, 2, false, true}};
-  if (s.operand.size() != 3 || s.word.size() != 3) return nullptr;
-  const bool is_float = s.type() == Type::F32 || s.type() == Type::F64;
-  for (const auto& relation : kRelations) {
-    if (relation.name != s.word[1] || !(is_float ? relation.is_of_float : relation.is_of_whole)) continue;
-    op.kind = static_cast<std::uint8_t>(relation.kind);
-    switch (relation.relation) {
-      case 0: return comparing<[](auto a, auto b) { return a == b; }>(s.type());
-      case 1: return comparing<[](auto a, auto b) { return a < b; }>(s.type());
-      case 2: return comparing<[](auto a, auto b) { return a <= b; }>(s.type());
-      default: return comparing<[](auto a, auto b) { return a == a && b == b; }>(s.type());
-    }
+Run comparison(const Statement& s, Op&) {
+  // What holds for NaN too is the opposite of the opposite relation.
+  static constexpr auto is_number = [](auto a, auto b) { return a == a && b == b; };
+  static constexpr std::pair<std::string_view, Run (*)(Type)> kRelations[] = {
+      {"eq", comparing<[](auto a, auto b) { return a == b; }>},
+      {"ne", comparing<[](auto a, auto b) { return is_number(a, b) && a != b; }>},
+      {"lt", comparing<[](auto a, auto b) { return a < b; }>},
+      {"le", comparing<[](auto a, auto b) { return a <= b; }>},
+      {"gt", comparing<[](auto a, auto b) { return (a > b); }>},
+      {"ge", comparing<[](auto a, auto b) { return a >= b; }>},
+      {"neu", comparing<[](auto a, auto b) { return a != b; }>},
+      {"ltu", comparing<[](auto a, auto b) { return !(a >= b); }>},
+      {"leu", comparing<[](auto a, auto b) { return !(a > b); }>},
+      {"gtu", comparing<[](auto a, auto b) { return !(a <= b); }>},
+      {"geu", comparing<[](auto a, auto b) { return !(a < b); }>},
+      {"num", comparing<is_number>},
+      {"nan", comparing<[](auto a, auto b) { return !is_number(a, b); }>}};
+  for (const auto& [name, relation] : kRelations) {
+    if (name == s.word[1] && s.operand.size() == 3 && s.word.size() == 3) return relation(s.type());
   }
   return nullptr;
 }
@@ -204,6 +196,15 @@ Run selection(const Statement& s, Op&) {
 }
 
 // ---- Moves
+
+constexpr auto same = [](auto a) { return a; };
+/// An address of a space as a generic one, or back: only shared memory has other numbers.
+Run generic_address(const Statement& s, Op&) {
+  using Address = std::uint64_t;
+  if (bytes_of(s.type()) != 8 || (s.has("to") && s.has("shared"))) return nullptr;
+  return s.has("shared") ? each<[](Address a) { return a | kSharedWindow; }, Address, Address>
+                         : each<same, Address, Address>;
+}
 
 /// Elements side by side in one register, and apart again.
 template <class Whole, class Part>
@@ -225,42 +226,34 @@ void unpack(Warp& w, const Op& op) {
   }
   for (int k = 0; k < n; ++k) w.put(op.at[k], d[k]);
 }
-template <class T>
+template <auto f>
 void special(Warp& w, const Op& op) {
-  const auto axis = static_cast<std::size_t>(op.n);
-  const LaunchShape& shape = w.grid->shape;
-  put_lanes<T>(w, op, [&](int lane) -> std::uint64_t {
-    switch (op.kind) {
-      case 0: return place(w.thread(lane), shape.block)[axis];
-      case 1: return shape.block[axis];
-      case 2: return w.block->index[axis];
-      case 3: return shape.grid[axis];
-      case 4: return static_cast<std::uint64_t>(lane);
-      case 5: return w.block->rank;
-      case 6: return shape.cluster;
-      case 7: return w.block->index[0] % static_cast<unsigned>(settings().n_multiprocessors);
-      case 8: return w.grid->n_instructions;
-      default: return static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
-    }
-  });
+  put_lanes<std::uint32_t>(w, op, [&](int lane) { return f(w, lane)[op.n]; });
+}
+void global_timer(Warp& w, const Op& op) {
+  const auto time = std::chrono::steady_clock::now().time_since_epoch().count();
+  put_lanes<std::uint64_t>(w, op, [=](int) { return time; });
 }
 Run special_register(std::string_view name, Type type, Op& op) {
-  static constexpr std::string_view kNames[] = {
-      "%tid",  "%ntid",    "%ctaid",      "%nctaid", "%laneid", "%cluster_ctarank", "%cluster_nctarank",
-      "%smid", "%clock64", "%globaltimer"};
+  static constexpr std::pair<std::string_view, Run> kAll[] = {
+      {"%tid", special<[](Warp& w, int lane) { return place(w.thread(lane), w.grid->shape.block); }>},
+      {"%ntid", special<[](Warp& w, int) { return w.grid->shape.block; }>},
+      {"%ctaid", special<[](Warp& w, int) { return w.block->index; }>},
+      {"%nctaid", special<[](Warp& w, int) { return w.grid->shape.grid; }>},
+      {"%cluster_ctarank", special<[](Warp& w, int) { return Extent{w.block->rank}; }>}};
+  if (name == "%globaltimer") return bytes_of(type) == 8 ? global_timer : nullptr;
   const std::size_t point = std::min(name.find('.'), name.size());
-  const auto found = std::find(std::begin(kNames), std::end(kNames), name.substr(0, point));
-  if (found == std::end(kNames)) return nullptr;
-  op.kind = static_cast<std::uint8_t>(found - std::begin(kNames));
   op.n = point < name.size() ? static_cast<std::uint8_t>(name[point + 1] - 'x') : 0;
-  return bytes_of(type) == 8 ? special<std::uint64_t> : special<std::uint32_t>;
+  for (const auto& [known, run] : kAll) {
+    if (known == name.substr(0, point) && bytes_of(type) == 4) return run;
+  }
+  return nullptr;
 }
 Run moving(const Statement& s, Op& op) {
   const std::size_t n_to = s.operand.at(0).at.size(), n_from = s.operand.at(1).at.size();
   if (s.operand[1].is_special) return special_register(s.operand[1].name, s.type(), op);
-  if (s.operand[1].is_label) throw Fault("what is '", std::string(s.operand[1].name), "'?");
-  if (s.type() == Type::Pred) return [](Warp& w, const Op& now) { w.put_predicate(now.at[0], w.predicate(now.at[1])); };
-  constexpr auto same = [](auto a) { return a; };
+  if (s.operand[1].is_label) throw Fault("what is '", s.operand[1].name, "'?");
+  if (s.type() == "pred") return [](Warp& w, const Op& now) { w.put_predicate(now.at[0], w.predicate(now.at[1])); };
   switch (100 * static_cast<std::size_t>(bytes_of(s.type())) + 10 * std::max(n_to, n_from) + (n_to > 1)) {
     case 210: return each<same, std::uint16_t, std::uint16_t>;
     case 410: return each<same, std::uint32_t, std::uint32_t>;
@@ -269,7 +262,6 @@ Run moving(const Statement& s, Op& op) {
     case 421: return unpack<std::uint32_t, std::uint16_t>;
     case 820: return pack<std::uint64_t, std::uint32_t>;
     case 821: return unpack<std::uint64_t, std::uint32_t>;
-    case 840: return pack<std::uint64_t, std::uint16_t>;
     case 1620: return pack<B128, std::uint64_t>;
     case 1621: return unpack<B128, std::uint64_t>;
     default: return nullptr;
@@ -278,24 +270,11 @@ Run moving(const Statement& s, Op& op) {
 
 // ---- Conversions
 
-float widen(Bfloat x) { return std::bit_cast<float>(static_cast<std::uint32_t>(x.bits) << 16); }
-float widen(_Float16 x) { return static_cast<float>(x); }
-template <class T>
-T widen(T x) {
-  return x;
-}
-/// Where conversions to whole numbers round to.
-enum class Rounding : std::uint8_t { None, Nearest, Down, Up, Zero };
+/// @param is_up whether it is rounded up to a whole number first
 template <class D, class S>
-D convert_one(S x, Rounding to_whole) {
+D convert_one(S x, bool is_up) {
   if constexpr (std::floating_point<S>) {
-    switch (to_whole) {
-      case Rounding::Nearest: x = std::nearbyint(x); break;
-      case Rounding::Down: x = std::floor(x); break;
-      case Rounding::Up: x = std::ceil(x); break;
-      case Rounding::Zero: x = std::trunc(x); break;
-      case Rounding::None: break;
-    }
+    if (is_up) x = std::ceil(x);
     if constexpr (std::integral<D>) {
       // Past the ends, the nearest number there is; NaN is 0.
       constexpr D kLeast = std::numeric_limits<D>::min(), kMost = std::numeric_limits<D>::max();
@@ -312,15 +291,15 @@ D convert_one(S x, Rounding to_whole) {
 template <class D, class S>
 void convert(Warp& w, const Op& op) {
   const S* const a = w.of<S>(op.at[1]);
-  put_lanes<D>(w, op, [&](int i) { return convert_one<D>(widen(a[i]), static_cast<Rounding>(op.kind)); });
+  put_lanes<D>(w, op, [&](int i) { return convert_one<D>(a[i], op.kind != 0); });
 }
 /// a b + c of one number, or of the two halves of a word.
 constexpr auto pairs_multiply_add = [](std::uint32_t a, std::uint32_t b, std::uint32_t c) {
-  const auto half = [](std::uint32_t x, int at) { return double{widen(Bfloat{static_cast<std::uint16_t>(x >> at)})}; };
+  const auto half = [](std::uint32_t x, int at) { return double{std::bit_cast<float>(x >> at << 16)}; };
   std::uint32_t d = 0;
   for (int at = 0; at < 32; at += 16) {
     const double sum = std::fma(half(a, at), half(b, at), half(c, at));
-    d |= std::uint32_t{convert_one<Bfloat>(sum, Rounding::None).bits} << at;
+    d |= std::uint32_t{convert_one<Bfloat>(sum, false).bits} << at;
   }
   return d;
 };
@@ -330,44 +309,20 @@ Run fused(const Statement& s, Op& op) {
 }
 template <class S>
 Run converting(Type to) {
-  if (to == Type::F16) return convert<_Float16, S>;
-  if (to == Type::Bf16) return convert<Bfloat, S>;
+  if (to == "f16") return convert<_Float16, S>;
+  if (to == "bf16") return convert<Bfloat, S>;
   return for_type(to, []<class D>() -> Run { return convert<D, S>; });
 }
-/// Whole numbers: the lowest bits of a register, of which op.kind says how many and, by its highest bit, whether they have a
-/// sign.
-template <class D, class S>
-void resize(Warp& w, const Op& op) {
-  const S* const a = w.of<S>(op.at[1]);
-  const int n_cut = 64 - (op.kind & 0x7F);
-  put_lanes<D>(w, op, [&](int i) {
-    const std::uint64_t top = static_cast<std::uint64_t>(a[i]) << n_cut;
-    return (op.kind & 0x80) != 0 ? static_cast<std::uint64_t>(static_cast<std::int64_t>(top) >> n_cut) : top >> n_cut;
-  });
-}
 Run conversion(const Statement& s, Op& op) {
-  const Type to = s.type(0), from = s.type(1);
-  const auto is_float = [](Type type) {
-    return type == Type::F16 || type == Type::Bf16 || type == Type::F32 || type == Type::F64;
-  };
-  const int from_bytes = bytes_of(s.operand.at(1).type == Type::None ? from : s.operand[1].type);
+  const Type to = s.type(0), from = s.type(1), source = s.operand.at(1).type;
   if (bytes_of(to) != bytes_of(s.operand[0].type)) return nullptr;
-  if (!is_float(to) && !is_float(from)) {
-    const bool is_signed = from == Type::S8 || from == Type::S16 || from == Type::S32;
-    op.kind = static_cast<std::uint8_t>(8 * bytes_of(from) | (is_signed ? 0x80 : 0));
-    return for_type(bits(to), [=]<class D>() -> Run {
-      if constexpr (std::integral<D>)
-        return from_bytes == 2   ? resize<D, std::uint16_t>
-               : from_bytes == 4 ? resize<D, std::uint32_t>
-                                 : resize<D, std::uint64_t>;
-      return nullptr;
-    });
-  }
-  static constexpr std::string_view kRoundings[] = {"", "rni", "rmi", "rpi", "rzi"};
-  for (std::uint8_t i = 1; i < 5; ++i) op.kind = s.has(kRoundings[i]) ? i : op.kind;
-  if (bytes_of(from) != from_bytes) return nullptr;
-  if (from == Type::F16) return converting<_Float16>(to);
-  if (from == Type::Bf16) return converting<Bfloat>(to);
+  // The lower half of a register.
+  if (to == "s64" && from == "s32" && bytes_of(source) == 8)
+    return each<[](std::uint64_t a) { return static_cast<std::int32_t>(a); }, std::int64_t, std::uint64_t>;
+  if (!source.empty() && bytes_of(from) != bytes_of(source)) return nullptr;
+  if (s.has("rzi") && to.starts_with("f")) return nullptr;
+  op.kind = s.has("rpi");
+  if (from == "f16") return converting<_Float16>(to);
   return for_type(from, [=]<class S>() -> Run { return converting<S>(to); });
 }
 
@@ -382,10 +337,10 @@ const std::vector<Instruction>& computing_instructions() {
       {"bra", "uni", always<[](Warp& w, const Op& op) { w.branch(static_cast<std::uint32_t>(op.offset)); }>},
       {"clz", "", counting<[](auto a) { return std::countl_zero(a); }>},
       {"copysign", "", two<[](std::floating_point auto a, decltype(a) b) { return std::copysign(b, a); }>},
-      {"cvt", "rn rni rmi rpi rzi", conversion},
+      {"cvt", "rn rpi rzi", conversion},
+      {"cvta", "to global shared param", generic_address},
       {"div", "rn", two<divide>},
       {"ex2", "approx ftz", exp2},
-      {"exit", "", always<[](Warp& w, const Op&) { w.exit(); }>},
       {"fma", "rn bf16x2", fused},
       {"griddepcontrol", "wait launch_dependents", always<nothing>},
       {"mad", "lo", three<multiply_add>},
@@ -397,7 +352,7 @@ const std::vector<Instruction>& computing_instructions() {
       {"not", "", negation},
       {"or", "", logic<[](std::integral auto a, decltype(a) b) { return a | b; }>},
       {"popc", "", counting<[](auto a) { return std::popcount(a); }>},
-      {"prmt", "", permutation},
+      {"prmt", "", always<each<permuted, std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t>>},
       {"rem", "", two<remainder>},
       {"ret", "", always<[](Warp& w, const Op&) { w.exit(); }>},
       {"selp", "", selection},
@@ -405,7 +360,6 @@ const std::vector<Instruction>& computing_instructions() {
       {"shl", "", shifting<true>},
       {"shr", "", shifting<false>},
       {"sub", "rn", two<[](auto a, decltype(a) b) { return a - b; }>},
-      {"trap", "", always<[](Warp&, const Op&) { throw Fault("trap"); }>},
       {"xor", "", logic<[](std::integral auto a, decltype(a) b) { return a ^ b; }>},
   };
   return all;
@@ -419,7 +373,7 @@ void decode(const Statement& statement, Op& op) {
     const std::string allowed = ' ' + std::string(found->words) + ' ';
     for (std::size_t i = 1; i < statement.word.size(); ++i) {
       const std::string word(statement.word[i]);
-      if (type_named(word) == Type::None && allowed.find(' ' + word + ' ') == std::string::npos)
+      if (!is_type(word) && allowed.find(' ' + word + ' ') == std::string::npos)
         throw Fault("'", word, "' is not known to this GPU");
     }
     op.run = found->decode(statement, op);

@@ -5,6 +5,8 @@
 
 #include "tree_attn/tests/gpu/soft_gpu/machine.hpp"
 
+#include <algorithm>
+
 namespace tree_attn::soft_gpu {
 
 using Run = void (*)(Warp&, const Op&);
@@ -35,25 +37,19 @@ void put_lanes(Warp& w, const Op& op, const F& f) {
 /// What make<T>() returns for the type T that lanes of this type have; nullptr if they have none.
 template <class Make>
 Run for_type(Type type, const Make& make) {
-  switch (type) {
-    case Type::B16:
-    case Type::U16: return make.template operator()<std::uint16_t>();
-    case Type::S16: return make.template operator()<std::int16_t>();
-    case Type::B32:
-    case Type::U32: return make.template operator()<std::uint32_t>();
-    case Type::S32: return make.template operator()<std::int32_t>();
-    case Type::F32: return make.template operator()<float>();
-    case Type::B64:
-    case Type::U64: return make.template operator()<std::uint64_t>();
-    case Type::S64: return make.template operator()<std::int64_t>();
-    case Type::F64: return make.template operator()<double>();
-    default: return nullptr;
-  }
+  if (type == "b16" || type == "u16") return make.template operator()<std::uint16_t>();
+  if (type == "s16") return make.template operator()<std::int16_t>();
+  if (type == "b32" || type == "u32") return make.template operator()<std::uint32_t>();
+  if (type == "s32") return make.template operator()<std::int32_t>();
+  if (type == "f32") return make.template operator()<float>();
+  if (type == "b64" || type == "u64") return make.template operator()<std::uint64_t>();
+  if (type == "s64") return make.template operator()<std::int64_t>();
+  return type == "f64" ? make.template operator()<double>() : nullptr;
 }
 /// The type of the same width without a sign.
 inline Type bits(Type type) {
   const int n = bytes_of(type);
-  return n == 2 ? Type::B16 : n == 4 ? Type::B32 : Type::B64;
+  return n == 2 ? "b16" : n == 4 ? "b32" : "b64";
 }
 
 /// Registers of 128 bits, and of 16 of which a float is the upper half.

@@ -5,9 +5,7 @@
 
 #include "tree_attn/tests/gpu/soft_gpu/memory.hpp"
 
-#include <algorithm>
 #include <cstdint>
-#include <map>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -18,41 +16,21 @@ namespace tree_attn::soft_gpu {
 struct Warp;
 struct Op;
 
-/// Types of PTX. Those of the same width name the same lanes.
-enum class Type : std::uint8_t {
-  Pred,
-  B8,
-  U8,
-  S8,
-  B16,
-  U16,
-  S16,
-  F16,
-  Bf16,
-  B32,
-  U32,
-  S32,
-  F32,
-  B64,
-  U64,
-  S64,
-  F64,
-  B128,
-  None
-};
-/// Bytes of a lane in memory; of predicates, whose 32 lanes are the bits of one word, 4.
+/// A type of PTX, as it is written: u32, bf16, pred. Those of the same width name the same lanes.
+using Type = std::string_view;
+bool is_type(std::string_view word);
+/// Bytes of a lane in memory; of predicates, whose 32 lanes are the bits of one word, and where no type is named, 4.
 int bytes_of(Type type);
-Type type_named(std::string_view name);
 
 /// Where an operand is: bytes from the beginning of a warp's registers, or, if the lowest bit is set, of the constants.
 using Place = std::uint32_t;
 constexpr Place kNowhere = ~Place{0};  ///< what is not written: _
 
-/// State spaces of an address. Addresses of shared, local and parameter memory lie in windows of the generic ones.
-enum class Space : std::uint8_t { Generic, Global, Shared, Local, Param };
-constexpr std::uint64_t kSharedWindow = 0x7100'0000'0000, kLocalWindow = 0x7200'0000'0000, kParamWindow = 0x7300'0000'0000;
-/// Where shared memory begins, and how many addresses a block has: block i of the cluster from (i + 1) kSharedSpan on, and
-/// the own one from 0 on as well.
+/// State spaces of an address. Addresses of shared and parameter memory lie in windows of the generic ones.
+enum class Space : std::uint8_t { Generic, Global, Shared, Param };
+constexpr std::uint64_t kSharedWindow = 0x7100'0000'0000, kParamWindow = 0x7300'0000'0000;
+/// Where shared memory begins, all of it dynamic, and how many addresses a block has: block i of the cluster from (i + 1)
+/// kSharedSpan on, and the own one from 0 on as well.
 constexpr std::uint32_t kSharedBegin = 1024, kSharedSpan = 1 << 24;
 
 /// An instruction. `run` is called with the lanes whose guard holds.
@@ -73,7 +51,7 @@ struct Statement {
   std::vector<std::string_view> word;  ///< its name, split at the points
   struct Operand {
     std::vector<Place> at;    ///< one, or the elements of a vector
-    Type type = Type::None;   ///< of a register
+    Type type;                ///< of a register
     bool is_address = false;  ///< in brackets
     bool is_label = false;
     bool is_special = false;  ///< %tid.x and its kind
@@ -82,7 +60,7 @@ struct Statement {
   };
   std::vector<Operand> operand;
   bool has(std::string_view part) const;
-  /// The type that the i-th of its words names, among the words that are types.
+  /// The i-th of its words that are types; empty if there is none.
   Type type(int i = 0) const;
 };
 
@@ -90,13 +68,7 @@ struct Statement {
 struct Kernel {
   std::string name;
   std::vector<std::pair<std::uint32_t, std::uint32_t>> parameters;  ///< offset and bytes of each
-  std::uint32_t parameter_bytes = 0, static_shared = 0, local_bytes = 0, register_bytes = 0, n_accesses = 0;
-  std::uint32_t dynamic_at = kSharedBegin;  ///< where dynamic shared memory begins
-  std::uint32_t most_threads = 1024;
-  /// Where shared memory ends.
-  std::uint32_t shared_bytes(std::uint32_t dynamic) const {
-    return std::max(kSharedBegin + static_shared, dynamic > 0 ? dynamic_at + dynamic : 0);
-  }
+  std::uint32_t parameter_bytes = 0, register_bytes = 0, n_accesses = 0, most_threads = 1024;
   std::vector<Op> ops;
   std::vector<std::string> text;     ///< of each operation, for messages
   std::vector<std::byte> constants;  ///< 32 lanes each

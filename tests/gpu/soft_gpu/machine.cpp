@@ -48,21 +48,13 @@ std::byte* Warp::at(Space space, int lane, std::uint64_t address, std::uint32_t 
   constexpr std::uint64_t kWindow = std::uint64_t{1} << 40;
   if (space == Space::Generic) {
     const std::uint64_t window = address & ~(kWindow - 1);
-    space = window == kSharedWindow  ? Space::Shared
-            : window == kLocalWindow ? Space::Local
-            : window == kParamWindow ? Space::Param
-                                     : Space::Global;
+    space = window == kSharedWindow ? Space::Shared : window == kParamWindow ? Space::Param : Space::Global;
   }
   switch (space) {
     case Space::Shared: {
       const auto [of, offset] = shared(address, n, 1);
       if (is_store && of == block) block->stored(offset, n, thread(lane));
       return &of->shared[offset];
-    }
-    case Space::Local: {
-      const std::uint64_t offset = address & (kWindow - 1);
-      if (offset + n > grid->kernel.local_bytes) throw Fault("address ", hex(address), " is outside of local memory");
-      return &local[static_cast<std::size_t>(lane) * grid->kernel.local_bytes + offset];
     }
     case Space::Param: {
       const std::uint64_t offset = address & (kWindow - 1);
@@ -196,15 +188,13 @@ void Warp::run(int n) {
       grid->draw(4) == 0 && behind != 0 && behind != lanes)
     groups.push_back({pc, behind, {}}), lanes &= ~behind, limit = ~0U;
   const Op* const ops = grid->kernel.ops.data();
-  std::uint64_t n_executed = 0;
   while (left-- > 0) {
     op = &ops[pc++];
     mask = lanes, now = std::countr_zero(mask);
     if (op->guard != kNowhere) mask &= op->is_negated ? ~predicate(op->guard) : predicate(op->guard);
-    if (mask != 0) op->run(*this, *op), n_executed += static_cast<std::uint64_t>(std::popcount(mask));
+    if (mask != 0) op->run(*this, *op);
     if (pc >= limit && !regroup()) break;
   }
-  grid->n_instructions += n_executed;
 }
 
 // ---- Grids
@@ -216,20 +206,16 @@ void Grid::start_cluster(std::uint32_t first_block) {
     auto block = std::make_unique<Block>();
     block->grid = this, block->cluster = cluster.get(), block->rank = rank;
     block->index = place(first_block + rank, shape.grid);
-    block->shared.assign(kernel.shared_bytes(shape.dynamic_shared), std::byte{0xFF});
+    block->shared.assign(kSharedBegin + shape.dynamic_shared, std::byte{0xFF});
     block->unfenced.assign(block->shared.size() / 8 + 1, 0);
     block->n_fences.assign(n_threads, 0);
     for (std::uint32_t first = 0; first < n_threads; first += 32) {
       auto warp = std::make_unique<Warp>();
       warp->block = block.get(), warp->grid = this, warp->first_thread = first;
       warp->all = warp->alive = warp->lanes = n_threads - first >= 32 ? ~0U : (1U << (n_threads - first)) - 1;
-      if (free_registers.empty()) free_registers.emplace_back(kernel.register_bytes + 64);
-      warp->registers = std::move(free_registers.back());
-      free_registers.pop_back();
-      const auto start = reinterpret_cast<std::uintptr_t>(warp->registers.data());
-      warp->base[0] = warp->registers.data() + (64 - start % 64) % 64;
+      warp->registers = std::make_unique_for_overwrite<std::byte[]>(kernel.register_bytes);
+      warp->base[0] = warp->registers.get();
       warp->base[1] = const_cast<std::byte*>(kernel.constants.data());
-      warp->local.assign(32 * std::size_t{kernel.local_bytes}, std::byte{0xFF});
       running.push_back(warp.get());
       block->warps.push_back(std::move(warp));
     }
@@ -245,14 +231,6 @@ void Grid::deliver(Cluster& cluster, std::size_t i) {
   cluster.copies.erase(cluster.copies.begin() + static_cast<std::ptrdiff_t>(i));
   for (const Copy& piece : copy.pieces) piece.arrive();
   copy.block->arrive(copy.barrier, 0, -copy.n_bytes);
-}
-
-void Grid::end_cluster(std::size_t i) {
-  if (!clusters[i]->copies.empty()) throw Fault("the block has ended while a copy to it is under way");
-  for (auto& block : clusters[i]->blocks) {
-    for (auto& warp : block->warps) free_registers.push_back(std::move(warp->registers));
-  }
-  clusters.erase(clusters.begin() + static_cast<std::ptrdiff_t>(i));
 }
 
 void Grid::run(std::uint32_t n_resident) {
@@ -274,10 +252,10 @@ void Grid::run(std::uint32_t n_resident) {
         Cluster& cluster = *now->block->cluster;
         now->run(static_cast<int>(32 + draw(2048)));
         if (now->alive == 0) std::swap(running[(first + i) % n], running.back()), running.pop_back();
-        if (cluster.n_alive == 0)
-          end_cluster(static_cast<std::size_t>(
-              std::find_if(clusters.begin(), clusters.end(), [&](const auto& c) { return c.get() == &cluster; }) -
-              clusters.begin()));
+        if (cluster.n_alive == 0) {
+          if (!cluster.copies.empty()) throw Fault("the block has ended while a copy to it is under way");
+          std::erase_if(clusters, [&](const auto& one) { return one.get() == &cluster; });
+        }
       }
       now = nullptr;
 
@@ -294,20 +272,14 @@ void Grid::run(std::uint32_t n_resident) {
         throw Fault("no end within ", static_cast<int>(settings().limit_seconds), " s");
     }
   } catch (const Fault& fault) {
-    int status = 0;
     char* const readable =
-        kernel.name.starts_with("_Z") ? abi::__cxa_demangle(kernel.name.c_str(), nullptr, nullptr, &status) : nullptr;
-    std::string what = std::string(fault.what()) + "\n  in " + (readable != nullptr ? readable : kernel.name);
+        kernel.name.starts_with("_Z") ? abi::__cxa_demangle(kernel.name.c_str(), nullptr, nullptr, nullptr) : nullptr;
+    const std::string what = joined(fault.what(), "\n  in ", readable != nullptr ? readable : kernel.name.c_str());
     std::free(readable);
-    if (now != nullptr && now->op != nullptr) {
-      const auto& b = now->block->index;
-      what += "\n  block (" + std::to_string(b[0]) + ", " + std::to_string(b[1]) + ", " + std::to_string(b[2]) +
-              "), thread " + std::to_string(now->thread(now->now)) + ", line " + std::to_string(now->op->line) +
-              " of the PTX: " + kernel.text[static_cast<std::size_t>(now->op - kernel.ops.data())];
-    } else {
-      what += places();
-    }
-    throw Fault(what);
+    if (now == nullptr || now->op == nullptr) throw Fault(what, places());
+    const auto& [x, y, z] = now->block->index;
+    throw Fault(what, "\n  block (", x, ", ", y, ", ", z, "), thread ", now->thread(now->now), ", line ", now->op->line,
+                " of the PTX: ", kernel.text[static_cast<std::size_t>(now->op - kernel.ops.data())]);
   }
 }
 
@@ -325,8 +297,7 @@ std::string Grid::places() const {
   }
   std::string text;
   for (const auto& [pc, n] : n_at)
-    text += "\n  " + std::to_string(n) + " threads at line " + std::to_string(kernel.ops[pc].line) +
-            " of the PTX: " + kernel.text[pc];
+    text += joined("\n  ", n, " threads at line ", kernel.ops[pc].line, " of the PTX: ", kernel.text[pc]);
   return text;
 }
 

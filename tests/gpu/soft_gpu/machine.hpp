@@ -88,7 +88,7 @@ struct Warp {
   std::vector<Group> groups;             ///< that do not run
   std::vector<Copy> copies;              ///< of cp.async
   std::array<std::uint32_t, 32> copy_group{};
-  std::vector<std::byte> registers, local;
+  std::unique_ptr<std::byte[]> registers;
   const Op* op = nullptr;
   int now = 0;  ///< the lane that an instruction has come to, for messages
 
@@ -195,7 +195,6 @@ struct Grid {
   std::minstd_rand random;
   std::vector<Range> recent;  ///< of every access of the kernel, the allocation that it found last
   std::vector<std::unique_ptr<Cluster>> clusters;
-  std::uint64_t n_instructions = 0;
 
   std::uint32_t draw(std::uint32_t n) { return static_cast<std::uint32_t>(random() % n); }
   /// Runs all of it, so many clusters at once. @throws Fault with the place
@@ -204,11 +203,9 @@ struct Grid {
  private:
   void start_cluster(std::uint32_t first_block);
   void deliver(Cluster& cluster, std::size_t i);
-  void end_cluster(std::size_t i);
   std::string places() const;
 
   std::vector<Warp*> running;
-  std::vector<std::vector<std::byte>> free_registers;
 };
 
 }  // namespace tree_attn::soft_gpu

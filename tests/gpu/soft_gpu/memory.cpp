@@ -14,9 +14,9 @@
 namespace tree_attn::soft_gpu {
 
 std::string hex(std::uint64_t address) {
-  char text[24];
-  std::snprintf(text, sizeof text, "0x%llx", static_cast<unsigned long long>(address));
-  return text;
+  std::ostringstream text;
+  text << "0x" << std::hex << address;
+  return text.str();
 }
 
 namespace memory {
@@ -29,7 +29,8 @@ constexpr std::uint64_t kPage = 4096;
 
 /// The bytes of the device; addresses are reserved a second time for it.
 struct Store {
-  std::uint64_t begin = reserve(PROT_NONE), to_host = reserve(PROT_READ | PROT_WRITE) - begin;
+  std::uint64_t next = reserve(PROT_NONE), to_host = reserve(PROT_READ | PROT_WRITE) - next;
+  const std::uint64_t end = next + kBytesOfDevice;
   std::shared_mutex mutex;
   std::map<std::uint64_t, Range> ranges;
 
@@ -41,7 +42,7 @@ struct Store {
 };
 
 Store& store() {
-  static Store* const only = new Store;  // outlives the streams that end with the process
+  static Store* const only = new Store;  // outlives what programs free as they end
   return *only;
 }
 
@@ -50,25 +51,19 @@ Store& store() {
 std::optional<std::uint64_t> allocate(std::uint64_t n_bytes) {
   Store& all = store();
   const std::unique_lock lock(all.mutex);
-  const std::uint64_t last = all.begin + kBytesOfDevice;
-  std::uint64_t at = all.begin + kGap;
-  for (auto range = all.ranges.lower_bound(all.begin); range != all.ranges.end() && range->first < last; ++range) {
-    if (range->first - at >= n_bytes + kGap && range->first > at) break;
-    at = (range->second.end + 2 * kGap - 1) / kGap * kGap;
-  }
-  if (n_bytes > last - at - kGap || at + kGap > last) return std::nullopt;
+  if (n_bytes > all.end - all.next) return std::nullopt;
+  const std::uint64_t at = all.next;
   const Range range{at, at + n_bytes, all.to_host};
   std::memset(range.host(at), 0xFF, std::min(n_bytes, kFilled));
   all.ranges[at] = range;
+  all.next = std::min(all.end, (range.end + 2 * kGap - 1) / kGap * kGap);
   return at;
 }
 
 std::uint64_t n_free() {
   Store& all = store();
   const std::shared_lock lock(all.mutex);
-  std::uint64_t n = kBytesOfDevice;
-  for (const auto& [begin, range] : all.ranges) n -= range.is_of_host() ? 0 : range.end - begin;
-  return n;
+  return all.end - all.next;
 }
 
 void pin(void* begin, std::uint64_t n_bytes) {

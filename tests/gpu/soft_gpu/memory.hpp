@@ -44,11 +44,12 @@ struct Range {
 /// All memory that kernels of this process may reach.
 namespace memory {
 
-constexpr std::uint64_t kBytesOfDevice = std::uint64_t{32} << 30;
+constexpr std::uint64_t kBytesOfDevice = std::uint64_t{512} << 30;
 
-/// The address of n_bytes bytes of the device, the first MiB of them NaN; none if it is full.
+/// The address of n_bytes bytes of the device, the first MiB of them NaN; none if it is full. No address is given twice:
+/// what has been freed stays a fault.
 std::optional<std::uint64_t> allocate(std::uint64_t n_bytes);
-/// Bytes of the device that are not allocated.
+/// Bytes of the device that have never been allocated.
 std::uint64_t n_free();
 /// Lets the device read and write memory of the host at its own address.
 void pin(void* begin, std::uint64_t n_bytes);

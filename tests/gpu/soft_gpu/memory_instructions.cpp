@@ -22,15 +22,11 @@ std::uint64_t address(Warp& w, const Op& op, Place place, int lane) {
 }
 Space space_of(const Op& op) { return static_cast<Space>(op.kind & kSpace); }
 std::uint8_t kind_of_address(const Statement& s, std::size_t i, bool flag) {
-  static constexpr std::pair<std::string_view, Space> kSpaces[] = {{"global", Space::Global},
-                                                                   {"shared", Space::Shared},
-                                                                   {"shared::cta", Space::Shared},
-                                                                   {"local", Space::Local},
-                                                                   {"param", Space::Param}};
+  static constexpr std::pair<std::string_view, Space> kSpaces[] = {
+      {"global", Space::Global}, {"shared", Space::Shared}, {"shared::cta", Space::Shared}, {"param", Space::Param}};
   auto kind = static_cast<std::uint8_t>(flag ? kFlag : 0);
   for (const auto& [name, space] : kSpaces) kind |= s.has(name) ? static_cast<std::uint8_t>(space) : 0;
-  return static_cast<std::uint8_t>(kind |
-                                   (bytes_of(s.operand.at(i).type) == 8 || s.operand[i].type == Type::None ? kIsWide : 0));
+  return static_cast<std::uint8_t>(kind | (bytes_of(s.operand.at(i).type) == 8 || s.operand[i].type.empty() ? kIsWide : 0));
 }
 
 /// Memory holds elements of type M, registers those of type R, which may be wider.
@@ -65,8 +61,8 @@ Run accessing(const Statement& s, Op& op) {
   op.kind = kind_of_address(s, is_load ? 1 : 0, s.has("relaxed") || s.has("acquire"));
   op.n = static_cast<std::uint8_t>(value.at.size());
   const Type type = s.type();
-  const Type in_register = value.type != Type::None ? bits(value.type) : bytes_of(type) == 1 ? Type::B16 : bits(type);
-  if (type == Type::B128) return is_load ? load<B128, B128> : store<B128, B128>;
+  const Type in_register = !value.type.empty() ? bits(value.type) : bytes_of(type) == 1 ? "b16" : bits(type);
+  if (type == "b128") return is_load ? load<B128, B128> : store<B128, B128>;
   const auto with = [=]<class M>() -> Run {
     return for_type(in_register, []<class R>() -> Run {
       if constexpr (std::integral<M> && std::integral<R> && sizeof(M) <= sizeof(R))
@@ -74,23 +70,10 @@ Run accessing(const Statement& s, Op& op) {
       return nullptr;
     });
   };
-  if (type == Type::U8) return with.template operator()<std::uint8_t>();
-  return for_type(type == Type::F32 || type == Type::F64 ? bits(type) : type, with);
+  if (type == "u8") return with.template operator()<std::uint8_t>();
+  return for_type(type == "f32" || type == "f64" ? bits(type) : type, with);
 }
 
-/// Addresses of a space as generic ones: windows, of which only that of shared memory has other numbers.
-Run between_spaces(const Statement& s, Op& op) {
-  if (bytes_of(s.type()) != 8) return nullptr;
-  op.offset = s.has("shared")  ? static_cast<std::int64_t>(kSharedWindow)
-              : s.has("local") ? static_cast<std::int64_t>(kLocalWindow)
-                               : 0;
-  op.kind = s.has("to");
-  return [](Warp& w, const Op& now) {
-    const auto window = static_cast<std::uint64_t>(now.offset);
-    const auto* const a = w.of<std::uint64_t>(now.at[1]);
-    put_lanes<std::uint64_t>(w, now, [&](int i) { return now.kind != 0 ? a[i] & ~window : a[i] | window; });
-  };
-}
 void map_shared(Warp& w, const Op& op) {
   std::uint64_t d[32] = {};
   w.for_lanes([&](int lane) {
@@ -100,7 +83,7 @@ void map_shared(Warp& w, const Op& op) {
   });
   w.put(op.at[0], d);
 }
-Run mapping(const Statement& s, Op&) { return s.type() == Type::U64 ? map_shared : nullptr; }
+Run mapping(const Statement& s, Op&) { return s.type() == "u64" ? map_shared : nullptr; }
 
 template <auto f>
 void atomic(Warp& w, const Op& op) {
@@ -116,7 +99,7 @@ void atomic(Warp& w, const Op& op) {
 }
 Run atomics(const Statement& s, Op& op) {
   op.kind = kind_of_address(s, 1, false);
-  if (s.type() != Type::U32) return nullptr;
+  if (s.type() != "u32") return nullptr;
   if (s.has("inc")) return atomic<[](std::uint32_t a, std::uint32_t b) { return a >= b ? 0 : a + 1; }>;
   return s.has("add") ? atomic<[](std::uint32_t a, std::uint32_t b) { return a + b; }> : nullptr;
 }
@@ -131,28 +114,23 @@ bool meets(Warp& w, Place members) {
   });
   return w.meet(of_first);
 }
-/// Lane i takes what lane j brings. Of kind 0 to 3: up, down, bfly, idx.
+/// Lane i takes what lane j brings: by idx, or, of kind 1, bfly.
 void shuffle(Warp& w, const Op& op) {
-  const Place* const from = op.at + op.n;
-  if (!meets(w, from[3])) return;
+  if (!meets(w, op.at[5])) return;
   std::uint32_t d[32] = {}, is_inside = 0;
   w.for_lanes([&](int i) {
-    const int b = static_cast<int>(word(w, from[1], i) & 31), c = static_cast<int>(word(w, from[2], i)),
+    const int b = static_cast<int>(word(w, op.at[3], i) & 31), c = static_cast<int>(word(w, op.at[4], i)),
               segment = c >> 8 & 31;
-    const int last = (i & segment) | (c & 31 & ~segment);
-    int j = op.kind == 0 ? i - b : op.kind == 1 ? i + b : op.kind == 2 ? i ^ b : (i & segment) | (b & ~segment);
-    const bool is_in = op.kind == 0 ? j >= last : j <= last;
+    int j = op.kind == 1 ? i ^ b : (i & segment) | (b & ~segment);
+    const bool is_in = j <= ((i & segment) | (c & 31 & ~segment));
     if (!is_in) j = i;
     if ((w.mask >> j & 1) == 0) throw Fault("lane ", i, " takes from lane ", j, ", which does not take part");
-    d[i] = word(w, from[0], j), is_inside |= static_cast<std::uint32_t>(is_in) << i;
+    d[i] = word(w, op.at[2], j), is_inside |= static_cast<std::uint32_t>(is_in) << i;
   });
-  w.put(op.at[0], d);
-  if (op.n == 2) w.put_predicate(op.at[1], is_inside);
+  w.put(op.at[0], d), w.put_predicate(op.at[1], is_inside);
 }
 Run shuffling(const Statement& s, Op& op) {
-  op.n = static_cast<std::uint8_t>(s.operand.size() - 4);
-  op.kind = s.has("up") ? 0 : s.has("down") ? 1 : s.has("bfly") ? 2 : 3;
-  return s.type() == Type::B32 && s.has("sync") ? shuffle : nullptr;
+  return op.kind = s.has("bfly"), s.type() == "b32" && s.operand.size() == 6 ? shuffle : nullptr;
 }
 /// Of kind 0 to 2: all, any, ballot.
 void vote(Warp& w, const Op& op) {
@@ -163,9 +141,7 @@ void vote(Warp& w, const Op& op) {
   if (op.kind == 2) return w.put(op.at[0], d);
   w.put_predicate(op.at[0], (op.kind == 0 ? ayes == w.mask : ayes != 0) ? ~0U : 0);
 }
-Run voting(const Statement& s, Op& op) {
-  return op.kind = s.has("all") ? 0 : s.has("any") ? 1 : 2, s.has("sync") ? vote : nullptr;
-}
+Run voting(const Statement& s, Op& op) { return op.kind = s.has("all") ? 0 : s.has("any") ? 1 : 2, vote; }
 /// Which lane, the manual leaves open: the same for the same members.
 void elect(Warp& w, const Op& op) {
   if (!meets(w, op.at[2])) return;
@@ -256,21 +232,18 @@ Run phase_barriers(const Statement& s, Op& op) {
 void fence_proxy(Warp& w, const Op&) {
   w.for_lanes([&](int lane) { ++w.block->n_fences[w.thread(lane)]; });
 }
-Run fences(const Statement& s, Op&) {
-  return s.has("async") ? fence_proxy : [](Warp&, const Op&) { std::atomic_thread_fence(std::memory_order_seq_cst); };
-}
+Run fences(const Statement& s, Op&) { return s.has("async") ? fence_proxy : nothing; }
 
 // ---- Asynchronous copies
 
 constexpr std::byte kUnknown{0xFF};  // what is there until a copy arrives: NaN
 
-/// cp.async: 4, 8 or 16 bytes of each thread.
+/// cp.async: 16 bytes of each thread, of which some may be zeros.
 void copy_async(Warp& w, const Op& op) {
   w.for_lanes([&](int lane) {
-    const std::uint32_t n = word(w, op.at[2], lane), n_copied = op.n > 3 ? word(w, op.at[3], lane) : n;
+    const std::uint32_t n = word(w, op.at[2], lane), n_copied = word(w, op.at[3], lane);
     const std::uint64_t source = w.of<std::uint64_t>(op.at[1])[lane];
-    if ((n != 4 && n != 8 && n != 16) || n_copied > n || source % n != 0)
-      throw Fault(n_copied, " of ", n, " bytes from ", hex(source));
+    if (n != 16 || n_copied > n || source % n != 0) throw Fault(n_copied, " of ", n, " bytes from ", hex(source));
     std::byte* const to = w.at(Space::Shared, lane, word(w, op.at[0], lane), n, op, true);
     const std::byte* const from = n_copied > 0 ? w.at(Space::Global, lane, source, n_copied, op, false) : nullptr;
     const Copy copy{to, from, n, n_copied, lane, w.copy_group[static_cast<std::size_t>(lane)]};
@@ -352,15 +325,10 @@ void copy_tensor(Warp& w, const Op& op) {
   });
 }
 Run copies(const Statement& s, Op& op) {
-  op.n = static_cast<std::uint8_t>(s.operand.size());
-  if (!s.has("async")) return nullptr;
   if (s.has("commit_group")) return copy_commit;
   if (s.has("wait_group")) return copy_wait;
-  if (!s.has("bulk")) return s.has("shared") && s.has("global") ? copy_async : nullptr;
-  const std::size_t target = s.has("tensor") ? 5 : 3;
-  if (s.word.size() < target + 2 || s.word[target] != "shared::cluster" || s.word[target + 1] != "global" ||
-      !s.has("mbarrier::complete_tx::bytes"))
-    return nullptr;
+  if (!s.has("bulk")) return s.has("shared") && s.operand.size() == 4 ? copy_async : nullptr;
+  if (!s.has("shared::cluster") || !s.has("mbarrier::complete_tx::bytes")) return nullptr;
   if (!s.has("tensor")) return copy_bulk;
   op.n = static_cast<std::uint8_t>(s.operand[1].at.size() - 1);
   return copy_tensor;
@@ -392,7 +360,7 @@ void load_matrices(Warp& w, const Op& op) {
 Run matrix_loads(const Statement& s, Op& op) {
   op.kind = kind_of_address(s, 1, s.has("trans"));
   op.n = static_cast<std::uint8_t>(s.operand.at(0).at.size());
-  return s.has("m8n8") && s.has("sync") && s.type() == Type::B16 ? load_matrices : nullptr;
+  return s.type() == "b16" ? load_matrices : nullptr;
 }
 void transpose_matrix(Warp& w, const Op& op) {
   if (!w.meet(~0U)) return;
@@ -402,7 +370,7 @@ void transpose_matrix(Warp& w, const Op& op) {
   spread(matrix, true, d);
   w.put(op.at[0], d);
 }
-Run matrix_moves(const Statement& s, Op&) { return s.has("trans") && s.type() == Type::B16 ? transpose_matrix : nullptr; }
+Run matrix_moves(const Statement& s, Op&) { return s.type() == "b16" ? transpose_matrix : nullptr; }
 
 /// d [16, 8] <- a [16, 16] b [16, 8] + c. The manual promises no order of the sum: it is made in double and rounded once.
 template <class T>
@@ -435,10 +403,8 @@ void multiply_matrices(Warp& w, const Op& op) {
   for (int k = 0; k < 4; ++k) w.put(op.at[k], d[k]);
 }
 Run products(const Statement& s, Op&) {
-  if (!s.has("m16n8k16") || s.type(0) != Type::F32 || s.type(3) != Type::F32 || s.type(1) != s.type(2)) return nullptr;
-  return s.type(1) == Type::F16    ? multiply_matrices<_Float16>
-         : s.type(1) == Type::Bf16 ? multiply_matrices<Bfloat>
-                                   : nullptr;
+  if (s.type(0) != "f32" || s.type(3) != "f32" || s.type(1) != s.type(2)) return nullptr;
+  return s.type(1) == "f16" ? multiply_matrices<_Float16> : s.type(1) == "bf16" ? multiply_matrices<Bfloat> : nullptr;
 }
 
 }  // namespace
@@ -449,21 +415,20 @@ const std::vector<Instruction>& memory_instructions() {
       {"bar", "sync warp", barriers},
       {"barrier", "aligned cluster arrive wait acquire release relaxed", barriers},
       {"cp",
-       "async ca cg shared global bulk tensor 2d 4d tile shared::cluster mbarrier::complete_tx::bytes L2::cache_hint "
+       "async cg shared global bulk tensor 4d tile shared::cluster mbarrier::complete_tx::bytes L2::cache_hint "
        "commit_group wait_group",
        copies},
       {"createpolicy", "fractional L2::evict_first", always<nothing>},
-      {"cvta", "to global shared local param", between_spaces},
       {"elect", "sync", always<elect>},
-      {"fence", "mbarrier_init release cluster proxy async shared::cta acq_rel sc gpu sys", fences},
-      {"ld", "global shared local param relaxed acquire sys nc cg L1::no_allocate v2 v4", accessing<true>},
+      {"fence", "mbarrier_init release cluster proxy async shared::cta", fences},
+      {"ld", "global shared param relaxed acquire sys nc cg L1::no_allocate v2 v4", accessing<true>},
       {"ldmatrix", "sync aligned m8n8 x4 trans shared", matrix_loads},
       {"mapa", "", mapping},
       {"mbarrier", "init arrive expect_tx try_wait parity shared::cta", phase_barriers},
       {"mma", "sync aligned m16n8k16 row col", products},
       {"movmatrix", "sync aligned m8n8 trans", matrix_moves},
-      {"shfl", "sync up down bfly idx", shuffling},
-      {"st", "global shared local relaxed release sys cg v2 v4", accessing<false>},
+      {"shfl", "sync bfly idx", shuffling},
+      {"st", "global shared relaxed release sys cg v2 v4", accessing<false>},
       {"vote", "sync all any ballot", voting},
   };
   return all;

@@ -8,28 +8,29 @@
 #include <cctype>
 #include <charconv>
 #include <cstring>
+#include <map>
 
 namespace tree_attn::soft_gpu {
 
-int bytes_of(Type type) {
-  static constexpr std::int8_t kBytes[] = {4, 1, 1, 1, 2, 2, 2, 2, 2, 4, 4, 4, 4, 8, 8, 8, 8, 16, 4};
-  return kBytes[static_cast<int>(type)];
+bool is_type(std::string_view word) {
+  static constexpr std::string_view kAll[] = {"pred", "b8",  "u8",  "s8",  "b16", "u16", "s16", "f16", "bf16",
+                                              "b32",  "u32", "s32", "f32", "b64", "u64", "s64", "f64", "b128"};
+  return std::find(std::begin(kAll), std::end(kAll), word) != std::end(kAll);
 }
 
-Type type_named(std::string_view name) {
-  static constexpr std::string_view kNames[] = {"pred", "b8",  "u8",  "s8",  "b16", "u16", "s16", "f16", "bf16",
-                                                "b32",  "u32", "s32", "f32", "b64", "u64", "s64", "f64", "b128"};
-  return static_cast<Type>(std::find(std::begin(kNames), std::end(kNames), name) - std::begin(kNames));
+int bytes_of(Type type) {
+  int n_bits = 32;
+  std::from_chars(type.data() + std::min(type.find_first_of("1368"), type.size()), type.data() + type.size(), n_bits);
+  return n_bits / 8;
 }
 
 bool Statement::has(std::string_view part) const { return std::find(word.begin(), word.end(), part) != word.end(); }
 
 Type Statement::type(int i) const {
-  for (std::size_t at = 1; at < word.size(); ++at) {
-    const Type found = type_named(word[at]);
-    if (found != Type::None && i-- == 0) return found;
+  for (const std::string_view each : word) {
+    if (is_type(each) && i-- == 0) return each;
   }
-  return Type::None;
+  return "";
 }
 
 namespace {
@@ -83,22 +84,21 @@ class Reader {
  public:
   explicit Reader(Kernel& kernel) : kernel_(kernel) {}
 
+  /// The name of shared memory of the whole file.
+  void name_shared(std::string_view name) { scopes_.back().names[std::string(name)] = {"", true, kSharedBegin}; }
+
   void read(std::vector<Token> tokens) {
-    tokens_ = std::move(tokens), at_ = 0;
-    if (take(".shared")) return declare(".shared");
+    tokens_ = std::move(tokens);
     // The head: .entry name ( parameters ) directives.
     for (at_ = 2; !take(")");) {
-      if (take("(") || take(",")) continue;
-      expect(".param"), declare(".param");
+      if (!take("(") && !take(",")) parameter();
     }
-    for (std::uint32_t n = 1; !take("{");) {
-      if (const bool is_limit = next() == ".maxntid";
-          is_limit || tokens_[at_ - 1].text == ".minnctapersm" || tokens_[at_ - 1].text == ".reqnctapercluster") {
-        for (n = number<std::uint32_t>(); take(",");) n *= number<std::uint32_t>();
-        if (is_limit) kernel_.most_threads = n;
-      } else {
-        throw Fault("'", std::string(tokens_[at_ - 1].text), "' in the head of a kernel");
-      }
+    while (!take("{")) {
+      const bool is_limit = take(".maxntid");
+      if (!is_limit) expect(".minnctapersm");
+      std::uint32_t n = number<std::uint32_t>();
+      while (take(",")) n *= number<std::uint32_t>();
+      if (is_limit) kernel_.most_threads = n;
     }
     while (!scopes_.empty()) {
       if (take("}"))
@@ -117,7 +117,7 @@ class Reader {
   std::string_view next() { return tokens_.at(at_++).text; }
   bool take(std::string_view what) { return peek() == what && ++at_ > 0; }
   void expect(std::string_view what) {
-    if (!take(what)) throw Fault("'", std::string(what), "' expected before '", std::string(peek()), "'");
+    if (!take(what)) throw Fault("'", what, "' expected before '", peek(), "'");
   }
   /// A whole number; one with a point is a fraction of a policy of the cache, of which nothing depends.
   template <class T>
@@ -127,50 +127,31 @@ class Reader {
     text.remove_prefix((is_negative ? 1 : 0) + (is_hexadecimal ? 2 : 0));
     std::uint64_t value = 0;
     if (std::from_chars(text.data(), text.data() + text.size(), value, is_hexadecimal ? 16 : 10).ec != std::errc())
-      throw Fault("no number: '", std::string(text), "'");
+      throw Fault("no number: '", text, "'");
     return static_cast<T>(is_negative ? 0 - value : value);
   }
 
-  /// What follows .reg, .param, .local or .shared.
-  void declare(std::string_view directive) {
+  void parameter() {
+    expect(".param");
     const std::uint32_t alignment = take(".align") ? number<std::uint32_t>() : 1;
-    const Type type = type_named(next().substr(1));
-    const auto size = static_cast<std::uint32_t>(bytes_of(type));
+    const auto size = static_cast<std::uint32_t>(bytes_of(next()));
     while (peek().starts_with(".")) next();
-    if (directive == ".reg") {
-      do declare_register(type);
-      while (take(","));
-      return;
-    }
     const std::string_view name = next();
-    const bool is_array = take("["), is_extern = is_array && take("]");
-    const std::uint32_t n_bytes = is_array && !is_extern ? size * number<std::uint32_t>() : size,
-                        unit = std::max(alignment, size);
-    if (is_array && !is_extern) expect("]");
-    const auto put = [&](std::uint32_t& end) {
-      const std::uint32_t begin = (end + unit - 1) / unit * unit;
-      return end = begin + (is_extern ? 0 : n_bytes), begin;
-    };
-    std::int64_t address = 0;
-    if (directive == ".param") {
-      kernel_.parameters.emplace_back(put(kernel_.parameter_bytes), n_bytes);
-      address = static_cast<std::int64_t>(kParamWindow + kernel_.parameters.back().first);
-    } else if (directive == ".local") {
-      address = put(kernel_.local_bytes);
-    } else {
-      address = kSharedBegin + put(kernel_.static_shared);
-      if (is_extern) kernel_.dynamic_at = static_cast<std::uint32_t>(address);
-    }
-    scopes_.back().names[std::string(name)] = {type, true, address};
+    const bool is_array = take("[");
+    const std::uint32_t n_bytes = is_array ? size * number<std::uint32_t>() : size, unit = std::max(alignment, size),
+                        begin = (kernel_.parameter_bytes + unit - 1) / unit * unit;
+    if (is_array) expect("]");
+    kernel_.parameters.emplace_back(begin, n_bytes), kernel_.parameter_bytes = begin + n_bytes;
+    scopes_.back().names[std::string(name)] = {"", true, static_cast<std::int64_t>(kParamWindow + begin)};
   }
-  /// A register, or a family of them; 64 bytes are a line of the cache.
+  /// A register, or a family of them.
   void declare_register(Type type) {
     const std::string_view name = next();
     const bool is_family = take("<");
     const auto n = is_family ? number<std::uint32_t>() : 1U,
-               size = static_cast<std::uint32_t>(type == Type::Pred ? 4 : 32 * std::max(bytes_of(type), 2));
+               size = static_cast<std::uint32_t>(type == "pred" ? 4 : 32 * std::max(bytes_of(type), 2));
     if (is_family) expect(">");
-    if (type != Type::Pred) kernel_.register_bytes = (kernel_.register_bytes + 63) / 64 * 64;
+    kernel_.register_bytes = (kernel_.register_bytes + size - 1) / size * size;
     for (std::uint32_t i = 0; i < n; ++i, kernel_.register_bytes += size) {
       scopes_.back().names[std::string(name) + (is_family ? std::to_string(i) : "")] = {type, false, kernel_.register_bytes};
     }
@@ -180,11 +161,13 @@ class Reader {
     const Token first = tokens_[at_];
     try {
       if (first.text.starts_with(".")) {
-        next();
-        if (first.text == ".pragma") {
+        if (take(".pragma")) {
           while (peek() != ";") next();
         } else {
-          declare(first.text);
+          expect(".reg");
+          const Type type = next().substr(1);
+          do declare_register(type);
+          while (take(","));
         }
         return expect(";");
       }
@@ -206,8 +189,8 @@ class Reader {
       }
       add(now, op, {name.data(), tokens_[at_ - 1].text.data() + 1});
     } catch (const Fault& fault) {
-      throw Fault("line ", first.line, ", '",
-                  std::string(first.text.data(), tokens_[at_ - 1].text.data() + tokens_[at_ - 1].text.size()),
+      const std::string_view last = tokens_[at_ - 1].text;
+      throw Fault("line ", first.line, ", '", std::string_view(first.text.data(), last.data() + last.size()),
                   "': ", fault.what());
     }
   }
@@ -218,7 +201,7 @@ class Reader {
     const bool is_word = name == "mbarrier" ||
                          ((name == "shl" || name == "shr" || name == "mapa" || name == "vote") && i >= 2) ||
                          (name == "bfi" && i >= 3);
-    return is_word ? Type::U32 : now.type(name == "cvt" ? 1 : 0);
+    return is_word ? "u32" : now.type(name == "cvt" ? 1 : 0);
   }
   void add(const Statement& now, Op& op, std::string_view text) {
     op.cache = kernel_.n_accesses;
@@ -262,14 +245,14 @@ class Reader {
     } else if (peek()[0] == '-' || std::isdigit(static_cast<unsigned char>(peek()[0])) != 0) {
       // A predicate is the bit of a lane in a word.
       now.offset = number<std::int64_t>();
-      now.at.push_back(constant(static_cast<std::uint64_t>(type_ == Type::Pred && now.offset != 0 ? -1 : now.offset),
+      now.at.push_back(constant(static_cast<std::uint64_t>(type_ == "pred" && now.offset != 0 ? -1 : now.offset),
                                 std::max(bytes_of(type_), 2)));
     } else {
       now.name = next();
       const Symbol* const symbol = find(now.name);
       if (symbol != nullptr) {
         now.offset = symbol->is_address ? symbol->value : 0;
-        now.type = symbol->is_address ? Type::None : symbol->type;
+        now.type = symbol->type;
         now.at.push_back(symbol->is_address ? constant(static_cast<std::uint64_t>(symbol->value), bytes_of(type_))
                                             : static_cast<Place>(symbol->value));
       } else if (now.name == "_") {
@@ -319,7 +302,7 @@ class Reader {
   Kernel& kernel_;
   std::vector<Token> tokens_;
   std::size_t at_ = 0;
-  Type type_ = Type::None;  ///< of constants
+  Type type_;  ///< of constants
   std::vector<Scope> scopes_{1};
   std::vector<Branch> branches_;
   std::map<std::pair<std::uint64_t, int>, Place> constants_;
@@ -333,11 +316,10 @@ Kernel Module::kernel(const std::string& name) const {
   Kernel kernel;
   kernel.name = name;
   Reader reader(kernel);
-  // Shared memory of the whole file stands before, outside of kernels.
-  for (std::size_t shared = text_.find(".shared ."); shared < at; shared = text_.find(".shared .", shared + 1)) {
-    const std::size_t head = text_.rfind(".entry", shared), end = text_.rfind("\n}", shared);
-    if (head == std::string_view::npos || (end != std::string_view::npos && end > head))
-      reader.read(tokens_of(text_.substr(shared), 1));
+  constexpr std::string_view kShared = ".extern .shared";
+  for (std::size_t shared = text_.find(kShared); shared < at; shared = text_.find(kShared, shared + 1)) {
+    const std::vector<Token> words = tokens_of(text_.substr(shared), 1);
+    reader.name_shared(words.at(words.size() - 4).text);  // .. name [ ] ;
   }
   reader.read(tokens_of(text_.substr(at), 1 + static_cast<std::uint32_t>(std::count(
                                                   text_.begin(), text_.begin() + static_cast<std::ptrdiff_t>(at), '\n'))));

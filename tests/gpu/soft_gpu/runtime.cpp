@@ -2,7 +2,6 @@
 /// @file
 /// @brief The CUDA runtime that programs find in place of libcudart.so.13: the calls that this project makes. What a card
 /// would refuse is refused, with a line that says why.
-#include "tree_attn/tests/gpu/soft_gpu/machine.hpp"
 #include "tree_attn/tests/gpu/soft_gpu/streams.hpp"
 
 #include <cuda_runtime_api.h>
@@ -17,42 +16,35 @@ using namespace tree_attn::soft_gpu;
 struct CUstream_st : Stream {
   using Stream::Stream;
 };
-struct CUevent_st {
-  std::shared_ptr<Event> event;
-  bool is_timed;
-};
+struct CUevent_st : Event {};
 struct CUgraph_st {
   std::shared_ptr<Capture> capture;
 };
 struct CUgraphExec_st : CUgraph_st {};
-/// A kernel of the program, decoded when it is first needed.
-struct CUkern_st {
-  std::string name;
-  std::vector<std::pair<int, Module>> modules;  ///< by architecture
-  std::once_flag is_decoded;
-  std::optional<Kernel> kernel;
-  std::uint32_t most_dynamic_shared = 48 << 10, most_cluster = 8;
-  int architecture() const {
-    int best = 0;
-    for (const auto& [architecture, module] : modules)
-      best = architecture <= 10 * settings().major ? std::max(best, architecture) : best;
-    return best;
-  }
-};
-using Images = std::vector<std::pair<int, Module>>;
 
 namespace {
 
-/// What a device has, by the tables of compute capability 8.0 and 9.0.
-struct DeviceFacts {
-  std::uint32_t shared_of_multiprocessor, shared_of_block;
+/// The PTX of a program for the highest architecture that the device has.
+struct Image {
+  int architecture = 0;
+  Module text{""};
 };
-DeviceFacts facts() { return settings().major >= 9 ? DeviceFacts{228 << 10, 227 << 10} : DeviceFacts{164 << 10, 163 << 10}; }
+/// A kernel of the program, decoded when it is first needed.
+struct Function {
+  std::string name;
+  Image image;
+  std::once_flag is_decoded;
+  std::optional<Kernel> kernel;
+  std::uint32_t most_dynamic_shared = 48 << 10, most_cluster = 8;
+};
+
+/// Bytes of shared memory that a block may have, by the tables of compute capability 8.0 and 9.0; a multiprocessor has 1 KiB
+/// more, and every block takes as much besides.
+std::uint32_t shared_of_block() { return (settings().major >= 9 ? 227 : 163) << 10; }
 
 thread_local cudaError_t last_error = cudaSuccess;
 std::atomic<cudaError_t> broken{cudaSuccess};  // by a kernel: every later call fails, as on a card
-std::mutex functions_mutex;
-std::map<const void*, CUkern_st*> functions;
+std::map<const void*, Function> functions;     // by what host code calls them; complete before main()
 
 cudaError_t give(cudaError_t status, const std::string& why = "") {
   if (!why.empty()) std::fprintf(stderr, "soft_gpu: %s\n", why.c_str());
@@ -65,109 +57,73 @@ template <class Then>
 cudaError_t then(cudaError_t status, const Then& what) {
   return status != cudaSuccess ? status : what();
 }
-/// For calls that wait for the device or change its memory.
+/// For calls that wait for the device or change its memory: they break a capture of this thread.
 cudaError_t no_capture(const char* call) {
-  return breaks_capture() ? give(cudaErrorStreamCaptureUnsupported, std::string(call) + " while a stream is captured")
-                          : well();
+  if (!current_capture) return well();
+  current_capture->is_broken = true;
+  return give(cudaErrorStreamCaptureUnsupported, std::string(call) + " while a stream is captured");
 }
-Stream& of(cudaStream_t stream) { return stream == nullptr ? *current_context().default_stream : *stream; }
+Stream& of(cudaStream_t stream) { return stream == nullptr ? current_context().default_stream : *stream; }
 std::uint64_t number(const void* pointer) { return reinterpret_cast<std::uint64_t>(pointer); }
 
 /// Calls what(function, kernel) for the kernel of a handle.
 template <class What>
 cudaError_t with_kernel(const void* handle, const What& what) {
-  std::unique_lock lock(functions_mutex);
   const auto found = functions.find(handle);
-  lock.unlock();
   if (found == functions.end()) return give(cudaErrorInvalidDeviceFunction);
-  CUkern_st& function = *found->second;
-  if (function.architecture() == 0) return give(cudaErrorNoKernelImageForDevice);
+  Function& function = found->second;
+  if (function.image.architecture == 0) return give(cudaErrorNoKernelImageForDevice);
   try {
-    std::call_once(function.is_decoded, [&] {
-      for (const auto& [architecture, module] : function.modules) {
-        if (architecture == function.architecture()) function.kernel = module.kernel(function.name);
-      }
-    });
+    std::call_once(function.is_decoded, [&] { function.kernel = function.image.text.kernel(function.name); });
     return then(well(), [&] { return what(function, *function.kernel); });
   } catch (const Fault& fault) {
-    return give(cudaErrorInvalidPtx, function.name + ": " + fault.what());
+    return give(cudaErrorInvalidConfiguration, function.name + ": " + fault.what());
   }
 }
 
 /// Clusters of a launch that the device, or the part of it, holds at once. Registers are not known before ptxas: they would
-/// limit it further.
-int n_resident(const Kernel& kernel, const LaunchShape& shape, int n_multiprocessors) {
-  // Multiprocessors of the processing clusters of an H100; a cluster of blocks lies in one of them.
-  static constexpr int kSizes[] = {18, 18, 18, 16, 16, 16, 16, 14};
-  const std::uint32_t shared = kernel.shared_bytes(shape.dynamic_shared) - kSharedBegin + 1024;
-  const auto of_each =
-      static_cast<int>(std::min({32U, 64 / ((count(shape.block) + 31) / 32), facts().shared_of_multiprocessor / shared}));
-  int n = 0;
-  for (int i = 0, left = n_multiprocessors; left > 0; left -= kSizes[i++ % 8])
-    n += std::min(left, kSizes[i % 8]) * of_each / static_cast<int>(shape.cluster);
-  return n;
+/// limit it further, and so does that a cluster lies in one processing cluster.
+int n_resident(const LaunchShape& shape, int n_multiprocessors) {
+  const std::uint32_t n_warps = (count(shape.block) + 31) / 32,
+                      of_each = std::min({32U, 64 / n_warps, (shared_of_block() + 1024) / (shape.dynamic_shared + 1024)});
+  return n_multiprocessors * static_cast<int>(of_each) / static_cast<int>(shape.cluster);
 }
 
-/// What a launch asks that the device does not do.
-std::string refusal(const CUkern_st& function, const Kernel& kernel, const LaunchShape& shape, int n_multiprocessors) {
-  const auto text = [](std::uint64_t n) { return std::to_string(n); };
-  const std::uint32_t n_threads = count(shape.block), shared = kernel.shared_bytes(shape.dynamic_shared) - kSharedBegin;
+/// @throws Fault if a launch asks for what the device does not do
+void check_launch(const Function& function, const Kernel& kernel, const LaunchShape& shape, int n_multiprocessors) {
   for (std::size_t i = 0; i < 3; ++i) {
     if (shape.grid[i] == 0 || shape.grid[i] > (i == 0 ? 0x7FFFFFFFU : 65535U))
-      return text(shape.grid[i]) + " blocks along axis " + text(i);
+      throw Fault(shape.grid[i], " blocks along axis ", i);
   }
-  if (n_threads == 0 || n_threads > kernel.most_threads)
-    return text(n_threads) + " threads of at most " + text(kernel.most_threads);
+  if (const std::uint32_t n_threads = count(shape.block); n_threads == 0 || n_threads > kernel.most_threads)
+    throw Fault(n_threads, " threads of at most ", kernel.most_threads);
   if (shape.dynamic_shared > function.most_dynamic_shared)
-    return text(shape.dynamic_shared) + " bytes of dynamic shared memory, allowed are " + text(function.most_dynamic_shared);
-  if (shared > facts().shared_of_block) return text(shared) + " bytes of shared memory";
-  if (shape.cluster > (settings().major < 9 ? 1 : function.most_cluster)) return "clusters of " + text(shape.cluster);
-  if (shape.grid[0] % shape.cluster != 0) return text(shape.grid[0]) + " blocks in clusters of " + text(shape.cluster);
-  const auto n_fit = static_cast<unsigned>(n_resident(kernel, shape, n_multiprocessors));
-  if (n_fit == 0 || (shape.is_cooperative && count(shape.grid) / shape.cluster > n_fit))
-    return "of " + text(count(shape.grid) / shape.cluster) + " clusters " + text(n_fit) + " fit the device";
-  return "";
+    throw Fault(shape.dynamic_shared, " bytes of dynamic shared memory, allowed are ", function.most_dynamic_shared);
+  if (shape.cluster > (settings().major < 9 ? 1 : function.most_cluster)) throw Fault("clusters of ", shape.cluster);
+  if (shape.grid[0] % shape.cluster != 0) throw Fault(shape.grid[0], " blocks in clusters of ", shape.cluster);
+  const std::uint32_t n_clusters = count(shape.grid) / shape.cluster;
+  const auto n_fit = static_cast<std::uint32_t>(n_resident(shape, n_multiprocessors));
+  if (n_fit == 0 || (shape.is_cooperative && n_clusters > n_fit))
+    throw Fault("of ", n_clusters, " clusters ", n_fit, " fit the device");
 }
-cudaError_t launch(const void* handle, const LaunchShape& shape, void** arguments, cudaStream_t on) {
-  return with_kernel(handle, [&](CUkern_st& function, const Kernel& kernel) {
-    Stream& stream = of(on);
-    const std::string why = refusal(function, kernel, shape, stream.context.n_multiprocessors);
-    if (!why.empty()) return give(cudaErrorInvalidConfiguration, function.name + ": " + why);
-    std::vector<std::byte> parameters(kernel.parameter_bytes);
-    for (std::size_t i = 0; i < kernel.parameters.size(); ++i)
-      std::memcpy(&parameters[kernel.parameters[i].first], arguments[i], kernel.parameters[i].second);
-    static std::atomic<unsigned> n_launched;
-    stream.push([&kernel, shape, parameters] {
-      if (broken != cudaSuccess) return;
-      try {
-        Grid grid(kernel, shape, parameters, settings().seed * 7919 + ++n_launched);
-        grid.run(shape.is_cooperative ? count(shape.grid) / shape.cluster : 1 + grid.draw(4));
-      } catch (const Fault& fault) {
-        std::fprintf(stderr, "soft_gpu: %s\n", fault.what());
-        broken = cudaErrorLaunchFailure;
-      }
-    });
-    return cudaSuccess;
-  });
-}
-Extent extent(dim3 d) { return {d.x, d.y, d.z}; }
-/// What a launch is given by attributes. @returns what is not allowed
-std::string read_attributes(const cudaLaunchConfig_t& config, LaunchShape& shape) {
-  shape = {extent(config.gridDim), extent(config.blockDim), 1, static_cast<std::uint32_t>(config.dynamicSmemBytes), false};
+/// @throws Fault for an attribute of a launch that is not known or not allowed
+LaunchShape shape_of(const cudaLaunchConfig_t& config) {
+  const auto extent = [](dim3 d) { return Extent{d.x, d.y, d.z}; };
+  LaunchShape shape{extent(config.gridDim), extent(config.blockDim), 1, static_cast<std::uint32_t>(config.dynamicSmemBytes)};
   for (const auto* attribute = config.attrs; attribute != config.attrs + config.numAttrs; ++attribute) {
     if (attribute->id == cudaLaunchAttributeClusterDimension) {
       shape.cluster = attribute->val.clusterDim.x;
       if (attribute->val.clusterDim.y * attribute->val.clusterDim.z != 1 || shape.cluster == 0)
-        return "clusters along other axes than x";
+        throw Fault("clusters along other axes than x");
     } else if (attribute->id == cudaLaunchAttributeCooperative) {
       shape.is_cooperative = attribute->val.cooperative != 0;
     } else if (attribute->id != cudaLaunchAttributeProgrammaticStreamSerialization) {
-      return "launch attribute " + std::to_string(attribute->id);
+      throw Fault("launch attribute ", static_cast<int>(attribute->id));
     } else if (settings().major < 9) {
-      return "programmatic stream serialization, which takes compute capability 9.0";
+      throw Fault("programmatic stream serialization, which takes compute capability 9.0");
     }
   }
-  return "";
+  return shape;
 }
 
 /// Where the host keeps bytes that a copy names. @returns nullptr if they are not in one allocation, or not where they
@@ -192,14 +148,11 @@ cudaError_t copy_rows(void* to, std::size_t pitch, const void* from, std::size_t
   });
   return cudaSuccess;
 }
-cudaError_t finished(cudaStream_t stream) { return of(stream).wait(), well(); }
 cudaError_t released(const void* pointer) {
-  wait_for_streams(current_context());
   return pointer == nullptr || memory::release(number(pointer))
              ? well()
              : give(cudaErrorInvalidValue, "no allocation begins at " + hex(number(pointer)));
 }
-thread_local std::vector<std::tuple<dim3, dim3, std::size_t, cudaStream_t>> configurations;
 
 }  // namespace
 
@@ -216,45 +169,47 @@ void** __cudaRegisterFatBinary(void* wrapper) {
     std::memcpy(&value, at + offset, sizeof value);
     return value;
   };
-  auto* const images = new Images;
+  auto* const best = new Image;
   const std::byte* const end = at + 16 + read(8, std::uint64_t{});
   for (at += 16; at < end; at += read(4, std::uint32_t{}) + read(8, std::uint64_t{})) {
     const std::string_view text(reinterpret_cast<const char*>(at) + read(4, std::uint32_t{}), read(8, std::uint64_t{}));
-    if (read(0, std::uint16_t{}) == 1 && text.find(".version") != std::string_view::npos)
-      images->emplace_back(read(28, std::int32_t{}), Module(text));
+    const int architecture = read(28, std::int32_t{});
+    if (read(0, std::uint16_t{}) == 1 && architecture <= 10 * settings().major && architecture > best->architecture)
+      *best = {architecture, Module(text)};
   }
-  return reinterpret_cast<void**>(images);
+  return reinterpret_cast<void**>(best);
 }
 void __cudaRegisterFatBinaryEnd(void**) {}
 void __cudaUnregisterFatBinary(void**) {}
-void __cudaRegisterFunction(void** images, const char* host, char*, const char* name, int, void*, void*, void*, void*,
-                            int*) {
-  const std::lock_guard lock(functions_mutex);
-  auto* const function = new CUkern_st;
-  function->name = name, function->modules = *reinterpret_cast<Images*>(images);
-  functions[host] = functions[function] = function;
+void __cudaRegisterFunction(void** image, const char* host, char*, const char* name, int, void*, void*, void*, void*, int*) {
+  functions[host].name = name, functions[host].image = *reinterpret_cast<const Image*>(image);
 }
-cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* host) {
-  const std::lock_guard lock(functions_mutex);
-  const auto found = functions.find(host);
-  return *kernel = found != functions.end() ? found->second : nullptr,
-         *kernel != nullptr ? cudaSuccess : give(cudaErrorInvalidDeviceFunction);
+/// Programs name these in what nvcc makes for launches by <<<>>>, which none of them has.
+cudaError_t __cudaGetKernel(cudaKernel_t*, const void*) { return give(cudaErrorNotSupported); }
+unsigned __cudaPopCallConfiguration(dim3*, dim3*, std::size_t*, void*) { return give(cudaErrorNotSupported); }
+cudaError_t __cudaLaunchKernel(cudaKernel_t, dim3, dim3, void**, std::size_t, cudaStream_t) {
+  return give(cudaErrorNotSupported);
 }
-unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, std::size_t shared, cudaStream_t stream) {
-  return configurations.emplace_back(grid, block, shared, stream), 0;
-}
-cudaError_t __cudaPopCallConfiguration(dim3* grid, dim3* block, std::size_t* shared, void* stream) {
-  std::tie(*grid, *block, *shared, *static_cast<cudaStream_t*>(stream)) = configurations.back();
-  return configurations.pop_back(), cudaSuccess;
-}
-cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void** arguments, std::size_t shared,
-                               cudaStream_t stream) {
-  return launch(kernel, {extent(grid), extent(block), 1, static_cast<std::uint32_t>(shared), false}, arguments, stream);
-}
-cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* function, void** arguments) {
-  LaunchShape shape;
-  const std::string why = read_attributes(*config, shape);
-  return why.empty() ? launch(function, shape, arguments, config->stream) : give(cudaErrorNotSupported, why);
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* handle, void** arguments) {
+  return with_kernel(handle, [&](const Function& function, const Kernel& kernel) {
+    const LaunchShape shape = shape_of(*config);
+    Stream& stream = of(config->stream);
+    check_launch(function, kernel, shape, stream.context.n_multiprocessors);
+    std::vector<std::byte> parameters(kernel.parameter_bytes);
+    for (std::size_t i = 0; i < kernel.parameters.size(); ++i)
+      std::memcpy(&parameters[kernel.parameters[i].first], arguments[i], kernel.parameters[i].second);
+    static std::atomic<unsigned> n_launched;
+    stream.push([&kernel, shape, parameters] {
+      if (broken != cudaSuccess) return;
+      try {
+        Grid grid(kernel, shape, parameters, settings().seed * 7919 + ++n_launched);
+        grid.run(shape.is_cooperative ? count(shape.grid) / shape.cluster : 1 + grid.draw(4));
+      } catch (const Fault& fault) {
+        broken = give(cudaErrorLaunchFailure, fault.what());
+      }
+    });
+    return cudaSuccess;
+  });
 }
 
 // ---- Errors, devices, kernels
@@ -273,12 +228,12 @@ const char* cudaGetErrorString(cudaError_t status) {
 cudaError_t cudaGetDeviceCount(int* n) { return *n = 1, cudaSuccess; }
 cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
 cudaError_t cudaSetDevice(int device) {
-  return device == 0 ? (set_context(primary_context()), well()) : give(cudaErrorInvalidDevice);
+  return device == 0 ? (context_of_thread = nullptr, well()) : give(cudaErrorInvalidDevice);
 }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
   if (device != 0) return give(cudaErrorInvalidDevice);
   const std::map<int, int> known = {{cudaDevAttrMultiProcessorCount, settings().n_multiprocessors},
-                                    {cudaDevAttrMaxSharedMemoryPerBlockOptin, static_cast<int>(facts().shared_of_block)},
+                                    {cudaDevAttrMaxSharedMemoryPerBlockOptin, static_cast<int>(shared_of_block())},
                                     {cudaDevAttrL2CacheSize, 1 << 20},
                                     {cudaDevAttrComputeCapabilityMajor, settings().major}};
   const auto found = known.find(attribute);
@@ -291,11 +246,11 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   std::snprintf(properties->name, sizeof properties->name, "GPU in software, as an %c100",
                 settings().major >= 9 ? 'H' : 'A');
   properties->major = settings().major, properties->multiProcessorCount = settings().n_multiprocessors;
-  properties->totalGlobalMem = memory::kBytesOfDevice, properties->sharedMemPerBlockOptin = facts().shared_of_block;
+  properties->totalGlobalMem = memory::kBytesOfDevice, properties->sharedMemPerBlockOptin = shared_of_block();
   return cudaSuccess;
 }
 cudaError_t cudaDeviceSynchronize() {
-  return then(no_capture("cudaDeviceSynchronize"), [] { return wait_for_streams(current_context()), well(); });
+  return then(no_capture("cudaDeviceSynchronize"), [] { return well(); });
 }
 cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** entry, unsigned, unsigned long long,
                                              cudaDriverEntryPointQueryResult* result) {
@@ -303,18 +258,14 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** entry, uns
   return *result = *entry != nullptr ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound, cudaSuccess;
 }
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* handle) {
-  return with_kernel(handle, [&](CUkern_st& function, const Kernel& kernel) {
-    *attributes = {};
-    attributes->sharedSizeBytes = kernel.static_shared,
-    attributes->maxThreadsPerBlock = static_cast<int>(kernel.most_threads);
-    attributes->ptxVersion = function.architecture(), attributes->binaryVersion = 10 * settings().major;
-    return cudaSuccess;
+  return with_kernel(handle, [&](const Function& function, const Kernel&) {
+    return *attributes = {}, attributes->ptxVersion = function.image.architecture, cudaSuccess;
   });
 }
 cudaError_t cudaFuncSetAttribute(const void* handle, cudaFuncAttribute attribute, int value) {
-  return with_kernel(handle, [&](CUkern_st& function, const Kernel& kernel) {
+  return with_kernel(handle, [&](Function& function, const Kernel&) {
     const bool is_shared = attribute == cudaFuncAttributeMaxDynamicSharedMemorySize;
-    if (is_shared && value >= 0 && static_cast<unsigned>(value) + kernel.static_shared <= facts().shared_of_block)
+    if (is_shared && value >= 0 && static_cast<unsigned>(value) <= shared_of_block())
       return function.most_dynamic_shared = static_cast<std::uint32_t>(value), cudaSuccess;
     if (attribute == cudaFuncAttributeNonPortableClusterSizeAllowed && settings().major >= 9)
       return function.most_cluster = value != 0 ? 16 : 8, cudaSuccess;
@@ -322,11 +273,10 @@ cudaError_t cudaFuncSetAttribute(const void* handle, cudaFuncAttribute attribute
   });
 }
 cudaError_t cudaOccupancyMaxActiveClusters(int* n, const void* handle, const cudaLaunchConfig_t* config) {
-  LaunchShape shape;
-  if (const std::string why = read_attributes(*config, shape); !why.empty()) return give(cudaErrorNotSupported, why);
-  return with_kernel(handle, [&](CUkern_st& function, const Kernel& kernel) {
+  return with_kernel(handle, [&](const Function& function, const Kernel&) {
+    const LaunchShape shape = shape_of(*config);
     if (shape.cluster > function.most_cluster) return give(cudaErrorInvalidClusterSize);
-    return *n = n_resident(kernel, shape, current_context().n_multiprocessors), cudaSuccess;
+    return *n = n_resident(shape, current_context().n_multiprocessors), cudaSuccess;
   });
 }
 
@@ -386,19 +336,31 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) { return delete stream, cudaS
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   if (of(stream).capture)
     return give(cudaErrorStreamCaptureUnsupported, "cudaStreamSynchronize of a stream that is captured");
-  return finished(stream);
+  return well();
 }
+/// A stream that waits for what is being captured is captured from then on; the order of the records is one that all waits
+/// allow. What was recorded otherwise has passed.
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
-  return hold(event->event, of(stream)), well();
+  if (event->capture && !event->capture->streams.empty()) {
+    of(stream).capture = event->capture;
+    event->capture->streams.push_back(&of(stream));
+  }
+  return well();
 }
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode) {
   if (stream == nullptr) return give(cudaErrorStreamCaptureUnsupported, "a capture of the default stream");
-  return begin_capture(*stream, mode == cudaStreamCaptureModeGlobal) ? well() : give(cudaErrorIllegalState);
+  if (mode != cudaStreamCaptureModeThreadLocal || current_capture || stream->capture) return give(cudaErrorIllegalState);
+  current_capture = stream->capture = std::make_shared<Capture>(Capture{{}, {stream}});
+  return well();
 }
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
-  const auto capture = end_capture(of(stream));
-  *graph = capture && !capture->is_broken ? new CUgraph_st{capture} : nullptr;
-  return !capture ? give(cudaErrorIllegalState) : capture->is_broken ? give(cudaErrorStreamCaptureInvalidated) : well();
+  const auto capture = current_capture;
+  *graph = nullptr;
+  if (!capture || capture->streams.front() != stream) return give(cudaErrorIllegalState);
+  for (Stream* const one : std::exchange(capture->streams, {})) one->capture = nullptr;
+  current_capture = nullptr;
+  if (capture->is_broken) return give(cudaErrorStreamCaptureInvalidated);
+  return *graph = new CUgraph_st{capture}, well();
 }
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long) {
   return *executable = new CUgraphExec_st{{graph->capture}}, well();
@@ -412,24 +374,20 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
   });
   return well();
 }
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
-  return *event = new CUevent_st{std::make_shared<Event>(), (flags & cudaEventDisableTiming) == 0}, well();
-}
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) { return *event = new CUevent_st, well(); }
 cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, 0); }
 cudaError_t cudaEventDestroy(cudaEvent_t event) { return delete event, cudaSuccess; }
+/// Within a capture an event is a place in it, or, if it is external, recorded anew by every replay.
 cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned flags) {
-  return record(event->event, of(stream), flags == cudaEventRecordExternal), well();
+  event->capture = flags == cudaEventRecordExternal ? nullptr : of(stream).capture;
+  if (!event->capture) of(stream).push([event] { event->time = std::chrono::steady_clock::now(); });
+  return well();
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) { return cudaEventRecordWithFlags(event, stream, 0); }
-cudaError_t cudaEventQuery(cudaEvent_t event) {
-  const std::lock_guard lock(event->event->mutex);
-  return then(well(),
-              [&] { return event->event->n_passed >= event->event->n_recorded ? cudaSuccess : give(cudaErrorNotReady); });
-}
-cudaError_t cudaEventSynchronize(cudaEvent_t event) { return event->event->wait(event->event->recorded()), well(); }
+cudaError_t cudaEventQuery(cudaEvent_t) { return well(); }
+cudaError_t cudaEventSynchronize(cudaEvent_t) { return well(); }
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t from, cudaEvent_t to) {
-  if (!from->is_timed || !to->is_timed) return give(cudaErrorInvalidResourceHandle);
-  *milliseconds = std::chrono::duration<float, std::milli>(to->event->time - from->event->time).count();
+  *milliseconds = std::chrono::duration<float, std::milli>(to->time - from->time).count();
   return well();
 }
 

@@ -1,93 +1,63 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Streams, events and captures: each stream has a thread, which does what is queued while the host goes on.
+/// @brief Streams, events and captures. What is queued is done before the call returns: kernels that wait for each other are
+/// launched by different host threads.
 #pragma once
 
+#include "tree_attn/tests/gpu/soft_gpu/machine.hpp"
+
 #include <chrono>
-#include <condition_variable>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <thread>
 #include <vector>
 
 namespace tree_attn::soft_gpu {
 
 using Job = std::function<void()>;
-class Stream;
+struct Stream;
+
+/// What is recorded instead of being run. It forbids calls of its host thread alone.
+struct Capture {
+  std::vector<Job> jobs;
+  std::vector<Stream*> streams;  ///< its origin, and those that have joined it; none once it has ended
+  bool is_broken = false;        ///< by a call that is not allowed meanwhile
+};
+/// That which this host thread has begun and not ended.
+inline thread_local std::shared_ptr<Capture> current_capture;
+
+struct Context;
+struct Stream {
+  Context& context;
+  std::shared_ptr<Capture> capture;
+  std::mutex mutex;  ///< held while a job is done: host threads that share the stream take turns
+
+  explicit Stream(Context& of) : context(of) {}
+  /// Does a job; if the stream is being captured, records it.
+  void push(const Job& job) {
+    if (capture) return capture->jobs.push_back(job);
+    const std::lock_guard lock(mutex);
+    job();
+  }
+};
 
 /// The device, or a part of it (a green context), with the stream that is used where none is named.
 struct Context {
-  int n_multiprocessors = 0;
-  bool is_part = false;
-  std::unique_ptr<Stream> default_stream;
+  int n_multiprocessors;
+  bool is_part;
+  Stream default_stream{*this};
 };
+/// The part that this host thread has chosen; nullptr: the whole device.
+inline thread_local Context* context_of_thread = nullptr;
+inline Context& current_context() {
+  static Context* const whole = new Context{settings().n_multiprocessors, false};  // outlives what programs end with
+  return context_of_thread != nullptr ? *context_of_thread : *whole;
+}
 
-/// That of this host thread: the whole device, or the part that set_context() has chosen.
-Context& current_context();
-void set_context(Context& context);
-Context& primary_context();
-
-/// What is recorded instead of being run.
-struct Capture {
-  std::vector<Job> jobs;
-  Stream* origin = nullptr;
-  std::thread::id thread;
-  bool is_global = false;  ///< whether it forbids calls of other threads too
-  bool is_broken = false;  ///< by a call that is not allowed meanwhile
-};
-
-class Stream {
- public:
-  explicit Stream(Context& of);
-  /// Does what is queued first.
-  ~Stream();
-  /// Queues a job; if the stream is being captured, records it.
-  void push(Job job);
-  /// Returns when all that has been queued is done.
-  void wait();
-
-  Context& context;
-  std::shared_ptr<Capture> capture;
-
- private:
-  void work();
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<Job> jobs_;
-  bool is_busy_ = false, ends_ = false;
-  std::thread thread_;
-};
-
-/// A place in a stream, as often as it is recorded. Jobs keep what they need of it when it is destroyed.
+/// A place in a stream.
 struct Event {
-  std::mutex mutex;
-  std::condition_variable changed;
-  std::uint64_t n_recorded = 0, n_passed = 0;
   std::chrono::steady_clock::time_point time;
-  std::shared_ptr<Capture> capture;  ///< that it was recorded in, while that goes on
-
-  std::uint64_t recorded() {
-    const std::lock_guard lock(mutex);
-    return n_recorded;
-  }
-  void wait(std::uint64_t number) {
-    std::unique_lock lock(mutex);
-    changed.wait(lock, [&] { return n_passed >= number; });
-  }
+  std::shared_ptr<Capture> capture;  ///< that it was recorded in as a place
 };
-/// Records an event; within a capture either as a place in it, or, `in_graph`, to be recorded anew by every replay.
-void record(const std::shared_ptr<Event>& event, Stream& stream, bool in_graph);
-/// What is queued on the stream from now on comes after an event.
-void hold(const std::shared_ptr<Event>& event, Stream& stream);
-
-/// Waits for all streams of a context.
-void wait_for_streams(const Context& context);
-/// Whether a capture forbids this thread what waits for a device or changes its memory; that breaks it.
-bool breaks_capture();
-/// Starts a capture and ends it. @returns nullptr if the stream is captured already, or not
-bool begin_capture(Stream& stream, bool is_global);
-std::shared_ptr<Capture> end_capture(Stream& stream);
 
 }  // namespace tree_attn::soft_gpu

@@ -15,25 +15,20 @@ using namespace tree_attn::soft_gpu;
 
 namespace {
 
-/// Memory of the device that begins with these words.
-class Array {
- public:
-  explicit Array(const std::vector<std::uint32_t>& words) : n_(words.size()), at_(*memory::allocate(4 * n_)) {
-    std::memcpy(memory::find(at_)->host(at_), words.data(), 4 * n_);
+using Words = std::vector<std::uint32_t>;
+
+/// Memory of the device, and where the host reaches it.
+struct Array {
+  explicit Array(const Words& words) : n(words.size()), address(*memory::allocate(4 * n)) {
+    std::memcpy(memory::find(address)->host(address), words.data(), 4 * n);
   }
-  Array(const Array&) = delete;
-  Array& operator=(const Array&) = delete;
-  ~Array() { memory::release(at_); }
-  std::uint64_t address() const { return at_; }
-  std::vector<std::uint32_t> words() const {
-    std::vector<std::uint32_t> all(n_);
-    std::memcpy(all.data(), memory::find(at_)->host(at_), 4 * n_);
+  Words words() const {
+    Words all(n);
+    std::memcpy(all.data(), memory::find(address)->host(address), 4 * n);
     return all;
   }
-
- private:
-  std::size_t n_;
-  std::uint64_t at_;
+  std::size_t n;
+  std::uint64_t address;
 };
 
 /// What a kernel finds in its registers: %r1 its thread, %r2 where dynamic shared memory begins, %r3 four times the thread,
@@ -97,28 +92,25 @@ TEST_CASE("soft GPU: what a thread does wrong is said, with its line") {
       {init + kWait, "32 threads at line 21 of the PTX: mbarrier.try_wait"},
   };
   for (const auto& [body, part] : faults) {
-    const Array out(std::vector<std::uint32_t>(32));
-    const std::string wrong = run(body, block_of(32), 1, out.address());
+    const Array out(Words(32));
+    const std::string wrong = run(body, block_of(32), 1, out.address);
     CHECK_MESSAGE(says(wrong, part), wrong);
   }
 }
 
 namespace {
 
-/// Thread i of n stores i in shared memory and gives what thread n - 1 - i stored.
-std::string reversal(const std::string& barrier, int n = 128) {
-  return "st.shared.u32 [%r4], %r1;\n" + barrier + "\nsub.s32 %r5, " + std::to_string(4 * (n - 1)) +
-         ", %r3;\nadd.s32 %r6, %r2, %r5;\nld.shared.u32 %r7, [%r6];\nst.global.u32 [%d3], %r7;";
-}
-
-/// Of so many seeds, those with which a block of n threads does not reverse its numbers.
+/// Thread i of n stores i in shared memory and, after a barrier, gives what thread n - 1 - i stored.
+/// @returns of so many seeds, those with which this does not reverse the numbers
 int n_not_reversed(const std::string& barrier, int n, unsigned n_seeds) {
-  std::vector<std::uint32_t> reversed;
+  const std::string body = "st.shared.u32 [%r4], %r1;\n" + barrier + "\nsub.s32 %r5, " + std::to_string(4 * (n - 1)) +
+                           ", %r3;\nadd.s32 %r6, %r2, %r5;\nld.shared.u32 %r7, [%r6];\nst.global.u32 [%d3], %r7;";
+  Words reversed;
   for (int i = n; i-- > 0;) reversed.push_back(static_cast<std::uint32_t>(i));
   int n_wrong = 0;
   for (unsigned seed = 0; seed < n_seeds; ++seed) {
-    Array out(std::vector<std::uint32_t>(reversed.size()));
-    CHECK(run(reversal(barrier, n), block_of(static_cast<std::uint32_t>(n)), seed, out.address()) == "");
+    const Array out(Words(reversed.size()));
+    CHECK(run(body, block_of(static_cast<std::uint32_t>(n)), seed, out.address) == "");
     n_wrong += out.words() != reversed;
   }
   return n_wrong;
@@ -149,12 +141,12 @@ TEST_CASE("soft GPU: bulk copies arrive when their mbarrier says so, and take a 
            "complete_tx::bytes [%r2], [%d2], 128, [%r5];\nwait:\nbar.sync 0;\n" +
            wait + "ld.shared.u32 %r7, [%r4];\nst.global.u32 [%d3], %r7;";
   };
-  std::vector<std::uint32_t> words;
+  Words words;
   for (std::uint32_t i = 0; i < 32; ++i) words.push_back(1000 + i);
-  const Array in(words), out(std::vector<std::uint32_t>(32));
+  const Array in(words), out(Words(32));
   int n_early = 0;
   for (unsigned seed = 0; seed < 16; ++seed) {
-    const auto error = [&](const std::string& body) { return run(body, block_of(32), seed, out.address(), in.address()); };
+    const auto error = [&](const std::string& body) { return run(body, block_of(32), seed, out.address, in.address); };
     CHECK(error(bulk_copy(proxy, proxy, kWait)) == "");
     CHECK(out.words() == words);
     const std::string early = error(bulk_copy(proxy, proxy, ""));
@@ -173,13 +165,13 @@ TEST_CASE("soft GPU: blocks of a cluster reach each other's shared memory, and m
       "add.s32 %r6, %r5, 1;\nand.b32 %r6, %r6, 3;\ncvt.u64.u32 %d4, %r2;\ncvta.shared.u64 %d5, %d4;\nmapa.u64 %d6, %d5, "
       "%r6;\nld.u32 %r7, [%d6];\nmov.u32 %r8, %ctaid.x;\nmul.wide.u32 %d7, %r8, 4;\nadd.s64 %d8, %d1, %d7;\n"
       "st.global.u32 [%d8], %r7;\n";
-  const Array out(std::vector<std::uint32_t>(8));
+  const Array out(Words(8));
   const LaunchShape shape{{8, 1, 1}, {1, 1, 1}, 4, 16};
   bool has_ended = false;
   for (unsigned seed = 0; seed < 16; ++seed) {
-    CHECK(run(body + barrier, shape, seed, out.address()) == "");
-    CHECK(out.words() == std::vector<std::uint32_t>{1, 2, 3, 0, 1, 2, 3, 0});
-    has_ended = has_ended || says(run(body, shape, seed, out.address()), "of the cluster, which has ended");
+    CHECK(run(body + barrier, shape, seed, out.address) == "");
+    CHECK(out.words() == Words{1, 2, 3, 0, 1, 2, 3, 0});
+    has_ended = has_ended || says(run(body, shape, seed, out.address), "of the cluster, which has ended");
   }
   CHECK(has_ended);
 }
