@@ -197,6 +197,9 @@ int main(int argc, char** argv) {
   // one of them is loaded.
   ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   ::setenv("CUDA_MODULE_LOADING", "EAGER", 0);
-  return run_program(argc, argv, "exchange_on_parts [--parts 2,4,8] [--steps N] [--timed N] [--keys N] [--timeout SECONDS]",
-                     {.timeout = device::kIsHostMemory ? 10.0 : 3.0}, run_all);
+  return tree_attn::run_program(argc, argv,
+                                "exchange_on_parts [--parts 2,4,8] [--steps N] [--timed N] [--keys N] [--timeout SECONDS]",
+                                [](const tree_attn::Options& options) {
+                                  return run_all({options, "--parts", device::kIsHostMemory ? 10.0 : 3.0});
+                                });
 }

@@ -23,12 +23,10 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <functional>
 #include <memory>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -184,6 +182,8 @@ int main(int argc, char** argv) {
   using namespace tree_attn::exchange;
   // Kernels that wait for each other must not wait until one of them is loaded.
   ::setenv("CUDA_MODULE_LOADING", "EAGER", 0);
-  return run_program(argc, argv, "exchange_over_nccl [--ranks 2,4,8] [--timed N] [--keys N] [--timeout SECONDS]", {},
-                     run_all);
+  return tree_attn::run_program(argc, argv, "exchange_over_nccl [--ranks 2,4,8] [--timed N] [--keys N] [--timeout SECONDS]",
+                                [](const tree_attn::Options& options) {
+                                  return run_all({options, "--ranks", 10});
+                                });
 }

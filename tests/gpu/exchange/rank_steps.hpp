@@ -8,19 +8,16 @@
 #include "tree_attn/distributed/transport/thread_transport.hpp"
 #include "tree_attn/gpu/backend/backends.hpp"
 #include "tree_attn/gpu/platform/launch.hpp"
-#include "tree_attn/tests/gpu/time_ladder/json_line.hpp"
+#include "tree_attn/tests/gpu/time_ladder/program.hpp"
 
 #include <algorithm>
 #include <atomic>
-#include <charconv>
 #include <chrono>
 #include <cmath>
-#include <cstdio>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <span>
-#include <sstream>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -65,10 +62,17 @@ struct Rank {
 
 /// What a program is asked for.
 struct Asked {
-  std::vector<int> counts{2, 4, 8};  ///< numbers of ranks
-  int n_steps = device::kIsHostMemory ? 20 : 100'000, n_timed = device::kIsHostMemory ? 3 : 2000;
-  std::int64_t n_keys = device::kIsHostMemory ? 1024 : 65536;
-  double timeout = 10;
+  /// @param count the option of the numbers of ranks
+  Asked(const Options& options, const char* count, double seconds)
+      : counts(options.numbers<int>(count, {2, 4, 8})),
+        n_steps(options.number("--steps", device::kIsHostMemory ? 20 : 100'000)),
+        n_timed(options.number("--timed", device::kIsHostMemory ? 3 : 2000)),
+        n_keys(options.number<std::int64_t>("--keys", device::kIsHostMemory ? 1024 : 65536)),
+        timeout(options.number("--timeout", seconds)) {}
+  std::vector<int> counts;  ///< numbers of ranks
+  int n_steps, n_timed;
+  std::int64_t n_keys;
+  double timeout;
 };
 
 /// What every rank does.
@@ -104,12 +108,11 @@ inline std::vector<DecodeOutput> outputs_of_gather(std::int64_t n_keys) {
   return outputs;
 }
 
-inline bool same_bits(std::span<const float> a, std::span<const float> b) {
-  return std::ranges::equal(std::as_bytes(a), std::as_bytes(b));
-}
-
-/// Whether the output of a step is not that of `gather`.
+/// Whether a bit of the output of a step is not that of `gather`.
 inline bool differs(const std::vector<DecodeOutput>& want, int t, std::span<const float> out, std::span<const float> lse) {
+  const auto same_bits = [](std::span<const float> a, std::span<const float> b) {
+    return std::ranges::equal(std::as_bytes(a), std::as_bytes(b));
+  };
   const DecodeOutput& right = want[static_cast<std::size_t>(t % kQueries)];
   return !same_bits(out, right.out) || !same_bits(lse, right.lse);
 }
@@ -200,55 +203,6 @@ inline std::string line_without_last(const Ranks& ranks, double timeout, const C
   const double seconds = std::chrono::duration<double>(Clock::now() - left).count();
   JsonLine("missing").add(ranks.name, ranks.n).add("seconds", seconds).add("limit", timeout).add("line", line);
   return line;
-}
-
-/// @throws std::invalid_argument if it is no number greater than 0
-template <class Number>
-Number number(const std::string& text) {
-  Number value{};
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc{} || end != text.data() + text.size() || !(value > 0))
-    throw std::invalid_argument("'" + text + "' is no number greater than 0");
-  return value;
-}
-
-/// "2,4,8". @throws std::invalid_argument
-inline std::vector<int> numbers(const std::string& text) {
-  std::vector<int> values;
-  std::istringstream list(text);
-  for (std::string each; std::getline(list, each, ',');) values.push_back(number<int>(each));
-  return values;
-}
-
-/// The main() of a program.
-/// @param usage its name, then its options, which all have a value; the first one's are the numbers of ranks
-/// @param asked without options @returns the status of `run`; 2 for a wrong option or value, 1 for an error, with a line
-/// that says why
-inline int run_program(int argc, char** argv, const std::string& usage, Asked asked, int (*run)(const Asked&)) {
-  const auto say = [&](const std::exception& error) {
-    std::fprintf(stderr, "%s: %s\n", usage.substr(0, usage.find(' ')).c_str(), error.what());
-  };
-  try {
-    for (int i = 1; i < argc; i += 2) {
-      const std::string option = argv[i], value = i + 1 < argc ? argv[i + 1] : "";
-      if (usage.find("[" + option + " ") == std::string::npos) throw std::invalid_argument("Run: " + usage);
-      if (option == "--steps")
-        asked.n_steps = number<int>(value);
-      else if (option == "--timed")
-        asked.n_timed = number<int>(value);
-      else if (option == "--keys")
-        asked.n_keys = number<std::int64_t>(value);
-      else if (option == "--timeout")
-        asked.timeout = number<double>(value);
-      else
-        asked.counts = numbers(value);
-    }
-    return run(asked);
-  } catch (const std::invalid_argument& error) {
-    return say(error), 2;
-  } catch (const std::exception& error) {
-    return say(error), 1;
-  }
 }
 
 }  // namespace tree_attn::exchange

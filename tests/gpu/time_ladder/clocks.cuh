@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Seconds that a launch takes, alone between two events and in a CUDA graph; a kernel that only reads, for no decode
-/// step of batch 1 can take less time than it does on the same number of bytes; and the main() of programs that measure.
+/// step of batch 1 can take less time than it does on the same number of bytes.
 #pragma once
 
 #include "tree_attn/gpu/platform/device.hpp"
@@ -11,11 +11,8 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdio>
 #include <cstdlib>
 #include <limits>
-#include <stdexcept>
-#include <string>
 #include <vector>
 
 namespace tree_attn::cuda {
@@ -153,39 +150,5 @@ inline int n_sets_past_l2(std::int64_t n_bytes) {
 }
 /// Whether the L2 cache is to hold an input that takes no turns. Whether it does shows in the time of a read.
 inline bool fits_in_l2(std::int64_t n_bytes) { return n_bytes <= l2_bytes() / 4 * 3; }
-
-/// What a program is asked for.
-struct Asked {
-  bool quick = false;
-  std::string steps, shape;  ///< empty: all
-};
-
-/// The main() of a program that measures on a stream of its own.
-/// @param usage its name, then its options @param measure (asked, stream) -> the exit status
-/// @returns 2 for another option, 1 for an error, with a line that says why
-template <class Measure>
-int run_program(int argc, char** argv, const std::string& usage, const Measure& measure) {
-  Asked asked;
-  for (int i = 1; i < argc; ++i) {
-    const std::string option = argv[i];
-    const std::size_t at = usage.find(std::string("[").append(option));
-    const char after = at != std::string::npos ? usage[at + 1 + option.size()] : '\0';
-    if (after == ']') {
-      asked.quick = true;
-    } else if (after == ' ' && i + 1 < argc) {
-      (option == "--steps" ? asked.steps : asked.shape) = argv[++i];
-    } else {
-      std::fprintf(stderr, "Run: %s\n", usage.c_str());
-      return 2;
-    }
-  }
-  try {
-    const OwnedStream stream;
-    return measure(asked, stream);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "%s: %s\n", usage.substr(0, usage.find(' ')).c_str(), error.what());
-    return 1;
-  }
-}
 
 }  // namespace tree_attn::cuda

@@ -10,7 +10,7 @@
 #include "tree_attn/tests/gpu/time_ladder/clocks.cuh"
 #include "tree_attn/tests/gpu/time_ladder/copy_kernels.cuh"
 #include "tree_attn/tests/gpu/time_ladder/input.cuh"
-#include "tree_attn/tests/gpu/time_ladder/json_line.hpp"
+#include "tree_attn/tests/gpu/time_ladder/program.hpp"
 
 #include <string>
 
@@ -81,11 +81,12 @@ void count_clusters() {
   }
 }
 
-int time_all(const Asked& asked, Stream stream) {
+int time_all(const Options& asked) {
+  const OwnedStream stream;
   if (device().major >= 9) count_clusters();
   int n_wrong = is_rehearsal() ? time_ways("BF16, 16/16 heads, 512 keys", 1 << 9, stream)
                                : time_ways("BF16, 16/16 heads, 8k keys", 1 << 13, stream);
-  if (!asked.quick && !is_rehearsal()) n_wrong += time_ways("BF16, 16/16 heads, 64k keys", 1 << 16, stream);
+  if (!asked.has("--quick") && !is_rehearsal()) n_wrong += time_ways("BF16, 16/16 heads, 64k keys", 1 << 16, stream);
   return n_wrong > 0 ? 1 : 0;
 }
 
@@ -93,5 +94,5 @@ int time_all(const Asked& asked, Stream stream) {
 }  // namespace tree_attn::cuda
 
 int main(int argc, char** argv) {
-  return tree_attn::cuda::run_program(argc, argv, "time_copies [--quick]", tree_attn::cuda::time_all);
+  return tree_attn::run_program(argc, argv, "time_copies [--quick]", tree_attn::cuda::time_all);
 }

@@ -13,7 +13,7 @@
 /// `./run bench --backend cuda` makes tables of them.
 #include "tree_attn/gpu/backend/workspace.hpp"
 #include "tree_attn/tests/gpu/time_ladder/clocks.cuh"
-#include "tree_attn/tests/gpu/time_ladder/json_line.hpp"
+#include "tree_attn/tests/gpu/time_ladder/program.hpp"
 #include "tree_attn/tests/gpu/time_ladder/shapes.hpp"
 
 #include <cstring>
@@ -148,10 +148,12 @@ int time_shape(const Shape& shape, const std::string& steps, Stream stream) {
 }
 
 /// @returns the exit status: 1 if a step computes something wrong
-int time_all(const Asked& asked, Stream stream) {
-  const auto is_wanted = [&](const LadderStep* step) { return wanted(asked.steps, step->name); };
+int time_all(const Options& asked) {
+  const OwnedStream stream;
+  const std::string steps = asked.text("--steps"), only = asked.text("--shape");
+  const auto is_wanted = [&](const LadderStep* step) { return wanted(steps, step->name); };
   if (std::none_of(all_kernels().begin(), all_kernels().end(), is_wanted))
-    throw std::runtime_error("no step is named " + asked.steps);
+    throw std::runtime_error("no step is named " + steps);
 
   // The ceiling: a read of 4 GiB, or of what there is room for.
   {
@@ -166,8 +168,8 @@ int time_all(const Asked& asked, Stream stream) {
         .add("read_bytes_per_second", static_cast<double>(n_bytes) / seconds);
   }
   int n_wrong = 0;
-  for (const Shape& shape : shapes(asked.quick)) {
-    if (asked.shape.empty() || shape.name == asked.shape) n_wrong += time_shape(shape, asked.steps, stream);
+  for (const Shape& shape : shapes(asked.has("--quick"))) {
+    if (only.empty() || shape.name == only) n_wrong += time_shape(shape, steps, stream);
   }
   return n_wrong > 0 ? 1 : 0;
 }
@@ -176,6 +178,6 @@ int time_all(const Asked& asked, Stream stream) {
 }  // namespace tree_attn::cuda
 
 int main(int argc, char** argv) {
-  return tree_attn::cuda::run_program(argc, argv, "time_ladder [--quick] [--steps NAME,NAME] [--shape NAME]",
-                                      tree_attn::cuda::time_all);
+  return tree_attn::run_program(argc, argv, "time_ladder [--quick] [--steps NAME,NAME] [--shape NAME]",
+                                tree_attn::cuda::time_all);
 }

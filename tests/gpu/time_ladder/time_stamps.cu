@@ -10,7 +10,7 @@
 /// itself, the first instructions of a block, and its exit.
 #include "tree_attn/gpu/backend/workspace.hpp"
 #include "tree_attn/tests/gpu/time_ladder/clocks.cuh"
-#include "tree_attn/tests/gpu/time_ladder/json_line.hpp"
+#include "tree_attn/tests/gpu/time_ladder/program.hpp"
 #include "tree_attn/tests/gpu/time_ladder/shapes.hpp"
 #include "tree_attn/tests/gpu/time_ladder/stamped_runs.cuh"
 
@@ -72,8 +72,9 @@ void time_step(const LadderStep& step, bool with_clusters, const Shape& shape, S
       .add("event_seconds", median(event));
 }
 
-int time_all(const Asked& asked, Stream stream) {
-  for (const Shape& shape : shapes(asked.quick))
+int time_all(const Options& asked) {
+  const OwnedStream stream;
+  for (const Shape& shape : shapes(asked.has("--quick")))
     if (shape.batch() == 1 && shape.n_keys() <= 1 << 16 && shape.dtype != DType::F8_E4M3)
       time_step(kEqualRuns, false, shape, stream), time_step(library_kernel(), true, shape, stream);
   return 0;
@@ -83,5 +84,5 @@ int time_all(const Asked& asked, Stream stream) {
 }  // namespace tree_attn::cuda
 
 int main(int argc, char** argv) {
-  return tree_attn::cuda::run_program(argc, argv, "time_stamps [--quick]", tree_attn::cuda::time_all);
+  return tree_attn::run_program(argc, argv, "time_stamps [--quick]", tree_attn::cuda::time_all);
 }

@@ -10,7 +10,7 @@
 /// that falls to one multiprocessor, the arithmetic does not limit the kernel.
 #include "tree_attn/gpu/backend/workspace.hpp"
 #include "tree_attn/tests/gpu/time_ladder/clocks.cuh"
-#include "tree_attn/tests/gpu/time_ladder/json_line.hpp"
+#include "tree_attn/tests/gpu/time_ladder/program.hpp"
 #include "tree_attn/tests/gpu/time_ladder/shapes.hpp"
 
 namespace tree_attn::cuda {
@@ -54,7 +54,8 @@ void time_shape(DType dtype, std::int64_t heads, Stream stream) {
 
 int main(int argc, char** argv) {
   using namespace tree_attn;
-  return cuda::run_program(argc, argv, "time_walks", [](const cuda::Asked&, cuda::Stream stream) {
+  return run_program(argc, argv, "time_walks", [](const Options&) {
+    const cuda::OwnedStream stream;
     cuda::time_shape(DType::BF16, cuda::kKvHeads, stream);
     cuda::time_shape(DType::BF16, 4 * cuda::kKvHeads, stream);
     cuda::time_shape(DType::F32, cuda::kKvHeads, stream);
