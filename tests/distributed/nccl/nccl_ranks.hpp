@@ -58,7 +58,7 @@ inline void run_nccl(const Topology& topology, double timeout, const std::string
                      const std::function<void(const Ranks&, NcclTransport&)>& body, Kind kind = Kind::kProcesses) {
   const VariableScope library(kNcclVariable, TREE_ATTN_NCCL_STAND_IN), wanted("TREE_ATTN_NCCL_FAULT", fault);
   emulated::Settings settings = emulated::settings();
-  settingssettings.n_devices = 1 + topology.size();
+  settings.n_devices = 1 + topology.size();
   const emulated::SettingsScope devices(settings);
   emulated::has_context(0) = false;
   run_threads(topology, timeout, ThreadBody([&](const ThreadRanks& ranks, ThreadTransport&) {

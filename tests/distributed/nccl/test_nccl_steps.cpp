@@ -35,8 +35,7 @@ constexpr std::int64_t kKeys = 250;  ///< with which a run begins
 
 /// Decodes the steps of a run by an algorithm, each rank with a cache of its own, and checks the bits.
 /// @param[out] counted in the last step @returns how many graphs all ranks have launched in every step
-std::vector<std::int64_t> graphs_in_steps(const one_shot::Run& run, const char* algorithm, Kind kind,
-                                          one_shot::Counts& counted) {
+std::vector<std::int64_t> graphs_in_steps(const one_shot::Run& run, const char* algorithm, Kind kind, Traffic& counted) {
   INFO(algorithm << ", " << one_shot::text(run));
   const std::vector<DecodeOutput> want = one_shot::gather_alone(run, kKeys);
   const bool keeps_bits = find_algorithm(algorithm).keeps_bits;
@@ -57,7 +56,7 @@ std::vector<std::int64_t> graphs_in_steps(const one_shot::Run& run, const char* 
           n_wrong += keeps_bits && !same_bits(output, want[static_cast<std::size_t>(t)]);
         });
     const std::lock_guard lock(mutex);
-    one_shot::add(counted, transport.traffic());
+    add(counted, transport.traffic());
   };
   run_nccl(one_shot::topology_of(run), 60, "", body, kind);
   CHECK(n_wrong == 0);
@@ -127,13 +126,10 @@ TEST_CASE("nccl: 20 steps past the capacity have the bits of one rank, and all r
   for (const one_shot::Run& each : runs) {
     for (const char* algorithm : {"two-level", "gather"}) {
       INFO(algorithm << ", " << one_shot::text(each));
-      one_shot::Counts counted{0, 0, 0, 0, 0};
+      Traffic counted;
       const std::vector<std::int64_t> n_graphs = graphs_in_steps(each, algorithm, Kind::kProcesses, counted);
-      const Prediction predicted = predict(find_algorithm(algorithm), one_shot::shape_of(each, kKeys + each.steps),
-                                           one_shot::topology_of(each), one_shot::ranges_of(each, kKeys));
-      CHECK(counted.messages == predicted.messages);
-      CHECK(counted.bytes == predicted.bytes);
-      CHECK(counted.between_nodes == predicted.bytes_between_nodes);
+      check_predicted(counted, predict(find_algorithm(algorithm), one_shot::shape_of(each, kKeys + each.steps),
+                                       one_shot::topology_of(each), one_shot::ranges_of(each, kKeys)));
       // New graphs in the first step, and in the one in which a cache takes more memory or the range of the last rank
       // doubles.
       CHECK(n_graphs[0] == 0);
@@ -157,7 +153,7 @@ TEST_CASE("nccl: where ranks are threads of one process, no graph holds a messag
         Case{"ring", {0, 0, 0}, Kind::kThreads, 3}, Case{"one-shot", {0, 0, 0}, Kind::kThreads, 3},
         Case{"one-shot", {0, 0, 1}, Kind::kThreads, 3}, Case{"one-shot", {0, 0, 1}, Kind::kProcesses, 6}}) {
     CAPTURE(algorithm);
-    one_shot::Counts counted;
+    Traffic counted;
     CHECK(graphs_in_steps({.p = 3, .steps = 6, .nodes = nodes}, algorithm, kind, counted).back() == replays);
   }
 }
