@@ -161,7 +161,8 @@ OutputView Combiner::combine(const TensorView& o, const TensorView& lse, LseForm
   // rank are adjacent.
   const bool by_heads = part_ == OutputPart::kHeads;
   for (std::int64_t at = 0; at < b * n_h; ++at) {
-    const std::int64_t i = by_heads ? at % b : at / n_h, h = heads_[static_cast<std::size_t>(by_heads ? at / b : at % n_h)];
+    const auto [i, place] = by_heads ? std::pair(at % b, at / b) : std::pair(at / n_h, at % n_h);
+    const std::int64_t h = heads_[static_cast<std::size_t>(place)];
     set_head(states_.data() + at * l * state_size(d_v), o, lse, i, h, form);
   }
   const OutputView output = on_host_->step(states_);
@@ -207,7 +208,7 @@ OutputView Combiner::combine_on_device(const TensorView& o, const TensorView& ls
 
   // [n_h / p, b, l] becomes [b, n_h / p, l].
   float *const out = memory_->address(n_states), *const of_rows = memory_->address(n_states + n_out);
-  const auto reorder = [&](const float* from, float* to, std::int64_t d) {
+  const auto reorder = [&, b = b, l = l](const float* from, float* to, std::int64_t d) {
     TensorView source = TensorView::dense(from, DType::F32, {n, b, l, d}),
                target = TensorView::dense(to, DType::F32, {b, n, l, d});
     source.on_device = target.on_device = true;

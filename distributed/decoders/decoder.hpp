@@ -129,7 +129,8 @@ struct OwnDecoder {
 };
 
 /// Why an algorithm cannot combine these shards, in a few words; empty if it can. The same on every rank.
-/// @param backend null: any that has kernels for it @param shape as the cache stores it
+/// @param backend null, for a prediction: any that has the kernels
+/// @param shape as the cache stores it
 using RefusalOf = std::string (*)(const Topology& topology, const Backend* backend, const WorkloadShape& shape);
 
 /// A way of combining shards. Every rank ends with the same output.
@@ -160,7 +161,7 @@ struct Algorithm {
   std::unique_ptr<Decoder> open(Transport& transport, OpenShard& shard, std::span<const KeyRange> ranges,
                                 const PlanOptions& options = {}) const;
   /// What one rank sends and holds in a step. @throws as open(); std::invalid_argument also if a sequence is longer than the
-  /// ranges
+  /// ranges, and std::logic_error if `refusal` names a reason
   RankCost cost(const Topology& topology, int rank, std::span<const KeyRange> ranges, const WorkloadShape& shape,
                 const PlanOptions& options = {}) const;
 };

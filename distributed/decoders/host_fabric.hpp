@@ -80,8 +80,8 @@ class HostFabric {
   Plan plan_;
   std::int64_t n_rows_, d_v_;
   bool divides_;            ///< whether Divide makes the output: Finish is then of the shard of this rank
-  std::size_t next_ = 0;    ///< operation of a step in parts
-  bool is_posted_ = false;  ///< whether its messages are under way
+  std::size_t next_ = 0;    ///< operation of the step that comes next
+  bool is_posted_ = false;  ///< whether its messages have been posted
   std::vector<std::int64_t> offsets_;
   std::unique_ptr<float[]> memory_;
   std::vector<const float*> read_at_;  ///< of every block: its memory; until settle() the message or the decode's state

@@ -34,10 +34,10 @@ std::int64_t most(const Ranks& ranks, std::int64_t number) {
 
 }  // namespace
 
-Latency latency_of(std::vector<double> microseconds) {
-  require(!microseconds.empty(), "latency_of: no times");
-  std::sort(microseconds.begin(), microseconds.end());
-  return {quantile(microseconds, 0.5), quantile(microseconds, 0.1), quantile(microseconds, 0.9)};
+Latency latency_of(std::vector<double> times) {
+  require(!times.empty(), "latency_of: no times");
+  std::sort(times.begin(), times.end());
+  return {quantile(times, 0.5), quantile(times, 0.1), quantile(times, 0.9)};
 }
 
 Traffic over_ranks(const Traffic& traffic, const Ranks& ranks) {

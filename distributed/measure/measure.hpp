@@ -23,8 +23,8 @@ struct Latency {
   double median = 0, p10 = 0, p90 = 0;
 };
 
-/// Of a list of times. @throws std::invalid_argument if there is none
-Latency latency_of(std::vector<double> microseconds);
+/// Of a list of times, or of other numbers, in their unit. @throws std::invalid_argument if there is none
+Latency latency_of(std::vector<double> times);
 
 /// The counters of all ranks: sums of messages and bytes, the most of everything else. Collective.
 Traffic over_ranks(const Traffic& traffic, const Ranks& ranks);

@@ -32,7 +32,8 @@ struct Prediction {
 /// @param ranges positions of every rank, in the order of the topology
 /// @param options of the plans
 /// @param cluster where to predict the time of a step
-/// @throws std::logic_error if the messages that ranks send and receive do not match, or Algorithm::refusal
+/// @throws std::logic_error if the messages that ranks send and receive do not match, or if Algorithm::refusal names a
+///   reason
 /// @paper{eq_8, eq. (8)} @paper{eq_10, eq. (10)}
 Prediction predict(const Algorithm& algorithm, const WorkloadShape& shape, const Topology& topology,
                    std::span<const KeyRange> ranges, const PlanOptions& options = {},

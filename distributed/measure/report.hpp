@@ -23,13 +23,14 @@ struct Machine {
   std::vector<std::string> gpus;  ///< names of the GPUs of all backends in this build
 };
 
-/// How the runs of a report were made, by `decode` or `generate`.
+/// What the reports of `decode` and `generate` have in common.
 struct RunHeader {
   std::string command;  ///< as typed
   std::string backend, transport;
   int threads = 1, ranks = 1, nodes = 1;
   Machine machine;
 };
+
 /// The part of a report that all its runs share.
 struct ReportHeader : RunHeader {
   WorkloadShape shape;

@@ -13,6 +13,8 @@
 #include <functional>
 #include <future>
 #include <limits>
+#include <stdexcept>
+#include <system_error>
 #include <utility>
 
 namespace tree_attn {
@@ -193,10 +195,16 @@ void Generator::read_shard(std::string_view text, const std::function<void(doubl
 
   // Compute as many items at a time as there are threads, and append them in order.
   std::vector<Item> items = items_of(leaves(), std::ssize(text));
+  require(options_.n_threads >= 1, "Generator::read: ", options_.n_threads, " threads, at least 1 is needed");
   std::deque<std::future<void>> computed;
   for (std::size_t i = 0, next = 0; i < items.size(); ++i) {
-    while (next < items.size() && std::ssize(computed) < options_.n_threads)
-      computed.push_back(std::async(std::launch::async, compute, std::ref(items[next++])));
+    try {
+      for (; next < items.size() && std::ssize(computed) < options_.n_threads; ++next)
+        computed.push_back(std::async(std::launch::async, compute, std::ref(items[next])));
+    } catch (const std::system_error& error) {
+      throw std::runtime_error(line_of("Generator::read: the system started ", computed.size(), " of ", options_.n_threads,
+                                       " threads: ", error.what()));
+    }
     computed.front().get();
     computed.pop_front();
     hold(caches_.back(), items[i].k, items[i].v);

@@ -6,7 +6,6 @@
 #include "tree_attn/reference/state/state.hpp"
 
 #include <algorithm>
-#include <ranges>
 #include <utility>
 
 namespace tree_attn {
@@ -238,11 +237,11 @@ BlockForest PlanBuilder::reduce(const Members& members, std::span<const Exchange
 void PlanBuilder::broadcast(std::span<const int> ranks, int me, Blocks blocks) {
   collective();
   const std::vector<ExchangeStep> up = reduce_to_first(static_cast<int>(ranks.size()), me);
-  for (const ExchangeStep& step : std::views::reverse(up)) {
-    const int peer = ranks[static_cast<std::size_t>(step.peer)];
+  for (auto step = up.rbegin(); step != up.rend(); ++step) {
+    const int peer = ranks[static_cast<std::size_t>(step->peer)];
     exchange();
-    if (step.sends) receive(peer, blocks);
-    if (step.receives) send(peer, blocks);
+    if (step->sends) receive(peer, blocks);
+    if (step->receives) send(peer, blocks);
   }
 }
 

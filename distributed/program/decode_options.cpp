@@ -279,7 +279,7 @@ void add_window_options(CLI::App& command, SeenRule& rule) {
       ->needs(window);
 }
 
-void add_input_options(CLI::App& command, InputOptions& options) {
+void add_formula_options(CLI::App& command, FormulaOptions& options) {
   const auto add = adder(command);
   add("--scale", options.scale, "Factor of q.k (default 1/sqrt(d_h))", is_finite);
   add("--value-dim", options.value_dim,
@@ -366,7 +366,7 @@ void add_decode_options(CLI::App& command, DecodeOptions& options) {
       "contiguous, or dealt: leaves go round the ranks; changes bits\n(default: contiguous; for --steps without "
       "IN dealt, but for one-shot)",
       one_of({"contiguous", "dealt"}));
-  add_input_options(command, options);
+  add_formula_options(command, options);
   add("--moments", options.moments,
       "1: the output only; 2: also the variance of the values and the entropy of the attention, in the same reduction"
       "\n(kernels of 16 bits: by one more decode); the entropy has an error of about 1e-7 times the largest score",

@@ -36,8 +36,8 @@ struct ClusterOptions {
   int ranks_per_node = 0;
 };
 
-/// What `decode` and `oracle` compute.
-struct InputOptions {
+/// The options of the formula, which `decode` and `oracle` share.
+struct FormulaOptions {
   std::optional<double> scale;
   SeenRule rule;
   double softcap = 0;
@@ -45,7 +45,7 @@ struct InputOptions {
 };
 
 /// The options of `decode`; see its help.
-struct DecodeOptions : ShapeOptions, ClusterOptions, InputOptions {
+struct DecodeOptions : ShapeOptions, ClusterOptions, FormulaOptions {
   std::string in, out, report, expect;
   std::vector<std::int64_t> shards;
   std::uint64_t seed = 1;
@@ -68,13 +68,13 @@ DType dtype_named(std::string_view name);
 /// Adds --window and --sinks.
 void add_window_options(CLI::App& command, SeenRule& rule);
 /// Adds --scale, --value-dim, --causal, --window, --sinks and --softcap.
-void add_input_options(CLI::App& command, InputOptions& options);
+void add_formula_options(CLI::App& command, FormulaOptions& options);
 /// Adds --devices.
 void add_devices_option(CLI::App& command, std::string& devices);
 /// Adds the options of the ranks and the algorithm.
 void add_cluster_options(CLI::App& command, ClusterOptions& options);
 
-/// All algorithms, then those that are kernels.
+/// algorithms(), then kernel_algorithms().
 std::vector<const Algorithm*> all_algorithms();
 /// The radix of a plan of the algorithm; 0 if it has none.
 int radix_of(const Algorithm& algorithm, const Topology& topology, std::span<const KeyRange> ranges,
@@ -92,21 +92,21 @@ void add_decode_options(CLI::App& command, DecodeOptions& options);
 /// The devices of a list such as "0-7" or "0,2,4-5", each at most once, and at most 256. @throws InputError
 std::vector<int> devices_of(const std::string& list);
 
-/// The ranks of a job.
+/// How the ranks of a job are placed.
 struct RankLayout {
   Topology machines;  ///< which ranks share a machine
-  Topology topology;  ///< the nodes, as --ranks-per-node has them
+  Topology topology;  ///< the nodes: those of --ranks-per-node, or the machines
   CoreShare cores;
   int n_threads;  ///< of a rank
 };
-/// Finds it, and refuses what cannot be with what the machines have, see require_possible(). Collective.
+/// Finds the layout, and refuses options that the machines cannot satisfy, see require_possible(). Collective.
 /// @throws InputError on all ranks
 RankLayout layout_of(const ClusterOptions& options, const Ranks& ranks);
-/// How the runs of a report are made. @param transport of the states
+/// The header of a report. @param transport of the states
 RunHeader header_of(const ClusterOptions& options, const Backend& backend, const Transport& transport,
                     const RankLayout& layout);
 
-/// Checks the options against the backend and the number of ranks. @throws InputError
+/// Checks the options against the backend, the order of leaves and the number of ranks. @throws InputError
 void check(const ClusterOptions& options, const Backend& backend, LeafOrder order, int n_ranks);
 /// Refuses shapes that the backend does not support, cuts inside a leaf if an algorithm promises bits, and shards that one
 /// cannot combine, see Algorithm::refusal. @param shape as the cache stores it

@@ -18,12 +18,13 @@ std::string mpi_library();
 /// Number of cores that the launcher lets this process use.
 int n_allowed_cores();
 
-/// How the ranks of a node share the cores that they may use, within the limit of the container. Equal on all ranks.
+/// How the cores of a node are divided among its ranks. Equal on all ranks.
 struct CoreShare {
-  int threads_per_rank;        ///< that leave no core to two ranks, on the node where they are fewest; at least 1
-  bool ranks_outnumber_cores;  ///< on some node
+  int threads_per_rank;        ///< cores of a node / its ranks: the smallest over all nodes, at least 1
+  bool ranks_outnumber_cores;  ///< some node has more ranks than cores that they may use
 };
-/// Collective. @param machines which ranks share a machine
+/// Counts the cores that the ranks of each node may use, within the limit of the container. Collective.
+/// @param machines which ranks share a machine
 CoreShare share_cores(const Ranks& ranks, const Topology& machines);
 
 }  // namespace tree_attn

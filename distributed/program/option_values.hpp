@@ -21,9 +21,10 @@
 
 namespace tree_attn {
 
-/// A check of numbers: of a text "" or why it is refused. It refuses what is no number, also NaN, which the checks of CLI11
-/// accept, and an empty text, which the parser would take for an option that was not given.
-/// @param accepts whether a number is one @param what the text else is not: "a positive number"
+/// Returns a check of an option whose value is a number: "" or why it is refused. NaN is refused, which the checks of CLI11
+/// accept, and so is an empty text, which the parser would take for an option that was not given.
+/// @param what a valid value is, "a positive number": others are refused as not being that
+/// @param accepts whether a number is valid
 template <class Accepts>
 auto number_check(const std::string& what, Accepts accepts) {
   return [what, accepts](const std::string& text) {
@@ -45,7 +46,8 @@ CLI::Validator within(std::type_identity_t<Integer> least, std::type_identity_t<
     Integer number = 0;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
     const bool is_integer = error != std::errc::invalid_argument && end == text.data() + text.size();
-    if (!is_integer) return readable(text) + " is not an integer";
+    if (!is_integer)
+      return readable(text) + (std::is_unsigned_v<Integer> ? " is not an integer >= 0" : " is not an integer");
     const std::size_t first = text.find_first_not_of('-');
     if (text[first] == '0' && text.size() > first + 1) return readable(text) + " has a leading zero";
     const bool is_within = error == std::errc() && number >= least && number <= most;
@@ -62,9 +64,9 @@ CLI::Validator any_integer() {
 /// Whether the text is one of these names, which the help of the option lists.
 inline CLI::Validator one_of(std::vector<std::string> names) { return CLI::IsMember(std::move(names)).description(""); }
 
-/// What adds the options of a group, each by its name, the variable, the help and the check of a value, to a command. The
-/// variables must live until the command line is parsed.
-/// @param group a heading of the help; "": none
+/// Returns a function that adds an option to a command: its name, variable, help and check. The variables must live until
+/// the command line is parsed.
+/// @param group heading in the help; "": none
 inline auto adder(CLI::App& command, const std::string& group = "") {
   return [&command, group](const std::string& name, auto& variable, const std::string& help, const auto& check) {
     CLI::Option* option = command.add_option(name, variable, help)->check(check);

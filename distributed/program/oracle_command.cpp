@@ -14,7 +14,7 @@
 namespace tree_attn {
 namespace {
 
-struct OracleOptions : InputOptions {
+struct OracleOptions : FormulaOptions {
   std::string in, out;
 };
 
@@ -72,7 +72,7 @@ Command add_oracle(CLI::App& program) {
       not_empty)
       ->required();
   add("OUT", options->out, "safetensors file to write: F64 out, lse (natural), energy, gradient", not_empty)->required();
-  add_input_options(*command, *options);
+  add_formula_options(*command, *options);
   return [options](const Ranks& ranks) {
     // Rank 0 computes; the other ranks learn whether it succeeded.
     run_on_all(ranks, [&] {

@@ -27,7 +27,7 @@ struct PredictOptions : ShapeOptions {
   int ranks = 8, ranks_per_node = 0, radix = 0;
   std::vector<double> latency, bandwidth;  ///< us and GB/s, inside a node and between nodes; empty: not given
   double memory_bandwidth = kPaperCluster.memory_bytes_per_us / kGigabytePerSecond;
-  Cluster cluster = kPaperCluster;  ///< its links and its memory are given in the units above
+  Cluster cluster = kPaperCluster;  ///< its links and its memory bandwidth are replaced by the values above
 };
 
 /// GPUs of a node, if --ranks-per-node does not say otherwise: as in the paper's cluster.

@@ -63,6 +63,9 @@ class Ranks {
     all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)), what);
     return all;
   }
+  /// Elements are gathered as bytes, above.
+  template <class T>
+  void all_gather(std::span<const T>, std::string_view) const = delete;
 
   /// Whether all ranks pass the same number.
   bool all_equal(std::uint64_t x, std::string_view what) const;

@@ -36,13 +36,12 @@ class ThreadNetwork {
 
   /// Offers a message to a rank that exists. Its bytes must not change until flush() returns.
   void put(Channel channel, int from, int to, std::span<const std::byte> message);
-  /// Copies the next message from rank `from`.
-  /// @param to of the rank that receives it @param what names the message in the error
+  /// Copies the next message from rank `from` to the rank of a deadline. @param what names the message in the error
   /// @throws TransportError after the deadline, when another rank has failed, or if the lengths differ: put(), take() and
   /// flush() withdraw all messages of a rank before they throw
-  void take(Channel channel, int from, const ThreadDeadline& to, std::span<std::byte> message, std::string_view what);
-  /// Waits until all messages of a rank have been taken. @throws TransportError as take()
-  void flush(const ThreadDeadline& from);
+  void take(Channel channel, int from, const ThreadDeadline& own, std::span<std::byte> message, std::string_view what);
+  /// Waits until all messages of the rank of a deadline have been taken. @throws TransportError as take()
+  void flush(const ThreadDeadline& own);
   /// Ends a rank. @throws std::logic_error if it was sent a message that it has not received; from then on, put() throws
   /// that
   void leave(int rank);
@@ -64,7 +63,8 @@ class ThreadNetwork {
   }
   Mailbox& mailbox(int rank) { return mailboxes_[static_cast<std::size_t>(rank)]; }
   /// Waits in the mailbox of a rank until the condition holds. @param own of that rank @param what it waits for: a function,
-  /// called after the deadline @throws TransportError if it does not
+  /// called after the deadline @throws TransportError if it does not; before that it unlocks, and withdraws the messages of
+  /// the rank
   template <class Condition, class What>
   void wait(const ThreadDeadline& own, int peer, std::unique_lock<std::mutex>& lock, const Condition& condition,
             const What& what);

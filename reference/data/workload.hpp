@@ -66,7 +66,7 @@ class Workload {
   std::vector<std::int64_t> lengths(int step) const;
   /// Keys in the cache before the first step: all keys for a single step, otherwise one fewer than in the first step.
   std::vector<std::int64_t> lengths_at_start() const;
-  /// Upper bound for them.
+  /// Upper bound for the keys of a batch entry before the first step.
   std::int64_t n_keys_at_start() const { return std::max<std::int64_t>(0, shape_.n_keys - (steps_ > 1 ? steps_ : 0)); }
   /// Keys of the longest batch entry before the first step; 0 without entries.
   std::int64_t longest_at_start() const;

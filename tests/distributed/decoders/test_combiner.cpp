@@ -24,8 +24,8 @@ namespace {
 constexpr double kTimeout = 60;
 constexpr float kInf = std::numeric_limits<float>::infinity(), kNaN = std::numeric_limits<float>::quiet_NaN();
 
-/// (o, lse) of every rank, by index in the order of the topology. Of the first head no rank has keys, and o is rubbish
-/// there; the last row has a NaN on one rank.
+/// (o, lse) of every rank, by index in the order of the topology. No rank has keys for the first head of the first
+/// entry, and o is rubbish there; the last row has a NaN on one rank.
 struct Partials {
   std::vector<Tensor> o, lse;
 };

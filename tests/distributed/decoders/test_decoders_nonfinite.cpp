@@ -23,7 +23,8 @@ std::unique_ptr<TensorWorkload> workload_with(Where where, std::int64_t position
   return workload_of(std::move(q), std::move(k), std::move(v));
 }
 
-/// Checks one array of a result: the oracle's pattern, and the bits of the clean run where the oracle has those of its own.
+/// Checks one array of a result: the oracle's pattern, and the bits of the clean run where its value is that of the
+/// clean one.
 void check_reach(const std::vector<float>& clean, const std::vector<float>& ours, const std::vector<double>& clean_oracle,
                  const std::vector<double>& oracle) {
   // The numbers themselves are held to the bound elsewhere; this is about which are numbers.

@@ -19,8 +19,8 @@
 namespace tree_attn::test::one_shot {
 
 /// Shards of several leaves, more query tiles than blocks, and a last range that doubles on the way, so that all ranks open
-/// new windows. Types, queries, cuts, seeds and devices in turn. Every third run has 20 steps of few rows, on the way of
-/// which the counter of steps wraps.
+/// new windows. Types, queries, cuts, seeds and devices in turn. Every third run has 20 steps of few rows, during which
+/// the counter of steps wraps.
 /// @tested{alg_3, Alg. 3}
 TEST_CASE("one-shot: no bit differs from gather, on 1 to 8 devices, in three steps and in twenty") {
   constexpr std::pair<DType, int> kRows[]{{DType::F32, 1}, {DType::BF16, 3}, {DType::BF16, 11}, {DType::F32, 4}};

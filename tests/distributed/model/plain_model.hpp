@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The model by its definition: every matrix whole, no cache, no blocks. In double it is the truth; in F32 it is a
-/// plain implementation, whose rounding errors those of ours are compared with.
+/// @brief The model by its definition: every matrix whole, no cache, no blocks. In double it is the truth; in F32 it is
+/// the plain implementation: our error may be at most twice its error.
 #pragma once
 
 #include "tree_attn/distributed/model/model.hpp"

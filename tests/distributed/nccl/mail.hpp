@@ -20,7 +20,7 @@
 
 namespace tree_attn::test {
 
-/// Bytes from one rank to another, in their order: full of zeros it is empty.
+/// Bytes from one rank to another, in their order. Memory of zeros is an empty queue, so none is constructed.
 using Channel = boost::lockfree::spsc_queue<std::byte, boost::lockfree::capacity<(1 << 16)>>;
 
 /// What the ranks of a communicator share, and the channels between them: a file in shared memory.

@@ -51,6 +51,7 @@ constexpr bool is_called_alike() {
 }
 #define TREE_ATTN_SAME(function) is_called_alike<decltype(nccl::Functions::function), decltype(&function)>()
 [[maybe_unused]] constexpr bool kSame[] = {TREE_ATTN_NCCL_REQUIRED(TREE_ATTN_SAME), TREE_ATTN_NCCL_OPTIONAL(TREE_ATTN_SAME)};
+static_assert(!CalledAlike<decltype(nccl::Functions::ncclSend), decltype(&ncclAllReduce)>::value, "a control");
 
 static_assert(static_cast<int>(nccl::Status::kSuccess) == ncclSuccess);
 static_assert(static_cast<int>(nccl::Status::kUnhandledCudaError) == ncclUnhandledCudaError);

@@ -51,8 +51,8 @@ class AsProcesses final : public ThreadRanks {
 /// What ranks are for the transport.
 enum class Kind { kProcesses, kThreads };
 
-/// Runs a function on every rank, each with an emulated device of its own and a transport over the stand-in. None of them is
-/// the first, which a thread has that chooses none: what is queued or allocated there is a fault.
+/// Runs a function on every rank, each with an emulated device of its own and a transport over the stand-in. No rank has
+/// device 0, the device of a thread that chooses none: a rank that queues or allocates there is a fault.
 /// @param fault as TREE_ATTN_NCCL_FAULT takes it @param kind processes, whose steps are graphs
 inline void run_nccl(const Topology& topology, double timeout, const std::string& fault,
                      const std::function<void(const Ranks&, NcclTransport&)>& body, Kind kind = Kind::kProcesses) {

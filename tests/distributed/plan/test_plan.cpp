@@ -11,10 +11,13 @@
 #include "tree_attn/tests/support/in_place_transport.hpp"
 #include "tree_attn/tests/support/sanitized.hpp"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
+#include <iterator>
 #include <mutex>
 #include <random>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -71,7 +74,7 @@ TEST_CASE("all_reduce: every rank ends with the contributions in rank order, eac
       std::vector<std::vector<float>> ended(static_cast<std::size_t>(p));
       run_threads(topology, kTimeout, [&](ThreadTransport& inner) {
         InPlaceTransport transport(inner);
-        // Blocks of a row for any two of the ranks: two for the maximum, two for the sum.
+        // Blocks with one row for each pair of ranks: two blocks for the maximum, two for the sum.
         PlanBuilder builder;
         const Blocks mine = builder.allocate(kScalarBlock, 2), ones = builder.allocate(kScalarBlock, 2);
         const Blocks largest = builder.all_reduce(topology, transport.rank(), mine, Combine::Operator::kMax),
@@ -101,10 +104,11 @@ TEST_CASE("plans: forests of any cut, empty ranges included, end as the output o
   const WorkloadShape shape{{.heads = kRows, .kv_heads = kRows, .head_dim = 4, .value_dim = kValueDim}, 0, {}};
   std::mt19937 random(3);
   const std::vector<std::pair<const Algorithm*, PlanOptions>> all = algorithms_and_options();
-  int n_copies = 0, n_sliced = 0;
+  int n_copies = 0, n_sliced = 0, n_empty = 0;
   const auto check = [&](std::span<const std::int64_t> lengths) {
     const int p = static_cast<int>(lengths.size());
     const std::vector<KeyRange> ranges = ranges_of_lengths(lengths);
+    n_empty += n_holders(ranges) < p;
     Forest<float> whole = forest_of(0, ranges.back().end);
     const DecodeOutput expected = finish_rows(whole.fold(), kRows, kValueDim);
     for (const Topology& topology : groupings(p)) {
@@ -162,6 +166,7 @@ TEST_CASE("plans: forests of any cut, empty ranges included, end as the output o
   }
   CHECK(n_sliced > (kIsSanitized ? 20 : 100));
   CHECK(n_copies > 0);
+  CHECK(n_empty > 4);
 }
 
 TEST_CASE("broadcast: the blocks of the first member reach every member, and no other rank") {

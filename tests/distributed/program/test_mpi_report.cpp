@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief What `decode` reports: the table for people, the JSON for programs, and counts that are as predicted.
+#include "tree_attn/gpu/backend/backends.hpp"
 #include "tree_attn/reference/cpu/leaf_kernel.hpp"
 #include "tree_attn/tests/distributed/program/command.hpp"
 #include "tree_attn/tests/support/algorithm_names.hpp"
@@ -56,7 +57,11 @@ TEST_CASE("report: every field is there with its type, one object an algorithm, 
   for (const char* key : {"cpu", "mpi", "compiler", "build_type"}) CHECK_MESSAGE(machine[key].is_string(), key);
   CHECK(machine["cores"] > 0);
   CHECK(machine["instruction_set"] == tree_attn::leaf_kernel().name);
-  CHECK(machine["gpus"].is_array());
+  std::vector<std::string> gpus;
+  for (const tree_attn::Backend* backend : tree_attn::backends()) {
+    for (const std::string& gpu : backend->gpus()) gpus.push_back(gpu);
+  }
+  CHECK(machine["gpus"].get<std::vector<std::string>>() == gpus);
   CHECK((machine["nccl"].is_null() || machine["nccl"].is_string()));
   const std::string command = report["command"];
   CHECK(command.find("decode --seq-len 1000 --heads 4") != std::string::npos);

@@ -63,8 +63,8 @@ TEST_CASE("usage: integers are decimal, and a leading zero is refused everywhere
 
 namespace {
 
-/// Checks that a decode is refused by what is missing, and that info has a verdict in the same words.
-void check_refused_as_by_info(const Result& decode, const Result& info, const std::string& line) {
+/// Checks that a decode is refused by what is missing, and that info has a verdict in the same words. @returns the words
+std::string check_refused_as_by_info(const Result& decode, const Result& info, const std::string& line) {
   check_one_line(decode, line);
   check_silent_success(info);
   const std::string why = lines_of_ours(decode.err).at(0).substr(std::string("tree_attn: ").size());
@@ -72,6 +72,7 @@ void check_refused_as_by_info(const Result& decode, const Result& info, const st
   const bool is_verdict = verdicts.find(" fails backends " + why + " ") != std::string::npos ||
                           verdicts.find(" fails GPUs " + why + " ") != std::string::npos;
   CHECK_MESSAGE(is_verdict, why);
+  return why;
 }
 
 }  // namespace
@@ -83,7 +84,9 @@ TEST_CASE("usage: a backend that is not there is refused by what is missing, and
     const std::string backend = name;
     const Result result = run(alone({"decode", "--seq-len", "64", "--backend", backend}));
     if (may_be_missing && result.status != 0) {  // not built in, or without a GPU
-      check_refused_as_by_info(result, info, "--backend " + backend + ": ");
+      const std::string why = check_refused_as_by_info(result, info, "--backend " + backend + ": ");
+      const bool is_built = why.find("not built in (") == std::string::npos;
+      CHECK_MESSAGE(why.find(is_built ? "driver" : "nvcc") != std::string::npos, why);
       continue;
     }
     check_silent_success(result);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The CPU backend: how far decodes are from the oracle. test_plain.cpp compares its bits.
+/// @brief The CPU backend: how far decodes are from the oracle, and from the value of one key. test_plain.cpp compares its
+/// bits.
 #include "tree_attn/reference/decode/decode.hpp"
 #include "tree_attn/reference/oracle/attention.hpp"
 #include "tree_attn/tests/support/tensor_workload.hpp"
@@ -41,6 +42,17 @@ TEST_CASE("cpu backend: 4096 Gaussian keys err by less than 0.4 u sum w |v|") {
     MESSAGE(name_of(dtype) << ": " << largest << " u sum w |v|");
     CHECK(largest > 0);
     CHECK(largest < 0.4);
+  }
+}
+
+TEST_CASE("cpu backend: the only key of a sequence gives its value within an ulp") {
+  const auto workload = normal_workload(7500, {.batch = 2, .n_keys = 70}, std::vector<std::int64_t>{1, 70});
+  Forest<float> states = decode_shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
+  const DecodeOutput output = finish_rows(states.fold(), 8, 16);
+  for (std::int64_t h = 0; h < 4; ++h) {
+    const std::vector<double> v = row_of(workload->v(), 0, h / 2, 0);
+    for (std::size_t j = 0; j < 16; ++j)
+      CHECK(std::abs(output.out[static_cast<std::size_t>(h) * 16 + j] - v[j]) <= 0x1p-23 * std::abs(v[j]));
   }
 }
 

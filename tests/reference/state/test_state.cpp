@@ -217,6 +217,25 @@ TEST_CASE_TEMPLATE("state: the empty set finishes as 0 and -inf", Real, float, d
   CHECK_FALSE(is_empty(merged(empty_state<Real>(), nan).data()));
 }
 
+TEST_CASE_TEMPLATE("state: the shift is the largest score rounded up, so D is at least half of the paper's", Real, float,
+                   double) {
+  std::mt19937 random(kSeed + 6);
+  for (const int n_keys : {1, 2, 100}) {
+    State<Real> state = empty_state<Real>();
+    std::vector<Real> scores;
+    for (int a = 0; a < n_keys; ++a) {
+      scores.push_back(30 * uniform<Real>(random));
+      state = merged(state, key_state(scores.back(), std::vector<Real>(kValueDim)));
+    }
+    const Real largest = *std::ranges::max_element(scores);
+    CHECK(state[kShift] == std::ceil(largest));
+    double of_paper = 0;
+    for (const Real s : scores) of_paper += std::exp2(static_cast<double>(s) - static_cast<double>(largest));
+    CHECK(static_cast<double>(state[kSum]) <= of_paper * (1 + 1e-5));
+    CHECK(static_cast<double>(state[kSum]) >= of_paper * (0.5 - 1e-5));
+  }
+}
+
 TEST_CASE_TEMPLATE("state: one key finishes as its value and its score", Real, float, double) {
   std::mt19937 random(kSeed + 5);
   const Real epsilon = std::numeric_limits<Real>::epsilon();
