@@ -99,6 +99,56 @@ TEST_CASE("emulator shadow: what an asynchronous copy has not brought yet is not
   CHECK(has(error_of(reads_before_the_wait, {.shared_bytes = 32}, in.data()), "reads what a copy of test_shadow.cpp:"));
 }
 
+/// The first block of a cluster reads shared memory of the other.
+void read_neighbour(int* out, bool waits) {
+  Arena arena;
+  const Shared<int> own = arena.take<int>(1);
+  own[0] = cluster_rank();
+  cluster_sync();
+  if (cluster_rank() == 0) out[0] = remote(own, 1)[0];
+  if (waits) cluster_sync();
+}
+
+TEST_CASE("emulator shadow: a block of a cluster ends only after the others have read its shared memory") {
+  DeviceBuffer<int> out(1);
+  std::string errors;
+  for (std::uint64_t seed = 0; seed < 8; ++seed) {
+    CAPTURE(seed);
+    const SettingsScope scope({.seed = seed});
+    const auto error = [&](bool waits) {
+      return error_of(read_neighbour, {.grid = {2}, .shared_bytes = 16, .cluster = 2}, out.data(), waits);
+    };
+    CHECK(error(true) == "");
+    const std::string found = error(false);
+    CHECK(has(found, "shared memory of a block that"));
+    errors += found;
+  }
+  // Which of the two is found depends on which block is faster.
+  CHECK(has(errors, "shared memory of a block that does not wait, and may have ended"));
+  CHECK(has(errors, "shared memory of a block that has ended"));
+}
+
+/// The first warp initialises a barrier and arrives at it, the second waits for it.
+void init_and_wait(bool meets) {
+  Arena arena;
+  const Shared<Barrier> barrier = arena.take<Barrier>(1);
+  if (threadIdx.x == 0) barrier_init(barrier, 1), barrier_fence_init();
+  if (meets) __syncthreads();
+  if (threadIdx.x == 0) barrier_arrive(barrier);
+  if (threadIdx.x == 32) barrier_wait(barrier, 0);
+}
+
+TEST_CASE("emulator shadow: an mbarrier is used only past a barrier after it was initialised") {
+  for (std::uint64_t seed = 0; seed < 8; ++seed) {
+    CAPTURE(seed);
+    const SettingsScope scope({.seed = seed});
+    const auto error = [](bool meets) { return error_of(init_and_wait, {.block = {64}, .shared_bytes = 16}, meets); };
+    CHECK(error(true) == "");
+    const std::string found = error(false);
+    CHECK((has(found, "race") || has(found, "reads shared memory that no thread has written")));
+  }
+}
+
 enum class Fence { kNone, kBeforeWrite, kByWriter, kByOther, kByCopier, kBehindLastBarrier };
 
 /// One thread writes, another starts bulk copies to the same bytes, whatever fence stands between.
