@@ -41,8 +41,9 @@ struct Settings {
   /// Of one launch, in elapsed time, and of a wait in which nothing changes. It does not follow the time limit of a
   /// transport: a kernel that waits for other ranks gives up at the earlier of the two, whatever --timeout says.
   std::chrono::milliseconds deadline{300'000};
-  int n_multiprocessors = 4;     ///< what device() reports, and how many blocks may wait for memory at once
-  SharedNumber n_hosts = 1;      ///< host threads that launch kernels which wait for each other
+  int n_multiprocessors = 4;  ///< what device() reports, and how many blocks may wait for memory at once
+  /// Host threads that launch kernels which wait for each other; with 1, a wait without progress is a deadlock at once.
+  SharedNumber n_hosts = 1;
   SharedNumber n_devices = 1;    ///< what set_device() takes, at most kMaxDevices
   bool has_peer_access = true;   ///< whether devices reach windows in each other's memory
   int major = 9;                 ///< major compute capability that device() reports
