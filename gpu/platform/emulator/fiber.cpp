@@ -81,6 +81,35 @@ void enter(transfer_t from) {
 
 #if defined(TREE_ATTN_EMULATOR_THREAD)
 
+namespace {
+
+/// The fibers that a host thread has ended last. TSan gives the number of a destroyed fiber to a new one, and takes what the
+/// first did for what the second has done: a barrier of a later block would order the threads of an earlier one. So the last
+/// kStay fibers stay, and races between blocks that are further apart may be missed.
+class EndedFibers {
+ public:
+  EndedFibers() = default;
+  EndedFibers(const EndedFibers&) = delete;
+  EndedFibers& operator=(const EndedFibers&) = delete;
+  ~EndedFibers() {
+    for (void* fiber : fibers_) __tsan_destroy_fiber(fiber);
+  }
+  void add(void* fiber) {
+    fibers_.push_back(fiber);
+    if (fibers_.size() > kStay) __tsan_destroy_fiber(fibers_.front()), fibers_.pop_front();
+  }
+
+ private:
+  static constexpr std::size_t kStay = 1024;
+  std::deque<void*> fibers_;
+};
+EndedFibers& ended_fibers() {
+  static thread_local EndedFibers own;
+  return own;
+}
+
+}  // namespace
+
 // TSan forgets the users of memory when it is allocated, and only then: with a stack that other fibers had before, those
 // of unordered blocks would seem to race.
 std::byte* take_stack() { return static_cast<std::byte*>(::operator new (kStackBytes, std::align_val_t{kPage})); }
@@ -132,6 +161,7 @@ void start_fiber(Fiber& fiber, void (*entry)()) {
 void adopt_host_thread([[maybe_unused]] Fiber& fiber) {
 #if defined(TREE_ATTN_EMULATOR_THREAD)
   fiber.watched = __tsan_get_current_fiber();
+  ended_fibers();  // so that they outlive what has adopted the thread
 #endif
 }
 
@@ -151,10 +181,6 @@ void switch_fiber(Fiber& from, Fiber& to, [[maybe_unused]] bool ends) {
 
 void end_fiber(Fiber& fiber, [[maybe_unused]] const Fiber& host) {
 #if defined(TREE_ATTN_EMULATOR_THREAD)
-  // TSan gives the number of a destroyed fiber to a new one, and takes what the first did for what the second has done: a
-  // barrier of a later block would order the threads of an earlier one. So those of the last blocks stay.
-  constexpr std::size_t kStay = 1024;
-  static thread_local std::deque<void*> ended;
   if (fiber.watched == nullptr) return;
   // All that it did, also where it was abandoned, happened before what the host does from here on.
   {
@@ -162,8 +188,7 @@ void end_fiber(Fiber& fiber, [[maybe_unused]] const Fiber& host) {
     __tsan_switch_to_fiber(fiber.watched, kNoSynchronisation);
     __tsan_release(const_cast<Fiber*>(&host));
     __tsan_switch_to_fiber(host.watched, kNoSynchronisation);
-    ended.push_back(fiber.watched);
-    if (ended.size() > kStay) __tsan_destroy_fiber(ended.front()), ended.pop_front();
+    ended_fibers().add(fiber.watched);
   }
   give_back(fiber.stack);
   fiber.stack = nullptr;

@@ -22,7 +22,7 @@ void give_back(std::byte* stack);
 
 /// Readies a fiber to run entry().
 void start_fiber(Fiber& fiber, void (*entry)());
-/// Makes a fiber of the running host thread.
+/// Makes a fiber of the running host thread. A thread_local object whose destructor calls end_fiber() does this first.
 void adopt_host_thread(Fiber& fiber);
 /// Switches; returns when another fiber switches back. `ends`: none will.
 void switch_fiber(Fiber& from, Fiber& to, bool ends = false);

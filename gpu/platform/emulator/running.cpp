@@ -27,11 +27,12 @@ struct Begun {
 
 /// What a host thread has begun. It may go on with it in a later wait.
 struct Host {
-  Host() = default;
+  Host() { adopt_host_thread(fiber); }
   ~Host() {
     const Unwatched unwatched;
     begun.clear();
   }
+  Fiber fiber;  ///< of the host thread itself
   std::list<Begun> begun;
 };
 Host& host() {
