@@ -16,7 +16,10 @@ using namespace tree_attn::soft_gpu;
 struct CUstream_st : Stream {
   using Stream::Stream;
 };
-struct CUevent_st : Event {};
+struct CUevent_st : Event {
+  bool is_timed;
+  bool has_time() const { return is_timed && time != std::chrono::steady_clock::time_point{}; }
+};
 struct CUgraph_st {
   std::shared_ptr<Capture> capture;
 };
@@ -75,14 +78,18 @@ cudaError_t with_kernel(const void* handle, const What& what) {
   if (function.image.architecture == 0) return give(cudaErrorNoKernelImageForDevice);
   try {
     std::call_once(function.is_decoded, [&] { function.kernel = function.image.text.kernel(function.name); });
+  } catch (const Fault& fault) {
+    return give(cudaErrorInvalidPtx, function.name + ": " + fault.what());
+  }
+  try {
     return then(well(), [&] { return what(function, *function.kernel); });
   } catch (const Fault& fault) {
     return give(cudaErrorInvalidConfiguration, function.name + ": " + fault.what());
   }
 }
 
-/// Clusters of a launch that the device, or the part of it, holds at once. Registers are not known before ptxas: they would
-/// limit it further, and so does that a cluster lies in one processing cluster.
+/// Clusters of a launch that the device, or the part of it, holds at once. A card may hold fewer: registers, which ptxas
+/// assigns, and processing clusters, in one of which a cluster lies, are not modelled.
 int n_resident(const LaunchShape& shape, int n_multiprocessors) {
   const std::uint32_t n_warps = (count(shape.block) + 31) / 32,
                       of_each = std::min({32U, 64 / n_warps, (shared_of_block() + 1024) / (shape.dynamic_shared + 1024)});
@@ -374,7 +381,9 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
   });
   return well();
 }
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) { return *event = new CUevent_st, well(); }
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
+  return *event = new CUevent_st{{}, (flags & cudaEventDisableTiming) == 0}, well();
+}
 cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, 0); }
 cudaError_t cudaEventDestroy(cudaEvent_t event) { return delete event, cudaSuccess; }
 /// Within a capture an event is a place in it, or, if it is external, recorded anew by every replay.
@@ -387,6 +396,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) { return cud
 cudaError_t cudaEventQuery(cudaEvent_t) { return well(); }
 cudaError_t cudaEventSynchronize(cudaEvent_t) { return well(); }
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t from, cudaEvent_t to) {
+  if (!from->has_time() || !to->has_time()) return give(cudaErrorInvalidResourceHandle);
   *milliseconds = std::chrono::duration<float, std::milli>(to->time - from->time).count();
   return well();
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Streams, events and captures. What is queued is done before the call returns: kernels that wait for each other are
-/// launched by different host threads.
+/// @brief Streams, events and captures. What is queued is done before the call returns, so kernels that wait for each other
+/// have to be launched by different host threads.
 #pragma once
 
 #include "tree_attn/tests/gpu/soft_gpu/machine.hpp"
