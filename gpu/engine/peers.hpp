@@ -12,7 +12,7 @@
 /// for each row, so no two devices store to the same place. A device whose range is empty has one slot per row too, and
 /// sends one packet to it.
 ///
-/// **What the proofs need**, that a slot is free when it is stored to, and that no wait lasts forever:
+/// **Conditions.** The proofs that a slot is free when a packet is stored to it, and that no wait lasts forever, need that
 /// - every device sends at least one packet per row and step, also one without keys;
 /// - a kernel that may begin before the one before it has ended calls wait_for_previous_launch() before it sends;
 /// - a kernel receives all packets of its step before it ends;
