@@ -318,7 +318,10 @@ namespace runtime {
 template <int n, class Row>
 void load_rows(std::uint32_t (&out)[n][4], const Row& row, bool transposed, const char* word, const Line& line) {
   const void* rows[n];
-  for (int i = 0; i < n; ++i) check_aligned16(rows[i] = plain<Access::kRead>(row(i), 16, line), word, line);
+  for (int i = 0; i < n; ++i) {
+    rows[i] = plain<Access::kRead>(row(i), 16, line);
+    check_aligned16(rows[i], word, line);
+  }
   load_matrices(out, rows, n, transposed, word, line);
 }
 

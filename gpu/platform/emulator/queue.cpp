@@ -42,7 +42,7 @@ void check_event(const Queue& queue, const Line& line) {
 }
 
 /// The host has waited for what a clock knows.
-void wait_for(const StreamClock& clock) {
+void host_has_waited_for(const StreamClock& clock) {
   Streams& all = streams();
   const std::lock_guard lock(all.mutex);
   join(all.host, clock);
@@ -220,76 +220,76 @@ bool queue_launch(Queue& queue, const Launch& config, std::function<void()> run_
 
 }  // namespace runtime
 
+using namespace runtime;
+
 void synchronise(Stream stream, const Line& line) {
-  runtime::check_host("synchronise");
-  runtime::Queue& queue = runtime::queue_of(stream.queue);
-  if (queue.is_captured) runtime::fail(line, "synchronise: the stream is being captured");
-  const runtime::Unwatched unwatched;
-  runtime::run_until(queue, queue.n_queued);
-  runtime::wait_for(queue.clock);
+  check_host("synchronise");
+  Queue& queue = queue_of(stream.queue);
+  if (queue.is_captured) fail(line, "synchronise: the stream is being captured");
+  const Unwatched unwatched;
+  run_until(queue, queue.n_queued);
+  host_has_waited_for(queue.clock);
 }
 
 void LibraryStream::queue(const char* name, std::vector<OutsideAccess> accesses, std::function<OutsideAdvance()> begin) {
-  runtime::check_host(name);
-  const runtime::Unwatched unwatched;
+  check_host(name);
+  const Unwatched unwatched;
   const Line line = Line::current();
-  const auto access = [=, accesses = std::move(accesses)](runtime::Footprint* seen) {
-    runtime::Footprint unseen;
+  const auto access = [=, accesses = std::move(accesses)](Footprint* seen) {
+    Footprint unseen;
     for (const auto& [memory, n_bytes, writes] : accesses) {
       auto* const at = static_cast<std::byte*>(memory);
-      runtime::note_copy(seen != nullptr ? *seen : unseen, at, n_bytes,
-                         writes ? runtime::Reach::kWrite : runtime::Reach::kRead, name, line);
+      note_copy(seen != nullptr ? *seen : unseen, at, n_bytes, writes ? Reach::kWrite : Reach::kRead, name, line);
       if (writes)
-        runtime::note_write(at, n_bytes);
+        note_write(at, n_bytes);
       else
-        runtime::note_read(at, n_bytes);
+        note_read(at, n_bytes);
     }
   };
-  runtime::enqueue(runtime::queue_of(stream_.queue),
-                   {.name = runtime::named(name, line), .act = access, .begin_until = std::move(begin)});
+  enqueue(queue_of(stream_.queue), {.name = named(name, line), .act = access, .begin_until = std::move(begin)});
 }
 
 void Event::record(Stream stream, const Line& line) {
-  runtime::Queue& queue = runtime::queue_of(stream.queue);
-  runtime::check_event(queue, line);
-  const runtime::Unwatched unwatched;
-  const std::lock_guard lock(runtime::streams().mutex);
+  Queue& queue = queue_of(stream.queue);
+  check_event(queue, line);
+  const Unwatched unwatched;
+  const std::lock_guard lock(streams().mutex);
   *mark_ = {queue.shared_from_this(), queue.n_queued, queue.clock};
 }
 
 void Event::record_in_graph(Stream stream, const Line& line) {
-  runtime::check_host("an event");
-  runtime::Queue& queue = runtime::queue_of(stream.queue);
-  if (!queue.is_captured) runtime::fail(line, "an event of a graph: the stream is not being captured");
-  runtime::enqueue(queue, {.name = runtime::named("an event", line), .records = mark_});
+  check_host("an event");
+  Queue& queue = queue_of(stream.queue);
+  if (!queue.is_captured) fail(line, "an event of a graph: the stream is not being captured");
+  enqueue(queue, {.name = named("an event", line), .records = mark_});
 }
 
 void Event::hold(Stream stream, const Line& line) const {
-  runtime::Queue& queue = runtime::queue_of(stream.queue);
-  runtime::check_event(queue, line);
+  Queue& queue = queue_of(stream.queue);
+  check_event(queue, line);
   if (mark_->queue == nullptr) return;
-  const runtime::Unwatched unwatched;
-  runtime::enqueue(queue, {.name = runtime::named("an event", line), .after = std::make_shared<runtime::Mark>(*mark_)});
+  const Unwatched unwatched;
+  enqueue(queue, {.name = named("an event", line), .after = std::make_shared<Mark>(*mark_)});
 }
 
 bool Event::has_passed(const Line& line) const {
   if (mark_->queue == nullptr) return true;
-  runtime::check_event(*mark_->queue, line);
-  const runtime::Unwatched unwatched;
+  check_event(*mark_->queue, line);
+  const Unwatched unwatched;
   // What can run runs; nothing outside the emulator is waited for.
-  if (!runtime::run_until(*mark_->queue, mark_->n, false)) return false;
-  runtime::wait_for(mark_->clock);
+  if (!run_until(*mark_->queue, mark_->n, false)) return false;
+  host_has_waited_for(mark_->clock);
   return true;
 }
 
 void Graph::replay(Stream stream, const Line& line) {
-  runtime::check_host("a replay");
-  runtime::Queue& queue = runtime::queue_of(stream.queue);
-  if (queue.is_captured) runtime::fail(line, "a replay: the stream is being captured");
-  const runtime::Unwatched unwatched;
-  for (runtime::Operation again : operations_) {
-    again.name += ", replayed at " + runtime::to_string(line);
-    runtime::enqueue(queue, std::move(again));
+  check_host("a replay");
+  Queue& queue = queue_of(stream.queue);
+  if (queue.is_captured) fail(line, "a replay: the stream is being captured");
+  const Unwatched unwatched;
+  for (Operation again : operations_) {
+    again.name += ", replayed at " + to_string(line);
+    enqueue(queue, std::move(again));
   }
   ++traffic().n_replays, ++n_launches_of_thread;
 }
@@ -298,48 +298,47 @@ void copy_rows(Stream stream, CopyKind kind, void* to, std::size_t to_pitch, con
                std::size_t n_bytes, std::size_t n_rows, const Line& line) {
   const bool is_up = kind == CopyKind::Upload, is_down = kind == CopyKind::Download;
   const char* const word = is_up ? "upload" : is_down ? "download" : "copy";
-  runtime::check_host(word);
-  const runtime::Unwatched unwatched;
+  check_host(word);
+  const Unwatched unwatched;
   const auto host = [=](const void* first, std::size_t pitch) {
     return std::span(static_cast<const std::byte*>(first), (n_rows - 1) * pitch + n_bytes);
   };
-  const auto act = [=](runtime::Footprint* seen) {
+  const auto act = [=](Footprint* seen) {
     for (std::size_t i = 0; i < n_rows; ++i) {
       std::byte* const target = static_cast<std::byte*>(to) + i * to_pitch;
       const std::byte* const source = static_cast<const std::byte*>(from) + i * from_pitch;
-      if (seen != nullptr && !is_down) runtime::note_copy(*seen, target, n_bytes, runtime::Reach::kWrite, word, line);
-      if (seen != nullptr && !is_up) runtime::note_copy(*seen, source, n_bytes, runtime::Reach::kRead, word, line);
-      runtime::note_read(source, n_bytes);
-      runtime::note_write(target, n_bytes);
+      if (seen != nullptr && !is_down) note_copy(*seen, target, n_bytes, Reach::kWrite, word, line);
+      if (seen != nullptr && !is_up) note_copy(*seen, source, n_bytes, Reach::kRead, word, line);
+      note_read(source, n_bytes);
+      note_write(target, n_bytes);
       std::memcpy(target, source, n_bytes);
     }
     const auto n_copied = static_cast<std::int64_t>(n_rows * n_bytes);
     if (is_up) ++traffic().n_uploads, traffic().bytes_uploaded += n_copied;
     if (is_down) traffic().bytes_downloaded += n_copied;
   };
-  runtime::enqueue(runtime::queue_of(stream.queue), {.name = runtime::named(word, line),
-                                                     .act = act,
-                                                     .host = is_up     ? host(from, from_pitch)
-                                                             : is_down ? host(to, to_pitch)
-                                                                       : std::span<const std::byte>()});
+  enqueue(queue_of(stream.queue), {.name = named(word, line),
+                                   .act = act,
+                                   .host = is_up     ? host(from, from_pitch)
+                                           : is_down ? host(to, to_pitch)
+                                                     : std::span<const std::byte>()});
 }
 
 void fill_bytes(Stream stream, void* to, unsigned char byte, std::size_t n_bytes, const Line& line) {
-  runtime::check_host("fill");
-  const runtime::Unwatched unwatched;
-  const auto act = [=](runtime::Footprint* seen) {
-    if (seen != nullptr)
-      runtime::note_copy(*seen, static_cast<std::byte*>(to), n_bytes, runtime::Reach::kWrite, "fill", line);
-    runtime::note_write(to, n_bytes);
+  check_host("fill");
+  const Unwatched unwatched;
+  const auto act = [=](Footprint* seen) {
+    if (seen != nullptr) note_copy(*seen, static_cast<std::byte*>(to), n_bytes, Reach::kWrite, "fill", line);
+    note_write(to, n_bytes);
     std::memset(to, byte, n_bytes);
   };
-  runtime::enqueue(runtime::queue_of(stream.queue), {.name = runtime::named("fill", line), .act = act});
+  enqueue(queue_of(stream.queue), {.name = named("fill", line), .act = act});
 }
 
 void use_device(int device) {
   settings().n_devices.raise_to(std::min(device + 1, kMaxDevices));
   settings().n_hosts.raise_to(device + 1);
-  set_device(device % kMaxDevices);
+  runtime::set_device(device % kMaxDevices);
 }
 
 }  // namespace tree_attn::emulated

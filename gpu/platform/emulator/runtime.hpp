@@ -12,7 +12,8 @@
 
 namespace tree_attn::emulated::runtime {
 
-/// Of shared memory. kBoundsOnly: as the destination of a copy, or by a function that checks the access itself.
+/// How a function reaches shared memory. kBoundsOnly: only the bounds are checked, for the destination of a copy or where
+/// the function checks the access itself.
 enum class Access { kRead, kWrite, kBoundsOnly };
 
 /// Barriers of a block and of a cluster; of some lanes of a warp.
