@@ -4,6 +4,7 @@
 #include "tree_attn/tests/gpu/platform/emulator/emulator_test.hpp"
 
 #include <cmath>
+#include <utility>
 
 namespace tree_attn::emulated {
 namespace {
@@ -185,14 +186,29 @@ TEST_CASE("emulator: what is written before or behind a piece of shared memory i
   CHECK(has(error_of(writes_at, {.shared_bytes = 256}, 8), "written shared memory behind what was taken here"));
 }
 
-void misaligned() {
+enum class Move { kStore, kLoad, kLoadMatrices };
+
+void misaligned(Move move) {
   Arena arena;
   const Shared<float> piece = arena.take<float>(8);
-  store16(piece + 1, Bytes16{});
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < 8; ++i) piece[i] = 0;
+  }
+  __syncthreads();
+  std::uint32_t matrices[1][4];
+  switch (move) {
+    case Move::kStore: store16(piece + 1, Bytes16{}); break;
+    case Move::kLoad: load16(piece + 1); break;
+    case Move::kLoadMatrices: load_matrices_x4(matrices, [&](int) { return piece + 1; }); break;
+  }
 }
 
-TEST_CASE("emulator: 16 bytes are moved at once at multiples of 16") {
-  CHECK(has(error_of(misaligned, {.shared_bytes = 32}), "store16: the address is not a multiple of 16"));
+TEST_CASE("emulator: 16 bytes of shared memory lie at a multiple of 16") {
+  for (const auto& [move, word] :
+       {std::pair{Move::kStore, "store16"}, {Move::kLoad, "load16"}, {Move::kLoadMatrices, "load_matrices_x4"}}) {
+    const std::string error = error_of(misaligned, {.block = {32}, .shared_bytes = 32}, move);
+    CHECK(has(error, std::string(word) + ": the address is not a multiple of 16"));
+  }
 }
 
 }  // namespace
