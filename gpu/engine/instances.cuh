@@ -80,7 +80,7 @@ LaunchPlan plan_short_end(const DecodeParams& params, const LaunchOptions& optio
                                                        .shared_bytes = shared_bytes,
                                                        .cluster = size});
     };
-    const int n = choose_cluster(params, query_tiles, options.n_splits, n_resident);
+    const int n = choose_cluster(params, query_tiles, options.n_splits, device().n_multiprocessors, n_resident);
     if (n == 0) return;
     plan.n_splits = plan.cluster = n;
     plan.n_threads = block.n_threads;

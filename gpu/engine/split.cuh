@@ -182,9 +182,11 @@ void launch_splits(const Kernel& kernel, const DecodeParams& params, const Devic
 /// walk takes as long on fewer of them. An H200 holds 15 clusters of 8 or 7, 20 of 6 and 7 of 16.
 /// @param wanted 0: as many as there are leaves and the device holds for all query tiles at once, up to kLargestCluster;
 /// clusters of a size that is asked for may take turns
+/// @param n_multiprocessors of the device
 /// @param n_resident size -> clusters that the device holds at once, see n_resident_clusters()
 template <class Resident>
-int choose_cluster(const DecodeParams& params, std::int64_t n_query_tiles, int wanted, const Resident& n_resident) {
+int choose_cluster(const DecodeParams& params, std::int64_t n_query_tiles, int wanted, std::int64_t n_multiprocessors,
+                   const Resident& n_resident) {
   const std::int64_t n_leaves = leaves_of({params.begin, params.end});
   const std::int64_t at_once = wanted > 0 ? 1 : std::max<std::int64_t>(1, n_query_tiles);
   if (n_leaves > kShortLeaves) return 0;
@@ -192,9 +194,8 @@ int choose_cluster(const DecodeParams& params, std::int64_t n_query_tiles, int w
   std::int64_t n = std::min<std::int64_t>(wanted > 0 ? wanted : n_leaves, kLargestCluster);
   while (n >= least && n_resident(static_cast<int>(n)) < at_once) --n;
   if (n < least) return 0;
-  const std::int64_t here = device().n_multiprocessors;
   const bool leaves_idle =
-      n_leaves > kFewestGroups * n && 10 * n * n_query_tiles < 9 * std::min(here, n_leaves * n_query_tiles);
+      n_leaves > kFewestGroups * n && 10 * n * n_query_tiles < 9 * std::min(n_multiprocessors, n_leaves * n_query_tiles);
   return wanted == 0 && leaves_idle ? 0 : static_cast<int>(n);
 }
 
