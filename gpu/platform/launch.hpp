@@ -44,14 +44,16 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
-/// n elements of device memory. Contents start as NaNs in the emulator, and undefined on a GPU.
+/// n elements of device memory. A new buffer holds NaNs in the emulator; on a GPU its contents are undefined.
 ///
-/// Rows of `width` elements lie `pitch` elements after one another here, `from_pitch` or `to_pitch` there. What is queued
-/// reads or writes the memory of the host when the stream gets there. @throws DeviceError if what is copied is not all here
+/// Copies of rows take `width` elements a row, at intervals of `pitch` elements in this buffer and of `from_pitch` or
+/// `to_pitch` on the other side. A queued copy reads or writes host memory when the stream reaches it. @throws DeviceError
+/// for a copy past the end of a buffer
 template <class T>
 class DeviceBuffer {
  public:
@@ -61,6 +63,12 @@ class DeviceBuffer {
   }
   /// n elements of a library's memory, as a window: not freed at the end.
   DeviceBuffer(void* memory, std::int64_t n) : memory_(memory, bytes(n)), n_(n) {}
+  DeviceBuffer(DeviceBuffer&& other) noexcept : memory_(std::move(other.memory_)), n_(std::exchange(other.n_, 0)) {}
+  DeviceBuffer& operator=(DeviceBuffer&& other) noexcept {
+    memory_ = std::move(other.memory_);
+    n_ = std::exchange(other.n_, 0);
+    return *this;
+  }
 
   T* data() const { return static_cast<T*>(memory_.data()); }
   std::int64_t size() const { return n_; }
@@ -128,7 +136,7 @@ class DeviceBuffer {
     copy_rows(stream, kind, to, bytes(to_pitch), from, bytes(from_pitch), bytes(width), static_cast<std::size_t>(n_rows),
               line);
   }
-  /// Whether there is anything to copy.
+  /// Whether there is anything to copy. @throws DeviceError if the rows do not lie in this buffer
   bool has_rows(const char* word, std::int64_t at, std::int64_t pitch, std::int64_t width, std::int64_t n_rows) const {
     if (width <= 0 || n_rows <= 0) return false;
     if (at < 0 || at + (n_rows - 1) * pitch + width > n_)

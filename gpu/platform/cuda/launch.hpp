@@ -210,7 +210,7 @@ class HostBuffer {
 class DeviceMemory {
  public:
   DeviceMemory() = default;
-  /// @throws DeviceError if there is not so much
+  /// @throws DeviceError if the device has no n_bytes free
   DeviceMemory(std::size_t n_bytes, MemoryUse use) {
     if (use == MemoryUse::HostWindow) {
       pages_ = PinnedPages(SharedPages(n_bytes));
