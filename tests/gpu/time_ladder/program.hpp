@@ -16,23 +16,28 @@
 
 namespace tree_attn {
 
+/// A wrong option, or a wrong value of one.
+struct WrongOption : std::invalid_argument {
+  using std::invalid_argument::invalid_argument;
+};
+
 /// What a program is asked for: options that its usage names in brackets, some with a value.
 class Options {
  public:
-  /// @throws std::invalid_argument for another option, and for one that has to have a value and has none
+  /// @throws WrongOption for another option, and for one that has to have a value and has none
   Options(int argc, char** argv, const std::string& usage) {
     for (int i = 1; i < argc; ++i) {
       const std::string option = argv[i];
       const std::size_t at = usage.find("[" + option);
       const char after = at != std::string::npos ? usage[at + 1 + option.size()] : '\0';
-      if (after != ']' && (after != ' ' || i + 1 == argc)) throw std::invalid_argument("Run: " + usage);
+      if (after != ']' && (after != ' ' || i + 1 == argc)) throw WrongOption("Run: " + usage);
       values_[option] = after == ' ' ? argv[++i] : "";
     }
   }
   bool has(const std::string& option) const { return values_.contains(option); }
   /// The value of an option; empty without it.
   std::string text(const std::string& option) const { return has(option) ? values_.at(option) : ""; }
-  /// Numbers with a comma after each but the last. @throws std::invalid_argument if one is no number greater than 0
+  /// Numbers with a comma after each but the last. @throws WrongOption if one is no number greater than 0
   template <class Number>
   std::vector<Number> numbers(const std::string& option, const std::vector<Number>& otherwise) const {
     if (!has(option)) return otherwise;
@@ -41,9 +46,9 @@ class Options {
     for (std::string each; std::getline(list, each, ',');) {
       std::istringstream word(each);
       if (!(word >> all.emplace_back()) || !word.eof() || !(all.back() > 0))
-        throw std::invalid_argument("'" + each + "' is no number greater than 0");
+        throw WrongOption("'" + each + "' is no number greater than 0");
     }
-    if (all.empty()) throw std::invalid_argument(option + " has no number");
+    if (all.empty()) throw WrongOption(option + " has no number");
     return all;
   }
   template <class Number>
@@ -66,7 +71,7 @@ int run_program(int argc, char** argv, const std::string& usage, const Run& run)
   };
   try {
     return run(Options(argc, argv, usage));
-  } catch (const std::invalid_argument& error) {
+  } catch (const WrongOption& error) {
     return fail(error, 2);
   } catch (const std::exception& error) {
     return fail(error, 1);
