@@ -55,8 +55,8 @@ void DeviceCache::upload(Rows& to, std::int64_t entry, std::int64_t first, const
 
   // As it is, head by head, if the rows of a head follow each other.
   if (view.dtype == to.dtype && (view.stride[2] == to.dim || n == 1)) {
-    to.memory.upload_rows(reinterpret_cast<const unsigned char*>(view.data), view.stride[1] * (row / to.dim), at, pitch,
-                          n * row, n_heads);
+    to.memory.upload_rows(reinterpret_cast<const unsigned char*>(view.data),
+                          view.stride[1] * static_cast<std::int64_t>(bytes_of(to.dtype)), at, pitch, n * row, n_heads);
     return;
   }
   // Else a few positions at a time.
