@@ -186,6 +186,14 @@ TEST_CASE("emulator: what is written before or behind a piece of shared memory i
   CHECK(has(error_of(writes_at, {.shared_bytes = 256}, 8), "written shared memory behind what was taken here"));
 }
 
+TEST_CASE("emulator: a buffer that was moved from has no elements") {
+  DeviceBuffer<float> from = ascending(3), to(5);
+  to = std::move(from);
+  CHECK(from.size() == 0);
+  CHECK(from.download().empty());
+  CHECK(to.download() == std::vector<float>{0, 1, 2});
+}
+
 enum class Move { kStore, kLoad, kLoadMatrices };
 
 void misaligned(Move move) {
