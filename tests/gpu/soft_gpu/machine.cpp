@@ -213,7 +213,8 @@ void Grid::start_cluster(std::uint32_t first_block) {
       auto warp = std::make_unique<Warp>();
       warp->block = block.get(), warp->grid = this, warp->first_thread = first;
       warp->all = warp->alive = warp->lanes = n_threads - first >= 32 ? ~0U : (1U << (n_threads - first)) - 1;
-      warp->registers = std::make_unique<std::byte[]>(kernel.register_bytes);
+      // Not set: nvcc writes every register before it reads it, and most of these are of paths that a warp does not take.
+      warp->registers = std::make_unique_for_overwrite<std::byte[]>(kernel.register_bytes);
       warp->base[0] = warp->registers.get();
       warp->base[1] = const_cast<std::byte*>(kernel.constants.data());
       running.push_back(warp.get());
