@@ -4,6 +4,7 @@
 #include "tree_attn/tests/gpu/soft_gpu/machine.hpp"
 
 #include <cxxabi.h>
+#include <malloc.h>
 
 #include <algorithm>
 #include <chrono>
@@ -13,6 +14,8 @@ namespace tree_attn::soft_gpu {
 
 const Settings& settings() {
   static const Settings all = [] {
+    // Every block of a launch takes registers and shared memory: the allocator keeps what they give back.
+    mallopt(M_TRIM_THRESHOLD, 1 << 30), mallopt(M_MMAP_THRESHOLD, 1 << 30);
     const auto number = [](const char* name, double otherwise) {
       const char* const text = std::getenv(name);
       return text != nullptr ? std::atof(text) : otherwise;
