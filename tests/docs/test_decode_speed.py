@@ -56,7 +56,7 @@ class Measured(unittest.TestCase):
 class Readme(unittest.TestCase):
 
     def test_the_figure_has_room_for_what_it_draws(self):
-        """With every baseline: a legend that runs over the edge names some of them to nobody."""
+        """With every baseline, since a legend wider than the figure is cut off."""
         svg = decode_speed.figure(decode_speed.read())
         width = float(re.search(r'width="(\d+)"', svg)[1])
         places = [float(x) for x in re.findall(r'<(?:rect|text)[^>]* x="([\d.]+)"', svg)]
