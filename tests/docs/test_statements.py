@@ -10,10 +10,11 @@ import sys
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "docs" / "tools"))
+sys.path[:0] = [str(ROOT / "docs" / "tools"), str(ROOT / "tests" / "gpu" / "time_ladder")]
 import kernel_tables
 import network
 import race
+import report
 import simulated
 
 
@@ -57,6 +58,13 @@ class Ladder(Statements):
                 self.assertRegex(head, r"Floor: .* us .*on an H200\. Prediction: ")
                 us = 1e6 * kernel_tables.measured_on_card(re.search(r'\.name = "(\w+)"', path.read_text(encoding="utf-8"))[1])["graph_seconds"]
                 self.assertIn(f": {us / 1000:.2f} ms." if us > 1000 else f": {us:.0f} us.", " ".join(head.split("Measured")[1].split()))
+
+    def test_every_card_has_a_record_of_its_own(self):
+        files = {report.file_of_card(device) for device in ("NVIDIA H200", "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-40GB", "NVIDIA GB200")}
+        self.assertEqual(files, {"h200.json", "h100.json", "a100.json", "gb200.json"})
+        for path in (ROOT / "docs" / "cards").iterdir():
+            self.assertEqual(path.name, report.file_of_card(json.loads(path.read_text(encoding="utf-8"))["device"]))
+        self.says("docs/III.1-kernels.md", f"ran on an {kernel_tables.CARD['device']}, and `docs/cards/{report.file_of_card(kernel_tables.CARD['device'])}`")
 
     def test_one_card(self):
         end = {line["shape"]: 1e6 * line["end_seconds"] for line in kernel_tables.CARD["stamps"]}

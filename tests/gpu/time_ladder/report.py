@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The report of `./run bench --backend cuda`: the JSON lines of the programs as one result, its tables, and the goals."""
 import json
+import re
 
 # Lists of the result, and the parts whose lines they hold.
 LISTS = {"clusters": "clusters", "copies": "copies", "walks": "walk", "shapes": "shape", "lines": "step", "stamps": "stamps", "counters": "counters",
@@ -45,6 +46,11 @@ def text_of(result):
         return json.dumps(value)
 
     return "{\n" + ",\n".join(f"  {json.dumps(key)}: {value_of(value)}" for key, value in result.items()) + "\n}\n"
+
+
+def file_of_card(device):
+    """The record of a card in docs/cards: each kind of card has its own, by the number of its model."""
+    return f"{re.search(r'[A-Z]+[0-9]+[A-Z]*', device)[0].lower()}.json"
 
 
 def progress(line):
