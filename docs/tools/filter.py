@@ -228,15 +228,20 @@ def tests_of_functions(lines, where):
 
 def source(lines, where, known):
     names, anchors, tests = {}, block_anchors(lines, where), tests_of_functions(lines, where)
-    tex = {}
+    tex, head = {}, False
     for start, end in ascii_math.blocks(lines):
         tex |= dict(enumerate(ascii_math.formulas(line.strip()[3:] for line in lines[start:end]) or [], start))
     for i, line in enumerate(lines):
-        if i in tex:
+        if head:
+            # The head of a test case goes on: its types, and the brace that opens its body.
+            head = "{" not in line
+            yield line.partition("{")[2]
+        elif i in tex:
             yield rf"{line.partition('///')[0]}/// \f[ {tex[i]} \f]"
         elif case := TEST_CASE.match(line):
             # A function named after the test case, and the whole name as its description; its body may be on the same line.
-            body = line[case.end():].partition("{")[2]
+            _, brace, body = line[case.end():].partition("{")
+            head = not brace
             words, name = re.findall(r"[A-Za-z0-9]+", case[1]), "test"
             while words and len(name) + len(words[0]) < 44:
                 name += "_" + words.pop(0)

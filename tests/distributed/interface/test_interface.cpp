@@ -81,11 +81,11 @@ ta_setup setup_of_call() {
 
 /// What ta_open() opens, closed at the end.
 struct Handle {
-  ta_attention* attention = nullptr;
-  explicit Handle(const ta_setup& setup) { REQUIRE(ta_open(&setup, &attention) == TA_OK); }
-  ~Handle() { ta_close(attention); }
+  ta_attention* opened = nullptr;
+  explicit Handle(const ta_setup& setup) { REQUIRE(ta_open(&setup, &opened) == TA_OK); }
+  ~Handle() { ta_close(opened); }
   Handle(const Handle&) = delete;
-  operator ta_attention*() const { return attention; }
+  operator ta_attention*() const { return opened; }
 };
 
 /// What a refused call has said.
