@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""./run on machines where packages are missing: what is there in another way is taken, and nothing else goes unsaid.
+"""./run on machines where packages are missing: what is there in another way is taken, and nothing else goes unsaid. And where nothing
+is missing: what it starts, with which options, and how it ends.
 
 A machine is a folder of programs that do nothing. The command is mostly `./run bench --backend cuda`, in a copy of the source tree of two files.
 """
+import json
 import os
 import shutil
 import subprocess
@@ -34,6 +36,7 @@ class Machine:
         measure.chmod(0o755)
 
     def add(self, name, text):
+        (self.bin / name).unlink(missing_ok=True)  # a link to the program of this name
         (self.bin / name).write_text(f'#!/bin/sh\necho "{name} $*" >>"$0.log"\n{text}\n')
         (self.bin / name).chmod(0o755)
 
@@ -148,6 +151,121 @@ class Packages(unittest.TestCase):
             ended = machine.run(command=command)
             self.assertEqual((ended.returncode, ended.stderr), (2, f"run: {words}\n"))
             self.assertEqual(machine.calls("cmake"), [])
+
+
+CTEST_HELP = """\
+  -C <cfg>, --build-config <cfg>
+  -R <regex>, --tests-regex <regex>
+  --timeout <seconds>          = Set the default test timeout.
+  --schedule-random            = Use a random order for scheduling tests
+"""
+
+
+class Commands(unittest.TestCase):
+    """Nothing is missing."""
+
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+        self.machine = machine = Machine(self.folder.name, "g++", "cmake", "ninja", "python3", "mpirun", "clang", "gnuplot")
+        machine.add("dpkg-query", "printf installed")
+        machine.add("nproc", "echo 4")
+        machine.add("ctest", f"case $1 in --help) printf '%s' '{CTEST_HELP}' ;; esac\nprintf %s \"$TREE_ATTN_ALL_TESTS\" >$0.all")
+        toolkit = machine.tree / "tests" / "gpu" / "toolkit.py"
+        for script in (toolkit, machine.tree / "docs" / "tools" / "demo", machine.tree / "tests" / "python" / "run"):
+            script.parent.mkdir(parents=True, exist_ok=True)
+            script.write_text('#!/bin/sh\necho "$0 $*"\n')
+            script.chmod(0o755)
+
+    def run_it(self, *command, status=0, **environment):
+        ended = self.machine.run(command=command, **environment)
+        self.assertEqual(ended.returncode, status, ended.stderr)
+        return ended
+
+    def last(self, program):
+        return self.machine.calls(program)[-1]
+
+    def test_a_build_that_fails_is_an_error_and_nothing_is_started(self):
+        for step, fails in (("configure", 'case "$*" in *--build*) ;; *) echo "CMake Error: x"; exit 1 ;; esac'), ("build", 'case "$*" in *--build*) echo "FAILED: x"; exit 1 ;; esac')):
+            self.machine.add("cmake", fails)
+            for command in (("build",), ("test",), ("test", "--asan"), ("demo",), ("decode",), ("info", "-n", "2"), ("fuzz",), ("test", "--compiled"), ("bench", "--backend", "cuda")):
+                with self.subTest(step=step, command=command):
+                    ended = self.run_it(*command, status=1, CUDACXX="/bin/sh")
+                    self.assertIn("FAILED: x" if step == "build" else "CMake Error: x", ended.stderr)
+                    self.assertIn("run: failed: ", ended.stderr)
+                    self.assertIn(f"/{step}.log)", ended.stderr)
+                    self.assertNotRegex(ended.stdout, "Built|demo|measured --backend")
+        self.assertEqual(self.machine.calls("mpirun"), [])
+        self.assertEqual([call for call in self.machine.calls("ctest") if "--help" not in call], [])
+
+    def test_ranks_up_to_the_cores_are_bound_and_more_share_them(self):
+        self.machine.add("mpirun", 'case "$*" in --version) echo "mpirun (Open MPI) 4.1.4" ;; esac')
+        for ranks in (2, 4):
+            self.run_it("decode", "-n", str(ranks))
+            self.assertEqual(self.last("mpirun"), f"mpirun -n {ranks} build/tree_attn decode")
+        self.run_it("decode", "-n", "5")
+        self.assertEqual(self.last("mpirun"), "mpirun --oversubscribe --bind-to none --mca mpi_yield_when_idle 1 -n 5 build/tree_attn decode")
+        for ranks in ("0", "08", "-1", "10000", "1.5", ""):
+            self.assertEqual(self.run_it("decode", "-n", ranks, status=2).stderr, f"run: -n takes a number of ranks, not '{ranks}'\n")
+        self.run_it("decode", "-n", "9999")
+        self.assertRegex(self.last("mpirun"), " -n 9999 ")
+
+    def test_as_many_compilers_run_as_cores_and_memory_allow(self):
+        real = {name: shutil.which(name) for name in ("cat", "awk")}
+        # (cores, GiB that are available, limit of the container): compilers
+        for (cores, available, limit), jobs in {(4, 64, "max"): 4, (64, 16.1, "max"): 8, (64, 16.1, 6.1 * 2**30): 3, (64, 5, 6 * 2**30): 2, (4, 64, 64 * 2**30): 4, (64, 64, 2**30): 1, (64, 1, "max"): 1, (64, 64, ""): 32}.items():
+            memory = limit if isinstance(limit, str) else f"{limit:.0f}"
+            self.machine.add("nproc", f"echo {cores}")
+            self.machine.add("cat", f'case "$*" in /sys/fs/cgroup/memory.max) test "{memory}" && echo {memory} ;; *) exec {real["cat"]} "$@" ;; esac')
+            self.machine.add("awk", f'''exec bash -c 'exec {real["awk"]} "${{@/#\\/proc\\/meminfo/$0.meminfo}}"' "$0" "$@"\n''')
+            (self.machine.bin / "awk.meminfo").write_text(f"MemTotal: 999999999 kB\nMemAvailable: {available * 2**20:.0f} kB\n")
+            with self.subTest(cores=cores, available=available, limit=limit):
+                self.run_it("build")
+                self.assertRegex(self.last("cmake"), rf"--parallel {jobs} --target tree_attn$")
+
+    def test_tests_run_with_the_options_of_their_set(self):
+        for words, preset, folder, limit, at_once, all_tests in (((), "cpu", "build", 300, 8, ""), (("--all",), "cpu", "build", 1800, 8, "1"), (("--asan",), "cpu-asan", "build-asan", 300, 5, ""),
+                                                                 (("--tsan",), "cpu-tsan", "build-tsan", 300, 5, ""), (("--tsan", "--all"), "cpu-tsan", "build-tsan", 1800, 5, "1")):
+            with self.subTest(words=words):
+                self.run_it("test", *words, "--tests-regex=x", "--timeout", "7")
+                configured, built = self.machine.calls("cmake")[-2:]
+                self.assertRegex(configured, rf"^cmake --preset {preset} -DTREE_ATTN_ALL_TESTS={'ON' if all_tests else 'OFF'}\b")
+                self.assertRegex(built, rf"^cmake --build --preset {preset} ")
+                self.assertEqual(self.last("ctest"), f"ctest --test-dir {folder} --output-on-failure --no-tests=error --timeout {limit} --parallel {at_once} --tests-regex=x --timeout 7")
+                self.assertEqual((self.machine.bin / "ctest.all").read_text(), all_tests)
+
+    def test_options_that_ctest_does_not_have_are_refused(self):
+        for option in ("--tests", "--tests-rege", "--regex=x", "--timeouts=5", "-Z"):
+            ended = self.run_it("test", "-R", "x", option, status=2)
+            self.assertEqual(ended.stderr, f"run: test accepts --all, --asan, --tsan, --compiled and options of ctest, not '{option}'\n")
+        self.assertEqual(self.machine.calls("cmake"), [])
+        for options in (("-R", "x"), ("--timeout=5",), ("--schedule-random",), ("-C", "x")):
+            self.run_it("test", *options)
+
+    def test_a_status_is_that_of_the_tests(self):
+        self.machine.add("ctest", f"case $1 in --help) printf '%s' '{CTEST_HELP}' ;; *) exit 8 ;; esac")
+        self.run_it("test", status=8)
+
+    def test_chosen_tests_build_what_they_run(self):
+        build, tests = self.machine.tree / "build", []
+        build.mkdir()
+        (build / "build.ninja").touch()
+        for program, labels in (("test_a", ["cpu"]), ("test_b", ["cpu"]), (None, ["docs"])):
+            tests.append({"command": [str(build / program) if program else "/usr/bin/python3", "-x"], "properties": [{"name": "LABELS", "value": labels}]})
+        self.machine.add("python3", f'exec {shutil.which("python3")} "$@"')
+        for chosen, targets in ((tests[:2], "test_a test_b"), (tests[2:], "tree_attn_state"), (tests, "test_a test_b"), ([], "all"), (tests[:1] + [{"command": ["sh"], "properties": []}], "all")):
+            self.machine.add("ctest", f"case \"$*\" in *--help*) printf '%s' '{CTEST_HELP}' ;; *--show-only*) echo '{json.dumps({'tests': chosen})}' ;; esac")
+            self.run_it("test", "-R", "x")
+            self.assertRegex(self.last("cmake"), f" --target {targets}$")
+        self.run_it("test")
+        self.assertRegex(self.last("cmake"), " --target all$")
+
+    def test_fuzzers_run_for_the_seconds_that_were_asked_for(self):
+        for words, seconds in (((), 60), (("1",), 1), (("999999",), 999999)):
+            self.run_it("fuzz", *words)
+            self.assertRegex(self.machine.calls("cmake")[-2], rf"-DTREE_ATTN_FUZZ_SECONDS={seconds}$")
+        for word in ("0", "08", "1000000", "-1", "1.5", "x"):
+            self.assertEqual(self.run_it("fuzz", word, status=2).stderr, f"run: fuzz accepts a number of seconds, not '{word}'\n")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,9 @@ with a line `killed by:`. A mutant that changes nothing that a test could see ha
 
 An expression becomes `(mutated ? (NEW) : (OLD))` and must be one operand wherever it stands; one or more whole statements,
 ending in ; or }, become `if (mutated) { NEW } else { OLD }`, where NEW may be empty.
+
+A script, `run` or a file of Python, has no switches: NEW stands in the place of OLD, whatever they are, in a copy of the tree of its own.
+Its test is a script of unittest, tests/test_run.py.
 """
 import fnmatch
 import re
@@ -54,13 +57,17 @@ class Mutant:
         """What TREE_ATTN_MUTANT holds to switch it on; stays the same when the list grows."""
         return f"{zlib.crc32(self.name.encode()):#x}"
 
+    @property
+    def is_script(self):
+        return Path(self.file).suffix in ("", ".py")
+
     def changes(self):
         """The excerpt in parts: text, old, new, text, old, new, ..., text."""
         parts = re.split(r"\[-(.*?)-\]\{\+(.*?)\+\}", self.excerpt, flags=re.DOTALL)
         if len(parts) < 4 or not all(old.strip() for old in parts[1::3]):
             raise Fault(f"{self.name}: no [-old-]{{+new+}} in its excerpt")
         for old, new in zip(parts[1::3], parts[2::3]):
-            if not (is_operand(old) and is_operand(new) if old[-1] not in ";}" else new.strip()[-1:] in ("", ";", "}")):
+            if not self.is_script and not (is_operand(old) and is_operand(new) if old[-1] not in ";}" else new.strip()[-1:] in ("", ";", "}")):
                 raise Fault(f"{self.name}: [-{old}-]{{+{new}+}} is neither of whole statements nor of operands")
         return parts
 
@@ -73,6 +80,20 @@ class Mutant:
         if len(found) != 1:
             raise Fault(f"{self.name}: its excerpt occurs {len(found)} times in {self.file}, not once")
         return [(*found[0].span(i + 1), new) for i, new in enumerate(parts[2::3])]
+
+    def applied(self):
+        """The text of its file with its changes, for a script."""
+        text = source_of(self)
+        for begin, end, new in reversed(self.places(text)):
+            text = text[:begin] + new + text[end:]
+        return text
+
+
+def source_of(mutant):
+    path = ROOT / mutant.file
+    if not path.is_file():
+        raise Fault(f"{mutant.name}: there is no {mutant.file}")
+    return path.read_text(encoding="utf-8")
 
 
 def read():
@@ -133,16 +154,14 @@ def switch(begin, end, text, places):
 
 
 def switched_files(mutants):
-    """The text of every file that has a mutant, with all of them switched: {name: text}."""
+    """The text of every file of C++ that has a mutant, with all of them switched: {name: text}."""
     by_file = defaultdict(list)
     for mutant in mutants:
-        by_file[mutant.file].append(mutant)
+        if not mutant.is_script:
+            by_file[mutant.file].append(mutant)
     files = {}
     for file, its_mutants in by_file.items():
-        path = ROOT / file
-        if not path.is_file():
-            raise Fault(f"{its_mutants[0].name}: there is no {file}")
-        text = path.read_text()
+        text = source_of(its_mutants[0])
         places = [(*place, mutant) for mutant in its_mutants for place in mutant.places(text)]
         files[file] = switch(0, len(text), text, places)
     return files
@@ -151,6 +170,11 @@ def switched_files(mutants):
 def check(mutants):
     """Every excerpt is found once, and every filter chooses a test case that is there. No build."""
     switched_files(mutants)
+    for mutant in mutants:
+        if mutant.is_script:
+            mutant.applied()
+            if not (ROOT / mutant.test).is_file():
+                raise Fault(f"{mutant.name}: there is no {mutant.test}")
     cases = set()
     for path in (ROOT / "tests").rglob("*.cpp"):
         cases.update(re.findall(r'^TEST_CASE[A-Z_]*\("(.*?)"', path.read_text(), flags=re.MULTILINE))
