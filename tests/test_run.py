@@ -167,7 +167,7 @@ class Commands(unittest.TestCase):
     def setUp(self):
         self.folder = tempfile.TemporaryDirectory()
         self.addCleanup(self.folder.cleanup)
-        self.machine = machine = Machine(self.folder.name, "g++", "cmake", "ninja", "python3", "mpirun", "clang", "gnuplot")
+        self.machine = machine = Machine(self.folder.name, "g++", "cmake", "ninja", "python3", "mpirun", "clang", "gnuplot", "doxygen")
         machine.add("dpkg-query", "printf installed")
         machine.add("nproc", "echo 4")
         machine.add("ctest", f"case $1 in --help) printf '%s' '{CTEST_HELP}' ;; esac\nprintf %s \"$TREE_ATTN_ALL_TESTS\" >$0.all")
