@@ -424,8 +424,8 @@ def equal_runs(data):
     return drawing.svg()
 
 
-def steps(record):
-    """Every step of the ladder at 8k keys: its floor, the time of its bytes at the read rate, and the measured time if the record is of this kernel."""
+def steps():
+    """Every step of the ladder at 8k keys: its floor, the time of its bytes at the read rate, and the time on a card."""
     rows, row, top, left, decade = kernel_tables.steps(), 40, 58, 120, 115
     drawing = Drawing(900, top + row * len(rows) + 40)
 
@@ -439,23 +439,20 @@ def steps(record):
         x = left + decade * math.log10(power / 1e-6)
         drawing.line(x, top - 8, x, top + row * len(rows), "frame")
         drawing.text(x, top - 16, words, "small")
-    n_keys = dict(kernel_tables.LENGTHS)["8k"]
-    for i, (number, name, keys, scores) in enumerate(rows):
+    for i, step in enumerate(rows):
+        number, name, *_ = step
         drawing.text(4, top + row * i + 20, f"{number} {name}", "left")
-        lines = kernel_tables.recorded(name, "8k", record)
-        for j, (heads, kv_heads) in enumerate(kernel_tables.HEADS):
-            y = top + row * i + 17 * j
-            floor = (keys(heads, kv_heads, n_keys) + scores(heads, n_keys)) / record["read_bytes_per_second"]
-            line = lines.get(f"{heads}/{kv_heads}")
-            if line:
-                # The floor lies on the measured time.
-                bar(y, line["graph_seconds"], RANKS[j], 15)
-                bar(y + 4, floor, f"{RANKS[j]} full", 7)
-                x = left + decade * math.log10(line["graph_seconds"] / 1e-6) + 6
-                drawing.text(x, y + 12, f"{kernel_tables.times_the_read(line)}; floor {kernel_tables.micro(floor)}", "small left")
-            else:
-                x = bar(y + 4, floor, f"{RANKS[j]} full", 7)
-                drawing.text(x, y + 12, f"floor {kernel_tables.micro(floor)}; not timed in BF16", "small left")
+        for j, heads in enumerate(kernel_tables.HEADS):
+            line = kernel_tables.measured_on_card(name, *heads)
+            if not line:
+                continue
+            # The floor lies on the measured time. Rungs for scalar cores have one bar, in the middle of their line.
+            in_f32 = line["shape"].startswith("F32")
+            y, seconds, floor = top + row * i + (8 if in_f32 else 17 * j), kernel_tables.apart(line), kernel_tables.floor(step, line)
+            x = bar(y, seconds, RANKS[j], 15)
+            bar(y + 4, floor, f"{RANKS[j]} full", 7)
+            words = f"{kernel_tables.times_the_read(line | {'graph_seconds': seconds})}; floor {kernel_tables.micro(floor)}"
+            drawing.text(x, y + 12, words + (", in F32" if in_f32 else ""), "small left")
     y = top + row * len(rows) + 24
     for x, style, words in ((200, "a", "16 query and 16 key/value heads"), (460, "b", "32 query and 8 key/value heads")):
         drawing.box(x, y - 10, 14, 14, style, 2)
@@ -545,7 +542,7 @@ def main():
     for figure in (first_steps, sub_warp, exchange, warp_leaf, leaf, leaf_forest, parts, ends, rings, tile, equal_runs, fibers):
         (folder / f"kernel_{figure.__name__}.svg").write_text(figure(data), encoding="utf-8")
     (folder / "kernel_measured.svg").write_text(measured(record), encoding="utf-8")
-    (folder / "kernel_steps.svg").write_text(steps(kernel_tables.CARD), encoding="utf-8")
+    (folder / "kernel_steps.svg").write_text(steps(), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -210,18 +210,30 @@ LADDER = {
 }
 
 
+# Where the expectation of a rung is not of 16 heads on 16.
+EXPECTED_HEADS = {"tensor": (32, 8)}
+
+
+def floor(step, line):
+    """Seconds of the bytes that a step of steps() requests for the shape of a measured line, at the highest rate of a read."""
+    dtype, heads, keys = line["shape"].split(", ")
+    (n_heads, kv_heads), n = map(int, heads.removesuffix(" heads").split("/")), dict(LENGTHS)[keys.removesuffix(" keys")]
+    _, _, cache, scores = step
+    return (cache(n_heads, kv_heads, n) * {"BF16": 1, "F32": 2}[dtype] + scores(n_heads, n)) / RATE
+
+
 def ladder():
-    """One line per step: what changes, what is expected, its floor, and what was measured if the record is of this kernel."""
-    rows = [["rung", "what changes", "expected", "floor", "measured"]]
+    """One line per step: what changes, what is expected, and for one shape its floor and what was measured."""
+    rows = [["rung", "what changes", "expected", "shape", "floor", "measured"]]
     names = [(number, name) for number, name, *_ in steps()]
     if [name for _, name in names] != list(LADDER):
         raise ValueError(f"kernel_tables.py: LADDER lists {list(LADDER)}, gpu/ladder has {[name for _, name in names]}")
-    n_keys = dict(LENGTHS)["8k"]
-    for number, name, keys, scores in steps():
-        line = measured_on_card(name)
-        floor = time_of(keys(16, 16, n_keys) + scores(16, n_keys))
-        rows.append([f"{number} {name}", *LADDER[name], floor.replace(" ", "&nbsp;"), times_the_read(line | {"graph_seconds": apart(line)}) if line else "–"])
-    return [line if i != 1 else "| --- |" + " --- |" * 2 + " ---: | --- |" for i, line in enumerate(table(*rows))]
+    for step in steps():
+        number, name, *_ = step
+        line = measured_on_card(name, *EXPECTED_HEADS.get(name, HEADS[0]))
+        shape = line["shape"].removesuffix(" heads, 8k keys")
+        rows.append([f"{number} {name}", *LADDER[name], shape, micro(floor(step, line)).replace(" ", "&nbsp;"), times_the_read(line | {"graph_seconds": apart(line)})])
+    return [line if i != 1 else "| --- |" + " --- |" * 3 + " ---: | --- |" for i, line in enumerate(table(*rows))]
 
 
 # Instructions per 8 KiB of the kernels before walks of whole leaves, counted by hand in the hot path of the version that
@@ -274,9 +286,9 @@ def on_card(shape, step):
     return next((line for line in CARD["lines"] if (line["shape"], line["step"]) == (shape, step)), None)
 
 
-def measured_on_card(step):
-    """16 heads of 128 and 8k keys: BF16, or F32 where that is all that it takes."""
-    return on_card("BF16, 16/16 heads, 8k keys", step) or on_card("F32, 16/16 heads, 8k keys", step)
+def measured_on_card(step, heads=16, kv_heads=16):
+    """Heads of 128 and 8k keys: BF16, or F32 where that is all that the step takes."""
+    return on_card(f"BF16, {heads}/{kv_heads} heads, 8k keys", step) or on_card(f"F32, {heads}/{kv_heads} heads, 8k keys", step)
 
 
 def card_steps():

@@ -38,6 +38,9 @@ def commands(text):
         lines = re.sub(r" *\\\n *", " ", body).splitlines() if language in ("sh", "bash", "") else []
         found += [(language == "sh", line.strip().removeprefix("$ ")) for line in lines]
     prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    # Lines that are indented behind an empty one are a block too.
+    for body in re.findall(r"(?<=\n\n)((?: {4}[^\n]*\n)+)", prose):
+        found += [(True, line.strip().removeprefix("$ ")) for line in re.sub(r" *\\\n *", " ", body).splitlines()]
     found += [(False, span) for span in re.findall(r"`([^`\n]+)`", prose)]
     found = [(block, re.sub(r"  +#.*| # .*", "", command)) for block, command in found]
     return [(block, command) for block, command in dict.fromkeys(found) if re.match(STARTS, command)]
@@ -110,8 +113,8 @@ class Commands(unittest.TestCase):
                         "build/tree_attn encode", "tree_attn predict --keys 8", "tests/none.py --all", "mpirun -n 8 build/tree_attn decode --seq-len 65536"):
             self.assertRegex(command, STARTS)
             self.assertEqual(len(faults(True, command)), 1, command)
-        self.assertEqual(commands("```sh\n./run decode -n 8 \\\n    --verify   # words\n```\n`./run test` and `x`"),
-                         [(True, "./run decode -n 8 --verify"), (False, "./run test")])
+        self.assertEqual(commands("```sh\n./run decode -n 8 \\\n    --verify   # words\n```\n`./run test` and `x`\n\n    ./run demo  # words\n"),
+                         [(True, "./run decode -n 8 --verify"), (True, "./run demo"), (False, "./run test")])
 
     def test_every_notebook_says_how_it_is_run(self):
         for path in NOTEBOOKS:

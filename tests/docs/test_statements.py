@@ -48,6 +48,8 @@ class Ladder(Statements):
         self.says("docs/III.1-kernels.md", f"that kernel takes {read:.1f} µs for 8k keys of 16 heads", f"{naive / 1000:.2f} ms, {naive / read:.0f} times the read",
                   f"{fused / 1000:.2f} ms, **{times} as rung 1**. A warp takes {fused / 8192:.2f} µs per key",
                   f"both kernels of that rung take {naive / 8192:.2f} µs per key")
+        for name in ("docs/III.1-kernels.md", "gpu/ladder/03_vectors.cu"):
+            self.says(name, f"where rung 2 takes {8 * fused / 8192:.1f}: 2 ms")
         for name in ("docs/IV.8-learnt.md", "docs/ten-minutes.md"):
             self.says(name, times)
 
@@ -66,6 +68,15 @@ class Ladder(Statements):
             self.assertEqual(path.name, report.file_of_card(json.loads(path.read_text(encoding="utf-8"))["device"]))
         self.says("docs/III.1-kernels.md", f"ran on an {kernel_tables.CARD['device']}, and `docs/cards/{report.file_of_card(kernel_tables.CARD['device'])}`")
 
+    def test_every_floor_is_of_the_shape_that_was_measured(self):
+        of_step = {step[1]: step for step in kernel_tables.steps()}
+        for name, heads, dtype in (("fused", (16, 16), "BF16"), ("vectors", (16, 16), "F32"), ("split", (16, 16), "F32"), ("copies", (16, 16), "F32"), ("tensor", (32, 8), "BF16")):
+            line = kernel_tables.measured_on_card(name, *heads)
+            self.assertTrue(line["shape"].startswith(dtype), name)
+            self.assertAlmostEqual(kernel_tables.floor(of_step[name], line) * kernel_tables.RATE / line["bytes"], 1, delta=1e-9)
+            row, = [row for row in kernel_tables.ladder() if f" {name} |" in row]
+            self.assertIn(f"| {dtype}, {heads[0]}/{heads[1]} | {kernel_tables.micro(line['bytes'] / kernel_tables.RATE).replace(' ', '&nbsp;')} | {kernel_tables.micro(line['graph_seconds'])}, ", row)
+
     def test_one_card(self):
         end = {line["shape"]: 1e6 * line["end_seconds"] for line in kernel_tables.CARD["stamps"]}
         one, four = end["BF16, 16/16 heads, 8k keys"], end["BF16, 32/8 heads, 8k keys"]
@@ -73,8 +84,10 @@ class Ladder(Statements):
         later = 1e6 * (walk["kernel_seconds"] - walk["end_seconds"] - walk["walk_seconds"])
         part = kernel_tables.on_card("BF16, 16/16 heads, 1M keys", "short-end")
         self.says("docs/III.1-kernels.md", f"two joins take {one:.1f} µs with one query per head, and {four:.1f} µs with four", f"after {1e6 * walk['walk_seconds']:.0f} µs, and the last one {later:.0f} µs later",
-                  f"{part['read_seconds'] / part['graph_seconds']:.2f} of the rate are left")
-        self.says("docs/IV.8-learnt.md", f"take {one:.1f} to {four:.1f} µs")
+                  f"{part['read_seconds'] / kernel_tables.apart(part):.2f} of the rate are left")
+        ends = [(line["shape"].split(", ")[2], 1e6 * line["end_seconds"]) for line in kernel_tables.CARD["stamps"] if line["step"] == "equal-runs" and re.fullmatch(r"BF16, (?:16/16|32/8) heads, \d+k? keys", line["shape"])]
+        (fewest, least), (most_keys, most) = min(ends, key=lambda end: end[1]), max(ends, key=lambda end: end[1])
+        self.says("docs/IV.8-learnt.md", f"take {least:.1f} µs with {fewest} and up to {most:.1f} µs with {most_keys.removesuffix(' keys')}")
         resident = {line["n_blocks"]: line["n_clusters"] for line in kernel_tables.CARD["clusters"] if line["shared_kib"] == 220}
         self.says("docs/III.1-kernels.md", f"an H200 holds {resident[16]}")
         self.says("docs/IV.8-learnt.md", f"holds {resident[8]} clusters of eight blocks that take nearly all of the shared memory, and {resident[16]} of sixteen")
@@ -134,13 +147,13 @@ class Measured(Statements):
         """Words for ratios, in ranges that another run of the benchmark stays in."""
         finish = "finish of a state of 128 components"
         self.says("docs/IV.8-learnt.md", "is more than twice as fast as checking each", "with one of 64 bits `finish()` is slower again", "about one and a half times as fast as in two passes",
-                  "three AllReduces take 1.5 times as long as one", "the combine of 8 KB takes a little longer than `MPI_Allgather`", "less than two thirds of its time when it copies through shared memory")
+                  "three AllReduces take 1.5 times as long as one", "the combine of 8 KB takes up to one and a half times as long as `MPI_Allgather`", "less than two thirds of its time when it copies through shared memory")
         self.assertGreater(self.ratio(finish, "speed of looking at each"), 2)
         self.assertGreater(self.ratio(finish, "speed of counting in 64 bits"), 1.1)
         self.assertAlmostEqual(self.ratio("merge and finish of 128 states in one pass", "speed of two passes"), 1.5, delta=0.2)
         self.assertAlmostEqual(self.ratio("three AllReduces, 8 ranks", "time of one"), 1.5, delta=0.2)
         of_allgather = {what[0]: float(what[1].split(" / ")[0]) for what in self.ROWS if len(what) == 3 and re.fullmatch(r"[\d.]+ / [\d.]+", what[1])}
-        self.assertTrue(1 < of_allgather["two-level, 2 ranks"] < 1.4)
+        self.assertTrue(1 < of_allgather["two-level, 2 ranks"] < 1.5)
         self.assertLess(of_allgather["two-level in shared memory, 2 ranks"], 2 / 3)
 
 
