@@ -28,6 +28,9 @@ USAGE = RUN.split("usage() {")[1].split("\nEND\n")[0]
 SCRIPTS = {"bench": ["tests/bench/measure", "tests/gpu/time_ladder/measure", "tests/gpu/exchange/measure"], "simulate": ["tests/bench/simulate"]}
 # Launchers on a machine of the reader's with GPUs, or on several: they need what a laptop has not.
 ELSEWHERE = ("--hostfile", "--backend cuda", "-f hosts")
+# What the fast set leaves out, and the entry of CTest by which ./run test --all runs it too, where it does.
+KINDS = {"test": "", "test --all": "", "test --asan": "", "test --tsan": "", "test -L gpu-compile": "", "test --compiled": "run/compiled", "python": "run/python",
+         "docs": "run/docs", "fuzz 3600": "", "mutants": "", "simulate --test": ""}
 PLACES = re.compile(r"\b(?:IN|OUT|MODEL|TEXT|FILE|QUESTION|NAME|SECONDS|COMMIT|DIR)\b|\.\.\.|\[")
 
 
@@ -119,6 +122,17 @@ class Commands(unittest.TestCase):
     def test_every_notebook_says_how_it_is_run(self):
         for path in NOTEBOOKS:
             self.assertIn(f"// Run: ./run notebook {path.name.split('_')[0]}\n", path.read_text(encoding="utf-8"))
+
+    def test_every_kind_of_test_runs_in_a_workflow(self):
+        workflows = "".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / ".github" / "workflows").glob("*.yml")))
+        run = {command.strip() for command in re.findall(r"\./run ([\w -]+)", workflows)}
+        build = (ROOT / "tests" / "CMakeLists.txt").read_text(encoding="utf-8")
+        for kind, entry in KINDS.items():
+            self.assertIn(kind, run)
+            if entry:
+                self.assertRegex(build, rf"tree_attn_run\({entry} \S+ {kind}\)")
+        for command in run:
+            self.assertEqual(faults(True, f"./run {command}"), [], command)
 
     @unittest.skipUnless(PROGRAM, "--program is not given")
     def test_what_is_cheap_runs(self):
