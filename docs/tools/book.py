@@ -8,6 +8,15 @@
     [Title](../notebooks_cpp/9_x.cpp)   @ref notebook_kernel     the page of a notebook
     [Title](paper.toml)                 @ref paper_index         the page that docs/tools/index.py makes of the list of items
 
+What docs/tools/plain_figures.py writes between markers, for readers without a site, is a request again:
+
+    <!-- excerpt: begin gpu/x.cuh       ```cpp gpu/x.cuh         code of the lines named, or of the whole file
+    a line -->                          a line
+    ... <!-- excerpt: end -->           ```
+    <!-- table: begin ladder            ```table ladder          a table of docs/tools/kernel_tables.py
+    a caption -->                       a caption
+    ... <!-- table: end -->             ```
+
 A link is @subpage where the book is put together: in the first column of a table of a part, in the paragraph "To run and change" of a
 chapter, and, the first time, from the main page to a part and to the two pages that belong to none.
 """
@@ -19,6 +28,7 @@ DOCS = pathlib.Path(__file__).resolve().parent.parent
 HEADING = re.compile(r'^(#+ (.*?)) <a id="(\w+)"></a>$', re.MULTILINE)
 PLACE = re.compile(r'<a id="(\w+)"></a>')
 LINK = re.compile(r"(\| )?\[([^][]+)\]\(((?:\.\./notebooks_cpp/)?[\w.-]+\.(?:md|cpp|toml)|)(?:#(\w+))?\)")
+SHOWN = re.compile(r"^<!-- (excerpt|table): begin (\S+)\n((?:.*\n)*?)-->\n(?:.*\n)*?<!-- \1: end -->$", re.MULTILINE)
 KEPT = re.compile(r"```.*?^```|`[^`\n]*`", re.DOTALL | re.MULTILINE)
 FROM_MAIN = re.compile(r"(part-.*|ten-minutes|reading_guide)\.md")
 
@@ -36,6 +46,11 @@ def titles():
         title, name = re.search(r"^// # (.*) \{#(\w+)\}$", path.read_text(encoding="utf-8"), re.MULTILINE).groups()
         found[name], pages[f"../notebooks_cpp/{path.name}"] = title, name
     return found, pages
+
+
+def requests(text):
+    """A page with fenced blocks that request what a reader without a site sees."""
+    return SHOWN.sub(lambda m: f"```{'cpp' if m[1] == 'excerpt' else 'table'} {m[2]}\n{m[3]}```", text)
 
 
 def in_doxygen(text, file):
@@ -58,6 +73,7 @@ def in_doxygen(text, file):
         return (column or "") + (f"@ref {name}" if words == title else f"[{words}](@ref {name})")
 
     kept, runs, lines = [], False, []
+    text = requests(text)
     text = KEPT.sub(lambda m: kept.append(m[0]) or f"\0{len(kept) - 1}\0", text)
     for line in HEADING.sub(r"\1 {#\3}", text).split("\n"):
         runs = line.startswith("**To run and change:**") or runs and line != ""

@@ -178,7 +178,7 @@ def quotes_are_sound(path, faults):
     import kernel_tables
 
     file = None
-    for i, line in enumerate(path.read_text(encoding="utf-8").splitlines()):
+    for i, line in enumerate(book.requests(path.read_text(encoding="utf-8")).splitlines()):
         if match := EXCERPT.match(line):
             file = match[1]
             if not (ROOT / file).is_file():

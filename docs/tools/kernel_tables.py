@@ -107,11 +107,15 @@ def step_bytes():
     return table(*rows)
 
 
+def not_asked():
+    return ["*Not asked: this page was made without a build.*"]
+
+
 def plans():
     """What the steps pick on 132 multiprocessors, and what one block has in flight: asked of the code by docs/tools/holders.cpp."""
     holders = os.environ.get("TREE_ATTN_DOCS_HOLDERS", "")
     if not holders:
-        return ["*Not asked: this page was made without a build.*"]
+        return not_asked()
     listed = json.loads(pathlib.Path(holders).read_text(encoding="utf-8"))["plans"]
     rows = [["rung", "heads", "blocks", "threads", "stages", "shared memory", "in flight per block"]]
     of_group = {1: {}, 4: {}}

@@ -3,7 +3,9 @@
 """The pages of the book: each has its place, says what it needs and gives, and cites works that the bibliography has."""
 import pathlib
 import re
+import subprocess
 import sys
+import tempfile
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -139,7 +141,32 @@ class Book(unittest.TestCase):
         files = sorted(path.name for path in (ROOT / "docs" / "figures").iterdir())
         self.assertEqual(files, plain_figures.named())
         self.assertNotIn("var(", plain_figures.style())
+        with tempfile.TemporaryDirectory() as folder:
+            for script, *data in (("figures",), ("ideas",), ("decode_speed", "decode_speed.json")):
+                subprocess.run([sys.executable, "-B", ROOT / "docs" / "tools" / f"{script}.py", *(ROOT / "docs" / name for name in data), folder], check=True)
+            drawn = {path.name: path.read_text(encoding="utf-8") for path in pathlib.Path(folder).iterdir() if path.name in files}
+        self.assertGreater(len(drawn), 10)
+        for name, figure in drawn.items():
+            self.assertEqual((ROOT / "docs" / "figures" / name).read_text(encoding="utf-8"), plain_figures.standalone(figure), f"{name}: docs/tools/plain_figures.py")
         self.assertIn(".node {", plain_figures.style())
+
+    def test_tables_and_code_show_where_no_site_is_built(self):
+        """No request is left, none has another answer, and tables of which only a build has the facts are there."""
+        self.assertEqual([path.name for path, _ in plain_figures.pages()], [], "docs/tools/plain_figures.py --write writes them")
+        found = [match for text in RAW.values() for match in book.SHOWN.finditer(text)]
+        self.assertGreater(sum(match[1] == "table" for match in found), 20)
+        self.assertGreater(sum(match[1] == "excerpt" for match in found), 40)
+        for name, text in RAW.items():
+            self.assertEqual(re.findall(r"^```(?:table|cpp) \S+", text, re.MULTILINE), [], name)
+            self.assertEqual(text.count("<!-- table: begin") + text.count("<!-- excerpt: begin"), len(book.SHOWN.findall(text)), name)
+            self.assertNotRegex(text, r"-->\n<!-- (?:table|excerpt): end", name)
+        self.assertEqual(plain_figures.made("table", "lengths", [])[1], False)
+        for request in ("```table ladder\nA caption.\n```", "```cpp gpu/ladder/01_naive.cu\n```", "```cpp reference/state/state.hpp\nTREE_ATTN_HOST_DEVICE inline Rescale<Real> rescale(Real e_left, Real e_right) {\n```"):
+            shown = plain_figures.shown(f"A line.\n\n{request}\n\nAnother.\n")
+            self.assertNotIn(request, shown)
+            self.assertEqual(plain_figures.shown(shown), shown)
+            self.assertEqual(book.requests(shown), f"A line.\n\n{request}\n\nAnother.\n")
+        self.assertIn("| --- |", plain_figures.shown("```table ladder\n```"))
 
     def test_links_become_those_of_doxygen(self):
         page = "# Part I. The mathematics <a id=\"part_mathematics\"></a>\n\n| [I.1 Attention as a stream](I.1-stream.md) | `[x](tree.md)` |\n"

@@ -45,7 +45,7 @@ class Recall(unittest.TestCase):
         report = recall.measured()
         chapter = (ROOT / "docs" / "IV.6-model.md").read_text(encoding="utf-8")
         for name, make in recall.TABLES.items():
-            self.assertIn(f"```table {name}\n", chapter)
+            self.assertIn(f"<!-- table: begin {name}\n", chapter)
             self.assertGreater(len(make(report)), 3)
         self.assertEqual({row["characters"] for row in report["lengths"]}, {4**n for n in range(5, 11)})
 
