@@ -66,6 +66,9 @@ class List(unittest.TestCase):
         self.assertIn("the list has no fig_3a, Fig. 3(a) of the paper", self.faults("[fig_3a]", "[fig_5]"))
         self.assertIn("the list has no slip_9, slip 9 of the paper", self.faults("[slip_9]", "[slip_14]"))
 
+    def test_an_algorithm_has_all_of_its_lines(self):
+        self.assertIn("alg_2: Alg. 2 has 7 lines, here are 6", self.faults("  '$z = \\mathrm{Reduce}(\\mathrm{sum}, R)$',\n", ""))
+
 
 if __name__ == "__main__":
     unittest.main()
