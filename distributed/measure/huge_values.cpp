@@ -94,17 +94,4 @@ void decode_huge_values(Transport& transport, const Backend& backend, Workload& 
   }
 }
 
-std::string not_finite(const DecodeOutput& output, const AttentionShape& shape) {
-  const auto d_v = static_cast<std::size_t>(shape.value_dim);
-  for (std::size_t r = 0; r < output.lse.size(); ++r) {
-    if (output.lse[r] < std::numeric_limits<float>::infinity() && is_finite({output.out.data() + r * d_v, d_v})) continue;
-    const std::int64_t j = static_cast<std::int64_t>(r) % shape.n_queries,
-                       row = static_cast<std::int64_t>(r) / shape.n_queries;
-    return line_of(
-        "batch entry ", row / shape.heads, ", head ", row % shape.heads, ", query ", j,
-        ": out or lse is not finite: q, k or v has NaN or Inf, or a number exceeds F32; tree_attn oracle computes in F64");
-  }
-  return "";
-}
-
 }  // namespace tree_attn

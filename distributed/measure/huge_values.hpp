@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Output that is not finite in F32: averages of values whose sum is beyond it (eq. (7)), and a line about the rest.
+/// @brief Averages of values whose sum is beyond F32 (eq. (7)).
 ///
 /// n = sum_a w_a v_a overflows where values exceed 3e38 / N, although z = n / D, their average, is a float. Such a step is
 /// decoded once more over v' = 2^-64 v, in F32. Sums of 2^40 of them are finite, and 2^64 z' is the average. The kernels,
@@ -8,8 +8,6 @@
 #pragma once
 
 #include "tree_attn/distributed/measure/measure.hpp"
-
-#include <string>
 
 namespace tree_attn {
 
@@ -25,10 +23,5 @@ bool has_overflowed(Workload& workload, const DecodeOutput& output);
 void decode_huge_values(Transport& transport, const Backend& backend, Workload& workload, const OpenShard& shard,
                         const Algorithm& algorithm, std::span<const KeyRange> ranges, const PlanOptions& options,
                         DecodeOutput& output);
-
-/// One line that names the first row with NaN or Inf in out, or a lse of NaN or +inf: the input has such elements, or a
-/// score or an element exceeds F32. Empty if there is no such row; one that sees no key has out = 0 and lse = -inf.
-/// @param[in] shape of the step whose output it is
-std::string not_finite(const DecodeOutput& output, const AttentionShape& shape);
 
 }  // namespace tree_attn

@@ -36,7 +36,8 @@ struct Errors {
   double lse_max = 0;         ///< largest |lse - lse of the oracle|
   double max_over_bound = 0;  ///< largest ratio of an error to its bound: the check fails above 1
   /// All errors are within the bound; where the oracle has NaN the output has it too, and where it has Inf the output has
-  /// the same Inf or NaN.
+  /// the same Inf or NaN. Scores of less than -2^128 in base two may count as masked: a row with no other score may be that
+  /// of no keys, which not_finite() names.
   bool passed = false;
   /// What rounding keys and values to F8_E4M3 has changed in z, relative to its largest element; no part of the errors
   /// above.

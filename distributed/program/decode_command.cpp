@@ -2,9 +2,9 @@
 /// @file
 /// @brief `tree_attn decode`: runs one or more algorithms on the same input and compares them.
 #include "tree_attn/distributed/measure/fingerprint.hpp"
-#include "tree_attn/distributed/measure/huge_values.hpp"
 #include "tree_attn/distributed/measure/measure.hpp"
 #include "tree_attn/distributed/measure/memory.hpp"
+#include "tree_attn/distributed/measure/not_finite.hpp"
 #include "tree_attn/distributed/program/decode_options.hpp"
 #include "tree_attn/distributed/program/program.hpp"
 #include "tree_attn/gpu/backend/backends.hpp"
@@ -278,7 +278,7 @@ int run_decode(const DecodeOptions& options, const Ranks& ranks) {
 
     if (setup->file) name_ignored(*setup->file, options.expect);
     for (const std::string& line : failed) std::fprintf(stderr, "tree_attn: check failed: %s\n", line.c_str());
-    if (const std::string line = not_finite(measurements[0].output, shape); !line.empty())
+    if (const std::string line = not_finite(measurements[0].output, *setup->workload); !line.empty())
       std::fprintf(stderr, "tree_attn: warning: %s\n", line.c_str());
   });
   return ranks.all_sum(std::ssize(failed)) > 0 ? 1 : 0;

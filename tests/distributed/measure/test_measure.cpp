@@ -129,6 +129,24 @@ TEST_CASE("verifier: no keys means z = 0 and lse = -inf, exactly") {
   CHECK_FALSE(right.passes());
 }
 
+/// 2^128 in base two is 2.36e38.
+TEST_CASE("verifier: a row whose scores are all below -2^128 in base two may be that of no keys, and no other row") {
+  for (const float score : {-2.4e38f, -3.4e38f}) {
+    CAPTURE(score);
+    Right right(even_workload(100, score));
+    REQUIRE(right.output.lse[0] == -kInf);
+    CHECK(right.passes());
+    right.out(0) = 1e-30f;
+    CHECK_FALSE(right.passes());
+    right.out(0) = 0, right.lse(3) = kNaN;
+    CHECK_FALSE(right.passes());
+  }
+  Right above(even_workload(100, -2.3e38f));
+  CHECK(above.passes());
+  std::ranges::fill(above.output.out, 0.0f), std::ranges::fill(above.output.lse, -kInf);
+  CHECK_FALSE(above.passes());
+}
+
 TEST_CASE("verifier: what an algorithm adds to the bound is allowed it alone: folds, and weights formed from lse") {
   const auto passes = [](std::int64_t n_keys, float score, std::string_view algorithm, float error) {
     Right right(even_workload(n_keys, score));

@@ -61,6 +61,7 @@ struct FileWorkload {
   std::vector<float> sink{}, k_scale{}, v_scale{};
   std::vector<std::int64_t> mask_shape{};  ///< of a mask of a few unseen keys, BOOL or F32; empty: none
   bool mask_is_boolean = false;
+  float hidden = -INFINITY;  ///< elements of an F32 mask for keys that are not seen
 
   /// Draws one with b batch entries, n_h over n_kv heads, l queries, n keys of d_h numbers and values of d_v.
   static FileWorkload draw(std::int64_t b, std::int64_t n_h, std::int64_t n_kv, std::int64_t l, std::int64_t n,
@@ -109,7 +110,7 @@ struct FileWorkload {
     std::vector<std::uint8_t> seen;
     for (std::int64_t i = 0; !mask_shape.empty() && i < mask_shape[0] * mask_shape[1] * mask_shape[2] * mask_shape[3]; ++i) {
       const bool is_seen = i * i % 7 != 2;
-      seen.push_back(is_seen), added.push_back(is_seen ? static_cast<float>(i % 5) / 4 : -INFINITY);
+      seen.push_back(is_seen), added.push_back(is_seen ? static_cast<float>(i % 5) / 4 : hidden);
     }
     mask_is_boolean ? add("mask", "BOOL", mask_shape, seen) : add("mask", "F32", mask_shape, added);
     writer.write(path);

@@ -68,6 +68,31 @@ TEST_CASE("decode: --verify fails where F32 is not enough, and in the report inf
   CHECK(failed["passed"] == false);
 }
 
+TEST_CASE("decode: keys whose scores are below F32 count as masked, and one line names the first row of such keys alone") {
+  const Scratch scratch;
+  const auto decode = [&](const FileWorkload& workload, int n_ranks, const Words& options) {
+    workload.write(scratch.path("in"), "F32");
+    const Words words{"decode", scratch.path("in"), scratch.path("out"), "--scale", "1", "--verify"};
+    const Result result = run(n_ranks == 1 ? alone(words + options) : ranks(n_ranks, words + options));
+    CAPTURE(result.err);
+    CHECK(result.status == 0);
+    const Words lines = lines_of_ours(result.err);
+    REQUIRE(lines.size() == 1);
+    return lines[0];
+  };
+  FileWorkload low = FileWorkload::draw(1, 1, 1, 1, 3, 1, 2);
+  low.q.values = {1}, low.k.values = std::vector<double>(3, std::numeric_limits<float>::lowest());
+  for (const char* backend : {"cpu", "emulated"}) {
+    const std::string line = decode(low, 2, {"--backend", backend, "--compare", "paper,ring"});
+    CHECK(line.starts_with("tree_attn: warning: batch entry 0, head 0, query 0: out or lse is not finite"));
+    CHECK(tensor<float>(scratch.path("out"), "lse", {1, 1, 1}) == std::vector<float>{-INFINITY});
+  }
+  // A mask of the least number, as other programs make it, hides the only key from queries 3 and 4.
+  FileWorkload masked = FileWorkload::draw(2, 1, 1, 5, 1, 1, 2);
+  masked.lengths = {0, 1}, masked.mask_shape = {1, 1, 5, 1}, masked.hidden = std::numeric_limits<float>::lowest();
+  CHECK(decode(masked, 1, {}).starts_with("tree_attn: warning: batch entry 1, head 0, query 3: "));
+}
+
 TEST_CASE("decode: --expect holds the output against a trained transformer's own") {
   const Result good = run(ranks(3, {"decode", kLayer, "--expect", "expected", "--compare", "paper"}));
   check_silent_success(good);
