@@ -8,11 +8,19 @@
 #include <algorithm>
 #include <cmath>
 #include <set>
+#include <string_view>
 
 namespace tree_attn {
 namespace {
 
 using Json = nlohmann::json;
+
+/// Entries that are read, and entries for people, which change nothing.
+constexpr std::string_view kRead[] = {"vocab",  "dim",    "heads",     "kv_heads", "head_dim",   "ff",
+                                      "layers", "window", "rope_base", "eps",      "scale_base", "global_rotary"};
+constexpr std::string_view kForPeople[] = {"about",    "author",  "authors", "comment",  "creator", "date",   "description",
+                                           "language", "licence", "license", "link",     "name",    "note",   "notes",
+                                           "source",   "title",   "trained", "training", "url",     "version"};
 
 /// The entries of a config, with errors that name the file and the entry.
 class ConfigReader {
@@ -37,6 +45,27 @@ class ConfigReader {
   [[noreturn]] void refuse(const char* name, const std::string& why) const {
     fail("config: " + std::string(name) + " is " +
          readable(json_[name].dump(-1, ' ', true, Json::error_handler_t::replace), 80) + why);
+  }
+
+  /// Refuses entries that would change nothing although their writer may have meant another model.
+  void check_names(const ModelConfig& config) const {
+    // What these say is always computed, so nothing else may stand there.
+    const Json computed{{"tokeniser", "ASCII bytes, others 63"},
+                        {"rotary", "halves"},
+                        {"scale", "ln(n) / ln(scale_base) / sqrt(head_dim), n visible keys, in the global layer"},
+                        {"local_layers", std::ranges::count(config.layers, LayerKind::kWindow)}};
+    std::string unknown;
+    for (const auto& [name, value] : json_.items()) {
+      if (computed.contains(name)) {
+        if (value != computed[name]) refuse(name.c_str(), ", not " + computed[name].dump());
+      } else if (std::ranges::count(kRead, name) == 0 && std::ranges::count(kForPeople, name) == 0 &&
+                 !name.starts_with('_')) {
+        unknown += (unknown.empty() ? "\"" : ", \"") + readable(name) + "\"";
+      }
+    }
+    if (!unknown.empty())
+      fail("config: unknown: " + readable(unknown, 200) +
+           "; describe a model in \"description\", or in names that begin with _");
   }
 
   std::int64_t size(const char* name, std::int64_t most) const {
@@ -109,6 +138,7 @@ ModelConfig read_config(const SafetensorsFile& file) {
   config.eps = reader.positive("eps", config.eps);
   config.scale_base = reader.positive("scale_base", 0);
   config.global_rotary = reader.flag("global_rotary");
+  reader.check_names(config);
   if (config.vocab < 128) reader.refuse("vocab", ", but a token is an ASCII byte: at least 128");
   if (config.heads % config.kv_heads != 0) reader.refuse("heads", ", not a multiple of kv_heads");
   if (config.head_dim % 2 != 0) reader.refuse("head_dim", ", not even: rotary positions turn pairs");

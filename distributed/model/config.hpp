@@ -44,8 +44,9 @@ struct ModelConfig {
 /// The config of a file: a JSON object in the entry "config" of its metadata.
 ///
 /// It has the numbers vocab, dim, heads, kv_heads, head_dim, ff, and a list layers of "window" and "global". Optional are
-/// window (required if a layer has one), rope_base, eps, scale_base and global_rotary. Other entries describe the model to
-/// people.
+/// window (required if a layer has one), rope_base, eps, scale_base and global_rotary. The entries about, author, date,
+/// description, name, source and their like, and all that begin with an underscore, are for people. Others are refused: they
+/// would be ignored.
 /// @throws InputError in one line that names the file, the entry and its value
 ModelConfig read_config(const SafetensorsFile& file);
 

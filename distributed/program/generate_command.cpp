@@ -84,6 +84,9 @@ struct Generation {
     if (options.ask && options.ask->empty()) refuse("--ask must not be empty");
     if (options.reshard_at.has_value() != options.ranks_after.has_value())
       refuse("--reshard-at and --ranks-after: give both of them, or neither");
+    if (options.reshard_at && *options.reshard_at >= options.tokens)
+      refuse("--reshard-at ", *options.reshard_at, " is not below --tokens ", options.tokens,
+             ": the answer has ended by then");
     if (options.ranks_after && *options.ranks_after > ranks.size())
       refuse("--ranks-after ", *options.ranks_after, " is larger than the job, which has ", ranks_text(ranks.size()));
     if (options.reshard_at && options.transport == "nccl")
@@ -193,6 +196,8 @@ class Conversation {
     }
     if (shown) std::fputc('\n', stdout);
     if (shown && moved_) std::printf("%s\n", moved_->c_str());
+    if (shown && options_.reshard_at && !moved_)
+      std::puts("  its keys and values went nowhere: the answer ended before that");
     generator_.rewind(after_text);
     if (std::exchange(moved_, {})) generator_.move_to(ranks_.size(), algorithm_);
     return answer;

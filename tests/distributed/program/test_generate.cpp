@@ -127,7 +127,11 @@ TEST_CASE("generate: what is wrong with the command line or a file is said in on
   // What they are variations of works, and so do objects side by side that have keys in common.
   const std::string about =
       scratch.write("about", model_bytes(shapes, with(kLlamaConfig, "'dim'", "'about':[{'by':1},{'by':[{'by':2}]}],'dim'")));
-  for (const std::string& model : {good, about}) all.push_back({generate(model, {text, "--ask", "x", "--tokens", "2"}), ""});
+  const std::string described = scratch.write(
+      "described",
+      model_bytes(shapes, with(kLlamaConfig, "'dim'", "'_note':1,'name':'x','rotary':'halves','local_layers':0,'dim'")));
+  for (const std::string& model : {good, about, described})
+    all.push_back({generate(model, {text, "--ask", "x", "--tokens", "2"}), ""});
   check_endings(all, {.folder = scratch.folder().string()});
 }
 
@@ -190,5 +194,12 @@ TEST_CASE("generate: keys and values that go to other ranks in the middle of an 
       if (after != "3") CHECK(bytes > 0);
       if (after == "3" && order == "dealt") CHECK(bytes == 0);
     }
+  }
+  // An answer of seven characters, of which the last ends it.
+  for (const auto& [at, line] : {std::pair{"6", "after 6 characters its keys and values went to 1 rank"},
+                                 {"7", "its keys and values went nowhere: the answer ended before that"}}) {
+    const Result result = run(alone(ask + Words{"--reshard-at", at, "--ranks-after", "1"}));
+    digest(result);
+    CHECK(result.out.find(line) != std::string::npos);
   }
 }
