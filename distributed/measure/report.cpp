@@ -20,23 +20,26 @@ std::string format(const char* pattern, Args... args) {
   return text.data();
 }
 
-/// Bytes with a binary unit and three digits.
+/// A number with its unit: three digits, four from 1000 on.
+std::string digits(double n, const char* unit) {
+  return format(n < 9.995 ? "%.2f %s" : n < 99.95 ? "%.1f %s" : "%.0f %s", n, unit);
+}
+
+/// Bytes with a binary unit and three or four digits.
 std::string bytes(std::int64_t n_bytes) {
-  auto n = static_cast<double>(n_bytes);
-  const char* unit = "B";
-  for (const char* larger : {"KiB", "MiB", "GiB", "TiB"}) {
-    if (n < 1024) break;
+  if (n_bytes < 1024) return std::to_string(n_bytes) + " B";
+  auto n = static_cast<double>(n_bytes) / 1024;
+  const char* unit = "KiB";
+  for (const char* larger : {"MiB", "GiB", "TiB"}) {
+    if (n < 1023.5) break;
     n /= 1024;
     unit = larger;
   }
-  return format(n < 10 && *unit != 'B' ? "%.2f %s" : n < 100 && *unit != 'B' ? "%.1f %s" : "%.0f %s", n, unit);
+  return digits(n, unit);
 }
 
 /// A time in microseconds, formatted in us, ms or s with three digits.
 std::string time(double us) {
-  const auto digits = [](double n, const char* unit) {
-    return format(n < 9.995 ? "%.2f %s" : n < 99.95 ? "%.1f %s" : "%.0f %s", n, unit);
-  };
   return us < 999.5 ? digits(us, "us") : us < 999.5e3 ? digits(us / 1e3, "ms") : digits(us / 1e6, "s");
 }
 

@@ -22,14 +22,16 @@ TEST_CASE("files: q, k, v and what belongs to them are refused with their number
     std::vector<Entry> tensors;
     std::string part;
   };
-  const std::string axes_of_mask = "tensor \"mask\" must be BOOL, U8 or F32 of shape [2 or 1, 4 or 1, 1, 8]",
+  const std::string logit_of_heads = "\"sink\" must be F64, F32, F16 or BF16 of shape [4], a logit for every",
+                    axes_of_mask = "tensor \"mask\" must be BOOL, U8 or F32 of shape [2 or 1, 4 or 1, 1, 8]",
                     scales_of_keys = "tensor \"k_scale\" must be F32 of shape [2, 2], one for each head";
   for (const auto& [name, tensors, part] :
        {Header{"without_k", {q, v}, "without_k: tensor \"k\" not found; file has: q, v"},
         Header{"without_v", {q, k}, "without_v: tensor \"v\" not found"},
         Header{"batch", {q, {"k", {3, 2, 8, 16}}, v}, "batch: attention: batch of q (2) and k (3) differ"},
         Header{"lengths", {q, k, v, {"lengths", {2}}}, "lengths: tensor \"lengths\" must be I64"},
-        Header{"sink", {q, k, v, {"sink", {3}}}, "\"sink\" must be F64, F32, F16 or BF16 of shape [4], a logit for every"},
+        Header{"sink", {q, k, v, {"sink", {3}}}, logit_of_heads},
+        Header{"sink_of_eight", {q, k, v, {"sink", {4}, "F8_E4M3"}}, logit_of_heads},
         Header{"mask", {q, k, v, {"mask", {1, 2, 1, 8}}}, axes_of_mask},
         Header{"wide_q", {q, k_of_eight, v_of_eight}, "must have the same type; q may be BF16 where k is F8_E4M3"},
         Header{"scales", {q_of_eight, k_of_eight, v_of_eight, {"k_scale", {4}}}, scales_of_keys},

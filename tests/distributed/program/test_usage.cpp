@@ -39,6 +39,14 @@ TEST_CASE("usage: what is wrong with a command line is said in one line, as test
   CHECK(scratch.names().empty());
 }
 
+TEST_CASE("usage: what is just within a limit is taken, as tests/data/taken.json lists") {
+  std::vector<Ending> all;
+  for (const auto& row : nlohmann::json::parse(Scratch::read(TREE_ATTN_TEST_DATA "/taken.json")))
+    all.push_back({alone(row.get<Words>()), ""});
+  CHECK(all.size() > 15);
+  check_endings(all);
+}
+
 TEST_CASE("usage: without a launcher MPI is not started") {
   // An MPI that cannot start ends the process.
   const Words without_mpi{"env", "OMPI_MCA_pml=none"};
