@@ -172,7 +172,7 @@ TEST_CASE("facade: other scales, and types without kernels, are refused on all r
   });
 }
 
-TEST_CASE("facade: a window and its sinks keep to their pages however long a sequence is, with the bits of other memory") {
+TEST_CASE("facade: a window and its sinks keep to their pages while a sequence grows, with the bits of other memory") {
   constexpr std::int64_t kWindow = 200, kSinks = 70, kAtOnce = 50;
   const std::int64_t n = takes_all_cases() ? 1'000'000 : 10'000;
   const AttentionShape shape{

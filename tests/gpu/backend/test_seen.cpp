@@ -42,7 +42,7 @@ TEST_CASE("seen on a device: random rules, shapes and shards: a row has the bits
 TEST_CASE("seen on a device: random rules, shapes and shards: a row has the bits of itself alone, 4") { check_random(4604); }
 
 /// @tested{thm_1, Thm. 1}
-TEST_CASE("seen on a device: windows that begin in any leaf of a subtree of 32 leaves, and in any leaf of a rank") {
+TEST_CASE("seen on a device: windows that begin in many leaves of a subtree of 32, and in many of a rank") {
   constexpr std::int64_t kN = 2040;
   for (const DType dtype : {DType::F32, DType::BF16}) {
     for (const LeafOrder order : {LeafOrder::kContiguous, LeafOrder::kDealt}) {
