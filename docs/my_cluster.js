@@ -546,7 +546,7 @@ if (typeof document !== "undefined" && typeof myClusterFacts !== "undefined") {
 
   /// The curves in double logarithmic axes, and the points of the paper on its own clusters.
   function draw(at, curves, now) {
-    const isNarrow = place.clientWidth < 600, width = isNarrow ? 460 : 860, height = 400, left = 62, right = isNarrow ? 14 : 116, top = 14, bottom = 44;
+    const isNarrow = place.clientWidth < 600, width = isNarrow ? 460 : 860, height = 400, left = 62, right = isNarrow ? 14 : 122, top = 14, bottom = 44;
     const xs = at.axis === "keys" ? kKeys : kGpus, points = preset && at.axis === "keys" ? preset.points.map(each => ({...each, us: each.us || now.ring / each.ringOver})) : [];
     const times = [...Object.values(curves).flat().map(([, us]) => us), ...points.map(each => each.us)].filter(us => us > 0);
     const low = Math.floor(Math.log10(Math.min(...times))), high = Math.max(low + 1, Math.ceil(Math.log10(Math.max(...times))));

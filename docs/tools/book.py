@@ -16,6 +16,9 @@ What docs/tools/plain_figures.py writes between markers, for readers without a s
     <!-- table: begin ladder            ```table ladder          a table of docs/tools/kernel_tables.py
     a caption -->                       a caption
     ... <!-- table: end -->             ```
+    <!-- live: begin my_cluster         ![a caption](my_cluster.html)    a figure that readers change; without a site a still of it
+    a caption -->
+    ... <!-- live: end -->
 
 A link is @subpage where the book is put together: in the first column of a table of a part, in the paragraph "To run and change" of a
 chapter, and, the first time, from the main page to a part and to the two pages that belong to none.
@@ -25,10 +28,13 @@ import pathlib
 import re
 
 DOCS = pathlib.Path(__file__).resolve().parent.parent
+# Where .github/workflows/ci.yml publishes the site, with a slash at the end: the pages of the repository. While this is empty README.md and stills
+# say how the site is built; after a change docs/tools/readme --text and docs/tools/plain_figures.py --write write them again.
+SITE = ""
 HEADING = re.compile(r'^(#+ (.*?)) <a id="(\w+)"></a>$', re.MULTILINE)
 PLACE = re.compile(r'<a id="(\w+)"></a>')
 LINK = re.compile(r"(\| )?\[([^][]+)\]\(((?:\.\./notebooks_cpp/)?[\w.-]+\.(?:md|cpp|toml)|)(?:#(\w+))?\)")
-SHOWN = re.compile(r"^<!-- (excerpt|table): begin (\S+)\n((?:.*\n)*?)-->\n(?:.*\n)*?<!-- \1: end -->$", re.MULTILINE)
+SHOWN = re.compile(r"^<!-- (excerpt|table|live): begin (\S+)\n((?:.*\n)*?)-->\n(?:.*\n)*?<!-- \1: end -->$", re.MULTILINE)
 KEPT = re.compile(r"```.*?^```|`[^`\n]*`", re.DOTALL | re.MULTILINE)
 FROM_MAIN = re.compile(r"(part-.*|ten-minutes|reading_guide)\.md")
 
@@ -48,9 +54,19 @@ def titles():
     return found, pages
 
 
+def on_the_site(words, page="", site=None):
+    """Words that lead to a page of the site, or that say how it is built while it has no address."""
+    site = SITE if site is None else site
+    return f"[on the site]({site}{page}) {words}" if site else f"on the site (`./run docs`) {words}"
+
+
 def requests(text):
-    """A page with fenced blocks that request what a reader without a site sees."""
-    return SHOWN.sub(lambda m: f"```{'cpp' if m[1] == 'excerpt' else 'table'} {m[2]}\n{m[3]}```", text)
+    """A page with requests in the place of what a reader without a site sees."""
+    def request(match):
+        kind, name, lines = match.groups()
+        return f"![{lines.strip()}]({name}.html)" if kind == "live" else f"```{'cpp' if kind == 'excerpt' else 'table'} {name}\n{lines}```"
+
+    return SHOWN.sub(request, text)
 
 
 def in_doxygen(text, file):

@@ -48,9 +48,14 @@ def my_cluster(_):
     return "myClusterFacts", {"presets": presets()}
 
 
+def shown(name, facts):
+    """(variable, value) that the script of a figure reads."""
+    return {"cut_the_tree": cut_the_tree, "my_cluster": my_cluster}[name](facts)
+
+
 def snippet(name, facts):
-    variable, shown = {"cut_the_tree": cut_the_tree, "my_cluster": my_cluster}[name](facts)
-    return (f'<div id="{name}">This figure is drawn by a script.</div>\n<script>const {variable} = {json.dumps(shown)};</script>\n'
+    variable, value = shown(name, facts)
+    return (f'<div id="{name}">This figure is drawn by a script.</div>\n<script>const {variable} = {json.dumps(value)};</script>\n'
             f'<script src="{name}.js"></script>\n')
 
 
