@@ -3,7 +3,6 @@
 /// @brief Counts and times decode steps, and compares outputs with the oracle.
 #include "tree_attn/distributed/measure/measure.hpp"
 
-#include "tree_attn/distributed/measure/huge_values.hpp"
 #include "tree_attn/gpu/backend/backends.hpp"
 #include "tree_attn/reference/data/fnv1a.hpp"
 #include "tree_attn/reference/state/subtree.hpp"
@@ -102,11 +101,6 @@ Measurement measure(const Bench& bench, OpenShard& shard, const Algorithm& algor
   WorkloadShape stored = workload.shape();
   static_cast<AttentionShape&>(stored) = cache.shape();
   if (ranks.rank() == 0) result.predicted = predict(algorithm, stored, transport.topology(), bench.ranges, bench.options);
-
-  // All ranks follow rank 0, which reads the values, even if their outputs differ.
-  decoder.reset();
-  if (ranks.broadcast_from_root(std::uint64_t{ranks.rank() == 0 && has_overflowed(workload, result.output)}) != 0)
-    decode_huge_values(transport, bench.backend, workload, shard, algorithm, bench.ranges, bench.options, result.output);
 
   result.digest = digest_of(result.output);
   result.same_bits_on_all_ranks = ranks.all_max(result.digest) == ranks.all_min(result.digest);

@@ -77,9 +77,6 @@ struct Bench {
 
 /// Decodes all steps of the workload with one algorithm, warmup + repeat times. Before each step the new keys and values are
 /// appended to the cache, one position per batch entry. Before the next repetition they are dropped again.
-///
-/// Where has_overflowed() finds a sum beyond F32, the output is that of decode_huge_values(); it is not in the times and
-/// counters.
 /// @param shard the cache of this rank, filled at least up to the workload's lengths_at_start()
 /// @throws std::invalid_argument if nothing is repeated, or the cache has another batch than the workload
 Measurement measure(const Bench& bench, OpenShard& shard, const Algorithm& algorithm);

@@ -30,7 +30,7 @@ FEATURES = {
     "model of a GPU, simulated cluster": r"model_backend|pass_time|simulated/",
     "generate, language model": r"generate|/model/|generator",
     "moments": r"moment_(workload|state)|test_moment_(workload|state)|mpi_moments",
-    "what is not finite in F32": r"huge_values",
+    "what is not finite in F32": r"not_finite",
     "lists, dealt order": r"listed|leaf_lists|owned_leaves|slots|dealt_merges",
     "one-shot, windows": r"one_shot|peers|peer_packets|node_memory|window_handle|far_stores",
     "algorithms": r"decoders/(two_level|leaders|paper|packed|fused|gather|ring_state|ring)\.",

@@ -3,7 +3,7 @@
 /// @brief Runs the decoders in tests: a workload, a layout, an algorithm, and the checks of every result.
 #pragma once
 
-#include "tree_attn/distributed/measure/huge_values.hpp"
+#include "tree_attn/distributed/measure/measure.hpp"
 #include "tree_attn/tests/support/rank_group.hpp"
 #include "tree_attn/tests/support/same_bits.hpp"
 #include "tree_attn/tests/support/tensor_workload.hpp"
@@ -109,20 +109,6 @@ inline std::vector<RankResult> decode(RankGroup& rank_group, const Algorithm& al
     if (layout.copied) shard = {k.view(), v.view(), mine.begin};
     OpenShard decoder = open_shard(backend, workload.query(0), shard, workload.lengths(), workload.scale);
     return algorithm.open(transport, decoder, layout.ranges)->step({workload.query(0), workload.lengths()}).copy();
-  });
-}
-
-/// decode(), and decode_huge_values() where it overflows, as measure() does.
-inline std::vector<RankResult> decode_any(RankGroup& rank_group, const Algorithm& algorithm, TensorWorkload& workload,
-                                          const Layout& layout, const Backend& backend = cpu_backend()) {
-  const std::vector<RankResult> first = decode(rank_group, algorithm, workload, layout, backend);
-  if (!has_overflowed(workload, first[0].output)) return first;
-  return rank_group.run(layout.topology, [&](Transport& transport) {
-    const KeyRange mine = transport.topology().range_of(transport.rank(), layout.ranges);
-    const OpenShard shard = open_shard(backend, workload.shape(), mine, workload.scale);
-    DecodeOutput output = first[static_cast<std::size_t>(transport.rank())].output;
-    decode_huge_values(transport, backend, workload, shard, algorithm, layout.ranges, {}, output);
-    return output;
   });
 }
 

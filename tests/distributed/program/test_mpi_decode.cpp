@@ -93,6 +93,22 @@ TEST_CASE("decode: keys whose scores are below F32 count as masked, and one line
   CHECK(decode(masked, 1, {}).starts_with("tree_attn: warning: batch entry 1, head 0, query 3: "));
 }
 
+TEST_CASE("decode: of values whose sum exceeds F32 one line names the first row, and the others have their average") {
+  const Scratch scratch;
+  FileWorkload large = FileWorkload::draw(1, 2, 2, 1, 130, 4, 2);
+  std::fill(large.v.values.begin() + 130 * 2, large.v.values.end(), 3e38);
+  large.write(scratch.path("in"), "F32");
+  const Result result = run(ranks(2, {"decode", scratch.path("in"), scratch.path("out"), "--compare", "paper"}));
+  CHECK(result.status == 0);
+  const Words lines = lines_of_ours(result.err);
+  REQUIRE(lines.size() == 1);
+  CHECK(lines[0].starts_with("tree_attn: warning: batch entry 0, head 1, query 0: out or lse is not finite"));
+  const std::vector<float> out = tensor<float>(scratch.path("out"), "out", {1, 2, 1, 2});
+  const std::vector<double> exact = work_out(large).out;
+  for (std::size_t i = 0; i < 2; ++i) CHECK(std::abs(out[i] - exact[i]) < 1e-5);
+  for (std::size_t i = 2; i < 4; ++i) CHECK(std::isinf(out[i]));
+}
+
 TEST_CASE("decode: --expect holds the output against a trained transformer's own") {
   const Result good = run(ranks(3, {"decode", kLayer, "--expect", "expected", "--compare", "paper"}));
   check_silent_success(good);

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Averages of values of any size: nothing that counts is lost to underflow, and no sum to overflow (section 5).
+/// @brief Averages of values of any size: nothing that counts is lost to underflow, and only a sum beyond F32 to overflow
+/// (section 5).
 #include "tree_attn/gpu/backend/backends.hpp"
 #include "tree_attn/reference/oracle/attention.hpp"
 #include "tree_attn/tests/support/decoding.hpp"
 #include "tree_attn/tests/support/sanitized.hpp"
 
-#include <bit>
 #include <cmath>
 
 namespace tree_attn::test {
@@ -57,18 +57,14 @@ std::unique_ptr<TensorWorkload> workload_of_sizes(const Form& form, const Sizes&
                      kLn2);
 }
 
-bool all_finite(const std::vector<float>& z) {
-  return std::all_of(z.begin(), z.end(), [](float x) { return std::isfinite(x); });
-}
-
 }  // namespace
 
 /// The error allowed is 2^-16 of sum_a w_a |v_aj|, over all keys: those with small weights count too.
 /// @tested{eq_7, eq. (7)}
-TEST_CASE("huge values: values of every size, and small weights of large values, have the average of the oracle") {
+TEST_CASE("value sizes: values of every size, and small weights of large values, have the average of the oracle") {
   RankGroup& two_threads = *rank_groups({2})[0];
   const Algorithm& algorithm = find_algorithm("two-level");
-  int n_overflowed = 0;
+  int n_finite = 0, n_overflowed = 0;
   for (const Backend* backend : {&cpu_backend(), &emulated::backend()}) {
     for (const Form& form : {Form{DType::F32, -149, 127}, {DType::BF16, -133, 127}, {DType::F16, -24, 15}}) {
       for (const std::int64_t n_keys : {1, 2, 63, 130, 3000}) {
@@ -77,9 +73,7 @@ TEST_CASE("huge values: values of every size, and small weights of large values,
           INFO(backend->name() << ", " << name_of(form.dtype) << ", " << n_keys << " keys, values: " << sizes.name);
           const auto workload = workload_of_sizes(form, sizes, n_keys);
           const Layout layout{Topology::pretend(2, 1), coarse_ranges(n_keys, 2, kLeafKeys)};
-          const std::vector<float> once = decode(two_threads, algorithm, *workload, layout, *backend)[0].output.out;
-          n_overflowed += !all_finite(once);
-          const std::vector<float> out = decode_any(two_threads, algorithm, *workload, layout, *backend)[0].output.out;
+          const std::vector<float> out = decode(two_threads, algorithm, *workload, layout, *backend)[0].output.out;
 
           const AttentionOptions options{.scale = kLn2, .lengths = workload->lengths()};
           const auto average = [&](const TensorView& v) {
@@ -92,36 +86,23 @@ TEST_CASE("huge values: values of every size, and small weights of large values,
           const std::vector<double> exact = average(workload->v()),
                                     magnitude = average(Tensor(magnitudes, workload->v().shape));
           for (std::size_t i = 0; i < out.size(); ++i) {
-            if (std::isfinite(once[i])) CHECK(std::bit_cast<std::uint32_t>(once[i]) == std::bit_cast<std::uint32_t>(out[i]));
+            if (!std::isfinite(out[i])) {
+              // No weight is above 1, so no sum is beyond this.
+              CHECK(magnitude[i] * static_cast<double>(n_keys) > std::numeric_limits<float>::max());
+              ++n_overflowed;
+              continue;
+            }
             const double allowed = 0x1p-16 * magnitude[i] + 0x1p-126;
             if (!(std::abs(out[i] - exact[i]) <= allowed))
               FAIL_CHECK("component " << i << " is " << out[i] << ", not " << exact[i] << " +- " << allowed);
+            ++n_finite;
           }
         }
       }
     }
   }
   CHECK(n_overflowed > 20);
-}
-
-TEST_CASE("huge values: an Inf among the values is not an overflow, and a sum of finite ones beside it is") {
-  const float inf = std::numeric_limits<float>::infinity(), large = 3e38f;
-  // [n_kv][2 keys][2 components], for two queries a KV head.
-  const auto overflows = [](const std::vector<float>& values) {
-    const auto n_kv = std::ssize(values) / 4;
-    const std::vector<float> zeros(static_cast<std::size_t>(2 * n_kv));
-    const auto workload =
-        workload_of(Tensor(zeros, {1, 2 * n_kv, 1, 1}), Tensor(zeros, {1, n_kv, 2, 1}), Tensor(values, {1, n_kv, 2, 2}));
-    return has_overflowed(*workload, decode_alone(*workload));
-  };
-  CHECK_FALSE(overflows({1, 2, 3, 4}));
-  CHECK_FALSE(overflows({inf, 2, 3, 4}));
-  CHECK(overflows({1, large, 3, large}));
-  CHECK(overflows({inf, large, 3, large}));
-  // Each head has values of its own.
-  CHECK(overflows({inf, 2, 3, 4, large, 2, large, 4}));
-  CHECK(overflows({inf, inf, 3, 4, large, 2, large, 4}));
-  CHECK_FALSE(overflows({1, 2, 3, 4, inf, 2, 3, 4}));
+  CHECK(n_finite > 5 * n_overflowed);
 }
 
 }  // namespace tree_attn::test
