@@ -7,7 +7,7 @@
 
 #include <functional>
 
-namespace tree_attn::test {
+namespace tree_attn::test::not_finite_test {
 namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity(), kNaN = std::numeric_limits<float>::quiet_NaN();
@@ -71,4 +71,4 @@ TEST_CASE("overflow: a row with a lse of -inf is named where it sees a key or ha
   CHECK(with(seen.data(), true, {.window = 49, .sinks = 51}).starts_with(named + "1, query 0: "));
 }
 
-}  // namespace tree_attn::test
+}  // namespace tree_attn::test::not_finite_test

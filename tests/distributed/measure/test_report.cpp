@@ -7,7 +7,7 @@
 
 #include <sstream>
 
-namespace tree_attn::test {
+namespace tree_attn::test::report_test {
 namespace {
 
 /// The cells of time and bytes in the row of a run.
@@ -51,4 +51,4 @@ TEST_CASE("tables: a number has three digits, and its unit is the one that it ha
     CHECK(row_of(0, n) == std::string("0.00 us, ") + text);
 }
 
-}  // namespace tree_attn::test
+}  // namespace tree_attn::test::report_test
