@@ -230,6 +230,13 @@ template <auto f>
 void special(Warp& w, const Op& op) {
   put_lanes<std::uint32_t>(w, op, [&](int lane) { return f(w, lane)[op.n]; });
 }
+/// The multiprocessor of a block: where a device that is empty would put it.
+Extent multiprocessor(Warp& w, int) {
+  const auto [x, y, z] = w.block->index;
+  const auto& [n_x, n_y, n_z] = w.grid->shape.grid;
+  return {(x + n_x * (y + n_y * z)) % static_cast<std::uint32_t>(settings().n_multiprocessors)};
+}
+/// Nanoseconds, as the time of the device and as the cycles of a multiprocessor.
 void global_timer(Warp& w, const Op& op) {
   const auto time = std::chrono::steady_clock::now().time_since_epoch().count();
   put_lanes<std::uint64_t>(w, op, [=](int) { return time; });
@@ -240,8 +247,9 @@ Run special_register(std::string_view name, Type type, Op& op) {
       {"%ntid", special<[](Warp& w, int) { return w.grid->shape.block; }>},
       {"%ctaid", special<[](Warp& w, int) { return w.block->index; }>},
       {"%nctaid", special<[](Warp& w, int) { return w.grid->shape.grid; }>},
+      {"%smid", special<multiprocessor>},
       {"%cluster_ctarank", special<[](Warp& w, int) { return Extent{w.block->rank}; }>}};
-  if (name == "%globaltimer") return bytes_of(type) == 8 ? global_timer : nullptr;
+  if (name == "%globaltimer" || name == "%clock64") return bytes_of(type) == 8 ? global_timer : nullptr;
   const std::size_t point = std::min(name.find('.'), name.size());
   op.n = point < name.size() ? static_cast<std::uint8_t>(name[point + 1] - 'x') : 0;
   for (const auto& [known, run] : kAll) {

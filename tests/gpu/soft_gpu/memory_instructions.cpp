@@ -55,8 +55,19 @@ void store(Warp& w, const Op& op) {
     }
   });
 }
+/// st.async: 8 bytes to a block of the cluster, which complete on an mbarrier beside them. They arrive at once.
+void store_async(Warp& w, const Op& op) {
+  w.for_lanes([&](int lane) {
+    const auto [block, at] = w.shared(word(w, op.at[0], lane), 8, 8);
+    const auto [of_barrier, barrier_at] = w.shared(word(w, op.at[2], lane), 8, 8);
+    if (of_barrier != block) throw Fault("a store to one block that completes on another");
+    std::memcpy(&block->shared[at], &w.of<std::uint64_t>(op.at[1])[lane], 8);
+    block->arrive(barrier_at, 0, -8);
+  });
+}
 template <bool is_load>
 Run accessing(const Statement& s, Op& op) {
+  if (s.has("async")) return !is_load && s.operand.size() == 3 && bytes_of(s.type()) == 8 ? store_async : nullptr;
   const auto& value = s.operand.at(is_load ? 0 : 1);
   op.kind = kind_of_address(s, is_load ? 1 : 0, s.has("relaxed") || s.has("acquire"));
   op.n = static_cast<std::uint8_t>(value.at.size());
@@ -74,16 +85,22 @@ Run accessing(const Statement& s, Op& op) {
   return for_type(type == "f32" || type == "f64" ? bits(type) : type, with);
 }
 
+/// Of an address of 64 bits a generic one, of 32 bits one of shared memory.
+template <class Address>
 void map_shared(Warp& w, const Op& op) {
-  std::uint64_t d[32] = {};
+  Address d[32] = {};
   w.for_lanes([&](int lane) {
     const std::uint32_t rank = word(w, op.at[2], lane);
     if (rank >= w.grid->shape.cluster) throw Fault("rank ", rank, " of ", w.grid->shape.cluster);
-    d[lane] = kSharedWindow | (rank + 1) * kSharedSpan | (w.of<std::uint64_t>(op.at[1])[lane] & (kSharedSpan - 1));
+    d[lane] = static_cast<Address>((sizeof(Address) == 8 ? kSharedWindow : 0) | (rank + 1) * kSharedSpan |
+                                   (w.of<Address>(op.at[1])[lane] & (kSharedSpan - 1)));
   });
   w.put(op.at[0], d);
 }
-Run mapping(const Statement& s, Op&) { return s.type() == "u64" ? map_shared : nullptr; }
+Run mapping(const Statement& s, Op&) {
+  if (s.has("shared::cluster")) return s.type() == "u32" ? map_shared<std::uint32_t> : nullptr;
+  return s.type() == "u64" ? map_shared<std::uint64_t> : nullptr;
+}
 
 template <auto f>
 void atomic(Warp& w, const Op& op) {
@@ -232,7 +249,7 @@ Run phase_barriers(const Statement& s, Op& op) {
 void fence_proxy(Warp& w, const Op&) {
   w.for_lanes([&](int lane) { ++w.block->n_fences[w.thread(lane)]; });
 }
-Run fences(const Statement& s, Op&) { return s.has("async") ? fence_proxy : nothing; }
+Run fences(const Statement& s, Op&) { return s.has("proxy") ? fence_proxy : nothing; }
 
 // ---- Asynchronous copies
 
@@ -411,7 +428,7 @@ Run products(const Statement& s, Op&) {
 
 const std::vector<Instruction>& memory_instructions() {
   static const std::vector<Instruction> all = {
-      {"atom", "acq_rel gpu global inc add", atomics},
+      {"atom", "acq_rel relaxed gpu global inc add", atomics},
       {"bar", "sync warp", barriers},
       {"barrier", "aligned cluster arrive wait acquire release relaxed", barriers},
       {"cp",
@@ -420,15 +437,16 @@ const std::vector<Instruction>& memory_instructions() {
        copies},
       {"createpolicy", "fractional L2::evict_first", always<nothing>},
       {"elect", "sync", always<elect>},
-      {"fence", "mbarrier_init release cluster proxy async shared::cta", fences},
-      {"ld", "global shared param relaxed acquire sys nc cg L1::no_allocate v2 v4", accessing<true>},
+      {"fence", "mbarrier_init release acq_rel gpu cluster proxy async shared::cta", fences},
+      {"ld", "global shared param relaxed acquire gpu sys nc cg L1::no_allocate v2 v4", accessing<true>},
       {"ldmatrix", "sync aligned m8n8 x4 trans shared", matrix_loads},
-      {"mapa", "", mapping},
+      {"mapa", "shared::cluster", mapping},
       {"mbarrier", "init arrive expect_tx try_wait parity shared::cta", phase_barriers},
       {"mma", "sync aligned m16n8k16 row col", products},
       {"movmatrix", "sync aligned m8n8 trans", matrix_moves},
       {"shfl", "sync bfly idx", shuffling},
-      {"st", "global shared relaxed release sys cg v2 v4", accessing<false>},
+      {"st", "global shared relaxed release gpu sys cg v2 v4 async shared::cluster mbarrier::complete_tx::bytes",
+       accessing<false>},
       {"vote", "sync all any ballot", voting},
   };
   return all;

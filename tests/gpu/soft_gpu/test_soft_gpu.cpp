@@ -157,6 +157,31 @@ TEST_CASE("soft GPU: bulk copies arrive when their mbarrier says so, and take a 
   CHECK(n_early > 4);
 }
 
+TEST_CASE("soft GPU: an asynchronous store completes on an mbarrier beside it, and on no other") {
+  // Each block of 2 sends its rank to the other one.
+  const std::string barrier = "barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;\n";
+  const auto send = [&](const std::string& to) {
+    return "add.s32 %r5, %r2, 8;\nmbarrier.init.shared::cta.b64 [%r5], 1;\nfence.mbarrier_init.release.cluster;\n"
+           "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r5], 8;\n" +
+           barrier +
+           "mov.u32 %r6, %cluster_ctarank;\nxor.b32 %r7, %r6, 1;\nmapa.shared::cluster.u32 %r8, %r2, %r7;\n"
+           "mapa.shared::cluster.u32 %r9, %r5, " +
+           to +
+           ";\ncvt.u64.u32 %d4, %r6;\n"
+           "st.async.shared::cluster.mbarrier::complete_tx::bytes.b64 [%r8], %d4, [%r9];\n" +
+           kWait +
+           "ld.shared.u32 %r10, [%r2];\nmul.wide.u32 %d7, %r6, 4;\nadd.s64 %d8, %d1, %d7;\nst.global.u32 [%d8], %r10;\n" +
+           barrier;
+  };
+  const Array out(Words(2));
+  const LaunchShape shape{{2, 1, 1}, {1, 1, 1}, 2, 16};
+  for (unsigned seed = 0; seed < 8; ++seed) {
+    CHECK(run(send("%r7"), shape, seed, out.address) == "");
+    CHECK(out.words() == Words{1, 0});
+    CHECK(says(run(send("%r6"), shape, seed, out.address), "completes on another"));
+  }
+}
+
 TEST_CASE("soft GPU: blocks of a cluster reach each other's shared memory, and may not end before") {
   // Each block of 4 stores its rank, and reads that of the next one.
   const std::string barrier = "barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;\n";
