@@ -58,21 +58,44 @@ struct Times {
   double event = 0, graph = 0;
 };
 
+/// Seconds of a launch, roughly: once to load the kernel, once to see how long it takes.
+template <class Run>
+double guess_of(Stream stream, int n_sets, const Run& run) {
+  TimedEvent begin, end;
+  run(0);
+  begin.record(stream), run(n_sets - 1), end.record(stream);
+  return std::max(1e-6, end.since(begin));
+}
+/// Repetitions of n_launches that take half a second, or a part of it; one in a rehearsal.
+inline int n_times_of(double guess, int n_launches, double n_most, double seconds) {
+  return is_rehearsal() ? 1 : static_cast<int>(std::clamp(seconds / (guess * n_launches), 3.0, n_most));
+}
+
+/// Seconds of a launch in a graph: there launches follow each other without the host; the start of the graph is spread over
+/// them.
+/// @param guess of guess_of() @param seconds that it may take
+template <class Run>
+double time_in_graph(Stream stream, int n_sets, const Run& run, double guess, double seconds = 0.5) {
+  const int n_rounds = guess > 5e-3 ? 1 : (20 + n_sets - 1) / n_sets, n_launches = n_rounds * n_sets;
+  Graph graph(stream, [&] {
+    for (int i = 0; i < n_launches; ++i) run(i % n_sets);
+  });
+  graph.replay(stream);
+  TimedEvent begin, end;
+  std::vector<double> each;
+  for (int i = n_times_of(guess, n_launches, 50, seconds); i > 0; --i) {
+    begin.record(stream), graph.replay(stream), end.record(stream);
+    each.push_back(end.since(begin) / n_launches);
+  }
+  return median(each);
+}
+
 /// @param n_sets inputs that take turns
 /// @param run launches on input i
 template <class Run>
 Times time_of(Stream stream, int n_sets, const Run& run) {
-  // Once to load the kernel, once to see how long it takes.
-  TimedEvent begin, end;
-  run(0);
-  begin.record(stream), run(n_sets - 1), end.record(stream);
-  const double guess = std::max(1e-6, end.since(begin));
-  const auto n_in_half_a_second = [guess](double n_most, int n_launches) {
-    return is_rehearsal() ? 1 : static_cast<int>(std::clamp(0.5 / (guess * n_launches), 3.0, n_most));
-  };
-  const int n_times = n_in_half_a_second(100, 1);
-
-  Times times;
+  const double guess = guess_of(stream, n_sets, run);
+  const int n_times = n_times_of(guess, 1, 100, 0.5);
   std::vector<TimedEvent> begins(static_cast<std::size_t>(n_times)), ends(static_cast<std::size_t>(n_times));
   launch(wait_for, {}, stream, 20'000LL * n_times);
   for (int i = 0; i < n_times; ++i) {
@@ -83,21 +106,7 @@ Times time_of(Stream stream, int n_sets, const Run& run) {
   std::vector<double> each;
   for (int i = 0; i < n_times; ++i)
     each.push_back(ends[static_cast<std::size_t>(i)].since(begins[static_cast<std::size_t>(i)]));
-  times.event = median(each);
-
-  // In a graph launches follow each other without the host; the start of the graph is spread over them.
-  const int n_rounds = guess > 5e-3 ? 1 : (20 + n_sets - 1) / n_sets, n_launches = n_rounds * n_sets;
-  Graph graph(stream, [&] {
-    for (int i = 0; i < n_launches; ++i) run(i % n_sets);
-  });
-  graph.replay(stream);
-  each.clear();
-  for (int i = n_in_half_a_second(50, n_launches); i > 0; --i) {
-    begin.record(stream), graph.replay(stream), end.record(stream);
-    each.push_back(end.since(begin) / n_launches);
-  }
-  times.graph = median(each);
-  return times;
+  return {median(each), time_in_graph(stream, n_sets, run, guess)};
 }
 
 /// Reads 16 bytes a thread, eight reads in flight, and does nothing with them that could be left out.
@@ -118,9 +127,9 @@ static __global__ void __launch_bounds__(1024) read_all(const Bytes16* from, std
 }
 
 /// Seconds that a launch in a graph takes to read n_bytes: the best of some shapes of the grid.
-/// @param from i -> the first byte of input i; n_sets inputs take turns
+/// @param from i -> the first byte of input i; n_sets inputs take turns @param seconds that each shape may take
 template <class From>
-double time_of_read(std::int64_t n_bytes, int n_sets, const From& from, Stream stream) {
+double time_of_read(std::int64_t n_bytes, int n_sets, const From& from, Stream stream, double seconds = 0.5) {
   DeviceBuffer<std::uint32_t> sink(1);
   double best = std::numeric_limits<double>::infinity();
   for (const unsigned n_threads : {256u, 512u, 1024u}) {
@@ -130,7 +139,7 @@ double time_of_read(std::int64_t n_bytes, int n_sets, const From& from, Stream s
       const auto run = [&](int i) {
         launch(read_all, config, stream, reinterpret_cast<const Bytes16*>(from(i)), n_bytes / 16, sink.data());
       };
-      best = std::min(best, time_of(stream, n_sets, run).graph);
+      best = std::min(best, time_in_graph(stream, n_sets, run, guess_of(stream, n_sets, run), seconds));
     }
   }
   return best;

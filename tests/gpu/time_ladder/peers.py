@@ -2,11 +2,14 @@
 """Times the decode of other libraries on a GPU: medians of CUDA-graph replays, inputs larger than the L2 cache in turns.
 
 Run: python peers.py < SHAPES, a JSON list of the "shape" lines of time_ladder; prints a line of JSON per shape and library
-Each library has keys and values in the layout it is made for. Before it is timed, its result is held against a sum in double.
+Each library has keys and values in the layout it is made for. Before it is timed, its result is held against a sum in double. Beside each time stands
+that of a kernel that only reads the same bytes in the same process, where TREE_ATTN_READ_LIBRARY names the library of tests/gpu/on_a_card.
 """
+import ctypes
 import importlib
 import json
 import math
+import os
 import sys
 import warnings
 
@@ -168,6 +171,25 @@ def seconds_in_graph(torch, run, n_sets):
     return sorted(each)[len(each) // 2]
 
 
+def read_seconds(torch, case, seconds_of):
+    """Seconds of a read of a set in this process, the fastest of some grids; None without the library."""
+    if not os.environ.get("TREE_ATTN_READ_LIBRARY"):
+        return None
+    queue = ctypes.CDLL(os.environ["TREE_ATTN_READ_LIBRARY"]).tree_attn_queue_read
+    queue.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_void_p]
+    n_bytes = sum(array.numel() * array.element_size() for array in case.sets[0])
+    sets = [torch.zeros(n_bytes, dtype=torch.uint8, device=case.device) for _ in case.sets]
+    sink, n_multiprocessors = torch.zeros(1, dtype=torch.int32, device=case.device), torch.cuda.get_device_properties(0).multi_processor_count
+
+    def run_of(n_blocks, n_threads):
+        def run(i):
+            if status := queue(sets[i].data_ptr(), n_bytes, sink.data_ptr(), n_blocks, n_threads, torch.cuda.current_stream().cuda_stream):
+                raise RuntimeError(f"the read: CUDA error {status}")
+        return run
+
+    return min(seconds_of(torch, run_of(n * n_multiprocessors, n_threads), len(case.sets)) for n, n_threads in ((2, 512), (2, 1024)))
+
+
 def fault_of(z, want):
     """What is wrong with a result; empty if nothing is. False for NaN is wrong."""
     largest, worst = float(want.abs().max()), float((z.double() - want).abs().max())
@@ -182,8 +204,9 @@ def lines_of_shape(torch, shape, device, peers, seconds_of):
             continue
         case = Case(torch, shape, device, by_position)
         want = case.reference()
+        read = read_seconds(torch, case, seconds_of)
         for name, _, _, make in wanted:
-            line = {"part": "peer", "shape": shape["shape"], "peer": name}
+            line = {"part": "peer", "shape": shape["shape"], "peer": name} | ({"read_seconds": read} if read else {})
             try:
                 run = make(case)
                 fault = fault_of(run(0), want)
