@@ -40,7 +40,7 @@ FEATURES = {
     "threads as ranks": r"thread_transport",
     "tensor and output files": r"safetensors|output_file|temporary_files|mapped_file|fuzz/",
     "emulator": r"platform/(emulator|modes|seeded_bugs)",
-    "GPU timing, peers": r"time_ladder|gpu/exchange|gpu/cuda",
+    "GPU timing, peers": r"time_ladder|gpu/on_a_card|gpu/exchange|gpu/cuda",
 }
 
 
