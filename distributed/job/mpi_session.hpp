@@ -44,8 +44,6 @@ class MpiSession {
   [[noreturn]] void abandon(const std::string& line) const;
   /// The same with the line of an error, which names this rank if the job has several.
   [[noreturn]] void abandon(const std::exception& error) const;
-  /// True for the first rank of this machine that calls it, which then writes the last line of the job. Async-signal-safe.
-  bool claim_last_word() const { return watchdog_.board().claim_last_word(); }
 
  private:
   /// What a machine says.

@@ -5,7 +5,6 @@
 
 #include "tree_attn/distributed/job/error_line.hpp"
 #include "tree_attn/distributed/transport/transport.hpp"
-#include "tree_attn/reference/data/temporary_files.hpp"
 
 #include <signal.h>
 #include <sys/uio.h>
@@ -122,7 +121,6 @@ void Watchdog::end_job(const std::string& line) const {
     }
     std::this_thread::sleep_until(std::min(now + kPause, *board_->end()));
   }
-  remove_temporary_files();
   // Open MPI's mpirun returns the status of the first exit and ends the other ranks itself; it may hang if several exit in
   // MPI_Finalize.
   if (job_.one_exit_ends_job && !has_last_word) std::this_thread::sleep_for(std::chrono::seconds(3));

@@ -53,7 +53,7 @@ class Watchdog : public Deadline {
   /// Sets the function that exchanges messages with other machines; an empty function ends the exchange. The main thread
   /// calls it in waits that poll, the watchdog's thread while the main thread uses no MPI.
   void exchange_by(std::function<void()> exchange);
-  /// Ends the job with status 2 and without the temporary files of this process. The first rank to do so writes the line.
+  /// Ends the job with status 2. The first rank to do so writes the line.
   [[noreturn]] void end_job(const std::string& line) const;
 
  private:

@@ -85,11 +85,15 @@ struct Outputs {
     if (!options.report.empty()) files.push_back({"--report", options.report}), report.emplace(options.report);
     check_different(files);
   }
-  std::vector<OutputFile*> files() {
-    std::vector<OutputFile*> files;
-    for (std::optional<OutputFile>* file : {&out, &report})
-      if (*file) files.push_back(&**file);
-    return files;
+  /// Flushes both to the disk, so that only a rename can fail. @throws InputError
+  void finish() {
+    if (out) out->finish();
+    if (report) report->finish();
+  }
+  /// Renames both, OUT last. @throws InputError
+  void put_in_place() {
+    if (report) report->put_in_place();
+    if (out) out->put_in_place();
   }
 };
 
@@ -258,7 +262,7 @@ int run_decode(const DecodeOptions& options, const Ranks& ranks) {
     const ReportHeader report{header_of(options, *setup->backend, *transport, layout), shape, options.steps};
     if (outputs.out) write_tensors(*outputs.out, shape, measurements[0].output, moments ? &*moments : nullptr);
     if (outputs.report) outputs.report->write(json(report, measurements));
-    for (OutputFile* const file : outputs.files()) file->finish();
+    outputs.finish();
     std::fputs(table(report, measurements).c_str(), stdout);
     if (!kernel.empty())
       std::printf("kernel: %s (%lld keys of rank 0)\n", kernel.c_str(), static_cast<long long>(n_positions));
@@ -274,7 +278,7 @@ int run_decode(const DecodeOptions& options, const Ranks& ranks) {
         failed.push_back(m.algorithm + " differs from " + name + " by more than --tolerance");
     }
     flush_standard_output();  // the table comes before the messages on standard error
-    OutputFile::put_in_place(outputs.files());
+    outputs.put_in_place();
 
     if (setup->file) name_ignored(*setup->file, options.expect);
     for (const std::string& line : failed) std::fprintf(stderr, "tree_attn: check failed: %s\n", line.c_str());

@@ -12,16 +12,13 @@
 #include "tree_attn/distributed/program/program.hpp"
 #include "tree_attn/distributed/transport/thread_transport.hpp"
 #include "tree_attn/reference/data/input_error.hpp"
-#include "tree_attn/reference/data/mapped_file.hpp"
 #include "tree_attn/reference/data/output_file.hpp"
-#include "tree_attn/reference/data/temporary_files.hpp"
 
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -208,7 +205,6 @@ int run_processes(int argc, char** argv) {
       if (session.launch().rank == 0) complain(*line);
       return kBadInput;
     }
-    end_on_cut_file([](const void* job) { return static_cast<const MpiSession*>(job)->claim_last_word(); }, &session);
 
     // A launcher may give every rank a command line of its own.
     Program program(argc, argv);
@@ -227,8 +223,6 @@ int run_processes(int argc, char** argv) {
 
 /// The ranks are threads of this process, one per device of the list, or one; MPI is not started.
 int run_alone(int argc, char** argv, const std::optional<std::string>& list) {
-  static std::atomic_flag claimed;
-  end_on_cut_file([](const void*) { return !claimed.test_and_set(); }, nullptr);
   return guard(
       true,
       [&] {
@@ -259,7 +253,6 @@ void send_log_of_nccl_to_standard_error() {
 int main(int argc, char** argv) try {
   open_standard_descriptors();
   send_log_of_nccl_to_standard_error();
-  remove_temporary_files_on_signals();
   // A closed pipe and a limit of file sizes are then write errors, reported in one line.
   std::signal(SIGPIPE, SIG_IGN), std::signal(SIGXFSZ, SIG_IGN);
   // MPI starts before the command line is read where a launcher has started ranks: one that is refused tells the others.

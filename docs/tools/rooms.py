@@ -38,7 +38,7 @@ FEATURES = {
     "blocks and plans on a device": r"backend/blocks|device_blocks|device_fabric",
     "shared memory": r"shared_transport",
     "threads as ranks": r"thread_transport",
-    "tensor and output files": r"safetensors|output_file|temporary_files|mapped_file|fuzz/",
+    "tensor and output files": r"safetensors|output_file|mapped_file|fuzz/",
     "emulator": r"platform/(emulator|modes|seeded_bugs)",
     "GPU timing, peers": r"time_ladder|gpu/on_a_card|gpu/exchange|gpu/cuda",
 }

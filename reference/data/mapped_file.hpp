@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief A file mapped read-only, and a clean exit if another process truncates it.
+/// @brief A file mapped read-only.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@ namespace tree_attn {
 
 /// A mapped regular file. Pages are read on first access. The mapping survives renaming or removing the file.
 ///
-/// If the file is truncated, accessing a page past its new end raises SIGBUS; see end_on_cut_file().
+/// If another process truncates the file, accessing a page past its new end ends this process by SIGBUS.
 class MappedFile {
  public:
   /// Maps a whole file. @throws InputError "PATH: cannot open: Permission denied", "PATH: is a directory"
@@ -30,11 +30,5 @@ class MappedFile {
   };
   std::unique_ptr<const std::byte[], Unmap> bytes_{nullptr, {0}};
 };
-
-/// Installs a SIGBUS handler: accessing a page that a mapped file no longer has ends the process with status 2 and one line
-/// that names the file, and removes the temporary files. Any other SIGBUS is handled as before.
-/// @param claim must be async-signal-safe; returns true to the first caller of all ranks, which alone writes the line. The
-///   others wait until its exit ends them, at most 5 s.
-void end_on_cut_file(bool (*claim)(const void*), const void* context);
 
 }  // namespace tree_attn

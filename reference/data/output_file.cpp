@@ -1,18 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Temporary files, and their renames onto the targets.
+/// @brief Temporary files, and the rename of one onto its target.
 #include "tree_attn/reference/data/output_file.hpp"
 
 #include "tree_attn/reference/data/input_error.hpp"
-#include "tree_attn/reference/data/temporary_files.hpp"
 
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <system_error>
 #include <utility>
@@ -24,6 +23,8 @@ namespace fs = std::filesystem;
 
 /// Bytes of a path shown in a message.
 constexpr std::size_t kShown = 320;
+/// Follows the name of the target in that of its temporary file; mkstemp() replaces the letters.
+constexpr const char* kSuffix = ".XXXXXX";
 
 /// The folder of a path; "." for a bare name.
 fs::path folder_of(const std::string& path) {
@@ -71,13 +72,13 @@ OutputFile::OutputFile(const std::string& path) : path_(path), target_(path) {
   }
   // A rename needs write permission on the folder, not on the file.
   if (::faccessat(AT_FDCWD, folder_of(target_).c_str(), W_OK | X_OK, AT_EACCESS) != 0) fail(errno);
+  // The name of the temporary file is longer.
+  if (::lstat((target_ + kSuffix).c_str(), &status) != 0 && errno != ENOENT) fail(errno);
 }
 
 OutputFile::~OutputFile() {
   if (descriptor_ >= 0) ::close(descriptor_);
-  if (temporary_.empty()) return;
-  ::unlink(temporary_.c_str());
-  forget_temporary_file(temporary_);
+  if (!temporary_.empty()) ::unlink(temporary_.c_str());
 }
 
 void OutputFile::fail(int error) const {
@@ -85,18 +86,14 @@ void OutputFile::fail(int error) const {
 }
 
 void OutputFile::open() {
-  // The name is independent of the target's: a long name plus a suffix might exceed the limit.
-  static std::atomic<unsigned> counter{0};
-  for (int attempt = 0; descriptor_ < 0; ++attempt) {
-    const std::string name = ".tree_attn-" + std::to_string(::getpid()) + "-" + std::to_string(counter++) + ".tmp";
-    std::string candidate = (folder_of(target_) / name).string();
-    descriptor_ = ::open(candidate.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode_.value_or(0666));
-    if (descriptor_ >= 0) temporary_ = std::move(candidate);  // cannot fail, so that the file is removed in any case
-    // The name exists: left by a killed run, created by another user, or by another machine on a shared disk. Try the next.
-    if (descriptor_ < 0 && (errno != EEXIST || attempt == 1000)) fail(errno);
-  }
-  remember_temporary_file(temporary_);
-  if (mode_ && ::fchmod(descriptor_, *mode_) != 0) fail(errno);
+  std::string name = target_ + kSuffix;
+  descriptor_ = ::mkostemp(name.data(), O_CLOEXEC);
+  if (descriptor_ < 0) fail(errno);
+  temporary_ = std::move(name);
+  // mkstemp lets the owner alone read and write. There is no call that reads the mask and leaves it.
+  const mode_t mask = ::umask(077);
+  ::umask(mask);
+  if (::fchmod(descriptor_, mode_.value_or(0666 & ~mask)) != 0) fail(errno);
 }
 
 void OutputFile::write(std::span<const std::byte> bytes) {
@@ -119,40 +116,10 @@ void OutputFile::finish() {
   if (::close(std::exchange(descriptor_, -1)) != 0) fail(errno);
 }
 
-void OutputFile::put_in_place(std::span<OutputFile* const> files) {
-  for (OutputFile* const file : files) file->finish();
-  std::size_t n = 0;
-  try {
-    for (; n < files.size(); ++n) files[n]->replace(n + 1 < files.size());
-  } catch (...) {
-    while (n-- > 0) files[n]->put_back();
-    throw;
-  }
-  for (OutputFile* const file : files)
-    if (!file->old_.empty()) ::unlink(file->old_.c_str());
-}
-
-/// @param keeps_old under another name, for put_back()
-void OutputFile::replace(bool keeps_old) {
-  if (keeps_old && mode_) {
-    old_ = temporary_ + ".old";
-    // Where there are no hard links, the target is absent until the next rename.
-    if (::link(target_.c_str(), old_.c_str()) != 0 && ::rename(target_.c_str(), old_.c_str()) != 0) fail(errno);
-  }
-  if (::rename(temporary_.c_str(), target_.c_str()) != 0) {
-    const int error = errno;
-    if (!old_.empty()) put_back();
-    fail(error);
-  }
-  forget_temporary_file(temporary_);
+void OutputFile::put_in_place() {
+  finish();
+  if (::rename(temporary_.c_str(), target_.c_str()) != 0) fail(errno);
   temporary_.clear();
-}
-
-void OutputFile::put_back() {
-  if (old_.empty())
-    ::unlink(target_.c_str());
-  else if (::rename(old_.c_str(), target_.c_str()) == 0)
-    ::unlink(old_.c_str());  // of two links to one file a rename removes neither
 }
 
 void flush_standard_output() {

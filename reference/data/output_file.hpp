@@ -15,11 +15,10 @@ namespace tree_attn {
 
 /// A regular file to write, from the check of its path to the rename onto its target.
 ///
-/// The bytes go to a temporary file `.tree_attn-PID-N.tmp` in the folder of the target. It is opened exclusively, so a file
-/// or link of that name created by another user is neither followed nor overwritten. Readers never see a partial file, and a
+/// The bytes go to a temporary file beside the target, `TARGET.XXXXXX` of mkstemp(). It is opened exclusively, so a file or
+/// link of that name created by another user is neither followed nor overwritten. Readers never see a partial file, and a
 /// process that has mapped the old file keeps it. A replaced file keeps its access mode, but not its owner, access control
-/// list or hard links. A process that SIGKILL ends leaves its temporary file; for other ends without destructors see
-/// remove_temporary_files().
+/// list or hard links. A process that a signal or _exit() ends may leave its temporary file.
 class OutputFile {
  public:
   /// Follows links to a file that exists, and checks that a file can be created there. Writes nothing.
@@ -36,24 +35,16 @@ class OutputFile {
 
   /// Flushes all bytes to the disk; after this only the rename can fail. @throws InputError
   void finish();
-
-  /// Finishes the files and renames them to their targets. If that fails, all targets are as they were. @throws InputError
-  static void put_in_place(std::span<OutputFile* const> files);
-  void put_in_place() {
-    OutputFile* const self = this;
-    put_in_place({&self, 1});
-  }
+  /// Finishes the file, and renames it to its target. @throws InputError
+  void put_in_place();
 
  private:
   [[noreturn]] void fail(int error) const;
   void open();
-  void replace(bool keeps_old);
-  void put_back();
 
   std::string path_;            // as given, for messages
   std::string target_;          // links resolved
   std::string temporary_;       // empty if there is none
-  std::string old_;             // the replaced file, until all files are in place
   std::optional<mode_t> mode_;  // of the replaced file
   int descriptor_ = -1;
 };

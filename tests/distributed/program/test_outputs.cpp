@@ -3,6 +3,8 @@
 /// @brief OUT and the report: status 2 leaves every file as it was, and nothing is written where it does not belong.
 #include "tree_attn/tests/distributed/program/command.hpp"
 
+#include <sys/inotify.h>
+
 namespace {
 
 namespace fs = std::filesystem;
@@ -57,4 +59,22 @@ TEST_CASE("outputs: where one of them fails, none is there") {
   // What prints nothing needs no standard output, and standard input is never needed.
   check_success(run(redirected(">&- <&-", {"oracle", kLayer, "oracle"}), around), {kLayerIgnored});
   check_success(run(redirected("<&-", {"decode", kLayer, "out"}), around), {kLayerIgnored});
+}
+
+TEST_CASE("outputs: the report is renamed before OUT, so that where OUT is new, so is the report") {
+  const Scratch scratch;
+  const int events = ::inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
+  REQUIRE(::inotify_add_watch(events, scratch.folder().c_str(), IN_MOVED_TO) >= 0);
+  check_success(run(alone({"decode", kLayer, "out", "--report", "report"}), {.folder = scratch.folder().string()}),
+                {kLayerIgnored});
+  alignas(inotify_event) char buffer[4096];
+  const ssize_t n = ::read(events, buffer, sizeof buffer);
+  ::close(events);
+  std::vector<std::string> renamed;
+  for (ssize_t at = 0; at < n;) {
+    const auto* event = reinterpret_cast<const inotify_event*>(buffer + at);
+    renamed.emplace_back(event->name);
+    at += static_cast<ssize_t>(sizeof *event + event->len);
+  }
+  CHECK(renamed == std::vector<std::string>{"report", "out"});
 }
