@@ -318,14 +318,20 @@ EXPECTED_ON_CARD = {("16/16", "512"): 0.2, ("16/16", "8k"): 0.65, ("16/16", "64k
                     ("32/8", "8k"): 0.41, ("32/8", "64k"): 0.81, ("32/8", "1M"): 0.97}
 
 
+def stamps_of(shape):
+    """Those of the kernel that the library has for a shape: that of clusters, where it takes clusters; None without stamps."""
+    found = {line["step"]: line for line in CARD["stamps"] if line["shape"] == shape}
+    return found.get(CARD["library"]) or found.get("equal-runs")
+
+
 def card():
     """The library kernel on a card: how much of the rate of a kernel that only reads, and where the time goes."""
     rows = [["shape", "read", "library", "part of the read", "expected", "overlapped", "after the last walk", "PyTorch"]]
     for dtype, heads in (("BF16", "16/16"), ("BF16", "32/8"), ("F32", "16/16")):
         for keys in ("512", "8k", "64k", "1M"):
             shape = f"{dtype}, {heads} heads, {keys} keys"
-            line, stamps = on_card(shape, CARD["library"]), [line for line in CARD["stamps"] if line["shape"] == shape]
-            end = f"{1e6 * stamps[0]['end_seconds']:.1f} µs" if stamps else "–"
+            line, stamps = on_card(shape, CARD["library"]), stamps_of(shape)
+            end = f"{1e6 * stamps['end_seconds']:.1f} µs" if stamps else "–"
             expected = EXPECTED_ON_CARD.get((heads, keys)) if dtype == "BF16" else None
             rows.append([shape, seconds(line["read_seconds"]), seconds(apart(line)), f"{line['read_seconds'] / apart(line):.2f}", f"{expected:.2f}" if expected else "–",
                          f"{line['read_seconds'] / line['graph_seconds']:.2f}", end, peer(shape)])
@@ -334,7 +340,7 @@ def card():
 
 def peer(shape):
     """The fastest attention of PyTorch in the same run."""
-    found = min((line for line in CARD["peers"] if line["shape"] == shape), key=lambda line: line["graph_seconds"], default=None)
+    found = min((line for line in CARD["peers"] if line["shape"] == shape and line["peer"].startswith("PyTorch, ")), key=lambda line: line["graph_seconds"], default=None)
     return f"{seconds(found['graph_seconds'])}, {found['peer'].removeprefix('PyTorch, ')}" if found else "–"
 
 
@@ -344,7 +350,7 @@ def card_rows():
     for line in CARD["lines"]:
         shape = line["shape"]
         if line["step"] == CARD["library"] and shape.endswith(("l = 8", "latent")):
-            stamps = next(stamp for stamp in CARD["stamps"] if stamp["shape"] == shape)
+            stamps = stamps_of(shape)
             heads, kv_heads = map(int, re.search(r"(\d+)/(\d+) heads", shape).groups())
             rows.append([shape.removeprefix("BF16, "), str(heads // kv_heads * (8 if shape.endswith("l = 8") else 1)), seconds(line["read_seconds"]), seconds(apart(line)),
                          f"{line['read_seconds'] / apart(line):.2f}", f"{1e6 * stamps['end_seconds']:.1f} µs"])

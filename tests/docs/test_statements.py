@@ -77,6 +77,13 @@ class Ladder(Statements):
             row, = [row for row in kernel_tables.ladder() if f" {name} |" in row]
             self.assertIn(f"| {dtype}, {heads[0]}/{heads[1]} | {kernel_tables.micro(line['bytes'] / kernel_tables.RATE).replace(' ', '&nbsp;')} | {kernel_tables.micro(line['graph_seconds'])}, ", row)
 
+    def test_the_end_beside_a_time_is_of_the_kernel_that_took_it(self):
+        """At 512 keys the library merges in clusters, and equal runs, which have stamps too, end later."""
+        ends = {line["step"]: f"{1e6 * line['end_seconds']:.1f} µs" for line in kernel_tables.CARD["stamps"] if line["shape"] == "BF16, 16/16 heads, 512 keys"}
+        row, = [row for row in kernel_tables.card() if row.startswith("| BF16, 16/16 heads, 512 keys |")]
+        self.assertIn(f" {ends[kernel_tables.CARD['library']]} |", row)
+        self.assertNotIn(f" {ends['equal-runs']} |", row)
+
     def test_one_card(self):
         end = {line["shape"]: 1e6 * line["end_seconds"] for line in kernel_tables.CARD["stamps"]}
         one, four = end["BF16, 16/16 heads, 8k keys"], end["BF16, 32/8 heads, 8k keys"]

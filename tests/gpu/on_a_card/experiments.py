@@ -3,7 +3,12 @@
 
 The builds of a comparison take turns: the first of them runs first and last, and what differs less than these two does not count.
 """
+import sys
+from pathlib import Path
 from typing import NamedTuple
+
+sys.path[:0] = [str(Path(__file__).resolve().parent.parent / "time_ladder")]
+import report
 
 BUILDS = ["v0", "v1", "v2"]
 
@@ -34,9 +39,6 @@ SHAPES = {
     "ragged": (["BF16, 16/16 heads, 64 sequences of 1k to 32k keys", "BF16, 32/8 heads, 64 sequences of 1k to 32k keys"], 12, "BF16, 16/1 heads, 128 keys, latent")}
 RAW = ["BF16, 16/16 heads, 64k keys", "BF16, 32/8 heads, 64k keys", "BF16, 16/16 heads, 1M keys", "BF16, 16/16 heads, 64 sequences of 1k to 32k keys"]
 STALLED = ["BF16, 16/16 heads, 512 keys", "BF16, 16/16 heads, 64k keys", "BF16, 32/8 heads, 64k keys, l = 8", "BF16, 16/1 heads, 64k keys, latent"]
-STALLS = ["no_instruction", "wait", "long_scoreboard", "short_scoreboard", "mio_throttle", "math_pipe_throttle", "barrier", "membar", "lg_throttle", "sleeping"]
-COUNTERS = ["gpu__time_duration.sum", "smsp__inst_executed.sum", "dram__throughput.avg.pct_of_peak_sustained_elapsed", "sm__inst_executed_pipe_tensor.sum",
-            "l1tex__data_bank_conflicts_pipe_lsu.sum", "sm__cycles_elapsed.max", *(f"smsp__average_warps_issue_stalled_{why}_per_issue_active.ratio" for why in STALLS)]
 STEPS = ["equal-runs", "tensor", "copies", "split", "vectors", "fused", "naive"]
 # One case each of scalar cores, tensor cores, forced clusters and lists of leaves.
 SANITIZED = ["lengths: sub-warps without*", "tensor: copies by tensor maps*", "*short end: two launches*", "dealt on a device: the states of a rank*"]
@@ -66,7 +68,7 @@ def deciding(builds, rehearses=False):
     for name in ("flashinfer", "xqa", "flashmla"):
         yield Experiment(name, (f"time_{name}",), 20, "likewise, of a library that is compiled from its sources", line("peer"), "peers", if_built=True)
     for shape in STALLED:
-        yield Experiment(f"stalls: {shape}", ("ncu", "--csv", "--clock-control", "none", "--kernel-name", "regex:^(equal_runs|short_end)", "--launch-count", "1", "--kill", "yes", "--metrics", ",".join(COUNTERS),
+        yield Experiment(f"stalls: {shape}", ("ncu", "--csv", "--clock-control", "none", "--kernel-name", "regex:^(equal_runs|short_end)", "--launch-count", "1", "--kill", "yes", "--metrics", ",".join(report.COUNTERS),
                                               "time_ladder", "--lean", "--steps", "short-end", "--shape", shape), 15, "what warps wait for", "inst_executed", "stalls")
 
 

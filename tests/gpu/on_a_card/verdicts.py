@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a record of a card says: its lines, the counters of ncu, which build is faster where, and what the book has of it."""
-import csv
+"""What a record of a card says: its lines, which build is faster where, and what the book has of it."""
 import json
 from collections import defaultdict
 
@@ -15,13 +14,6 @@ def lines_of(files):
             except ValueError:
                 pass
     return lines
-
-
-def counters_of(output):
-    """What ncu has counted of a launch, by name: from its table of comma-separated values."""
-    rows = csv.DictReader(line for line in output if line.startswith('"'))
-    numbers = {row["Metric Name"]: row["Metric Value"].replace(",", "") for row in rows if row.get("Metric Name") and row.get("Metric Value")}
-    return {name: float(number) for name, number in numbers.items() if number.replace(".", "").isdigit()}
 
 
 def apart(line):

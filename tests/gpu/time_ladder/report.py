@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The report of `./run bench --backend cuda`: the JSON lines of the programs as one result, its tables, and the goals."""
+import csv
 import json
 import re
 
@@ -10,7 +11,7 @@ LISTS = {"clusters": "clusters", "copies": "copies", "walks": "walk", "shapes": 
 COUNTERS = {"smsp__inst_executed.sum": "instructions", "dram__throughput.avg.pct_of_peak_sustained_elapsed": "memory, %",
             "sm__inst_executed_pipe_tensor.sum": "tensor instructions", "l1tex__data_bank_conflicts_pipe_lsu.sum": "bank conflicts"}
 COUNTERS |= {f"smsp__average_warps_issue_stalled_{why}_per_issue_active.ratio": f"stalled: {why.replace('_', ' ')}"
-             for why in ("no_instruction", "wait", "long_scoreboard", "short_scoreboard", "mio_throttle", "math_pipe_throttle")}
+             for why in ("no_instruction", "wait", "long_scoreboard", "short_scoreboard", "mio_throttle", "math_pipe_throttle", "barrier", "membar")}
 MOST_OVER_READ = 3e-6  # seconds, at 8k keys
 MOST_AT_512 = 5e-6  # seconds
 MOST_OF_GROUPED = 1.03  # time of 32/8 heads in times of 8/8
@@ -46,6 +47,14 @@ def text_of(result):
         return json.dumps(value)
 
     return "{\n" + ",\n".join(f"  {json.dumps(key)}: {value_of(value)}" for key, value in result.items()) + "\n}\n"
+
+
+def counters_of(output):
+    """What ncu has counted of a launch, by name, from the lines of its comma-separated table; and the kernel."""
+    rows = [row for row in csv.DictReader(line for line in output if line.startswith('"')) if row.get("Metric Name") in COUNTERS]
+    numbers = {row["Metric Name"]: (row["Metric Value"] or "").replace(",", "") for row in rows}
+    found = {name: float(number) for name, number in numbers.items() if number.replace(".", "").isdigit()}
+    return {"kernel": re.match(r"\w*", rows[0].get("Kernel Name") or "")[0]} | found if found else {}
 
 
 def file_of_card(device):
