@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """docs/tools/kernel_figures.py: facts in another order than the book says are errors."""
 import pathlib
+import re
 import sys
 import unittest
 
@@ -9,6 +10,16 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "docs" / "tools"))
 import kernel_figures
 
+
+
+class Calls(unittest.TestCase):
+    def test_the_build_gives_every_script_the_files_that_it_takes(self):
+        calls = re.findall(r"^tree_attn_figures\(\w+ (\w+\.py)([^)]*)\)", (ROOT / "docs" / "CMakeLists.txt").read_text(encoding="utf-8"), re.MULTILINE)
+        self.assertGreater(len(calls), 5)
+        for script, given in calls:
+            taken = re.search(rf"^(?:Run:|    ) docs/tools/{script} ((?:[\w/]+\.json )*)FOLDER", (ROOT / "docs" / "tools" / script).read_text(encoding="utf-8"), re.MULTILINE)
+            self.assertIsNotNone(taken, script)
+            self.assertEqual(len(given.split()), len(taken[1].split()), script)
 
 
 class WarpLeaf(unittest.TestCase):
