@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """docs/tools/house.py: each rule finds what breaks it, and nothing else."""
+import contextlib
+import io
 import pathlib
 import sys
 import tempfile
@@ -51,13 +53,38 @@ class House(unittest.TestCase):
                 ("tests/gpu/a.cpp", 'TEST_CASE("a: b; c") {\n', "semicolon"),
                 ("tests/gpu/a.cpp", 'TEST_CASE(\n    "a: b") {\n', "too long"),
                 ("reference/state/forest.hpp", "#if defined(__CUDA_ARCH__)\n#endif\n", "the same on hosts and devices"),
+                ("reference/data/file.cpp", '#include "state.hpp"\n', 'state.hpp is not included as "tree_attn/'),
+                ("reference/data/file.cpp", "#include <tree_attn/reference/state/state.hpp>\n", "is not included as"),
+                ("distributed/decoders/a.cu", '#include "tree_attn/gpu/backend/cache.hpp"\n', "distributed/decoders*.cu may not include gpu/backend/cache.hpp"),
+                ("reference/data/file.cpp", "#include <array>\n\n#include <vector>\n", "vector does not follow array in a sorted block"),
+                ("reference/data/file.cpp", "#include <array>\n#include <array>\n", "array does not follow array in a sorted block"),
+                ("reference/data/file.cpp", "#include <Eigen/Core>\n#include <array>\n", "no empty line between Eigen/Core and array"),
+                ("tests/gpu/a.cpp", "// see reference/state/elsewhere.hpp\n", " names reference/state/elsewhere.hpp"),
+                ("tests/tool.py", "# see elsewhere.hpp\n", "tests/tool.py:1: the comment names elsewhere.hpp"),
+                ("tests/gpu/a.cpp", 'if ("ring" == algorithm.name) return;\n', "ring is matched by its name"),
                 ("distributed/decoders/decoder.cpp", "", "does not know the registry any more")):
             with self.subTest(text):
                 self.assertIn(said, "\n".join(self.faults({name: text})))
 
+    def test_rules_of_several_files(self):
+        chain = {f"reference/decode/{name}.hpp": f'#include "tree_attn/reference/{below}.hpp"\n' for name, below in (("a", "decode/b"), ("b", "decode/c"), ("c", "energy/energy"))}
+        self.assertIn("reference/decode/a.hpp:1: reference/decode/b.hpp brings Eigen, which nothing here may need", self.faults(chain))
+        pair = {"gpu/engine/a.hpp": "/// @file\n", "gpu/engine/a.cu": "\n"}
+        self.assertEqual(self.faults(pair), ["gpu/engine/a.cu:1: no @file and @brief, which gpu/engine/a.hpp has"])
+        self.assertEqual(self.faults(pair | {"gpu/engine/a.cu": "/// @file\n"}), [])
+
+    def test_faults_are_printed_and_are_the_status(self):
+        for faults in ([], ["a.hpp:1: a fault"]):
+            with mock.patch.multiple(house, tracked=lambda: [], check=lambda files: None, faults=list(faults)), mock.patch.object(sys, "argv", ["house.py"]), \
+                    contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+                self.assertEqual((house.main(), out.getvalue()), (len(faults), "".join(f"{line}\n" for line in faults)))
+            self.assertIn("1 faults" if faults else "The house stands", err.getvalue())
+
     def test_what_breaks_none(self):
         for name, text in (("gpu/backend/cache.hpp", '#include "tree_attn/gpu/ladder/ladder.hpp"\n'), ("tests/gpu/a.cpp", '// see state/state.hpp\nCHECK(find("ring").name == "ring");\n'),
-                           ("gpu/engine/a.hpp", 'fail("a text that no test knows");\n'), ("gpu/engine/forest.cuh", "#if defined(__CUDA_ARCH__)\n#endif\n")):
+                           ("gpu/engine/a.hpp", 'fail("a text that no test knows");\n'), ("gpu/engine/forest.cuh", "#if defined(__CUDA_ARCH__)\n#endif\n"),
+                           ("distributed/decoders/a.cpp", '#include "tree_attn/gpu/backend/cache.hpp"\n'), ("tests/gpu/a.cpp", 'say("// elsewhere.hpp");\n'),
+                           ("reference/data/file.cpp", '#include "tree_attn/reference/data/file.hpp"\n\n#include "tree_attn/reference/state/state.hpp"\n\n#include <Eigen/Core>\n\n#include <array>\n#include <vector>\n')):
             self.assertEqual(self.faults({name: text}), [], text)
 
     def test_known_exceptions(self):
