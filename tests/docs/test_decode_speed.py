@@ -41,6 +41,7 @@ class Measured(unittest.TestCase):
 
         self.assertIn("'starts' is missing", fault(lambda report: report.pop("starts")))
         self.assertIn("'cores' is missing or of another type", fault(lambda report: report.update(cores="2")))
+        self.assertIn("'versions' names no compiler", fault(lambda report: report["versions"].pop("compiler")))
         self.assertIn("measured twice", fault(lambda report: report["cases"].append(CASE)))
         self.assertIn("F8 is no type", fault(lambda report: report["cases"][0].update(dtype="F8")))
         self.assertIn("'of_read' is of the decode", fault(lambda report: report["cases"][1]["of_read"].pop("decode")))
@@ -51,6 +52,11 @@ class Measured(unittest.TestCase):
 
         for span in (None, [0.9], [0.91, 0.92], [0.8, 0.89]):
             self.assertIn("0.9 in cpu time is not in the range", fault(lambda report: report["cases"][0]["of_read"]["decode"].update(cpu_range=span)))
+
+    def test_bars_are_of_the_clock_of_their_case(self):
+        """CPU time of one thread, wall time of two: this decode, then each baseline that was measured."""
+        svg = decode_speed.figure(REPORT)  # after 0.25 and 0.75 of the axis
+        self.assertEqual(re.findall(r">(\d\.\d\d)</text>", svg)[2:], ["0.90", "0.45", "0.30", "0.60", "0.15"])
 
 
 class Readme(unittest.TestCase):

@@ -60,8 +60,9 @@ class Simulated(unittest.TestCase):
     def test_the_chapter_has_these_tables(self):
         text = simulated.CHAPTER.read_text(encoding="utf-8")
         self.assertEqual(text, simulated.with_tables(text, simulated.tables()))
-        with self.assertRaises(ValueError):
-            simulated.with_tables("no markers", [])
+        for broken in ("no markers", f"{simulated.END}\n{simulated.BEGIN}\n", text + simulated.BEGIN):
+            with self.assertRaises(ValueError):
+                simulated.with_tables(broken, [])
 
 
 if __name__ == "__main__":
