@@ -111,7 +111,7 @@ bool describe_rows(const DecodeParams& params, TileMaps& maps) {
   };
   const TensorArray k = array_of(params.k, params.d_h), v = array_of(params.v, params.d_v);
   if (!starts_aligned(params, DTypeTraits<T>::kDType) || !refusal(k).empty() || !refusal(v).empty()) return false;
-  maps.k = make_tensor_map(k), maps.v = make_tensor_map(v);
+  encode_tensor_map(k, &maps.k), encode_tensor_map(v, &maps.v);
   return true;
 }
 

@@ -15,7 +15,7 @@
 /// | `Launch` | grid, block, bytes of dynamic shared memory, blocks per cluster, whether it continues or overlaps the last, whether its blocks wait for each other |
 /// | `launch(kernel, Launch, stream, args...)` | starts a kernel; a status that is not well is a DeviceError |
 /// | `n_resident_clusters(kernel, Launch)` | clusters of such a launch that the device holds at once; 0 where it has none |
-/// | `make_tensor_map(TensorArray)` | the TensorMap that a kernel passes to bulk_copy_tensor() |
+/// | `encode_tensor_map(TensorArray, TensorMap*)` | writes the TensorMap that a kernel passes to bulk_copy_tensor() |
 /// | `DeviceTraffic& traffic()` | allocations, uploads, bytes copied, launches and replays so far |
 /// | `bytes_to_peers()` | bytes that kernels of the current device have stored into windows of others, where they are counted |
 /// | `kName`, `kIsHostMemory` | the platform's name as a backend, and where its memory is |

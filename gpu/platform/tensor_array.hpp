@@ -3,6 +3,7 @@
 /// @brief What a tensor map describes: an array in device memory, and the box of it that one copy fetches.
 #pragma once
 
+#include "tree_attn/gpu/platform/device_error.hpp"
 #include "tree_attn/reference/state/host_device.hpp"
 #include "tree_attn/reference/tensor/dtype.hpp"
 
@@ -15,6 +16,8 @@ namespace tree_attn {
 inline constexpr int kBoxColumns = 64, kBoxRowBytes = 128;
 /// The address of a box in shared memory is a multiple of this: eight rows, after which the swizzle repeats.
 inline constexpr int kBoxAlignment = 1024;
+/// The address of a tensor map on the host is a multiple of this when it is encoded: cuTensorMapEncodeTiled() asks for it.
+inline constexpr int kMapAlignment = 64;
 
 /// Where 16-byte unit `unit` (0 to 7) of row `row` of a box lies in that row: the 128-byte swizzle.
 ///
@@ -54,6 +57,18 @@ inline std::string refusal(const TensorArray& array) {
   }
   if (array.rows < 1 || array.rows > 256) return std::to_string(array.rows) + " rows in a box; a tensor map takes 1 to 256";
   return "";
+}
+
+/// Checks an array, and the address that its tensor map is written to.
+///
+/// An address of an over-aligned type may be wrong: the temporary of `map = make()` is a multiple of 16 only with g++ 12. The
+/// type lets the compiler fold the remainder to 0, so the address is read through a volatile integer.
+/// @throws DeviceError for an array that no map can describe, see refusal(), or an address that is no multiple of 64
+inline void check_tensor_map(const void* map, const TensorArray& array) {
+  if (const std::string why = refusal(array); !why.empty()) throw DeviceError("encode_tensor_map: " + why);
+  const volatile std::uintptr_t address = reinterpret_cast<std::uintptr_t>(map);
+  if (const auto past = address % kMapAlignment; past != 0)
+    throw DeviceError("encode_tensor_map: a map at " + std::to_string(past) + " bytes past a multiple of 64");
 }
 
 }  // namespace tree_attn

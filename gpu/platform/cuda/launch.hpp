@@ -291,10 +291,10 @@ struct Launch {
   bool is_cooperative = false;   ///< whether its blocks wait for each other: then all have to fit the device at once
 };
 
-/// Describes an array, and the box that bulk_copy_tensor() fetches of it.
-/// @throws DeviceError for an array that no map can describe, see refusal(), or a driver or device without tensor maps
-inline TensorMap make_tensor_map(const TensorArray& array) {
-  if (const std::string why = refusal(array); !why.empty()) throw DeviceError("make_tensor_map: " + why);
+/// Describes an array, and the box that bulk_copy_tensor() fetches of it, to the copy engine.
+/// @param[out] map written in place @throws DeviceError see check_tensor_map(), or for a driver or device without tensor maps
+inline void encode_tensor_map(const TensorArray& array, TensorMap* map) {
+  check_tensor_map(map, array);
   // From the driver that is loaded: a program that links libcuda itself does not start where there is none.
   using Encode = decltype(&cuTensorMapEncodeTiled);
   static const Encode encode = [] {
@@ -305,7 +305,7 @@ inline TensorMap make_tensor_map(const TensorArray& array) {
     return status == cudaSuccess && found == cudaDriverEntryPointSuccess ? reinterpret_cast<Encode>(entry) : nullptr;
   }();
   if (encode == nullptr)
-    throw DeviceError("make_tensor_map: this driver has no cuTensorMapEncodeTiled; it takes one of CUDA 12 or later");
+    throw DeviceError("encode_tensor_map: this driver has no cuTensorMapEncodeTiled; it takes one of CUDA 12 or later");
 
   // The driver counts axes from the innermost one, and strides in bytes.
   cuuint64_t extent[4], stride[3];
@@ -313,13 +313,12 @@ inline TensorMap make_tensor_map(const TensorArray& array) {
   const auto size = static_cast<cuuint64_t>(array.size());
   for (int i = 0; i < 3; ++i) stride[i] = array.extent[2 - i] > 1 ? static_cast<cuuint64_t>(array.stride[2 - i]) * size : 16;
   const cuuint32_t box[] = {kBoxColumns, static_cast<cuuint32_t>(array.rows), 1, 1}, step[] = {1, 1, 1, 1};
-  TensorMap map;
-  const CUresult status = encode(&map, size == 2 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_UINT8, 4,
+  const CUresult status = encode(map, size == 2 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_UINT8, 4,
                                  const_cast<void*>(array.data), extent, stride, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
                                  size == 2 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
                                  CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  if (status != CUDA_SUCCESS) throw DeviceError("make_tensor_map: cuTensorMapEncodeTiled: error " + std::to_string(status));
-  return map;
+  if (status != CUDA_SUCCESS)
+    throw DeviceError("encode_tensor_map: cuTensorMapEncodeTiled: error " + std::to_string(status));
 }
 
 /// Allows a kernel what a launch of it asks for: shared memory, and more blocks of a cluster than every device has.

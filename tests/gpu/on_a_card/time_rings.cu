@@ -137,9 +137,10 @@ bool time_ring(const Copied& copied, const char* rings, LeafOrderOfCopies order,
     const Launch config{.grid = {static_cast<unsigned>(n_blocks)},
                         .block = {kWarp * kRings},
                         .shared_bytes = std::size_t{kRings} * kStages * kTileBoxes * 8192 + 1024 + 128};
-    launch(copy_by_rings<kRings, kStages, kTileBoxes>, config, stream, map_of(keys, n_bytes),
-           map_of(keys + n_bytes, n_bytes), static_cast<int>(n_bytes / kCopyTileBytes), order, hint, words.data(),
-           words.data() + 1);
+    TensorMap of_keys, of_values;
+    encode_tensor_map(array_of(keys, n_bytes), &of_keys), encode_tensor_map(array_of(keys + n_bytes, n_bytes), &of_values);
+    launch(copy_by_rings<kRings, kStages, kTileBoxes>, config, stream, of_keys, of_values,
+           static_cast<int>(n_bytes / kCopyTileBytes), order, hint, words.data(), words.data() + 1);
   };
   words.fill(0);
   check(cudaDeviceSynchronize(), "clearing the words");

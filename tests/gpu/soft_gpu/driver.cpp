@@ -32,6 +32,9 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuui
   };
   TensorMap made{};
   if (settings().major < 9) return fail("the device has no tensor maps");
+  // The type of the pointer lets the compiler fold the remainder to 0.
+  const volatile std::uintptr_t map_address = reinterpret_cast<std::uintptr_t>(map);
+  if (map_address % 64 != 0) return fail("a tensor map at ", map_address % 64, " bytes past a multiple of 64");
   if (type != CU_TENSOR_MAP_DATA_TYPE_UINT8 && type != CU_TENSOR_MAP_DATA_TYPE_BFLOAT16)
     return fail("a type of elements that is not known here");
   if (rank < 1 || rank > 5 || interleave != CU_TENSOR_MAP_INTERLEAVE_NONE || fill != CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE)

@@ -178,12 +178,13 @@ static __global__ void __launch_bounds__(2 * kWarp, 1)
 #endif
 }
 
-inline TensorMap map_of(const unsigned char* data, std::int64_t n_bytes) {
-  return make_tensor_map({.data = data,
-                          .dtype = DType::BF16,
-                          .extent = {1, 1, n_bytes / 256, 128},
-                          .stride = {n_bytes / 2, n_bytes / 2, 128},
-                          .rows = kCopyTileRows});
+/// An array of rows of 256 bytes, of which boxes are copied.
+inline TensorArray array_of(const unsigned char* data, std::int64_t n_bytes) {
+  return {.data = data,
+          .dtype = DType::BF16,
+          .extent = {1, 1, n_bytes / 256, 128},
+          .stride = {n_bytes / 2, n_bytes / 2, 128},
+          .rows = kCopyTileRows};
 }
 
 /// Dynamic shared memory of a block with n_copies copies in flight.
@@ -224,10 +225,13 @@ inline void launch_copies(const CopyShape& shape, const CopyStreams& streams, un
       }
       break;
     case CopyWay::Bulk: return launch(copy_by_bulk, config, stream, streams, n_copies / kWarpsOfRing, sum);
-    case CopyWay::TensorMaps:
+    case CopyWay::TensorMaps: {
       config.block = {2 * kWarp};
-      return launch(copy_by_tensor_map, config, stream, map_of(streams.keys, streams.n_bytes),
-                    map_of(streams.values, streams.n_bytes), streams, n_copies * kCopyBytes / kCopyTileBytes, sum);
+      TensorMap keys, values;
+      encode_tensor_map(array_of(streams.keys, streams.n_bytes), &keys);
+      encode_tensor_map(array_of(streams.values, streams.n_bytes), &values);
+      return launch(copy_by_tensor_map, config, stream, keys, values, streams, n_copies * kCopyBytes / kCopyTileBytes, sum);
+    }
   }
   throw DeviceError(std::string("copies by ") + name_of(shape.way) + ": no kernel has " +
                     std::to_string(shape.kib_in_flight) + " KiB in flight");

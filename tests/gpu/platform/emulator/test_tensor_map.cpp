@@ -8,6 +8,12 @@ namespace {
 
 constexpr int kRows = 16, kBoxElements = kRows * kBoxColumns, kBoxBytes = kRows * kBoxRowBytes;
 
+TensorMap map_of(const TensorArray& array) {
+  TensorMap map;
+  encode_tensor_map(array, &map);
+  return map;
+}
+
 /// Fetches one box and writes it out as it lies in shared memory.
 void fetch(const TensorMap map, int column, int row, int head, int entry, int shift, int n_bytes, std::uint16_t* out) {
   Arena arena;
@@ -41,15 +47,15 @@ struct Fixture {
     array.data = buffer.data();
   }
   std::string error(int column, int row, int shift = 0, int n_bytes = kBoxBytes) {
-    return error_of(fetch, config, make_tensor_map(array), column, row, 0, 0, shift, n_bytes, out.data());
+    return error_of(fetch, config, map_of(array), column, row, 0, 0, shift, n_bytes, out.data());
   }
 };
 
 TEST_CASE("emulator: compute capability 8 has neither tensor maps nor bulk copies") {
   Fixture f;
-  const TensorMap map = make_tensor_map(f.array);
+  const TensorMap map = map_of(f.array);
   const SettingsScope scope({.major = 8});
-  CHECK(has(error_in([&] { make_tensor_map(f.array); }), "make_tensor_map: compute capability 8 has no tensor maps"));
+  CHECK(has(error_in([&] { map_of(f.array); }), "encode_tensor_map: compute capability 8 has no tensor maps"));
   CHECK(has(error_of(fetch, f.config, map, 0, 0, 0, 0, 0, kBoxBytes, f.out.data()),
             "compute capability 8 has no bulk copies"));
 }
@@ -62,7 +68,7 @@ TEST_CASE("emulator: a box arrives swizzled, and what lies outside the array arr
     const int places[][4] = {{0, 0, 0, 0},  {0, 4, 2, 1},    {8, 3, 1, 0}, {64, 0, 0, 1}, {0, 9, 2, 1},
                              {64, 9, 1, 1}, {-16, -3, 0, 0}, {0, 0, 3, 0}, {0, 0, 0, -1}, {3, 0, 0, 0}};
     for (const auto& [column, row, head, entry] : places) {
-      launch(fetch, f.config, {}, make_tensor_map(f.array), column, row, head, entry, 0, kBoxBytes, f.out.data());
+      launch(fetch, f.config, {}, map_of(f.array), column, row, head, entry, 0, kBoxBytes, f.out.data());
       const auto got = f.out.download();
       int n_wrong = 0;
       for (int r = 0; r < kRows; ++r) {
@@ -95,7 +101,7 @@ TEST_CASE("emulator: a box reads inside a buffer, and the type that the map was 
   f.array.extent[0] = 1;
   CHECK(f.error(0, 4) == "");
   CHECK(has(error_of(fetch, f.config,
-                     make_tensor_map({f.buffer.data() + 6000 + 3600, DType::BF16, {1, 1, 21, 72}, {0, 0, 88}, kRows}), 0, 5,
+                     map_of({f.buffer.data() + 6000 + 3600, DType::BF16, {1, 1, 21, 72}, {0, 0, 88}, kRows}), 0, 5,
                      0, 0, 0, kBoxBytes, f.out.data()),
             "bulk_copy_tensor reads bytes"));
   f.array.dtype = DType::F16;
@@ -104,7 +110,7 @@ TEST_CASE("emulator: a box reads inside a buffer, and the type that the map was 
 
 TEST_CASE("tensor map: an array that the copy engine cannot address is refused") {
   const TensorArray good = Fixture().array;
-  const auto why = [](const TensorArray& array) { return error_in([&] { make_tensor_map(array); }); };
+  const auto why = [](const TensorArray& array) { return error_in([&] { map_of(array); }); };
   const auto with = [&](auto change) {
     TensorArray array = good;
     change(array);
@@ -112,7 +118,7 @@ TEST_CASE("tensor map: an array that the copy engine cannot address is refused")
   };
   CHECK(why(good) == "");
   CHECK(with([](auto& a) { a.dtype = DType::F32; }) ==
-        "make_tensor_map: elements of F32; a tensor map takes F16, BF16 and F8_E4M3");
+        "encode_tensor_map: elements of F32; a tensor map takes F16, BF16 and F8_E4M3");
   CHECK(has(with([](auto& a) { a.data = static_cast<const char*>(a.data) + 8; }), "multiple of 16 bytes"));
   CHECK(has(with([](auto& a) { a.extent[2] = 0; }), "0 positions"));
   CHECK(has(with([](auto& a) { a.extent[3] = (std::int64_t{1} << 31) + 1; }), "elements of a row"));
@@ -122,6 +128,16 @@ TEST_CASE("tensor map: an array that the copy engine cannot address is refused")
   CHECK(has(with([](auto& a) { a.rows = 0; }), "0 rows"));
   // With one head, the distance to the next is not used.
   CHECK(with([](auto& a) { a.extent[1] = 1, a.stride[1] = 3; }) == "");
+}
+
+TEST_CASE("tensor map: it is written to a multiple of 64 bytes") {
+  const TensorArray array = Fixture().array;
+  alignas(128) std::byte memory[2 * sizeof(TensorMap)];
+  for (int at = 0; at <= 128; at += 16) {
+    CAPTURE(at);
+    const std::string why = error_in([&] { encode_tensor_map(array, reinterpret_cast<TensorMap*>(memory + at)); });
+    CHECK(why == (at % 64 == 0 ? "" : "encode_tensor_map: a map at " + std::to_string(at % 64) + " bytes past a multiple of 64"));
+  }
 }
 
 }  // namespace
