@@ -100,7 +100,7 @@ std::shared_ptr<Queue> make_queue() {
   return queue;
 }
 
-void end_queue(Queue& queue) noexcept {
+void finish_queue(Queue& queue) noexcept {
   const Unwatched unwatched;
   try {
     run_until(queue, queue.n_queued);
@@ -110,8 +110,15 @@ void end_queue(Queue& queue) noexcept {
   Streams& all = streams();
   const std::lock_guard lock(all.mutex);
   join(all.host, queue.clock);
-  // Destruction may run twice; the number is released only once.
-  if (std::erase(all.queues, &queue) > 0) all.free_numbers.push_back(queue.number);
+}
+
+void end_queue(Queue& queue) noexcept {
+  finish_queue(queue);
+  const Unwatched unwatched;
+  Streams& all = streams();
+  const std::lock_guard lock(all.mutex);
+  std::erase(all.queues, &queue);
+  all.free_numbers.push_back(queue.number);
 }
 
 void enqueue(Queue& queue, Operation operation) {

@@ -91,6 +91,8 @@ void enable_peer_access(int device, int other);
 Queue& queue_of(Queue* queue);
 std::shared_ptr<Queue> make_queue();
 /// Runs what is queued. An error is kept, and thrown by the next call that may throw.
+void finish_queue(Queue& queue) noexcept;
+/// The same at the end of a queue, called once by its owner: no call waits for it from then on.
 void end_queue(Queue& queue) noexcept;
 
 /// Queues an operation, or records it. On the default stream it runs at once. @throws DeviceError

@@ -38,9 +38,9 @@ class OwnedStream {
   OwnedStream() : queue_(runtime::make_queue()) {}
   OwnedStream(const OwnedStream&) = delete;
   OwnedStream& operator=(const OwnedStream&) = delete;
-  ~OwnedStream() { finish(); }
+  ~OwnedStream() { runtime::end_queue(*queue_); }
   /// Waits for what is queued, where nothing may be thrown: an error is thrown by the next call that may.
-  void finish() noexcept { runtime::end_queue(*queue_); }
+  void finish() noexcept { runtime::finish_queue(*queue_); }
   operator Stream() const { return {queue_.get()}; }
 
  private:

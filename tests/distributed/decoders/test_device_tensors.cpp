@@ -149,6 +149,31 @@ TEST_CASE("device tensors: over ranks the states of the messages are copied too,
   }
 }
 
+TEST_CASE("device tensors: over ranks with contiguous ranges every step has the bits of the host, also after a new plan") {
+  const emulated::SettingsScope defaults({});
+  const Inputs<Tensor> in = inputs(DType::F32);
+  // The plan is another one whenever the closed end of the open range has moved.
+  const std::vector<KeyRange> ranges[] = {{{0, 64}, {64, kOpenEnd}}, {{0, 64}, {64, 64}, {64, 128}, {128, kOpenEnd}}};
+  for (const char* const algorithm : {"two-level", "leaders", "gather", "ring-state", "paper", "packed", "fused"}) {
+    for (const std::vector<KeyRange>& cut : ranges) {
+      INFO(algorithm << " on " << cut.size() << " ranks");
+      std::atomic<int> n_wrong = 0;
+      run_threads(Topology::pretend(static_cast<int>(cut.size()), 2), kTimeout,
+                  ThreadBody([&](const ThreadRanks& ranks, ThreadTransport&) {
+                    const AttentionSetup setup{.algorithm = algorithm, .backend = "emulated", .ranges = cut};
+                    Attention attention(ranks, shape_of_type(DType::F32), setup);
+                    const DeviceTensor q(in.q);
+                    for (std::int64_t n = 0; n < kKeys; n += 25) {
+                      append(attention, in, n, n + 25);
+                      const DecodeOutput device = attention.step(q.view()).copy();
+                      n_wrong += !same_bits(device, attention.step(in.q).copy());
+                    }
+                  }));
+      CHECK(n_wrong == 0);
+    }
+  }
+}
+
 TEST_CASE("device tensors: o and lse of every type are merged on the device, with the bits of the host") {
   const emulated::SettingsScope defaults({});
   std::mt19937 random(3);

@@ -49,6 +49,21 @@ TEST_CASE("emulator: a stream runs when the host waits for it, and not before") 
   CHECK(*a.data() == 6);
 }
 
+TEST_CASE("emulator: a stream that has been waited for without an exception goes on") {
+  const DeviceBuffer<float> a(1);
+  OwnedStream stream;
+  launch(store, {}, stream, a.data(), 3.0f);
+  stream.finish();
+  CHECK(*a.data() == 3);
+  launch(store, {}, stream, a.data(), 4.0f);
+  CHECK(a.download() == std::vector<float>{4});
+  // Its number is not that of another stream: two streams that write the same memory are still a race.
+  const OwnedStream other;
+  launch(store, {}, stream, a.data(), 5.0f);
+  launch(store, {}, other, a.data(), 6.0f);
+  CHECK(has(error_in([&] { a.download(); }), "race"));
+}
+
 TEST_CASE("emulator: a queued copy takes the memory of the host as it is when the stream gets there") {
   std::vector<float> in{1}, out{0};
   DeviceBuffer<float> a(1);
@@ -205,7 +220,7 @@ TEST_CASE("emulator: two streams that touch the same memory without an event are
   CHECK(race(uploads, also_reads, true) == "");
 }
 
-TEST_CASE("emulator: streams made after one that has ended twice are two") {
+TEST_CASE("emulator: streams made after one that was finished and has ended are two") {
   {
     OwnedStream gone;
     gone.finish();
