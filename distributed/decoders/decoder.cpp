@@ -98,11 +98,13 @@ class PlanDecoder : public Decoder {
 
   bool is_open() const { return !ranges_.empty() && ranges_.back().end == kOpenEnd; }
   void plan(std::span<const KeyRange> ranges) {
-    planned_.assign(ranges.begin(), ranges.end());
+    std::vector<KeyRange> next(ranges.begin(), ranges.end());
+    planned_.clear();  // an error leaves no plan
     end_.reset();
-    if (transport_.device() != nullptr) return open_end();
     const AttentionShape& shape = shard_.cache->shape();
-    on_host_.emplace(transport_, plan_for_(ranges), shape.n_rows(), shape.value_dim);
+    if (transport_.device() == nullptr) on_host_.emplace(transport_, plan_for_(next), shape.n_rows(), shape.value_dim);
+    planned_ = std::move(next);
+    if (transport_.device() != nullptr) open_end();
   }
   void open_end() {
     const AttentionShape& shape = shard_.cache->shape();

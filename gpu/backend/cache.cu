@@ -30,7 +30,11 @@ DeviceCache::DeviceCache(const AttentionShape& shape, const OwnedLeaves& leaves,
       k_(KvCache::shape().dtype, shape.head_dim, shape.batch * shape.kv_heads * most_),
       v_(KvCache::shape().value_dtype, shape.values_in_keys ? 0 : shape.value_dim, shape.batch * shape.kv_heads * most_),
       appended_rows_(static_cast<std::size_t>(shape.batch), -1),
-      appended_(static_cast<std::size_t>(shape.batch * bytes_of_entry())) {}
+      appended_(static_cast<std::size_t>(shape.batch * bytes_of_entry())),
+      row_(static_cast<std::size_t>(std::max(shape.head_dim, shape.value_dim))) {
+  // So that write() allocates nothing: pages have been taken by then.
+  staging_.reserve(static_cast<std::size_t>(shape.kv_heads * kStagedPositions * std::max(key_bytes(), value_bytes())));
+}
 
 const float* DeviceCache::scales_on_device(Rows& rows, std::int64_t entry) const {
   const std::vector<float>& scales = scales_of(rows);
@@ -72,21 +76,20 @@ void DeviceCache::upload(Rows& to, std::int64_t entry, std::int64_t first, const
   }
 }
 
-void DeviceCache::allocate() {
+void DeviceCache::allocate(std::int64_t capacity) {
   const bool is_pool = pages() != nullptr;
-  const std::int64_t before = most_,
-                     needed = is_pool ? pages()->n_rows() : allocated_positions(capacity(), leaves().order());
-  if (is_pool ? needed == before : needed <= before) return;
-  most_ = needed;
+  const std::int64_t needed = is_pool ? pages()->n_rows() : allocated_positions(capacity, leaves().order());
+  if (is_pool ? needed == most_ : needed <= most_) return;
+  // Either may fail, so both are there before one is used.
+  const std::int64_t n_heads = (is_pool ? 1 : shape().batch) * shape().kv_heads, n = n_heads * needed;
+  DeviceBuffer<unsigned char> k(n * k_.row_bytes()), v(n * v_.row_bytes());
   // One copy on the device: the rows in use of every head.
-  const std::int64_t n_heads = (is_pool ? 1 : shape().batch) * shape().kv_heads;
-  for (Rows* rows : {&k_, &v_}) {
+  for (const auto& [to, rows] : {std::pair(&k, &k_), std::pair(&v, &v_)}) {
     const std::int64_t row = rows->row_bytes();
-    DeviceBuffer<unsigned char> to(n_heads * most_ * row);
-    to.queue_copy(Stream{}, rows->memory, 0, before * row, 0, most_ * row, longest() * row, n_heads);
-    synchronise(Stream{});  // the memory before is freed
-    rows->memory = std::move(to);
+    to->queue_copy(Stream{}, rows->memory, 0, most_ * row, 0, needed * row, longest() * row, n_heads);
   }
+  synchronise(Stream{});  // the memory before is freed
+  k_.memory = std::move(k), v_.memory = std::move(v), most_ = needed;
 }
 
 void DeviceCache::write(std::int64_t entry, std::int64_t first, const TensorView& k, const TensorView& v) {
@@ -94,13 +97,13 @@ void DeviceCache::write(std::int64_t entry, std::int64_t first, const TensorView
   std::int64_t& row = appended_rows_[static_cast<std::size_t>(entry)];
   if (row >= 0) put_appended();
   if (k.shape[2] != 1 || k.on_device || v.on_device) return write_now(entry, first, k, v);
-  row = first;
   unsigned char* to = appended_.data() + entry * bytes_of_entry();
   for (const auto& [view, rows] : {std::pair(&k, &k_), std::pair(&v, &v_)}) {
     for (std::int64_t h = 0; h < shape().kv_heads && rows->dim > 0; ++h, to += rows->row_bytes())
       store_row(*view, 0, h, 0, KvScales::at(scales_of(*rows), entry * shape().kv_heads + h), rows->dtype, row_,
                 reinterpret_cast<std::byte*>(to));
   }
+  row = first;
 }
 
 void DeviceCache::write_now(std::int64_t entry, std::int64_t first, const TensorView& k, const TensorView& v) const {
@@ -122,9 +125,9 @@ void DeviceCache::put_appended() const {
   }
 }
 
-void DeviceCache::take_appended(std::int64_t* rows, unsigned char* data) const {
+void DeviceCache::copy_appended(std::int64_t* rows, unsigned char* data) const {
   for (std::int64_t i = 0; i < shape().batch; ++i) {
-    rows[i] = std::exchange(appended_rows_[static_cast<std::size_t>(i)], -1);
+    rows[i] = appended_rows_[static_cast<std::size_t>(i)];
     if (rows[i] >= 0) std::copy_n(appended_.data() + i * bytes_of_entry(), bytes_of_entry(), data + i * bytes_of_entry());
     if (rows[i] >= 0 && pages() != nullptr) rows[i] = pages()->row(i, rows[i]);
   }

@@ -50,8 +50,11 @@ class DeviceCache final : public KvCache {
   /// @{
   /// Of one position: keys [n_kv, d_h], then values [n_kv, d_v], as stored.
   std::int64_t bytes_of_entry() const { return shape().kv_heads * (key_bytes() + value_bytes()); }
-  /// Hands them over. @param[out] rows [b], row of each, or -1 @param[out] data [b][bytes_of_entry()], those that there are
-  void take_appended(std::int64_t* rows, unsigned char* data) const;
+  /// Copies them for an upload. @param[out] rows [b], row of each, or -1 @param[out] data [b][bytes_of_entry()], those that
+  /// there are
+  void copy_appended(std::int64_t* rows, unsigned char* data) const;
+  /// Forgets them: the upload is queued.
+  void forget_appended() const { std::fill(appended_rows_.begin(), appended_rows_.end(), -1); }
   /// Uploads them.
   void put_appended() const;
   /// @}
@@ -62,8 +65,8 @@ class DeviceCache final : public KvCache {
  protected:
   Shard read_all(std::int64_t n, const std::function<std::byte*(std::size_t)>& memory) const override;
   Shard read_all_on_device(std::int64_t n, std::byte* memory) const override;
-  void allocate() override;
-  void cleared() override { std::fill(appended_rows_.begin(), appended_rows_.end(), -1); }
+  void allocate(std::int64_t capacity) override;
+  void cleared() override { forget_appended(); }
   void settle() override { put_appended(); }
   void copy_page(std::int64_t from, std::int64_t to, std::int64_t n) override;
   void write(std::int64_t entry, std::int64_t first, const TensorView& k, const TensorView& v) override;

@@ -39,6 +39,9 @@ class DeviceSteps {
   /// @param end outlives the session, or forgets the stream at its end
   /// @throws as decode(); std::logic_error if this rank would begin a new graph by itself
   virtual void decode_to(StepEnd& end, const Step& step, const std::function<void()>& progress) = 0;
+  /// Takes the memory for decode_to(), so that a rank without memory knows it before others wait for its messages. Begins a
+  /// new graph where it has to: not for messages that a library records. @throws as decode(); without memory
+  virtual void prepare(const Step& step) = 0;
 };
 
 }  // namespace tree_attn

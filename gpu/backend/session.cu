@@ -90,12 +90,11 @@ void StepRunner::prepare(std::int64_t longest) {
     plan_range(range);
 }
 
-void StepRunner::run(const Step& step, StepEnd* end, const std::function<void()>& progress) {
+void StepRunner::prepare(const Step& step, bool has_end) {
   if (step.changes_scores())
     throw std::invalid_argument("DecodeSession::decode: no kernel caps scores or adds a mask to them; use the backend cpu");
-  if (end != std::exchange(last_end_, end)) stream_.forget();
   // Where messages follow, other ranks may not begin a new graph when pages change here.
-  const bool is_other_prefix = end == nullptr ? plan_.prefix.count(plan_.cache, step) : plan_.prefix.clear();
+  const bool is_other_prefix = has_end ? plan_.prefix.clear() : plan_.prefix.count(plan_.cache, step);
   if (is_other_prefix || step.rule != plan_.rule || step.q.on_device != plan_.q_on_device) {
     const AttentionShape& s = plan_.shape();
     if (step.q.on_device && device_q_.size() == 0)
@@ -103,6 +102,11 @@ void StepRunner::run(const Step& step, StepEnd* end, const std::function<void()>
     plan_.rule = step.rule, plan_.q_on_device = step.q.on_device;
     plan_range(closed(plan_.cache.leaves().range(), step.longest()));
   }
+}
+
+void StepRunner::run(const Step& step, StepEnd* end, const std::function<void()>& progress) {
+  if (end != std::exchange(last_end_, end)) stream_.forget();
+  prepare(step, end != nullptr);
   const bool is_recorded = !stream_.is_new();
   prepare(step.longest());
   if (end != nullptr && is_recorded && stream_.is_new())
@@ -121,6 +125,7 @@ void StepRunner::run(const Step& step, StepEnd* end, const std::function<void()>
     convert_rows(step.q, q, stream_);
   }
   stream_.repeat([&] { queue_step(end); }, end == nullptr || end->may_be_recorded());
+  if (has_work()) plan_.cache.forget_appended();
 }
 
 void StepRunner::stage(const Step& step) {
@@ -140,7 +145,7 @@ void StepRunner::stage(const Step& step) {
   if (q.on_device)
     plan_.cache.put_appended();
   else
-    plan_.cache.take_appended(input.rows, input.appended);
+    plan_.cache.copy_appended(input.rows, input.appended);
   if (plan_.is_listed())
     lists_.update(plan_.cache.leaves(), plan_.prefix.rest_of(plan_.range), step, plan_.cache.pages(), input.lists);
 }
@@ -192,6 +197,11 @@ States& DeviceSession::run(const Step& step, const std::function<void()>& progre
   after_.hold(Stream{});
   if (progress) progress();
   return *this;
+}
+
+void DeviceSession::prepare(const Step& step) {
+  check(step);
+  steps_.prepare(step, true), steps_.prepare(step.longest());
 }
 
 void DeviceSession::decode_to(StepEnd& end, const Step& step, const std::function<void()>& progress) {

@@ -72,6 +72,8 @@ class StepRunner {
   void plan_range(KeyRange range);
   /// Takes the memory for a step whose longest sequence has so many keys, if there is not enough.
   void prepare(std::int64_t longest);
+  /// Plans for what the queries of a step see. @param has_end whether it goes on with something
+  void prepare(const Step& step, bool has_end);
   /// Queues a step, after what the default stream did before. @param end what it goes on with; null: nothing
   void run(const Step& step, StepEnd* end, const std::function<void()>& progress);
   /// The launch configuration in one line.
@@ -110,6 +112,7 @@ class DeviceSession final : public DecodeSession, public DeviceSteps, public Sta
 
   DeviceStream& stream() override { return steps_.stream(); }
   void decode_to(StepEnd& end, const Step& step, const std::function<void()>& progress) override;
+  void prepare(const Step& step) override;
 
  private:
   States& run(const Step& step, const std::function<void()>& progress) override;

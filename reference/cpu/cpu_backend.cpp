@@ -194,7 +194,7 @@ class CpuSession final : public DecodeSession, public States {
     const OwnedLeaves& leaves = cache_.leaves();
     const bool shares = cache_.pages() != nullptr && cache_.shape().batch > 1;
     const SessionPlan plan(cache_.shape(), leaves, cache_.capacity(), pool_.size(), shares);
-    planned_ = cache_.capacity();
+    planned_ = -1;  // until there is memory for it
     n_queries_ = static_cast<std::int64_t>(plan.n_queries);
     chunk_leaves_ = static_cast<std::int64_t>(plan.chunk_leaves);
     queries_.resize(static_cast<std::size_t>(plan.n_rows * plan.packed));
@@ -218,6 +218,7 @@ class CpuSession final : public DecodeSession, public States {
     if (leaves.order() == LeafOrder::kDealt)
       merges_.emplace(kernel_, static_cast<std::int64_t>(plan.n_dealt_heads), static_cast<std::int64_t>(plan.n_dealt_leaves),
                       n_queries_, cache_.shape().value_dim);
+    planned_ = cache_.capacity();
   }
 
   /// The chunks of a contiguous range whose first `n` positions are in use: past them subtrees are as large as they can be.
@@ -470,7 +471,7 @@ class CpuSession final : public DecodeSession, public States {
 
   const CpuCache& cache_;
   const LeafKernel& kernel_;
-  std::int64_t planned_ = 0;  ///< the capacity that the memory is for
+  std::int64_t planned_ = -1;  ///< the capacity that the memory is for; -1: none
   std::int64_t n_queries_ = 0, chunk_leaves_ = 1, n_chunks_ = 0;
   std::vector<float, LineAllocator<float>> queries_, workspace_;  ///< [n_rows][padded d_h]; [threads] workspaces
   std::vector<float> row_, states_;                               ///< states [chunks][n_rows][2 + d_v]

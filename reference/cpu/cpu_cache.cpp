@@ -12,7 +12,11 @@
 namespace tree_attn {
 
 CpuCache::CpuCache(const AttentionShape& shape, const OwnedLeaves& leaves, std::int64_t capacity, int n_threads)
-    : KvCache(shape, shape, leaves, capacity), n_threads_(n_threads), borrowed_(static_cast<std::size_t>(shape.batch), 0) {}
+    : KvCache(shape, shape, leaves, capacity),
+      n_threads_(n_threads),
+      borrowed_(static_cast<std::size_t>(shape.batch), 0),
+      // So that write() allocates nothing: pages have been taken by then.
+      row_(static_cast<std::size_t>(std::max(shape.head_dim, shape.value_dim))) {}
 
 LeafRows CpuCache::leaf(std::int64_t i, std::int64_t h, std::int64_t a) const {
   if (a < borrowed_[static_cast<std::size_t>(i)]) {
@@ -31,9 +35,9 @@ LeafRows CpuCache::leaf(std::int64_t i, std::int64_t h, std::int64_t a) const {
   return {k, segment.v.get() + row * value_bytes(), key_bytes(), value_bytes()};
 }
 
-void CpuCache::allocate() {
+void CpuCache::allocate(std::int64_t capacity) {
   const std::int64_t end = segments_.empty() ? 0 : segments_.back().begin + segments_.back().size,
-                     needed = pages() == nullptr ? capacity() : pages()->n_rows();
+                     needed = pages() == nullptr ? capacity : pages()->n_rows();
   if (!segments_.empty() && end >= needed) return;
 
   // A leaf has one stride. If the last segment ends inside one, all of its rows move to the new segment.

@@ -31,7 +31,7 @@ class CpuCache final : public KvCache {
 
  protected:
   Shard read_all(std::int64_t n, const std::function<std::byte*(std::size_t)>& memory) const override;
-  void allocate() override;
+  void allocate(std::int64_t capacity) override;
   /// Segments end where leaves of the old range do.
   void cleared() override {
     std::ranges::fill(borrowed_, 0);

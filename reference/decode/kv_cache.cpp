@@ -43,7 +43,8 @@ std::vector<std::int64_t> rows_in_use(std::span<const std::int64_t> lengths, con
 KvCache::KvCache(const AttentionShape& shape, const AttentionShape& stored, const OwnedLeaves& leaves, std::int64_t capacity)
     : given_(checked(shape)), stored_(stored), leaves_(leaves), lengths_(static_cast<std::size_t>(shape.batch), 0) {
   require<std::out_of_range>(capacity >= 0, "KvCache: a capacity of ", capacity, " rows");
-  grow("KvCache", capacity);
+  check_capacity("KvCache", capacity);
+  capacity_ = capacity;
 }
 
 KvCache::~KvCache() = default;
@@ -84,7 +85,7 @@ void KvCache::check_rows(const char* function, std::int64_t n) const {
                              longest());
 }
 
-void KvCache::grow(const char* function, std::int64_t capacity) {
+void KvCache::check_capacity(const char* function, std::int64_t capacity) const {
   // In double: axes may exceed 64 bits where another axis is 0.
   const double row = static_cast<double>(stored_.batch) * static_cast<double>(stored_.kv_heads) *
                      (static_cast<double>(stored_.head_dim) * static_cast<double>(bytes_of(stored_.dtype)) +
@@ -92,7 +93,6 @@ void KvCache::grow(const char* function, std::int64_t capacity) {
                           static_cast<double>(bytes_of(stored_.value_dtype)));
   require<std::out_of_range>(capacity <= kOpenEnd && static_cast<double>(capacity) * row <= 0x1p62, function, ": ", capacity,
                              " rows of ", row, " bytes; at most 2^62 rows, and bytes");
-  capacity_ = std::max(capacity_, capacity);
 }
 
 void KvCache::append(std::int64_t entry, const TensorView& k, const TensorView& v) {
@@ -130,7 +130,12 @@ void KvCache::use_pages(const PageRule& rule) {
   copy_page(0, 0, 0);
   pages_ = std::make_unique<PageTable>(rule, stored_, leaves_);
   cleared();
-  allocate();
+  try {
+    allocate(capacity_);
+  } catch (...) {
+    pages_.reset();
+    throw;
+  }
 }
 
 void KvCache::share(std::int64_t from, std::int64_t to, std::int64_t n) {
@@ -176,8 +181,10 @@ void KvCache::set_scales(KvScales scales) {
 }
 
 void KvCache::reserve(std::int64_t n) {
-  grow("KvCache::reserve", n);
-  allocate();
+  check_capacity("KvCache::reserve", n);
+  const std::int64_t capacity = std::max(capacity_, n);
+  allocate(capacity);
+  capacity_ = capacity;
 }
 
 void KvCache::borrow(const Shard& shard, std::span<const std::int64_t> lengths) {
@@ -194,10 +201,12 @@ void KvCache::borrow(const Shard& shard, std::span<const std::int64_t> lengths) 
   for (std::size_t i = 0; i < lengths.size(); ++i)
     require<std::out_of_range>(lengths[i] >= 0 && lengths[i] <= most, kHere, ": length ", lengths[i], " of batch entry ", i,
                                " is not in 0 .. ", most, " (", n, " rows, capacity ", leaves_.most_keys(), ")");
-  for (const std::int64_t length : lengths) grow(kHere, length);
+  for (const std::int64_t length : lengths) check_capacity(kHere, length);
   std::fill(lengths_.begin(), lengths_.end(), 0);
+  cleared();
   write_all(shard, lengths);
   std::copy(lengths.begin(), lengths.end(), lengths_.begin());
+  capacity_ = std::max(capacity_, longest());
 }
 
 Shard KvCache::shard(std::int64_t n, const std::function<std::byte*(std::size_t)>& memory) const {
@@ -220,7 +229,7 @@ Shard KvCache::read_all_on_device(std::int64_t, std::byte*) const {
 }
 
 void KvCache::write_all(const Shard& shard, std::span<const std::int64_t> lengths) {
-  reserve();
+  reserve(lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end()));
   for (std::int64_t i = 0; i < stored_.batch; ++i) {
     const std::int64_t n = lengths[static_cast<std::size_t>(i)];
     write(i, 0, shard.k.entry(i).positions(0, n), shard.v.entry(i).positions(0, n));

@@ -85,10 +85,11 @@ class KvCache {
   void share(std::int64_t from, std::int64_t to, std::int64_t n);
   /// Replaces the contents by the first lengths[i] rows of a shard. A cache in host memory reads them in place, so the
   /// memory of the shard must remain valid until the next reset() or the end of the cache. A cache on a device copies them,
-  /// from device memory on the default stream.
+  /// from device memory on the default stream. If it throws after the checks, no row is in use.
   /// @param shard begins where the range of the cache does @param lengths rows in use of each [b] @throws as append()
   void borrow(const Shard& shard, std::span<const std::int64_t> lengths);
-  /// Allocates memory for n rows, or for the capacity if that is more. @throws std::out_of_range for more than 2^62 bytes
+  /// Allocates memory for n rows, or for the capacity if that is more. If it throws, the cache is as it was.
+  /// @throws std::out_of_range for more than 2^62 bytes; std::bad_alloc or DeviceError without memory
   void reserve(std::int64_t n = 0);
 
   /// The first n rows of all batch entries in host memory, dense. They are not copied if they already are. Rows that a batch
@@ -108,9 +109,10 @@ class KvCache {
   /// @param capacity rows that there will be room for at first
   /// @throws std::invalid_argument as require_shape() @throws std::out_of_range for a negative capacity, or as reserve()
   KvCache(const AttentionShape& shape, const AttentionShape& stored, const OwnedLeaves& leaves, std::int64_t capacity);
-  /// Takes the memory for capacity() rows, where it has not been taken, and keeps the rows in use.
-  virtual void allocate() = 0;
-  virtual void cleared() {}  ///< called by reset(), when no row is in use
+  /// Takes the memory for so many rows, where it has not been taken, and keeps the rows in use. If it throws, nothing has
+  /// changed. @param capacity at least capacity(), which it becomes then
+  virtual void allocate(std::int64_t capacity) = 0;
+  virtual void cleared() {}  ///< called by reset() and borrow(), when no row is in use
   /// Stores rows of an entry, in pages those of one leaf, after the `first` ones that it holds. All checks have passed.
   virtual void write(std::int64_t entry, std::int64_t first, const TensorView& k, const TensorView& v) = 0;
   /// Implements borrow(); all checks have passed. This default appends entry by entry, for a cache that does not read host
@@ -127,7 +129,7 @@ class KvCache {
   void check_entry(const char* function, std::int64_t entry, std::int64_t n_rows = 0) const;
   void check_views(const char* function, const TensorView& k, const TensorView& v, bool converts) const;
   void check_rows(const char* function, std::int64_t n) const;
-  void grow(const char* function, std::int64_t capacity);
+  void check_capacity(const char* function, std::int64_t capacity) const;
 
   AttentionShape given_, stored_;
   OwnedLeaves leaves_;

@@ -70,6 +70,12 @@ PageTable::Plan PageTable::plan(std::int64_t entry, std::int64_t n, std::int64_t
   return plan;
 }
 
+void PageTable::check_room(std::int64_t entry, std::int64_t n, std::int64_t end) const {
+  const auto after = static_cast<std::size_t>(plan(entry, n, end).after);
+  std::vector<std::int32_t>& pages = of(entry).pages;
+  if (after > pages.capacity()) pages.reserve(std::max(after, 2 * pages.capacity()));
+}
+
 PageTable::Copy PageTable::extend(std::int64_t entry, std::int64_t n, std::int64_t end) {
   if (end <= n) return {};
   const Plan plan = this->plan(entry, n, end);

@@ -67,8 +67,9 @@ class PageTable {
   struct Copy {
     std::int64_t from = kNone, to = kNone, n = 0;
   };
-  /// Throws what extend() would throw.
-  void check_room(std::int64_t entry, std::int64_t n, std::int64_t end) const { plan(entry, n, end); }
+  /// Throws what extend() would throw, and takes the memory for its list: extend() then throws nothing, so that pages that
+  /// it gives back are not missed.
+  void check_room(std::int64_t entry, std::int64_t n, std::int64_t end) const;
   /// Takes the pages for the rows [n, end) of an entry that has n, and gives those back that no row to come sees. If its
   /// last page has room and is shared, the entry gets one of its own.
   /// @returns what must be copied before a row is written @throws std::out_of_range if there are too few pages; nothing
@@ -84,8 +85,8 @@ class PageTable {
 
  private:
   struct Entry {
-    std::vector<std::int32_t> pages{};  ///< by leaf, in the order of storage
-    std::int64_t gone_end = 0;          ///< leaves without a page are [n_sink_leaves_, gone_end)
+    mutable std::vector<std::int32_t> pages{};  ///< by leaf, in the order of storage; with room for more
+    std::int64_t gone_end = 0;                  ///< leaves without a page are [n_sink_leaves_, gone_end)
     std::int64_t version = 0;
   };
   const Entry& of(std::int64_t entry) const { return entries_[static_cast<std::size_t>(entry)]; }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Counts allocations: replaces operator new in the program that includes this file, which must do so once.
+/// @brief Counts allocations, and lets one fail: replaces operator new in the program that includes this file, which must do
+/// so once.
 #pragma once
 
 #include <atomic>
@@ -14,17 +15,27 @@ namespace {
 std::atomic<int> n_allocations = 0;
 /// The same in this thread alone: beside a rank that is a process runs its watchdog.
 thread_local int n_allocations_here = 0;
+/// Allocations that this thread has not released; negative where it has released those of another.
+thread_local int n_live_here = 0;
+/// Allocations of this thread before one fails, once; -1: none fails.
+thread_local int n_left_here = -1;
 
 void* counted(std::size_t n, std::size_t alignment = alignof(std::max_align_t)) {
+  if (n_left_here >= 0 && n_left_here-- == 0) throw std::bad_alloc();
   ++n_allocations;
   ++n_allocations_here;
-  if (void* memory = std::aligned_alloc(alignment, (n + alignment - 1) / alignment * alignment + (n == 0 ? alignment : 0)))
+  if (void* memory = std::aligned_alloc(alignment, (n + alignment - 1) / alignment * alignment + (n == 0 ? alignment : 0))) {
+    ++n_live_here;
     return memory;
+  }
   throw std::bad_alloc();
 }
 
 /// Not inlined: compilers warn when memory from operator new is passed to free().
-[[gnu::noinline]] void release(void* memory) { std::free(memory); }
+[[gnu::noinline]] void release(void* memory) {
+  n_live_here -= memory != nullptr;
+  std::free(memory);
+}
 
 }  // namespace
 

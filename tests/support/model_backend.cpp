@@ -45,7 +45,7 @@ class ModelCache final : public KvCache {
     if (n_bytes > zeros_.get_deleter().size) zeros_ = zero_pages(n_bytes);
     return dense_shard(shape(), n, zeros_.get(), leaves().range().begin, false);
   }
-  void allocate() override {}
+  void allocate(std::int64_t) override {}
   void write(std::int64_t, std::int64_t, const TensorView&, const TensorView&) override {}
   void write_all(const Shard&, std::span<const std::int64_t>) override {}
 

@@ -139,9 +139,13 @@ std::atomic<std::int64_t>& bytes_to_peers(int device) {
   return of_device[device];
 }
 
+constinit thread_local std::int64_t n_allocations_left = -1;
+
 void* allocate_global(std::size_t n_bytes, MemoryUse use) {
   refuse_in_capture("an allocation");
   make_context();
+  if (n_allocations_left >= 0 && n_allocations_left-- == 0)
+    throw DeviceError("an allocation of " + std::to_string(n_bytes) + " bytes: out of memory, as the test asks");
   const std::size_t whole = with_gaps(n_bytes);
   SharedPages pages = is_window(use) ? SharedPages(whole) : SharedPages();
   auto* const memory =

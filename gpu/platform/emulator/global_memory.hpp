@@ -17,6 +17,8 @@ namespace tree_attn::emulated::runtime {
 /// A buffer, filled with NaNs, or a window with ones; a multiple of 256 as from cudaMalloc. Scratch is filled again when a
 /// launch first touches it.
 void* allocate_global(std::size_t n_bytes, MemoryUse use);
+/// Allocations of this host thread before one fails by a DeviceError, once, as on a device that is full; -1: none fails.
+extern constinit thread_local std::int64_t n_allocations_left;
 void free_global(void* buffer);
 
 /// Windows lie in pages that other processes map: see DeviceBuffer::handle(), OpenedWindow.
