@@ -224,12 +224,15 @@ inline Traffic check_run(const Run& run, std::int64_t n_at_start) {
 
 /// Decodes two steps of a run of 600 keys on threads as ranks; one rank does something else in place of the second, and the
 /// others wait for it. @param instead called with the latch that counts the others @param[out] lines what the others threw
+/// @param grows whether a step of 500 keys comes before, after which all ranks open new windows
 /// @returns the line that is reported
 template <class Instead>
-std::string without_rank(const Run& run, int missing, double timeout, std::set<std::string>& lines, const Instead& instead) {
+std::string without_rank(const Run& run, int missing, double timeout, std::set<std::string>& lines, const Instead& instead,
+                         bool grows = false) {
   const emulated::SettingsScope scope({.n_hosts = run.p, .n_devices = run.p, .has_peer_access = !run.windows_on_host});
   const WorkloadShape shape = shape_of(run, 600);
-  const std::vector<KeyRange> ranges = even_ranges(600, run.p, kLeafKeys);
+  std::vector<KeyRange> ranges = even_ranges(grows ? 500 : 600, run.p, kLeafKeys);
+  if (grows) ranges.back().end = kOpenEnd;
   std::mutex mutex;
   std::latch others(run.p - 1);
   return message<std::runtime_error>([&] {
@@ -238,10 +241,14 @@ std::string without_rank(const Run& run, int missing, double timeout, std::set<s
       const auto workload = make_workload(shape, 43, 1);
       const std::vector<std::int64_t> lengths = workload->lengths(0);
       OpenShard shard =
-          open_shard(emulated::backend(), shape, transport.topology().range_of(transport.rank(), ranges), kScale);
-      fill(*shard.cache, *workload, lengths);
+          open_shard(emulated::backend(), shape, transport.topology().range_of(transport.rank(), ranges), 0, kScale);
       const auto decoder = find_algorithm("one-shot").open(transport, shard, ranges, run.options());
-      decoder->step({workload->query(0), lengths});
+      for (const std::int64_t n : {500, 600}) {
+        const std::vector<std::int64_t> at_first(lengths.size(), n);
+        if (n == 500 && !grows) continue;
+        fill(*shard.cache, *workload, at_first);
+        decoder->step({workload->query(0), at_first});
+      }
       if (transport.rank() == missing) return instead(transport, others);
       try {
         decoder->step({workload->query(0), lengths});

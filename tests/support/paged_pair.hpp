@@ -94,9 +94,9 @@ class PagedPair {
     check_pages();
   }
 
-  /// Removes all rows.
-  void reset() {
-    for (KvCache* cache : {dense.get(), paged.get()}) cache->reset(leaves());
+  /// Removes all rows, for those of other leaves.
+  void reset(const OwnedLeaves& other) {
+    for (KvCache* cache : {dense.get(), paged.get()}) cache->reset(other);
     for (Sequence& sequence : model_.sequences) sequence = {};
     check_pages();
   }
@@ -244,15 +244,24 @@ class PagedPair {
   std::unique_ptr<DecodeSession> steps_of_dense_, steps_of_paged_;
 };
 
-/// Random operations on a pair. @param draw a number from 0 to n
+/// Random operations on a pair. @param shards to which it is reset @param draw a number from 0 to n
 template <class Draw>
-void operate(PagedPair& pair, int n_operations, std::int64_t most_keys, const SeenRule& rule, const Draw& draw) {
+void operate(PagedPair& pair, int n_operations, std::int64_t most_keys, const SeenRule& rule,
+             std::span<const OwnedLeaves> shards, const Draw& draw) {
   const std::int64_t batch = pair.dense->shape().batch;
   for (int i = 0; i < n_operations; ++i) {
     const std::int64_t entry = draw(batch - 1), length = pair.length(entry);
     switch (draw(7)) {
       case 0: pair.truncate(entry, draw(1) == 0 ? 0 : draw(length)); break;
       case 1:
+        if (draw(3) == 0) {
+          pair.reset(shards[static_cast<std::size_t>(draw(std::ssize(shards) - 1))]);
+          break;
+        }
+        // A row that may wait on the host is shared right after it was appended.
+        pair.append(entry, std::min<std::int64_t>(most_keys - length, 1));
+        pair.share(entry, draw(batch - 1), pair.length(entry));
+        break;
       case 2: pair.share(entry, draw(batch - 1), draw(2) == 0 ? length : draw(length)); break;
       case 3: pair.append(entry, std::min(most_keys - length, draw(300))); break;
       default: pair.append(entry, std::min(most_keys - length, draw(70)));

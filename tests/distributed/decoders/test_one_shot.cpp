@@ -179,6 +179,16 @@ TEST_CASE("one-shot: a rank that fails ends the kernels that wait for it, also w
   }
 }
 
+TEST_CASE("one-shot: an error counts the steps before new windows were opened") {
+  for (const bool grows : {false, true}) {
+    std::set<std::string> followed;
+    const auto fails = [](Transport&, std::latch&) { throw std::runtime_error("no more of this"); };
+    CHECK(without_rank({.p = 2}, 1, 60, followed, fails, grows) == "rank 1: no more of this");
+    const std::string step = grows ? "3" : "2";
+    CHECK(followed == std::set<std::string>{"rank 0, step " + step + ", gave up: another rank failed"});
+  }
+}
+
 TEST_CASE("one-shot: two ranks on one device are refused in a line that names both") {
   const Run run{.p = 2};
   const emulated::SettingsScope scope({.n_hosts = run.p, .n_devices = run.p});

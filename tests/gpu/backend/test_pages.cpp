@@ -22,7 +22,7 @@ struct LeastSaved {
 }  // namespace
 
 /// @tested{thm_1, Thm. 1}
-TEST_CASE("pages on a device: random appends, cuts and shared prefixes have the bits of a dense cache") {
+TEST_CASE("pages on a device: random appends, cuts, shared prefixes and resets have the bits of a dense cache") {
   const int n_cases = takes_all_cases() ? 400 : kIsSanitized ? 10 : 20;
   int n_refused = 0, n_copied = 0, n_steps = 0, n_blind = 0;
   std::int64_t n_rows = 0;
@@ -39,8 +39,7 @@ TEST_CASE("pages on a device: random appends, cuts and shared prefixes have the 
     const bool has_window = draw(1) == 0;
     const PageRule rule{5 + draw(15), has_window ? 1 + draw(150) : 0, has_window ? draw(1) * draw(70) : 0};
     PagedPair pair(device::backend(), shape, shards[static_cast<std::size_t>(i) % shards.size()], rule);
-    const std::int64_t end = pair.dense->leaves().range().end;
-    operate(pair, 20, std::min<std::int64_t>(end, 700), {draw(1) == 0, rule.window, rule.sinks}, draw);
+    operate(pair, 20, 700, {draw(1) == 0, rule.window, rule.sinks}, shards, draw);
     if (has_window) pair.check({.window = 700});
 
     // All rows that are held, as the ring sends them.
@@ -104,6 +103,9 @@ TEST_CASE("pages on a device: a prefix that all entries share is read once, with
   PagedPair pair(device::backend(), {DType::F32, DType::F32, 2, 2, 1, 2, 16, 8}, KeyRange{0, 1000}, {.n_pages = 8});
   pair.append(0, 128), pair.share(0, 1, 128), pair.check({.causal = true});
   CHECK(pair.n_together == 1);
+  // Under a window it is read for each entry, and after that once again.
+  pair.check({.window = 100}), pair.check({.causal = true}), pair.check({.causal = true});
+  CHECK(pair.n_together == 3);
 
   // An entry gets other pages, and the shortest one stays as it is.
   PagedPair three(device::backend(), {DType::F32, DType::F32, 3, 3, 1, 1, 16, 8}, KeyRange{0, 1000}, {.n_pages = 12});
@@ -186,7 +188,7 @@ TEST_CASE("pages on a device: after a reset the lists are those of the new table
   // Tensor maps bring pages as they bring rows one after the other: two leaves of both caches.
   if (device::kIsHostMemory && device::device().major >= 9)
     CHECK(device::traffic().bytes_bulk - copied == 2 * 2 * kLeafKeys * (8 + 8) * 2);
-  pair.reset();
+  pair.reset(KeyRange{0, 1000});
   pair.append(1, 128), pair.append(0, 64), pair.check({});
   CHECK(pair.n_steps == 2);
 }
