@@ -134,6 +134,7 @@ static __global__ void exchange_async(int n, Took* took) {
     });
     if (rank == 0) *took = found;
   }
+  __syncthreads();  // whole warps meet at the barrier of the cluster
   cluster_sync();
 #endif
 }
