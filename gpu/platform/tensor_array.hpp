@@ -61,8 +61,8 @@ inline std::string refusal(const TensorArray& array) {
 
 /// Checks an array, and the address that its tensor map is written to.
 ///
-/// An address of an over-aligned type may be wrong: the temporary of `map = make()` is a multiple of 16 only with g++ 12. The
-/// type lets the compiler fold the remainder to 0, so the address is read through a volatile integer.
+/// An address of an over-aligned type may be wrong: the temporary of `map = make()` is a multiple of 16 only with g++ 12.
+/// The type lets the compiler fold the remainder to 0, so the address is read through a volatile integer.
 /// @throws DeviceError for an array that no map can describe, see refusal(), or an address that is no multiple of 64
 inline void check_tensor_map(const void* map, const TensorArray& array) {
   if (const std::string why = refusal(array); !why.empty()) throw DeviceError("encode_tensor_map: " + why);

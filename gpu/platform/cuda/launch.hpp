@@ -292,7 +292,8 @@ struct Launch {
 };
 
 /// Describes an array, and the box that bulk_copy_tensor() fetches of it, to the copy engine.
-/// @param[out] map written in place @throws DeviceError see check_tensor_map(), or for a driver or device without tensor maps
+/// @param[out] map written in place @throws DeviceError see check_tensor_map(), or for a driver or device without tensor
+/// maps
 inline void encode_tensor_map(const TensorArray& array, TensorMap* map) {
   check_tensor_map(map, array);
   // From the driver that is loaded: a program that links libcuda itself does not start where there is none.

@@ -9,8 +9,8 @@
 
 namespace tree_attn::emulated {
 
-/// Describes an array to bulk_copy_tensor(), see encode_tensor_map(). Kernels take it as `const __grid_constant__ TensorMap`.
-/// Over-aligned like the type of CUDA, so that the compiler places it alike.
+/// Describes an array to bulk_copy_tensor(), see encode_tensor_map(). Kernels take it as `const __grid_constant__
+/// TensorMap`. Over-aligned like the type of CUDA, so that the compiler places it alike.
 struct alignas(kMapAlignment) TensorMap {
   TensorArray array;
 };

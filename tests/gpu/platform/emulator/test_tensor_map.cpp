@@ -100,10 +100,10 @@ TEST_CASE("emulator: a box reads inside a buffer, and the type that the map was 
   f.array.stride[0] = 6000 + 1800;
   f.array.extent[0] = 1;
   CHECK(f.error(0, 4) == "");
-  CHECK(has(error_of(fetch, f.config,
-                     map_of({f.buffer.data() + 6000 + 3600, DType::BF16, {1, 1, 21, 72}, {0, 0, 88}, kRows}), 0, 5,
-                     0, 0, 0, kBoxBytes, f.out.data()),
-            "bulk_copy_tensor reads bytes"));
+  CHECK(
+      has(error_of(fetch, f.config, map_of({f.buffer.data() + 6000 + 3600, DType::BF16, {1, 1, 21, 72}, {0, 0, 88}, kRows}),
+                   0, 5, 0, 0, 0, kBoxBytes, f.out.data()),
+          "bulk_copy_tensor reads bytes"));
   f.array.dtype = DType::F16;
   CHECK(has(f.error(0, 0), "the map is of F16, the kernel asks for BF16"));
 }
@@ -136,7 +136,8 @@ TEST_CASE("tensor map: it is written to a multiple of 64 bytes") {
   for (int at = 0; at <= 128; at += 16) {
     CAPTURE(at);
     const std::string why = error_in([&] { encode_tensor_map(array, reinterpret_cast<TensorMap*>(memory + at)); });
-    CHECK(why == (at % 64 == 0 ? "" : "encode_tensor_map: a map at " + std::to_string(at % 64) + " bytes past a multiple of 64"));
+    CHECK(why ==
+          (at % 64 == 0 ? "" : "encode_tensor_map: a map at " + std::to_string(at % 64) + " bytes past a multiple of 64"));
   }
 }
 
