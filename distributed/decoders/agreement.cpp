@@ -3,10 +3,8 @@
 /// @brief Values as names and texts, gathered from all ranks at once.
 #include "tree_attn/distributed/decoders/agreement.hpp"
 
-#include "tree_attn/distributed/transport/ranks.hpp"
 #include "tree_attn/reference/data/fnv1a.hpp"
 #include "tree_attn/reference/data/input_error.hpp"
-#include "tree_attn/reference/decode/page_table.hpp"
 
 #include <algorithm>
 #include <iterator>
@@ -14,16 +12,6 @@
 #include <vector>
 
 namespace tree_attn {
-namespace {
-
-std::uint64_t hash_of(const Topology& topology) {
-  std::vector<int> nodes;
-  for (int rank = 0; rank < topology.size(); ++rank) nodes.push_back(topology.node_of(rank));
-  return fnv1a(std::as_bytes(std::span(nodes)));
-}
-
-}  // namespace
-
 /// A member that is added to a structure does not compile until it is named here.
 std::vector<Field> fields_of(const PlanOptions& options) {
   // The shape of the states, n_rows and d_v, follows from that of the cache.
@@ -45,13 +33,22 @@ std::vector<Field> fields_of(const PlanOptions& options) {
           Field{"steps done", steps_done}};
 }
 
-void require_equal(Transport& transport, std::string_view function, std::string_view what, std::span<const Field> fields) {
-  if (transport.size() == 1) return;
-  std::vector<decltype(Field::value)> mine(fields.size()), all(fields.size() * static_cast<std::size_t>(transport.size()));
+void require_equal(const Ranks& ranks, std::string_view function, std::string_view what, std::span<const Field> fields,
+                   const std::optional<std::string>& refusal) {
+  if (ranks.size() == 1) return;
+  using Value = decltype(Field::value);
+  std::vector<Value> mine(fields.size()), all(fields.size() * static_cast<std::size_t>(ranks.size()));
   std::ranges::transform(fields, mine.begin(), &Field::value);
-  if (transport.ranks().all_equal(fnv1a(std::as_bytes(std::span(mine))), what)) return;
-  transport.ranks().all_gather(std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all)), what);
-  const auto text = [](const auto& value) { return std::string(value.begin(), std::ranges::find(value, '\0')); };
+  if (ranks.all_equal(fnv1a(std::as_bytes(std::span(mine)), fnv1a(std::as_bytes(std::span(function)))), what, refusal))
+    return;
+  const auto text = [](const Value& value) { return std::string(value.begin(), std::ranges::find(value, '\0')); };
+  // Other functions have other fields.
+  const std::vector<Value> functions = ranks.all_gather(Field("", function).value, what);
+  if (const auto other = std::ranges::find_if(functions, [&](const Value& each) { return each != functions[0]; });
+      other != functions.end())
+    throw InputError("rank 0 has called " + text(functions[0]) + ", and rank " + std::to_string(other - functions.begin()) +
+                     " " + text(*other));
+  ranks.all_gather(std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all)), what);
   for (std::size_t rank = 1; rank * mine.size() < all.size(); ++rank) {
     std::string line;
     for (std::size_t i = 0; i < mine.size(); ++i) {
@@ -64,17 +61,15 @@ void require_equal(Transport& transport, std::string_view function, std::string_
   }
 }
 
-void require_agreement(std::string_view algorithm, Transport& transport, const OpenShard& shard,
-                       std::span<const KeyRange> ranges, const PlanOptions& options) {
-  const auto& [dtype, value_dtype, batch, heads, kv_heads, n_queries, head_dim, value_dim, values_in_keys] =
-      shard.cache->shape();
-  const PageRule pages = shard.cache->pages() != nullptr ? shard.cache->pages()->rule() : PageRule{};
+std::vector<Field> fields_of(const DecoderSetup& setup) {
+  const auto& [algorithm, shape, ranges, order, scale, scales, pages, options] = setup;
+  const auto& [dtype, value_dtype, batch, heads, kv_heads, n_queries, head_dim, value_dim, values_in_keys] = shape;
+  const auto hash_of = [](std::span<const float> each) { return fnv1a(std::as_bytes(each)); };
   std::vector<Field> fields{Field{"algorithm", algorithm},
-                            Field{"hash of nodes", hash_of(transport.topology())},
                             Field{"number of ranges", ranges.size()},
                             Field{"hash of ranges", fnv1a(std::as_bytes(ranges))},
-                            Field{"order of leaves", name_of(shard.cache->leaves().order())},
-                            Field{"scale", shard.session->scale()},
+                            Field{"order of leaves", name_of(order)},
+                            Field{"scale", scale},
                             Field{"type", name_of(dtype)},
                             Field{"type of values", name_of(value_dtype)},
                             Field{"batch", batch},
@@ -84,13 +79,13 @@ void require_agreement(std::string_view algorithm, Transport& transport, const O
                             Field{"head dim", head_dim},
                             Field{"value dim", value_dim},
                             Field{"values in keys", values_in_keys},
-                            Field{"hash of key scales", fnv1a(std::as_bytes(std::span(shard.cache->scales().k)))},
-                            Field{"hash of value scales", fnv1a(std::as_bytes(std::span(shard.cache->scales().v)))},
+                            Field{"hash of key scales", hash_of(scales.k)},
+                            Field{"hash of value scales", hash_of(scales.v)},
                             Field{"pages", pages.n_pages},
                             Field{"window of pages", pages.window},
                             Field{"sinks of pages", pages.sinks}};
   std::ranges::copy(fields_of(options), std::back_inserter(fields));
-  require_equal(transport, "Algorithm::open", "all ranks to open " + std::string(algorithm), fields);
+  return fields;
 }
 
 }  // namespace tree_attn

@@ -5,12 +5,14 @@
 
 #include "tree_attn/distributed/decoders/open_shard.hpp"
 #include "tree_attn/distributed/plan/plan_options.hpp"
-#include "tree_attn/distributed/transport/transport.hpp"
+#include "tree_attn/distributed/transport/ranks.hpp"
 
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <type_traits>
 #include <vector>
@@ -31,17 +33,31 @@ struct Field {
   }
 };
 
-/// Compares values over all ranks. Collective: one reduction of a hash, and an all-gather if ranks differ.
-/// @param function that begins the line @param what the rank waits for, as Ranks::all_gather()
-/// @throws InputError, the same line on every rank, with two ranks and the values that they have different; TransportError
-void require_equal(Transport& transport, std::string_view function, std::string_view what, std::span<const Field> fields);
+/// Compares values over all ranks. Collective: one reduction of a hash, and all-gathers if ranks differ.
+/// @param function that all ranks have called, and that begins the line
+/// @param what the rank waits for, as Ranks::all_gather() @param refusal of this rank, see Ranks::all_equal()
+/// @throws InputError, the same line on every rank: the refusal of a rank; or two ranks, and the functions that they have
+///   called, or the values that they have different; TransportError
+void require_equal(const Ranks& ranks, std::string_view function, std::string_view what, std::span<const Field> fields,
+                   const std::optional<std::string>& refusal = {});
 
-/// What ranks compare of the options of their plans.
+/// Lists what ranks compare of the options of their plans.
 std::vector<Field> fields_of(const PlanOptions& options);
 
-/// Compares what Algorithm::open() is called with over all ranks. Ranks that differ would merge states of different keys, or
-/// wait for messages that no rank sends. As require_equal().
-void require_agreement(std::string_view algorithm, Transport& transport, const OpenShard& shard,
-                       std::span<const KeyRange> ranges, const PlanOptions& options);
+/// All that decides what the ranks of a decoder send to each other, and how they compute. Ranks that differ would merge
+/// states of different keys, or wait for messages that no rank sends.
+struct DecoderSetup {
+  std::string_view algorithm;
+  const AttentionShape& shape;
+  std::span<const KeyRange> ranges;
+  LeafOrder order;
+  double scale;
+  const KvScales& scales;
+  PageRule pages;
+  const PlanOptions& options;
+};
+
+/// Lists what ranks compare before they open a decoder.
+std::vector<Field> fields_of(const DecoderSetup& setup);
 
 }  // namespace tree_attn

@@ -38,47 +38,81 @@ Attention::Attention(std::unique_ptr<const Ranks> ranks, const AttentionShape& s
 
 Attention::~Attention() = default;
 
-void Attention::open(const Ranks& ranks, const AttentionShape& shape, const AttentionSetup& setup) {
+void Attention::open(const Ranks& ranks, const AttentionShape& shape, const AttentionSetup& setup) try {
+  constexpr const char* kHere = "Attention";
   const Backend* backend = nullptr;
   const Algorithm* algorithm = nullptr;
-  run_on_all<std::exception>(ranks, [&] {
+  const LeafOrder order = setup.ranges.empty() ? LeafOrder::kDealt : LeafOrder::kContiguous;
+  const std::vector<KeyRange> ranges = setup.ranges.empty() ? dealt_ranges(ranks.size()) : setup.ranges;
+  const double scale = setup.scale.value_or(1 / std::sqrt(static_cast<double>(shape.head_dim)));
+  const auto refusal = refusal_of(ranks.size() > 1, [&] {
+    require(setup.refusal.empty(), setup.refusal);
     algorithm = &find_algorithm(setup.algorithm);
     backend = &find_backend(setup.backend, setup.n_threads);
-    require_shape("Attention", shape);
-  });
-  const Topology topology = ranks.topology(setup.ranks_per_node);
-  transport_ = setup.shares_memory ? ranks.open_shared_transport(topology) : ranks.open_transport(topology);
-  const bool is_dealt = setup.ranges.empty();
-  const std::vector<KeyRange> ranges = is_dealt ? dealt_ranges(topology.size()) : setup.ranges;
-  const OwnedLeaves leaves(topology.range_of(ranks.rank(), ranges), is_dealt ? LeafOrder::kDealt : LeafOrder::kContiguous);
-  const double scale = setup.scale.value_or(1 / std::sqrt(static_cast<double>(shape.head_dim)));
-  run_on_all<std::exception>(ranks, [&] {
+    require_shape(kHere, shape);
     const std::string why = backend->refusal(shape);
     require(why.empty(), "--backend ", setup.backend, ": no kernel supports ", why);
-    shard_ = open_shard(*backend, shape, leaves, 0, scale, setup.pages, setup.scales);
+    algorithm->check_ranges(kHere, ranks.size(), ranges, order, setup.plan);
+    for (const KeyRange& range : ranges)
+      require(range.begin % kLeafKeys == 0 || platform_of(*backend).make_blocks == nullptr, kHere, ": a range begins at ",
+              range.begin, ", inside a leaf of 64 positions; on the CPU alone");
+    require(setup.ranks_per_node >= 0, kHere, ": nodes of ", setup.ranks_per_node, " ranks");
+    require(setup.capacity >= 0, kHere, ": a capacity of ", setup.capacity, " positions");
   });
+  // Before anything else, since ranks that differ here call other collectives.
   PlanOptions options = setup.plan;
+  options.network = {};
+  std::vector<Field> fields = fields_of({setup.algorithm, shape, ranges, order, scale, setup.scales, setup.pages, options});
+  const auto add = [&](std::string_view name, const auto& value) { fields.emplace_back(name, value); };
+  add("version", std::string_view(TREE_ATTN_VERSION)), add("backend", std::string_view(setup.backend));
+  add("ranks of a node", setup.ranks_per_node), add("shared memory", setup.shares_memory);
+  add("capacity", setup.capacity), add("comparing lengths", setup.compares_lengths);
+  require_equal(ranks, kHere, "all ranks to open attention", fields, refusal);
+
+  const Topology topology = ranks.topology(setup.ranks_per_node);
+  transport_ = setup.shares_memory ? ranks.open_shared_transport(topology) : ranks.open_transport(topology);
+  const OwnedLeaves leaves(topology.range_of(ranks.rank(), ranges), order);
+  const std::int64_t capacity = setup.pages.n_pages != 0 ? 0 : leaves.n_keys(setup.capacity);
+  run_on_all<std::exception>(
+      ranks, [&] { shard_ = open_shard(*backend, shape, leaves, capacity, scale, setup.pages, setup.scales); });
   options.network = transport_->network();
-  decoder_ = algorithm->open(*transport_, shard_, ranges, options);
+  compares_lengths_ = setup.compares_lengths && topology.size() > 1;
+  decoder_ = algorithm->open_agreed(*transport_, shard_, ranges, options, compares_lengths_);
   lengths_.assign(static_cast<std::size_t>(shape.batch), 0), kept_from_ = lengths_;
   most_keys_ = ranges.back().end;
-  compares_lengths_ = setup.compares_lengths && topology.size() > 1;
+} catch (const InputError&) {
+  // All ranks throw it, so they meet to free what they have opened: here, since ranks do not in an exception that unwinds.
+  decoder_.reset(), shard_ = {}, transport_.reset(), own_ranks_.reset();
+  throw;
 }
 
-void Attention::append(std::int64_t entry, const TensorView& k, const TensorView& v) {
-  KvCache& cache = *shard_.cache;
-  const OwnedLeaves& leaves = cache.leaves();
-  cache.append(entry, k.positions(0, 0), v.positions(0, 0));  // checks all but the data
-  std::int64_t& length = lengths_[static_cast<std::size_t>(entry)];
-  const std::int64_t n = k.shape[2];
-  require(n == v.shape[2], "Attention::append: k has ", n, " positions, v has ", v.shape[2]);
+void Attention::check_append(std::int64_t entry, const TensorView& k, const TensorView& v) const {
+  const OwnedLeaves& leaves = shard_.cache->leaves();
+  shard_.cache->append(entry, k.positions(0, 0), v.positions(0, 0));  // checks all but the data
+  const std::int64_t length = lengths_[static_cast<std::size_t>(entry)], n = k.shape[2], end = length + n;
+  require(n >= 0 && n == v.shape[2], "Attention::append: k has ", n, " positions, v has ", v.shape[2]);
   require<std::out_of_range>(n <= most_keys_ - length, "Attention::append: batch entry ", entry, " has ", length,
                              " positions, and ", n, " more do not fit in the ranges of all ranks, which end at ",
                              most_keys_);
+  const std::int64_t n_held = leaves.n_keys(end) - leaves.n_keys(length);
+  require(n_held == 0 || (k.data != nullptr && v.data != nullptr), "Attention::append: rank ", transport_->rank(), " holds ",
+          n_held, " of the positions [", length, ", ", end, "), but has no data of them");
+}
+
+void Attention::append(std::int64_t entry, const TensorView& k, const TensorView& v) {
+  constexpr std::string_view kWhat = "all ranks to append";
+  const std::int64_t n = k.shape[2];
+  const auto refusal = refusal_of(appends_together(), [&] { check_append(entry, k, v); });
+  if (appends_together()) {
+    const std::array called{entry, n};
+    const Ranks& ranks = transport_->ranks();
+    if (!ranks.all_equal(fnv1a(std::as_bytes(std::span(called))), kWhat, refusal))
+      require_equal(ranks, "Attention::append", kWhat, std::array{Field{"the batch entry", entry}, Field{"positions", n}});
+  }
+  KvCache& cache = *shard_.cache;
+  const OwnedLeaves& leaves = cache.leaves();
+  std::int64_t& length = lengths_[static_cast<std::size_t>(entry)];
   const std::int64_t end = length + n, held = leaves.n_keys(length);
-  require(leaves.n_keys(end) == held || (k.data != nullptr && v.data != nullptr), "Attention::append: rank ",
-          transport_->rank(), " holds ", leaves.n_keys(end) - held, " of the positions [", length, ", ", end,
-          "), but has no data of them");
   // Runs of positions that this rank holds: its range, or leaf by leaf.
   const auto for_each_run = [&](const auto& use) {
     for (std::int64_t at = length; at < end;) {
@@ -94,8 +128,8 @@ void Attention::append(std::int64_t entry, const TensorView& k, const TensorView
     try {
       std::int64_t rows = held;
       for_each_run([&](std::int64_t, std::int64_t n_held) { pages->check_room(entry, held, rows += n_held); });
-    } catch (const std::out_of_range& refusal) {
-      error = refusal.what();
+    } catch (const std::out_of_range& too_few_here) {
+      error = too_few_here.what();
     }
     // All ranks know whether one of them may take a page: in the dealt order with the first key of a leaf.
     std::vector<std::int64_t> too_few{error.has_value()};
@@ -158,51 +192,68 @@ bool Attention::holds(std::int64_t position) const {
   return leaves.n_keys(position + 1) > leaves.n_keys(position);
 }
 
-Step Attention::checked(const TensorView& q, const SeenRule& rule, std::span<const float> sink) {
-  const Step step{q, lengths_, rule, sink};
-  if (compares_lengths_) compare(step);
-  // Each rank has given back leaves of its own; all refuse what one of them cannot see.
-  for (std::size_t i = 0; shard_.cache->pages() != nullptr && i < lengths_.size(); ++i) {
-    const std::int64_t begin = (shard_.cache->pages()->rule().sinks + kLeafKeys - 1) / kLeafKeys * kLeafKeys,
-                       end = kept_from_[i] / kLeafKeys * kLeafKeys;
-    require(begin >= end || !step.seen_by_any(static_cast<std::int64_t>(i)).touches(begin, end),
-            "Attention::step: batch entry ", i, " sees keys before position ", end, ", which may have been given back");
-  }
-  return step;
-}
-
-void Attention::compare(const Step& step) {
-  const auto hash = [](auto values) { return fnv1a(std::as_bytes(values)); };
-  const auto& [causal, window, sinks] = step.rule;
-  const std::array<std::int64_t, 5> rule{step.longest(), causal, window, sinks, step.q.on_device};
-  const std::array mine{hash(std::span(rule)), hash(std::span(lengths_)), hash(step.sink)};
-  constexpr std::string_view kWhat = "all ranks to compare lengths";
-  if (transport_->ranks().all_equal(hash(std::span(mine)), kWhat)) return;
-  require_equal(
-      *transport_, "Attention::step", kWhat,
-      std::array{Field{"the longest sequence", rule[0]}, Field{"the hash of lengths", mine[1]},
-                 Field{"the causal edge", causal}, Field{"the window", window}, Field{"the number of sinks", sinks},
-                 Field{"the memory of queries", step.q.on_device ? "device" : "host"},
-                 Field{"the hash of learned sinks", mine[2]}});
+std::optional<std::string> Attention::refusal_of_pages(const Step& step) const {
+  return refusal_of(compares_lengths_, [&] {
+    for (std::size_t i = 0; shard_.cache->pages() != nullptr && i < lengths_.size(); ++i) {
+      const std::int64_t begin = (shard_.cache->pages()->rule().sinks + kLeafKeys - 1) / kLeafKeys * kLeafKeys,
+                         end = kept_from_[i] / kLeafKeys * kLeafKeys;
+      require(begin >= end || !step.seen_by_any(static_cast<std::int64_t>(i)).touches(begin, end),
+              "Attention::step: batch entry ", i, " sees keys before position ", end, ", which may have been given back");
+    }
+  });
 }
 
 OutputView Attention::step(const TensorView& q, const SeenRule& rule, std::span<const float> sink) {
-  return decoder_->step(checked(q, rule, sink));
+  const Step step{q, lengths_, rule, sink};
+  return decoder_->step(step, refusal_of_pages(step));
 }
 
 void Attention::start(const TensorView& q, const SeenRule& rule, std::span<const float> sink) {
-  decoder_->start(checked(q, rule, sink));
+  const Step step{q, lengths_, rule, sink};
+  decoder_->start(step, refusal_of_pages(step));
+}
+
+void Attention::refuse(const std::string& line) {
+  if (compares_lengths_) transport_->ranks().all_equal(0, "all ranks to refuse a call", line);
+  throw std::invalid_argument(line);
+}
+
+void Attention::refuse_append(const std::string& line) {
+  if (appends_together()) transport_->ranks().all_equal(0, "all ranks to refuse a call", line);
+  throw std::invalid_argument(line);
 }
 
 DevicePlatform Attention::platform() const { return platform_of(*shard_.backend); }
 
 OutputView Attention::combine(const TensorView& o, const TensorView& lse, OutputPart part, LseForm form) {
   if (decoder_->is_under_way()) throw std::logic_error("Attention::combine: a step is under way");
-  if (combiner_ == nullptr || combiner_->part != part || combiner_->shape != o.shape) {
-    combiner_.reset();
-    combiner_.reset(new OpenCombiner{o.shape, part, Combiner(*transport_, o.shape, part, {}, platform().make_blocks)});
+  const MakeBlocks make_blocks =
+      transport_->device() != nullptr ? transport_->device()->make_blocks() : platform().make_blocks;
+  const auto refusal =
+      refusal_of(compares_lengths_, [&] { Combiner::check(*transport_, o.shape, part, make_blocks != nullptr, o, lse); });
+  const auto& [b, n_h, l, d_v] = o.shape;
+  const std::array<std::int64_t, 6> called{b, n_h, l, d_v, part == OutputPart::kHeads, o.on_device};
+  constexpr std::string_view kWhat = "all ranks to compare what they combine";
+  const Ranks& ranks = transport_->ranks();
+  if (compares_lengths_ && !ranks.all_equal(fnv1a(std::as_bytes(std::span(called))), kWhat, refusal))
+    require_equal(ranks, "Attention::combine", kWhat,
+                  std::array{Field{"b", b}, Field{"n_h", n_h}, Field{"l", l}, Field{"d_v", d_v},
+                             Field{"by heads", called[4]}, Field{"the memory of o", o.on_device ? "device" : "host"}});
+
+  constexpr std::size_t kMost = 4;
+  const auto found =
+      std::ranges::find_if(combiners_, [&](const auto& each) { return each->part == part && each->shape == o.shape; });
+  if (found != combiners_.end()) {
+    std::rotate(combiners_.begin(), found, found + 1);
+  } else {
+    if (combiners_.size() == kMost) combiners_.pop_back();
+    combiners_.insert(
+        combiners_.begin(),
+        std::unique_ptr<OpenCombiner>(new OpenCombiner{
+            o.shape, part,
+            Combiner(*transport_, o.shape, part, {.network = transport_->network()}, platform().make_blocks)}));
   }
-  return combiner_->combiner.combine(o, lse, form);
+  return combiners_.front()->combiner.combine(o, lse, form);
 }
 
 }  // namespace tree_attn

@@ -32,14 +32,17 @@ struct AttentionSetup {
   int ranks_per_node = 0;      ///< 0: ranks that share memory form a node
   bool shares_memory = false;  ///< whether the ranks of a node exchange through shared memory
   /// Whether each step compares the lengths of all ranks, and what queries see, by a reduction of 16 bytes: ranks that
-  /// have appended other numbers of keys would return attention over different sequences.
+  /// have appended other numbers of keys would return attention over different sequences. combine() compares its axes. With
+  /// it a rank that refuses an argument tells the others; without it they wait.
   bool compares_lengths = true;
+  std::int64_t capacity = 0;  ///< positions of each sequence that memory is taken for at once; of no effect in pages
   /// The pages of each rank, for all sequences; 0: rows lie one after the other. Over several ranks append() then waits for
-  /// the others where a sequence begins a leaf, and with ranges or after share() always: if one rank has too few pages, no
-  /// rank appends.
+  /// the others: if one rank refuses an argument, or has too few pages, no rank appends.
   PageRule pages{};
   KvScales scales{};   ///< of keys and values of F8_E4M3, which append() also takes in other types
   PlanOptions plan{};  ///< its network is that of the transport
+  /// The line of an argument that the caller of this rank has refused before: all ranks throw it.
+  std::string refusal{};
 };
 
 /// Attention over keys and values that grow, for one rank of several or alone.
@@ -47,6 +50,11 @@ struct AttentionSetup {
 /// All ranks make the same calls in the same order; the constructor, step(), start(), finish(), combine(), and in pages
 /// append(), wait for the others. Every rank returns the same output, and with an algorithm that keeps its bits the same as
 /// any other number of ranks.
+///
+/// Refusals: if one of several ranks refuses the arguments of the constructor, step(), start(), combine() or, in pages,
+/// append(), all ranks throw InputError with its line, which names that rank, in place of what is said below; nothing has
+/// changed, and the next call is like any other. append() without pages, truncate(), share() and release() are calls of one
+/// rank alone: the next step tells of other lengths. A rank that does not call at all is found by the deadline.
 ///
 /// With a backend of a device, "cuda" or "emulated", tensors may lie in the memory of that device: TensorView::on_device.
 /// Then nothing is copied between host and device but a few integers for each sequence, its length and what lists its
@@ -63,7 +71,7 @@ class Attention {
   ///   what Backend::refusal() names, and as the constructors of the cache and KvCache::set_scales()
   explicit Attention(const AttentionShape& shape, const AttentionSetup& setup = {});
   /// One rank of several, which outlive this object: MpiRanks, or the ThreadRanks of run_threads().
-  /// @throws InputError on every rank if two ranks differ, as Algorithm::open(); TransportError
+  /// @throws InputError on every rank if two ranks differ in the setup, before anything else is compared; TransportError
   Attention(const Ranks& ranks, const AttentionShape& shape, const AttentionSetup& setup = {});
   /// The same with ranks of its own.
   Attention(std::unique_ptr<const Ranks> ranks, const AttentionShape& shape, const AttentionSetup& setup = {});
@@ -113,6 +121,15 @@ class Attention {
   OutputView combine(const TensorView& o, const TensorView& lse, OutputPart part = OutputPart::kAll,
                      LseForm form = LseForm::kNatural);
 
+  /// Takes part in step(), start() or combine() of the other ranks for a rank that refuses its arguments before it can call
+  /// it, since it cannot read them, say: all ranks throw InputError with the line. @throws std::invalid_argument alone
+  [[noreturn]] void refuse(const std::string& line);
+  /// Takes part in append() likewise. Where that waits for no other rank, this one throws alone.
+  [[noreturn]] void refuse_append(const std::string& line);
+  /// Gives up all messages, so that the destructor does not wait for the other ranks: after an error of the program that
+  /// they have not met. They find it by their deadline. Unwinding does it.
+  void abandon() noexcept { transport_->abandon(); }
+
   /// The device that tensors may be on.
   DevicePlatform platform() const;
   /// The messages of this rank, and their counters.
@@ -123,10 +140,12 @@ class Attention {
   void open(const Ranks& ranks, const AttentionShape& shape, const AttentionSetup& setup);
   /// Throws what truncate() and share() throw for the first n positions of a sequence.
   void check_prefix(const char* function, std::int64_t entry, std::int64_t n) const;
-  /// Throws InputError on every rank if two of them have other lengths or rules.
-  void compare(const Step& step);
-  /// The step for these queries, compared and of keys that no rank has given back.
-  Step checked(const TensorView& q, const SeenRule& rule, std::span<const float> sink);
+  /// Names why no rank takes a step: each has given back leaves of its own, and all refuse what one of them cannot see.
+  std::optional<std::string> refusal_of_pages(const Step& step) const;
+  /// Throws what append() does before it looks for pages.
+  void check_append(std::int64_t entry, const TensorView& k, const TensorView& v) const;
+  /// Tells whether append() waits for the other ranks.
+  bool appends_together() const { return shard_.cache->pages() != nullptr && transport_->size() > 1; }
 
   std::unique_ptr<Alone> alone_;
   std::unique_ptr<const Ranks> own_ranks_;
@@ -138,7 +157,7 @@ class Attention {
     OutputPart part;
     Combiner combiner;
   };
-  std::unique_ptr<OpenCombiner> combiner_;
+  std::vector<std::unique_ptr<OpenCombiner>> combiners_;  ///< those used last come first
   std::vector<std::int64_t> lengths_;
   std::vector<std::int64_t> kept_from_;  ///< [b] positions before it may have been given back, but for sinks
   bool has_shared_ = false;

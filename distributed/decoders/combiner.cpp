@@ -81,20 +81,25 @@ Plan heads_plan(const Topology& topology, int rank) {
   return builder.take();
 }
 
-/// The arguments, checked.
-const std::array<std::int64_t, 4>& checked(Transport& transport, const std::array<std::int64_t, 4>& shape, OutputPart part,
-                                           const PlanOptions& options) {
+void check_shape(const Transport& transport, const std::array<std::int64_t, 4>& shape, OutputPart part) {
   const auto& [b, n_h, l, d_v] = shape;
-  std::vector<Field> fields = fields_of(options);
-  fields.insert(fields.begin(), {Field{"b", b}, Field{"n_h", n_h}, Field{"l", l}, Field{"d_v", d_v},
-                                 Field{"by heads", part == OutputPart::kHeads}});
-  require_equal(transport, "Combiner", "all ranks to open a combiner", fields);
   const double n =
       static_cast<double>(b) * static_cast<double>(n_h) * static_cast<double>(l) * (2 + static_cast<double>(d_v));
   require(*std::ranges::min_element(shape) >= 0 && n <= 0x1p40, "Combiner: b = ", b, ", n_h = ", n_h, ", l = ", l,
           ", d_v = ", d_v, "; an axis is negative, or the states have more than 2^40 elements");
   require(part == OutputPart::kAll || n_h % transport.size() == 0, "Combiner: ", n_h, " heads cannot be scattered over ",
           transport.size(), " ranks");
+}
+
+/// The arguments, compared and checked.
+const std::array<std::int64_t, 4>& agreed(const Transport& transport, const std::array<std::int64_t, 4>& shape,
+                                          OutputPart part, const PlanOptions& options) {
+  const auto& [b, n_h, l, d_v] = shape;
+  std::vector<Field> fields = fields_of(options);
+  fields.insert(fields.begin(), {Field{"b", b}, Field{"n_h", n_h}, Field{"l", l}, Field{"d_v", d_v},
+                                 Field{"by heads", part == OutputPart::kHeads}});
+  require_equal(transport.ranks(), "Combiner", "all ranks to open a combiner", fields);
+  check_shape(transport, shape, part);
   return shape;
 }
 
@@ -123,7 +128,7 @@ void set_head(float* states, const TensorView& o, const TensorView& lse, std::in
 Combiner::Combiner(Transport& transport, const std::array<std::int64_t, 4>& shape, OutputPart part, PlanOptions options,
                    MakeBlocks make_blocks)
     : transport_(transport),
-      shape_(checked(transport, shape, part, options)),
+      shape_(agreed(transport, shape, part, options)),
       part_(part),
       n_rows_(shape[0] * shape[1] * shape[2]),
       plan_(plan_of(transport, part, std::move(options), n_rows_, shape[3])),
@@ -139,18 +144,24 @@ Combiner::Combiner(Transport& transport, const std::array<std::int64_t, 4>& shap
 
 RankCost Combiner::cost() const { return cost_of(plan_, n_rows_, shape_[3]); }
 
-OutputView Combiner::combine(const TensorView& o, const TensorView& lse, LseForm form) {
-  const auto [b, n_h, l, d_v] = shape_;
-  const bool has_axes = o.shape == shape_ && lse.shape == std::array{b, n_h, l, std::int64_t{1}};
+void Combiner::check(Transport& transport, const std::array<std::int64_t, 4>& shape, OutputPart part, bool has_device,
+                     const TensorView& o, const TensorView& lse) {
+  check_shape(transport, shape, part);
+  const auto [b, n_h, l, d_v] = shape;
+  const bool has_axes = o.shape == shape && lse.shape == std::array{b, n_h, l, std::int64_t{1}};
   require(has_axes, "Combiner::combine: o is [", o.shape[0], ", ", o.shape[1], ", ", o.shape[2], ", ", o.shape[3],
           "] and lse [", lse.shape[0], ", ", lse.shape[1], ", ", lse.shape[2], ", ", lse.shape[3], "]; expected [", b, ", ",
           n_h, ", ", l, ", ", d_v, "] and [", b, ", ", n_h, ", ", l, ", 1]");
-  const bool has_device = make_blocks_ != nullptr;
   require_view("Combiner::combine", o, "o", has_device);
   require_view("Combiner::combine", lse, "lse", has_device);
-  require(o.on_device == lse.on_device && (o.on_device || transport_.device() == nullptr),
-          "Combiner::combine: o and lse have to be in the same memory, and for the transport ", transport_.name(),
-          " in that ", transport_.device() != nullptr ? "of the device" : "of the host or its device");
+  require(o.on_device == lse.on_device && (o.on_device || transport.device() == nullptr),
+          "Combiner::combine: o and lse have to be in the same memory, and for the transport ", transport.name(),
+          " in that ", transport.device() != nullptr ? "of the device" : "of the host or its device");
+}
+
+OutputView Combiner::combine(const TensorView& o, const TensorView& lse, LseForm form) {
+  check(transport_, shape_, part_, make_blocks_ != nullptr, o, lse);
+  const auto [b, n_h, l, d_v] = shape_;
   if (o.on_device) return combine_on_device(o, lse, form);
   if (!on_host_) {
     on_host_.emplace(transport_, plan_, n_rows_, d_v);

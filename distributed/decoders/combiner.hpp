@@ -64,6 +64,10 @@ class Combiner {
   ///   combiner does not reach; TransportError
   OutputView combine(const TensorView& o, const TensorView& lse, LseForm form = LseForm::kNatural);
 
+  /// Throws std::invalid_argument for what the constructor and combine() refuse of the arguments of one rank.
+  static void check(Transport& transport, const std::array<std::int64_t, 4>& shape, OutputPart part, bool has_device,
+                    const TensorView& o, const TensorView& lse);
+
   /// Heads of the output.
   std::int64_t n_heads() const { return part_ == OutputPart::kAll ? shape_[1] : shape_[1] / transport_.size(); }
   /// What this rank sends in one call.

@@ -11,6 +11,7 @@
 #include "tree_attn/gpu/backend/backends.hpp"
 #include "tree_attn/reference/data/fnv1a.hpp"
 #include "tree_attn/reference/data/input_error.hpp"
+#include "tree_attn/reference/decode/page_table.hpp"
 
 #include <algorithm>
 #include <functional>
@@ -142,15 +143,13 @@ std::string mask_text(std::int64_t kind) {
 Decoder::Decoder(Transport& transport, OpenShard& shard)
     : transport_(transport), shard_(shard), progress_([&transport] { transport.progress(); }) {}
 
-OutputView Decoder::step(const Step& step) {
-  check(step);
-  compare(step);
+OutputView Decoder::step(const Step& step, const std::optional<std::string>& refusal) {
+  agree(step, refusal);
   return scaled(run(step));
 }
 
-void Decoder::start(const Step& step) {
-  check(step);
-  compare(step);
+void Decoder::start(const Step& step, const std::optional<std::string>& refusal) {
+  agree(step, refusal);
   run_start(step);
   is_started_ = true;
 }
@@ -184,8 +183,6 @@ void Decoder::require_started(const char* function, bool started) const {
 }
 
 void Decoder::check(const Step& step) const {
-  transport_.check();
-  require_started("Decoder::step", false);
   shard_.session->check(step);
   require(!step.q.on_device || takes_device_queries(),
           "Decoder::step: q is in memory of a device; ring and one-shot take it in memory of the host alone");
@@ -195,17 +192,25 @@ void Decoder::check(const Step& step) const {
   }
 }
 
-void Decoder::compare(const Step& step) {
-  const Rule mine{step.rule.causal,
-                  step.rule.window,
-                  step.rule.sinks,
-                  mask_kind(step.mask),
-                  step.q.on_device,
-                  step.softcap,
-                  fnv1a(std::as_bytes(step.sink))};
-  if (mine == rule_) return;
-  require_equal(transport_, "Decoder::step", "what queries see on all ranks",
-                std::array{Field{"the causal edge", mine.causal}, Field{"the window", mine.window},
+void Decoder::agree(const Step& step, std::optional<std::string> refusal) {
+  transport_.check();
+  require_started("Decoder::step", false);
+  const Ranks& ranks = transport_.ranks();
+  const bool compares = compares_steps_ && ranks.size() > 1;
+  if (!refusal) refusal = refusal_of(compares, [&] { check(step); });
+  Rule mine{.causal = step.rule.causal,
+            .window = step.rule.window,
+            .sinks = step.rule.sinks,
+            .mask = mask_kind(step.mask),
+            .on_device = step.q.on_device,
+            .softcap = step.softcap,
+            .hash = fnv1a(std::as_bytes(step.sink))};
+  if (compares) mine.longest = step.longest(), mine.lengths = fnv1a(std::as_bytes(step.lengths));
+  constexpr std::string_view kWhat = "all ranks to compare a step";
+  if (compares ? ranks.all_equal(fnv1a(std::as_bytes(std::span(&mine, 1))), kWhat, refusal) : mine == rule_) return;
+  require_equal(ranks, "Decoder::step", kWhat,
+                std::array{Field{"the longest sequence", mine.longest}, Field{"the hash of lengths", mine.lengths},
+                           Field{"the causal edge", mine.causal}, Field{"the window", mine.window},
                            Field{"the number of sinks", mine.sinks},
                            Field{"the memory of queries", mine.on_device != 0 ? "device" : "host"},
                            Field{"the mask", mask_text(mine.mask)}, Field{"the soft cap", mine.softcap},
@@ -249,38 +254,42 @@ const Algorithm& find_algorithm(std::string_view name) {
   throw InputError("--algorithm " + std::string(name) + ": unknown; use one of " + known);
 }
 
-namespace {
-
-/// Throws std::invalid_argument unless the ranges are those of all ranks, the algorithm takes the order of leaves, and a
-/// plan can be written for the options.
-void require_ranges(const char* function, const Algorithm& algorithm, const Topology& topology,
-                    std::span<const KeyRange> ranges, LeafOrder order, const PlanOptions& options) {
-  require(ranges.size() == static_cast<std::size_t>(topology.size()), function, ": ", ranges.size(), " ranges for ",
-          topology.size(), " ranks");
+void Algorithm::check_ranges(const char* function, int n_ranks, std::span<const KeyRange> ranges, LeafOrder order,
+                             const PlanOptions& options) const {
+  require(ranges.size() == static_cast<std::size_t>(n_ranks), function, ": ", ranges.size(), " ranges for ", n_ranks,
+          " ranks");
   require_neighbours(function, ranges);
   require(ranges.front().begin == 0, function, ": the ranges begin at ", ranges.front().begin, " instead of 0");
   constexpr std::int64_t kEnd = std::int64_t{1} << kPositionBits;
   require(order == LeafOrder::kContiguous || ranges.back().end == kEnd, function, ": the ranges end at ", ranges.back().end,
           "; in the dealt order they end at ", kEnd);
-  require(algorithm.takes_dealt || order == LeafOrder::kContiguous, function, ": ", algorithm.name,
-          " takes no dealt order of leaves");
+  require(takes_dealt || order == LeafOrder::kContiguous, function, ": ", name, " takes no dealt order of leaves");
   require(options.radix == 0 || options.radix >= 2, function, ": a radix of ", options.radix, "; 0 or at least 2");
   require(options.node_radix == 0 || options.node_radix >= 2, function, ": a radix of nodes of ", options.node_radix,
           "; 0 or at least 2");
 }
 
-}  // namespace
-
 std::unique_ptr<Decoder> Algorithm::open(Transport& transport, OpenShard& shard, std::span<const KeyRange> ranges,
                                          const PlanOptions& options) const {
   constexpr const char* kHere = "Algorithm::open";
-  require_agreement(name, transport, shard, ranges, options);
+  const Topology& topology = transport.topology();
   const OwnedLeaves& own_leaves = shard.cache->leaves();
-  require_ranges(kHere, *this, transport.topology(), ranges, own_leaves.order(), options);
-  const KeyRange mine = transport.topology().range_of(transport.rank(), ranges), held = own_leaves.range();
+  std::vector<Field> fields =
+      fields_of({name, shard.cache->shape(), ranges, own_leaves.order(), shard.session->scale(), shard.cache->scales(),
+                 shard.cache->pages() != nullptr ? shard.cache->pages()->rule() : PageRule{}, options});
+  std::vector<int> nodes;
+  for (int rank = 0; rank < topology.size(); ++rank) nodes.push_back(topology.node_of(rank));
+  fields.emplace_back("hash of nodes", fnv1a(std::as_bytes(std::span(nodes))));
+  require_equal(transport.ranks(), kHere, "all ranks to open " + std::string(name), fields);
+  check_ranges(kHere, topology.size(), ranges, own_leaves.order(), options);
+  const KeyRange mine = topology.range_of(transport.rank(), ranges), held = own_leaves.range();
   require(mine == held, kHere, ": the range of rank ", transport.rank(), " is [", mine.begin, ", ", mine.end,
           "), but its cache holds [", held.begin, ", ", held.end, ")");
+  return open_agreed(transport, shard, ranges, options, false);
+}
 
+std::unique_ptr<Decoder> Algorithm::open_agreed(Transport& transport, OpenShard& shard, std::span<const KeyRange> ranges,
+                                                const PlanOptions& options, bool compares_steps) const {
   const PlanOptions all_options = options.for_shape(shard.cache->shape());
   std::unique_ptr<Decoder> decoder;
   if (const auto* own = std::get_if<OwnDecoder>(&exchange)) {
@@ -293,6 +302,7 @@ std::unique_ptr<Decoder> Algorithm::open(Transport& transport, OpenShard& shard,
         });
   }
   decoder->most_keys_ = ranges.back().end;
+  decoder->compares_steps_ = compares_steps;
   return decoder;
 }
 
@@ -300,7 +310,7 @@ RankCost Algorithm::cost(const Topology& topology, int rank, std::span<const Key
                          const PlanOptions& options) const {
   constexpr const char* kHere = "Algorithm::cost";
   require_workload(kHere, shape);
-  require_ranges(kHere, *this, topology, ranges, shape.order, options);
+  check_ranges(kHere, topology.size(), ranges, shape.order, options);
   require<std::out_of_range>(rank >= 0 && rank < topology.size(), kHere, ": rank ", rank, " of ", topology.size());
   require(shape.longest() <= ranges.back().end, kHere, ": ", shape.longest(), " keys, but the ranges end at ",
           ranges.back().end);

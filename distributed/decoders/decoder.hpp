@@ -17,6 +17,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -37,15 +38,18 @@ class Decoder {
 
   /// Decodes one step; collective over the ranks of the transport.
   /// @param step the same on every rank; of the mask a rank reads the elements of its own keys. The ranks compare the rule,
-  ///   the learned sinks, the soft cap, the kind of the mask and the memory of q where one has changed
+  ///   the learned sinks, the soft cap, the kind of the mask and the memory of q where one has changed; or all of these, and
+  ///   the lengths, in every step, see Algorithm::open_agreed()
+  /// @param refusal of the caller, for ranks that compare every step: all of them throw it
   /// @returns the output, valid until the next step @throws as DecodeSession::decode(); std::out_of_range also for a length
-  ///   beyond the ranges of all ranks; InputError if ranks differ, or the decoder has no kernel for a rule; TransportError
-  OutputView step(const Step& step);
+  ///   beyond the ranges of all ranks; where ranks compare every step, all throw InputError instead, in one line, whichever
+  ///   rank refuses its arguments; InputError if ranks differ, or the decoder has no kernel for a rule; TransportError
+  OutputView step(const Step& step, const std::optional<std::string>& refusal = {});
   /// Begins a step, as far as it goes without waiting: computes the states of this rank and posts the first messages. The
   /// step is read before it returns. A decoder that has no plan, or sends from device memory, takes the whole step here, as
   /// all do for q on a device.
   /// @throws as step(); std::logic_error if a step is under way
-  void start(const Step& step);
+  void start(const Step& step, const std::optional<std::string>& refusal = {});
   /// Moves the step that has been started, without waiting: merges what has arrived and posts the next messages.
   /// @returns whether nothing is left to wait for @throws as step()
   bool progress();
@@ -80,7 +84,8 @@ class Decoder {
  private:
   friend struct Algorithm;
   void check(const Step& step) const;
-  void compare(const Step& step);
+  /// Checks a step, and compares it over all ranks.
+  void agree(const Step& step, std::optional<std::string> refusal);
   void require_started(const char* function, bool started) const;
   /// An output on the host times the scales of the values.
   OutputView scaled(const OutputView& output);
@@ -89,16 +94,18 @@ class Decoder {
   std::vector<float> scaled_;  ///< z of the last step times scales
   bool is_started_ = false;
   double states_ready_ = 0;
-  /// What ranks compare of a step: its rule, the kind of its mask, where q lies, its soft cap, a hash of its learned sinks.
+  /// What ranks compare of a step: its rule, the kind of its mask, where q lies, its soft cap, a hash of its learned sinks;
+  /// in every step also its lengths.
   struct Rule {
-    std::int64_t causal = 0, window = 0, sinks = 0, mask = 0, on_device = 0;
+    std::int64_t causal = 0, window = 0, sinks = 0, mask = 0, on_device = 0, longest = 0;
     double softcap = 0;
-    std::uint64_t hash = fnv1a({});
+    std::uint64_t hash = fnv1a({}), lengths = 0;
     bool operator==(const Rule&) const = default;
   };
   Rule rule_;                          ///< of the step before
   std::vector<float> of_rows_;         ///< its learned sinks, of all rows
-  std::int64_t most_keys_ = kOpenEnd;  ///< where the ranges of all ranks end: set by Algorithm::open()
+  std::int64_t most_keys_ = kOpenEnd;  ///< where the ranges of all ranks end: set by Algorithm::open_agreed(), as the next
+  bool compares_steps_ = false;        ///< whether ranks compare every step
 };
 
 /// What an algorithm adds to the error model of the backend (error_bound.hpp).
@@ -147,8 +154,7 @@ struct Algorithm {
   RefusalOf refusal = nullptr;  ///< nullptr: it takes any nodes, and all that the backend takes
 
   /// Prepares decode steps: writes the plan of this rank and takes the memory for it. Collective: all ranks open the same
-  /// algorithm, with the same shape, scale, order of leaves, ranges and options, and tell each other so; see
-  /// require_agreement().
+  /// algorithm, with the same shape, scale, order of leaves, ranges and options, and tell each other so; see DecoderSetup.
   /// @param transport, shard outlive the decoder
   /// @param ranges range of every rank in the tree, in the order of the topology; neighbours touch, some may be empty, and
   /// the last may be open: then the plan is written anew when the longest sequence has doubled, see closed(). keeps_bits
@@ -160,6 +166,14 @@ struct Algorithm {
   ///   radix is 0 or at least 2; TransportError
   std::unique_ptr<Decoder> open(Transport& transport, OpenShard& shard, std::span<const KeyRange> ranges,
                                 const PlanOptions& options = {}) const;
+  /// open() of ranks that have compared all that, and called check_ranges().
+  /// @param compares_steps whether ranks compare every step, by a reduction of 16 bytes
+  std::unique_ptr<Decoder> open_agreed(Transport& transport, OpenShard& shard, std::span<const KeyRange> ranges,
+                                       const PlanOptions& options, bool compares_steps) const;
+  /// Throws std::invalid_argument unless the ranges are those of n ranks, the algorithm takes the order of leaves, and a
+  /// plan can be written for the options. @param function that begins the line
+  void check_ranges(const char* function, int n_ranks, std::span<const KeyRange> ranges, LeafOrder order,
+                    const PlanOptions& options) const;
   /// What one rank sends and holds in a step. @throws as open(); std::invalid_argument also if a sequence is longer than the
   /// ranges, and std::logic_error if `refusal` names a reason
   RankCost cost(const Topology& topology, int rank, std::span<const KeyRange> ranges, const WorkloadShape& shape,

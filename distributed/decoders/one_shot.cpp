@@ -186,7 +186,8 @@ class OneShotDecoder : public Decoder {
       if (windows_ == "process" && windows.back().process != by_rank[static_cast<std::size_t>(node.ranks.front())].process)
         windows_ = "ipc";
     }
-    session_->connect(windows);
+    // A device may be refused in one node alone.
+    run_on_all<DeviceError>(transport_.ranks(), [&] { session_->connect(windows); });
     connected_ = ranges;
     if (leaves_states(topology)) {
       Plan plan = plan_between_nodes(topology, rank, ranges, options_);

@@ -49,9 +49,9 @@ std::byte* pack(const TensorView& view, std::int64_t first, std::int64_t n, std:
   return to;
 }
 
-/// What is wrong with the arguments of this rank, or nothing.
-std::string fault_of(const Transport& transport, const KvCache& from, const KvCache& to, std::span<const OwnedLeaves> before,
-                     std::span<const OwnedLeaves> after, std::span<const std::int64_t> lengths) try {
+/// Throws std::invalid_argument for what is wrong with the arguments of this rank.
+void check(const Transport& transport, const KvCache& from, const KvCache& to, std::span<const OwnedLeaves> before,
+           std::span<const OwnedLeaves> after, std::span<const std::int64_t> lengths) {
   const auto size = static_cast<std::size_t>(transport.size());
   require(before.size() == size && after.size() == size, "reshard: the leaves of ", before.size(), " and ", after.size(),
           " ranks, not ", size);
@@ -65,28 +65,21 @@ std::string fault_of(const Transport& transport, const KvCache& from, const KvCa
   require(to.longest() == 0, "reshard: the new cache holds ", to.longest(), " rows");
   require(std::ranges::equal(rows_in_use(lengths, from.leaves()), from.lengths()), "reshard: rank ", transport.rank(),
           " holds other rows than sequences of these lengths have");
-  return "";
-} catch (const std::invalid_argument& error) {
-  return error.what();
 }
 
-/// Throws on every rank unless all have the same arguments, and no fault.
-void require_agreement(Transport& transport, const std::string& fault, std::span<const OwnedLeaves> before,
-                       std::span<const OwnedLeaves> after, const AttentionShape& shape,
+/// Throws on every rank unless all have the same arguments, and none refuses its own.
+void require_agreement(const Transport& transport, const std::optional<std::string>& refusal,
+                       std::span<const OwnedLeaves> before, std::span<const OwnedLeaves> after, const AttentionShape& shape,
                        std::span<const std::int64_t> lengths) {
   std::vector<std::int64_t> all(lengths.begin(), lengths.end());
-  all.push_back(fault.empty());
   for (const auto& leaves : {before, after}) {
     for (const OwnedLeaves& each : leaves)
       all.insert(all.end(), {each.range().begin, each.range().end, static_cast<std::int64_t>(each.order())});
   }
   all.insert(all.end(), {shape.kv_heads, shape.head_dim, shape.value_dim, static_cast<std::int64_t>(shape.dtype),
                          static_cast<std::int64_t>(shape.value_dtype), shape.values_in_keys});
-  const bool is_agreed = transport.ranks().all_equal(fnv1a(std::as_bytes(std::span(all))), "all ranks to move their caches");
-  if (!fault.empty()) throw std::invalid_argument(fault);
-  if (!is_agreed)
-    throw InputError(
-        "reshard: ranks differ in the lengths, the leaves of all ranks, or the shape of the cache, or one refuses its own");
+  if (!transport.ranks().all_equal(fnv1a(std::as_bytes(std::span(all))), "all ranks to move their caches", refusal))
+    throw InputError("reshard: ranks differ in the lengths, the leaves of all ranks, or the shape of the cache");
 }
 
 }  // namespace
@@ -135,7 +128,8 @@ void reshard(Transport& transport, const KvCache& from, KvCache& to, std::span<c
   const int me = topology.index_of(transport.rank());
   const AttentionShape& shape = from.shape();
   require(transport.device() == nullptr, "reshard: the transport ", transport.name(), " sends from device memory");
-  require_agreement(transport, fault_of(transport, from, to, before, after, lengths), before, after, shape, lengths);
+  const auto refusal = refusal_of(transport.size() > 1, [&] { check(transport, from, to, before, after, lengths); });
+  require_agreement(transport, refusal, before, after, shape, lengths);
 
   // In host memory: rows of this rank as they lie, and messages.
   std::vector<std::byte> copied;

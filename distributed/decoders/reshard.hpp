@@ -40,8 +40,8 @@ std::vector<RowMove> moves_between(std::span<const OwnedLeaves> before, std::spa
 /// @param[out] to an empty cache, of the same axes, types and scales
 /// @param before, after leaves of all ranks; those of this rank are those of `from` and `to`
 /// @param lengths of the sequences [b], over all ranks
-/// @throws InputError on every rank if two ranks differ in these; std::invalid_argument unless the caches are such caches
-///   (InputError on ranks whose own are), and for a transport of device memory; TransportError
+/// @throws InputError on every rank if two ranks differ in these, or the caches of one are no such caches; alone, and for a
+///   transport of device memory, std::invalid_argument; TransportError
 void reshard(Transport& transport, const KvCache& from, KvCache& to, std::span<const OwnedLeaves> before,
              std::span<const OwnedLeaves> after, std::span<const std::int64_t> lengths);
 

@@ -29,6 +29,9 @@ void check_mpi(int status, const char* call);
 /// make and free shared windows have no form that polls: the ranks meet under the deadline before such a call, and a rank
 /// that ends inside it is not noticed.
 ///
+/// Errors: ranks that call different functions may send messages of other lengths to each other, and then Open MPI hands the
+/// error of a nonblocking collective to the handler of MPI_COMM_WORLD, which by default ends the job.
+///
 /// Threads: one thread at a time uses an MpiRanks and what was opened with it, which is allowed from MPI_THREAD_SERIALIZED
 /// on. Two threads that use two of them at the same time need MPI_THREAD_MULTIPLE.
 ///

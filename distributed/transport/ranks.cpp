@@ -47,10 +47,13 @@ void Ranks::all_reduce(std::span<std::uint64_t> numbers, Reduction reduction, st
   }
 }
 
-bool Ranks::all_equal(std::uint64_t x, std::string_view what) const {
+bool Ranks::all_equal(std::uint64_t x, std::string_view what, const std::optional<std::string>& error) const {
   std::uint64_t numbers[] = {x, ~x};
+  if (error) numbers[0] = numbers[1] = ~std::uint64_t{0};  // beside any x they are not equal
   all_reduce(numbers, Reduction::kMax, what);
-  return numbers[0] == ~numbers[1];
+  if (numbers[0] == ~numbers[1]) return true;
+  throw_if_any_failed(error);
+  return false;
 }
 
 std::uint64_t Ranks::all_max(std::uint64_t x) const {

@@ -11,6 +11,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <optional>
 #include <span>
@@ -67,8 +68,9 @@ class Ranks {
   template <class T>
   void all_gather(std::span<const T>, std::string_view) const = delete;
 
-  /// Whether all ranks pass the same number.
-  bool all_equal(std::uint64_t x, std::string_view what) const;
+  /// Whether all ranks pass the same number. If a rank passes an error instead, all throw it as throw_if_any_failed() does:
+  /// where ranks compare a number anyway, that takes no further message.
+  bool all_equal(std::uint64_t x, std::string_view what, const std::optional<std::string>& error = {}) const;
   /// Maximum and minimum over all ranks; NaN if it is NaN on one of them.
   double all_max(double x) const;
   std::uint64_t all_max(std::uint64_t x) const;
@@ -102,6 +104,22 @@ class Ranks {
  private:
   int rank_, size_;
 };
+
+/// Runs the checks of this rank, for an error that the others are told by Ranks::all_equal() or throw_if_any_failed().
+/// @param is_told whether they are; else what the checks throw is thrown
+/// @returns the line of what they have thrown @throws TransportError
+template <class Checks>
+std::optional<std::string> refusal_of(bool is_told, Checks&& checks) {
+  try {
+    std::forward<Checks>(checks)();
+  } catch (const TransportError&) {
+    throw;
+  } catch (const std::exception& error) {
+    if (!is_told) throw;
+    return error.what();
+  }
+  return {};
+}
 
 /// Runs work on every rank. If it throws Error on any of them, all ranks throw; see Ranks::throw_if_any_failed().
 template <class Error = InputError, class Work>

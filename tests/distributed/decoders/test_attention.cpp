@@ -165,8 +165,8 @@ TEST_CASE("facade: other scales, and types without kernels, are refused on all r
     const auto refusal = [&](const AttentionShape& odd, const AttentionSetup& setup) {
       return message([&] { ranks.rank() == 1 ? Attention(ranks, odd, setup) : Attention(ranks, shape); });
     };
-    CHECK(refusal(shape, {.scales = {{1, 2, 3}, {1, 1}}}) ==
-          "rank 1: KvCache::set_scales: 3 scales for 1 entries of 2 KV heads; each is from 2^-100 to 2^100");
+    CHECK(refusal(shape, {.scales = {{1, 2, 3}, {1, 1}}})
+              .starts_with("Attention: ranks 0 and 1 differ in hash of key scales ("));
     CHECK(refusal(mixed, {.backend = "emulated"}) ==
           "rank 1: --backend emulated: no kernel supports F8_E4M3 beside BF16; use --backend cpu");
   });
@@ -224,9 +224,8 @@ TEST_CASE("facade: if one rank has too few pages, all learn it and none appends"
     CHECK(refusal.find(ranks.rank() == 0 ? "KvCache::append: " : "Attention::append: rank 0 has too few") == 0);
     CHECK(attention.lengths()[1] == 64);
     CHECK(same_bits(attention.step(in.q).copy(), expected));
-    CHECK(message([&] {
-            Attention(ranks, kShape, {.pages = {.n_pages = ranks.rank() == 1 ? -1 : 4}});
-          }).starts_with("rank 1: PageTable: -1 pages"));
+    CHECK(message([&] { Attention(ranks, kShape, {.pages = {.n_pages = ranks.rank() == 1 ? -1 : 4}}); }) ==
+          "Attention: ranks 0 and 1 differ in pages (4 and -1)");
   });
 }
 
@@ -311,7 +310,7 @@ TEST_CASE("facade: other lengths, null data of a rank's own keys, other axes, an
                                                              " of the positions [0, 200), but has no data of them");
     CHECK(attention.lengths()[0] == 0);
     append_pieces(attention, in, 0, ranks.rank() == 0 ? 65 : 64, 64);
-    const std::string differ = "Attention::step: ranks 0 and 1 differ in ";
+    const std::string differ = "Decoder::step: ranks 0 and 1 differ in ";
     CHECK(message([&] { attention.step(in.q); }).starts_with(differ + "the longest sequence (65 and 64), "));
     append_pieces(attention, in, 0, 65, 1);
     attention.step(in.q);

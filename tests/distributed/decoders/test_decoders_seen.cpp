@@ -131,16 +131,17 @@ TEST_CASE("decoders: ranks that disagree on what queries see are refused on all 
     SeenRule rule;
     std::vector<float> sink;
     std::string line;
-    bool is_masked = false;
+    std::int64_t mask_heads = 0, other_mask_heads = 0;  ///< of the odd rank and of the others; 0: no mask
     double softcap = 0;
   };
-  const std::vector<std::uint8_t> mask(2 * 200, 1);
+  const std::vector<std::uint8_t> mask(4 * 2 * 200, 1);
   const Odd all[] = {{{.causal = false, .window = 30, .sinks = 4}, sink, "the causal edge (1 and 0)"},
                      {{.causal = true, .window = 31, .sinks = 4}, sink, "the window (30 and 31)"},
                      {{.causal = true, .window = 30, .sinks = 0}, sink, "the number of sinks (4 and 0)"},
                      {common, other, "the hash of learned sinks ("},
-                     {common, sink, "the mask (none and boolean)", true},
-                     {common, sink, "the soft cap (0 and 30)", false, 30}};
+                     {common, sink, "the mask (none and boolean)", 1},
+                     {common, sink, "the mask (boolean and boolean, of every head)", 4, 1},
+                     {common, sink, "the soft cap (0 and 30)", 0, 0, 30}};
   const auto workload = normal_workload(4710, {.n_queries = 2, .n_keys = 200});
   for (RankGroup* rank_group : rank_groups()) {
     const int p = rank_group->size();
@@ -151,7 +152,8 @@ TEST_CASE("decoders: ranks that disagree on what queries see are refused on all 
         rank_group->run(Topology::pretend(p, p), [&](Transport& transport) {
           const bool is_odd = transport.rank() == p - 1;
           Step step{workload->query(0), workload->lengths(), is_odd ? odd.rule : common, is_odd ? odd.sink : sink};
-          if (is_odd && odd.is_masked) step.mask = Mask::dense(mask.data(), true, {1, 1, 2, 200});
+          if (const std::int64_t n = is_odd ? odd.mask_heads : odd.other_mask_heads; n > 0)
+            step.mask = Mask::dense(mask.data(), true, {1, n, 2, 200});
           if (is_odd) step.softcap = odd.softcap;
           OpenShard shard = open_shard(cpu_backend(), workload->shape(),
                                        OwnedLeaves(transport.topology().range_of(transport.rank(), c.ranges)), 64, 1);
