@@ -14,11 +14,10 @@
 #include <type_traits>
 
 namespace tree_attn::cuda {
-namespace {
 
 constexpr int kSteps = 4, kGroup = 128;  ///< products of a chain, and threads of a warpgroup
 
-__device__ std::uint32_t mixed(std::uint32_t x) {
+__device__ inline std::uint32_t mixed(std::uint32_t x) {
   x = (x ^ (x >> 16)) * 0x7FEB352D, x = (x ^ (x >> 15)) * 0x846CA68B;
   return x ^ (x >> 16);
 }
@@ -53,6 +52,8 @@ __device__ void multiply_by_group(float (&d)[4], const std::uint32_t (&a)[4], st
                : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])::"memory");
 #endif
 }
+
+namespace {
 
 /// Grid: any; block: a warpgroup, n_tiles chains each. @param range of exponents @param[out] n_different of elements
 template <class T>

@@ -18,13 +18,11 @@
 #include <string>
 
 namespace tree_attn::cuda {
-namespace {
 
 /// Which leaves a warp takes.
 enum class LeafOrderOfCopies { Contiguous, Interleaved, Ticket };
 constexpr const char* kOrders[] = {"contiguous", "interleaved", "ticket"};
 constexpr int kLeavesOfTicket = 4;
-constexpr double kSeconds = 0.1;  ///< of a measurement
 
 /// The leaves of a warp, one after the other. All lanes have the same.
 class LeavesOfWarp {
@@ -65,6 +63,8 @@ class LeavesOfWarp {
   unsigned* ticket_;
   int at_ = 0, end_ = 0, next_ = 0;
 };
+
+namespace {
 
 /// Grid: blocks; block: a warp per ring.
 /// @tparam kTileBoxes boxes of 64 rows x 64 elements of a tile: 2, or 1 for half tiles
@@ -116,6 +116,8 @@ __global__ void __launch_bounds__(kWarp* kRings, 1)
   if (lane_of_warp() < kCopyTileRows / 16) atomicAdd(sum, firsts);
 #endif
 }
+
+constexpr double kSeconds = 0.1;  ///< of a measurement
 
 /// What is copied, and what must come out.
 struct Copied {
