@@ -7,6 +7,7 @@
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 
 namespace tree_attn {
 namespace {
@@ -34,12 +35,16 @@ LaunchedJob find_launched_job() {
     const std::optional<int> rank = number(names.rank, 0), size = number(names.size, 1);
     if (rank && size && *rank < *size) return {names.launcher, *rank, *size, names.one_exit_ends_job};
   }
+  constexpr int kMost = std::numeric_limits<int>::max();
+  if (const std::optional<int> rank = number("PMIX_RANK", 0); rank && *rank < kMost)
+    return {"a launcher with PMIx", *rank, *rank + 1, false, false};
   return {};
 }
 
 std::optional<std::string> foreign_launcher(const LaunchedJob& job, int n_ranks, const std::string& library) {
   if (n_ranks > 1 || job.size == 1) return std::nullopt;
-  return job.launcher + " started " + std::to_string(job.size) + " processes, but " + library +
+  return job.launcher + " started " + (job.knows_size ? "" : "at least ") + std::to_string(job.size) + " processes, but " +
+         library +
          ", which this program was built with, sees one rank in each; start it with that MPI's own mpirun, or with srun " +
          "--mpi=pmix or --mpi=pmi2, or build it with the MPI of the launcher";
 }

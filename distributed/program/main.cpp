@@ -195,32 +195,6 @@ int guard(bool is_root, const Work& work, const Abandon& abandon) {
   return kBadInput;
 }
 
-/// The ranks are the processes of an MPI job.
-int run_processes(int argc, char** argv) {
-  MpiSession session(&argc, &argv, find_timeout(argc, argv));
-  const Ranks& ranks = session.ranks();
-  const bool is_root = ranks.rank() == 0;
-  const auto work = [&] {
-    if (const auto line = foreign_launcher(session.launch(), ranks.size(), mpi_library())) {
-      if (session.launch().rank == 0) complain(*line);
-      return kBadInput;
-    }
-
-    // A launcher may give every rank a command line of its own.
-    Program program(argc, argv);
-    std::optional<int> status;
-    run_on_all(ranks, [&] {
-      status = program.parse(argc, argv, is_root);
-      if (!status && find_value(argc, argv, "--devices"))
-        throw InputError("--devices: the ranks are threads of one process, but " + session.launch().launcher +
-                         " has started " + std::to_string(ranks.size()) + "; leave out either");
-    });
-    agree_on_options(ranks, status ? std::string("a request for help") + '\0' : program.shared_lines());
-    return status ? *status : program.run(ranks);
-  };
-  return guard(is_root, work, [&](const std::exception& error) { session.abandon(error); });
-}
-
 /// The ranks are threads of this process, one per device of the list, or one; MPI is not started.
 int run_alone(int argc, char** argv, const std::optional<std::string>& list) {
   return guard(
@@ -240,6 +214,34 @@ int run_alone(int argc, char** argv, const std::optional<std::string>& list) {
       [&](const std::exception& error) { complain(error_line(error, list ? "--devices " + *list : "")); });
 }
 
+/// The ranks are the processes of an MPI job.
+int run_processes(int argc, char** argv) {
+  MpiSession session(&argc, &argv, find_timeout(argc, argv));
+  const Ranks& ranks = session.ranks();
+  const bool is_root = ranks.rank() == 0;
+  const auto work = [&] {
+    if (const auto line = foreign_launcher(session.launch(), ranks.size(), mpi_library())) {
+      if (session.launch().rank == (session.launch().knows_size ? 0 : 1)) complain(*line);
+      return kBadInput;
+    }
+    const std::optional<std::string> devices = find_value(argc, argv, "--devices");
+    if (devices && !session.launch().knows_size && ranks.size() == 1) return run_alone(argc, argv, devices);
+
+    // A launcher may give every rank a command line of its own.
+    Program program(argc, argv);
+    std::optional<int> status;
+    run_on_all(ranks, [&] {
+      status = program.parse(argc, argv, is_root);
+      if (!status && devices)
+        throw InputError("--devices: the ranks are threads of one process, but " + session.launch().launcher +
+                         " has started " + std::to_string(ranks.size()) + "; leave out either");
+    });
+    agree_on_options(ranks, status ? std::string("a request for help") + '\0' : program.shared_lines());
+    return status ? *status : program.run(ranks);
+  };
+  return guard(is_root, work, [&](const std::exception& error) { session.abandon(error); });
+}
+
 /// NCCL writes its log to standard output, where our tables go, unless a variable names another file. It empties what it
 /// opens: where standard error is a file, the log stays where it is.
 void send_log_of_nccl_to_standard_error() {
@@ -257,7 +259,8 @@ int main(int argc, char** argv) try {
   std::signal(SIGPIPE, SIG_IGN), std::signal(SIGXFSZ, SIG_IGN);
   // MPI starts before the command line is read where a launcher has started ranks: one that is refused tells the others.
   const LaunchedJob job = find_launched_job();
-  if (!job.launcher.empty() && (job.size > 1 || !find_value(argc, argv, "--devices"))) return run_processes(argc, argv);
+  const bool is_one = job.size == 1 && job.knows_size && find_value(argc, argv, "--devices");
+  if (!job.launcher.empty() && !is_one) return run_processes(argc, argv);
   return run_alone(argc, argv, find_value(argc, argv, "--devices"));
 } catch (const std::exception& error) {
   // Before the first rank has a name.

@@ -14,8 +14,8 @@ namespace {
 
 /// What is found with these variables of launchers, and no others.
 LaunchedJob job_with(const std::map<std::string, std::string>& values) {
-  for (const char* name :
-       {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_SIZE", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"})
+  for (const char* name : {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_SIZE", "SLURM_PROCID",
+                           "SLURM_STEP_NUM_TASKS", "PMIX_RANK"})
     unsetenv(name);
   for (const auto& [name, value] : values) setenv(name.c_str(), value.c_str(), 1);
   const LaunchedJob job = find_launched_job();
@@ -46,6 +46,21 @@ TEST_CASE("launcher: a rank is described by the variables of its launcher, the i
     variables["PMI_RANK"] = rank;
     CHECK(job_with(variables).size == 5);
   }
+}
+
+TEST_CASE("launcher: PMIx alone is a launcher, which says nothing of a size") {
+  const LaunchedJob job = job_with({{"PMIX_RANK", "3"}});
+  CHECK(job.launcher == "a launcher with PMIx");
+  CHECK(job.rank == 3);
+  CHECK(job.size == 4);
+  CHECK(!job.knows_size);
+  CHECK(job_with({{"PMIX_RANK", "0"}}).launcher == job.launcher);
+  CHECK(job_with({{"PMIX_RANK", "3"}, {"SLURM_PROCID", "3"}, {"SLURM_STEP_NUM_TASKS", "5"}}).size == 5);
+  for (const char* rank : {"-1", "x", "2147483647"}) CHECK(job_with({{"PMIX_RANK", rank}}).launcher.empty());
+  // With one rank in each process, those detect it that know of another.
+  CHECK(!foreign_launcher(job, 4, "MPI"));
+  CHECK(!foreign_launcher(job_with({{"PMIX_RANK", "0"}}), 1, "MPI"));
+  CHECK(foreign_launcher(job, 1, "MPI")->starts_with("a launcher with PMIx started at least 4 processes, but MPI"));
 }
 
 }  // namespace tree_attn

@@ -107,7 +107,8 @@ inline Result without_mpiexec(Result result) {
   return result;
 }
 
-/// Whether any of the processes is still there after a moment; one that has ended and was not waited for is not.
+/// Tells whether any of the processes is still there a moment after mpirun, which ends the ranks that it finds, stopped ones
+/// too: it does not tell what the program itself would have left. One that has ended and was not waited for is not there.
 inline bool any_left(const std::map<int, pid_t>& processes) {
   const auto is_there = [](const auto& process) {
     const std::string state = stat_field(process.second, 3);

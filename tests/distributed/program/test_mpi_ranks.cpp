@@ -12,6 +12,23 @@ TEST_CASE("ranks: rank 0 alone prints") {
                  {ranks(3, {"decode", "--seq-len", "256"}), "256 keys"}});
 }
 
+TEST_CASE("ranks: under a launcher that sets PMIX_RANK alone they are ranks, and none of several runs alone") {
+  const Words program =
+      "env -u OMPI_COMM_WORLD_RANK -u OMPI_COMM_WORLD_SIZE -u PMI_RANK -u PMI_SIZE"_words + Words{kProgram};
+  const Words mpi_sets = Words{"sh", "-c", "test -n \"$PMIX_RANK\""};
+  if (run(ranks(1, {}, mpi_sets)).status == 0)
+    check_outputs({{ranks(2, {"decode", "--seq-len", "256"}, program), "2 ranks on 1 node"},
+                   {ranks(1, {"decode", "--seq-len", "256", "--devices", "0-2"}, program), "3 ranks on 1 node"}});
+  // Its MPI knows nothing of the launcher.
+  const Words decode{"decode", "--seq-len", "256"};
+  const auto of_rank = [&](const char* rank) { return Words{"env", rank} + alone(decode); };
+  check_endings({{of_rank("PMIX_RANK=1"), "a launcher with PMIx started at least 2 processes, but "}});
+  const Result first = run(of_rank("PMIX_RANK=0")), third = run(of_rank("PMIX_RANK=2"));
+  CHECK(first.status == 0);
+  CHECK(third.status == 2);
+  CHECK(lines_of_ours(third.err).empty());
+}
+
 TEST_CASE("ranks: what is wrong is said once, and all end with status 2") {
   const Scratch scratch;
   scratch.write("bad", "not a tensor file");
