@@ -22,6 +22,8 @@
 #include <new>
 #include <stdexcept>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 namespace tree_attn {
@@ -302,7 +304,20 @@ std::vector<float> scales_of(const DLManagedTensor* managed, const char* name, c
 
 std::optional<double> scale_of(double scale) { return scale == 0 ? std::nullopt : std::optional(scale); }
 
-Attention open(const ta_setup& setup, const AttentionShape& shape) {
+AttentionShape shape_of(const ta_setup& setup) {
+  const auto dtype = [](const char* name, DLDataType type) { return type.bits == 0 ? DType::F32 : dtype_of(name, type); };
+  return {.dtype = dtype("key_type", setup.key_type),
+          .value_dtype = dtype("value_type", setup.value_type),
+          .batch = setup.batch,
+          .heads = setup.heads,
+          .kv_heads = setup.kv_heads,
+          .n_queries = setup.n_queries,
+          .head_dim = setup.head_dim,
+          .value_dim = setup.value_dim,
+          .values_in_keys = setup.values_in_keys != 0};
+}
+
+AttentionSetup setup_of(const ta_setup& setup, const AttentionShape& shape) {
   AttentionSetup all{.scale = scale_of(setup.scale),
                      .ranks_per_node = setup.ranks_per_node,
                      .pages = {setup.n_pages, setup.page_window, setup.page_sinks}};
@@ -310,12 +325,27 @@ Attention open(const ta_setup& setup, const AttentionShape& shape) {
   if (setup.algorithm != nullptr) all.algorithm = setup.algorithm;
   if (setup.backend != nullptr) all.backend = setup.backend;
   if (setup.n_threads != 0) all.n_threads = setup.n_threads;
+  return all;
+}
+
+Attention open(const ta_setup& setup, const AttentionShape& shape, const AttentionSetup& all) {
   if (setup.comm == nullptr) return Attention(shape, all);
 #if defined(TREE_ATTN_INTERFACE_HAS_MPI)
   return open_attention(*static_cast<const MPI_Comm*>(setup.comm), shape, all, setup.timeout == 0 ? 60 : setup.timeout);
 #else
   throw std::invalid_argument("comm: this library was built without MPI");
 #endif
+}
+
+/// The arguments of a call that all ranks make, checked. If this rank refuses them, it takes part by `refuse`.
+template <class Check>
+auto checked(Attention& attention, void (Attention::*refuse)(const std::string&), const Check& check) {
+  try {
+    return check();
+  } catch (const std::invalid_argument& error) {
+    (attention.*refuse)(error.what());
+    throw;
+  }
 }
 
 /// The last two axes, in double.
@@ -471,17 +501,12 @@ int ta_open(const ta_setup* setup, ta_attention** attention) {
   if (attention != nullptr) *attention = nullptr;
   return guarded([&] {
     require(setup != nullptr && attention != nullptr, "setup or attention is null");
-    const auto dtype = [](const char* name, DLDataType type) { return type.bits == 0 ? DType::F32 : dtype_of(name, type); };
-    const AttentionShape shape{.dtype = dtype("key_type", setup->key_type),
-                               .value_dtype = dtype("value_type", setup->value_type),
-                               .batch = setup->batch,
-                               .heads = setup->heads,
-                               .kv_heads = setup->kv_heads,
-                               .n_queries = setup->n_queries,
-                               .head_dim = setup->head_dim,
-                               .value_dim = setup->value_dim,
-                               .values_in_keys = setup->values_in_keys != 0};
-    *attention = new ta_attention{open(*setup, shape), shape};
+    AttentionShape shape;
+    AttentionSetup all;
+    const auto refusal =
+        refusal_of(setup->comm != nullptr, [&] { shape = shape_of(*setup), all = setup_of(*setup, shape); });
+    all.refusal = refusal.value_or("");
+    *attention = new ta_attention{open(*setup, shape, all), shape};
   });
 }
 
@@ -490,7 +515,6 @@ void ta_close(ta_attention* attention) { delete attention; }
 int ta_append(ta_attention* attention, int64_t entry, int64_t n, const DLManagedTensor* k, const DLManagedTensor* v) {
   return guarded([&] {
     require(attention != nullptr, "attention is null");
-    require(n >= 0, "n is ", n);
     const AttentionShape& shape = attention->shape;
     const auto view = [&](const DLManagedTensor* managed, const char* name, DType dtype, std::int64_t d) {
       if (managed == nullptr) return TensorView{nullptr, dtype, {1, shape.kv_heads, n, d}, {}};
@@ -498,10 +522,13 @@ int ta_append(ta_attention* attention, int64_t entry, int64_t n, const DLManaged
       require(given.shape[2] == n, name, " has ", given.shape[2], " positions, but n is ", n);
       return given;
     };
-    require(!shape.values_in_keys || v == nullptr, "v is not null, but values are the first components of the keys");
-    const TensorView keys = view(k, "k", shape.dtype, shape.head_dim),
-                     values = shape.values_in_keys ? keys.components(shape.value_dim)
-                                                   : view(v, "v", shape.value_dtype, shape.value_dim);
+    const auto [keys, values] = checked(attention->attention, &Attention::refuse_append, [&] {
+      require(n >= 0, "n is ", n);
+      require(!shape.values_in_keys || v == nullptr, "v is not null, but values are the first components of the keys");
+      const TensorView of_keys = view(k, "k", shape.dtype, shape.head_dim);
+      return std::pair(of_keys, shape.values_in_keys ? of_keys.components(shape.value_dim)
+                                                     : view(v, "v", shape.value_dtype, shape.value_dim));
+    });
     attention->attention.append(entry, keys, values);
     if (!keys.on_device && !values.on_device) return;
     // The caller may write to its tensors, or drop them, in another stream.
@@ -539,10 +566,13 @@ int ta_step(ta_attention* attention, const DLManagedTensor* q, const ta_seen* se
     require(attention != nullptr, "attention is null");
     const AttentionShape& shape = attention->shape;
     const OfBackend& device = attention->device;
-    const TensorView qs = view_of(q, "q", 4, Rows::kVectors, &device);
-    const Outputs outputs = out_and_lse(out, lse, {shape.batch, shape.heads, shape.n_queries, shape.value_dim}, &device);
-    outputs.require_apart(qs, "q"), outputs.require_beside(qs, "q");
-    const Asked all = asked(seen, shape.heads, outputs);
+    const auto [qs, outputs, all] = checked(attention->attention, &Attention::refuse, [&] {
+      const TensorView queries = view_of(q, "q", 4, Rows::kVectors, &device);
+      Outputs written = out_and_lse(out, lse, {shape.batch, shape.heads, shape.n_queries, shape.value_dim}, &device);
+      written.require_apart(queries, "q"), written.require_beside(queries, "q");
+      Asked rule = asked(seen, shape.heads, written);
+      return std::tuple(queries, std::move(written), std::move(rule));
+    });
     write(outputs, attention->attention.step(qs, all.rule, all.sink), device);
   });
 }
@@ -552,15 +582,24 @@ int ta_combine(ta_attention* attention, const DLManagedTensor* o, const DLManage
   return guarded([&] {
     require(attention != nullptr, "attention is null");
     const OfBackend& device = attention->device;
-    const TensorView os = view_of(o, "o", 4, Rows::kVectors, &device),
-                     lses = view_of(lse, "lse", 3, Rows::kScalars, &device);
-    const LseForm of = form_of(form);
-    std::array<std::int64_t, 4> shape = os.shape;
-    if (by_heads != 0) shape[1] /= attention->attention.transport().size();
-    const Outputs outputs = out_and_lse(out, out_lse, shape, &device);
-    outputs.require_apart(os, "o"), outputs.require_apart(lses, "lse");
-    outputs.require_beside(os, "o"), outputs.require_beside(lses, "lse");
+    const auto [os, lses, of, outputs] = checked(attention->attention, &Attention::refuse, [&] {
+      const TensorView values = view_of(o, "o", 4, Rows::kVectors, &device),
+                       scalars = view_of(lse, "lse", 3, Rows::kScalars, &device);
+      std::array<std::int64_t, 4> shape = values.shape;
+      if (by_heads != 0) shape[1] /= attention->attention.transport().size();
+      Outputs written = out_and_lse(out, out_lse, shape, &device);
+      written.require_apart(values, "o"), written.require_apart(scalars, "lse");
+      written.require_beside(values, "o"), written.require_beside(scalars, "lse");
+      return std::tuple(values, scalars, form_of(form), std::move(written));
+    });
     const OutputPart part = by_heads != 0 ? OutputPart::kHeads : OutputPart::kAll;
     write(outputs, attention->attention.combine(os, lses, part, of), device);
+  });
+}
+
+int ta_refuse(ta_attention* attention, const char* line, int of_append) {
+  return guarded([&] {
+    require(attention != nullptr && line != nullptr, "attention or line is null");
+    of_append != 0 ? attention->attention.refuse_append(line) : attention->attention.refuse(line);
   });
 }

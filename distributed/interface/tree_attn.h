@@ -120,6 +120,10 @@ TREE_ATTN_API int ta_moments(const DLManagedTensor* q, const DLManagedTensor* k,
 TREE_ATTN_API int ta_merge(const DLManagedTensor* o1, const DLManagedTensor* lse1, const DLManagedTensor* o2,
              const DLManagedTensor* lse2, int form, const DLManagedTensor* out, const DLManagedTensor* lse);
 
+/*
+ * If one rank of several refuses its arguments of ta_open(), ta_step(), ta_combine() or, in pages, ta_append(), all ranks
+ * return TA_INVALID with the same line, which names that rank, and the handle lives on.
+ */
 /** Opens attention over the ranks of a communicator, or alone. Collective. @param[out] attention null if it fails */
 TREE_ATTN_API int ta_open(const ta_setup* setup, ta_attention** attention);
 /** Closes it, which may be null. Collective unless a call has failed with TA_TRANSPORT. */
@@ -146,6 +150,12 @@ TREE_ATTN_API int ta_step(ta_attention* attention, const DLManagedTensor* q, con
  */
 TREE_ATTN_API int ta_combine(ta_attention* attention, const DLManagedTensor* o, const DLManagedTensor* lse, int form, int by_heads,
                const DLManagedTensor* out, const DLManagedTensor* out_lse);
+
+/**
+ * Takes part in ta_step() or ta_combine() of the other ranks, or in ta_append(), for a caller that refuses its arguments
+ * before it can pass them: all ranks return TA_INVALID with the line. @param of_append whether the others call ta_append()
+ */
+TREE_ATTN_API int ta_refuse(ta_attention* attention, const char* line, int of_append);
 
 #ifdef __cplusplus
 }
