@@ -269,8 +269,8 @@ class Code(Statements):
         self.assertEqual(set(members), {"std::int32_t"})
         self.says("docs/III.1-kernels.md", f"takes {4 * len(members)} bytes per leaf")
         interface = (ROOT / "distributed/interface/tree_attn.h").read_text(encoding="utf-8")
-        self.assertEqual(len(re.findall(r"^TREE_ATTN_API ", interface, re.MULTILINE)), 15)
-        self.says("docs/IV.9-engine.md", "fifteen functions on DLPack tensors")
+        self.assertEqual(len(re.findall(r"^TREE_ATTN_API ", interface, re.MULTILINE)), 16)
+        self.says("docs/IV.9-engine.md", "sixteen functions on DLPack tensors")
         exercises = list((ROOT / "notebooks_cpp" / "exercises").glob("[0-9]*_*.cpp"))
         kernels = [path for path in exercises if "puzzle.hpp" in path.read_text(encoding="utf-8")]
         self.assertEqual((len(exercises), len(kernels)), (32, 12))
@@ -282,7 +282,7 @@ class Code(Statements):
         for name, case in (("tests/reference/decode/test_plain.cpp", "plain: one shift per leaf has the bits of merging key by key"),
                            ("tests/gpu/ladder/test_plain.cpp", "plain kernels: the library kernels have their bits for every N below 200, and for others up to 3000"),
                            ("tests/gpu/backend/test_seen.cpp", "a row has the bits of itself alone"), ("tests/gpu/ladder/test_bits.cpp", "bits: no device changes any"),
-                           ("tests/gpu/backend/test_pages.cpp", "random appends, cuts and shared prefixes have the bits of a dense cache")):
+                           ("tests/gpu/backend/test_pages.cpp", "random appends, cuts, shared prefixes and resets have the bits of a dense cache")):
             self.assertIn(case, (ROOT / name).read_text(encoding="utf-8"), name)
 
 
