@@ -27,9 +27,7 @@ HostFabric::HostFabric(Transport& transport, Plan plan, std::int64_t n_rows, std
       d_v_(d_v),
       divides_(std::ranges::any_of(plan_.operations, [](const Operation& o) { return std::holds_alternative<Divide>(o); })),
       offsets_(plan_.offsets(n_rows, d_v)),
-      memory_(std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(offsets_.back()))) {
-  for (std::size_t block = 0; block + 1 < offsets_.size(); ++block) read_at_.push_back(memory_.get() + offsets_[block]);
-}
+      memory_(std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(offsets_.back()))) {}
 
 HostFabric::~HostFabric() {
   if (transport_.has_messages_in_flight()) static_cast<void>(memory_.release());
@@ -55,7 +53,6 @@ void HostFabric::start(std::span<const float> states, std::span<const float> sin
 
 OutputView HostFabric::finish() {
   advance(true);
-  settle();
   return {elements(plan_.z), elements(plan_.lse)};
 }
 
@@ -63,12 +60,10 @@ bool HostFabric::advance(bool waits) {
   for (; next_ < plan_.operations.size(); ++next_, is_posted_ = false) {
     const Operation& operation = plan_.operations[next_];
     if (!is_posted_) std::visit([this](const auto& each) { run(each); }, operation);
-    const auto* const exchange = std::get_if<Exchange>(&operation);
-    if (exchange == nullptr) continue;
+    if (!std::holds_alternative<Exchange>(operation)) continue;
     is_posted_ = true;
     if (!waits && !transport_.have_arrived()) return false;
     transport_.wait();
-    arrive(*exchange);
   }
   return true;
 }
@@ -77,94 +72,42 @@ void HostFabric::begin(std::span<const float> states, std::span<const float> sin
   if (std::ssize(states) != offsets_[static_cast<std::size_t>(plan_.n_own)])
     throw std::logic_error("HostFabric: the plan is for another range of positions");
   for (Block block = 0; block < plan_.n_own; ++block)
-    read_in_place(block, states.data() + plan_.offset_of_own(block, n_rows_, d_v_));
+    std::copy_n(states.data() + plan_.offset_of_own(block, n_rows_, d_v_), elements({block, 1}).size(), at(block));
   sinks_ = sinks;
   next_ = 0, is_posted_ = false;
   transport_.check();
   transport_.count_collectives(plan_.n_collectives);
 }
 
-void HostFabric::read_in_place(Block block, const float* from) {
-  read_at_[static_cast<std::size_t>(block)] = from;
-  in_place_.push_back(block);
-}
-
-bool HostFabric::is_adjacent(Blocks blocks) const {
-  const auto first = static_cast<std::size_t>(blocks.first);
-  for (std::size_t i = first; i < first + static_cast<std::size_t>(blocks.n); ++i) {
-    if (read_at_[i] != read_at_[first] + (offsets_[i] - offsets_[first])) return false;
-  }
-  return true;
-}
-
 void HostFabric::run(const Exchange& exchange) {
-  // What may be read after a wait that gave up must not lie in the memory of a session, which decodes again.
-  const auto must_settle = [this](const BlockMessage& message) {
-    const bool is_elsewhere = read_at_[static_cast<std::size_t>(message.blocks.first)] != at(message.blocks.first);
-    return !is_adjacent(message.blocks) ||
-           (is_elsewhere && transport_.reads_late(message.peer, elements(message.blocks).size_bytes()));
-  };
-  if (!arrived_at_.empty() || std::ranges::any_of(exchange.sends, must_settle)) settle();
-  arrived_at_.resize(exchange.receives.size());
-  for (std::size_t i = 0; i < arrived_at_.size(); ++i) {
-    const auto& [peer, blocks] = exchange.receives[i];
-    transport_.receive_in_place(std::as_writable_bytes(elements(blocks)), peer, arrived_at_[i]);
-  }
-  for (const auto& [peer, blocks] : exchange.sends) {
-    const float* const first = read_at_[static_cast<std::size_t>(blocks.first)];
-    transport_.send(std::as_bytes(std::span(first, elements(blocks).size())), peer);
-  }
-}
-
-void HostFabric::arrive(const Exchange& exchange) {
-  for (std::size_t i = 0; i < arrived_at_.size(); ++i) {
-    const Blocks blocks = exchange.receives[i].blocks;
-    const auto* const message = reinterpret_cast<const float*>(arrived_at_[i]);
-    for (Block block = blocks.first; block < blocks.first + blocks.n; ++block)
-      read_in_place(block, message + (at(block) - at(blocks.first)));
-  }
-}
-
-void HostFabric::settle() {
-  for (const Block block : in_place_) {
-    const float*& from = read_at_[static_cast<std::size_t>(block)];
-    if (from != at(block)) std::copy_n(from, elements({block, 1}).size(), at(block));
-    from = at(block);
-  }
-  in_place_.clear();
-  arrived_at_.clear();
-  transport_.release();
+  for (const auto& [peer, blocks] : exchange.receives) transport_.receive(std::as_writable_bytes(elements(blocks)), peer);
+  for (const auto& [peer, blocks] : exchange.sends) transport_.send(std::as_bytes(elements(blocks)), peer);
 }
 
 void HostFabric::run(const Combine& combine) {
-  if (combine.n > 1) settle();
-  for (const auto& [left_block, right_block] : combine.pairs) {
-    const float *&left = read_at_[static_cast<std::size_t>(left_block)],
-                *&right = read_at_[static_cast<std::size_t>(right_block)];
-    const std::span<float> result = elements({left_block, combine.n});
+  for (const auto& pair : combine.pairs) {
+    const std::span<float> left = elements({pair.left, combine.n});
+    const float* const right = at(pair.right);
     switch (combine.op) {
       case Combine::Operator::kMerge:
-        kernel_.merge_states(left, right, result.data(), combine.n * n_states(left_block), d_v_);
+        kernel_.merge_states(left.data(), right, left.data(), combine.n * n_states(pair.left), d_v_);
         break;
-      case Combine::Operator::kMax: std::transform(left, left + result.size(), right, result.data(), larger_or_nan); break;
+      case Combine::Operator::kMax:
+        std::ranges::transform(left, std::span(right, left.size()), left.begin(), larger_or_nan);
+        break;
       case Combine::Operator::kAdd:
-        std::transform(left, left + result.size(), right, result.data(), std::plus<float>());
+        std::ranges::transform(left, std::span(right, left.size()), left.begin(), std::plus<float>());
         break;
     }
-    left = result.data();
-    right = at(right_block);  // used up
   }
   transport_.count_merge_steps(std::ssize(combine.pairs));
 }
 
 void HostFabric::run(const Copy& copy) {
-  settle();
   for (const auto& [left, right] : copy.pairs) std::ranges::copy(elements({right, 1}), at(left));
 }
 
 void HostFabric::run(const Fold& fold) {
-  if (fold.states.n == 1) return;
-  settle();
   float* first = at(fold.states.first);
   const std::int64_t n_rows = n_states(fold.states.first);
   for (std::int64_t r = 0; fold.states.n == 0 && r < n_rows; ++r) set_empty(first + r * state_size(d_v_), d_v_);
@@ -175,30 +118,21 @@ void HostFabric::run(const Fold& fold) {
 void HostFabric::run(const Finish& finish) {
   const std::int64_t n = n_states(finish.state);
   float *const z = at(finish.z), *const lse = at(finish.lse);
-  const float*& state = read_at_[static_cast<std::size_t>(finish.state)];
-  const float* const right = finish.right ? read_at_[static_cast<std::size_t>(*finish.right)] : nullptr;
+  float* const state = at(finish.state);
+  const float* const right = finish.right ? at(*finish.right) : nullptr;
   if (!sinks_.empty() && !divides_) {
-    float* const root = at(finish.state);
-    if (right != nullptr)
-      kernel_.merge_states(state, right, root, n, d_v_);
-    else if (state != root)
-      std::copy_n(state, n * state_size(d_v_), root);
-    for (std::int64_t r = 0; r < n; ++r) add_sink(root + r * state_size(d_v_), sinks_of(finish.state)[r], d_v_);
-    kernel_.finish_states(root, n, d_v_, z, lse);
+    if (right != nullptr) kernel_.merge_states(state, right, state, n, d_v_);
+    for (std::int64_t r = 0; r < n; ++r) add_sink(state + r * state_size(d_v_), sinks_of(finish.state)[r], d_v_);
+    kernel_.finish_states(state, n, d_v_, z, lse);
   } else if (right != nullptr) {
     kernel_.finish_merged(state, right, n, d_v_, z, lse);
   } else {
     kernel_.finish_states(state, n, d_v_, z, lse);
   }
-  if (finish.right) {
-    read_at_[static_cast<std::size_t>(*finish.right)] = at(*finish.right);  // used up
-    transport_.count_merge_steps(1);
-  }
-  state = at(finish.state);  // used up
+  if (finish.right) transport_.count_merge_steps(1);
 }
 
 void HostFabric::run(const Weigh& weigh) {
-  settle();
   float *z = at(weigh.z), *lse = at(weigh.lse);
   const float* m = at(weigh.m);
   for (std::int64_t r = 0; r < n_scalars(weigh.lse); ++r) {
@@ -211,7 +145,6 @@ void HostFabric::run(const Weigh& weigh) {
 
 void HostFabric::run(const Divide& divide) {
   constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
-  settle();
   float *n = at(divide.n), *D = at(divide.D);
   float* m = at(divide.m);
   for (std::int64_t r = 0; r < n_scalars(divide.D); ++r) {

@@ -15,10 +15,8 @@
 
 namespace tree_attn {
 
-/// The blocks of one plan in host memory, taken once. A step allocates nothing, and copies no state that it can read where
-/// it is: the states of this rank are sent and merged where the decode has written them, and a message, if the transport
-/// lets it stay, where it has arrived. Only what is merged or received otherwise is written into the blocks, and what the
-/// transport may read after the step (reads_late()). A message stays until an operation needs its block, or the step ends.
+/// The blocks of one plan in host memory, allocated once. A step allocates nothing: it copies the states of this rank into
+/// their blocks, sends from blocks and receives into blocks.
 class HostFabric {
  public:
   /// @param transport outlives the fabric
@@ -32,8 +30,8 @@ class HostFabric {
   /// @param sinks a learned logit of every row, for add_sink() at the root; empty: none
   /// @returns the output, valid until the next step @throws std::logic_error if the plan is for another range of positions
   OutputView step(std::span<const float> states, std::span<const float> sinks = {});
-  /// The same in parts: begins the plan, and carries it out as far as it goes without waiting. @param states, sinks as
-  /// step(); they must not change before finish()
+  /// The same in parts: begins the plan, and carries it out as far as it goes without waiting. @param states as step()
+  /// @param sinks as step(); they must not change before finish()
   void start(std::span<const float> states, std::span<const float> sinks = {});
   /// Goes on, by default without waiting. @returns whether all operations are done; false only if it does not wait
   bool advance(bool waits = false);
@@ -43,11 +41,9 @@ class HostFabric {
   std::span<float> elements(Blocks blocks) const;
 
  private:
-  /// Begins the plan with states that are read where they are.
   void begin(std::span<const float> states, std::span<const float> sinks);
-  /// Posts the messages; advance() waits for them, and arrive() says where they are.
+  /// Posts the messages; advance() waits for them.
   void run(const Exchange& exchange);
-  void arrive(const Exchange& exchange);
   void run(const Combine& combine);
   void run(const Copy& copy);
   void run(const Fold& fold);
@@ -61,12 +57,7 @@ class HostFabric {
   void run(const AllGather&) {
     throw std::logic_error("HostFabric: no transport of host memory has an AllGather of its own");
   }
-  /// Copies into its block what is read elsewhere and was not used up, and lets the transport have its memory back.
-  void settle();
   float* at(Block block) const { return elements({block, 1}).data(); }
-  void read_in_place(Block block, const float* from);
-  /// Whether the blocks are adjacent where they are read.
-  bool is_adjacent(Blocks blocks) const;
   /// Rows of a block of states, and of a block of scalars.
   std::int64_t n_states(Block block) const;
   std::int64_t n_scalars(Block block) const { return std::ssize(elements({block, 1})); }
@@ -84,10 +75,7 @@ class HostFabric {
   bool is_posted_ = false;  ///< whether its messages have been posted
   std::vector<std::int64_t> offsets_;
   std::unique_ptr<float[]> memory_;
-  std::vector<const float*> read_at_;  ///< of every block: its memory; until settle() the message or the decode's state
-  std::span<const float> sinks_;       ///< [n_rows] of the step; empty: none
-  std::vector<Block> in_place_;        ///< the blocks that may be read outside of their memory
-  std::vector<const std::byte*> arrived_at_;  ///< the messages of an Exchange, until settle()
+  std::span<const float> sinks_;  ///< [n_rows] of the step; empty: none
 };
 
 }  // namespace tree_attn

@@ -31,7 +31,6 @@ class MpiTransport : public Transport {
   void progress() override { have_arrived(); }
   bool have_arrived() override;
   bool has_messages_in_flight() const override;
-  bool reads_late(int, std::size_t) const override { return true; }
   void check() const override { ranks_.check(); }
   void abandon() noexcept override { ranks_.give_up(); }
 

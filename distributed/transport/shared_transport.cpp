@@ -52,7 +52,6 @@ SharedTransport::SharedTransport(const MpiRanks& ranks, Topology topology)
   constexpr std::size_t kMessagesPerRank = 4;
   sends_.reserve(kMessagesPerRank * to_.size());
   receives_.reserve(kMessagesPerRank * to_.size());
-  in_place_.reserve(to_.size());
   try {
     open_window();
   } catch (const TransportError& failed) {
@@ -147,43 +146,13 @@ void SharedTransport::start_receive(std::span<std::byte> bytes, int from) {
   check();
   Mailbox* const box = mailbox(from_, from, bytes.size());
   if (box == nullptr) return MpiTransport::start_receive(bytes, from);
-  const auto is_read = [&](const InPlace& each) { return each.mailbox == box; };
-  if (std::ranges::any_of(in_place_, is_read))
-    throw std::logic_error("SharedTransport: receives from rank " + std::to_string(from) + " before release()");
-  // A message before this one may not stay in its places.
-  for (Message<std::byte>& each : receives_) {
-    if (each.mailbox == box) each.at = nullptr;
-  }
   receives_.push_back({bytes, bytes.size(), from, box});
-}
-
-void SharedTransport::start_receive_in_place(std::span<std::byte> bytes, int from, const std::byte*& at) {
-  const std::size_t n_before = receives_.size();
-  start_receive(bytes, from);
-  if (receives_.size() > n_before) receives_.back().at = &at;
-}
-
-void SharedTransport::release() {
-  for (const auto& [box, n] : in_place_)
-    box->taken.store(box->taken.load(std::memory_order_relaxed) + n, std::memory_order_release);
-  in_place_.clear();
-}
-
-/// Whether the next place stays empty, so that a message that just fits the places begins at the first of them.
-template <class Any>
-bool SharedTransport::leaves_empty(std::uint64_t n_parts_before, const Any& message) {
-  return message.rest.size() == message.n_bytes && message.n_bytes > kPartBytes && message.n_bytes <= kPlaces * kPartBytes &&
-         n_parts_before % kPlaces != 0;
 }
 
 bool SharedTransport::put(Message<const std::byte>& message) const {
   Mailbox& box = *message.mailbox;
   const std::uint64_t sent = box.sent.load(std::memory_order_relaxed);
   if (sent - box.taken.load(std::memory_order_acquire) == kPlaces) return false;
-  if (leaves_empty(sent, message)) {
-    box.sent.store(sent + 1, std::memory_order_release);
-    return true;
-  }
   std::byte* const place = box.places[sent % kPlaces];
   const std::size_t n = std::min(message.rest.size(), kPartBytes);
   box.message_bytes[sent % kPlaces] = message.n_bytes;
@@ -195,27 +164,13 @@ bool SharedTransport::put(Message<const std::byte>& message) const {
 
 bool SharedTransport::take(Message<std::byte>& message) {
   Mailbox& box = *message.mailbox;
-  const std::uint64_t taken = box.taken.load(std::memory_order_relaxed), first = taken % kPlaces,
-                      n_sent = box.sent.load(std::memory_order_acquire) - taken;
-  if (n_sent == 0) return false;
-  if (leaves_empty(taken, message)) {
-    box.taken.store(taken + 1, std::memory_order_release);
-    return true;
-  }
+  const std::uint64_t taken = box.taken.load(std::memory_order_relaxed), first = taken % kPlaces;
+  if (box.sent.load(std::memory_order_acquire) == taken) return false;
   if (box.message_bytes[first] != message.n_bytes)
     throw another_length(rank(), message.n_bytes, message.peer, box.message_bytes[first]);
-  const std::uint64_t n_places = (message.n_bytes + kPartBytes - 1) / kPartBytes;
-  if (message.at != nullptr && first + n_places <= kPlaces) {
-    if (n_sent < n_places) return false;
-    *message.at = box.places[first];
-    in_place_.push_back({&box, n_places});
-    message.rest = {};
-    return true;
-  }
   const std::size_t n = std::min(message.rest.size(), kPartBytes);
   std::memcpy(message.rest.data(), box.places[first], n);
   box.taken.store(taken + 1, std::memory_order_release);
-  message.at = nullptr;
   message.rest = message.rest.subspan(n);
   return true;
 }

@@ -20,8 +20,7 @@ namespace tree_attn {
 /// places are full: the sender raises `sent` after it has filled a place, the receiver raises `taken` after it has emptied
 /// one. Both places together hold the states of 128 rows of 128 components: their sender waits only until the message before
 /// them has been taken. A library spends much of the time of a message of 8 KiB on matching it; here the receiver knows
-/// whose message comes next. A message that lies in the places as a whole can be read there (receive_in_place()), which
-/// saves the copy of the receiver. The n ranks of a node take about n^2 times 68 KiB of shared memory.
+/// whose message comes next. The n ranks of a node take about n^2 times 68 KiB of shared memory.
 ///
 /// Messages above kMaxBytes go over MPI, which copies them once instead of twice.
 class SharedTransport : public MpiTransport {
@@ -36,14 +35,11 @@ class SharedTransport : public MpiTransport {
   ~SharedTransport() override;
   std::string_view name() const override { return "shared"; }
   const Network& network() const override { return kSharedNetwork; }
-  void release() override;
   bool has_messages_in_flight() const override;
-  bool reads_late(int to, std::size_t n_bytes) const override { return mailbox(to_, to, n_bytes) == nullptr; }
 
  protected:
   void start_send(std::span<const std::byte> bytes, int to) override;
   void start_receive(std::span<std::byte> bytes, int from) override;
-  void start_receive_in_place(std::span<std::byte> bytes, int from, const std::byte*& at) override;
 
  private:
   bool advance();
@@ -57,17 +53,9 @@ class SharedTransport : public MpiTransport {
     std::size_t n_bytes;
     int peer;
     Mailbox* mailbox;
-    const std::byte** at = nullptr;  ///< if it may be read in its places: where to say so
-  };
-  /// Places that are read.
-  struct InPlace {
-    Mailbox* mailbox;
-    std::uint64_t n;
   };
   void open_window();
   Mailbox* mailbox(const std::vector<Mailbox*>& of_ranks, int peer, std::size_t n_bytes) const;
-  template <class Any>
-  static bool leaves_empty(std::uint64_t n_parts_before, const Any& message);
   bool put(Message<const std::byte>& message) const;
   bool take(Message<std::byte>& message);
   template <class Byte, class Move>
@@ -80,7 +68,6 @@ class SharedTransport : public MpiTransport {
   std::vector<Mailbox*> to_, from_;  ///< by rank; null where there is none
   std::vector<Message<const std::byte>> sends_;
   std::vector<Message<std::byte>> receives_;
-  std::vector<InPlace> in_place_;
 };
 
 }  // namespace tree_attn

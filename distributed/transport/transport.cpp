@@ -35,12 +35,4 @@ void Transport::receive(std::span<std::byte> bytes, int from) {
   }
 }
 
-void Transport::receive_in_place(std::span<std::byte> bytes, int from, const std::byte*& at) {
-  at = bytes.data();
-  if (!bytes.empty()) {
-    topology_.node_of(from);
-    start_receive_in_place(bytes, from, at);
-  }
-}
-
 }  // namespace tree_attn

@@ -90,24 +90,16 @@ class Transport {
   /// Whether messages that were started have not been waited for, or a wait for them has given up: then their memory must
   /// stay, for ever if need be.
   virtual bool has_messages_in_flight() const { return false; }
-  /// Whether a message to a rank is read where it lies until it is received, even after a wait for that has given up.
-  virtual bool reads_late(int /*to*/, std::size_t /*n_bytes*/) const { return false; }
   /// @throws TransportError if a wait has given up: messages may be in flight, and no further one can be matched
   virtual void check() const {}
   /// After an error of this rank in a step: others may wait for messages that it will not send, so it gives up.
   virtual void abandon() noexcept {}
 
   /// Starts a send. The bytes must not change until wait() returns. Zero bytes are no message.
-  /// @throws std::out_of_range if there is no such rank; so do receive() and receive_in_place()
+  /// @throws std::out_of_range if there is no such rank; so does receive()
   void send(std::span<const std::byte> bytes, int to);
   /// Starts to receive exactly bytes.size() bytes. They have arrived when wait() returns.
   void receive(std::span<std::byte> bytes, int from);
-  /// As receive(), but after wait() the message is at `at`: in `bytes`, or in the transport's memory, where it has arrived.
-  /// It stays there until release(). Until then nothing else is received from that rank.
-  /// @param[out] at written by wait()
-  void receive_in_place(std::span<std::byte> bytes, int from, const std::byte*& at);
-  /// Ends the use of messages that were received in place.
-  virtual void release() {}
   /// Waits for all messages that were started. @throws TransportError after the deadline
   void wait() { finish_messages(); }
   /// Lets messages in flight advance without waiting. Returns at once if there are none.
@@ -148,11 +140,6 @@ class Transport {
 
   virtual void start_send(std::span<const std::byte> bytes, int to) = 0;
   virtual void start_receive(std::span<std::byte> bytes, int from) = 0;
-  /// @param[in,out] at points to `bytes`; is written if the message arrives elsewhere
-  virtual void start_receive_in_place(std::span<std::byte> bytes, int from, const std::byte*& at) {
-    static_cast<void>(at);
-    start_receive(bytes, from);
-  }
   virtual void finish_messages() = 0;
 
  private:

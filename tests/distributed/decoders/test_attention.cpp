@@ -7,7 +7,6 @@
 #include "tree_attn/reference/data/input_error.hpp"
 #include "tree_attn/reference/oracle/attention.hpp"
 #include "tree_attn/tests/support/decoding.hpp"
-#include "tree_attn/tests/support/in_place_transport.hpp"
 #include "tree_attn/tests/support/message.hpp"
 #include "tree_attn/tests/support/sweep.hpp"
 #include "tree_attn/tests/support/tensors.hpp"
@@ -58,9 +57,9 @@ DecodeOutput alone(const Inputs& in, std::span<const std::int64_t> lengths, cons
 }
 
 /// Messages have arrived where the test says so.
-class ToldTransport : public InPlaceTransport {
+class ToldTransport : public ThreadTransport {
  public:
-  using InPlaceTransport::InPlaceTransport;
+  using ThreadTransport::ThreadTransport;
   bool have_arrived() override { return has_arrived; }
   bool has_arrived = false;
 };
@@ -268,8 +267,8 @@ TEST_CASE("facade: a step that has been started waits for no other rank before i
   const Topology topology = Topology::pretend(4, 1);
   const std::vector<KeyRange> ranges = even_ranges(kKeys, 4, kLeafKeys);
   const std::vector<std::int64_t> lengths{kKeys, kKeys};
-  run_threads(topology, 10, [&](const ThreadRanks& ranks, ThreadTransport& inner) {
-    ToldTransport transport(inner);
+  run_threads(topology, 10, [&](const ThreadRanks& ranks, ThreadTransport&) {
+    ToldTransport transport(ranks, topology);
     const KeyRange mine = topology.range_of(ranks.rank(), ranges);
     OpenShard shard = open_shard(cpu_backend(), kShape, mine, 0.25);
     for (std::int64_t entry = 0; entry < 2; ++entry)

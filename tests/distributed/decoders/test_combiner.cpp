@@ -6,7 +6,6 @@
 #include "tree_attn/distributed/transport/thread_transport.hpp"
 #include "tree_attn/reference/data/input_error.hpp"
 #include "tree_attn/tests/support/decoding.hpp"
-#include "tree_attn/tests/support/in_place_transport.hpp"
 #include "tree_attn/tests/support/message.hpp"
 #include "tree_attn/tests/support/tensors.hpp"
 
@@ -109,8 +108,7 @@ TEST_CASE("combiner: the bits of a merge in one process, whole or by heads, in a
         CHECK((expected.out[0] == 0 && expected.lse[0] == -kInf && std::isnan(expected.lse.back())));
         CAPTURE(p);
         CAPTURE(topology.n_nodes());
-        run_threads(topology, kTimeout, [&](ThreadTransport& inner) {
-          InPlaceTransport transport(inner);
+        run_threads(topology, kTimeout, [&](ThreadTransport& transport) {
           const auto me = static_cast<std::size_t>(topology.index_of(transport.rank()));
           for (const std::int64_t slice_bytes : {std::int64_t{0}, std::int64_t{1} << 40}) {
             Combiner all(transport, shape, OutputPart::kAll, {.slice_bytes = slice_bytes});

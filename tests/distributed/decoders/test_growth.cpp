@@ -6,7 +6,6 @@
 #include "tree_attn/gpu/backend/backends.hpp"
 #include "tree_attn/gpu/platform/emulator/settings.hpp"
 #include "tree_attn/tests/support/decoding.hpp"
-#include "tree_attn/tests/support/in_place_transport.hpp"
 #include "tree_attn/tests/support/sanitized.hpp"
 #include "tree_attn/tests/support/sweep.hpp"
 
@@ -83,8 +82,7 @@ void check_growth(const Growing& growing, std::int64_t n_cut) {
     const Topology topology = mixed_grouping(p);
     const std::vector<KeyRange> ranges = ranges_in(order, p, p % 2 == 0 ? n_cut : 0);
     std::atomic<int> n_wrong = 0;
-    run_threads(topology, kTimeout, [&](ThreadTransport& inner) {
-      InPlaceTransport transport(inner);
+    run_threads(topology, kTimeout, [&](ThreadTransport& transport) {
       const auto mine = growing.workload();
       OpenShard shard = open_shard(growing.backend, growing.shape,
                                    OwnedLeaves(topology.range_of(transport.rank(), ranges), order), 0, kScale);

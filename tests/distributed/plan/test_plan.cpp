@@ -8,7 +8,6 @@
 #include "tree_attn/gpu/platform/launch.hpp"
 #include "tree_attn/reference/state/forest.hpp"
 #include "tree_attn/tests/support/decoding.hpp"
-#include "tree_attn/tests/support/in_place_transport.hpp"
 #include "tree_attn/tests/support/sanitized.hpp"
 
 #include <algorithm>
@@ -72,8 +71,7 @@ TEST_CASE("all_reduce: every rank ends with the contributions in rank order, eac
     for (const Topology& topology : groupings(p)) {
       CAPTURE(p);
       std::vector<std::vector<float>> ended(static_cast<std::size_t>(p));
-      run_threads(topology, kTimeout, [&](ThreadTransport& inner) {
-        InPlaceTransport transport(inner);
+      run_threads(topology, kTimeout, [&](ThreadTransport& transport) {
         // Blocks with one row for each pair of ranks: two blocks for the maximum, two for the sum.
         PlanBuilder builder;
         const Blocks mine = builder.allocate(kScalarBlock, 2), ones = builder.allocate(kScalarBlock, 2);
@@ -115,8 +113,7 @@ TEST_CASE("plans: forests of any cut, empty ranges included, end as the output o
       std::vector<int> n_wrong(all.size());
       std::vector<Traffic> counted(all.size());
       std::mutex mutex;
-      run_threads(topology, kTimeout, [&](ThreadTransport& inner) {
-        InPlaceTransport transport(inner);
+      run_threads(topology, kTimeout, [&](ThreadTransport& transport) {
         const KeyRange range = topology.range_of(transport.rank(), ranges);
         const Forest<float> own = forest_of(range.begin, range.end), other = forest_of(range.begin, range.end, 1);
         const std::vector<float> before(own.states().begin(), own.states().end());
@@ -124,22 +121,23 @@ TEST_CASE("plans: forests of any cut, empty ranges included, end as the output o
           const auto& [algorithm, options] = all[i];
           const Plan plan = std::get<PlanOf>(algorithm->exchange)(topology, transport.rank(), ranges, options);
           HostFabric fabric(transport, plan, kRows, kValueDim);
-          // Nothing of an earlier step is left, and the states that a rank has decoded are read where they are.
+          // Nothing of an earlier step is left, and the states that a rank has decoded stay as they are.
           fabric.step(other.states());
           transport.clear_traffic();
           const DecodeOutput output = fabric.step(own.states()).copy();
+          const Traffic of_step = transport.traffic();
           bool is_right = (!algorithm->keeps_bits || same_bits(output, expected)) && same_bits(own.states(), before);
           if (p <= 6 && options.radix <= 3) {
-            DeviceFabric device(inner, plan, kRows, kValueDim, emulated::make_blocks);
+            DeviceFabric device(transport, plan, kRows, kValueDim, emulated::make_blocks);
             emulated::DeviceBuffer<float> states(std::max<std::int64_t>(std::ssize(before), 1));
             states.upload(before);
-            inner.clear_traffic();
+            transport.clear_traffic();
             is_right = same_bits(device.step(states.data()).copy(), output) && is_right;
-            is_right = inner.traffic() == transport.traffic() && is_right;
+            is_right = transport.traffic() == of_step && is_right;
           }
           const std::scoped_lock lock(mutex);
           n_wrong[i] += !is_right;
-          add(counted[i], transport.traffic());
+          add(counted[i], of_step);
           for (const Operation& operation : plan.operations) n_copies += std::holds_alternative<Copy>(operation);
         }
       });
@@ -175,8 +173,7 @@ TEST_CASE("broadcast: the blocks of the first member reach every member, and no 
     std::vector<int> members;
     for (int rank = p - 1; rank >= 0; rank -= 2) members.push_back(rank);
     std::vector<float> ended(static_cast<std::size_t>(p));
-    run_threads(Topology::pretend(p, 2), kTimeout, [&](ThreadTransport& inner) {
-      InPlaceTransport transport(inner);
+    run_threads(Topology::pretend(p, 2), kTimeout, [&](ThreadTransport& transport) {
       PlanBuilder builder;
       const Blocks block = builder.allocate(kScalarBlock);
       const auto found = std::find(members.begin(), members.end(), transport.rank());
@@ -246,8 +243,7 @@ TEST_CASE("plans: states of another range are refused") {
   const Topology topology = Topology::pretend(1, 1);
   const KeyRange range{0, 3};
   const Plan plan = std::get<PlanOf>(find_algorithm("gather").exchange)(topology, 0, {&range, 1}, {});
-  run_threads(topology, kTimeout, [&](ThreadTransport& inner) {
-    InPlaceTransport transport(inner);
+  run_threads(topology, kTimeout, [&](ThreadTransport& transport) {
     HostFabric fabric(transport, plan, kRows, kValueDim);
     CHECK_THROWS_AS(fabric.step(forest_of(0, 4).states()), std::logic_error);
   });

@@ -74,38 +74,6 @@ TEST_CASE("shared transport: messages of every length around its limits arrive u
   }
 }
 
-TEST_CASE("shared transport: messages are read where they have arrived if they fit the places, and in order with others") {
-  constexpr std::size_t kPart = SharedTransport::kPartBytes;
-  const MpiRanks& ranks = session().ranks();
-  SharedTransport transport(ranks, ranks.topology(0));
-  const int me = transport.rank(), p = transport.size();
-  std::mt19937 random(11);
-  for (std::size_t number = 0; number < 200; ++number) {
-    constexpr std::size_t kLengths[]{1, 4096, kPart, kPart + 1, 2 * kPart, 2 * kPart + 1, SharedTransport::kMaxBytes + 1};
-    const std::size_t n = kLengths[random() % std::size(kLengths)];
-    const bool is_copied_too = random() % 3 == 0;  // a second message to the same rank, which is received as usual
-    std::vector<std::byte> sent(n), received(n), second(n);
-    const int to = (me + 1) % p, from = (me + p - 1) % p;
-    for (std::size_t i = 0; i < n; ++i) sent[i] = byte_of(me, to, number, i);
-    if (p == 1) break;
-    const std::byte* at = nullptr;
-    transport.receive_in_place(received, from, at);
-    if (is_copied_too) transport.receive(second, from);
-    for (int i = 0; i < (is_copied_too ? 2 : 1); ++i) transport.send(sent, to);
-    transport.wait();
-    CAPTURE(n);
-    CHECK((at != received.data()) == (n <= 2 * kPart && !is_copied_too));
-    std::int64_t n_wrong = 0;
-    for (std::size_t i = 0; i < n; ++i) {
-      n_wrong += at[i] != byte_of(from, me, number, i);
-      n_wrong += is_copied_too && second[i] != byte_of(from, me, number, i);
-    }
-    CHECK(n_wrong == 0);
-    if (at != received.data()) CHECK_THROWS_AS(transport.receive(second, from), std::logic_error);
-    transport.release();
-  }
-}
-
 TEST_CASE("shared transport: progress() moves messages before anyone waits") {
   if (session().ranks().size() < 2) return;
   const MpiRanks& ranks = session().ranks();

@@ -5,7 +5,6 @@
 #include "tree_attn/reference/data/input_error.hpp"
 #include "tree_attn/tests/support/check_ranks.hpp"
 #include "tree_attn/tests/support/few_threads.hpp"
-#include "tree_attn/tests/support/in_place_transport.hpp"
 #include "tree_attn/tests/support/message.hpp"
 #include "tree_attn/tests/support/rank_group.hpp"
 
@@ -34,8 +33,7 @@ class ThreadRankGroup : public RankGroup {
   using RankGroup::RankGroup;
   std::vector<RankResult> run(const Topology& topology, const std::function<DecodeOutput(Transport&)>& body) override {
     std::vector<RankResult> results(static_cast<std::size_t>(size()));
-    run_threads(topology, kTimeout, [&](ThreadTransport& inner) {
-      InPlaceTransport transport(inner);
+    run_threads(topology, kTimeout, [&](ThreadTransport& transport) {
       RankResult& mine = results[static_cast<std::size_t>(transport.rank())];
       mine.output = body(transport);
       mine.traffic = transport.traffic();
