@@ -10,12 +10,12 @@
 #include <algorithm>
 #include <charconv>
 #include <cstddef>
+#include <map>
 
 namespace tree_attn {
 
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankFacts, node, host, cores, interface, no_backend, no_driver, driver, no_gpu, gpu,
-                                   capability, uuid, no_kernel, kernels, sees, reaches, no_nccl, nccl, nccl_path,
-                                   no_nccl_windows, nccl_low_latency, is_thread, eager_variable, eager_bytes)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankFacts, node, host, cores, interface, no_driver, driver, no_gpu, gpu, capability, uuid,
+                                   no_kernel, kernels, reaches, no_nccl, nccl, nccl_path)
 
 namespace {
 
@@ -33,6 +33,34 @@ std::string columns(const std::vector<Row>& rows) {
   }
   std::string text;
   for (const std::string& line : lines) text += line.substr(0, line.find_last_not_of(' ') + 1) + '\n';
+  return text;
+}
+
+/// What is not there, in a column of its own, why, on which ranks, and the place of the book.
+struct Absence {
+  std::string_view subject;
+  std::string RankFacts::*why;
+  std::string_view place;
+};
+constexpr Absence kAbsences[] = {{"driver", &RankFacts::no_driver, "no_driver"},
+                                 {"GPU", &RankFacts::no_gpu, "no_gpu"},
+                                 {"kernels", &RankFacts::no_kernel, "no_kernel"},
+                                 {"NCCL", &RankFacts::no_nccl, "no_nccl"}};
+
+/// A row for each reason for which ranks lack something.
+std::string absences(std::span<const RankFacts> facts) {
+  constexpr std::size_t kIndent = 15;
+  std::string text;
+  for (const auto& [subject, why, place] : kAbsences) {
+    std::map<std::string, std::vector<int>> ranks;
+    for (int rank = 0; const RankFacts& one : facts) ranks[one.*why].push_back(rank++);
+    ranks.erase("");
+    for (const auto& [reason, those] : ranks) {
+      const std::string where = those.size() == facts.size() ? "" : " for " + ranks_text(those);
+      text.append(subject).append(kIndent - subject.size(), ' ').append("not here" + where + ": " + reason);
+      text.append("; see docs/IV.7-many-gpus.md#").append(place).append("\n");
+    }
+  }
   return text;
 }
 
@@ -59,9 +87,9 @@ std::string table(std::span<const RankFacts> facts) {
             "",
             one.cores,
             one.interface,
-            one.driver,
-            one.nccl,
-            one.gpu,
+            one.driver.empty() ? "not here" : one.driver,
+            one.nccl.empty() ? "not here" : one.nccl,
+            one.gpu.empty() ? "not here" : one.gpu,
             one.capability,
             one.uuid,
             numbers_text(reached)};
@@ -71,7 +99,8 @@ std::string table(std::span<const RankFacts> facts) {
   }
   for (std::size_t r = 1; r < rows.size(); ++r) rows[r][2] = numbers_text(ranks[r]);
   std::ranges::stable_sort(rows.begin() + 1, rows.end(), {}, [](const Row& row) { return std::stoi(row[0]); });
-  return columns(rows);
+  const std::string missing = absences(facts);
+  return columns(rows) + (missing.empty() ? "" : "\n") + missing;
 }
 
 bool runs_on(std::string_view architecture, int major, int minor) {

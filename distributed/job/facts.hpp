@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What every rank found on its machine, as rows of text. Plain values, so that judge() can be tested with clusters
+/// @brief What every rank found on its machine, as rows of text. Plain values, so that tables can be tested with clusters
 /// that do not exist.
 #pragma once
 
-#include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
@@ -14,23 +13,15 @@ namespace tree_attn {
 
 /// What one rank found. A `no_...` says why something is missing, in the words of the system; "" if it is there.
 struct RankFacts {
-  int node = 0;                         ///< number of its machine
-  std::string host, cores, interface;   ///< its name, the cores that the rank may use, where NCCL's bootstrap would listen
-  std::vector<std::string> no_backend;  ///< each as an error of decode
-  std::string no_driver, driver;        ///< of the GPUs, by the newest CUDA that it knows: "CUDA 13.0"
-  std::string no_gpu, gpu;              ///< the one that it uses: "NVIDIA H200"
-  std::string capability, uuid;         ///< "9.0"; "GPU-5f0c...", the identity of a GPU: its index differs between processes
-  std::string no_kernel, kernels;       ///< for that GPU; "80-real,90a-real, by CUDA 13.0.88"
-  std::vector<std::string> sees;        ///< identities of the GPUs that its process sees
-  std::vector<std::string> reaches;     ///< of these, those into whose memory its GPU can store
-  std::string no_nccl, nccl;            ///< "2.30.7"
+  int node = 0;                        ///< number of its machine
+  std::string host, cores, interface;  ///< its name, the cores that the rank may use, where NCCL's bootstrap would listen
+  std::string no_driver, driver;       ///< of the GPUs, by the newest CUDA that it knows: "CUDA 13.0"
+  std::string no_gpu, gpu;             ///< the one that it uses: "NVIDIA H200"
+  std::string capability, uuid;        ///< "9.0"; "GPU-5f0c...", the identity of a GPU: its index differs between processes
+  std::string no_kernel, kernels;      ///< for that GPU; "80-real,90a-real, by CUDA 13.0.88"
+  std::vector<std::string> reaches;    ///< identities of the GPUs into whose memory its GPU can store
+  std::string no_nccl, nccl;           ///< "2.30.7"
   std::string nccl_path;
-  std::string no_nccl_windows;   ///< that the host can ask for
-  std::string nccl_low_latency;  ///< NCCL_ALLOC_P2P_NET_LL_BUFFERS
-  bool is_thread = false;        ///< of a process with all ranks
-  /// The variable of MPI for messages inside a node that no receiver has asked for, and their most bytes; "": not known.
-  std::string eager_variable;
-  std::int64_t eager_bytes = 0;
 };
 
 /// Facts as text, for messages between ranks.
@@ -38,7 +29,8 @@ std::string to_text(const RankFacts& facts);
 /// The inverse. @throws std::exception if the text is not of to_text()
 RankFacts facts_of_text(const std::string& text);
 
-/// Facts as a table for people, in which equal ranks of a machine share a line.
+/// Facts as a table for people, in which equal ranks of a machine share a line. Below it a row for everything that some rank
+/// does not have: why, and where the book says what to do. @param facts of all ranks, by rank
 std::string table(std::span<const RankFacts> facts);
 
 /// Whether kernels for an architecture in CMake's notation run on a GPU: those for "80-real" on 8.0 and later of 8, for

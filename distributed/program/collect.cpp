@@ -4,22 +4,19 @@
 /// linked; types and numbers are those of the driver API, whose binary interface does not change.
 #include "tree_attn/distributed/program/collect.hpp"
 
+#include "tree_attn/distributed/program/decode_options.hpp"
 #include "tree_attn/distributed/program/machine.hpp"
 #include "tree_attn/distributed/program/option_values.hpp"
 #include "tree_attn/distributed/transport/nccl_library.hpp"
-#include "tree_attn/gpu/backend/backends.hpp"
 #include "tree_attn/reference/data/input_error.hpp"
 
 #include <arpa/inet.h>
 #include <dlfcn.h>
 #include <ifaddrs.h>
-#include <mpi.h>
 #include <net/if.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <array>
-#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -100,11 +97,12 @@ void ask_driver(RankFacts& facts, const std::string& devices, int rank, const To
   facts.driver = line_of("CUDA ", version / 1000, ".", version % 1000 / 10);
 
   std::vector<DeviceId> ids(static_cast<std::size_t>(n));
+  std::vector<std::string> uuids;
   for (int i = 0; i < n; ++i) {
     DeviceUuid uuid{};
     DeviceId& id = ids[static_cast<std::size_t>(i)];
     if (get(&id, i) != 0 || get_uuid(&uuid, id) != 0) missing = "the driver does not answer for device " + std::to_string(i);
-    facts.sees.push_back(uuid_text(uuid));
+    uuids.push_back(uuid_text(uuid));
   }
   const int own = gpu_of_rank(devices, rank, machines, n);
   if (own < 0)
@@ -119,12 +117,12 @@ void ask_driver(RankFacts& facts, const std::string& devices, int rank, const To
   get_attribute(&major, kMajor, id), get_attribute(&minor, kMinor, id);
   facts.gpu = name.data();
   facts.capability = line_of(major, ".", minor);
-  facts.uuid = facts.sees[static_cast<std::size_t>(own)];
+  facts.uuid = uuids[static_cast<std::size_t>(own)];
   facts.no_kernel = missing_kernel(facts.gpu, major, minor);
   for (int i = 0; i < n; ++i) {
     int can = 0;
     if (i != own && can_access(&can, id, ids[static_cast<std::size_t>(i)]) == 0 && can != 0)
-      facts.reaches.push_back(facts.sees[static_cast<std::size_t>(i)]);
+      facts.reaches.push_back(uuids[static_cast<std::size_t>(i)]);
   }
 }
 
@@ -132,46 +130,10 @@ void ask_driver(RankFacts& facts, const std::string& devices, int rank, const To
 void ask_nccl(RankFacts& facts) try {
   const std::shared_ptr<const NcclLibrary> library = NcclLibrary::load();
   facts.nccl_path = library->path(), facts.nccl = library->version_text();
-  if (!library->has_window_addresses())
-    facts.no_nccl_windows = "NCCL " + facts.nccl + " does not tell the host where a window is, " +
-                            nccl_version_text(nccl::kWindowAddresses) + " does";
 } catch (const InputError& error) {
-  // Without the option and the remedy, which a verdict has too.
+  // Without the option and the remedy, for which a row of facts names the place.
   const std::string why = error.what();
   facts.no_nccl = why.substr(std::strlen("--transport nccl: "), why.find("; ") - std::strlen("--transport nccl: "));
-}
-
-/// Asks the tools interface of MPI for the most bytes of a message inside a node that is sent before its receiver asks. It
-/// is a variable of Open MPI 4 and 5, an unsigned number of 32 or 64 bits.
-void ask_mpi(RankFacts& facts) {
-  int level = 0;
-  if (MPI_T_init_thread(MPI_THREAD_SINGLE, &level) != MPI_SUCCESS) return;
-  for (const char* const name : {"btl_vader_eager_limit", "btl_sm_eager_limit"}) {
-    int index = 0, n_values = 0;
-    MPI_T_cvar_handle handle = nullptr;
-    std::uint64_t value = 0;
-    if (!facts.eager_variable.empty() || MPI_T_cvar_get_index(name, &index) != MPI_SUCCESS ||
-        MPI_T_cvar_handle_alloc(index, nullptr, &handle, &n_values) != MPI_SUCCESS)
-      continue;
-    if (n_values == 1 && MPI_T_cvar_read(handle, &value) == MPI_SUCCESS)
-      facts.eager_variable = name, facts.eager_bytes = static_cast<std::int64_t>(value);
-    MPI_T_cvar_handle_free(&handle);
-  }
-  MPI_T_finalize();
-}
-
-/// Backends that cannot be used here, as decode says it. What is wrong with a GPU is for judge() to say.
-std::vector<std::string> find_missing_backends() {
-  std::vector<std::string> missing;
-  for (const std::string_view name : backend_names()) {
-    if (const Backend* const built = built_backend(name); built != nullptr && built->needs_gpu()) continue;
-    try {
-      find_backend(name);
-    } catch (const InputError& error) {
-      missing.emplace_back(error.what());
-    }
-  }
-  return missing;
 }
 
 }  // namespace
@@ -185,13 +147,9 @@ std::vector<RankFacts> collect_facts(const Ranks& ranks, const Topology& machine
   facts.node = machines.node_of(ranks.rank());
   facts.cores = std::to_string(n_allowed_cores());
   facts.interface = bootstrap_interface();
-  facts.nccl_low_latency = variable(kNcclLowLatencyVariable);
-  facts.is_thread = ranks.is_one_process() && ranks.size() > 1;
-  facts.no_backend = find_missing_backends();
   if (!kCuda.empty()) facts.kernels = std::string(kArchitectures) + ", by CUDA " + std::string(kCuda);
   ask_driver(facts, devices, ranks.rank(), machines);
   ask_nccl(facts);
-  if (!ranks.is_one_process()) ask_mpi(facts);
 
   // All ranks send as many bytes as the longest text has; a 0 ends each.
   std::string mine = to_text(facts);
@@ -231,22 +189,6 @@ std::string bootstrap_interface() {
     }
   }
   return best;
-}
-
-void require_possible(const ClusterOptions& options, const Ranks& ranks, const Topology& machines) {
-  const Backend* const backend = built_backend(options.backend);
-  if (backend == nullptr || !backend->needs_gpu()) return;
-  std::vector<Need> needs{Need::kGpu};
-  if (options.transport == "nccl") needs.push_back(Need::kNccl);
-  if (options.windows == "device" && std::ranges::any_of(chosen_algorithms(options), has_windows))
-    needs.push_back(Need::kPeerAccess);
-  const std::vector<RankFacts> facts = collect_facts(ranks, machines, options.devices);
-  std::string line;
-  if (ranks.rank() == 0) line = first_failure(judge(facts), needs).value_or("");
-  line.resize(ranks.broadcast_from_root(line.size()));
-  if (line.empty()) return;
-  ranks.broadcast(std::as_writable_bytes(std::span(line)), 0, "the verdict of rank 0");
-  throw InputError(line);
 }
 
 }  // namespace tree_attn

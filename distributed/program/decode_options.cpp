@@ -59,7 +59,6 @@ RankLayout layout_of(const ClusterOptions& options, const Ranks& ranks) {
   ranks.doing("while reading the input");
   const Topology machines = ranks.topology(0);
   const CoreShare cores = share_cores(ranks, machines);
-  require_possible(options, ranks, machines);
   return {machines, options.ranks_per_node == 0 ? machines : ranks.topology(options.ranks_per_node), cores,
           options.threads.value_or(cores.threads_per_rank)};
 }

@@ -99,7 +99,7 @@ struct RankLayout {
   CoreShare cores;
   int n_threads;  ///< of a rank
 };
-/// Finds the layout, and refuses options that the machines cannot satisfy, see require_possible(). Collective.
+/// Finds the layout. Collective.
 /// @throws InputError on all ranks
 RankLayout layout_of(const ClusterOptions& options, const Ranks& ranks);
 /// The header of a report. @param transport of the states

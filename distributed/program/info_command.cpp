@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief `tree_attn info`: the features of this build, what every rank found, and verdicts, each with what to do.
+/// @brief `tree_attn info`: the features of this build, and what every rank found.
 #include "tree_attn/distributed/program/collect.hpp"
 #include "tree_attn/distributed/program/decode_options.hpp"
 #include "tree_attn/distributed/program/machine.hpp"
 #include "tree_attn/distributed/program/program.hpp"
 #include "tree_attn/gpu/backend/backends.hpp"
 
-#include <algorithm>
 #include <cstdio>
 #include <memory>
 
@@ -20,17 +19,23 @@ void print_build(const RankFacts& first, const Topology& topology) {
   std::printf("tree_attn      %s, %s, %s\n", TREE_ATTN_VERSION, machine.build_type.c_str(), machine.compiler.c_str());
   std::printf("processor      %s, %d cores%s%s\n", machine.cpu.c_str(), machine.cores,
               machine.instruction_set.empty() ? "" : ", decodes with ", machine.instruction_set.c_str());
-  std::string nodes, backends;
+  std::string nodes, backends, missing;
   for (int i = 0; i < topology.n_nodes(); ++i) nodes += (i ? ", " : "") + std::to_string(topology.node(i).size());
   std::printf("ranks          %d on %d node%s (%s per node)\n", topology.size(), topology.n_nodes(),
               topology.n_nodes() == 1 ? "" : "s", nodes.c_str());
-  // Those that decode takes; a backend on GPUs also needs a GPU, which is for the verdicts.
+  // Those that decode takes. Whether there is a GPU for one on GPUs is a fact of every rank.
   for (const std::string_view name : backend_names()) {
-    const auto starts = [&](const std::string& line) { return line.starts_with("--backend " + std::string(name) + ":"); };
-    if (std::ranges::none_of(first.no_backend, starts)) backends += (backends.empty() ? "" : ", ") + std::string(name);
+    const Backend* const built = built_backend(name);
+    try {
+      if (built == nullptr || !built->needs_gpu()) find_backend(name);
+      backends += (backends.empty() ? "" : ", ") + std::string(name);
+    } catch (const InputError& error) {
+      missing += std::string("               not here: ") + error.what() + "\n";
+    }
   }
-  std::printf("backends       %s\n", backends.c_str());
+  std::printf("backends       %s\n%s", backends.c_str(), missing.c_str());
   if (!first.kernels.empty()) std::printf("kernels        for %s\n", first.kernels.c_str());
+  if (!first.nccl.empty()) std::printf("NCCL           %s\n", first.nccl_path.c_str());
   std::printf("transports     mpi (%s), shared, nccl, threads (--devices)\n", machine.mpi.c_str());
 }
 
@@ -39,19 +44,18 @@ int run_info(const std::string& devices, const Ranks& ranks) {
   const std::vector<RankFacts> facts = collect_facts(ranks, topology, devices);
   if (ranks.rank() != 0) return 0;
   print_build(facts[0], topology);
-  std::printf("\n%s\n%s", table(facts).c_str(), table(judge(facts)).c_str());
+  std::printf("\n%s", table(facts).c_str());
   return 0;
 }
 
 }  // namespace
 
 Command add_info(CLI::App& program) {
-  CLI::App* const command =
-      program.add_subcommand("info", "Show what this build supports and what the ranks found, and what to do about it");
+  CLI::App* const command = program.add_subcommand("info", "Show what this build supports and what the ranks found");
   const auto devices = std::make_shared<std::string>();
   add_devices_option(*command, *devices);
   command->footer(
-      "\nUnder mpirun it shows the facts of all machines. Each line at the end is ok, a warning, or the error of a decode.\n"
+      "\nUnder mpirun it shows the facts of all machines.\n"
       "Example:\n"
       "  mpirun -n 8 tree_attn info");
   return [devices](const Ranks& ranks) { return run_info(*devices, ranks); };

@@ -23,7 +23,7 @@ INCLUDE = re.compile(r'^\s*#\s*include\s+"(?:tree_attn/)?([^"]+)"', re.MULTILINE
 PRODUCT = ("reference", "gpu", "distributed")
 FEATURES = {
     "care of a job": r"watchdog|pulse_|launcher|mpi_session|deadline|guard",
-    "facts and verdicts, info": r"facts|judge|collect|/libraries|info_command|mpi_info|machine|need\.",
+    "facts, info": r"facts|collect|/libraries|info_command|mpi_info|machine|need\.",
     "fingerprint, agreement on options": r"fingerprint|agreement",
     "memory check": r"measure/(test_)?memory",
     "predict, time of a step": r"predict|step_time",

@@ -2,7 +2,6 @@
 /// @file
 /// @brief Arguments that break a precondition of distributed/ and gpu/backend/ are refused in every build, in a line with
 /// the function and the values.
-#include "tree_attn/distributed/job/judge.hpp"
 #include "tree_attn/distributed/job/pulse_board.hpp"
 #include "tree_attn/distributed/job/watchdog.hpp"
 #include "tree_attn/distributed/measure/measure.hpp"
@@ -196,9 +195,8 @@ TEST_CASE("arguments: schedules are of members that exist, and joined at least t
   CHECK_THROWS_WITH_AS(n_rounds(8, 1), "n_rounds: 8 blocks joined 1 at a time", std::invalid_argument);
 }
 
-TEST_CASE("arguments: measurements have times, repetitions and outputs of one size, and verdicts ranks") {
+TEST_CASE("arguments: measurements have times, repetitions and outputs of one size") {
   CHECK_THROWS_WITH_AS(latency_of({}), "latency_of: no times", std::invalid_argument);
-  CHECK_THROWS_WITH_AS(judge({}), "judge: no ranks", std::invalid_argument);
   const auto workload = make_workload({kShape, 8, {}}, 1, 1);
   const Verifier verify(*workload, 1, 1, cpu_backend());
   CHECK_THROWS_WITH_AS(verify(find_algorithm("ring"), {{1}, {1, 2}}),
