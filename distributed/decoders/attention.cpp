@@ -90,7 +90,7 @@ void Attention::check_append(std::int64_t entry, const TensorView& k, const Tens
   const OwnedLeaves& leaves = shard_.cache->leaves();
   shard_.cache->append(entry, k.positions(0, 0), v.positions(0, 0));  // checks all but the data
   const std::int64_t length = lengths_[static_cast<std::size_t>(entry)], n = k.shape[2], end = length + n;
-  require(n >= 0 && n == v.shape[2], "Attention::append: k has ", n, " positions, v has ", v.shape[2]);
+  require(n == v.shape[2], "Attention::append: k has ", n, " positions, v has ", v.shape[2]);
   require<std::out_of_range>(n <= most_keys_ - length, "Attention::append: batch entry ", entry, " has ", length,
                              " positions, and ", n, " more do not fit in the ranges of all ranks, which end at ",
                              most_keys_);

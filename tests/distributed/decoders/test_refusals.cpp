@@ -65,6 +65,8 @@ TEST_CASE("refusals: alone they keep their types") {
   CHECK_THROWS_AS(attention.step(without_data(in.q)), std::invalid_argument);
   CHECK_THROWS_AS(attention.combine(without_data(in.o), in.lse), std::invalid_argument);
   CHECK_THROWS_AS(attention.append(2, in.more(in.k), in.more(in.v)), std::out_of_range);
+  CHECK_THROWS_AS(attention.append(0, with(in.more(in.k), 2, -1), with(in.more(in.v), 2, -1)), std::out_of_range);
+  CHECK(attention.lengths()[0] == kKeys);
   CHECK_THROWS_WITH_AS(attention.refuse("a line"), "a line", std::invalid_argument);
   CHECK_THROWS_WITH_AS(attention.refuse_append("a line"), "a line", std::invalid_argument);
   CHECK_THROWS_WITH_AS(Attention(kShape, {.refusal = "a line"}), "a line", std::invalid_argument);
