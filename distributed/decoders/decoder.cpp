@@ -47,18 +47,24 @@ class PlanDecoder : public Decoder {
   bool takes_device_queries() const override { return on_device_ != nullptr; }
 
  protected:
-  OutputView run(const Step& step) override {
+  void begin(const Step& step) override {
+    if (transport_.device() != nullptr) return;  // a plan on its memory is written by all ranks together
     plan_anew(step);
-    if (is_on_device(step)) return step_on_device(step, step.longest());
-    const std::span<const float> states = decode_own_shard(step).states();
-    return on_host_->step(states, sinks_of_rows(step));
+    if (is_on_device(step)) {
+      if (!end_) open_end();
+      return on_device_->prepare(step);
+    }
+    sinks_ = sinks_of_rows(step);
+    states_ = decode_own_shard(step).states();
+  }
+  OutputView run(const Step& step) override {
+    if (!is_on_device(step)) return on_host_->step(states_, sinks_);
+    plan_anew(step);
+    return step_on_device(step, step.longest());
   }
   void run_start(const Step& step) override {
     is_whole_ = is_on_device(step);
-    if (is_whole_) return Decoder::run_start(step);
-    plan_anew(step);
-    const std::span<const float> states = decode_own_shard(step).states();
-    on_host_->start(states, sinks_of_rows(step));
+    is_whole_ ? Decoder::run_start(step) : on_host_->start(states_, sinks_);
   }
   bool run_progress() override { return is_whole_ || on_host_->advance(); }
   OutputView run_finish() override { return is_whole_ ? Decoder::run_finish() : on_host_->finish(); }
@@ -122,6 +128,8 @@ class PlanDecoder : public Decoder {
   std::int64_t all_have_room_for_ = -1;  ///< keys of the longest sequence for which no rank takes memory
   std::int64_t own_room_ = -1;           ///< capacity of the cache in the step before
   std::vector<KeyRange> planned_;        ///< ranges in the plan
+  std::span<const float> states_;        ///< of the own shard, on the host
+  std::span<const float> sinks_;         ///< of the rows
   std::optional<HostFabric> on_host_;
   std::optional<DeviceFabric> end_;  ///< of steps on the device; the only one if messages are sent from device memory
 };
@@ -141,7 +149,10 @@ std::string mask_text(std::int64_t kind) {
 }  // namespace
 
 Decoder::Decoder(Transport& transport, OpenShard& shard)
-    : transport_(transport), shard_(shard), progress_([&transport] { transport.progress(); }) {}
+    : transport_(transport), shard_(shard), progress_([&transport] { transport.progress(); }) {
+  const AttentionShape& shape = shard.cache->shape();
+  if (!shard.cache->scales().v.empty()) scaled_.reserve(static_cast<std::size_t>(shape.n_rows() * shape.value_dim));
+}
 
 OutputView Decoder::step(const Step& step, const std::optional<std::string>& refusal) {
   agree(step, refusal);
@@ -197,7 +208,7 @@ void Decoder::agree(const Step& step, std::optional<std::string> refusal) {
   require_started("Decoder::step", false);
   const Ranks& ranks = transport_.ranks();
   const bool compares = compares_steps_ && ranks.size() > 1;
-  if (!refusal) refusal = refusal_of(compares, [&] { check(step); });
+  if (!refusal) refusal = refusal_of(compares, [&] { check(step), begin(step); });
   Rule mine{.causal = step.rule.causal,
             .window = step.rule.window,
             .sinks = step.rule.sinks,

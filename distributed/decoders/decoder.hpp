@@ -65,7 +65,10 @@ class Decoder {
  protected:
   /// Both outlive the decoder.
   Decoder(Transport& transport, OpenShard& shard);
-  /// Implements step(); all checks have passed.
+  /// The part of step() and start() that needs no other rank, and memory for the rest, before the ranks compare the step: a
+  /// rank without memory tells the others by that. Called again after a step that was refused.
+  virtual void begin(const Step&) {}
+  /// Implements step(), after begin(); all checks have passed.
   virtual OutputView run(const Step& step) = 0;
   /// Implements start(), progress() and finish().
   virtual void run_start(const Step& step) { output_ = run(step); }

@@ -121,7 +121,9 @@ class ThreadTransport : public Transport {
  public:
   /// @param ranks outlive it
   ThreadTransport(const ThreadRanks& ranks, Topology topology)
-      : Transport(std::move(topology), ranks.rank()), ranks_(ranks), network_(ranks.network()) {}
+      : Transport(std::move(topology), ranks.rank()), ranks_(ranks), network_(ranks.network()) {
+    sends_.reserve(static_cast<std::size_t>(size())), receives_.reserve(static_cast<std::size_t>(size()));
+  }
   const ThreadRanks& ranks() const override { return ranks_; }
   std::string_view name() const override { return "threads"; }
   const Network& network() const override { return kThreadNetwork; }

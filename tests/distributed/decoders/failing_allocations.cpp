@@ -3,14 +3,19 @@
 /// @brief Memory that ends: every allocation of an operation fails in turn, on the host and on the device. The operation
 /// throws, the object is as it was, nothing is lost, and the operation passes once there is memory.
 #include "tree_attn/distributed/decoders/attention.hpp"
+#include "tree_attn/distributed/transport/thread_transport.hpp"
+#include "tree_attn/gpu/backend/backends.hpp"
 #include "tree_attn/gpu/platform/emulator/global_memory.hpp"
 #include "tree_attn/gpu/platform/emulator/settings.hpp"
+#include "tree_attn/reference/data/input_error.hpp"
 #include "tree_attn/tests/support/count_allocations.hpp"
 #include "tree_attn/tests/support/decoding.hpp"
 #include "tree_attn/tests/support/device_tensor.hpp"
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <atomic>
 #include <optional>
 #include <random>
 #include <string>
@@ -180,6 +185,75 @@ TEST_CASE("memory: every allocation of an open, an append, a step and a growth f
     twins.append(0, 1), twins.truncate(1, 0), twins.step();
     if (kind.setup.pages.n_pages > 0) twins.append(0, 1), twins.share(0, 1, 433), twins.step(), twins.append(1, 3);
     twins.append(0, 1), twins.append(1, 400), twins.step();
+  }
+}
+
+TEST_CASE("memory: a cache whose growth fails has the capacity that it had") {
+  const emulated::SettingsScope defaults({});
+  const AttentionShape shape{.batch = 1, .heads = 2, .kv_heads = 2, .head_dim = 16, .value_dim = 8};
+  for (const Backend* const backend : {&cpu_backend(), &emulated::backend()}) {
+    const bool on_device = !backend->has_threads();
+    const auto cache = backend->make_cache(shape, KeyRange{0, kOpenEnd}, 64);
+    for (const int n : {0, 1}) {  // keys, values
+      const Failing failing(on_device, n);
+      CHECK_THROWS(cache->reserve(200));
+      CHECK(cache->capacity() == 64);
+    }
+    cache->reserve(200);
+    CHECK(cache->capacity() == 200);
+  }
+}
+
+TEST_CASE("memory: where one rank of two runs out of it in a step, all are told which, and the next step is right") {
+  const emulated::SettingsScope defaults({});
+  for (const Kind& kind : kinds()) {
+    INFO(kind.name);
+    Kind over_ranks = kind;
+    if (!kind.setup.ranges.empty()) over_ranks.setup.ranges = {{0, 64}, {64, kOpenEnd}};
+    std::mt19937 random(6610);
+    const Inputs in(kind, random);
+    Attention alone(kind.shape, kind.setup);
+    std::vector<DecodeOutput> want;
+    const std::int64_t pieces[] = {100, 1, 250};
+    const auto append = [&](Attention& attention, std::int64_t n) {
+      for (std::int64_t entry = 0; entry < 2; ++entry) {
+        const std::int64_t at = attention.lengths()[static_cast<std::size_t>(entry)];
+        attention.append(entry, in.k.view().entry(entry).positions(at, at + n),
+                         in.v.view().entry(entry).positions(at, at + n));
+      }
+    };
+    for (const std::int64_t n : pieces) append(alone, n), want.push_back(alone.step(in.q, kind.rule).copy());
+
+    std::atomic<int> n_failed = 0, n_wrong = 0;
+    run_threads(Topology::pretend(2, 2), 60, ThreadBody([&](const ThreadRanks& ranks, ThreadTransport&) {
+                  Attention attention(ranks, over_ranks.shape, over_ranks.setup);
+                  const DeviceTensor there(in.q);
+                  for (std::size_t i = 0; i < want.size(); ++i) {
+                    append(attention, pieces[i]);
+                    for (const bool from_device : {false, true}) {
+                      if (from_device && !kind.on_device) continue;
+                      std::optional<DecodeOutput> got;
+                      for (int n = 0; !got; ++n) {
+                        std::optional<Failing> failing;
+                        if (ranks.rank() == 1) failing.emplace(kind.on_device, n);
+                        try {
+                          const OutputView output = attention.step(from_device ? there.view() : in.q.view(), kind.rule);
+                          failing.reset();
+                          got = output.copy();
+                        } catch (const InputError& error) {
+                          failing.reset();
+                          n_wrong += !std::string(error.what()).starts_with("rank 1: "), ++n_failed;
+                        }
+                        failing.reset();
+                        std::int64_t is_there = got.has_value();
+                        n_wrong += ranks.all_gather(is_there, "both ranks") != std::vector<std::int64_t>(2, is_there);
+                      }
+                      n_wrong += !same_bits(*got, want[i]);
+                    }
+                  }
+                }));
+    CHECK(n_wrong.load() == 0);
+    CHECK(n_failed.load() > 0);
   }
 }
 
