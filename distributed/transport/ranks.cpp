@@ -4,6 +4,7 @@
 #include "tree_attn/distributed/transport/ranks.hpp"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -36,8 +37,12 @@ void Ranks::gather(std::span<const std::byte> mine, std::span<std::byte> all, st
 }
 
 void Ranks::all_reduce(std::span<std::uint64_t> numbers, Reduction reduction, std::string_view what) const {
-  std::vector<std::uint64_t> all(numbers.size() * static_cast<std::size_t>(size_));
-  all_gather(std::as_bytes(numbers), std::as_writable_bytes(std::span(all)), what);
+  // A few numbers of a few ranks take no memory: by them a rank tells that it has none.
+  const std::size_t n = numbers.size() * static_cast<std::size_t>(size_);
+  std::array<std::uint64_t, 64> few;
+  std::vector<std::uint64_t> many(n > few.size() ? n : 0);
+  const std::span all(n > few.size() ? many.data() : few.data(), n);
+  all_gather(std::as_bytes(numbers), std::as_writable_bytes(all), what);
   std::copy_n(all.begin(), numbers.size(), numbers.begin());
   for (std::size_t i = numbers.size(); i < all.size(); ++i) {
     std::uint64_t& x = numbers[i % numbers.size()];
