@@ -6,6 +6,7 @@
 #include "tree_attn/distributed/decoders/agreement.hpp"
 #include "tree_attn/distributed/decoders/decoder.hpp"
 #include "tree_attn/distributed/plan/plan_builder.hpp"
+#include "tree_attn/reference/tensor/float_environment.hpp"
 
 #include <algorithm>
 #include <bit>
@@ -94,6 +95,7 @@ void check_shape(const Transport& transport, const std::array<std::int64_t, 4>& 
 /// The arguments, compared and checked.
 const std::array<std::int64_t, 4>& agreed(const Transport& transport, const std::array<std::int64_t, 4>& shape,
                                           OutputPart part, const PlanOptions& options) {
+  const FloatEnvironment environment;
   const auto& [b, n_h, l, d_v] = shape;
   std::vector<Field> fields = fields_of(options);
   fields.insert(fields.begin(), {Field{"b", b}, Field{"n_h", n_h}, Field{"l", l}, Field{"d_v", d_v},
@@ -104,6 +106,7 @@ const std::array<std::int64_t, 4>& agreed(const Transport& transport, const std:
 }
 
 Plan plan_of(const Transport& transport, OutputPart part, PlanOptions options, std::int64_t n_rows, std::int64_t d_v) {
+  const FloatEnvironment environment;
   const Topology& topology = transport.topology();
   if (part == OutputPart::kHeads) return heads_plan(topology, transport.rank());
   options.n_rows = n_rows, options.d_v = d_v;
@@ -160,6 +163,7 @@ void Combiner::check(Transport& transport, const std::array<std::int64_t, 4>& sh
 }
 
 OutputView Combiner::combine(const TensorView& o, const TensorView& lse, LseForm form) {
+  const FloatEnvironment environment;
   check(transport_, shape_, part_, make_blocks_ != nullptr, o, lse);
   const auto [b, n_h, l, d_v] = shape_;
   if (o.on_device) return combine_on_device(o, lse, form);

@@ -12,6 +12,7 @@
 #include "tree_attn/reference/data/fnv1a.hpp"
 #include "tree_attn/reference/data/input_error.hpp"
 #include "tree_attn/reference/decode/page_table.hpp"
+#include "tree_attn/reference/tensor/float_environment.hpp"
 
 #include <algorithm>
 #include <functional>
@@ -155,22 +156,26 @@ Decoder::Decoder(Transport& transport, OpenShard& shard)
 }
 
 OutputView Decoder::step(const Step& step, const std::optional<std::string>& refusal) {
+  const FloatEnvironment environment;
   agree(step, refusal);
   return scaled(run(step));
 }
 
 void Decoder::start(const Step& step, const std::optional<std::string>& refusal) {
+  const FloatEnvironment environment;
   agree(step, refusal);
   run_start(step);
   is_started_ = true;
 }
 
 bool Decoder::progress() {
+  const FloatEnvironment environment;
   require_started("Decoder::progress", true);
   return run_progress();
 }
 
 OutputView Decoder::finish() {
+  const FloatEnvironment environment;
   require_started("Decoder::finish", true);
   is_started_ = false;
   return scaled(run_finish());
@@ -283,6 +288,7 @@ void Algorithm::check_ranges(const char* function, int n_ranks, std::span<const 
 std::unique_ptr<Decoder> Algorithm::open(Transport& transport, OpenShard& shard, std::span<const KeyRange> ranges,
                                          const PlanOptions& options) const {
   constexpr const char* kHere = "Algorithm::open";
+  const FloatEnvironment environment;
   const Topology& topology = transport.topology();
   const OwnedLeaves& own_leaves = shard.cache->leaves();
   std::vector<Field> fields =

@@ -4,6 +4,7 @@
 #include "tree_attn/reference/cpu/thread_pool.hpp"
 
 #include "tree_attn/reference/state/require.hpp"
+#include "tree_attn/reference/tensor/float_environment.hpp"
 
 #include <exception>
 #include <stdexcept>
@@ -54,6 +55,7 @@ bool ThreadPool::take(std::uint64_t& seen, std::int64_t& item) {
 }
 
 void ThreadPool::serve(int thread) {
+  const FloatEnvironment environment;  // not that of the thread which has made the pool
   for (std::uint64_t seen = step_.load(std::memory_order_acquire); !stops_;) {
     for (std::int64_t item = 0; take(seen, item); seen = step_.load(std::memory_order_relaxed)) {
       work_(context_, thread, item);

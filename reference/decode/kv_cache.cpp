@@ -4,6 +4,7 @@
 #include "tree_attn/reference/decode/kv_cache.hpp"
 
 #include "tree_attn/reference/decode/page_table.hpp"
+#include "tree_attn/reference/tensor/float_environment.hpp"
 
 #include <algorithm>
 #include <iterator>
@@ -15,6 +16,9 @@ namespace {
 
 const AttentionShape& checked(const AttentionShape& shape) {
   require_shape("KvCache", shape);
+  const double rows =
+      static_cast<double>(shape.batch) * static_cast<double>(shape.heads) * static_cast<double>(shape.n_queries);
+  require<std::length_error>(rows <= 0x1p62, "KvCache: ", rows, " rows of queries; at most 2^62");
   return shape;
 }
 
@@ -97,6 +101,7 @@ void KvCache::check_capacity(const char* function, std::int64_t capacity) const 
 
 void KvCache::append(std::int64_t entry, const TensorView& k, const TensorView& v) {
   constexpr const char* kHere = "KvCache::append";
+  const FloatEnvironment environment;
   check_entry(kHere, entry);
   check_views(kHere, k, v, true);
   require(k.shape[0] == 1 && v.shape[0] == 1 && k.shape[2] == v.shape[2], kHere, ": k has ", k.shape[0],
@@ -189,6 +194,7 @@ void KvCache::reserve(std::int64_t n) {
 
 void KvCache::borrow(const Shard& shard, std::span<const std::int64_t> lengths) {
   constexpr const char* kHere = "KvCache::borrow";
+  const FloatEnvironment environment;
   require<std::logic_error>(pages_ == nullptr, kHere, ": the cache is in pages, which take rows by append()");
   check_views(kHere, shard.k, shard.v, false);
   const std::int64_t n = std::min(shard.k.shape[2], shard.v.shape[2]);

@@ -101,6 +101,7 @@ class KvCache {
   /// @param memory for all keys and, after them, all values @throws as shard(); std::logic_error if the cache is on the host
   Shard shard_on_device(std::int64_t n, std::byte* memory) const;
   /// Prepares decode steps: allocates workspace, and memory for states. It outlives the session. @param scale multiplies q.k
+  /// @throws std::invalid_argument for a scale that is not finite
   virtual std::unique_ptr<DecodeSession> open(double scale) const = 0;
 
  protected:

@@ -20,6 +20,7 @@ struct PageRule {
   std::int64_t n_pages = 0;  ///< for all batch entries
   std::int64_t window = 0;   ///< most keys of a query's window, SeenRule::window; 0: no page is given back while it is used
   std::int64_t sinks = 0;    ///< most keys that it sees before its window
+  bool operator==(const PageRule&) const = default;
 };
 
 /// A pool of pages, and a list of pages for each batch entry.

@@ -4,7 +4,9 @@
 #include "tree_attn/reference/decode/session.hpp"
 
 #include "tree_attn/reference/decode/page_table.hpp"
+#include "tree_attn/reference/tensor/float_environment.hpp"
 
+#include <cmath>
 #include <iterator>
 #include <stdexcept>
 
@@ -41,9 +43,15 @@ void check_step(const KvCache& cache, const Step& step) {
   }
 }
 
+DecodeSession::DecodeSession(const KvCache& cache, double scale) : cache_(cache), scale_(scale) {
+  require(std::isfinite(scale), "DecodeSession: a scale of ", scale, "; a finite number is needed");
+}
+
 States& DecodeSession::decode(const Step& step, const std::function<void()>& progress) {
+  FloatEnvironment environment;
   check_step(cache_, step);
-  return run(step, progress);
+  if (!progress) return run(step, progress);
+  return run(step, [&] { environment.call_back(progress); });
 }
 
 }  // namespace tree_attn

@@ -30,7 +30,7 @@ class States {
 void check_step(const KvCache& cache, const Step& step);
 
 /// Decode steps on one cache. The session holds the workspace, the plan and the memory for queries and states, so a step
-/// copies no key, and allocates nothing unless the cache has grown.
+/// copies no key, and allocates nothing unless the cache has grown, or it sees more millions of keys than steps before.
 class DecodeSession {
  public:
   virtual ~DecodeSession() = default;
@@ -58,7 +58,8 @@ class DecodeSession {
   virtual std::string describe() const = 0;
 
  protected:
-  DecodeSession(const KvCache& cache, double scale) : cache_(cache), scale_(scale) {}
+  /// @throws std::invalid_argument for a scale that is not finite
+  DecodeSession(const KvCache& cache, double scale);
   virtual States& run(const Step& step, const std::function<void()>& progress) = 0;
 
  private:
