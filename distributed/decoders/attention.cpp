@@ -7,6 +7,7 @@
 #include "tree_attn/distributed/transport/thread_transport.hpp"
 #include "tree_attn/gpu/backend/backends.hpp"
 #include "tree_attn/reference/data/fnv1a.hpp"
+#include "tree_attn/reference/tensor/float_environment.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -39,6 +40,7 @@ Attention::Attention(std::unique_ptr<const Ranks> ranks, const AttentionShape& s
 Attention::~Attention() = default;
 
 void Attention::open(const Ranks& ranks, const AttentionShape& shape, const AttentionSetup& setup) try {
+  const FloatEnvironment environment;
   constexpr const char* kHere = "Attention";
   const Backend* backend = nullptr;
   const Algorithm* algorithm = nullptr;
@@ -50,6 +52,7 @@ void Attention::open(const Ranks& ranks, const AttentionShape& shape, const Atte
     algorithm = &find_algorithm(setup.algorithm);
     backend = &find_backend(setup.backend, setup.n_threads);
     require_shape(kHere, shape);
+    require(std::isfinite(scale), kHere, ": a scale of ", scale, "; a finite number is needed");
     const std::string why = backend->refusal(shape);
     require(why.empty(), "--backend ", setup.backend, ": no kernel supports ", why);
     algorithm->check_ranges(kHere, ranks.size(), ranges, order, setup.plan);
@@ -95,11 +98,13 @@ void Attention::check_append(std::int64_t entry, const TensorView& k, const Tens
                              " positions, and ", n, " more do not fit in the ranges of all ranks, which end at ",
                              most_keys_);
   const std::int64_t n_held = leaves.n_keys(end) - leaves.n_keys(length);
-  require(n_held == 0 || (k.data != nullptr && v.data != nullptr), "Attention::append: rank ", transport_->rank(), " holds ",
-          n_held, " of the positions [", length, ", ", end, "), but has no data of them");
+  const auto has_data = [](const TensorView& x) { return x.data != nullptr || x.shape[1] == 0 || x.shape[3] == 0; };
+  require(n_held == 0 || (has_data(k) && has_data(v)), "Attention::append: rank ", transport_->rank(), " holds ", n_held,
+          " of the positions [", length, ", ", end, "), but has no data of them");
 }
 
 void Attention::append(std::int64_t entry, const TensorView& k, const TensorView& v) {
+  const FloatEnvironment environment;
   constexpr std::string_view kWhat = "all ranks to append";
   const std::int64_t n = k.shape[2];
   const auto refusal = refusal_of(appends_together(), [&] { check_append(entry, k, v); });
@@ -169,6 +174,7 @@ void Attention::check_prefix(const char* function, std::int64_t entry, std::int6
 }
 
 void Attention::truncate(std::int64_t entry, std::int64_t n) {
+  const FloatEnvironment environment;
   check_prefix("Attention::truncate", entry, n);
   shard_.cache->truncate(entry, shard_.cache->leaves().n_keys(n));
   lengths_[static_cast<std::size_t>(entry)] = n;
@@ -176,6 +182,7 @@ void Attention::truncate(std::int64_t entry, std::int64_t n) {
 }
 
 void Attention::share(std::int64_t from, std::int64_t to, std::int64_t n) {
+  const FloatEnvironment environment;
   constexpr const char* kHere = "Attention::share";
   check_prefix(kHere, from, n), check_prefix(kHere, to, 0);
   require<std::out_of_range>(lengths_[static_cast<std::size_t>(to)] == 0, kHere, ": batch entry ", to, " has ",
@@ -189,7 +196,7 @@ void Attention::share(std::int64_t from, std::int64_t to, std::int64_t n) {
 bool Attention::holds(std::int64_t position) const {
   require<std::out_of_range>(position >= 0, "Attention::holds: position ", position);
   const OwnedLeaves& leaves = shard_.cache->leaves();
-  return leaves.n_keys(position + 1) > leaves.n_keys(position);
+  return position < most_keys_ && leaves.n_keys(position + 1) > leaves.n_keys(position);
 }
 
 std::optional<std::string> Attention::refusal_of_pages(const Step& step) const {
@@ -204,11 +211,13 @@ std::optional<std::string> Attention::refusal_of_pages(const Step& step) const {
 }
 
 OutputView Attention::step(const TensorView& q, const SeenRule& rule, std::span<const float> sink) {
+  const FloatEnvironment environment;
   const Step step{q, lengths_, rule, sink};
   return decoder_->step(step, refusal_of_pages(step));
 }
 
 void Attention::start(const TensorView& q, const SeenRule& rule, std::span<const float> sink) {
+  const FloatEnvironment environment;
   const Step step{q, lengths_, rule, sink};
   decoder_->start(step, refusal_of_pages(step));
 }
@@ -226,6 +235,7 @@ void Attention::refuse_append(const std::string& line) {
 DevicePlatform Attention::platform() const { return platform_of(*shard_.backend); }
 
 OutputView Attention::combine(const TensorView& o, const TensorView& lse, OutputPart part, LseForm form) {
+  const FloatEnvironment environment;
   if (decoder_->is_under_way()) throw std::logic_error("Attention::combine: a step is under way");
   const MakeBlocks make_blocks =
       transport_->device() != nullptr ? transport_->device()->make_blocks() : platform().make_blocks;

@@ -25,7 +25,7 @@ struct AttentionSetup {
   std::string algorithm = "two-level";  ///< find_algorithm()
   std::string backend = "cpu";          ///< find_backend()
   int n_threads = 1;                    ///< of this rank on the CPU
-  std::optional<double> scale{};        ///< factor of q.k; 1/sqrt(d_h) by default
+  std::optional<double> scale{};        ///< factor of q.k, finite; 1/sqrt(d_h) by default
   /// Which rank holds what. Empty: leaves of 64 keys are dealt to the ranks as the sequences grow. Otherwise a range of
   /// positions for each rank, in the order of the topology; the last one may end at kOpenEnd.
   std::vector<KeyRange> ranges{};

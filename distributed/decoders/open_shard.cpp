@@ -7,6 +7,9 @@ namespace tree_attn {
 
 OpenShard open_shard(const Backend& backend, const AttentionShape& shape, const OwnedLeaves& leaves, std::int64_t capacity,
                      double scale, const PageRule& pages, const KvScales& scales) {
+  require(pages.n_pages != 0 || pages == PageRule{}, "open_shard: a window of ", pages.window, " keys and ", pages.sinks,
+          " sinks for pages, but no number of pages");
+  require(pages.window != 0 || pages.sinks <= 0, "open_shard: ", pages.sinks, " sinks for pages, but no window");
   OpenShard opened{&backend, backend.make_cache(shape, leaves, capacity), nullptr};
   opened.cache->set_scales(scales);
   if (pages.n_pages != 0) opened.cache->use_pages(pages);

@@ -24,7 +24,7 @@ struct OpenShard {
 /// @param capacity rows that there is room for before the cache grows
 /// @param scale multiplies q.k @param pages of the cache; a rule of 0 pages: its rows lie one after the other
 /// @param scales of keys and values of F8_E4M3
-/// @throws std::invalid_argument as KvCache::set_scales()
+/// @throws std::invalid_argument for a scale that is not finite, a window without pages, and as KvCache::set_scales()
 OpenShard open_shard(const Backend& backend, const AttentionShape& shape, const OwnedLeaves& leaves, std::int64_t capacity,
                      double scale, const PageRule& pages = {}, const KvScales& scales = {});
 /// The same with room for all positions of a range, in the contiguous order.

@@ -9,6 +9,7 @@
 #include "tree_attn/reference/energy/moments.hpp"
 #include "tree_attn/reference/oracle/attention.hpp"
 #include "tree_attn/reference/oracle/error_bound.hpp"
+#include "tree_attn/reference/tensor/float_environment.hpp"
 #if defined(TREE_ATTN_INTERFACE_HAS_MPI)
 #include "tree_attn/distributed/decoders/mpi_attention.hpp"
 #endif
@@ -64,9 +65,10 @@ int failed(ta_status status, const char* what) {
   return status;
 }
 
-/// Calls the body and turns what it throws into a status.
+/// Calls the body in the default floating-point environment, and turns what it throws into a status.
 template <class Body>
 int guarded(const Body& body) {
+  const FloatEnvironment environment;
   try {
     body();
     return TA_OK;
@@ -79,6 +81,8 @@ int guarded(const Body& body) {
   } catch (const std::out_of_range& error) {
     return failed(TA_RANGE, error.what());
   } catch (const std::bad_alloc&) {
+    return failed(TA_NO_MEMORY, "memory ran out");
+  } catch (const std::length_error&) {  // more elements than any memory has
     return failed(TA_NO_MEMORY, "memory ran out");
   } catch (const std::exception& error) {
     return failed(TA_INTERNAL, error.what());
@@ -126,21 +130,22 @@ TensorView view_of(const DLManagedTensor* managed, const char* name, int n_axes,
   require(tensor.shape != nullptr, name, " has no shape");
   TensorView view{.dtype = dtype_of(name, tensor.dtype), .shape = {1, 1, 1, 1}, .on_device = on_device};
   const int shift = rows == Rows::kScalars ? 3 - n_axes : 4 - n_axes;
-  bool is_empty = false;
+  const bool is_empty = std::any_of(tensor.shape, tensor.shape + n_axes, [](std::int64_t n) { return n == 0; });
   double end = static_cast<double>(tensor.byte_offset), n_dense = 1;  // in double: what a stranger passes may overflow
   std::int64_t dense = 1;
   for (int axis = n_axes - 1; axis >= 0; --axis) {
     const std::int64_t n = tensor.shape[axis], stride = tensor.strides == nullptr ? dense : tensor.strides[axis];
     require(n >= 0, name, " has ", n, " elements along axis ", axis);
     n_dense *= static_cast<double>(std::max<std::int64_t>(n, 1));
-    is_empty = is_empty || n == 0;
-    if (n > 1) require(stride >= 0, name, " has stride ", stride, " along axis ", axis, "; strides are at least 0");
-    if (n > 1) end += static_cast<double>(n - 1) * static_cast<double>(stride) * static_cast<double>(bytes_of(view.dtype));
+    if (n > 1 && !is_empty)
+      require(stride >= 0, name, " has stride ", stride, " along axis ", axis, "; strides are at least 0");
+    if (n > 1 && !is_empty)
+      end += static_cast<double>(n - 1) * static_cast<double>(stride) * static_cast<double>(bytes_of(view.dtype));
     require(n_dense <= 0x1p58 && end <= 0x1p62, name, " has more than 2^58 elements, or lies beyond 2^62 bytes");
     const int at = shift + axis;
     view.shape[static_cast<std::size_t>(at)] = n;
-    if (at < 3) view.stride[static_cast<std::size_t>(at)] = n > 1 ? stride : 0;
-    require(at < 3 || n <= 1 || stride == 1, name, " has stride ", stride, " along its last axis; 1 is needed");
+    if (at < 3) view.stride[static_cast<std::size_t>(at)] = n > 1 && !is_empty ? stride : 0;
+    require(at < 3 || n <= 1 || is_empty || stride == 1, name, " has stride ", stride, " along its last axis; 1 is needed");
     dense *= std::max<std::int64_t>(n, 1);
   }
   require(is_empty || tensor.data != nullptr, name, " has no data");
@@ -168,13 +173,13 @@ class Output {
     require(view_.shape == expected, name, " is [", view_.shape[0], ", ", view_.shape[1], ", ", view_.shape[2], ", ",
             view_.shape[3], "] with four axes; expected [", expected[0], ", ", expected[1], ", ", expected[2], ", ",
             expected[3], "]");
-    // Along axes of growing stride, each step passes all that lies below.
+    // Along axes of growing stride, each step passes all that lies below. Where no element is, none coincide.
     std::vector<std::array<std::int64_t, 2>> axes{{1, view_.shape[3]}};
     for (std::size_t axis = 0; axis < 3; ++axis) axes.push_back({view_.stride[axis], view_.shape[axis]});
     std::ranges::sort(axes);
     std::int64_t below = 0;
     for (const auto& [stride, n] : axes) {
-      if (n <= 1) continue;
+      if (n <= 1 || view_.data == nullptr) continue;
       require(stride > below, name, " has elements that share memory: it is written");
       below += (n - 1) * stride;
     }
@@ -276,6 +281,7 @@ Asked asked(const ta_seen* seen, std::int64_t heads, const Outputs& outputs) {
   if (seen == nullptr) return {};
   require(seen->window >= 0 && seen->sinks >= 0, "seen has a window of ", seen->window, " and ", seen->sinks,
           " sinks; both are at least 0");
+  require(seen->sinks == 0 || seen->window > 0, "seen has ", seen->sinks, " sinks but no window: every key is seen");
   Asked all{{.causal = seen->causal != 0, .window = seen->window, .sinks = seen->sinks}, {}};
   if (seen->sink == nullptr) return all;
   const TensorView sink = view_of(seen->sink, "sink", 1);
@@ -302,7 +308,11 @@ std::vector<float> scales_of(const DLManagedTensor* managed, const char* name, c
   return scales;
 }
 
-std::optional<double> scale_of(double scale) { return scale == 0 ? std::nullopt : std::optional(scale); }
+/// The factor of q.k, if it is given.
+std::optional<double> scale_of(double scale, int has_scale) {
+  require(std::isfinite(scale), "scale is ", scale, "; a finite number is needed");
+  return scale == 0 && has_scale == 0 ? std::nullopt : std::optional(scale);
+}
 
 AttentionShape shape_of(const ta_setup& setup) {
   const auto dtype = [](const char* name, DLDataType type) { return type.bits == 0 ? DType::F32 : dtype_of(name, type); };
@@ -318,7 +328,8 @@ AttentionShape shape_of(const ta_setup& setup) {
 }
 
 AttentionSetup setup_of(const ta_setup& setup, const AttentionShape& shape) {
-  AttentionSetup all{.scale = scale_of(setup.scale),
+  require(setup.timeout >= 0, "timeout is ", setup.timeout, "; a positive number of seconds, or 0 for 60");
+  AttentionSetup all{.scale = scale_of(setup.scale, setup.has_scale),
                      .ranks_per_node = setup.ranks_per_node,
                      .pages = {setup.n_pages, setup.page_window, setup.page_sinks}};
   all.scales = {scales_of(setup.k_scale, "k_scale", shape), scales_of(setup.v_scale, "v_scale", shape)};
@@ -331,7 +342,8 @@ AttentionSetup setup_of(const ta_setup& setup, const AttentionShape& shape) {
 Attention open(const ta_setup& setup, const AttentionShape& shape, const AttentionSetup& all) {
   if (setup.comm == nullptr) return Attention(shape, all);
 #if defined(TREE_ATTN_INTERFACE_HAS_MPI)
-  return open_attention(*static_cast<const MPI_Comm*>(setup.comm), shape, all, setup.timeout == 0 ? 60 : setup.timeout);
+  const MPI_Comm comm = *static_cast<const MPI_Comm*>(setup.comm);
+  return setup.timeout > 0 ? open_attention(comm, shape, all, setup.timeout) : open_attention(comm, shape, all);
 #else
   throw std::invalid_argument("comm: this library was built without MPI");
 #endif
@@ -369,14 +381,14 @@ const char* ta_version() { return TREE_ATTN_VERSION; }
 const char* ta_error() { return last_error.c_str(); }
 
 int ta_attend(const DLManagedTensor* q, const DLManagedTensor* k, const DLManagedTensor* v, double scale,
-              const ta_seen* seen, const DLManagedTensor* out, const DLManagedTensor* lse) {
+              const ta_seen* seen, const DLManagedTensor* out, const DLManagedTensor* lse, int has_scale) {
   return guarded([&] {
     const TensorView qs = view_of(q, "q", 4), ks = view_of(k, "k", 4), vs = view_of(v, "v", 4);
     check_shapes(qs, ks, vs);
     const Outputs outputs = out_and_lse(out, lse, {qs.shape[0], qs.shape[1], qs.shape[2], vs.shape[3]});
     outputs.require_apart(qs, "q"), outputs.require_apart(ks, "k"), outputs.require_apart(vs, "v");
     const std::vector<std::int64_t> lengths(static_cast<std::size_t>(qs.shape[0]), ks.shape[2]);
-    const double factor = scale_of(scale).value_or(1 / std::sqrt(static_cast<double>(qs.shape[3])));
+    const double factor = scale_of(scale, has_scale).value_or(1 / std::sqrt(static_cast<double>(qs.shape[3])));
     const Asked all = asked(seen, qs.shape[1], outputs);
     const Step step{qs, lengths, all.rule, all.sink};
     const OpenShard shard = open_shard(cpu_backend(), qs, {.k = ks, .v = vs}, lengths, factor);
@@ -391,11 +403,11 @@ int ta_attend(const DLManagedTensor* q, const DLManagedTensor* k, const DLManage
 
 int ta_oracle(const DLManagedTensor* q, const DLManagedTensor* k, const DLManagedTensor* v, const DLManagedTensor* zeta,
               double scale, const ta_seen* seen, const DLManagedTensor* out, const DLManagedTensor* lse,
-              const DLManagedTensor* energy, const DLManagedTensor* gradient) {
+              const DLManagedTensor* energy, const DLManagedTensor* gradient, int has_scale) {
   return guarded([&] {
     const TensorView qs = view_of(q, "q", 4), ks = view_of(k, "k", 4), vs = view_of(v, "v", 4);
     check_shapes(qs, ks, vs);
-    AttentionOptions options{.scale = scale_of(scale)};
+    AttentionOptions options{.scale = scale_of(scale, has_scale)};
     if (zeta != nullptr) options.zeta = view_of(zeta, "zeta", 4);
     require(zeta != nullptr || (energy == nullptr && gradient == nullptr), "zeta is null, but energy or gradient is wanted");
     const std::array<std::int64_t, 4> shape{qs.shape[0], qs.shape[1], qs.shape[2], vs.shape[3]},
@@ -422,7 +434,7 @@ int ta_oracle(const DLManagedTensor* q, const DLManagedTensor* k, const DLManage
 
 int ta_error_bound(const DLManagedTensor* q, const DLManagedTensor* k, const DLManagedTensor* v, double scale,
                    const ta_seen* seen, double n_additions, double n_rescalings, double output_roundoff,
-                   const DLManagedTensor* bound) {
+                   const DLManagedTensor* bound, int has_scale) {
   return guarded([&] {
     const TensorView qs = view_of(q, "q", 4), ks = view_of(k, "k", 4), vs = view_of(v, "v", 4);
     check_shapes(qs, ks, vs);
@@ -430,12 +442,16 @@ int ta_error_bound(const DLManagedTensor* q, const DLManagedTensor* k, const DLM
     outputs.add(bound, "bound", 4, {qs.shape[0], qs.shape[1], qs.shape[2], vs.shape[3]});
     outputs[0].require_double();
     outputs.require_apart(qs, "q"), outputs.require_apart(ks, "k"), outputs.require_apart(vs, "v");
+    for (const double x : {n_additions, n_rescalings, output_roundoff})
+      require(std::isfinite(x) && x >= 0, "n_additions is ", n_additions, ", n_rescalings ", n_rescalings,
+              " and output_roundoff ", output_roundoff, "; none is negative");
     ErrorModel model = tree_decode_model(ks.shape[2]);
     if (n_additions > 0) model.n_additions = n_additions;
     model.n_rescalings = n_rescalings, model.output_roundoff = output_roundoff;
     const Asked all = asked(seen, qs.shape[1], outputs);
-    const AttentionOptions options{
-        .scale = scale_of(scale), .rule = all.rule, .sink = std::vector<double>(all.sink.begin(), all.sink.end())};
+    const AttentionOptions options{.scale = scale_of(scale, has_scale),
+                                   .rule = all.rule,
+                                   .sink = std::vector<double>(all.sink.begin(), all.sink.end())};
     outputs[0].write(error_bound(qs, ks, vs, options, model).out.data());
   });
 }
@@ -501,6 +517,8 @@ int ta_open(const ta_setup* setup, ta_attention** attention) {
   if (attention != nullptr) *attention = nullptr;
   return guarded([&] {
     require(setup != nullptr && attention != nullptr, "setup or attention is null");
+    constexpr std::int64_t kSize = sizeof(ta_setup);
+    require(setup->size == kSize, "setup has a size of ", setup->size, " bytes, but a ta_setup of this library has ", kSize);
     AttentionShape shape;
     AttentionSetup all;
     const auto refusal =
@@ -511,6 +529,13 @@ int ta_open(const ta_setup* setup, ta_attention** attention) {
 }
 
 void ta_close(ta_attention* attention) { delete attention; }
+
+int ta_abandon(ta_attention* attention) {
+  return guarded([&] {
+    require(attention != nullptr, "attention is null");
+    attention->attention.abandon();
+  });
+}
 
 int ta_append(ta_attention* attention, int64_t entry, int64_t n, const DLManagedTensor* k, const DLManagedTensor* v) {
   return guarded([&] {

@@ -48,18 +48,19 @@ typedef enum { TA_NATURAL = 0, TA_BASE_TWO = 1, TA_NATURAL_OR_INF_EMPTY = 2 } ta
 typedef struct {
   int32_t causal;              /**< whether query j of l sees the keys up to position n - l + j alone */
   int64_t window;              /**< it sees the last `window` of those; 0: all */
-  int64_t sinks;               /**< and the first `sinks` keys of the sequence */
+  int64_t sinks;               /**< and the first `sinks` keys of the sequence; 0 without a window */
   const DLManagedTensor* sink; /**< learned natural logits F32 [n_h], one key of value 0 for each head; null: none */
 } ta_seen;
 
 /** Attention over a cache that grows. */
 typedef struct ta_attention ta_attention;
 
-/** How a ta_attention is opened; all but n_threads the same on every rank. Null and 0 are the defaults. */
+/** How a ta_attention is opened; all but n_threads the same on every rank. Null and 0 are the defaults, but for the size. */
 typedef struct {
+  int64_t size; /**< sizeof(ta_setup): another one is refused, since the program was compiled for another version */
   int64_t batch, heads, kv_heads, n_queries, head_dim, value_dim; /**< no defaults; n_queries is l */
   DLDataType key_type, value_type; /**< of what is appended, to F8_E4M3 also others; bits of 0: F32 */
-  double scale;                                                   /**< factor of q.k; 0: 1 / sqrt(head_dim) */
+  double scale;                                                   /**< factor of q.k; 0: 1 / sqrt(head_dim), see has_scale */
   const char* algorithm;                                          /**< "two-level" */
   const char* backend;                                            /**< "cpu" */
   int32_t n_threads;                                              /**< 1 */
@@ -70,6 +71,7 @@ typedef struct {
   int64_t n_pages;                 /**< of 64 positions, for all sequences of this rank; 0: rows lie one after the other */
   int64_t page_window, page_sinks; /**< most keys that a step sees, as in ta_seen: other pages are given back; 0: none are */
   int32_t values_in_keys; /**< values are the first value_dim components of the keys, stored once: ta_append() takes no v */
+  int32_t has_scale;      /**< whether a scale of 0 is a scale */
 } ta_setup;
 
 /** The version of the library, "0.2.0". */
@@ -80,11 +82,12 @@ TREE_ATTN_API const char* ta_error(void);
 /**
  * Attention in one call, in F32 on the CPU: every query over all keys, heads of a group over the same.
  * @param[in] q [b, n_h, l, d_h] @param[in] k [b, n_kv, n, d_h] @param[in] v [b, n_kv, n, d_v]
- * @param scale factor of q.k; 0: 1 / sqrt(d_h) @param[in] seen may be null
+ * @param scale factor of q.k; 0: 1 / sqrt(d_h), unless has_scale @param[in] seen may be null
  * @param[out] out [b, n_h, l, d_v] @param[out] lse natural [b, n_h, l]; may be null
+ * @param has_scale whether a scale of 0 is a scale: all weights are equal
  */
 TREE_ATTN_API int ta_attend(const DLManagedTensor* q, const DLManagedTensor* k, const DLManagedTensor* v, double scale,
-              const ta_seen* seen, const DLManagedTensor* out, const DLManagedTensor* lse);
+              const ta_seen* seen, const DLManagedTensor* out, const DLManagedTensor* lse, int has_scale);
 /**
  * The same by the oracle, in double. All that is written is F64.
  * @param[in] zeta sources [b, n_h, l, d_v]; may be null if energy and gradient are
@@ -93,7 +96,7 @@ TREE_ATTN_API int ta_attend(const DLManagedTensor* q, const DLManagedTensor* k, 
  */
 TREE_ATTN_API int ta_oracle(const DLManagedTensor* q, const DLManagedTensor* k, const DLManagedTensor* v, const DLManagedTensor* zeta,
               double scale, const ta_seen* seen, const DLManagedTensor* out, const DLManagedTensor* lse,
-              const DLManagedTensor* energy, const DLManagedTensor* gradient);
+              const DLManagedTensor* energy, const DLManagedTensor* gradient, int has_scale);
 /**
  * The a-priori bound of the rounding errors of a decode with sums in F32, for every component of the output: error_bound.hpp.
  * @param n_additions longest chain of additions; 0: a tree over n keys, as this library has
@@ -103,7 +106,7 @@ TREE_ATTN_API int ta_oracle(const DLManagedTensor* q, const DLManagedTensor* k, 
  */
 TREE_ATTN_API int ta_error_bound(const DLManagedTensor* q, const DLManagedTensor* k, const DLManagedTensor* v, double scale,
                                  const ta_seen* seen, double n_additions, double n_rescalings, double output_roundoff,
-                                 const DLManagedTensor* bound);
+                                 const DLManagedTensor* bound, int has_scale);
 /**
  * Mean and covariance of the values under the weights of one query at a source: first and second derivative of the energy.
  * The scale is part of q, as in the paper.
@@ -126,8 +129,10 @@ TREE_ATTN_API int ta_merge(const DLManagedTensor* o1, const DLManagedTensor* lse
  */
 /** Opens attention over the ranks of a communicator, or alone. Collective. @param[out] attention null if it fails */
 TREE_ATTN_API int ta_open(const ta_setup* setup, ta_attention** attention);
-/** Closes it, which may be null. Collective unless a call has failed with TA_TRANSPORT. */
+/** Closes it, which may be null. Collective unless a call has failed with TA_TRANSPORT, or after ta_abandon(). */
 TREE_ATTN_API void ta_close(ta_attention* attention);
+/** Gives up the exchange of this rank, for programs that fail elsewhere: ta_close() then waits for no other rank. */
+TREE_ATTN_API int ta_abandon(ta_attention* attention);
 /**
  * Appends n positions to a sequence. Every rank passes the same n; it keeps those that it holds.
  * @param[in] k [n_kv, n, d_h] @param[in] v [n_kv, n, d_v]; both null on a rank that holds none of the positions, v also

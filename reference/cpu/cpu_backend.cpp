@@ -35,6 +35,8 @@ constexpr std::int64_t kChunkScores = 16384;
 constexpr std::int64_t kSharedChunkKeys = 512;
 /// Chunks per thread, if there are enough leaves.
 constexpr std::int64_t kChunksPerThread = 8;
+/// Most floats of states that a session takes memory for before a step needs them.
+constexpr double kMostPlannedStates = 1 << 21;
 /// Bytes of keys and values of the smallest step that is shared: a shorter one ends before another thread has woken.
 constexpr double kBytesWorthThreads = 1 << 18;
 
@@ -166,7 +168,7 @@ class CpuSession final : public DecodeSession, public States {
         keys * static_cast<double>(shape.bytes_per_position()) / static_cast<double>(std::max<std::int64_t>(shape.batch, 1));
     try {
       pool_.run(
-          shape.batch * shape.kv_heads * n_chunks_, bytes < kBytesWorthThreads,
+          n_queries_ == 0 ? 0 : shape.batch * shape.kv_heads * n_chunks_, bytes < kBytesWorthThreads,
           [](void* self, int thread, std::int64_t item) { static_cast<CpuSession*>(self)->compute(thread, item); }, this,
           progress);
     } catch (...) {
@@ -199,10 +201,13 @@ class CpuSession final : public DecodeSession, public States {
     chunk_leaves_ = static_cast<std::int64_t>(plan.chunk_leaves);
     queries_.resize(static_cast<std::size_t>(plan.n_rows * plan.packed));
     workspace_.resize(static_cast<std::size_t>(plan.n_threads * plan.workspace));
-    states_.resize(static_cast<std::size_t>(plan.n_chunks * plan.n_rows * plan.state));
+    // Of a very long range queries may see a window alone: cut() takes what a step needs beyond this.
+    const double n_chunks =
+        std::min(plan.n_chunks, std::floor(kMostPlannedStates / std::max(1.0, plan.n_rows * plan.state)) + 1);
+    states_.resize(static_cast<std::size_t>(n_chunks * plan.n_rows * plan.state));
     leaves_.resize(static_cast<std::size_t>(plan.n_threads * plan.chunk_leaves));
-    chunks_.reserve(static_cast<std::size_t>(plan.n_chunks));
-    ends_.reserve(static_cast<std::size_t>(plan.n_chunks));
+    chunks_.reserve(static_cast<std::size_t>(n_chunks));
+    ends_.reserve(static_cast<std::size_t>(n_chunks));
     bounds_.reserve(static_cast<std::size_t>(plan.n_dealt_leaves) + 1);
     subtrees_.reserve(leaves.nodes().size());
     forest_.reserve(static_cast<std::size_t>(plan.n_subtrees));

@@ -110,6 +110,7 @@ void check_shapes(const TensorView& q, const TensorView& k, const TensorView& v)
 
 void check_options(const TensorView& q, const TensorView& k, const TensorView& v, const AttentionOptions& options) {
   const std::int64_t b = q.shape[0], n_keys = k.shape[2];
+  require(std::isfinite(scale_of(q, options)), kHere, ": a scale of ", scale_of(q, options), "; a finite number is needed");
   require(options.rule.window >= 0 && options.rule.sinks >= 0, kHere, ": a window of ", options.rule.window, " keys and ",
           options.rule.sinks, " sinks; neither is negative");
   require(options.sink.empty() || std::ssize(options.sink) == q.shape[1], kHere, ": ", options.sink.size(),

@@ -70,10 +70,10 @@ AttentionResult attention(const TensorView& q, const TensorView& k, const Tensor
 /// @throws std::invalid_argument in one line: "attention: head_dim of q (128) and k (64) differ"
 void check_shapes(const TensorView& q, const TensorView& k, const TensorView& v);
 
-/// Checks the lengths, the zeta and the mask of `options` against tensors that passed check_shapes().
+/// Checks the scale, the lengths, the zeta and the mask of `options` against tensors that passed check_shapes().
 ///
 /// @param[in] q, k, v the tensors
-/// @param[in] options all but the scale
+/// @param[in] options of the call
 /// @throws std::invalid_argument in one line: "attention: length 9 of batch entry 1 is not in [0, 8]"
 void check_options(const TensorView& q, const TensorView& k, const TensorView& v, const AttentionOptions& options);
 

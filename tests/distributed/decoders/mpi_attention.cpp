@@ -35,6 +35,7 @@ TEST_CASE("facade: over a communicator a step has the bits of one rank, whole, i
       attention.append(0, k_here, v_here);
     }
     CHECK(same_bits(attention.step(q).copy(), expected));
+    CHECK(attention.transport().ranks().deadline().seconds() == 60);
     for (int repeat = 0; repeat < 20; ++repeat) {
       attention.start(q);
       bool is_done = false;

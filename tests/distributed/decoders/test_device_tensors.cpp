@@ -315,6 +315,7 @@ struct Managed {
 TEST_CASE("device tensors: in C, of the device of the backend, and refused from any other") {
   const Inputs<Tensor> in = inputs(DType::F32);
   ta_setup setup{};
+  setup.size = sizeof setup;
   setup.batch = kBatch, setup.heads = 4, setup.kv_heads = 2, setup.n_queries = 2, setup.head_dim = kDim;
   setup.value_dim = kValueDim, setup.backend = "emulated";
   ta_attention* attention = nullptr;
@@ -363,7 +364,7 @@ TEST_CASE("device tensors: in C, of the device of the backend, and refused from 
   Managed odd(in.q, q.shape);
   odd.tensor.dl_tensor.byte_offset = 2;
   CHECK(refused(odd, out) == "q is on a device and begins inside an element");
-  CHECK(ta_attend(q, q, q, 0, nullptr, out, nullptr) == TA_INVALID);
+  CHECK(ta_attend(q, q, q, 0, nullptr, out, nullptr, 0) == TA_INVALID);
   CHECK(std::string(ta_error()) == "q is on device type 12, index 0; tensors in memory of the host are taken");
   ta_close(attention);
 }

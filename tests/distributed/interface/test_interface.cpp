@@ -3,10 +3,10 @@
 /// @brief The C interface: results against the library, layouts taken in place, and hostile tensors, each refused in a line.
 /// Under AddressSanitizer this also shows that nothing is read outside.
 #include "tree_attn/distributed/decoders/attention.hpp"
-#include "tree_attn/distributed/interface/tree_attn.h"
 #include "tree_attn/reference/energy/moments.hpp"
 #include "tree_attn/reference/oracle/attention.hpp"
 #include "tree_attn/reference/state/state.hpp"
+#include "tree_attn/tests/distributed/interface/managed.hpp"
 #include "tree_attn/tests/support/same_bits.hpp"
 
 #include <doctest/doctest.h>
@@ -16,89 +16,10 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
-#include <random>
 #include <string>
 #include <vector>
 
 namespace tree_attn::test {
-namespace {
-
-constexpr DLDataType kF64{kDLFloat, 64, 1}, kBF16{kDLBfloat, 16, 1}, kF8{kDLFloat8_e4m3fn, 8, 1};
-
-/// A tensor with memory of exactly its size, so that a read or a write beyond it is seen.
-struct Managed {
-  std::vector<std::byte> bytes;
-  std::vector<std::int64_t> shape, strides;
-  DLManagedTensor tensor{};
-
-  explicit Managed(std::vector<std::int64_t> axes, DLDataType type = {kDLFloat, 32, 1})
-      : shape(std::move(axes)), strides(shape.size()) {
-    std::int64_t n = 1;
-    for (std::size_t axis = shape.size(); axis-- > 0; n *= shape[axis]) strides[axis] = n;
-    bytes.resize(static_cast<std::size_t>(n) * type.bits / 8);
-    tensor.dl_tensor = {bytes.data(), {kDLCPU, 0}, static_cast<int>(shape.size()), type, shape.data(), strides.data(), 0};
-    tensor.deleter = [](DLManagedTensor*) { std::abort(); };  // the caller keeps all tensors
-  }
-  /// Normally distributed elements.
-  Managed(std::vector<std::int64_t> axes, unsigned seed, DLDataType type = {kDLFloat, 32, 1})
-      : Managed(std::move(axes), type) {
-    std::mt19937 random(seed);
-    std::normal_distribution<float> normal;
-    for (std::size_t i = 0; i < bytes.size() / (type.bits / 8); ++i) {
-      const float x = normal(random);
-      const double wide = x;
-      if (type.bits == 64) std::memcpy(bytes.data() + 8 * i, &wide, 8);
-      if (type.bits == 32) std::memcpy(bytes.data() + 4 * i, &x, 4);
-    }
-  }
-  Managed(const Managed&) = delete;
-  template <class Real = float>
-  Real at(std::size_t i) const {
-    Real x;
-    std::memcpy(&x, bytes.data() + sizeof x * i, sizeof x);
-    return x;
-  }
-  TensorView view() const {
-    return TensorView::dense(bytes.data(), tensor.dl_tensor.dtype.bits == 64 ? DType::F64 : DType::F32,
-                             {shape[0], shape[1], shape[2], shape[3]});
-  }
-  DLTensor& dl() { return tensor.dl_tensor; }
-  operator const DLManagedTensor*() const { return &tensor; }
-};
-
-/// q, k, v and the outputs of one call.
-struct Call {
-  Managed q{{1, 4, 2, 8}, 1}, k{{1, 2, 70, 8}, 2}, v{{1, 2, 70, 6}, 3}, out{{1, 4, 2, 6}}, lse{{1, 4, 2}};
-  int attend() const { return ta_attend(q, k, v, 0, nullptr, out, lse); }
-};
-
-/// A cache for the keys and values of a Call.
-ta_setup setup_of_call() {
-  ta_setup setup{};
-  setup.batch = 1, setup.heads = 4, setup.kv_heads = 2, setup.n_queries = 2, setup.head_dim = 8, setup.value_dim = 6;
-  return setup;
-}
-
-/// What ta_open() opens, closed at the end.
-struct Handle {
-  ta_attention* opened = nullptr;
-  explicit Handle(const ta_setup& setup) { REQUIRE(ta_open(&setup, &opened) == TA_OK); }
-  ~Handle() { ta_close(opened); }
-  Handle(const Handle&) = delete;
-  operator ta_attention*() const { return opened; }
-};
-
-/// What a refused call has said.
-std::string line(int status, int expected = TA_INVALID) {
-  CHECK(status == expected);
-  const std::string text = ta_error();
-  CHECK(text.find('\n') == std::string::npos);
-  return text;
-}
-
-bool has(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
-
-}  // namespace
 
 TEST_CASE("interface: attention of dense and strided tensors, in place and in every type") {
   const Call call;
@@ -135,9 +56,9 @@ TEST_CASE("interface: attention of dense and strided tensors, in place and in ev
 
   // Outputs of 16 bits are rounded, no lse is wanted; keys of 16 bits, all of them 0.
   const Managed rounded({1, 4, 2, 6}, kBF16), k16({1, 2, 70, 8}, kBF16);
-  REQUIRE(ta_attend(call.q, call.k, call.v, 0, nullptr, rounded, nullptr) == TA_OK);
+  REQUIRE(ta_attend(call.q, call.k, call.v, 0, nullptr, rounded, nullptr, 0) == TA_OK);
   for (std::size_t i = 0; i < 48; ++i) CHECK(rounded.at<std::uint16_t>(i) == narrow<BFloat16>(call.out.at(i)).bits);
-  CHECK(ta_attend(call.q, k16, call.v, 0.5, nullptr, call.out, call.lse) == TA_OK);
+  CHECK(ta_attend(call.q, k16, call.v, 0.5, nullptr, call.out, call.lse, 0) == TA_OK);
   CHECK(call.lse.at(0) == doctest::Approx(std::log(70.0)).epsilon(1e-6));
 }
 
@@ -153,8 +74,8 @@ TEST_CASE("interface: hostile tensors are refused in one line, and nothing is re
   constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
   // Null.
   const Call call;
-  CHECK(line(ta_attend(nullptr, call.k, call.v, 0, nullptr, call.out, call.lse)) == "q is null");
-  CHECK(line(ta_attend(call.q, call.k, call.v, 0, nullptr, nullptr, call.lse)) == "out is null");
+  CHECK(line(ta_attend(nullptr, call.k, call.v, 0, nullptr, call.out, call.lse, 0)) == "q is null");
+  CHECK(line(ta_attend(call.q, call.k, call.v, 0, nullptr, nullptr, call.lse, 0)) == "out is null");
   CHECK(refused([](Call& c) { c.k.dl().data = nullptr; }) == "k has no data");
   CHECK(refused([](Call& c) { c.k.dl().shape = nullptr; }) == "k has no shape");
   // Axes.
@@ -201,7 +122,7 @@ TEST_CASE("interface: a causal edge, a window, first keys and learned sinks, and
   Call call;
   const Managed logits({4}, 9);
   const ta_seen seen{1, 20, 4, logits};
-  REQUIRE(ta_attend(call.q, call.k, call.v, 0, &seen, call.out, call.lse) == TA_OK);
+  REQUIRE(ta_attend(call.q, call.k, call.v, 0, &seen, call.out, call.lse, 0) == TA_OK);
   std::vector<double> sink;
   for (std::size_t h = 0; h < 4; ++h) sink.push_back(logits.at(h));
   const AttentionResult exact = attention(call.q.view(), call.k.view(), call.v.view(),
@@ -209,7 +130,7 @@ TEST_CASE("interface: a causal edge, a window, first keys and learned sinks, and
   for (std::size_t i = 0; i < exact.out.size(); ++i) CHECK(std::fabs(call.out.at(i) - exact.out[i]) < 1e-5);
   for (std::size_t i = 0; i < exact.lse.size(); ++i) CHECK(std::fabs(call.lse.at(i) - exact.lse[i]) < 1e-5);
   ta_seen spoilt = seen;
-  const auto refused = [&] { return line(ta_attend(call.q, call.k, call.v, 0, &spoilt, call.out, call.lse)); };
+  const auto refused = [&] { return line(ta_attend(call.q, call.k, call.v, 0, &spoilt, call.out, call.lse, 0)); };
   spoilt.window = -1;
   CHECK(refused() == "seen has a window of -1 and 4 sinks; both are at least 0");
   spoilt = seen, spoilt.sink = call.lse;
@@ -224,17 +145,17 @@ TEST_CASE("interface: the oracle, energy, gradient and moments are those of the 
   const Managed q({1, 4, 2, 8}, 1, kF64), k({1, 2, 30, 8}, 2, kF64), v({1, 2, 30, 6}, 3, kF64), zeta({1, 4, 2, 6}, 4, kF64);
   const Managed out({1, 4, 2, 6}, kF64), lse({1, 4, 2}, kF64), energy({1, 4, 2}, kF64), gradient({1, 4, 2, 6}, kF64);
   const ta_seen causal{1, 0, 0, nullptr};
-  REQUIRE(ta_oracle(q, k, v, zeta, 1, &causal, out, lse, energy, gradient) == TA_OK);
+  REQUIRE(ta_oracle(q, k, v, zeta, 1, &causal, out, lse, energy, gradient, 0) == TA_OK);
   const AttentionResult exact =
       attention(q.view(), k.view(), v.view(), {.scale = 1, .rule = {.causal = true}, .zeta = zeta.view()});
   for (std::size_t i = 0; i < exact.out.size(); ++i) CHECK(out.at<double>(i) == exact.out[i]);
   for (std::size_t i = 0; i < exact.gradient.size(); ++i) CHECK(gradient.at<double>(i) == exact.gradient[i]);
   for (std::size_t i = 0; i < exact.lse.size(); ++i) CHECK(lse.at<double>(i) == exact.lse[i]);
   for (std::size_t i = 0; i < exact.energy.size(); ++i) CHECK(energy.at<double>(i) == exact.energy[i]);
-  CHECK(ta_oracle(q, k, v, nullptr, 1, nullptr, nullptr, lse, nullptr, nullptr) == TA_OK);
-  CHECK(has(line(ta_oracle(q, k, v, nullptr, 1, nullptr, nullptr, nullptr, energy, nullptr)), "zeta is null"));
+  CHECK(ta_oracle(q, k, v, nullptr, 1, nullptr, nullptr, lse, nullptr, nullptr, 0) == TA_OK);
+  CHECK(has(line(ta_oracle(q, k, v, nullptr, 1, nullptr, nullptr, nullptr, energy, nullptr, 0)), "zeta is null"));
   const Managed single({1, 4, 2, 6});
-  CHECK(line(ta_oracle(q, k, v, nullptr, 1, nullptr, single, nullptr, nullptr, nullptr)) ==
+  CHECK(line(ta_oracle(q, k, v, nullptr, 1, nullptr, single, nullptr, nullptr, nullptr, 0)) ==
         "out is F32; the oracle writes F64");
 
   const Managed one({8}, 5, kF64), keys({30, 8}, 6, kF64), values({30, 3}, 7, kF64), source({3}, 8, kF64);
@@ -352,7 +273,7 @@ TEST_CASE("interface: pages of a window hold any sequence, and are refused where
   CHECK(has(line(ta_step(paged, call.q, nullptr, out, nullptr)),
             "sees keys before position 576, which may have been given back"));
 
-  setup.n_pages = 2, setup.page_window = 0;
+  setup.n_pages = 2, setup.page_window = 0, setup.page_sinks = 0;
   const Handle few(setup);
   for (int i = 0; i < 2; ++i) CHECK(ta_append(few, 0, 50, k, v) == TA_OK);
   CHECK(line(ta_append(few, 0, 50, k, v), TA_RANGE) ==
