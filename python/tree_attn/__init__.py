@@ -7,10 +7,12 @@
     energy, energy_gradient, moments               the functions of the paper, in double
 
 Arrays are NumPy's, PyTorch's, JAX's or any other's with __dlpack__, in memory of the host, or for an Attention with backend="cuda" all on
-its GPU, but for JAX's. They are read in place, and results are arrays of the kind of the first argument, in the same memory. Shapes:
-q [b, n_h, l, d_h], k [b, n_kv, n, d_h], v [b, n_kv, n, d_v]; lse is natural.
+its GPU, but for JAX's. They are read in place, and results are arrays of the kind of the first argument, in the same memory, or NumPy's
+where its module has no asarray(). Arrays that require a gradient, and those of numpy.ma, are refused. Shapes: q [b, n_h, l, d_h],
+k [b, n_kv, n, d_h], v [b, n_kv, n, d_v]; lse is natural. None is the default of an argument; 0 is a value, and refused where it has no meaning.
 """
 import ctypes
+import operator
 import os
 import pathlib
 import sys
@@ -29,11 +31,12 @@ class _DataType(ctypes.Structure):
 
 
 class _Setup(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_int64) for name in ("batch", "heads", "kv_heads", "n_queries", "head_dim", "value_dim")] + [
+    _fields_ = [(name, ctypes.c_int64) for name in ("size", "batch", "heads", "kv_heads", "n_queries", "head_dim", "value_dim")] + [
         ("key_type", _DataType), ("value_type", _DataType), ("scale", ctypes.c_double), ("algorithm", ctypes.c_char_p),
         ("backend", ctypes.c_char_p), ("n_threads", ctypes.c_int32), ("ranks_per_node", ctypes.c_int32), ("comm", ctypes.c_void_p),
         ("timeout", ctypes.c_double), ("k_scale", ctypes.c_void_p), ("v_scale", ctypes.c_void_p), ("n_pages", ctypes.c_int64),
-        ("page_window", ctypes.c_int64), ("page_sinks", ctypes.c_int64), ("values_in_keys", ctypes.c_int32)]
+        ("page_window", ctypes.c_int64), ("page_sinks", ctypes.c_int64), ("values_in_keys", ctypes.c_int32),
+        ("has_scale", ctypes.c_int32)]
 
 
 class _Seen(ctypes.Structure):
@@ -52,13 +55,14 @@ def _load():
     library.ta_error.restype = library.ta_version.restype = ctypes.c_char_p
     tensor, handle, i64, i32, seen = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.POINTER(_Seen)
     for name, types in {
-            "attend": [tensor] * 3 + [ctypes.c_double, seen] + [tensor] * 2,
-            "oracle": [tensor] * 4 + [ctypes.c_double, seen] + [tensor] * 4,
-            "error_bound": [tensor] * 3 + [ctypes.c_double, seen] + [ctypes.c_double] * 3 + [tensor],
+            "attend": [tensor] * 3 + [ctypes.c_double, seen] + [tensor] * 2 + [i32],
+            "oracle": [tensor] * 4 + [ctypes.c_double, seen] + [tensor] * 4 + [i32],
+            "error_bound": [tensor] * 3 + [ctypes.c_double, seen] + [ctypes.c_double] * 3 + [tensor, i32],
             "moments": [tensor] * 6,
             "merge": [tensor] * 4 + [i32] + [tensor] * 2,
             "open": [ctypes.POINTER(_Setup), ctypes.POINTER(handle)],
             "close": [handle],
+            "abandon": [handle],
             "append": [handle, i64, i64, tensor, tensor],
             "truncate": [handle, i64, i64],
             "length": [handle, i64, ctypes.POINTER(i64)],
@@ -77,10 +81,14 @@ __version__ = _library.ta_version().decode()
 
 
 def _call(name, *arguments, device=None):
-    """Calls ta_<name>: arrays go as DLPack tensors, which live as long as the call. @raises what the status says"""
-    capsules = [_dlpack(x, device) if hasattr(x, "__dlpack__") else x for x in map(_plain, arguments)]
+    """Calls ta_<name>: arrays go as DLPack tensors, which live as long as the call; flags at the end that are left out are 0.
+
+    @raises what the status says
+    """
+    function = getattr(_library, f"ta_{name}")
+    capsules = [_dlpack(_plain(x), device) if hasattr(x, "__dlpack__") else x for x in arguments]
     tensors = [_pointer(x, b"dltensor") if type(x).__name__ == "PyCapsule" else x for x in capsules]
-    status = getattr(_library, f"ta_{name}")(*tensors)
+    status = function(*tensors, *[0] * (len(function.argtypes) - len(tensors)))
     if status != 0:
         raise _ERRORS.get(status, RuntimeError)(_library.ta_error().decode(errors="replace"))
 
@@ -96,22 +104,49 @@ def _dlpack(x, device=None):
     return x.__dlpack__(stream=1) if kind == 2 else x.__dlpack__()  # 1: the default stream, on which the library reads and writes
 
 
+def _integer(name, x, least=-2 ** 63, most=2 ** 63 - 1, error=ValueError):
+    """An integer that C can hold. @raises TypeError for what is none, and an error with its name for one that is out of bounds"""
+    n = operator.index(x)
+    if not least <= n <= most:
+        raise error(f"{name} is {n}; " + (f"at least {least} is needed" if n < least else f"at most {most} is possible"))
+    return n
+
+
+def _scale(x):
+    """A factor of q.k and whether it is given, as C takes both."""
+    return (0.0, 0) if x is None else (float(x), 1)
+
+
 def _seen(causal, window, sinks):
     """Which keys a query sees. @returns an argument of _call(), and what has to live as long as the call"""
     learned = sinks if hasattr(sinks, "__dlpack__") else None
     capsule = _dlpack(_plain(learned)) if learned is not None else None
-    return ctypes.byref(_Seen(bool(causal), window or 0, 0 if learned is not None else sinks or 0, capsule and _pointer(capsule, b"dltensor"))), capsule
+    first = 0 if learned is not None or sinks is None else _integer("sinks", sinks, 0)
+    window = 0 if window is None else _integer("window", window, 1)
+    return ctypes.byref(_Seen(bool(causal), window, first, capsule and _pointer(capsule, b"dltensor"))), capsule
+
+
+class _Writable:
+    """The memory of an array of NumPy that is read only, which it exports only as writable; this library reads inputs alone."""
+
+    def __init__(self, array):
+        self._array = array  # keeps the memory
+        self.__array_interface__ = {**array.__array_interface__, "data": (array.__array_interface__["data"][0], False)}
 
 
 def _plain(x):
-    """PyTorch exports no tensor that requires a gradient, and NumPy none that is read only: that one is copied."""
-    if _kind(x) == "torch":
-        return x.detach()
-    return x.copy() if isinstance(x, numpy.ndarray) and not x.flags.writeable else x
+    """The array to export. @raises TypeError or ValueError where something that it says would be lost"""
+    if isinstance(x, numpy.ma.MaskedArray):
+        raise TypeError("an array of numpy.ma has a mask, which would be ignored: pass its filled() or its data")
+    if getattr(x, "requires_grad", False):
+        raise ValueError("an array requires a gradient, which the output would not have: pass its detach()")
+    return numpy.asarray(_Writable(x)) if isinstance(x, numpy.ndarray) and not x.flags.writeable else x
 
 
 def _kind(x):
-    return type(x).__module__.split(".")[0]
+    """The name of the library whose array this is, or whose class its class extends."""
+    names = [of.__module__.split(".")[0] for of in type(x).__mro__]
+    return next((name for name in names if name in ("numpy", "torch", "jax", "jaxlib", "cupy")), names[0])
 
 
 def _empty(like, shape, dtype=None):
@@ -119,21 +154,24 @@ def _empty(like, shape, dtype=None):
     if _kind(like) == "torch":
         torch = sys.modules["torch"]
         return torch.empty(shape, dtype=like.dtype if dtype is None else getattr(torch, dtype), device=like.device)
-    name = str(like.dtype) if dtype is None else dtype
-    return (sys.modules["cupy"] if _kind(like) == "cupy" else numpy).empty(shape, dtype="float32" if name == "bfloat16" else name)
+    name = str(getattr(like, "dtype", None) if dtype is None else dtype).split(".")[-1]
+    return (sys.modules["cupy"] if _kind(like) == "cupy" else numpy).empty(shape, name if name in ("float64", "float32", "float16") else "float32")
 
 
 def _back(like, *arrays):
-    """The results as arrays of the kind of `like`."""
+    """The results as arrays of the kind of `like`, if its module makes some."""
     if _kind(like) in ("jax", "jaxlib"):
         import jax.numpy
         arrays = tuple(jax.numpy.asarray(x).astype(like.dtype) if i == 0 else jax.numpy.asarray(x) for i, x in enumerate(arrays))
     elif _kind(like) not in ("torch", "numpy"):
-        arrays = tuple(sys.modules[_kind(like)].asarray(x) for x in arrays)
+        make = getattr(sys.modules.get(_kind(like)), "asarray", numpy.asarray)
+        arrays = tuple(make(x) for x in arrays)
     return arrays[0] if len(arrays) == 1 else arrays
 
 
 def _shape(x, n, name):
+    if not hasattr(x, "__dlpack__"):
+        raise TypeError(f"{name} is of type {type(x).__name__}; an array with __dlpack__ is needed")
     if len(x.shape) != n:
         raise ValueError(f"{name} has {len(x.shape)} axes; expected {n}")
     return tuple(x.shape)
@@ -142,13 +180,15 @@ def _shape(x, n, name):
 def attention(q, k, v, scale=None, causal=False, window=None, sinks=None):
     """Attention of every query, on the CPU.
 
-    causal: query j of l sees the keys up to n - l + j alone. window: it sees the last `window` of those. sinks: a number of first keys
-    that it sees too, or learned logits [n_h], keys of value 0. @returns out in the type of q, lse in float32
+    scale: factor of q.k, 1 / sqrt(d_h) by default. causal: query j of l sees the keys up to n - l + j alone. window: it sees the last
+    `window` of those, of which there is at least one. sinks: a number of first keys that it sees beside its window, or learned logits
+    [n_h], keys of value 0. @returns out in the type of q, lse in float32
     """
     seen, _capsule = _seen(causal, window, sinks)
     b, n_h, l, _ = _shape(q, 4, "q")
     out, lse = _empty(q, (b, n_h, l, _shape(v, 4, "v")[3])), _empty(q, (b, n_h, l), "float32")
-    _call("attend", q, k, v, scale or 0, seen, out, lse)
+    scale, is_given = _scale(scale)
+    _call("attend", q, k, v, scale, seen, out, lse, is_given)
     return _back(q, out, lse)
 
 
@@ -170,10 +210,11 @@ def _one_of(choices, what, name):
 
 
 def energy(q, k, v, zeta, scale=1.0, causal=False, window=None, sinks=None):
-    """F(zeta) = log sum_a exp(s_a + zeta.v_a) of every query: eq. (6). @returns [b, n_h, l] in double"""
+    """F(zeta) = log sum_a exp(s_a + zeta.v_a) of every query: eq. (6), where the scale is part of q. @returns [b, n_h, l] in double"""
     seen, _capsule = _seen(causal, window, sinks)
     values = numpy.empty(_shape(q, 4, "q")[:3])
-    _call("oracle", q, k, v, zeta, scale, seen, None, None, values, None)
+    scale, is_given = _scale(scale)
+    _call("oracle", q, k, v, zeta, scale, seen, None, None, values, None, is_given)
     return _back(q, values)
 
 
@@ -182,18 +223,22 @@ def energy_gradient(q, k, v, zeta=None, scale=1.0, causal=False, window=None, si
     seen, _capsule = _seen(causal, window, sinks)
     gradient = numpy.empty((*_shape(q, 4, "q")[:3], _shape(v, 4, "v")[3]))
     zeta = numpy.zeros_like(gradient) if zeta is None else zeta
-    _call("oracle", q, k, v, zeta, scale, seen, None, None, None, gradient)
+    scale, is_given = _scale(scale)
+    _call("oracle", q, k, v, zeta, scale, seen, None, None, None, gradient, is_given)
     return _back(q, gradient)
 
 
-def error_bound(q, k, v, scale=None, causal=False, window=None, sinks=None, n_additions=0, n_rescalings=0, output_roundoff=0):
+def error_bound(q, k, v, scale=None, causal=False, window=None, sinks=None, n_additions=None, n_rescalings=0, output_roundoff=0):
     """The a-priori bound of the rounding errors of attention() for each component of its output, in double.
 
     n_additions, n_rescalings, output_roundoff: of another kernel with sums in float32, whose order and type differ.
     """
+    if n_additions is not None and not n_additions > 0:
+        raise ValueError(f"n_additions is {n_additions}; more than 0 are needed")
     seen, _capsule = _seen(causal, window, sinks)
     bound = numpy.empty((*_shape(q, 4, "q")[:3], _shape(v, 4, "v")[3]))
-    _call("error_bound", q, k, v, scale or 0, seen, n_additions, n_rescalings, output_roundoff, bound)
+    scale, is_given = _scale(scale)
+    _call("error_bound", q, k, v, scale, seen, n_additions or 0, n_rescalings, output_roundoff, bound, is_given)
     return _back(q, bound)
 
 
@@ -219,20 +264,30 @@ class Attention:
     """
 
     def __init__(self, comm=None, *, heads, head_dim, kv_heads=None, value_dim=None, batch=1, n_queries=1, dtype="float32", scale=None,
-                 k_scale=None, v_scale=None, algorithm=None, backend=None, threads=1, ranks_per_node=0, timeout=60, n_pages=0, page_window=0, page_sinks=0,
-                 values_in_keys=False):
+                 k_scale=None, v_scale=None, algorithm=None, backend=None, threads=1, ranks_per_node=None, timeout=None, n_pages=None, page_window=None,
+                 page_sinks=None, values_in_keys=False):
         self._handle = ctypes.c_void_p()
         self._comm = comm  # outlives the duplicate
-        value_dim, kv_heads = value_dim or head_dim, kv_heads or heads
+        kv_heads, value_dim = heads if kv_heads is None else kv_heads, head_dim if value_dim is None else value_dim
+        shape = [_integer(*x) for x in (("batch", batch), ("heads", heads), ("kv_heads", kv_heads), ("n_queries", n_queries), ("head_dim", head_dim),
+                                        ("value_dim", value_dim))]
+        # 0 is what C takes for the default of these.
+        threads, ranks_per_node, n_pages, page_window, page_sinks = (
+            0 if x is None else _integer(name, x, least, most) for name, x, least, most in (
+                ("threads", threads, 1, 2 ** 31 - 1), ("ranks_per_node", ranks_per_node, 1, 2 ** 31 - 1), ("n_pages", n_pages, 1, 2 ** 63 - 1),
+                ("page_window", page_window, 1, 2 ** 63 - 1), ("page_sinks", page_sinks, 0, 2 ** 63 - 1)))
+        if timeout is not None and not timeout > 0:
+            raise ValueError(f"timeout is {timeout}; more than 0 seconds are needed")
         data_type = _DataType(*_one_of(_TYPES, "dtype", str(dtype).split(".")[-1]), 1)
         if comm is not None:
             from mpi4py import MPI
         address = MPI._addressof(comm) if comm is not None else None
-        text = [x.encode() if x else None for x in (algorithm, backend)]
-        scales = [x if x is None else _dlpack(numpy.broadcast_to(x, (batch, kv_heads)).astype("float32")) for x in (k_scale, v_scale)]
-        setup = _Setup(batch, heads, kv_heads, n_queries, head_dim, value_dim, data_type, data_type, scale or 0, *text, threads,
-                       ranks_per_node, address, timeout, *(capsule and _pointer(capsule, b"dltensor") for capsule in scales),
-                       n_pages, page_window, page_sinks, values_in_keys)
+        text = [x if x is None else x.encode() for x in (algorithm, backend)]
+        scales = [x if x is None else _dlpack(numpy.broadcast_to(_plain(x), (batch, kv_heads)).astype("float32")) for x in (k_scale, v_scale)]
+        scale, has_scale = _scale(scale)
+        setup = _Setup(ctypes.sizeof(_Setup), *shape, data_type, data_type, scale, *text, threads, ranks_per_node, address, timeout or 0,
+                       *(capsule and _pointer(capsule, b"dltensor") for capsule in scales), n_pages, page_window, page_sinks,
+                       bool(values_in_keys), has_scale)
         self._out_shape = (batch, heads, n_queries, value_dim)
         self._device = {"cuda": 2, "emulated": 12}.get(backend)
         self._size = comm.Get_size() if comm is not None else 1
@@ -243,7 +298,14 @@ class Attention:
 
         Both None: n positions that this rank does not hold.
         """
-        _call("append", self._open(), entry, _shape(k, 3, "k")[1] if k is not None else n or 0, k, v, device=self._device)
+        if k is not None:
+            positions = _shape(k, 3, "k")[1]
+            if n is not None and n != positions:
+                raise ValueError(f"n is {n}, but k has {positions} positions")
+            n = positions
+        elif n is None:
+            raise ValueError("n is needed where k is None")
+        _call("append", self._open(), _integer("entry", entry, error=IndexError), _integer("n", n), k, v, device=self._device)
 
     def step(self, q, causal=False, window=None, sinks=None):
         """Attention of q over what was appended; causal, window and sinks as attention().
@@ -265,7 +327,7 @@ class Attention:
 
     def truncate(self, n, entry=0):
         """Removes all positions of a sequence but the first n."""
-        _call("truncate", self._open(), entry, n)
+        _call("truncate", self._open(), _integer("entry", entry, error=IndexError), _integer("n", n, error=IndexError))
 
     def release(self, entry=0):
         """Ends a sequence; the next append() begins another in its place."""
@@ -274,13 +336,13 @@ class Attention:
     def length(self, entry=0):
         """Positions of a sequence, over all ranks."""
         length = ctypes.c_int64()
-        _call("length", self._open(), entry, ctypes.byref(length))
+        _call("length", self._open(), _integer("entry", entry, error=IndexError), ctypes.byref(length))
         return length.value
 
     def holds(self, position):
         """Whether this rank holds a position."""
         holds = ctypes.c_int()
-        _call("holds", self._open(), position, ctypes.byref(holds))
+        _call("holds", self._open(), _integer("position", position, error=IndexError), ctypes.byref(holds))
         return bool(holds.value)
 
     def close(self):
@@ -288,6 +350,10 @@ class Attention:
         if self._handle:
             _library.ta_close(self._handle)
             self._handle = ctypes.c_void_p()
+
+    def abandon(self):
+        """Gives up the exchange of this rank, without waiting for the others; then close() waits for none either."""
+        _call("abandon", self._open())
 
     def _open(self):
         if not self._handle:
@@ -297,7 +363,9 @@ class Attention:
     def __enter__(self):
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, kind, *_):
+        if kind is not None and self._handle and self._size > 1:
+            self.abandon()  # the other ranks may not come to close()
         self.close()
 
     def __del__(self):

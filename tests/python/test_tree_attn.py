@@ -244,7 +244,7 @@ class Layer(unittest.TestCase):
             with self.assertRaisesRegex(IndexError, "pages"):
                 paged.append(self.k, self.v)
             self.assertEqual(paged.length(), 0)
-        with self.assertRaisesRegex(ValueError, "PageTable: -1 pages"):
+        with self.assertRaisesRegex(ValueError, "n_pages is -1; at least 1 is needed"):
             tree_attn.Attention(self.comm, n_pages=-1, **shape)
 
     def test_values_that_are_components_of_the_keys_have_the_bits_of_values_apart(self):
@@ -314,7 +314,11 @@ class PyTorch(unittest.TestCase):
     def test_tensors_of_every_type(self):
         q, k, v = torch.randn(1, 4, 2, 32), torch.randn(1, 2, 90, 32), torch.randn(1, 2, 90, 32)
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
-            out, lse = tree_attn.attention(q.clone().to(dtype).requires_grad_(), k.to(dtype), v.to(dtype))
+            out, lse = tree_attn.attention(q.to(dtype), k.to(dtype), v.to(dtype))
+            for needs in range(3):
+                arrays = [x.clone().to(dtype).requires_grad_(i == needs) for i, x in enumerate((q, k, v))]
+                with self.assertRaisesRegex(ValueError, "requires a gradient, which the output would not have"):
+                    tree_attn.attention(*arrays)
             z, _ = plain(*(x.to(dtype).double().numpy() for x in (q, k, v)))
             self.assertEqual((out.dtype, lse.dtype), (dtype, torch.float32))
             self.assertLess(abs(out.double().numpy() - z).max(), 4 * float(torch.finfo(dtype).eps))
