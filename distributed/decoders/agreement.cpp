@@ -62,8 +62,8 @@ void require_equal(const Ranks& ranks, std::string_view function, std::string_vi
 }
 
 std::vector<Field> fields_of(const DecoderSetup& setup) {
-  const auto& [algorithm, shape, ranges, order, scale, scales, pages, options] = setup;
-  const auto& [dtype, value_dtype, batch, heads, kv_heads, n_queries, head_dim, value_dim, values_in_keys] = shape;
+  const auto& [algorithm, shape, ranges, order, scale, scales, pages, most_queries, options] = setup;
+  const auto& [dtype, value_dtype, batch, heads, kv_heads, head_dim, value_dim, values_in_keys] = shape;
   const auto hash_of = [](std::span<const float> each) { return fnv1a(std::as_bytes(each)); };
   std::vector<Field> fields{Field{"algorithm", algorithm},
                             Field{"number of ranges", ranges.size()},
@@ -75,7 +75,7 @@ std::vector<Field> fields_of(const DecoderSetup& setup) {
                             Field{"batch", batch},
                             Field{"heads", heads},
                             Field{"KV heads", kv_heads},
-                            Field{"queries", n_queries},
+                            Field{"most queries", most_queries},
                             Field{"head dim", head_dim},
                             Field{"value dim", value_dim},
                             Field{"values in keys", values_in_keys},
@@ -83,7 +83,8 @@ std::vector<Field> fields_of(const DecoderSetup& setup) {
                             Field{"hash of value scales", hash_of(scales.v)},
                             Field{"pages", pages.n_pages},
                             Field{"window of pages", pages.window},
-                            Field{"sinks of pages", pages.sinks}};
+                            Field{"sinks of pages", pages.sinks},
+                            Field{"queries of pages", pages.most_queries}};
   std::ranges::copy(fields_of(options), std::back_inserter(fields));
   return fields;
 }

@@ -54,6 +54,7 @@ struct DecoderSetup {
   double scale;
   const KvScales& scales;
   PageRule pages;
+  std::int64_t most_queries;
   const PlanOptions& options;
 };
 

@@ -61,11 +61,15 @@ void Attention::open(const Ranks& ranks, const AttentionShape& shape, const Atte
               range.begin, ", inside a leaf of 64 positions; on the CPU alone");
     require(setup.ranks_per_node >= 0, kHere, ": nodes of ", setup.ranks_per_node, " ranks");
     require(setup.capacity >= 0, kHere, ": a capacity of ", setup.capacity, " positions");
+    require(setup.most_queries >= 0, kHere, ": steps of at most ", setup.most_queries, " queries");
   });
   // Before anything else, since ranks that differ here call other collectives.
   PlanOptions options = setup.plan;
   options.network = {};
-  std::vector<Field> fields = fields_of({setup.algorithm, shape, ranges, order, scale, setup.scales, setup.pages, options});
+  PageRule pages = setup.pages;
+  if (pages.n_pages != 0) pages.most_queries = std::max<std::int64_t>(1, setup.most_queries);
+  std::vector<Field> fields =
+      fields_of({setup.algorithm, shape, ranges, order, scale, setup.scales, pages, setup.most_queries, options});
   const auto add = [&](std::string_view name, const auto& value) { fields.emplace_back(name, value); };
   add("version", std::string_view(TREE_ATTN_VERSION)), add("backend", std::string_view(setup.backend));
   add("ranks of a node", setup.ranks_per_node), add("shared memory", setup.shares_memory);
@@ -76,8 +80,9 @@ void Attention::open(const Ranks& ranks, const AttentionShape& shape, const Atte
   transport_ = setup.shares_memory ? ranks.open_shared_transport(topology) : ranks.open_transport(topology);
   const OwnedLeaves leaves(topology.range_of(ranks.rank(), ranges), order);
   const std::int64_t capacity = setup.pages.n_pages != 0 ? 0 : leaves.n_keys(setup.capacity);
-  run_on_all<std::exception>(
-      ranks, [&] { shard_ = open_shard(*backend, shape, leaves, capacity, scale, setup.pages, setup.scales); });
+  run_on_all<std::exception>(ranks, [&] {
+    shard_ = open_shard(*backend, shape, leaves, capacity, scale, pages, setup.scales, setup.most_queries);
+  });
   options.network = transport_->network();
   compares_lengths_ = setup.compares_lengths && topology.size() > 1;
   decoder_ = algorithm->open_agreed(*transport_, shard_, ranges, options, compares_lengths_);

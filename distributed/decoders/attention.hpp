@@ -38,8 +38,10 @@ struct AttentionSetup {
   std::int64_t capacity = 0;  ///< positions of each sequence that memory is taken for at once; of no effect in pages
   /// The pages of each rank, for all sequences; 0: rows lie one after the other. Over several ranks append() then waits for
   /// the others: if one rank refuses an argument, or has too few pages, no rank appends.
-  PageRule pages{};
-  KvScales scales{};   ///< of keys and values of F8_E4M3, which append() also takes in other types
+  PageRule pages{};   ///< with most_queries of below, for at least one query: pages of its window are kept for so many
+  KvScales scales{};  ///< of keys and values of F8_E4M3, which append() also takes in other types
+  /// A step of up to so many queries takes no memory. 0: memory grows when a step needs it, on all ranks in the same step.
+  std::int64_t most_queries = 0;
   PlanOptions plan{};  ///< its network is that of the transport
   /// The line of an argument that the caller of this rank has refused before: all ranks throw it.
   std::string refusal{};
@@ -99,7 +101,7 @@ class Attention {
   bool holds(std::int64_t position) const;
 
   /// Attention of the queries over all keys. Collective.
-  /// @param q [b, n_h, l, d_h], the same on every rank
+  /// @param q [b, n_h, l, d_h], the same on every rank; any l in every step
   /// @param rule which of the keys a query sees, by default all @param sink learned natural logits [n_h]; empty: none
   /// @returns out and lse, valid until the next call, on the device if q is there, which ring, one-shot and learned sinks
   ///   refuse
@@ -117,7 +119,7 @@ class Attention {
   OutputView finish() { return decoder_->finish(); }
 
   /// The exchange alone, see Combiner: merges what kernels of the program have computed. Collective, also the first call for
-  /// a shape and a part, which writes a plan. Keys that were appended have no part in it.
+  /// a shape and a part, which writes a plan; those of the last four are kept. Keys that were appended have no part in it.
   OutputView combine(const TensorView& o, const TensorView& lse, OutputPart part = OutputPart::kAll,
                      LseForm form = LseForm::kNatural);
 

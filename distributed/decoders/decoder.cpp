@@ -16,6 +16,8 @@
 
 #include <algorithm>
 #include <functional>
+#include <list>
+#include <memory>
 #include <optional>
 #include <stdexcept>
 #include <utility>
@@ -24,8 +26,8 @@ namespace tree_attn {
 
 namespace {
 
-/// Writes the plan of this rank for closed ranges.
-using PlanFor = std::function<Plan(std::span<const KeyRange> ranges)>;
+/// Writes the plan of this rank for closed ranges and steps of l queries.
+using PlanFor = std::function<Plan(std::span<const KeyRange> ranges, std::int64_t l)>;
 
 /// Length of the longest sequence whose keys on this rank its cache has room for.
 std::int64_t longest_in(const KvCache& cache) {
@@ -43,48 +45,49 @@ class PlanDecoder : public Decoder {
     on_device_ = dynamic_cast<DeviceSteps*>(shard.session.get());
     if (transport.device() != nullptr && on_device_ == nullptr)
       throw std::logic_error("PlanDecoder: the transport sends from device memory, the backend has states on the host");
-    if (!is_open()) plan(ranges_);
+    if (is_open()) return;
+    prepare(ranges_, std::max<std::int64_t>(1, shard.most_queries));
+    plan(most_queries_, transport.device() != nullptr);
   }
   bool takes_device_queries() const override { return on_device_ != nullptr; }
 
  protected:
   void begin(const Step& step) override {
     if (transport_.device() != nullptr) return;  // a plan on its memory is written by all ranks together
-    plan_anew(step);
-    if (is_on_device(step)) {
-      if (!end_) open_end();
-      return on_device_->prepare(step);
-    }
+    plan_for(step);
+    if (is_on_device(step)) return on_device_->prepare(step);
     sinks_ = sinks_of_rows(step);
     states_ = decode_own_shard(step).states();
   }
   OutputView run(const Step& step) override {
-    if (!is_on_device(step)) return on_host_->step(states_, sinks_);
-    plan_anew(step);
+    if (!is_on_device(step)) return planned_.front().on_host->step(states_, sinks_);
+    plan_for(step);
     return step_on_device(step, step.longest());
   }
   void run_start(const Step& step) override {
     is_whole_ = is_on_device(step);
-    is_whole_ ? Decoder::run_start(step) : on_host_->start(states_, sinks_);
+    is_whole_ ? Decoder::run_start(step) : planned_.front().on_host->start(states_, sinks_);
   }
-  bool run_progress() override { return is_whole_ || on_host_->advance(); }
-  OutputView run_finish() override { return is_whole_ ? Decoder::run_finish() : on_host_->finish(); }
+  bool run_progress() override { return is_whole_ || planned_.front().on_host->advance(); }
+  OutputView run_finish() override { return is_whole_ ? Decoder::run_finish() : planned_.front().on_host->finish(); }
 
  private:
   /// Whether the plan runs on the device.
   bool is_on_device(const Step& step) const { return transport_.device() != nullptr || step.q.on_device; }
-  /// The lengths are the same on every rank, so all ranks write new plans in the same step.
-  void plan_anew(const Step& step) {
-    const std::int64_t longest = step.longest();
-    if (is_open() && (planned_.empty() || closed(ranges_.back(), longest).end != planned_.back().end))
-      plan(closed(ranges_, longest));
+  /// Lengths and queries are the same on every rank, so all ranks write new plans, and take memory for them, in the same
+  /// step.
+  void plan_for(const Step& step) {
+    const std::int64_t longest = step.longest(), l = step.q.shape[2];
+    if (now_.empty() || l > most_queries_ || (is_open() && closed(ranges_.back(), longest).end != now_.back().end))
+      prepare(closed(ranges_, longest), std::max({std::int64_t{1}, shard_.most_queries, most_queries_, l}));
+    plan(l, is_on_device(step));
   }
   OutputView step_on_device(const Step& step, std::int64_t longest) {
     if (!step.sink.empty())
       throw InputError(
           "learned sinks: no kernel adds them to states on a device; use --transport mpi or shared, with queries in host "
           "memory");
-    if (!end_) open_end();
+    DeviceFabric& end = *planned_.front().on_device;
     // A rank whose cache grows needs a new graph, and a message is in a graph on both sides or on neither. So the ranks tell
     // each other how far their memory goes, and beyond that all of them begin anew. Messages from host memory are in none.
     if (transport_.device() == nullptr) {
@@ -97,30 +100,59 @@ class PlanDecoder : public Decoder {
       all_have_room_for_ = *std::min_element(rooms.begin(), rooms.end());
       on_device_->stream().forget();
     }
-    end_->leave_output(step.q.on_device);
-    on_device_->decode_to(*end_, step, progress_);
-    const OutputView output = end_->settle();
+    end.leave_output(step.q.on_device);
+    on_device_->decode_to(end, step, progress_);
+    const OutputView output = end.settle();
     set_states_ready(transport_.device() != nullptr ? transport_.device()->settled_from() : transport_.seconds());
     return output;
   }
 
   bool is_open() const { return !ranges_.empty() && ranges_.back().end == kOpenEnd; }
-  void plan(std::span<const KeyRange> ranges) {
-    std::vector<KeyRange> next(ranges.begin(), ranges.end());
-    planned_.clear();  // an error leaves no plan
-    end_.reset();
-    const AttentionShape& shape = shard_.cache->shape();
-    if (transport_.device() == nullptr) on_host_.emplace(transport_, plan_for_(next), shape.n_rows(), shape.value_dim);
-    planned_ = std::move(next);
-    if (transport_.device() != nullptr) open_end();
+  /// Drops all plans. Those to come are for these ranges, and share memory that is enough for 1 to n queries.
+  void prepare(std::vector<KeyRange> ranges, std::int64_t n) {
+    now_.clear();  // an error leaves no plan
+    planned_.clear();
+    host_memory_.reset(), device_memory_.reset();
+    size_ = {};
+    const Plan of_one = plan_for_(ranges, 1), of_most = n > 1 ? plan_for_(ranges, n) : Plan{};
+    fit(1, of_one), fit(n, of_most);
+    fit_between(ranges, 1, of_one, n, of_most);
+    now_ = std::move(ranges), most_queries_ = n;
   }
-  void open_end() {
-    const AttentionShape& shape = shard_.cache->shape();
-    NcclTransport* const device = transport_.device();
-    end_.emplace(transport_, plan_for_(planned_), shape.n_rows(), shape.value_dim,
-                 device != nullptr ? device->make_blocks() : platform_of(*shard_.backend).make_blocks, &on_device_->stream(),
-                 shard_.cache->scales().v);
+  void fit(std::int64_t l, const Plan& plan) { size_.fit(plan, shape().n_rows(l), shape().value_dim); }
+  /// Makes the memory enough for all numbers of queries between two. Plans have few layouts, each for neighbouring numbers,
+  /// and blocks of one layout grow with the rows.
+  void fit_between(std::span<const KeyRange> ranges, std::int64_t l, const Plan& of_l, std::int64_t n, const Plan& of_n) {
+    if (n - l < 2 || of_l.widths == of_n.widths) return;
+    const std::int64_t middle = l + (n - l) / 2;
+    const Plan of_middle = plan_for_(ranges, middle);
+    fit(middle, of_middle);
+    fit_between(ranges, l, of_l, middle, of_middle), fit_between(ranges, middle, of_middle, n, of_n);
   }
+  /// Puts the plan for steps of l queries in front. The last four are kept, as many as a stream keeps graphs.
+  void plan(std::int64_t l, bool on_device) {
+    constexpr std::size_t kMostKept = 4;
+    const auto known = std::ranges::find(planned_, l, &Planned::n_queries);
+    if (known == planned_.end())
+      planned_.emplace_front(l);
+    else
+      planned_.splice(planned_.begin(), planned_, known);
+    if (planned_.size() > kMostKept) planned_.pop_back();
+    auto& [n_queries, on_host, end] = planned_.front();
+    const std::int64_t d_v = shape().value_dim;
+    if (on_device && !end) {
+      NcclTransport* const device = transport_.device();
+      if (device_memory_ == nullptr)
+        device_memory_ = std::make_shared<DeviceFabricMemory>(
+            transport_, size_, d_v, device != nullptr ? device->make_blocks() : platform_of(*shard_.backend).make_blocks,
+            &on_device_->stream(), shard_.cache->scales().v);
+      end.emplace(transport_, plan_for_(now_, l), shape().n_rows(l), d_v, device_memory_);
+    } else if (!on_device && !on_host) {
+      if (host_memory_ == nullptr) host_memory_ = std::make_shared<HostMemory>(transport_, size_.elements);
+      on_host.emplace(transport_, plan_for_(now_, l), shape().n_rows(l), d_v, host_memory_);
+    }
+  }
+  const AttentionShape& shape() const { return shard_.cache->shape(); }
 
   std::vector<KeyRange> ranges_;
   PlanFor plan_for_;
@@ -128,11 +160,21 @@ class PlanDecoder : public Decoder {
   bool is_whole_ = false;                ///< whether start() has taken the whole step
   std::int64_t all_have_room_for_ = -1;  ///< keys of the longest sequence for which no rank takes memory
   std::int64_t own_room_ = -1;           ///< capacity of the cache in the step before
-  std::vector<KeyRange> planned_;        ///< ranges in the plan
-  std::span<const float> states_;        ///< of the own shard, on the host
-  std::span<const float> sinks_;         ///< of the rows
-  std::optional<HostFabric> on_host_;
-  std::optional<DeviceFabric> end_;  ///< of steps on the device; the only one if messages are sent from device memory
+  std::vector<KeyRange> now_;            ///< ranges in the plans, closed; empty before the first
+  std::int64_t most_queries_ = 0;        ///< that there is memory for
+  FabricSize size_;                      ///< of that memory
+  std::shared_ptr<HostMemory> host_memory_;
+  std::shared_ptr<DeviceFabricMemory> device_memory_;
+  std::span<const float> states_;  ///< of the own shard, on the host
+  std::span<const float> sinks_;   ///< of the rows
+  /// The plan of steps of so many queries, where a step has needed it.
+  struct Planned {
+    std::int64_t n_queries;
+    std::optional<HostFabric> on_host{};
+    std::optional<DeviceFabric> on_device{};  ///< the only one if messages are sent from device memory
+    explicit Planned(std::int64_t l) : n_queries(l) {}
+  };
+  std::list<Planned> planned_;  ///< that of the last step first
 };
 
 /// What ranks compare of a mask: whether there is one, of what type, and which axes are not broadcast.
@@ -182,11 +224,10 @@ OutputView Decoder::finish() {
 }
 
 OutputView Decoder::scaled(const OutputView& output) {
-  const AttentionShape& shape = shard_.cache->shape();
   const std::vector<float>& scales = shard_.cache->scales().v;
   if (scales.empty() || output.on_device) return output;
   // Rows of a key/value head follow each other.
-  const std::int64_t of_head = shape.rows_per_kv_head() * shape.value_dim;
+  const std::int64_t of_head = std::ssize(output.out) / std::ssize(scales);
   scaled_.assign(output.out.begin(), output.out.end());
   for (std::int64_t i = 0; i < std::ssize(scaled_); ++i)
     scaled_[static_cast<std::size_t>(i)] *= scales[static_cast<std::size_t>(i / of_head)];
@@ -214,7 +255,8 @@ void Decoder::agree(const Step& step, std::optional<std::string> refusal) {
   const Ranks& ranks = transport_.ranks();
   const bool compares = compares_steps_ && ranks.size() > 1;
   if (!refusal) refusal = refusal_of(compares, [&] { check(step), begin(step); });
-  Rule mine{.causal = step.rule.causal,
+  Rule mine{.n_queries = step.q.shape[2],
+            .causal = step.rule.causal,
             .window = step.rule.window,
             .sinks = step.rule.sinks,
             .mask = mask_kind(step.mask),
@@ -226,8 +268,8 @@ void Decoder::agree(const Step& step, std::optional<std::string> refusal) {
   if (compares ? ranks.all_equal(fnv1a(std::as_bytes(std::span(&mine, 1))), kWhat, refusal) : mine == rule_) return;
   require_equal(ranks, "Decoder::step", kWhat,
                 std::array{Field{"the longest sequence", mine.longest}, Field{"the hash of lengths", mine.lengths},
-                           Field{"the causal edge", mine.causal}, Field{"the window", mine.window},
-                           Field{"the number of sinks", mine.sinks},
+                           Field{"the number of queries", mine.n_queries}, Field{"the causal edge", mine.causal},
+                           Field{"the window", mine.window}, Field{"the number of sinks", mine.sinks},
                            Field{"the memory of queries", mine.on_device != 0 ? "device" : "host"},
                            Field{"the mask", mask_text(mine.mask)}, Field{"the soft cap", mine.softcap},
                            Field{"the hash of learned sinks", mine.hash}});
@@ -236,7 +278,7 @@ void Decoder::agree(const Step& step, std::optional<std::string> refusal) {
 
 std::span<const float> Decoder::sinks_of_rows(const Step& step) {
   of_rows_.clear();
-  for (std::int64_t r = 0; !step.sink.empty() && r < shard_.cache->shape().n_rows(); ++r)
+  for (std::int64_t r = 0; !step.sink.empty() && r < shard_.cache->shape().n_rows(step.q.shape[2]); ++r)
     of_rows_.push_back(step.sink_of(r));
   return of_rows_;
 }
@@ -293,7 +335,7 @@ std::unique_ptr<Decoder> Algorithm::open(Transport& transport, OpenShard& shard,
   const OwnedLeaves& own_leaves = shard.cache->leaves();
   std::vector<Field> fields =
       fields_of({name, shard.cache->shape(), ranges, own_leaves.order(), shard.session->scale(), shard.cache->scales(),
-                 shard.cache->pages() != nullptr ? shard.cache->pages()->rule() : PageRule{}, options});
+                 shard.cache->pages() != nullptr ? shard.cache->pages()->rule() : PageRule{}, shard.most_queries, options});
   std::vector<int> nodes;
   for (int rank = 0; rank < topology.size(); ++rank) nodes.push_back(topology.node_of(rank));
   fields.emplace_back("hash of nodes", fnv1a(std::as_bytes(std::span(nodes))));
@@ -307,15 +349,14 @@ std::unique_ptr<Decoder> Algorithm::open(Transport& transport, OpenShard& shard,
 
 std::unique_ptr<Decoder> Algorithm::open_agreed(Transport& transport, OpenShard& shard, std::span<const KeyRange> ranges,
                                                 const PlanOptions& options, bool compares_steps) const {
-  const PlanOptions all_options = options.for_shape(shard.cache->shape());
   std::unique_ptr<Decoder> decoder;
   if (const auto* own = std::get_if<OwnDecoder>(&exchange)) {
-    decoder = own->open(transport, shard, ranges, all_options);
+    decoder = own->open(transport, shard, ranges, options);
   } else {
     decoder = std::make_unique<PlanDecoder>(
         transport, shard, ranges,
-        [plan_of = std::get<PlanOf>(exchange), &transport, all_options](std::span<const KeyRange> all) {
-          return plan_of(transport.topology(), transport.rank(), all, all_options);
+        [plan_of = std::get<PlanOf>(exchange), &transport, &shard, options](std::span<const KeyRange> all, std::int64_t l) {
+          return plan_of(transport.topology(), transport.rank(), all, options.for_step(shard.cache->shape(), l));
         });
   }
   decoder->most_keys_ = ranges.back().end;
@@ -332,10 +373,10 @@ RankCost Algorithm::cost(const Topology& topology, int rank, std::span<const Key
   require(shape.longest() <= ranges.back().end, kHere, ": ", shape.longest(), " keys, but the ranges end at ",
           ranges.back().end);
   if (const auto* own = std::get_if<OwnDecoder>(&exchange))
-    return own->cost(topology, rank, ranges, shape, options.for_shape(shape));
-  RankCost cost =
-      cost_of(std::get<PlanOf>(exchange)(topology, rank, closed(ranges, shape.longest()), options.for_shape(shape)),
-              shape.n_rows(), shape.value_dim);
+    return own->cost(topology, rank, ranges, shape, options.for_step(shape, shape.n_queries));
+  RankCost cost = cost_of(
+      std::get<PlanOf>(exchange)(topology, rank, closed(ranges, shape.longest()), options.for_step(shape, shape.n_queries)),
+      shape.n_rows(), shape.value_dim);
   const OwnedLeaves leaves(topology.range_of(rank, ranges), shape.order);
   cost.rounds.front().decoded_bytes = bytes_read(leaves, shape);
   return cost;

@@ -27,9 +27,10 @@ namespace tree_attn {
 
 /// Decode steps of one rank over one shard, by one algorithm. Algorithm::open() makes one.
 ///
-/// The plan, the blocks of states, the buffers of messages and the output live as long as the decoder. On the CPU backend
-/// step() allocates nothing from the second step on, but for lists of shared pages, and of subtrees where the ring passes a
-/// shard that no query sees.
+/// A step has any number of queries. The blocks of states, the buffers of messages and the output live as long as the
+/// decoder, and grow with the most queries of any step; a step of up to OpenShard::most_queries takes no memory for them.
+/// Plans are kept for the last four numbers of queries. On the CPU backend step() allocates nothing from the second step of
+/// such a number on, but for lists of shared pages, and of subtrees where the ring passes a shard that no query sees.
 class Decoder {
  public:
   virtual ~Decoder() = default;
@@ -37,9 +38,9 @@ class Decoder {
   Decoder& operator=(const Decoder&) = delete;
 
   /// Decodes one step; collective over the ranks of the transport.
-  /// @param step the same on every rank; of the mask a rank reads the elements of its own keys. The ranks compare the rule,
-  ///   the learned sinks, the soft cap, the kind of the mask and the memory of q where one has changed; or all of these, and
-  ///   the lengths, in every step, see Algorithm::open_agreed()
+  /// @param step the same on every rank; of the mask a rank reads the elements of its own keys. The ranks compare the number
+  ///   of queries, the rule, the learned sinks, the soft cap, the kind of the mask and the memory of q where one has
+  ///   changed; or all of these, and the lengths, in every step, see Algorithm::open_agreed()
   /// @param refusal of the caller, for ranks that compare every step: all of them throw it
   /// @returns the output, valid until the next step @throws as DecodeSession::decode(); std::out_of_range also for a length
   ///   beyond the ranges of all ranks; where ranks compare every step, all throw InputError instead, in one line, whichever
@@ -97,10 +98,10 @@ class Decoder {
   std::vector<float> scaled_;  ///< z of the last step times scales
   bool is_started_ = false;
   double states_ready_ = 0;
-  /// What ranks compare of a step: its rule, the kind of its mask, where q lies, its soft cap, a hash of its learned sinks;
-  /// in every step also its lengths.
+  /// What ranks compare of a step: its queries, its rule, the kind of its mask, where q lies, its soft cap, a hash of its
+  /// learned sinks; in every step also its lengths.
   struct Rule {
-    std::int64_t causal = 0, window = 0, sinks = 0, mask = 0, on_device = 0, longest = 0;
+    std::int64_t n_queries = 0, causal = 0, window = 0, sinks = 0, mask = 0, on_device = 0, longest = 0;
     double softcap = 0;
     std::uint64_t hash = fnv1a({}), lengths = 0;
     bool operator==(const Rule&) const = default;

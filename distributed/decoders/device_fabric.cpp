@@ -6,6 +6,7 @@
 #include "tree_attn/reference/state/state.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <stdexcept>
 #include <utility>
 
@@ -22,36 +23,64 @@ bool gathers(const Plan& plan) {
 
 }  // namespace
 
-DeviceFabric::DeviceFabric(Transport& transport, Plan plan, std::int64_t n_rows, std::int64_t d_v, MakeBlocks make_blocks,
-                           DeviceStream* stream, std::span<const float> scales)
+void FabricSize::fit(const Plan& plan, std::int64_t n_rows, std::int64_t d_v) {
+  std::int64_t n = 0;
+  for (const BlockWidth& width : plan.widths) n += width.rows.most(n_rows) * (width.vectors * d_v + width.scalars);
+  elements = std::max(elements, n);
+  outputs = std::max(outputs, n_rows * (d_v + 1));
+  gathers = gathers || tree_attn::gathers(plan);
+}
+
+DeviceFabricMemory::DeviceFabricMemory(Transport& transport, const FabricSize& size, std::int64_t d_v,
+                                       MakeBlocks make_blocks, DeviceStream* stream, std::span<const float> scales)
+    : transport_(transport),
+      n_scales_(std::ssize(scales)),
+      scale_size_(scales.empty() ? 0 : size.outputs / (d_v + 1) * d_v / n_scales_),
+      scales_at_(size.elements) {
+  NcclTransport* const device = transport.device();
+  const std::int64_t n = size.elements + n_scales_ * scale_size_;
+  if (device != nullptr && size.gathers)
+    of_library_ = device->allocate_to_gather(static_cast<std::size_t>(n) * sizeof(float));
+  blocks_ = make_blocks(n, d_v, stream, of_library_ ? of_library_->of(transport.rank()) : nullptr);
+  staging_ = std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(size.elements));
+  std::vector<float> of_elements;
+  for (const float scale : scales) of_elements.insert(of_elements.end(), static_cast<std::size_t>(scale_size_), scale);
+  if (!of_elements.empty()) blocks_->upload(scales_at_, of_elements);
+  output_ = blocks_->on_host(size.outputs);
+  if (device != nullptr) device->add_graphs(blocks_->stream());
+}
+
+DeviceFabricMemory::~DeviceFabricMemory() {
+  if (NcclTransport* const device = transport_.device())
+    device->remove_graphs(blocks_->stream());
+  else
+    blocks_->stream().forget();
+  if (transport_.has_messages_in_flight()) static_cast<void>(staging_.release());
+}
+
+DeviceFabric::DeviceFabric(Transport& transport, Plan plan, std::int64_t n_rows, std::int64_t d_v,
+                           std::shared_ptr<DeviceFabricMemory> memory)
     : transport_(transport),
       device_(transport.device()),
       plan_(std::move(plan)),
       n_rows_(n_rows),
       d_v_(d_v),
       offsets_(plan_.offsets(n_rows, d_v)),
-      memory_(device_ != nullptr && gathers(plan_) ? device_->allocate_to_gather(n_elements(!scales.empty()) * sizeof(float))
-                                                   : nullptr),
-      blocks_(make_blocks(n_elements(!scales.empty()), d_v, stream, memory_ ? memory_->of(transport.rank()) : nullptr)),
-      staging_(std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(offsets_.back()))),
-      n_out_(static_cast<std::size_t>(size(plan_.z))),
-      has_scales_(!scales.empty()) {
-  if (has_scales_) {
-    std::vector<float> of_elements(n_out_);
-    for (std::size_t i = 0; i < n_out_; ++i) of_elements[i] = scales[i * scales.size() / n_out_];
-    blocks_->upload(offsets_.back(), of_elements);
-  }
-  output_ = blocks_->on_host(size(plan_.z) + size(plan_.lse));
-  if (device_ != nullptr) device_->add_graphs(blocks_->stream());
+      memory_(std::move(memory)),
+      blocks_(memory_->blocks_.get()),
+      n_out_(static_cast<std::size_t>(size(plan_.z))) {
+  if (offsets_.back() > memory_->scales_at_) throw std::logic_error("DeviceFabric: a plan for more memory");
+  static std::atomic<std::uint64_t> n_fabrics = 0;
+  graph_ = ++n_fabrics;
 }
 
-DeviceFabric::~DeviceFabric() {
-  if (device_ != nullptr)
-    device_->remove_graphs(blocks_->stream());
-  else
-    blocks_->stream().forget();
-  if (transport_.has_messages_in_flight()) static_cast<void>(staging_.release());
-}
+DeviceFabric::DeviceFabric(Transport& transport, Plan plan, std::int64_t n_rows, std::int64_t d_v, MakeBlocks make_blocks,
+                           DeviceStream* stream)
+    : DeviceFabric(transport, plan, n_rows, d_v, [&] {
+        FabricSize size;
+        size.fit(plan, n_rows, d_v);
+        return std::make_shared<DeviceFabricMemory>(transport, size, d_v, make_blocks, stream);
+      }()) {}
 
 void DeviceFabric::queue(const float* states) {
   const Traffic before = transport_.traffic();
@@ -78,7 +107,7 @@ OutputView DeviceFabric::settle() {
   else
     blocks_->stream().wait();
   if (leaves_output_) return {on_device(plan_.z), on_device(plan_.lse), true};
-  return {output_.first(n_out_), output_.subspan(n_out_)};
+  return {memory_->output_.first(n_out_), memory_->output_.subspan(n_out_, static_cast<std::size_t>(size(plan_.lse)))};
 }
 
 OutputView DeviceFabric::step(const float* states) {
@@ -89,7 +118,7 @@ OutputView DeviceFabric::step(const float* states) {
 std::int64_t DeviceFabric::n_states(Block block) const { return n_scalars(block) / state_size(d_v_); }
 
 std::span<float> DeviceFabric::staged(Blocks blocks) const {
-  return {staging_.get() + at(blocks.first), static_cast<std::size_t>(size(blocks))};
+  return {memory_->staging_.get() + at(blocks.first), static_cast<std::size_t>(size(blocks))};
 }
 
 void DeviceFabric::take_states(const float* states) {
@@ -104,11 +133,16 @@ void DeviceFabric::take_states(const float* states) {
 }
 
 void DeviceFabric::give_output() {
-  const DeviceBlocks::Pair scaled{at(plan_.z.first), offsets_.back()};
-  if (leaves_output_ && has_scales_) blocks_->combine(DeviceBlocks::Operator::kMultiply, {&scaled, 1}, size(plan_.z));
+  if (leaves_output_ && memory_->n_scales_ > 0) {
+    const std::int64_t n = size(plan_.z) / memory_->n_scales_;
+    pairs_.clear();
+    for (std::int64_t i = 0; i < memory_->n_scales_; ++i)
+      pairs_.push_back({at(plan_.z.first) + i * n, memory_->scales_at_ + i * memory_->scale_size_});
+    blocks_->combine(DeviceBlocks::Operator::kMultiply, pairs_, n);
+  }
   if (leaves_output_) return;
-  blocks_->give(at(plan_.z.first), output_.first(n_out_));
-  blocks_->give(at(plan_.lse.first), output_.subspan(n_out_));
+  blocks_->give(at(plan_.z.first), memory_->output_.first(n_out_));
+  blocks_->give(at(plan_.lse.first), memory_->output_.subspan(n_out_, static_cast<std::size_t>(size(plan_.lse))));
 }
 
 void DeviceFabric::run(const AllReduce& reduce) {

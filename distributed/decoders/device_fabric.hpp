@@ -16,16 +16,48 @@
 
 namespace tree_attn {
 
-/// The blocks of one plan on a device, taken once: the end of a step. Through host memory passes the output, unless it is
+/// What the plans of a decoder need: the most of any number of queries.
+struct FabricSize {
+  std::int64_t elements = 0;  ///< of all blocks
+  std::int64_t outputs = 0;   ///< of z and lse
+  bool gathers = false;       ///< whether the library of the transport gathers
+  /// Makes it enough for a plan, too, and for one of these widths and fewer rows.
+  void fit(const Plan& plan, std::int64_t n_rows, std::int64_t d_v);
+};
+
+/// Memory of a device for the blocks of plans that end steps of one stream. At its end the stream forgets its graphs.
+class DeviceFabricMemory {
+ public:
+  /// @param transport outlives it @param stream as MakeBlocks
+  /// @param scales KvScales::v, by which an output that is left on the device is multiplied; empty: none
+  DeviceFabricMemory(Transport& transport, const FabricSize& size, std::int64_t d_v, MakeBlocks make_blocks,
+                     DeviceStream* stream, std::span<const float> scales = {});
+  ~DeviceFabricMemory();
+  DeviceFabricMemory(const DeviceFabricMemory&) = delete;
+  DeviceFabricMemory& operator=(const DeviceFabricMemory&) = delete;
+
+ private:
+  friend class DeviceFabric;
+  Transport& transport_;
+  std::unique_ptr<NodeMemory> of_library_;  ///< of the blocks, where the library gathers; else null
+  std::int64_t n_scales_, scale_size_;      ///< scales, and elements of each of them after the blocks
+  std::int64_t scales_at_;                  ///< where the blocks end
+  std::unique_ptr<DeviceBlocks> blocks_;
+  std::unique_ptr<float[]> staging_;
+  std::span<float> output_;  ///< z, then lse: of the blocks, on the host
+};
+
+/// The blocks of one plan on a device: the end of a step. Through host memory passes the output, unless it is
 /// left on the device, and messages if the transport sends them from there: the states of the plan, no more, which
 /// DeviceTraffic counts as downloaded by their sender and uploaded by their receiver.
 class DeviceFabric : public StepEnd {
  public:
-  /// @param transport outlives the fabric @param stream as MakeBlocks
-  /// @param scales KvScales::v, by which an output that is left on the device is multiplied
+  /// @param transport outlives the fabric @param memory with room for the plan
+  DeviceFabric(Transport& transport, Plan plan, std::int64_t n_rows, std::int64_t d_v,
+               std::shared_ptr<DeviceFabricMemory> memory);
+  /// The same with memory of its own. @param stream as MakeBlocks
   DeviceFabric(Transport& transport, Plan plan, std::int64_t n_rows, std::int64_t d_v, MakeBlocks make_blocks,
-               DeviceStream* stream = nullptr, std::span<const float> scales = {});
-  ~DeviceFabric() override;
+               DeviceStream* stream = nullptr);
   DeviceFabric(const DeviceFabric&) = delete;
   DeviceFabric& operator=(const DeviceFabric&) = delete;
 
@@ -34,6 +66,7 @@ class DeviceFabric : public StepEnd {
   /// @name A step: all of it is queued on the stream, with waits for messages if those are sent from host memory
   /// @{
   void queue(const float* states) override;
+  std::uint64_t graph() const override { return graph_; }
   bool may_be_recorded() const override { return device_ != nullptr ? device_->may_be_recorded() : transport_.size() == 1; }
   /// Waits for the plan after a step that ends with it. @returns the output, valid until the next step
   OutputView settle();
@@ -59,8 +92,6 @@ class DeviceFabric : public StepEnd {
   void give_output();
   std::int64_t at(Block block) const { return offsets_[static_cast<std::size_t>(block)]; }
   std::int64_t size(Blocks blocks) const { return at(blocks.first + blocks.n) - at(blocks.first); }
-  /// Elements of all blocks, and of the scales of the values.
-  std::int64_t n_elements(bool with_scales) const { return offsets_.back() + (with_scales ? size(plan_.z) : 0); }
   /// Rows of a block of states, and of a block of scalars.
   std::int64_t n_states(Block block) const;
   std::int64_t n_scalars(Block block) const { return size({block, 1}); }
@@ -74,10 +105,9 @@ class DeviceFabric : public StepEnd {
   Plan plan_;
   std::int64_t n_rows_, d_v_;
   std::vector<std::int64_t> offsets_;
-  std::unique_ptr<NodeMemory> memory_;  ///< of the blocks, where the library gathers; else null
-  std::unique_ptr<DeviceBlocks> blocks_;
-  std::unique_ptr<float[]> staging_;
-  std::span<float> output_;                ///< z, then lse: of the blocks, on the host
+  std::shared_ptr<DeviceFabricMemory> memory_;
+  DeviceBlocks* blocks_;  ///< of the memory
+  std::uint64_t graph_;
   bool leaves_output_ = false;             ///< on the device
   std::size_t n_out_ = 0;                  ///< elements of z
   std::vector<DeviceBlocks::Pair> pairs_;  ///< of the operation that is launched
@@ -85,7 +115,6 @@ class DeviceFabric : public StepEnd {
   Traffic recorded_;                       ///< that was counted then
   bool is_queued_ = false;                 ///< since the last settle()
   bool was_launched_ = false;
-  bool has_scales_;  ///< one for each element of z, after the blocks
 };
 
 }  // namespace tree_attn

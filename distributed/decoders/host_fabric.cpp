@@ -20,23 +20,22 @@ float larger_or_nan(float left, float right) { return left > right || left != le
 
 }  // namespace
 
-HostFabric::HostFabric(Transport& transport, Plan plan, std::int64_t n_rows, std::int64_t d_v)
+HostFabric::HostFabric(Transport& transport, Plan plan, std::int64_t n_rows, std::int64_t d_v,
+                       std::shared_ptr<HostMemory> memory)
     : transport_(transport),
       plan_(std::move(plan)),
       n_rows_(n_rows),
       d_v_(d_v),
       divides_(std::ranges::any_of(plan_.operations, [](const Operation& o) { return std::holds_alternative<Divide>(o); })),
       offsets_(plan_.offsets(n_rows, d_v)),
-      memory_(std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(offsets_.back()))) {}
-
-HostFabric::~HostFabric() {
-  if (transport_.has_messages_in_flight()) static_cast<void>(memory_.release());
+      memory_(memory != nullptr ? std::move(memory) : std::make_shared<HostMemory>(transport, offsets_.back())) {
+  if (offsets_.back() > memory_->size()) throw std::logic_error("HostFabric: a plan for more memory");
 }
 
 std::span<float> HostFabric::elements(Blocks blocks) const {
   const std::int64_t begin = offsets_[static_cast<std::size_t>(blocks.first)],
                      end = offsets_[static_cast<std::size_t>(blocks.first + blocks.n)];
-  return {memory_.get() + begin, static_cast<std::size_t>(end - begin)};
+  return {memory_->get() + begin, static_cast<std::size_t>(end - begin)};
 }
 
 std::int64_t HostFabric::n_states(Block block) const { return n_scalars(block) / state_size(d_v_); }

@@ -15,14 +15,34 @@
 
 namespace tree_attn {
 
+/// Memory for the blocks of plans that are carried out one after the other. It is left to messages that are in flight at
+/// its end.
+class HostMemory {
+ public:
+  /// @param transport outlives it
+  HostMemory(Transport& transport, std::int64_t n)
+      : transport_(transport), n_(n), memory_(std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(n))) {}
+  ~HostMemory() {
+    if (transport_.has_messages_in_flight()) static_cast<void>(memory_.release());
+  }
+  HostMemory(const HostMemory&) = delete;
+  HostMemory& operator=(const HostMemory&) = delete;
+  float* get() const { return memory_.get(); }
+  std::int64_t size() const { return n_; }
+
+ private:
+  Transport& transport_;
+  std::int64_t n_;
+  std::unique_ptr<float[]> memory_;
+};
+
 /// The blocks of one plan in host memory, allocated once. A step allocates nothing: it copies the states of this rank into
 /// their blocks, sends from blocks and receives into blocks.
 class HostFabric {
  public:
-  /// @param transport outlives the fabric
-  HostFabric(Transport& transport, Plan plan, std::int64_t n_rows, std::int64_t d_v);
-  /// Leaves its memory to messages in flight.
-  ~HostFabric();
+  /// @param transport outlives the fabric @param memory with room for all blocks of the plan; null: its own
+  HostFabric(Transport& transport, Plan plan, std::int64_t n_rows, std::int64_t d_v,
+             std::shared_ptr<HostMemory> memory = nullptr);
   HostFabric(const HostFabric&) = delete;
   HostFabric& operator=(const HostFabric&) = delete;
 
@@ -74,7 +94,7 @@ class HostFabric {
   std::size_t next_ = 0;    ///< operation of the step that comes next
   bool is_posted_ = false;  ///< whether its messages have been posted
   std::vector<std::int64_t> offsets_;
-  std::unique_ptr<float[]> memory_;
+  std::shared_ptr<HostMemory> memory_;
   std::span<const float> sinks_;  ///< [n_rows] of the step; empty: none
 };
 

@@ -86,11 +86,12 @@ class OneShotDecoder : public Decoder {
                                {.timeout = transport.ranks().deadline().seconds(),
                                 .windows_on_host = options.windows_on_host,
                                 .steps_done = options.steps_done,
+                                .most_queries = shard.most_queries,
                                 .result = !leaves_states(transport.topology()) ? OneShotResult::kOutput
                                           : transport.device() != nullptr      ? OneShotResult::kStatesOnDevice
                                                                                : OneShotResult::kStates})) {
     if (session_ == nullptr) throw std::logic_error("one-shot: the cache is on no device");
-    if (ranges_.back().end != kOpenEnd) connect(ranges_);
+    if (ranges_.back().end != kOpenEnd) connect(ranges_, std::max<std::int64_t>(1, shard.most_queries));
   }
   /// A window is freed after all others have closed it: collective where ranks are processes or a library has mapped it,
   /// except after an error.
@@ -136,10 +137,12 @@ class OneShotDecoder : public Decoder {
       throw InputError("one-shot: its kernel has no mask and no soft cap; use two-level with the backend cpu");
     if (step.rule.window > 0 || !step.sink.empty())
       throw InputError("one-shot: its kernel has no window and no learned sinks; use two-level");
-    // The lengths are the same on every rank, so all ranks come here in the same step.
-    const std::int64_t longest = step.longest();
-    const bool is_connected = !connected_.empty() && closed(ranges_.back(), longest) == connected_.back();
-    if (!is_connected || longest > n_prepared_) prepare(longest);
+    // Lengths and queries are the same on every rank, so all ranks come here in the same step.
+    const std::int64_t longest = step.longest(), l = step.q.shape[2];
+    const bool is_connected =
+        !connected_.empty() && l <= most_queries_ && closed(ranges_.back(), longest) == connected_.back();
+    if (!is_connected || longest > n_prepared_ || (l != l_ && leaves_states(transport_.topology()))) prepare(longest, l);
+    if (l != l_) plan(l);
     const OneShotSession::Output result = session_->step(step, progress_);
     // On one node there is no moment at which the states are there and the output is not.
     set_states_ready(transport_.seconds());
@@ -155,31 +158,34 @@ class OneShotDecoder : public Decoder {
     return output;
   }
   /// Prepares all ranks for steps up to some length: no rank begins one while another takes memory or connects.
-  void prepare(std::int64_t longest) {
+  void prepare(std::int64_t longest, std::int64_t l) {
     // The first step needs no more than the cache has. Where sequences grow, a quarter more.
     if (longest > n_prepared_) n_prepared_ = n_prepared_ < 0 ? longest : longest + longest / 4;
     KvCache& cache = *shard_.cache;
     cache.reserve(std::min(cache.leaves().n_keys(n_prepared_), cache.leaves().most_keys()));
     const std::vector<KeyRange> now = closed(ranges_, longest);
-    if (connected_.empty() || now.back() != connected_.back()) connect(now);
+    if (connected_.empty() || l > most_queries_ || now.back() != connected_.back())
+      connect(now, std::max({std::int64_t{1}, l, most_queries_, shard_.most_queries}));
     session_->prepare(longest);
+    plan(l);
     transport_.ranks().all_gather(transport_.rank(), "all ranks to be ready for a step");
   }
-  /// Tells the others where the new window of this rank is.
-  void connect(const std::vector<KeyRange>& ranges) {
+  /// Tells the others where the new window of this rank is, for steps of up to so many queries.
+  void connect(const std::vector<KeyRange>& ranges, std::int64_t most_queries) {
     const Topology& topology = transport_.topology();
     const int rank = transport_.rank();
     const Members node = members_of_node(topology, rank, ranges);
     const AttentionShape& shape = shard_.cache->shape();
     const std::int64_t n_bytes =
-        one_shot_window_bytes(node.ranges, shape.n_rows(), shape.value_dim, leaves_states(topology));
+        one_shot_window_bytes(node.ranges, shape.n_rows(1), shape.value_dim, leaves_states(topology), most_queries);
     NcclTransport* const device = options_.windows_on_host || n_bytes == 0 ? nullptr : transport_.device();
     std::shared_ptr<NodeMemory> memory;
     if (device != nullptr) memory = device->allocate_on_node(static_cast<std::size_t>(n_bytes));
     windows_ = memory != nullptr ? "nccl" : options_.windows_on_host ? "host" : "process";
-    const std::vector<NodeWindow> by_rank = transport_.ranks().all_gather(
-        session_->open_window(node.ranges, node.me, rank, !transport_.ranks().is_one_process(), std::move(memory)),
-        "the windows of all ranks");
+    const std::vector<NodeWindow> by_rank =
+        transport_.ranks().all_gather(session_->open_window(node.ranges, node.me, rank, !transport_.ranks().is_one_process(),
+                                                            std::move(memory), most_queries),
+                                      "the windows of all ranks");
     std::vector<NodeWindow> windows;
     for (const int each : node.ranks) {
       windows.push_back(by_rank[static_cast<std::size_t>(each)]);
@@ -188,13 +194,22 @@ class OneShotDecoder : public Decoder {
     }
     // A device may be refused in one node alone.
     run_on_all<DeviceError>(transport_.ranks(), [&] { session_->connect(windows); });
-    connected_ = ranges;
+    connected_ = ranges, most_queries_ = most_queries;
+    plan(most_queries);
+  }
+  /// Plans for steps of l queries over the ranges that are connected.
+  void plan(std::int64_t l) {
+    const Topology& topology = transport_.topology();
+    const int rank = transport_.rank();
+    const Members node = members_of_node(topology, rank, connected_);
+    const AttentionShape& shape = shard_.cache->shape();
+    l_ = l;
     if (leaves_states(topology)) {
-      Plan plan = plan_between_nodes(topology, rank, ranges, options_);
+      Plan plan = plan_between_nodes(topology, rank, connected_, options_.for_step(shape, l));
       if (NcclTransport* const to = transport_.device())
-        on_device_.emplace(transport_, std::move(plan), shape.n_rows(), shape.value_dim, to->make_blocks());
+        on_device_.emplace(transport_, std::move(plan), shape.n_rows(l), shape.value_dim, to->make_blocks());
       else
-        on_host_.emplace(transport_, std::move(plan), shape.n_rows(), shape.value_dim);
+        on_host_.emplace(transport_, std::move(plan), shape.n_rows(l), shape.value_dim);
     }
 
     // The states of all subtrees become one, or those of the node.
@@ -205,12 +220,13 @@ class OneShotDecoder : public Decoder {
     n_merges_ = n - n_left;
 
     n_stored_ = 0;
-    for (const RankCost::Round& round : exchange_of(node, leaves_states(topology), shape.n_rows(), shape.value_dim))
+    for (const RankCost::Round& round : exchange_of(node, leaves_states(topology), shape.n_rows(l), shape.value_dim))
       n_stored_ += static_cast<std::int64_t>(round.sends.size());
   }
 
   std::vector<KeyRange> ranges_, connected_;
-  std::int64_t n_prepared_ = -1;  ///< longest sequence that all ranks are prepared for
+  std::int64_t n_prepared_ = -1;            ///< longest sequence that all ranks are prepared for
+  std::int64_t most_queries_ = 0, l_ = -1;  ///< queries that all ranks are prepared for, and of the plan
   std::string_view windows_;
   PlanOptions options_;
   std::unique_ptr<OneShotSession> session_;
@@ -260,7 +276,8 @@ RankCost cost(const Topology& topology, int rank, std::span<const KeyRange> open
   const KeyRange range = topology.range_of(rank, ranges);
   cost.elements =
       n_rows * n_subtrees(range.begin, range.end) * state_size(d_v) +
-      one_shot_window_bytes(node.ranges, n_rows, d_v, leaves_states(topology)) / static_cast<std::int64_t>(sizeof(float));
+      one_shot_window_bytes(node.ranges, shape.AttentionShape::n_rows(1), d_v, leaves_states(topology), shape.n_queries) /
+          static_cast<std::int64_t>(sizeof(float));
   if (!leaves_states(topology)) {
     cost.elements += n_rows * (d_v + 1);
     return cost;

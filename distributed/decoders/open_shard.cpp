@@ -6,20 +6,21 @@
 namespace tree_attn {
 
 OpenShard open_shard(const Backend& backend, const AttentionShape& shape, const OwnedLeaves& leaves, std::int64_t capacity,
-                     double scale, const PageRule& pages, const KvScales& scales) {
+                     double scale, const PageRule& pages, const KvScales& scales, std::int64_t most_queries) {
   require(pages.n_pages != 0 || pages == PageRule{}, "open_shard: a window of ", pages.window, " keys and ", pages.sinks,
           " sinks for pages, but no number of pages");
   require(pages.window != 0 || pages.sinks <= 0, "open_shard: ", pages.sinks, " sinks for pages, but no window");
-  OpenShard opened{&backend, backend.make_cache(shape, leaves, capacity), nullptr};
+  OpenShard opened{&backend, backend.make_cache(shape, leaves, capacity), nullptr, most_queries};
   opened.cache->set_scales(scales);
   if (pages.n_pages != 0) opened.cache->use_pages(pages);
-  opened.session = opened.cache->open(scale);
+  opened.session = opened.cache->open(scale, most_queries);
   return opened;
 }
 
 OpenShard open_shard(const Backend& backend, const TensorView& q, const Shard& shard, std::span<const std::int64_t> lengths,
                      double scale) {
-  OpenShard opened = open_shard(backend, shape_of(q, shard.k, shard.v), {shard.begin, shard.end()}, scale);
+  OpenShard opened = open_shard(backend, shape_of(q, shard.k, shard.v), KeyRange{shard.begin, shard.end()},
+                                shard.end() - shard.begin, scale, {}, {}, q.shape[2]);
   opened.cache->borrow(shard, rows_in_use(lengths, opened.cache->leaves()));
   return opened;
 }

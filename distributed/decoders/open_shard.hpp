@@ -16,6 +16,7 @@ struct OpenShard {
   const Backend* backend = nullptr;  ///< of the cache
   std::shared_ptr<KvCache> cache;    ///< may outlive the session
   std::unique_ptr<DecodeSession> session;
+  std::int64_t most_queries = 0;  ///< of the steps that take no memory, in a decoder neither; see KvCache::open()
 };
 
 /// An empty cache, and a session over it.
@@ -24,16 +25,17 @@ struct OpenShard {
 /// @param capacity rows that there is room for before the cache grows
 /// @param scale multiplies q.k @param pages of the cache; a rule of 0 pages: its rows lie one after the other
 /// @param scales of keys and values of F8_E4M3
+/// @param most_queries of a step that takes no memory; 0: it is taken when a step needs it
 /// @throws std::invalid_argument for a scale that is not finite, a window without pages, and as KvCache::set_scales()
 OpenShard open_shard(const Backend& backend, const AttentionShape& shape, const OwnedLeaves& leaves, std::int64_t capacity,
-                     double scale, const PageRule& pages = {}, const KvScales& scales = {});
+                     double scale, const PageRule& pages = {}, const KvScales& scales = {}, std::int64_t most_queries = 0);
 /// The same with room for all positions of a range, in the contiguous order.
 inline OpenShard open_shard(const Backend& backend, const AttentionShape& shape, KeyRange range, double scale) {
   return open_shard(backend, shape, range, range.size(), scale);
 }
 /// The same over a shard in host memory. The CPU reads it in place, so that memory must outlive the cache; a device copies
 /// it.
-/// @param q queries of the shape to come, [b, n_h, l, d_h]
+/// @param q queries of steps to come, [b, n_h, l, d_h], of which l are the most
 /// @param lengths keys in use per batch entry [b], over the whole sequence
 OpenShard open_shard(const Backend& backend, const TensorView& q, const Shard& shard, std::span<const std::int64_t> lengths,
                      double scale);

@@ -76,15 +76,13 @@ class RingDecoder : public Decoder {
   RingDecoder(Transport& transport, OpenShard& shard, std::span<const KeyRange> ranges)
       : Decoder(transport, shard),
         leaves_(owned_leaves(ranges, shard.cache->leaves().order())),
-        n_rows_(shard.cache->shape().n_rows()),
         d_v_(shard.cache->shape().value_dim),
         device_(transport.device()),
         memory_{KvMemory(transport), KvMemory(transport)},
-        forests_(ranges.size(), Forest<float>(n_rows_, d_v_)),
-        joined_(n_rows_, d_v_),
-        out_(static_cast<std::size_t>(n_rows_ * d_v_)),
-        lse_(static_cast<std::size_t>(n_rows_)),
+        forests_(ranges.size(), Forest<float>(0, d_v_)),
+        joined_(0, d_v_),
         hop_lengths_(static_cast<std::size_t>(shard.cache->shape().batch)) {
+    set_rows(shard.cache->shape().n_rows(std::max<std::int64_t>(1, shard.most_queries)));
     if (ranges.size() == 1) return;
     // Memory for the longest shard. Where shards grow it is that of this rank, and grows too.
     const OwnedLeaves& own = shard.cache->leaves();
@@ -93,7 +91,7 @@ class RingDecoder : public Decoder {
       if (range.end != kOpenEnd && own.order() == LeafOrder::kContiguous) longest = std::max(longest, range.size());
     hop_ = open_shard(*shard.backend, shard.cache->shape(),
                       own.order() == LeafOrder::kContiguous ? OwnedLeaves({0, longest}) : own, longest,
-                      shard.session->scale(), {}, shard.cache->scales());
+                      shard.session->scale(), {}, shard.cache->scales(), shard.most_queries);
     for (KvMemory& memory : memory_)
       memory.first(static_cast<std::size_t>(longest * shard.cache->shape().bytes_per_position()));
     // A stream of its own for the messages, so that the next shard travels while kernels compute on this one.
@@ -119,7 +117,16 @@ class RingDecoder : public Decoder {
   }
 
  private:
+  void set_rows(std::int64_t n) {
+    n_rows_ = n;
+    for (Forest<float>& forest : forests_) forest.set_rows(n);
+    joined_.set_rows(n);
+    if (const auto size = static_cast<std::size_t>(n); lse_.size() < size)
+      lse_.resize(size), out_.resize(size * static_cast<std::size_t>(d_v_));
+  }
+
   OutputView circulate(const Step& step) {
+    set_rows(shard_.cache->shape().n_rows(step.q.shape[2]));
     const std::vector<int>& order = transport_.topology().order();
     const int p = transport_.size(), me = transport_.topology().index_of(transport_.rank());
     const int right = order[static_cast<std::size_t>((me + 1) % p)],
@@ -168,7 +175,8 @@ class RingDecoder : public Decoder {
       if (!step.sink.empty()) add_sink(root, step.sink_of(r), d_v_);
       lse_[static_cast<std::size_t>(r)] = tree_attn::finish(root, out_.data() + r * d_v_, d_v_);
     }
-    return {out_, lse_};
+    return {std::span(out_).first(static_cast<std::size_t>(n_rows_ * d_v_)),
+            std::span(lse_).first(static_cast<std::size_t>(n_rows_))};
   }
 
   /// Whether a query sees a key of a shard.
@@ -208,7 +216,7 @@ class RingDecoder : public Decoder {
   }
 
   std::vector<OwnedLeaves> leaves_;  ///< of every rank
-  std::int64_t n_rows_, d_v_;
+  std::int64_t n_rows_ = 0, d_v_;
   NcclTransport* device_;                       ///< the transport, if messages are sent from device memory
   std::array<KvMemory, 2> memory_;              ///< one receives while the other is sent
   std::unique_ptr<DeviceBlocks> for_messages_;  ///< no blocks: their stream, if messages are sent from device memory

@@ -321,7 +321,6 @@ AttentionShape shape_of(const ta_setup& setup) {
           .batch = setup.batch,
           .heads = setup.heads,
           .kv_heads = setup.kv_heads,
-          .n_queries = setup.n_queries,
           .head_dim = setup.head_dim,
           .value_dim = setup.value_dim,
           .values_in_keys = setup.values_in_keys != 0};
@@ -331,7 +330,8 @@ AttentionSetup setup_of(const ta_setup& setup, const AttentionShape& shape) {
   require(setup.timeout >= 0, "timeout is ", setup.timeout, "; a positive number of seconds, or 0 for 60");
   AttentionSetup all{.scale = scale_of(setup.scale, setup.has_scale),
                      .ranks_per_node = setup.ranks_per_node,
-                     .pages = {setup.n_pages, setup.page_window, setup.page_sinks}};
+                     .pages = {setup.n_pages, setup.page_window, setup.page_sinks},
+                     .most_queries = setup.most_queries};
   all.scales = {scales_of(setup.k_scale, "k_scale", shape), scales_of(setup.v_scale, "v_scale", shape)};
   if (setup.algorithm != nullptr) all.algorithm = setup.algorithm;
   if (setup.backend != nullptr) all.backend = setup.backend;
@@ -593,7 +593,7 @@ int ta_step(ta_attention* attention, const DLManagedTensor* q, const ta_seen* se
     const OfBackend& device = attention->device;
     const auto [qs, outputs, all] = checked(attention->attention, &Attention::refuse, [&] {
       const TensorView queries = view_of(q, "q", 4, Rows::kVectors, &device);
-      Outputs written = out_and_lse(out, lse, {shape.batch, shape.heads, shape.n_queries, shape.value_dim}, &device);
+      Outputs written = out_and_lse(out, lse, {shape.batch, shape.heads, queries.shape[2], shape.value_dim}, &device);
       written.require_apart(queries, "q"), written.require_beside(queries, "q");
       Asked rule = asked(seen, shape.heads, written);
       return std::tuple(queries, std::move(written), std::move(rule));

@@ -58,7 +58,9 @@ typedef struct ta_attention ta_attention;
 /** How a ta_attention is opened; all but n_threads the same on every rank. Null and 0 are the defaults, but for the size. */
 typedef struct {
   int64_t size; /**< sizeof(ta_setup): another one is refused, since the program was compiled for another version */
-  int64_t batch, heads, kv_heads, n_queries, head_dim, value_dim; /**< no defaults; n_queries is l */
+  int64_t batch, heads, kv_heads, head_dim, value_dim; /**< no defaults */
+  int64_t most_queries; /**< a step of up to so many queries takes no memory, and finds the pages of its window; 0: 1 has its
+                             pages, and memory is taken when a step needs it */
   DLDataType key_type, value_type; /**< of what is appended, to F8_E4M3 also others; bits of 0: F32 */
   double scale;                                                   /**< factor of q.k; 0: 1 / sqrt(head_dim), see has_scale */
   const char* algorithm;                                          /**< "two-level" */
@@ -145,7 +147,7 @@ TREE_ATTN_API int ta_truncate(ta_attention* attention, int64_t entry, int64_t n)
 TREE_ATTN_API int ta_length(const ta_attention* attention, int64_t entry, int64_t* length);
 /** Whether this rank holds a position: 0 or 1. */
 TREE_ATTN_API int ta_holds(const ta_attention* attention, int64_t position, int* holds);
-/** Attention of the queries over all that was appended. Collective. Arguments as ta_attend(). */
+/** Attention of the queries over all that was appended: any l in every step. Collective. Arguments as ta_attend(). */
 TREE_ATTN_API int ta_step(ta_attention* attention, const DLManagedTensor* q, const ta_seen* seen, const DLManagedTensor* out, const DLManagedTensor* lse);
 /**
  * Merges what the ranks' own kernels have computed, each for its part of the keys. Collective.

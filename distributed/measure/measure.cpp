@@ -57,7 +57,7 @@ Measurement measure(const Bench& bench, OpenShard& shard, const Algorithm& algor
   result.algorithm = algorithm.name;
   if (algorithm.radix != nullptr)
     result.radix = algorithm.radix(transport.topology(), closed(bench.ranges, workload.shape().longest()),
-                                   bench.options.for_shape(cache.shape()));
+                                   bench.options.for_step(cache.shape(), workload.shape().n_queries));
   std::unique_ptr<Decoder> decoder = algorithm.open(transport, shard, bench.ranges, bench.options);
 
   // Decode. The time of a step is that of its slowest rank.

@@ -76,7 +76,6 @@ AttentionShape cache_shape(const ModelConfig& config, const GeneratorOptions& op
                        .batch = 1,
                        .heads = config.heads,
                        .kv_heads = config.kv_heads,
-                       .n_queries = 1,
                        .head_dim = config.head_dim,
                        .value_dim = config.head_dim};
   if (options.moments) shape.value_dim = moment_layout(shape).size(), shape.value_dtype = DType::F32;
@@ -110,13 +109,10 @@ void Generator::open_caches(std::int64_t n_text) {
   for (std::int64_t layer = 0; layer < std::ssize(config.layers); ++layer) {
     if (config.layers[static_cast<std::size_t>(layer)] != LayerKind::kGlobal) continue;
     // Room for a question and its answer, so that the cache need not grow after every text.
-    const auto open = [&](std::int64_t n_queries) {
-      AttentionShape of_step = shape;
-      of_step.n_queries = n_queries;
-      return open_shard(backend_, of_step, leaves, leaves.n_keys(n_text) + 16 * kLeafKeys, scale_, {}, options_.scales);
-    };
-    caches_.push_back({layer, open(1), nullptr});
-    if (!is_last(layer)) caches_.back().block = open(kBlock);
+    caches_.push_back({layer,
+                       open_shard(backend_, shape, leaves, leaves.n_keys(n_text) + 16 * kLeafKeys, scale_, {},
+                                  options_.scales, is_last(layer) ? 1 : kBlock),
+                       nullptr});
   }
 }
 
@@ -130,7 +126,6 @@ std::int64_t Generator::move_to(int n_ranks, const Algorithm& algorithm) {
   for (std::size_t i = 0; i < old.size(); ++i) {
     const Cache from = std::move(old[i]);  // freed once it has moved
     reshard(transport_, *from.shard.cache, *caches_[i].shard.cache, before, after, lengths);
-    if (from.block) reshard(transport_, *from.block->cache, *caches_[i].block->cache, before, after, lengths);
   }
   const std::int64_t sent = transport_.traffic().bytes - sent_before;
   use(algorithm);
@@ -138,19 +133,13 @@ std::int64_t Generator::move_to(int n_ranks, const Algorithm& algorithm) {
 }
 
 void Generator::use(const Algorithm& algorithm) {
-  for (Cache& cache : caches_) {
-    cache.decoder = algorithm.open(transport_, cache.shard, ranges_, options_.plan);
-    if (cache.block) cache.block_decoder = algorithm.open(transport_, *cache.block, ranges_, options_.plan);
-  }
+  for (Cache& cache : caches_) cache.decoder = algorithm.open(transport_, cache.shard, ranges_, options_.plan);
 }
 
 void Generator::rewind(const Place& place) {
   require<std::out_of_range>(place.position >= 0 && place.position <= size(), "Generator::rewind: position ", place.position,
                              " of ", size());
-  for (Cache& cache : caches_) {
-    cache.shard.cache->truncate(0, leaves().n_keys(place.position));
-    if (cache.block) cache.block->cache->truncate(0, leaves().n_keys(place.position));
-  }
+  for (Cache& cache : caches_) cache.shard.cache->truncate(0, leaves().n_keys(place.position));
   place_ = place;
 }
 
@@ -241,20 +230,19 @@ Rows Generator::attend(Cache& cache, const Rows& h, const Rotation& rotation) {
 }
 
 void Generator::decode(Cache& cache, const Rows& q, std::int64_t n_keys, float* z) {
-  // Query j of l is the character of position n_keys - l + j. The last queries of a block are those of the characters.
+  // Query j of l is the character of position n_keys - l + j.
   const ModelConfig& config = model_.config();
-  const std::int64_t n = q.rows(), l = n == 1 ? 1 : kBlock, heads = config.heads, d_h = config.head_dim, d = padded(d_h);
+  const std::int64_t l = q.rows(), heads = config.heads, d_h = config.head_dim, d = padded(d_h);
   std::vector<float> queries(static_cast<std::size_t>(heads * l * d_h));
-  for (std::int64_t r = 0; r < heads * n; ++r) {
-    const std::int64_t head = r / n, i = r % n;
-    const auto keys = static_cast<double>(n_keys - n + i + 1);
+  for (std::int64_t r = 0; r < heads * l; ++r) {
+    const std::int64_t head = r / l, j = r % l;
+    const auto keys = static_cast<double>(n_keys - l + j + 1);
     const auto factor = static_cast<float>(config.scale_base > 0 ? std::log(keys) / std::log(config.scale_base) : 1);
-    for (std::int64_t c = 0; c < d_h; ++c)
-      queries[static_cast<std::size_t>((head * l + l - n + i) * d_h + c)] = q(i, head * d + c) * factor;
+    for (std::int64_t c = 0; c < d_h; ++c) queries[static_cast<std::size_t>(r * d_h + c)] = q(j, head * d + c) * factor;
   }
   const TensorView view = TensorView::dense(queries.data(), DType::F32, {1, heads, l, d_h});
   const std::array lengths{n_keys};
-  DecodeOutput all = (l == 1 ? cache.decoder : cache.block_decoder)->step({view, lengths, {.causal = true}}).copy();
+  DecodeOutput all = cache.decoder->step({view, lengths, {.causal = true}}).copy();
   std::vector<float> entropy;
   if (options_.moments) {
     AttentionShape shape = cache.shard.cache->shape();
@@ -265,9 +253,7 @@ void Generator::decode(Cache& cache, const Rows& q, std::int64_t n_keys, float* 
   // Keep the last query and its output.
   q_.clear(), output_ = {}, entropy_.clear();
   for (std::int64_t head = 0; head < heads; ++head) {
-    for (std::int64_t i = 0; i < n; ++i) {
-      std::copy_n(all.out.data() + (head * l + l - n + i) * d_h, d_h, z + (i * heads + head) * d);
-    }
+    for (std::int64_t j = 0; j < l; ++j) std::copy_n(all.out.data() + (head * l + j) * d_h, d_h, z + (j * heads + head) * d);
     const std::int64_t last = head * l + l - 1;
     q_.insert(q_.end(), queries.data() + last * d_h, queries.data() + (last + 1) * d_h);
     output_.out.insert(output_.out.end(), all.out.data() + last * d_h, all.out.data() + (last + 1) * d_h);
@@ -293,7 +279,6 @@ void Generator::hold(Cache& cache, const Rows& k, const Rows& v) {
     values = TensorView::dense(enlarged.data(), DType::F32, {1, config.kv_heads, k.rows(), layout.size()});
   }
   cache.shard.cache->append(0, keys, values);
-  if (cache.block) cache.block->cache->append(0, keys, values);
 }
 
 LargestWeight Generator::largest_weight(const Ranks& ranks) const {

@@ -30,7 +30,7 @@ struct GeneratorOptions {
   bool moments = false;  ///< whether values are enlarged, so that each step also gives the entropy of the attention
 };
 
-/// The shape of a decode step of every global layer. @throws InputError for moments with F8_E4M3
+/// The shape of the cache of every global layer. @throws InputError for moments with F8_E4M3
 AttentionShape cache_shape(const ModelConfig& config, const GeneratorOptions& options);
 
 /// The key with the largest weight in the last global layer.
@@ -88,16 +88,20 @@ class Generator {
   LargestWeight largest_weight(const Ranks& ranks) const;
   /// Characters whose keys and values this rank holds.
   std::int64_t rows() const { return leaves().n_keys(size()); }
+  /// Bytes of the keys and values that this rank has room for, of all layers.
+  std::int64_t cache_bytes() const {
+    std::int64_t n = 0;
+    for (const Cache& cache : caches_) n += cache.shard.cache->bytes();
+    return n;
+  }
 
  private:
-  /// The cache of a global layer. A layer below another one attends with every character of a block, by a second cache with
-  /// the same keys, whose steps have 64 queries.
+  /// The cache of a global layer, and its decoder. A layer below another one attends with every character of a block: its
+  /// steps have up to 64 queries.
   struct Cache {
     std::int64_t layer;
     OpenShard shard;
     std::unique_ptr<Decoder> decoder;
-    std::optional<OpenShard> block = {};
-    std::unique_ptr<Decoder> block_decoder = {};
   };
   Rows attend(Cache& cache, const Rows& h, const Rotation& rotation);
   void decode(Cache& cache, const Rows& q, std::int64_t n_keys, float* z);

@@ -18,14 +18,18 @@ namespace tree_attn {
 /// A slice of the query rows: the part with this index of `of` nearly equal parts, in order. All rows by default.
 struct RowSlice {
   int index = 0, of = 1;
+  bool operator==(const RowSlice&) const = default;
   std::int64_t begin(std::int64_t n_rows) const { return n_rows * index / of; }
   std::int64_t size(std::int64_t n_rows) const { return n_rows * (index + 1) / of - begin(n_rows); }
+  /// The largest size of a slice of so many rows, or of fewer.
+  std::int64_t most(std::int64_t n_rows) const { return (n_rows + of - 1) / of; }
 };
 
 /// Elements of a block per query row, `vectors` times d_v plus `scalars`, and the rows that it has.
 struct BlockWidth {
   int vectors = 0, scalars = 0;
   RowSlice rows{};
+  bool operator==(const BlockWidth&) const = default;
   std::int64_t elements(std::int64_t n_rows, std::int64_t d_v) const {
     return rows.size(n_rows) * (vectors * d_v + scalars);
   }

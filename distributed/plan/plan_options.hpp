@@ -28,16 +28,15 @@ struct PlanOptions {
   bool windows_on_host = false;
   /// Where the counter of steps begins in the windows of one-shot. Tests let it begin just before it wraps.
   unsigned steps_done = 0;
-  /// Shape of the states. Algorithm::open() and cost() set it.
+  /// Shape of the states. A decoder sets it for every number of queries, and cost().
   std::int64_t n_rows = 1, d_v = 1;
 
   std::int64_t slice_limit() const { return slice_bytes.value_or(network.slice_bytes); }
-  /// These options for the rows of a decode. The number of rows is limited to 2^62: axes may exceed 64 bits where another
-  /// axis is 0.
-  PlanOptions for_shape(const AttentionShape& shape) const {
+  /// These options for the rows of a step of l queries. The number of rows is limited to 2^62: axes may exceed 64 bits where
+  /// another axis is 0.
+  PlanOptions for_step(const AttentionShape& shape, std::int64_t l) const {
     PlanOptions options = *this;
-    const double n =
-        static_cast<double>(shape.batch) * static_cast<double>(shape.heads) * static_cast<double>(shape.n_queries);
+    const double n = static_cast<double>(shape.batch) * static_cast<double>(shape.heads) * static_cast<double>(l);
     options.n_rows = static_cast<std::int64_t>(std::fmin(n, 0x1p62));
     options.d_v = shape.value_dim;
     return options;

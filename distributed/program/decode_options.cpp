@@ -220,7 +220,6 @@ WorkloadShape synthetic_shape(const ShapeOptions& options, LeafOrder order) {
                              .batch = options.batch,
                              .heads = options.heads,
                              .kv_heads = kv_heads,
-                             .n_queries = 1,
                              .head_dim = options.head_dim,
                              .value_dim = options.head_dim},
                             options.seq_len,

@@ -306,7 +306,7 @@ int run_generate(const GenerateOptions& options, const Ranks& ranks) {
   // Answer every question with one algorithm after the other.
   std::vector<Conversation> conversations;
   const std::vector<KeyRange> ranges = closed(growing_ranges(setup->generator.order, n, ranks.size()), n);
-  const PlanOptions plan = setup->generator.plan.for_shape(cache_shape(setup->model->config(), setup->generator));
+  const PlanOptions plan = setup->generator.plan.for_step(cache_shape(setup->model->config(), setup->generator), 1);
   for (const Algorithm* algorithm : setup->chosen) {
     conversations.emplace_back(options, *algorithm, radix_of(*algorithm, layout.topology, ranges, plan), ranks, *transport,
                                *generator);

@@ -36,7 +36,7 @@ struct Schedule {
   Cluster machines = kPaperCluster;
 
   int radix_used() const {
-    return algorithm.radix == nullptr ? 0 : algorithm.radix(topology(), ranges(), options().for_shape(shape()));
+    return algorithm.radix == nullptr ? 0 : algorithm.radix(topology(), ranges(), options().for_step(shape(), 1));
   }
   double step_us(std::vector<MessageTime>* messages = nullptr) const {
     const Topology all = topology();

@@ -99,9 +99,11 @@ StoredBytes one_shot_bytes(std::span<const KeyRange> ranges, int from, int to, s
   return {(peers.n_sent(to) - n_result) * kPacketBytes, n_result * kPacketBytes};
 }
 
-std::int64_t one_shot_window_bytes(std::span<const KeyRange> ranges, std::int64_t n_rows, std::int64_t d_v,
-                                   bool leaves_states) {
-  return checked_peers("one_shot_window_bytes", ranges, 0, n_rows, d_v, leaves_states).n_window() * kPacketBytes;
+std::int64_t one_shot_window_bytes(std::span<const KeyRange> ranges, std::int64_t rows_of_query, std::int64_t d_v,
+                                   bool leaves_states, std::int64_t most_queries) {
+  Peers peers = checked_peers("one_shot_window_bytes", ranges, 0, rows_of_query, d_v, leaves_states);
+  peers.fit(ranges, rows_of_query, most_queries, d_v, leaves_states);
+  return peers.n_window() * kPacketBytes;
 }
 
 std::unique_ptr<OneShotSession> open_one_shot([[maybe_unused]] const KvCache& cache, [[maybe_unused]] double scale,

@@ -60,7 +60,7 @@ class DeviceCache final : public KvCache {
   /// @}
 
   bool is_on_device() const override { return true; }
-  std::unique_ptr<DecodeSession> open(double scale) const override;
+  std::unique_ptr<DecodeSession> open(double scale, std::int64_t most_queries = 0) const override;
 
  protected:
   Shard read_all(std::int64_t n, const std::function<std::byte*(std::size_t)>& memory) const override;

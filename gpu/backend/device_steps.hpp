@@ -9,6 +9,7 @@
 #include "tree_attn/gpu/backend/device_stream.hpp"
 #include "tree_attn/reference/decode/step.hpp"
 
+#include <cstdint>
 #include <functional>
 
 namespace tree_attn {
@@ -20,6 +21,8 @@ class StepEnd {
   /// Queues it on the stream of the step; called only when a step is queued or recorded, not when its graph is launched.
   /// @param states of the step, [subtrees][n_rows][2 + d_v] in device memory; null without subtrees
   virtual void queue(const float* states) = 0;
+  /// A number that no other plan of the session's steps has: of its graph. @returns at least 1
+  virtual std::uint64_t graph() const = 0;
   /// Whether a graph may hold what it queues.
   virtual bool may_be_recorded() const { return true; }
 };
@@ -34,8 +37,9 @@ class DeviceSteps {
   /// stream either: the code that waits for `end` does.
   ///
   /// A library may ask that all ranks record a message, or none. So new graphs have to begin in the same step on all ranks:
-  /// they do when `end` is another one than in the step before. Before a step for which this rank takes memory,
-  /// all ranks have to call stream().forget().
+  /// they do for an `end` of another graph than the last four, for more queries than in any step before, beyond
+  /// most_queries, and for another rule or memory of q. Before a step for which this rank takes memory for keys, all ranks
+  /// have to call stream().forget().
   /// @param end outlives the session, or forgets the stream at its end
   /// @throws as decode(); std::logic_error if this rank would begin a new graph by itself
   virtual void decode_to(StepEnd& end, const Step& step, const std::function<void()>& progress) = 0;

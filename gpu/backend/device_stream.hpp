@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 
 namespace tree_attn {
@@ -31,13 +32,15 @@ class DeviceStream {
   /// Forgets all marks but the first n.
   virtual void keep_marks(std::size_t n) = 0;
 
-  /// Queues operations that are the same in every call. The first call after forget() queues them, the second records them
-  /// in a graph, and from then on a call is one launch of that graph. The first also loads kernels, and lets a library
-  /// connect ranks and take memory: a recording may not.
+  /// Chooses the graph of the next repeat(), by a number; 0 at first. The last four that were chosen are kept.
+  virtual void choose(std::uint64_t graph) = 0;
+  /// Queues operations that are the same in every call for the same graph. The first call queues them, the second records
+  /// them, and from then on a call is one launch of that graph. The first also loads kernels, and lets a library connect
+  /// ranks and take memory: a recording may not.
   /// @param queue queues them on this stream; called in the first two calls
   /// @param may_record whether a graph may hold them; if not, every call queues them
   virtual void repeat(const std::function<void()>& queue, bool may_record = true) = 0;
-  /// Drops the graph, and a recording that is under way. Replays that are under way go on. The next repeat() is the first.
+  /// Drops all graphs, and a recording that is under way. Replays that are under way go on. The next repeat() is the first.
   virtual void forget() noexcept = 0;
   /// Whether the next repeat() is the first.
   virtual bool is_new() const = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief A stream for kernels and a library, and the graph of the steps on it (section 5.3).
+/// @brief A stream for kernels and a library, and the graphs of the steps on it (section 5.3).
 #pragma once
 
 #include "tree_attn/gpu/backend/device_stream.hpp"
@@ -41,28 +41,41 @@ class KernelStream final : public DeviceStream {
   bool has_passed(std::size_t mark) override { return marks_.at(mark)->has_passed(); }
   void keep_marks(std::size_t n) override { n_marks_ = std::min(n, n_marks_); }
 
+  void choose(std::uint64_t graph) override {
+    const auto known = std::ranges::find(kept_, graph, &Kept::number);
+    if (known != kept_.end())
+      std::rotate(kept_.begin(), known, known + 1);
+    else
+      kept_.insert(kept_.begin(), {.number = graph});
+    if (kept_.size() > kMostKept) kept_.pop_back();
+  }
   void repeat(const std::function<void()>& queue, bool may_record) override {
-    if (n_repeats_ == 0 || !may_record) {
+    if (kept_.front().n_repeats == 0 || !may_record) {
       queue();
-      n_repeats_ = 1;
+      kept_.front().n_repeats = 1;
       return;
     }
-    if (n_repeats_ == 1) record(queue);
-    graph_.replay(stream_);
-    n_repeats_ = 2;
+    if (kept_.front().n_repeats == 1) record(queue);
+    kept_.front().graph.replay(stream_);
+    kept_.front().n_repeats = 2;
   }
   void forget() noexcept override {
     if (is_recording_) drop_capture(stream_);
-    graph_ = Graph();
-    n_repeats_ = 0;
+    for (Kept& each : kept_) each.graph = Graph(), each.n_repeats = 0;
   }
-  bool is_new() const override { return n_repeats_ == 0; }
+  bool is_new() const override { return kept_.front().n_repeats == 0; }
 
  private:
+  static constexpr std::size_t kMostKept = 4;
+  struct Kept {
+    std::uint64_t number = 0;
+    int n_repeats = 0;  ///< since forget(): 0, 1, or 2 and more
+    Graph graph{};
+  };
   void record(const std::function<void()>& queue) {
     is_recording_ = true;
     const std::unique_ptr<bool, void (*)(bool*)> until_end(&is_recording_, [](bool* flag) { *flag = false; });
-    graph_ = Graph(stream_, queue);
+    kept_.front().graph = Graph(stream_, queue);
   }
 
   OwnedStream stream_;
@@ -71,8 +84,7 @@ class KernelStream final : public DeviceStream {
   std::vector<std::unique_ptr<Event>> marks_;  ///< kept for later marks
   std::size_t n_marks_ = 0;
   bool is_recording_ = false;
-  int n_repeats_ = 0;  ///< since forget(): 0, 1, or 2 and more
-  Graph graph_;
+  std::vector<Kept> kept_ = std::vector<Kept>(1);  ///< the one that was chosen last first
 };
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

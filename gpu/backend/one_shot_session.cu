@@ -92,11 +92,10 @@ class DeviceOneShot final : public OneShotSession, private StepKernel {
         leaves_(options.result),
         first_(options.steps_done),
         use_(options.windows_on_host ? MemoryUse::HostWindow : MemoryUse::Window),
-        n_out_(cache.shape().n_rows() * cache.shape().value_dim),
-        counters_(cache.shape().n_rows(), MemoryUse::Window),
+        most_queries_(std::max<std::int64_t>(1, options.most_queries)),
         gave_up_(1, MemoryUse::Window),
         host_gave_up_(1),
-        steps_(cache, scale, *this) {
+        steps_(cache, scale, options.most_queries, *this) {
     require(cache.leaves().order() == LeafOrder::kContiguous,
             "open_one_shot: its kernels read leaves in the contiguous order");
     require(cache.pages() == nullptr, "open_one_shot: its kernels read rows one after the other, but the cache is in pages");
@@ -107,7 +106,7 @@ class DeviceOneShot final : public OneShotSession, private StepKernel {
   ~DeviceOneShot() override { steps_.stream().finish(); }
 
   NodeWindow open_window(std::span<const KeyRange> ranges, int me, int rank, bool is_shared,
-                         std::shared_ptr<NodeMemory> memory) override {
+                         std::shared_ptr<NodeMemory> memory, std::int64_t most_queries) override {
     if (ranges.size() > kMaxPeers)
       throw DeviceError("one-shot: " + std::to_string(ranges.size()) + " ranks; at most " + std::to_string(kMaxPeers));
     require_neighbours("OneShotSession::open_window", ranges);
@@ -119,17 +118,19 @@ class DeviceOneShot final : public OneShotSession, private StepKernel {
     const KeyRange held = cache_.leaves().range();
     require(ranges[static_cast<std::size_t>(me)].begin == held.begin, "OneShotSession::open_window: range ", me,
             " begins at ", ranges[static_cast<std::size_t>(me)].begin, ", but its cache at ", held.begin);
-    const AttentionShape& shape = cache_.shape();
-    peers_ = Peers::of(ranges, me, shape.n_rows(), shape.value_dim, leaves_ != OneShotResult::kOutput);
-    peers_.steps = counters_.data(), peers_.gave_up = gave_up_.data();
+    most_queries_ = std::max(most_queries_, most_queries);
+    ranges_.assign(ranges.begin(), ranges.end());
+    peers_ = Peers::of(ranges, me, 0, cache_.shape().value_dim);
+    peers_.gave_up = gave_up_.data();
     if (std::isfinite(timeout_)) peers_.limit_ns = static_cast<std::uint64_t>(std::clamp(1e9 * timeout_, 1.0, 0x1p62));
-    steps_.plan_range(ranges[static_cast<std::size_t>(me)]);
+    peers_.fit(ranges, cache_.shape().n_rows(1), most_queries_, cache_.shape().value_dim, leaves_ != OneShotResult::kOutput);
+    steps_.plan_range(ranges[static_cast<std::size_t>(me)], most_queries_);
 
     // Nothing of this rank is under way, and no other rank knows the new window.
     synchronise(steps_.stream());
-    counters_.upload(std::vector<unsigned>(static_cast<std::size_t>(shape.n_rows()), first_));
     gave_up_.fill(0), n_before_ = n_steps_;
-    make_result();
+    take_memory();
+    plan_queries(1);
     next_.reset();
     next_ = Window::open(std::move(memory), rank, peers_.n_window(), use_);
     const bool has_handle = is_shared && next_->memory() == nullptr && next_->size() > 0;
@@ -171,7 +172,7 @@ class DeviceOneShot final : public OneShotSession, private StepKernel {
     opened_ = std::move(opened), held_ = std::move(held);
     peers_.failed = own_->failed();
   }
-  void prepare(std::int64_t longest) override { steps_.prepare(longest); }
+  void prepare(std::int64_t longest) override { steps_.prepare(most_queries_, longest); }
   void disconnect() override {
     steps_.stream().finish();
     opened_.clear(), held_.clear();
@@ -185,6 +186,9 @@ class DeviceOneShot final : public OneShotSession, private StepKernel {
     if (own_ == nullptr) throw std::logic_error("OneShotSession::step: no windows are connected");
     const std::optional<std::int64_t> before = bytes_to_peers();
     check_step(cache_, step);
+    require(step.q.shape[2] <= most_queries_, "OneShotSession::step: ", step.q.shape[2], " queries, but windows for ",
+            most_queries_);
+    if (step.q.shape[2] != l_) plan_queries(step.q.shape[2]);
     steps_.run(step, nullptr, progress);
     synchronise(steps_.stream());
     if (const GaveUp& wait = *host_gave_up_.data(); steps_.has_work() && wait.n > 0) {
@@ -198,57 +202,79 @@ class DeviceOneShot final : public OneShotSession, private StepKernel {
     bytes_sent_ = before ? *bytes_to_peers() - *before : bytes_of_step();
     if (leaves_ == OneShotResult::kStatesOnDevice) return {.states_on_device = result_.data()};
     const std::span<const float> all = host_result_->elements();
-    if (leaves_ == OneShotResult::kStates) return {.states = all.first(static_cast<std::size_t>(n_states_))};
-    return {.out = all.first(static_cast<std::size_t>(n_out_)), .lse = all.subspan(static_cast<std::size_t>(n_out_))};
+    if (leaves_ == OneShotResult::kStates) return {.states = all.first(static_cast<std::size_t>(n_result()))};
+    return {.out = all.first(static_cast<std::size_t>(n_out())),
+            .lse = all.subspan(static_cast<std::size_t>(n_out()), static_cast<std::size_t>(peers_.n_rows))};
   }
 
   std::int64_t bytes_sent() const override { return bytes_sent_; }
   std::string describe() const override { return steps_.describe() + ", one launch for all devices"; }
 
  private:
-  /// Takes the memory for the result. Nothing is under way.
-  void make_result() {
+  /// Takes the memory for the results, and for the counters. Nothing is under way.
+  void take_memory() {
     const AttentionShape& shape = cache_.shape();
-    const KeyRange node = peers_.range_of_all();
-    n_states_ = n_subtrees(node.begin, node.end) * shape.n_rows() * state_size(shape.value_dim);
+    if (const std::int64_t n = shape.n_rows(most_queries_); n > counters_.size())
+      counters_ = DeviceBuffer<unsigned>(n, MemoryUse::Window);
+    peers_.n_rows = shape.n_rows(most_queries_);
     // A node without keys has no states, and an address for them.
-    const std::int64_t n =
-        leaves_ == OneShotResult::kOutput ? n_out_ + shape.n_rows() : std::max<std::int64_t>(1, n_states_);
+    const std::int64_t n = std::max<std::int64_t>(1, n_result());
     if (host_result_ && n == result_.size()) return;
     result_ = DeviceBuffer<float>(n);
     host_result_.emplace(leaves_ == OneShotResult::kStatesOnDevice ? 0 : n);
+  }
+  /// Lays out the windows for steps of l queries, and lets the next step have one number for all rows. Nothing is under way.
+  void plan_queries(std::int64_t l) {
+    Peers peers =
+        Peers::of(ranges_, peers_.me, cache_.shape().n_rows(l), cache_.shape().value_dim, leaves_ != OneShotResult::kOutput);
+    peers.half = peers_.half, peers.n_results = peers_.n_results;
+    std::copy_n(peers_.window, kMaxPeers, peers.window);
+    peers.steps = counters_.data(), peers.gave_up = peers_.gave_up, peers.limit_ns = peers_.limit_ns;
+    peers.failed = peers_.failed;
+    peers_ = peers, l_ = l;
+    counters_.upload(std::vector<unsigned>(static_cast<std::size_t>(counters_.size()),
+                                           first_ + static_cast<unsigned>(n_steps_ - n_before_)));
+  }
+  /// Floats of z, and of the result: z and lse, or the states of the node.
+  std::int64_t n_out() const { return peers_.n_rows * cache_.shape().value_dim; }
+  std::int64_t n_result() const {
+    const KeyRange node = peers_.range_of_all();
+    return leaves_ == OneShotResult::kOutput
+               ? n_out() + peers_.n_rows
+               : n_subtrees(node.begin, node.end) * peers_.n_rows * state_size(cache_.shape().value_dim);
   }
   std::int64_t bytes_of_step() const {
     std::int64_t n = 0;
     for (int to = 0; to < peers_.n; ++to) n += to == peers_.me ? 0 : peers_.n_sent(to);
     return n * static_cast<std::int64_t>(sizeof(Packet));
   }
-  bool has_work(const StepPlan& plan) const override { return plan.shape().n_rows() > 0; }
+  bool has_work(const StepPlan& plan) const override { return plan.n_rows() > 0; }
   LaunchPlan launch_of(const StepPlan& plan) const override {
     return plan_equal_runs<DecodeParams>(plan.params, plan.shape().dtype, {});
   }
   void queue(const StepPlan& plan, Stream stream) override {
     const DeviceOutput result = leaves_ == OneShotResult::kOutput
-                                    ? DeviceOutput{.out = result_.data(), .lse = result_.data() + n_out_}
+                                    ? DeviceOutput{.out = result_.data(), .lse = result_.data() + n_out()}
                                     : DeviceOutput{.states = result_.data()};
     const OneShotEpilogue epilogue{peers_, {.states = plan.states.data()}, result};
     with_type(plan.shape().dtype, [&](auto type) {
       run_one_shot<decltype(type)>(plan.params, epilogue, plan.launch, plan.workspace.get(), stream);
     });
-    result_.queue_download(stream, {host_result_->data(), static_cast<std::size_t>(host_result_->size())});
+    if (leaves_ != OneShotResult::kStatesOnDevice)
+      result_.queue_download(stream, {host_result_->data(), static_cast<std::size_t>(n_result())});
     gave_up_.queue_download(stream, {host_gave_up_.data(), 1});
   }
 
   const DeviceCache& cache_;
   double timeout_;
   OneShotResult leaves_;
-  unsigned first_;  ///< steps that count as done in a new window
-  MemoryUse use_;   ///< of windows that lie in no library's memory
-  std::int64_t n_out_;
+  unsigned first_;                     ///< steps that count as done in a new window
+  MemoryUse use_;                      ///< of windows that lie in no library's memory
+  std::int64_t most_queries_, l_ = 1;  ///< of the steps that there is memory for, and of the one at hand
+  std::vector<KeyRange> ranges_;       ///< of the node
   DeviceBuffer<float> result_;  ///< z [n_rows, d_v], then lse [n_rows]; or [subtrees of the node's range][n_rows][2 + d_v]
   DeviceBuffer<unsigned> counters_;  ///< of steps, one per row
   DeviceBuffer<GaveUp> gave_up_;
-  std::int64_t n_states_ = 0;                     ///< floats of the states of the node
   std::optional<HostBuffer<float>> host_result_;  ///< the same, or nothing if it stays on the device
   HostBuffer<GaveUp> host_gave_up_;
   std::shared_ptr<Window> own_, next_;         ///< in use; before connect() the next one, afterwards the one before

@@ -69,10 +69,11 @@ class OneShotSession {
   /// them
   /// @param is_shared whether other ranks are processes of their own
   /// @param memory in which the windows of the node lie, one_shot_window_bytes() each; null: in memory of the session
+  /// @param most_queries of the steps to come; fewer than before: as many as before
   /// @throws std::invalid_argument or std::out_of_range for other ranges or another place; DeviceError if there are more
   /// than kMostOneShotRanks ranks, the device has no memory, or the machine has no way to share it between processes
   virtual NodeWindow open_window(std::span<const KeyRange> ranges, int me, int rank, bool is_shared,
-                                 std::shared_ptr<NodeMemory> memory = nullptr) = 0;
+                                 std::shared_ptr<NodeMemory> memory = nullptr, std::int64_t most_queries = 1) = 0;
   /// Lets the kernels of this rank reach the windows of the node. @param windows of its ranks, in the order of the ranges;
   /// each of them has opened its window, and stores into no older one any more
   /// @throws std::invalid_argument if there are not as many as ranges; std::logic_error before open_window(); DeviceError if
@@ -83,7 +84,8 @@ class OneShotSession {
   virtual void prepare(std::int64_t longest) = 0;
   /// Closes the windows of other processes. They may be freed once all ranks have.
   virtual void disconnect() = 0;
-  /// One step; collective over the node. Arguments as DecodeSession::decode(), which throws for others.
+  /// One step of at most most_queries queries; collective over the node. Arguments as DecodeSession::decode(), which throws
+  /// for others.
   /// @throws std::logic_error before connect(); DeviceError if another rank has sent nothing for longer than the timeout:
   /// "rank 0, step 17: no states from rank 5, row 3, for 60 s"; PeerFailed after give_up() of another rank
   virtual Output step(const Step& step, const std::function<void()>& progress) = 0;
@@ -108,15 +110,17 @@ struct StoredBytes {
 /// @throws std::invalid_argument for other ranges, or a negative size; std::out_of_range for another place
 StoredBytes one_shot_bytes(std::span<const KeyRange> ranges, int from, int to, std::int64_t n_rows, std::int64_t d_v,
                            bool leaves_states = false);
-/// Bytes of the window of every rank. Arguments as one_shot_bytes()
-std::int64_t one_shot_window_bytes(std::span<const KeyRange> ranges, std::int64_t n_rows, std::int64_t d_v,
-                                   bool leaves_states = false);
+/// Bytes of the window of every rank for steps of 1 to most_queries queries, each of so many rows. @throws as
+/// one_shot_bytes()
+std::int64_t one_shot_window_bytes(std::span<const KeyRange> ranges, std::int64_t rows_of_query, std::int64_t d_v,
+                                   bool leaves_states = false, std::int64_t most_queries = 1);
 
 /// What a session is opened with.
 struct OneShotOptions {
   double timeout = 0;            ///< seconds that one wait of a kernel may take, at least 0; infinity for no limit
   bool windows_on_host = false;  ///< windows in pinned memory of the host, for devices that do not reach each other's memory
   unsigned steps_done = 0;       ///< steps that a new window counts as done, at most 2^32 - 4: tests begin before the wrap
+  std::int64_t most_queries = 1;  ///< of a step, until open_window() is for more
   OneShotResult result = OneShotResult::kOutput;
 };
 

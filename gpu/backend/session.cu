@@ -15,13 +15,13 @@
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
-std::unique_ptr<DecodeSession> DeviceCache::open(double scale) const {
+std::unique_ptr<DecodeSession> DeviceCache::open(double scale, std::int64_t most_queries) const {
   for (Rows* rows : {&k_, &v_}) scales_on_device(*rows, 0);
-  return std::make_unique<DeviceSession>(*this, scale);
+  return std::make_unique<DeviceSession>(*this, scale, most_queries);
 }
 
-StepRunner::StepRunner(const DeviceCache& cache, double scale, StepKernel& kernel)
-    : plan_{.cache = cache}, kernel_(kernel), scale_(scale), input_(cache.shape()) {
+StepRunner::StepRunner(const DeviceCache& cache, double scale, std::int64_t most_queries, StepKernel& kernel)
+    : plan_{.cache = cache}, kernel_(kernel), scale_(scale), most_queries_(std::max<std::int64_t>(1, most_queries)) {
   if (const std::vector<float>& of_keys = cache.scales().k; !of_keys.empty()) {
     std::vector<float> scales;
     for (const float of_head : of_keys) {
@@ -34,81 +34,122 @@ StepRunner::StepRunner(const DeviceCache& cache, double scale, StepKernel& kerne
   plan_range(closed(cache.leaves().range(), cache.leaves().range().begin + cache.capacity()));
 }
 
-void StepRunner::plan_range(KeyRange range) {
+void StepRunner::plan_range(KeyRange range, std::int64_t most_queries) {
   synchronise(stream_);  // memory of the plan before may be freed
   stream_.forget();
   const DeviceCache& cache = plan_.cache;
   const AttentionShape& s = cache.shape();
-  const std::int64_t n_positions = cache.n_positions();
+  const std::int64_t n_positions = cache.n_positions(), l = plan_.n_queries;
   plan_.range = range, plan_.order = cache.leaves().order();
   plan_.n_positions = -1;  // until it is planned: an error leaves no plan
   plan_.subtrees = cover(range.begin, range.end);
-  if (!has_work()) {
-    plan_.n_positions = n_positions;
-    return;
+  const std::int64_t most_before = most_queries_;
+  plan_.n_queries = most_queries_ = std::max(most_queries, most_queries_);
+  try {
+    if (has_work()) {
+      plan_keys();
+      if (const std::string why = library_kernel().refusal(plan_.params, s.dtype); !why.empty())
+        throw DeviceError("the kernels do not take " + why);
+      take_memory();
+    }
+  } catch (...) {
+    most_queries_ = most_before;  // fewer queries may have room
+    throw;
   }
-  const StepArrays input = input_.on_device();
+  plan_queries(l);
+  if (has_work()) plan_.prefix.plan(cache, range, plan_.params);
+  plan_.n_positions = n_positions;
+}
+
+void StepRunner::plan_keys() {
+  const DeviceCache& cache = plan_.cache;
+  const AttentionShape& s = cache.shape();
+  const KeyRange range = plan_.range;
+  if (!input_ || input_->n_queries() < most_queries_) {
+    input_.emplace(s, most_queries_);
+    lists_ = {};
+  }
+  if (const std::int64_t n_bytes = s.n_rows(most_queries_) * s.head_dim * size_of_q();
+      plan_.q_on_device && device_q_.size() < n_bytes)
+    device_q_ = DeviceBuffer<unsigned char>(n_bytes);
+  const StepArrays input = input_->on_device();
   ListedParams& params = plan_.params;
   if (plan_.is_listed()) {
     if (plan_.order == LeafOrder::kContiguous && range.begin % kLeafKeys != 0)
       throw DeviceError("a window or pages over a shard that begins inside a leaf, at position " +
                         std::to_string(range.begin));
-    static_cast<DecodeParams&>(params) = params_of(s, {0, cache.n_allocated()});
+    static_cast<DecodeParams&>(params) = params_of(s, most_queries_, {0, cache.n_allocated()});
     const auto leaves_of = [](std::int64_t n) { return (n + kLeafKeys - 1) / kLeafKeys; };
     const std::int64_t n_leaves = leaves_of(cache.n_allocated());
-    params.tree_positions = LeafLists::tree_positions(cache.leaves(), plan_.prefix.rest_of(range), leaves_of(n_positions));
+    params.tree_positions =
+        LeafLists::tree_positions(cache.leaves(), plan_.prefix.rest_of(range), leaves_of(cache.n_positions()));
     if (n_leaves > lists_.most_leaves()) lists_ = LeafLists(s.batch, n_leaves);
     lists_.set(params), params.lists = input.lists;
   } else {
     // A range without positions has a leaf without keys, for a kernel that has something to do all the same.
     const std::int64_t leaf = range.begin / kLeafKeys * kLeafKeys;
-    static_cast<DecodeParams&>(params) = params_of(s, range.empty() ? KeyRange{leaf, leaf + kLeafKeys} : range);
-    params.readable_end = range.begin + std::min(allocated_positions(range.size()), n_positions);
+    static_cast<DecodeParams&>(params) =
+        params_of(s, most_queries_, range.empty() ? KeyRange{leaf, leaf + kLeafKeys} : range);
+    params.readable_end = range.begin + std::min(allocated_positions(range.size()), cache.n_positions());
   }
   params.k = cache.keys(), params.v = cache.values(), params.lengths = input.lengths, params.rule = plan_.rule;
   params.head_scales = head_scales_.size() == 0 ? nullptr : head_scales_.data();
   // A leaf without keys is described, and never read.
   const auto leaf_of = [&](std::int64_t d) { return DeviceView{input.q, {s.kv_heads * kLeafKeys * d, kLeafKeys * d, d}}; };
   if (range.empty()) params.k = leaf_of(s.head_dim), params.v = leaf_of(s.value_dim);
-  params.q = {plan_.q_on_device ? device_q_.data() : input.q,
-              {s.heads * s.n_queries * s.head_dim, s.n_queries * s.head_dim, s.head_dim}};
-  if (const std::string why = library_kernel().refusal(params, s.dtype); !why.empty())
-    throw DeviceError("the kernels do not take " + why);
-  plan_.prefix.plan(cache, range, params);
-  plan_.launch = kernel_.launch_of(plan_);
-  if (!plan_.workspace.is_enough_for(plan_.launch)) plan_.workspace = DeviceWorkspace(plan_.launch);
-  const std::int64_t n_states = std::max<std::int64_t>(1, std::ssize(plan_.subtrees)) * s.n_rows() * state_size(s.value_dim);
-  if (n_states > plan_.states.size()) plan_.states = DeviceBuffer<float>(n_states);
-  plan_.n_positions = n_positions;
+  params.q.data = plan_.q_on_device ? device_q_.data() : input.q;
 }
 
-void StepRunner::prepare(std::int64_t longest) {
+void StepRunner::plan_queries(std::int64_t l) {
+  const AttentionShape& s = plan_.shape();
+  plan_.n_queries = l;
+  if (!has_work()) return;
+  plan_.params.group = s.rows_per_kv_head(l), plan_.params.n_queries = l;
+  plan_.params.q = {plan_.params.q.data, {s.heads * l * s.head_dim, l * s.head_dim, s.head_dim}};
+  plan_.launch = kernel_.launch_of(plan_);
+}
+
+void StepRunner::take_memory() {
+  LaunchPlan most;
+  for (std::int64_t l = most_queries_; l >= 1; --l) {
+    plan_queries(l);
+    most.n_floats = std::max(most.n_floats, plan_.launch.n_floats);
+    most.n_counters = std::max(most.n_counters, plan_.launch.n_counters);
+  }
+  if (!plan_.workspace.is_enough_for(most)) plan_.workspace = DeviceWorkspace(most);
+  const std::int64_t n_states = std::max<std::int64_t>(1, std::ssize(plan_.subtrees)) * plan_.shape().n_rows(most_queries_) *
+                                state_size(plan_.shape().value_dim);
+  if (n_states > plan_.states.size()) plan_.states = DeviceBuffer<float>(n_states);
+}
+
+void StepRunner::prepare(std::int64_t l, std::int64_t longest) {
   const DeviceCache& cache = plan_.cache;
   const KeyRange range = closed(cache.leaves().range(), longest);
-  if (plan_.range.begin != range.begin || plan_.range.end != range.end || plan_.order != cache.leaves().order() ||
-      plan_.n_positions != cache.n_positions())
-    plan_range(range);
+  if (l > most_queries_ || plan_.range.begin != range.begin || plan_.range.end != range.end ||
+      plan_.order != cache.leaves().order() || plan_.n_positions != cache.n_positions())
+    plan_range(range, l);
 }
 
 void StepRunner::prepare(const Step& step, bool has_end) {
   if (step.changes_scores())
     throw std::invalid_argument("DecodeSession::decode: no kernel caps scores or adds a mask to them; use the backend cpu");
+  const std::int64_t l = step.q.shape[2];
   // Where messages follow, other ranks may not begin a new graph when pages change here.
   const bool is_other_prefix = has_end ? plan_.prefix.clear() : plan_.prefix.count(plan_.cache, step);
-  if (is_other_prefix || step.rule != plan_.rule || step.q.on_device != plan_.q_on_device) {
-    const AttentionShape& s = plan_.shape();
-    if (step.q.on_device && device_q_.size() == 0)
-      device_q_ = DeviceBuffer<unsigned char>(s.n_rows() * s.head_dim * size_of_q());
-    plan_.rule = step.rule, plan_.q_on_device = step.q.on_device;
-    plan_range(closed(plan_.cache.leaves().range(), step.longest()));
+  if (is_other_prefix || l > most_queries_ || step.rule != plan_.rule || step.q.on_device != plan_.q_on_device) {
+    plan_.n_queries = l, plan_.rule = step.rule, plan_.q_on_device = step.q.on_device;
+    plan_range(closed(plan_.cache.leaves().range(), step.longest()), l);
+  } else if (l != plan_.n_queries) {
+    plan_queries(l);
   }
 }
 
 void StepRunner::run(const Step& step, StepEnd* end, const std::function<void()>& progress) {
-  if (end != std::exchange(last_end_, end)) stream_.forget();
+  const std::int64_t l = step.q.shape[2];
+  stream_.choose(end == nullptr ? ~static_cast<std::uint64_t>(l) : end->graph());
   prepare(step, end != nullptr);
   const bool is_recorded = !stream_.is_new();
-  prepare(step.longest());
+  prepare(l, step.longest());
   if (end != nullptr && is_recorded && stream_.is_new())
     throw std::logic_error("DeviceSession: this rank begins a new graph, and the others may not");
   if (!has_work() && end == nullptr) return;
@@ -132,7 +173,7 @@ void StepRunner::stage(const Step& step) {
   const TensorView& q = step.q;
   const auto lengths = step.lengths;
   const AttentionShape& shape = plan_.shape();
-  const StepArrays input = input_.on_host();
+  const StepArrays input = input_->on_host();
   unsigned char* to = input.q;
   for (std::int64_t i = 0; i < q.shape[0] && !q.on_device; ++i) {
     for (std::int64_t h = 0; h < q.shape[1]; ++h) {
@@ -153,8 +194,8 @@ void StepRunner::stage(const Step& step) {
 void StepRunner::queue_step(StepEnd* end) {
   if (has_work()) {
     const DeviceCache& cache = plan_.cache;
-    input_.queue_upload(stream_, plan_.is_listed(), plan_.q_on_device);
-    const StepArrays input = input_.on_device();
+    input_->queue_upload(stream_, plan_.n_queries, plan_.is_listed(), plan_.q_on_device);
+    const StepArrays input = input_->on_device();
     if (!plan_.q_on_device)
       append_rows({.rows = input.rows,
                    .data = input.appended,
@@ -184,8 +225,10 @@ std::string StepRunner::describe() const {
   return line.str();
 }
 
-DeviceSession::DeviceSession(const DeviceCache& cache, double scale)
-    : DecodeSession(cache, scale), steps_(cache, scale, *this), forest_(cache.shape().n_rows(), cache.shape().value_dim) {
+DeviceSession::DeviceSession(const DeviceCache& cache, double scale, std::int64_t most_queries)
+    : DecodeSession(cache, scale),
+      steps_(cache, scale, most_queries, *this),
+      forest_(cache.shape().n_rows(std::max<std::int64_t>(1, most_queries)), cache.shape().value_dim) {
   forest_.reserve(steps_.plan().subtrees.size());
 }
 
@@ -201,7 +244,7 @@ States& DeviceSession::run(const Step& step, const std::function<void()>& progre
 
 void DeviceSession::prepare(const Step& step) {
   check(step);
-  steps_.prepare(step, true), steps_.prepare(step.longest());
+  steps_.prepare(step, true), steps_.prepare(step.q.shape[2], step.longest());
 }
 
 void DeviceSession::decode_to(StepEnd& end, const Step& step, const std::function<void()>& progress) {
@@ -229,6 +272,7 @@ void DeviceSession::queue(const StepPlan& plan, Stream stream) {
 
 Forest<float>& DeviceSession::host() {
   if (is_on_host_) return forest_;
+  forest_.set_rows(steps_.plan().n_rows());
   const std::span<float> states = forest_.assign(steps_.plan().subtrees);
   if (!states.empty()) steps_.plan().states.download(states);
   is_on_host_ = true;

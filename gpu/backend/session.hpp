@@ -14,15 +14,17 @@
 #include "tree_attn/reference/decode/session.hpp"
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
-/// What the steps of a range have in common: the parameters of their kernel, its launch, and memory.
+/// What the steps of a range and a number of queries have in common: the parameters of their kernel, its launch, and memory.
 struct StepPlan {
   const DeviceCache& cache;
-  KeyRange range{0, -1};  ///< of the keys that it is for
+  std::int64_t n_queries = 1;  ///< l
+  KeyRange range{0, -1};       ///< of the keys that it is for
   LeafOrder order = LeafOrder::kContiguous;
   SeenRule rule{};
   bool q_on_device = false;         ///< whether the queries were given in device memory
@@ -35,6 +37,7 @@ struct StepPlan {
   SharedPrefix prefix{};         ///< which the parameters and the launch leave out
 
   const AttentionShape& shape() const { return cache.shape(); }
+  std::int64_t n_rows() const { return shape().n_rows(n_queries); }
   /// Whether the kernel reads the leaves of a list: in the dealt order, in pages, and those that a window leaves.
   bool is_listed() const { return order == LeafOrder::kDealt || rule.window > 0 || cache.pages() != nullptr; }
 };
@@ -56,23 +59,24 @@ class StepKernel {
 /// stores that position where it belongs, and the kernel decodes. Of queries that are on the device it uploads no
 /// element. All on a stream of its own, by DeviceStream::repeat(): from the second step of a plan on, a step is one launch
 /// of a graph. What changes from step to step is read from device memory. The plan covers the capacity of the cache, so a
-/// new one is made when the cache has grown.
+/// new one is made when the cache has grown. Steps of another number of queries have a graph of their own, over the same
+/// memory: that is for the most queries of any step, and at least for those that it was opened for.
 class StepRunner {
  public:
   /// @param cache, kernel outlive it
   /// @throws DeviceError if no kernel takes the shape, or the device has no memory
-  StepRunner(const DeviceCache& cache, double scale, StepKernel& kernel);
+  StepRunner(const DeviceCache& cache, double scale, std::int64_t most_queries, StepKernel& kernel);
   ~StepRunner() { stream_.finish(); }
 
   const StepPlan& plan() const { return plan_; }
   KernelStream& stream() { return stream_; }
   bool has_work() const { return kernel_.has_work(plan_); }
   /// Plans for a range. Another range than the first is that of a shard of the ring, or of a cache that has grown: memory
-  /// grows where it must.
-  void plan_range(KeyRange range);
-  /// Takes the memory for a step whose longest sequence has so many keys, if there is not enough.
-  void prepare(std::int64_t longest);
-  /// Plans for what the queries of a step see. @param has_end whether it goes on with something
+  /// grows where it must, and all graphs are forgotten. @param most_queries of the steps to come, if more than before
+  void plan_range(KeyRange range, std::int64_t most_queries = 1);
+  /// Takes the memory for a step of l queries whose longest sequence has so many keys, if there is not enough.
+  void prepare(std::int64_t l, std::int64_t longest);
+  /// Plans for the queries of a step, and for what they see. @param has_end whether it goes on with something
   void prepare(const Step& step, bool has_end);
   /// Queues a step, after what the default stream did before. @param end what it goes on with; null: nothing
   void run(const Step& step, StepEnd* end, const std::function<void()>& progress);
@@ -84,18 +88,23 @@ class StepRunner {
   /// before is over
   void stage(const Step& step);
   void queue_step(StepEnd* end);
+  /// The parts of plan_range(): what follows from the keys; the parameters and the launch of l queries.
+  void plan_keys();
+  void plan_queries(std::int64_t l);
+  /// Takes the memory for steps of 1 to most_queries_ queries.
+  void take_memory();
   /// Bytes of an element of the queries.
   std::int64_t size_of_q() const { return static_cast<std::int64_t>(bytes_of(multiplied(plan_.shape().dtype))); }
 
   StepPlan plan_;
   StepKernel& kernel_;
   double scale_;
-  LeafLists lists_;  ///< if there are any
-  StepInput input_;
+  std::int64_t most_queries_;
+  LeafLists lists_;                       ///< if there are any
+  std::optional<StepInput> input_;        ///< for most_queries_
   DeviceBuffer<unsigned char> device_q_;  ///< queries that were on the device, as keys are multiplied
   DeviceBuffer<float> head_scales_;       ///< DecodeParams::head_scales, if keys have scales
   std::vector<float> row_;
-  StepEnd* last_end_ = nullptr;  ///< of the step before
   KernelStream stream_;
 };
 
@@ -104,7 +113,7 @@ class StepRunner {
 class DeviceSession final : public DecodeSession, public DeviceSteps, public States, private StepKernel {
  public:
   /// @throws as StepRunner
-  DeviceSession(const DeviceCache& cache, double scale);
+  DeviceSession(const DeviceCache& cache, double scale, std::int64_t most_queries);
 
   Forest<float>& host() override;
   const float* device() const override { return steps_.plan().states.data(); }
@@ -116,7 +125,7 @@ class DeviceSession final : public DecodeSession, public DeviceSteps, public Sta
 
  private:
   States& run(const Step& step, const std::function<void()>& progress) override;
-  bool has_work(const StepPlan& plan) const override { return !plan.subtrees.empty() && plan.shape().n_rows() > 0; }
+  bool has_work(const StepPlan& plan) const override { return !plan.subtrees.empty() && plan.n_rows() > 0; }
   LaunchPlan launch_of(const StepPlan& plan) const override;
   void queue(const StepPlan& plan, Stream stream) override;
 

@@ -65,7 +65,8 @@ bool SharedPrefix::clear() {
 bool SharedPrefix::count(const DeviceCache& cache, const Step& step) {
   const PageTable* const pages = cache.pages();
   const AttentionShape& s = cache.shape();
-  if (pages == nullptr || s.batch < 2 || step.rule.window > 0 || !cache.scales().k.empty() ||
+  const std::int64_t l = step.q.shape[2];
+  if (pages == nullptr || s.batch < 2 || l == 0 || step.rule.window > 0 || !cache.scales().k.empty() ||
       cache.leaves().order() == LeafOrder::kDealt)
     return clear();
   std::int64_t n = std::numeric_limits<std::int64_t>::max(), changed = 0;
@@ -73,8 +74,9 @@ bool SharedPrefix::count(const DeviceCache& cache, const Step& step) {
     n = std::min(n, cache.leaves().n_keys(step.seen_by_all(i).end) / kLeafKeys);
     changed = std::max(changed, pages->version(i));
   }
-  const std::vector<std::int64_t> counted_for{n, changed};
+  const std::vector<std::int64_t> counted_for{n, changed, l};
   if (counted_for == counted_for_) return false;
+  const bool is_other_l = !counted_for_.empty() && counted_for_.back() != l;
   counted_for_ = counted_for;
   const auto is_shared = [&](std::int64_t leaf) {
     for (std::int64_t i = 1; i < s.batch; ++i)
@@ -84,18 +86,19 @@ bool SharedPrefix::count(const DeviceCache& cache, const Step& step) {
   std::int64_t n_shared = 0;
   while (n_shared < n && is_shared(n_shared)) ++n_shared;
   // One read serves up to 32 rows on tensor cores, and one row on others.
-  const std::int64_t at_once = multiplies_on_tensor_cores(params_of(s, {}), s.dtype) ? 32 : 1;
+  const std::int64_t at_once = multiplies_on_tensor_cores(params_of(s, l, {}), s.dtype) ? 32 : 1;
   const auto n_reads = [&](std::int64_t n_rows) { return (n_rows + at_once - 1) / at_once; };
-  const std::int64_t saved = s.batch * n_reads(s.rows_per_kv_head()) - n_reads(s.batch * s.rows_per_kv_head()),
+  const std::int64_t saved = s.batch * n_reads(s.rows_per_kv_head(l)) - n_reads(s.batch * s.rows_per_kv_head(l)),
                      leaf_bytes = kLeafKeys * s.kv_heads * (cache.key_bytes() + cache.value_bytes());
   if (saved * n_shared * leaf_bytes < least_bytes_saved) n_shared = 0;
-  return std::exchange(n_leaves_, n_shared) != n_shared;
+  return std::exchange(n_leaves_, n_shared) != n_shared || (is_other_l && n_shared > 0);
 }
 
 void SharedPrefix::plan(const DeviceCache& cache, KeyRange range, const ListedParams& rest) {
   if (n_leaves_ == 0) return;
   const AttentionShape& s = cache.shape();
   const KeyRange prefix{range.begin, rest_of(range).begin};
+  const std::int64_t l = rest.n_queries;
   if (n_leaves_ > lists_.most_leaves()) lists_ = LeafLists(1, n_leaves_);
   lists_.update(cache.leaves(), prefix, {TensorView{.shape = {1, 1, 1, 1}}, std::array{prefix.end}}, cache.pages(),
                 &own_list_);
@@ -103,8 +106,8 @@ void SharedPrefix::plan(const DeviceCache& cache, KeyRange range, const ListedPa
   list_.upload({&own_list_, 1}), length_.upload({&prefix.end, 1});
 
   params_ = rest;
-  params_.q.stride[1] = s.head_dim, params_.q.stride[2] = s.heads * s.n_queries * s.head_dim;
-  params_.batch = 1, params_.group = s.batch * s.rows_per_kv_head(), params_.n_queries = s.batch;
+  params_.q.stride[1] = s.head_dim, params_.q.stride[2] = s.heads * l * s.head_dim;
+  params_.batch = 1, params_.group = s.batch * s.rows_per_kv_head(l), params_.n_queries = s.batch;
   params_.rule = {}, params_.lengths = length_.data();
   params_.lists = list_.data(), params_.tree_positions = prefix.size();
   lists_.set(params_);
@@ -112,8 +115,8 @@ void SharedPrefix::plan(const DeviceCache& cache, KeyRange range, const ListedPa
   if (!workspace_.is_enough_for(launch_)) workspace_ = DeviceWorkspace(launch_);
 
   join_ = join_of(prefix, rest_of(range));
-  join_.n_rows = s.n_rows(), join_.batch = s.batch, join_.d_v = s.value_dim;
-  const std::int64_t n_floats = s.n_rows() * state_size(s.value_dim);
+  join_.n_rows = s.n_rows(l), join_.batch = s.batch, join_.d_v = s.value_dim;
+  const std::int64_t n_floats = s.n_rows(l) * state_size(s.value_dim);
   prefix_ = DeviceBuffer<float>(join_.n_prefix * n_floats);
   rest_ = DeviceBuffer<float>(std::max(1, n_subtrees(prefix.end, range.end)) * n_floats);
 }

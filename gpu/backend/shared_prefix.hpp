@@ -27,7 +27,8 @@ class SharedPrefix {
   /// Counts the leaves of the shard with which all entries begin, in the same pages, and of which all queries see all keys;
   /// none in the dealt order, under a window, where keys have scales, or if they would save less than least_bytes_saved: a
   /// read serves up to 32 rows on tensor cores, and one on others, where nothing is saved.
-  /// @returns whether it is another number than before: then plan() is next
+  /// @returns whether it is another number than before, or there are leaves, and another number of queries: then plan() is
+  /// next
   bool count(const DeviceCache& cache, const Step& step);
   /// The same without leaves.
   bool clear();
@@ -57,7 +58,7 @@ class SharedPrefix {
 
  private:
   std::int64_t n_leaves_ = 0;
-  /// When leaves were counted: the whole ones of the shortest entry, and the last change of pages.
+  /// When leaves were counted: the whole ones of the shortest entry, the last change of pages, and the queries.
   std::vector<std::int64_t> counted_for_;
   LeafLists lists_;
   LeafList own_list_;

@@ -17,11 +17,11 @@ namespace tree_attn::TREE_ATTN_PLATFORM {
 
 /// The arrays of a step, on the host or on the device.
 struct StepArrays {
-  unsigned char* q = nullptr;         ///< [b, n_h, l, d_h], as keys are multiplied
-  unsigned char* appended = nullptr;  ///< [b] keys [n_kv, d_h], then values [n_kv, d_v], as stored: one position each
+  LeafList* lists = nullptr;          ///< [b], if leaves are listed
   std::int64_t* lengths = nullptr;    ///< [b]
   std::int64_t* rows = nullptr;       ///< [b], where the appended position goes in the cache; negative: none is appended
-  LeafList* lists = nullptr;          ///< [b], if leaves are listed
+  unsigned char* appended = nullptr;  ///< [b] keys [n_kv, d_h], then values [n_kv, d_v], as stored: one position each
+  unsigned char* q = nullptr;         ///< [b, n_h, l, d_h], as keys are multiplied
 };
 
 /// The arrays, one after the other in pinned memory of the host, and in the same places in memory of the device. Both
@@ -34,8 +34,13 @@ class StepInput {
   /// Where arrays begin: at multiples of so many bytes, of which a thread may read as many at once.
   static constexpr std::int64_t kAlignment = sizeof(Bytes16);
 
-  /// @param shape as stored @throws DeviceError
-  explicit StepInput(const AttentionShape& shape) : at_(shape), host_(at_.end), device_(at_.end, MemoryUse::Input) {
+  /// @param shape as stored @param n_queries that there is room for @throws DeviceError
+  StepInput(const AttentionShape& shape, std::int64_t n_queries)
+      : at_(shape),
+        n_queries_(n_queries),
+        end_(at_.q + n_queries * at_.query),
+        host_(end_),
+        device_(end_, MemoryUse::Input) {
     // No byte is uploaded that was never written, and lists begin empty.
     std::ranges::fill(host_.to_write(), static_cast<unsigned char>(0));
   }
@@ -45,37 +50,38 @@ class StepInput {
   StepArrays on_host() { return arrays(host_.to_write().data()); }
   /// For kernels, to be read.
   StepArrays on_device() const { return arrays(device_.data()); }
-  /// Queues the copy. @param has_lists whether it includes the lists
-  /// @param from_lengths whether it leaves out the queries and what was appended, which are on the device
-  void queue_upload(Stream stream, bool has_lists, bool from_lengths = false) {
-    const std::int64_t begin = from_lengths ? at_.lengths : 0;
-    device_.queue_upload(stream,
-                         host_.elements()
-                             .first(static_cast<std::size_t>(has_lists ? at_.end : at_.lists))
-                             .subspan(static_cast<std::size_t>(begin)),
-                         begin);
+  /// Query positions that there is room for.
+  std::int64_t n_queries() const { return n_queries_; }
+  /// Queues the copy for a step of l queries. @param has_lists whether it includes the lists
+  /// @param on_device whether it leaves out the queries and what was appended, which are on the device
+  void queue_upload(Stream stream, std::int64_t l, bool has_lists, bool on_device = false) {
+    const std::int64_t begin = has_lists ? 0 : at_.lengths, end = on_device ? at_.appended : at_.q + l * at_.query;
+    device_.queue_upload(
+        stream, host_.elements().first(static_cast<std::size_t>(end)).subspan(static_cast<std::size_t>(begin)), begin);
   }
 
  private:
-  /// First byte of each array but the queries, which begin the block and so are aligned as an allocation is.
+  /// First byte of each array but the lists, which begin the block; the queries, whose number changes, end it.
   struct Places {
-    std::int64_t appended, lengths, rows, lists, end;
+    std::int64_t lengths, rows, appended, q;
+    std::int64_t query;  ///< bytes of a query position
 
     explicit Places(const AttentionShape& shape)
-        : appended(aligned(shape.n_rows() * shape.head_dim * static_cast<std::int64_t>(bytes_of(multiplied(shape.dtype))))),
-          lengths(appended + aligned(shape.bytes_per_position())),
+        : lengths(aligned(shape.batch * static_cast<std::int64_t>(sizeof(LeafList)))),
           rows(lengths + aligned(shape.batch * static_cast<std::int64_t>(sizeof(std::int64_t)))),
-          lists(rows + aligned(shape.batch * static_cast<std::int64_t>(sizeof(std::int64_t)))),
-          end(lists + shape.batch * static_cast<std::int64_t>(sizeof(LeafList))) {}
+          appended(rows + aligned(shape.batch * static_cast<std::int64_t>(sizeof(std::int64_t)))),
+          q(appended + aligned(shape.bytes_per_position())),
+          query(shape.n_rows(1) * shape.head_dim * static_cast<std::int64_t>(bytes_of(multiplied(shape.dtype)))) {}
   };
   static std::int64_t aligned(std::int64_t n_bytes) { return (n_bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
   StepArrays arrays(unsigned char* block) const {
-    return {block, block + at_.appended, reinterpret_cast<std::int64_t*>(block + at_.lengths),
-            reinterpret_cast<std::int64_t*>(block + at_.rows), reinterpret_cast<LeafList*>(block + at_.lists)};
+    return {reinterpret_cast<LeafList*>(block), reinterpret_cast<std::int64_t*>(block + at_.lengths),
+            reinterpret_cast<std::int64_t*>(block + at_.rows), block + at_.appended, block + at_.q};
   }
 
   Places at_;
+  std::int64_t n_queries_, end_;
   HostBuffer<unsigned char> host_;
   DeviceBuffer<unsigned char> device_;
 };

@@ -12,10 +12,10 @@
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
-DecodeParams params_of(const AttentionShape& shape, KeyRange capacity) {
+DecodeParams params_of(const AttentionShape& shape, std::int64_t l, KeyRange capacity) {
   DecodeParams params;
   params.batch = shape.batch, params.kv_heads = shape.kv_heads;
-  params.group = shape.rows_per_kv_head(), params.n_queries = shape.n_queries;
+  params.group = shape.rows_per_kv_head(l), params.n_queries = l;
   params.d_h = static_cast<int>(shape.head_dim), params.d_v = static_cast<int>(shape.value_dim);
   params.begin = capacity.begin, params.end = params.readable_end = capacity.end;
   return params;

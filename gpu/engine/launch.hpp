@@ -79,8 +79,8 @@ void with_step_type(DType dtype, const F& f) {
   });
 }
 
-/// The axes of a shape and the positions of a cache as a kernel sees them; no pointers yet.
-DecodeParams params_of(const AttentionShape& shape, KeyRange capacity);
+/// The axes of a shape, l queries and the positions of a cache as a kernel sees them; no pointers yet.
+DecodeParams params_of(const AttentionShape& shape, std::int64_t l, KeyRange capacity);
 /// Whether every row of k and v starts at a multiple of 16 bytes, so that 16 bytes may be copied at once.
 bool starts_aligned(const DecodeParams& params, DType dtype);
 

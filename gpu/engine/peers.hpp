@@ -28,6 +28,10 @@
 /// block first does this for all rows that it has joined and that its device owns, and only then waits for those of others.
 /// Finished rows need one place: none of step t + 1 is finished before every device has ended step t.
 ///
+/// **Queries.** Steps of other numbers of rows use the same windows. What a step uses lies in the half of its parity, and
+/// finished rows after both halves, whatever the number of rows; both have room for the most. All rows of a step have one
+/// number: where another number of rows begins, the host sets the counters of all rows.
+///
 /// **Several nodes.** Kernels reach the devices of their node only. Where states of other nodes are still to come, a row is
 /// not finished: the states of all subtrees of the node's range, which the merge has left, are the result. Every device has
 /// them for all rows, and an owner sends them in place of the finished row.
@@ -65,6 +69,7 @@ struct Peers {
   bool has_owners = false;                 ///< whether a row is merged by one device instead of all
   std::int64_t n_rows = 0, n_packets = 0;  ///< query rows; packets of a state of 2 + d_v floats
   std::int64_t n_result = 0;               ///< packets of a finished row, z and lse; or of its states of the node
+  std::int64_t half = 0, n_results = 0;    ///< packets of half a window, and of the finished rows after both halves
   Packet* window[kMaxPeers] = {};          ///< [2][slots of all devices][rows][n_packets], then [n_rows][n_result]
   KeyRange range[kMaxPeers] = {};          ///< of the canonical tree; neighbours touch, and some may be empty
   int first_slot[kMaxPeers + 1] = {};      ///< slots per row of the devices before each; the last one: of all
@@ -91,7 +96,20 @@ struct Peers {
       const KeyRange node = peers.range_of_all();
       peers.n_result = n_subtrees(node.begin, node.end) * peers.n_packets;
     }
+    peers.half = peers.first_slot[peers.n] * peers.n_slot_rows() * peers.n_packets;
+    peers.n_results = peers.has_owners ? n_rows * peers.n_result : 0;
     return peers;
+  }
+  /// Makes room in the windows for steps of 1 to most_queries queries. @param rows_of_query of every query @pre as of()
+  template <class Ranges>
+  void fit(const Ranges& ranges, std::int64_t rows_of_query, std::int64_t most_queries, std::int64_t d_v,
+           bool leaves_states) {
+    half = n_results = 0;
+    for (std::int64_t l = 1; l <= most_queries; ++l) {
+      const Peers of_l = of(ranges, me, rows_of_query * l, d_v, leaves_states);
+      half = half < of_l.half ? of_l.half : half;
+      n_results = n_results < of_l.n_results ? of_l.n_results : n_results;
+    }
   }
 
   /// The range of the node.
@@ -102,23 +120,18 @@ struct Peers {
   /// Rows for which a window has slots: all, or those that a device owns at most.
   TREE_ATTN_HOST_DEVICE std::int64_t n_slot_rows() const { return has_owners ? Count(n_rows + n - 1) / Count(n) : n_rows; }
   /// Packets of a window.
-  TREE_ATTN_HOST_DEVICE std::int64_t n_window() const {
-    return 2 * first_slot[n] * n_slot_rows() * n_packets + (has_owners ? n_rows * n_result : 0);
-  }
+  std::int64_t n_window() const { return 2 * half + n_results; }
   /// The device that merges a row for all, and whether this device merges it.
   TREE_ATTN_HOST_DEVICE int owner(std::int64_t row) const { return static_cast<int>(Count(row) % Count(n)); }
   TREE_ATTN_HOST_DEVICE bool merges(std::int64_t row) const { return !has_owners || owner(row) == me; }
   /// Where the packets of a row lie in every window, or in that of its owner: those of the subtrees of a device, one after
   /// the other.
   TREE_ATTN_HOST_DEVICE std::int64_t offset(unsigned step, int device, std::int64_t row) const {
-    const std::int64_t half = static_cast<std::int64_t>(step & 1) * first_slot[n];
-    return ((half + first_slot[device]) * n_slot_rows() + (has_owners ? Count(row) / Count(n) : row) * n_slots(device)) *
-           n_packets;
+    return static_cast<std::int64_t>(step & 1) * half +
+           (first_slot[device] * n_slot_rows() + (has_owners ? Count(row) / Count(n) : row) * n_slots(device)) * n_packets;
   }
   /// Where the packets of a finished row, or of its states of the node, lie in every window.
-  TREE_ATTN_HOST_DEVICE std::int64_t result_offset(std::int64_t row) const {
-    return 2 * first_slot[n] * n_slot_rows() * n_packets + row * n_result;
-  }
+  TREE_ATTN_HOST_DEVICE std::int64_t result_offset(std::int64_t row) const { return 2 * half + row * n_result; }
   /// Rows that a device owns.
   TREE_ATTN_HOST_DEVICE std::int64_t n_owned(int device) const { return (n_rows + n - 1 - device) / n; }
   /// Packets that this device stores into the window of another in a step.

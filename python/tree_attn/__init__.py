@@ -31,7 +31,7 @@ class _DataType(ctypes.Structure):
 
 
 class _Setup(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_int64) for name in ("size", "batch", "heads", "kv_heads", "n_queries", "head_dim", "value_dim")] + [
+    _fields_ = [(name, ctypes.c_int64) for name in ("size", "batch", "heads", "kv_heads", "head_dim", "value_dim", "most_queries")] + [
         ("key_type", _DataType), ("value_type", _DataType), ("scale", ctypes.c_double), ("algorithm", ctypes.c_char_p),
         ("backend", ctypes.c_char_p), ("n_threads", ctypes.c_int32), ("ranks_per_node", ctypes.c_int32), ("comm", ctypes.c_void_p),
         ("timeout", ctypes.c_double), ("k_scale", ctypes.c_void_p), ("v_scale", ctypes.c_void_p), ("n_pages", ctypes.c_int64),
@@ -261,16 +261,17 @@ class Attention:
     "float8_e4m3fn", on the CPU, rows of other types are divided by k_scale and v_scale and rounded: each a number or [batch, kv_heads].
     n_pages, page_window, page_sinks: pages of 64 positions on this rank, and most keys that step() sees; others are given back.
     values_in_keys: values are the first value_dim components of the keys (multi-head latent attention), and stored once.
+    most_queries: a step of up to so many queries takes no memory; 0: it is taken when a step needs it.
     """
 
-    def __init__(self, comm=None, *, heads, head_dim, kv_heads=None, value_dim=None, batch=1, n_queries=1, dtype="float32", scale=None,
+    def __init__(self, comm=None, *, heads, head_dim, kv_heads=None, value_dim=None, batch=1, most_queries=0, dtype="float32", scale=None,
                  k_scale=None, v_scale=None, algorithm=None, backend=None, threads=1, ranks_per_node=None, timeout=None, n_pages=None, page_window=None,
                  page_sinks=None, values_in_keys=False):
         self._handle = ctypes.c_void_p()
         self._comm = comm  # outlives the duplicate
         kv_heads, value_dim = heads if kv_heads is None else kv_heads, head_dim if value_dim is None else value_dim
-        shape = [_integer(*x) for x in (("batch", batch), ("heads", heads), ("kv_heads", kv_heads), ("n_queries", n_queries), ("head_dim", head_dim),
-                                        ("value_dim", value_dim))]
+        shape = [_integer(*x) for x in (("batch", batch), ("heads", heads), ("kv_heads", kv_heads), ("head_dim", head_dim), ("value_dim", value_dim),
+                                        ("most_queries", most_queries))]
         # 0 is what C takes for the default of these.
         threads, ranks_per_node, n_pages, page_window, page_sinks = (
             0 if x is None else _integer(name, x, least, most) for name, x, least, most in (
@@ -288,7 +289,7 @@ class Attention:
         setup = _Setup(ctypes.sizeof(_Setup), *shape, data_type, data_type, scale, *text, threads, ranks_per_node, address, timeout or 0,
                        *(capsule and _pointer(capsule, b"dltensor") for capsule in scales), n_pages, page_window, page_sinks,
                        bool(values_in_keys), has_scale)
-        self._out_shape = (batch, heads, n_queries, value_dim)
+        self._out_axes = (batch, heads), value_dim
         self._device = {"cuda": 2, "emulated": 12}.get(backend)
         self._size = comm.Get_size() if comm is not None else 1
         _call("open", ctypes.byref(setup), ctypes.byref(self._handle))
@@ -308,12 +309,14 @@ class Attention:
         _call("append", self._open(), _integer("entry", entry, error=IndexError), _integer("n", n), k, v, device=self._device)
 
     def step(self, q, causal=False, window=None, sinks=None):
-        """Attention of q over what was appended; causal, window and sinks as attention().
+        """Attention of q [b, n_h, l, d_h] over what was appended, any l in every step; causal, window and sinks as attention().
 
         Learned sinks need q on the host. @returns out in the type of q, lse in float32
         """
         seen, _capsule = _seen(causal, window, sinks)
-        out, lse = _empty(q, self._out_shape), _empty(q, self._out_shape[:3], "float32")
+        (b, n_h), d_v = self._out_axes
+        rows = (b, n_h, _shape(q, 4, "q")[2])
+        out, lse = _empty(q, (*rows, d_v)), _empty(q, rows, "float32")
         _call("step", self._open(), q, seen, out, lse, device=self._device)
         return _back(q, out, lse)
 

@@ -40,17 +40,18 @@ constexpr double kMostPlannedStates = 1 << 21;
 /// Bytes of keys and values of the smallest step that is shared: a shorter one ends before another thread has woken.
 constexpr double kBytesWorthThreads = 1 << 18;
 
-/// How a session cuts its work, and the memory that it needs. In double, because the axes of an empty tensor may have a
-/// product beyond 64 bits.
+/// How a session cuts the work of steps of l queries, and the memory that they need. In double, because the axes of an empty
+/// tensor may have a product beyond 64 bits.
 struct SessionPlan {
   double n_rows, n_queries, chunk_leaves, n_subtrees, n_chunks, workspace, n_threads, packed, state;
   double n_dealt_heads = 0, n_dealt_leaves = 0;  ///< heads and leaves of DealtMerges
   double n_together;                             ///< most entries of an item: the batch in a cache in pages
 
-  SessionPlan(const AttentionShape& shape, const OwnedLeaves& leaves, std::int64_t capacity, int threads, bool shares)
+  SessionPlan(const AttentionShape& shape, std::int64_t n_queries_of_step, const OwnedLeaves& leaves, std::int64_t capacity,
+              int threads, bool shares)
       : n_threads(threads), n_together(shares ? static_cast<double>(shape.batch) : 1) {
     const double batch = static_cast<double>(shape.batch), heads = static_cast<double>(shape.heads),
-                 kv_heads = static_cast<double>(shape.kv_heads), l = static_cast<double>(shape.n_queries);
+                 kv_heads = static_cast<double>(shape.kv_heads), l = static_cast<double>(n_queries_of_step);
     const double n_keys = static_cast<double>(capacity);
     n_rows = batch * heads * l;
     n_queries = batch * kv_heads == 0 ? 0 : heads / kv_heads * l;
@@ -100,14 +101,14 @@ struct LineAllocator {
 /// A session on the CPU: states are computed where they are asked for.
 class CpuSession final : public DecodeSession, public States {
  public:
-  CpuSession(const CpuCache& cache, double scale, int n_threads)
+  CpuSession(const CpuCache& cache, double scale, std::int64_t most_queries, int n_threads)
       : DecodeSession(cache, scale),
         cache_(cache),
         kernel_(leaf_kernel()),
         row_(static_cast<std::size_t>(cache.shape().head_dim)),
-        forest_(cache.shape().n_rows(), cache.shape().value_dim),
+        forest_(0, cache.shape().value_dim),
         pool_(n_threads) {
-    plan();
+    reserve(most_queries);
   }
 
   Forest<float>& host() override { return forest_; }
@@ -122,7 +123,8 @@ class CpuSession final : public DecodeSession, public States {
   States& run(const Step& step, const std::function<void()>& progress) override {
     const AttentionShape& shape = cache_.shape();
     const OwnedLeaves& leaves = cache_.leaves();
-    if (planned_ != cache_.capacity() || is_dealt() != (leaves.order() == LeafOrder::kDealt)) plan();
+    if (planned_ != cache_.capacity() || is_dealt() != (leaves.order() == LeafOrder::kDealt)) reserve(most_queries_);
+    if (step.q.shape[2] != l_) plan(step.q.shape[2]);
     pack_queries(step.q);
     step_ = step;
     see(step);
@@ -191,39 +193,54 @@ class CpuSession final : public DecodeSession, public States {
     return split_scale(scale() * double{KvScales::at(cache_.scales().k, head)});
   }
 
-  /// Takes the memory for the capacity of the cache.
-  void plan() {
-    const OwnedLeaves& leaves = cache_.leaves();
-    const bool shares = cache_.pages() != nullptr && cache_.shape().batch > 1;
-    const SessionPlan plan(cache_.shape(), leaves, cache_.capacity(), pool_.size(), shares);
+  /// Takes the memory for steps of 1 to n queries over the capacity of the cache.
+  void reserve(std::int64_t n) {
     planned_ = -1;  // until there is memory for it
+    merges_.reset();
+    std::int64_t l = std::max<std::int64_t>(1, n);
+    do plan(l);
+    while (n_rows_ > 0 && --l > 0);
+    planned_ = cache_.capacity();
+  }
+
+  /// Plans for steps of l queries, and takes what memory they need and earlier plans did not.
+  void plan(std::int64_t l) {
+    const AttentionShape& shape = cache_.shape();
+    const OwnedLeaves& leaves = cache_.leaves();
+    const bool shares = cache_.pages() != nullptr && shape.batch > 1;
+    const SessionPlan plan(shape, l, leaves, cache_.capacity(), pool_.size(), shares);
+    const auto take = [](auto& memory, double n) {
+      if (static_cast<double>(memory.size()) < n) memory.resize(static_cast<std::size_t>(n));
+    };
+    l_ = -1;  // likewise
+    n_rows_ = static_cast<std::int64_t>(plan.n_rows);
     n_queries_ = static_cast<std::int64_t>(plan.n_queries);
     chunk_leaves_ = static_cast<std::int64_t>(plan.chunk_leaves);
-    queries_.resize(static_cast<std::size_t>(plan.n_rows * plan.packed));
-    workspace_.resize(static_cast<std::size_t>(plan.n_threads * plan.workspace));
+    workspace_size_ = static_cast<std::int64_t>(plan.workspace);
+    take(queries_, plan.n_rows * plan.packed);
+    take(workspace_, plan.n_threads * plan.workspace);
     // Of a very long range queries may see a window alone: cut() takes what a step needs beyond this.
     const double n_chunks =
         std::min(plan.n_chunks, std::floor(kMostPlannedStates / std::max(1.0, plan.n_rows * plan.state)) + 1);
-    states_.resize(static_cast<std::size_t>(n_chunks * plan.n_rows * plan.state));
-    leaves_.resize(static_cast<std::size_t>(plan.n_threads * plan.chunk_leaves));
+    take(states_, n_chunks * plan.n_rows * plan.state);
+    take(leaves_, plan.n_threads * plan.chunk_leaves);
     chunks_.reserve(static_cast<std::size_t>(n_chunks));
     ends_.reserve(static_cast<std::size_t>(n_chunks));
     bounds_.reserve(static_cast<std::size_t>(plan.n_dealt_leaves) + 1);
     subtrees_.reserve(leaves.nodes().size());
+    forest_.set_rows(n_rows_);
     forest_.reserve(static_cast<std::size_t>(plan.n_subtrees));
-    if (shares) {
-      const std::int64_t n = cache_.shape().batch * n_queries_, d_v = cache_.shape().value_dim;
-      together_.resize(static_cast<std::size_t>(pool_.size()));
-      for (Together& each : together_) {
-        each.queries.resize(static_cast<std::size_t>(n * packed_size(cache_.shape().head_dim)));
-        each.states.resize(static_cast<std::size_t>(n * chunk_leaves_ * state_size(packed_size(d_v))));
-      }
+    together_.resize(shares ? static_cast<std::size_t>(pool_.size()) : 0);
+    for (Together& each : together_) {
+      const double n = plan.n_together * plan.n_queries;
+      take(each.queries, n * plan.packed);
+      take(each.states, n * plan.chunk_leaves * static_cast<double>(state_size(packed_size(shape.value_dim))));
     }
-    merges_.reset();
-    if (leaves.order() == LeafOrder::kDealt)
+    if (leaves.order() == LeafOrder::kDealt && !merges_)
       merges_.emplace(kernel_, static_cast<std::int64_t>(plan.n_dealt_heads), static_cast<std::int64_t>(plan.n_dealt_leaves),
-                      n_queries_, cache_.shape().value_dim);
-    planned_ = cache_.capacity();
+                      shape.value_dim);
+    if (merges_) merges_->set_queries(n_queries_);
+    l_ = l, most_queries_ = std::max(most_queries_, l);
   }
 
   /// The chunks of a contiguous range whose first `n` positions are in use: past them subtrees are as large as they can be.
@@ -272,7 +289,7 @@ class CpuSession final : public DecodeSession, public States {
     float* packed = queries_.data();
     for (std::int64_t i = 0; i < shape.batch; ++i) {
       for (std::int64_t h = 0; h < shape.heads; ++h) {
-        for (std::int64_t j = 0; j < shape.n_queries; ++j, packed += packed_size(shape.head_dim)) {
+        for (std::int64_t j = 0; j < l_; ++j, packed += packed_size(shape.head_dim)) {
           load_row(q, i, h, j, row_.data());
           kernel_.pack_query(row_.data(), shape.head_dim, shape.dtype,
                              scale_of(i * shape.kv_heads + h / (shape.heads / shape.kv_heads)).query, packed);
@@ -377,7 +394,7 @@ class CpuSession final : public DecodeSession, public States {
     const AttentionShape& shape = cache_.shape();
     const KeyRange rows = rows_of(head / shape.kv_heads, c);
     const auto states = [&](std::int64_t of_head) {
-      return states_.data() + (c * shape.n_rows() + of_head * n_queries_) * state_size(shape.value_dim);
+      return states_.data() + (c * n_rows_ + of_head * n_queries_) * state_size(shape.value_dim);
     };
     if (rows.empty()) return set_all_empty(states(head));
     compute_rows(thread, head, c, rows, false, states);
@@ -404,7 +421,7 @@ class CpuSession final : public DecodeSession, public States {
   }
   float* states_of_node(std::int64_t head, std::size_t node) const {
     const AttentionShape& shape = cache_.shape();
-    return nodes_ + (static_cast<std::int64_t>(node) * shape.n_rows() + head * n_queries_) * state_size(shape.value_dim);
+    return nodes_ + (static_cast<std::int64_t>(node) * n_rows_ + head * n_queries_) * state_size(shape.value_dim);
   }
 
   void set_all_empty(float* states) const {
@@ -452,15 +469,14 @@ class CpuSession final : public DecodeSession, public States {
                       .n_queries = n_heads * n_queries_,
                       .queries = queries,
                       .score_scale = scale_of(head).score,
-                      .seen = seen_.empty() || n_heads > 1 ? nullptr : seen_.data() + entry * step_.q.shape[2],
-                      .n_rules = step_.q.shape[2],
+                      .seen = seen_.empty() || n_heads > 1 ? nullptr : seen_.data() + entry * l_,
+                      .n_rules = l_,
                       .cap = static_cast<float>(kLog2E * step_.softcap),
                       .cap_inverse = step_.softcap > 0 ? static_cast<float>(1 / (kLog2E * step_.softcap)) : 0,
                       .masks = masks_.empty() ? nullptr : masks_.data() + head * n_queries_,
                       .is_boolean = step_.mask.is_boolean,
                       .apart = apart};
-    kernel_.states(chunk, workspace_.data() + thread * (static_cast<std::int64_t>(workspace_.size()) / pool_.size()),
-                   states);
+    kernel_.states(chunk, workspace_.data() + thread * workspace_size_, states);
     if (n_heads == 1) return;
 
     // Their states to where they belong.
@@ -476,8 +492,10 @@ class CpuSession final : public DecodeSession, public States {
 
   const CpuCache& cache_;
   const LeafKernel& kernel_;
-  std::int64_t planned_ = -1;  ///< the capacity that the memory is for; -1: none
-  std::int64_t n_queries_ = 0, chunk_leaves_ = 1, n_chunks_ = 0;
+  std::int64_t planned_ = -1, most_queries_ = 0;  ///< the capacity, or -1, and the most queries that the memory is for
+  /// Of the step: query positions, or -1 before one is planned, rows, and rows that share a head.
+  std::int64_t l_ = -1, n_rows_ = 0, n_queries_ = 0;
+  std::int64_t chunk_leaves_ = 1, workspace_size_ = 0, n_chunks_ = 0;
   std::vector<float, LineAllocator<float>> queries_, workspace_;  ///< [n_rows][padded d_h]; [threads] workspaces
   std::vector<float> row_, states_;                               ///< states [chunks][n_rows][2 + d_v]
   std::vector<LeafRows> leaves_;                                  ///< [threads][leaves of a chunk]
@@ -534,8 +552,8 @@ class CpuBackend final : public Backend {
 
 }  // namespace
 
-std::unique_ptr<DecodeSession> CpuCache::open(double scale) const {
-  return std::make_unique<CpuSession>(*this, scale, n_threads_);
+std::unique_ptr<DecodeSession> CpuCache::open(double scale, std::int64_t most_queries) const {
+  return std::make_unique<CpuSession>(*this, scale, most_queries, n_threads_);
 }
 
 const Backend& cpu_backend(int n_threads) {

@@ -27,7 +27,7 @@ class CpuCache final : public KvCache {
   /// Rows of one head from row a on, up to the end of its leaf.
   LeafRows leaf(std::int64_t entry, std::int64_t head, std::int64_t a) const;
 
-  std::unique_ptr<DecodeSession> open(double scale) const override;
+  std::unique_ptr<DecodeSession> open(double scale, std::int64_t most_queries = 0) const override;
 
  protected:
   Shard read_all(std::int64_t n, const std::function<std::byte*(std::size_t)>& memory) const override;

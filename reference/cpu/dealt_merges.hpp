@@ -27,17 +27,18 @@ namespace tree_attn {
 /// leaf has its states, and m of them take m - 1 merges.
 class DealtMerges {
  public:
-  /// @param n_heads whose leaves may be incomplete at the same time @param n_queries that share a head
+  /// @param n_heads whose leaves may be incomplete at the same time
   /// @param n_leaves most leaves of the range in one sequence
-  DealtMerges(const LeafKernel& kernel, std::int64_t n_heads, std::int64_t n_leaves, std::int64_t n_queries,
-              std::int64_t d_v)
-      : kernel_(kernel),
-        n_leaves_(n_leaves),
-        n_queries_(n_queries),
-        d_v_(d_v),
-        states_(static_cast<std::size_t>(n_heads * n_leaves * n_queries * state_size(packed_size(d_v)))),
-        met_(static_cast<std::size_t>(n_heads * n_leaves)) {}
+  DealtMerges(const LeafKernel& kernel, std::int64_t n_heads, std::int64_t n_leaves, std::int64_t d_v)
+      : kernel_(kernel), n_leaves_(n_leaves), d_v_(d_v), met_(static_cast<std::size_t>(n_heads * n_leaves)) {}
 
+  /// Sets the number of queries that share a head. Memory for their states is taken if there is less. @pre no step is under
+  /// way
+  void set_queries(std::int64_t n) {
+    n_queries_ = n;
+    const std::size_t needed = met_.size() * static_cast<std::size_t>(n * state_size(packed_size(d_v_)));
+    if (states_.size() < needed) states_.resize(needed);
+  }
   /// Forgets a step that has not ended.
   void clear() {
     for (std::atomic<bool>& met : met_) met.store(false, std::memory_order_relaxed);
@@ -96,7 +97,7 @@ class DealtMerges {
 
  private:
   const LeafKernel& kernel_;
-  std::int64_t n_leaves_, n_queries_, d_v_;
+  std::int64_t n_leaves_, d_v_, n_queries_ = 0;
   std::vector<float> states_;  ///< [n_heads][n_leaves][n_queries][2 + padded d_v]
   std::vector<std::atomic<bool>>
       met_;  ///< [n_heads][n_leaves]: whether one side of the merge with this right operand is complete

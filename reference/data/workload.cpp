@@ -173,6 +173,7 @@ FileTensors read_tensors(const SafetensorsFile& file, std::int64_t value_dim) {
 
 WorkloadShape shape_of(const FileTensors& tensors) {
   WorkloadShape shape{shape_of(tensors.q, tensors.k, tensors.v), tensors.k.shape[2], tensors.lengths};
+  shape.n_queries = tensors.q.shape[2];
   shape.sink = tensors.sink, shape.mask = tensors.mask;
   shape.scales = tensors.scales;
   return shape;

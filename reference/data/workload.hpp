@@ -19,17 +19,19 @@
 
 namespace tree_attn {
 
-/// The shape of a workload: the shape of a step and the number of keys.
+/// The shape of a workload: the axes, and the numbers of queries and keys of a step.
 struct WorkloadShape : AttentionShape {
   std::int64_t n_keys = 0;            ///< N, after the last step
   std::vector<std::int64_t> lengths;  ///< keys in use per batch entry [b]; empty: n_keys in every entry
   LeafOrder order = LeafOrder::kContiguous;
-  SeenRule rule{};            ///< which keys a query sees
-  std::vector<float> sink{};  ///< learned natural logits of the heads [n_h]; empty: none
-  Mask mask{};                ///< of all steps; l is that of all of them
-  double softcap = 0;         ///< of the scores; 0: none
-  KvScales scales{};          ///< of F8_E4M3
+  SeenRule rule{};             ///< which keys a query sees
+  std::vector<float> sink{};   ///< learned natural logits of the heads [n_h]; empty: none
+  Mask mask{};                 ///< of all steps; l is that of all of them
+  double softcap = 0;          ///< of the scores; 0: none
+  KvScales scales{};           ///< of F8_E4M3
+  std::int64_t n_queries = 1;  ///< l of every step
 
+  std::int64_t n_rows() const { return AttentionShape::n_rows(n_queries); }  ///< of the output of a step
   /// Keys of the longest batch entry; 0 without entries.
   std::int64_t longest() const {
     if (batch == 0) return 0;
@@ -42,6 +44,7 @@ struct WorkloadShape : AttentionShape {
 /// @param function that has the shape as an argument
 inline void require_workload(const char* function, const WorkloadShape& shape) {
   require_shape(function, shape);
+  require(shape.n_queries >= 0, function, ": l = ", shape.n_queries, "; an axis is negative");
   require(shape.n_keys >= 0 && shape.n_keys <= kOpenEnd, function, ": N = ", shape.n_keys, "; 0 to 2^62 keys are possible");
   require(shape.lengths.empty() || std::ssize(shape.lengths) == shape.batch, function, ": ", shape.lengths.size(),
           " lengths for a batch of ", shape.batch);

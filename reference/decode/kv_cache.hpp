@@ -100,9 +100,10 @@ class KvCache {
   /// The same copied to device memory, for a cache on a device: there after all that the default stream holds.
   /// @param memory for all keys and, after them, all values @throws as shard(); std::logic_error if the cache is on the host
   Shard shard_on_device(std::int64_t n, std::byte* memory) const;
-  /// Prepares decode steps: allocates workspace, and memory for states. It outlives the session. @param scale multiplies q.k
+  /// Prepares decode steps, of any number of queries each. The cache outlives the session. @param scale multiplies q.k
+  /// @param most_queries a step of up to so many takes no memory: workspace, and memory for states; 0: one query
   /// @throws std::invalid_argument for a scale that is not finite
-  virtual std::unique_ptr<DecodeSession> open(double scale) const = 0;
+  virtual std::unique_ptr<DecodeSession> open(double scale, std::int64_t most_queries = 0) const = 0;
 
  protected:
   /// @param shape axes, and the types in which keys and values are appended

@@ -10,14 +10,12 @@
 namespace tree_attn {
 
 PageTable::PageTable(const PageRule& rule, const AttentionShape& shape, const OwnedLeaves& leaves)
-    : rule_(rule),
-      leaves_(leaves),
-      n_queries_(std::max<std::int64_t>(1, shape.n_queries)),
-      entries_(static_cast<std::size_t>(shape.batch)) {
+    : rule_(rule), leaves_(leaves), entries_(static_cast<std::size_t>(shape.batch)) {
   require(
       rule.n_pages >= 0 && rule.n_pages <= std::numeric_limits<std::int32_t>::max() && rule.window >= 0 && rule.sinks >= 0,
       "PageTable: ", rule.n_pages, " pages, a window of ", rule.window, " keys and ", rule.sinks,
       " sinks; 0 to 2^31 - 1 pages, and none is negative");
+  require(rule.most_queries >= 1, "PageTable: steps of ", rule.most_queries, " queries; at least 1");
   n_users_.resize(static_cast<std::size_t>(rule.n_pages));
   reset(leaves);
 }

@@ -20,6 +20,7 @@ struct PageRule {
   std::int64_t n_pages = 0;  ///< for all batch entries
   std::int64_t window = 0;   ///< most keys of a query's window, SeenRule::window; 0: no page is given back while it is used
   std::int64_t sinks = 0;    ///< most keys that it sees before its window
+  std::int64_t most_queries = 1;  ///< l of the steps whose windows keep their pages; a longer one may see too few
   bool operator==(const PageRule&) const = default;
 };
 
@@ -60,7 +61,7 @@ class PageTable {
   /// The positions of an entry that lie between the first and the last page that it has given back.
   KeyRange given_back(std::int64_t entry) const;
   /// The first position in the window of any row to come, after `end` positions.
-  std::int64_t first_seen(std::int64_t end) const { return end - (n_queries_ - 1) - rule_.window; }
+  std::int64_t first_seen(std::int64_t end) const { return end - (rule_.most_queries - 1) - rule_.window; }
   /// Another number after every change of an entry's list.
   std::int64_t version(std::int64_t entry) const { return of(entry).version; }
 
@@ -109,7 +110,7 @@ class PageTable {
 
   PageRule rule_;
   OwnedLeaves leaves_;
-  std::int64_t n_queries_, n_sink_leaves_, n_changes_ = 0;
+  std::int64_t n_sink_leaves_, n_changes_ = 0;
   std::vector<std::int32_t> free_;     ///< the next one last
   std::vector<std::int32_t> n_users_;  ///< [n_pages] entries that have it
   std::vector<Entry> entries_;         ///< [b]

@@ -18,16 +18,15 @@ void check_step(const KvCache& cache, const Step& step) {
   constexpr const char* kHere = "DecodeSession::decode";
   const AttentionShape& shape = cache.shape();
   const auto& [b, n_h, l, d_h] = q.shape;
-  require(
-      q.shape == std::array{shape.batch, shape.heads, shape.n_queries, shape.head_dim} && std::ssize(lengths) == shape.batch,
-      kHere, ": q is [", b, ", ", n_h, ", ", l, ", ", d_h, "] with ", lengths.size(), " lengths, but the cache has [",
-      shape.batch, ", ", shape.heads, ", ", shape.n_queries, ", ", shape.head_dim, "]");
+  require(q.shape == std::array{shape.batch, shape.heads, l, shape.head_dim} && std::ssize(lengths) == shape.batch, kHere,
+          ": q is [", b, ", ", n_h, ", ", l, ", ", d_h, "] with ", lengths.size(), " lengths, but the cache takes [",
+          shape.batch, ", ", shape.heads, ", l, ", shape.head_dim, "]");
   require_view(kHere, q, "q", cache.is_on_device());
   require(step.rule.window >= 0 && step.rule.sinks >= 0, kHere, ": a window of ", step.rule.window, " keys and ",
           step.rule.sinks, " sinks; neither is negative");
   require(step.sink.empty() || std::ssize(step.sink) == shape.heads, kHere, ": ", step.sink.size(), " learned sinks for ",
           shape.heads, " heads");
-  require_mask(kHere, step.mask, step.softcap, {shape.batch, shape.heads, shape.n_queries}, step.longest());
+  require_mask(kHere, step.mask, step.softcap, {shape.batch, shape.heads, l}, step.longest());
   for (std::size_t i = 0; i < lengths.size(); ++i) {
     require<std::out_of_range>(lengths[i] >= 0, kHere, ": batch entry ", i, " has ", lengths[i], " keys");
     if (cache.pages() != nullptr) {

@@ -29,8 +29,9 @@ class States {
 /// Throws what a decode over the cache would throw for these arguments.
 void check_step(const KvCache& cache, const Step& step);
 
-/// Decode steps on one cache. The session holds the workspace, the plan and the memory for queries and states, so a step
-/// copies no key, and allocates nothing unless the cache has grown, or it sees more millions of keys than steps before.
+/// Decode steps on one cache, each of any number of queries. The session holds workspace, plan and memory for queries and
+/// states: a step copies no key, and allocates nothing unless the cache has grown, or it has more queries, or sees more
+/// millions of keys, than steps before.
 class DecodeSession {
  public:
   virtual ~DecodeSession() = default;

@@ -78,6 +78,12 @@ class Forest {
     subtrees_.clear();
     n_merges_ = 0;
   }
+  /// Removes all subtrees, for another number of rows. @throws std::invalid_argument if it is negative
+  void set_rows(std::int64_t n_rows) {
+    require(n_rows >= 0, "Forest: ", n_rows, " rows");
+    clear();
+    n_rows_ = n_rows;
+  }
 
   /// Allocates memory for n subtrees, so that push() does not allocate until there are more.
   void reserve(std::size_t n) {

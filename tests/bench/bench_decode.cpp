@@ -110,13 +110,12 @@ class Decode {
                                .value_dtype = step.dtype,
                                .heads = step.heads,
                                .kv_heads = step.kv_heads,
-                               .n_queries = step.n_queries,
                                .head_dim = d_,
                                .value_dim = d_};
     const std::array<std::int64_t, 4> axes{1, step.kv_heads, step.n_keys, d_};
     cache_ = cpu_backend(n_threads).make_cache(shape, {0, step.n_keys});
     cache_->borrow({TensorView::dense(step.k, step.dtype, axes), TensorView::dense(step.v, step.dtype, axes), 0}, lengths_);
-    session_ = cache_->open(step.scale);
+    session_ = cache_->open(step.scale, step.n_queries);
   }
   void run(float* z) {
     const DecodeOutput output = finish_rows(session_->decode({q_, lengths_, {.causal = true}}).host().fold(), n_rows_, d_);

@@ -37,7 +37,7 @@ def outcome(call):
 
 
 def layer(**setup):
-    opened = Attention(**{"heads": 4, "kv_heads": 2, "head_dim": 16, "value_dim": 8, "batch": 2, "n_queries": 3, **setup})
+    opened = Attention(**{"heads": 4, "kv_heads": 2, "head_dim": 16, "value_dim": 8, "batch": 2, "most_queries": 3, **setup})
     for entry in (0, 1):
         opened.append(k[entry], v[entry], entry)
     return opened
@@ -113,7 +113,7 @@ class Keywords(unittest.TestCase):
             return fields
 
         eight = {"dtype": "float8_e4m3fn", "n_pages": None, "page_window": None}
-        table = {"heads": (8, {"heads": 8, "kv_heads": 8}), "head_dim": (8, {"head_dim": 8, "value_dim": 8}), "kv_heads": 2, "value_dim": 0, "batch": 3, "n_queries": 2,
+        table = {"heads": (8, {"heads": 8, "kv_heads": 8}), "head_dim": (8, {"head_dim": 8, "value_dim": 8}), "kv_heads": 2, "value_dim": 0, "batch": 3, "most_queries": 2,
                  "dtype": ("bfloat16", {"key_type": (4, 16), "value_type": (4, 16)}), "scale": (0.0, {"has_scale": 1}), "k_scale": (2.0, {"k_scale": True}, eight),
                  "v_scale": (2.0, {"v_scale": True}, eight), "algorithm": ("gather", {"algorithm": b"gather"}), "backend": ("cpu", {"backend": b"cpu"}),
                  "threads": (3, {"n_threads": 3}), "ranks_per_node": 2, "timeout": 7.5, "n_pages": 50, "page_window": 10, "page_sinks": 3,
@@ -199,7 +199,7 @@ class Arrays(unittest.TestCase):
             opened.append(k[0, :, :0], v[0, :, :0])
             opened.append(numpy.empty((2, 0, 16), "float32"), numpy.empty((2, 0, 8), "float32"))
             self.assertEqual(opened.length(), 100)
-        with Attention(heads=4, kv_heads=2, head_dim=16, n_queries=0) as opened:
+        with Attention(heads=4, kv_heads=2, head_dim=16) as opened:
             opened.append(k[0], k[0])
             self.assertEqual(opened.step(q[:1, :, :0])[0].shape, (1, 4, 0, 16))
 

@@ -196,6 +196,21 @@ class Layer(unittest.TestCase):
             with self.assertRaisesRegex(IndexError, "batch entry 1"):
                 layer.length(1)
 
+    def test_a_step_has_any_number_of_queries_with_the_bits_of_a_layer_of_its_own(self):
+        shape = {"heads": 8, "kv_heads": 2, "head_dim": 32, "value_dim": 16}
+        q = numpy.random.default_rng(6).standard_normal((1, 8, 64, 32)).astype("float32")
+        for most_queries in (0, 64):
+            with tree_attn.Attention(self.comm, most_queries=most_queries, **shape) as layer:
+                for kept, end, n in ((0, 64, 64), (64, 128, 64), (128, 129, 1), (129, 134, 5), (131, 132, 1)):
+                    layer.truncate(kept)
+                    layer.append(self.k[:, kept:end], self.v[:, kept:end])
+                    out, lse = layer.step(q[:, :, :n], causal=True)
+                    with tree_attn.Attention(**shape) as alone:
+                        alone.append(self.k[:, :end], self.v[:, :end])
+                        expected = alone.step(q[:, :, :n], causal=True)
+                    self.assertEqual(out.shape, (1, 8, n, 16))
+                    self.assertEqual((out.tobytes(), lse.tobytes()), (expected[0].tobytes(), expected[1].tobytes()))
+
     def test_rows_of_eight_bits_have_the_bits_of_their_elements_on_one_rank(self):
         # Powers of two lose nothing: the elements that are stored are those of a cache of float32.
         k_scale, v_scale = numpy.array([[2.0 ** -5, 2.0 ** -7], [2.0 ** -6, 2.0 ** -4]]), 2.0 ** -6

@@ -29,7 +29,7 @@ namespace device = TREE_ATTN_PLATFORM;
 class DeviceShard {
  public:
   DeviceShard(const TensorView& q, const Shard& shard, std::span<const std::int64_t> lengths, double scale)
-      : params(device::params_of(shape_of(q, shard.k, shard.v), {shard.begin, shard.end()})),
+      : params(device::params_of(shape_of(q, shard.k, shard.v), q.shape[2], {shard.begin, shard.end()})),
         dtype(shard.k.dtype),
         lengths_(static_cast<std::int64_t>(lengths.size()), MemoryUse::Input) {
     lengths_.upload(lengths);
@@ -103,9 +103,9 @@ inline Forest<float> forest_of(const device::LadderStep& step, TensorWorkload& w
 
 /// The plan of a step for dense arrays of such axes, of which there are none.
 inline device::LaunchPlan plan_of(const device::LadderStep& step, const Axes& axes, int n_splits = 0) {
-  DecodeParams params = device::params_of(
-      {axes.dtype, axes.dtype, axes.batch, axes.heads, axes.kv_heads, axes.n_queries, axes.head_dim, axes.value_dim},
-      {0, axes.n_keys});
+  DecodeParams params =
+      device::params_of({axes.dtype, axes.dtype, axes.batch, axes.heads, axes.kv_heads, axes.head_dim, axes.value_dim},
+                        axes.n_queries, {0, axes.n_keys});
   for (const auto& [view, d] : {std::pair(&params.k, axes.head_dim), std::pair(&params.v, axes.value_dim)})
     *view = {nullptr, {axes.kv_heads * axes.n_keys * d, axes.n_keys * d, d}};
   return step.plan(params, axes.dtype, {.n_splits = n_splits});

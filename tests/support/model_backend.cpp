@@ -34,7 +34,7 @@ class ModelCache final : public KvCache {
   ModelCache(const AttentionShape& shape, const OwnedLeaves& leaves, std::int64_t capacity, double bytes_per_second)
       : KvCache(shape, shape, leaves, capacity), bytes_per_second_(bytes_per_second) {}
 
-  std::unique_ptr<DecodeSession> open(double scale) const override;
+  std::unique_ptr<DecodeSession> open(double scale, std::int64_t most_queries = 0) const override;
 
   double bytes_per_second() const { return bytes_per_second_; }
 
@@ -68,8 +68,10 @@ float value_of(const Subtree& subtree, std::int64_t row, std::int64_t column) {
 /// Lets the time of a step pass, and makes up the states.
 class ModelSession final : public DecodeSession, public States {
  public:
-  ModelSession(const ModelCache& cache, double scale)
-      : DecodeSession(cache, scale), cache_(cache), forest_(cache.shape().n_rows(), cache.shape().value_dim) {
+  ModelSession(const ModelCache& cache, double scale, std::int64_t most_queries)
+      : DecodeSession(cache, scale),
+        cache_(cache),
+        forest_(cache.shape().n_rows(std::max<std::int64_t>(1, most_queries)), cache.shape().value_dim) {
     const KeyRange range = closed(cache.leaves().range(), cache.leaves().range().begin + cache.capacity());
     forest_.reserve(static_cast<std::size_t>(n_subtrees(range.begin, range.end)));
   }
@@ -90,13 +92,13 @@ class ModelSession final : public DecodeSession, public States {
     }
 
     // The states of a sum of as many equal weights as the subtree has keys.
-    forest_.clear();
-    const std::int64_t rows_per_entry = shape.heads * shape.n_queries, d_v = shape.value_dim;
+    forest_.set_rows(shape.n_rows(step.q.shape[2]));
+    const std::int64_t rows_per_entry = shape.heads * step.q.shape[2], d_v = shape.value_dim;
     const KeyRange range = closed(leaves.range(), step.longest());
     for (const Subtree& subtree : cover(range.begin, range.end)) {
       const OwnedLeaves below({subtree.begin(), subtree.end()}, leaves.order());
       float* state = forest_.slot();
-      for (std::int64_t r = 0; r < shape.n_rows(); ++r, state += state_size(d_v)) {
+      for (std::int64_t r = 0; r < forest_.n_rows(); ++r, state += state_size(d_v)) {
         const std::int64_t n_keys = below.n_keys(step.lengths[static_cast<std::size_t>(r / rows_per_entry)]);
         set_empty(state, d_v);
         if (n_keys == 0) continue;
@@ -114,7 +116,9 @@ class ModelSession final : public DecodeSession, public States {
   Forest<float> forest_;
 };
 
-std::unique_ptr<DecodeSession> ModelCache::open(double scale) const { return std::make_unique<ModelSession>(*this, scale); }
+std::unique_ptr<DecodeSession> ModelCache::open(double scale, std::int64_t most_queries) const {
+  return std::make_unique<ModelSession>(*this, scale, most_queries);
+}
 
 class ModelBackend final : public Backend {
  public:

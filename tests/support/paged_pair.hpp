@@ -116,7 +116,7 @@ class PagedPair {
   /// A step with other queries has the same bits in both caches, and is refused where it sees what was given back.
   void check(const SeenRule& rule) {
     const AttentionShape& s = dense->shape();
-    const Tensor q = normal_tensor(random_, {s.batch, s.heads, s.n_queries, s.head_dim}, s.dtype);
+    const Tensor q = normal_tensor(random_, {s.batch, s.heads, rule_.most_queries, s.head_dim}, s.dtype);
     std::vector<std::int64_t> lengths;
     for (std::int64_t i = 0; i < s.batch; ++i) lengths.push_back(length(i));
     const Step step{q.view(), lengths, rule};
@@ -221,8 +221,7 @@ class PagedPair {
   /// Whether no query of a later step sees a key of a leaf, once the cache holds the key of a position.
   bool is_past(std::int64_t leaf, std::int64_t position) const {
     if (rule_.window == 0 || first_of(leaf) < rule_.sinks) return false;
-    const std::int64_t l = std::max<std::int64_t>(1, dense->shape().n_queries);
-    return (leaf + 1) * kLeafKeys <= position + 1 - (l - 1) - rule_.window;
+    return (leaf + 1) * kLeafKeys <= position + 1 - (rule_.most_queries - 1) - rule_.window;
   }
   /// Whether row n can be appended after the rows before it: they are in pages, or fill theirs.
   bool may_follow(std::int64_t entry, std::int64_t n) const {

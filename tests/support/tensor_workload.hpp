@@ -25,7 +25,9 @@ class TensorWorkload : public Workload {
         memory_(std::move(memory)),
         q_(q),
         k_(k),
-        v_(v) {}
+        v_(v) {
+    shape_.n_queries = q.shape[2];
+  }
 
   TensorView query(int) override { return q_; }
   Shard keys_and_values(std::int64_t entry, KeyRange positions) override {

@@ -7,11 +7,12 @@
 
 namespace tree_attn::test {
 
-TEST_CASE("decoder: steps after the first allocate nothing, in both orders, with one thread and two") {
+TEST_CASE("decoder: steps after the first of as many queries allocate nothing, in both orders, with one thread and two") {
   constexpr double kTimeout = 60;
   constexpr int kSteps = 4;
   for (const LeafOrder order : {LeafOrder::kContiguous, LeafOrder::kDealt}) {
-    const WorkloadShape shape{{.batch = 2, .heads = 4, .kv_heads = 2, .head_dim = 16, .value_dim = 16}, 333, {}, order};
+    WorkloadShape shape{{.batch = 2, .heads = 4, .kv_heads = 2, .head_dim = 16, .value_dim = 16}, 333, {}, order};
+    shape.n_queries = 3;
     const auto workload = make_workload(shape, 1802, 1);
     const TensorView q = workload->query(0);
     for (const int p : {1, 2, 3, 5, 8}) {
@@ -40,9 +41,9 @@ TEST_CASE("decoder: steps after the first allocate nothing, in both orders, with
           const int before = allocations();
           const std::unique_ptr<Decoder> decoder = algorithm.open(transport, shard, ranges);
           const int opened = allocations();
-          decoder->step({q, lengths});
+          for (const std::int64_t l : {1, 3}) decoder->step({q.positions(0, l), lengths});
           const int after_first_step = allocations();
-          for (int step = 1; step < kSteps; ++step) decoder->step({q, lengths});
+          for (int step = 1; step < kSteps; ++step) decoder->step({q.positions(0, step % 2 == 0 ? 3 : 1), lengths});
           const int at_end = allocations();
           if (ranks.rank() == 0) of_opening = opened - before, in_steps = at_end - after_first_step;
         });

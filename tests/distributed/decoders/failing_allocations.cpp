@@ -42,7 +42,7 @@ class Failing {
 struct Kind {
   std::string name;
   AttentionSetup setup;
-  AttentionShape shape{.batch = 2, .heads = 4, .kv_heads = 2, .n_queries = 2, .head_dim = 16, .value_dim = 8};
+  AttentionShape shape{.batch = 2, .heads = 4, .kv_heads = 2, .head_dim = 16, .value_dim = 8};
   SeenRule rule{};
   DType given = DType::F32;  ///< in which keys, values and queries come
   bool on_device = false;    ///< whether memory of the device ends

@@ -21,7 +21,7 @@
 
 namespace tree_attn::test::refusals {
 
-inline const AttentionShape kShape{.batch = 2, .heads = 6, .kv_heads = 3, .n_queries = 2, .head_dim = 16, .value_dim = 8};
+inline const AttentionShape kShape{.batch = 2, .heads = 6, .kv_heads = 3, .head_dim = 16, .value_dim = 8};
 inline const SeenRule kWindow{.window = 100, .sinks = 3};
 /// An object, and the rule of its steps.
 struct Object {
@@ -194,6 +194,8 @@ inline std::vector<OpenKind> open_kinds(int p) {
            }},
           {"open: a negative capacity", [](Opened& a) { a.setup.capacity = -1; }},
           {"open: another capacity", [](Opened& a) { a.setup.capacity = 640; }},
+          {"open: steps of at most -1 queries", [](Opened& a) { a.setup.most_queries = -1; }},
+          {"open: more queries", [](Opened& a) { a.setup.most_queries = 7; }},
           {"open: -1 pages", [](Opened& a) { a.setup.pages.n_pages = -1; }},
           {"open: pages at all", [](Opened& a) { a.setup.pages.n_pages = 12; }},
           {"open: scales of F32", [](Opened& a) { a.setup.scales.k = {1}; }},

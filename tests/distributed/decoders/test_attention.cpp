@@ -22,7 +22,7 @@ namespace {
 
 constexpr double kTimeout = 60;
 constexpr std::int64_t kKeys = 700, kDim = 16;
-const AttentionShape kShape{.batch = 2, .heads = 4, .kv_heads = 2, .n_queries = 2, .head_dim = kDim, .value_dim = 8};
+const AttentionShape kShape{.batch = 2, .heads = 4, .kv_heads = 2, .head_dim = kDim, .value_dim = 8};
 
 struct Inputs {
   Tensor q, k, v;
@@ -116,7 +116,7 @@ TEST_CASE("facade: pages and shared prefixes have the same bits on any ranks, an
     DecodeOutput whole[2], seen[2], alike[2];
     for (const bool has_pages : {false, true}) {
       run_threads(Topology::pretend(p, 2), kTimeout, [&](const ThreadRanks& ranks, ThreadTransport&) {
-        AttentionSetup setup{.backend = backend};
+        AttentionSetup setup{.backend = backend, .most_queries = 2};
         if (has_pages) setup.pages.n_pages = 14;  // 17 if none were shared
         Attention attention(ranks, kShape, setup);
         append_pieces(attention, twice, 0, 200, 100);

@@ -131,7 +131,7 @@ class Life {
     of(entry).insert(of(entry).end(), rows.begin(), rows.end());
     const PageRule& pages = kind_.setup.pages;
     if (pages.window > 0)
-      kept_from(entry) = std::max(kept_from(entry), std::ssize(of(entry)) - (kind_.shape.n_queries - 1) - pages.window);
+      kept_from(entry) = std::max(kept_from(entry), std::ssize(of(entry)) - (kind_.setup.most_queries - 1) - pages.window);
   }
   void truncate(std::int64_t entry, std::int64_t n) {
     const bool may = n == 0 || n >= kept_from(entry);
@@ -149,7 +149,7 @@ class Life {
   }
   void step() {
     const AttentionShape& s = kind_.shape;
-    const Tensor q = normal_tensor(random_, {s.batch, s.heads, s.n_queries, kDim}, s.dtype);
+    const Tensor q = normal_tensor(random_, {s.batch, s.heads, 1 + draw(2), kDim}, s.dtype);
     const PageRule& pages = kind_.setup.pages;
     const std::int64_t window = pages.window > 0 ? pages.window - draw(pages.window / 2) : draw(2) == 0 ? 1 + draw(300) : 0;
     const SeenRule rule{draw(1) == 0, window, pages.window > 0 ? pages.sinks : draw(80)};
@@ -209,9 +209,9 @@ TEST_CASE("facade: random lives of sequences have the bits of an object that is 
                   .batch = 1 + draw(2),
                   .heads = 4,
                   .kv_heads = 2,
-                  .n_queries = 1 + draw(1),
                   .head_dim = kDim,
                   .value_dim = kDim};
+    kind.setup.most_queries = 1 + draw(1);
     if (draw(1) == 0) {
       // Whole leaves for each, the last range open; or two ranks and one without keys.
       for (int rank = 0; rank < kind.p; ++rank) kind.setup.ranges.push_back({64 * rank, 64 * (rank + 1)});

@@ -20,6 +20,7 @@ struct Arguments {
   PlanOptions options = {};
   KvScales scales = {};
   PageRule pages = {};
+  std::int64_t most_queries = 0;
 };
 
 /// An argument in which one rank differs, and how the error names it.
@@ -60,7 +61,8 @@ const std::vector<Difference>& differences() {
       {"batch (1 and 2)", [](Arguments& a) { a.shape.batch = 2; }},
       {"heads (2 and 4)", [](Arguments& a) { a.shape.heads = 4; }},
       {"KV heads (2 and 1)", [](Arguments& a) { a.shape.kv_heads = 1; }},
-      {"queries (1 and 2)", [](Arguments& a) { a.shape.n_queries = 2; }},
+      {"most queries (0 and 2)", [](Arguments& a) { a.most_queries = 2; }},
+      {"pages (0 and 4), queries of pages (1 and 2)", [](Arguments& a) { a.pages = {.n_pages = 4, .most_queries = 2}; }},
       {"head dim (8 and 16)", [](Arguments& a) { a.shape.head_dim = 16; }},
       {"value dim (8 and 16)", [](Arguments& a) { a.shape.value_dim = 16; }},
       {"values in keys (0 and 1)", [](Arguments& a) { a.shape.values_in_keys = true; }},
@@ -94,8 +96,8 @@ std::string error_of(RankGroup& rank_group, const Algorithm& algorithm, int odd_
       Arguments mine = arguments;
       if (transport.rank() == odd_rank) change(mine);
       const KeyRange own = mine.ranges[static_cast<std::size_t>(topology.index_of(transport.rank()))];
-      OpenShard shard =
-          open_shard(cpu_backend(), mine.shape, OwnedLeaves(own, mine.order), 64, mine.scale, mine.pages, mine.scales);
+      OpenShard shard = open_shard(cpu_backend(), mine.shape, OwnedLeaves(own, mine.order), 64, mine.scale, mine.pages,
+                                   mine.scales, mine.most_queries);
       mine.algorithm->open(transport, shard, mine.ranges, mine.options);
       return DecodeOutput{};
     });

@@ -32,7 +32,6 @@ AttentionShape shape_of_type(DType dtype) {
           .batch = kBatch,
           .heads = 4,
           .kv_heads = 2,
-          .n_queries = 2,
           .head_dim = kDim,
           .value_dim = kValueDim};
 }
@@ -316,7 +315,7 @@ TEST_CASE("device tensors: in C, of the device of the backend, and refused from 
   const Inputs<Tensor> in = inputs(DType::F32);
   ta_setup setup{};
   setup.size = sizeof setup;
-  setup.batch = kBatch, setup.heads = 4, setup.kv_heads = 2, setup.n_queries = 2, setup.head_dim = kDim;
+  setup.batch = kBatch, setup.heads = 4, setup.kv_heads = 2, setup.most_queries = 2, setup.head_dim = kDim;
   setup.value_dim = kValueDim, setup.backend = "emulated";
   ta_attention* attention = nullptr;
   REQUIRE(ta_open(&setup, &attention) == TA_OK);

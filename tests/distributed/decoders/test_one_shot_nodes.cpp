@@ -113,7 +113,7 @@ TEST_CASE("one-shot on nodes: predicted are the stores of each node and the roun
       return predict(find_algorithm(algorithm), shape, topology, ranges_of(run, 64 * p), options, kPaperCluster);
     };
     const Prediction predicted = predict_by("one-shot"), two_level = predict_by("two-level");
-    CHECK(find_algorithm("one-shot").radix(topology, ranges_of(run, 64 * p), options.for_shape(shape)) == radix);
+    CHECK(find_algorithm("one-shot").radix(topology, ranges_of(run, 64 * p), options.for_step(shape, 1)) == radix);
     const std::int64_t stores = p * (n_ranks - 1), messages = p * (radix - 1) * n_rounds;
     CHECK(predicted.rounds == (n_ranks > 1 ? 1 : 0) + n_rounds);
     CHECK(predicted.messages == stores + messages);

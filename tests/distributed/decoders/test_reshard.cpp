@@ -135,7 +135,7 @@ TEST_CASE("reshard: what does not fit is refused") {
   const auto error_of = [&](std::int64_t length, std::int64_t n_in_new_cache, float scale = 1, std::int64_t window = 0,
                             bool values_in_keys = false) {
     constexpr DType kType = DType::F8_E4M3;
-    const AttentionShape shape{kType, kType, 1, 1, 1, 1, 2, 2}, other{kType, kType, 1, 1, 1, 1, 2, 2, values_in_keys};
+    const AttentionShape shape{kType, kType, 1, 1, 1, 2, 2}, other{kType, kType, 1, 1, 1, 2, 2, values_in_keys};
     const auto from = cpu_backend().make_cache(shape, wide[0], 0), to = cpu_backend().make_cache(other, wide[0], 0);
     from->set_scales({{scale}, {1}}), to->set_scales({{1}, {1}});
     if (window > 0) from->use_pages({.n_pages = 3, .window = window});

@@ -181,7 +181,7 @@ TEST_CASE("two-level: the plan has the radix that is reported, from the size of 
   const Topology topology = Topology::pretend(32, 2);
   const std::vector<KeyRange> ranges = aligned(32);
   const auto of = [&](PlanOptions options) {
-    const int radix = two_level.radix(topology, ranges, options.for_shape(kShape));
+    const int radix = two_level.radix(topology, ranges, options.for_step(kShape, 1));
     CHECK(predicted(topology, ranges, options).messages == 32 + n_rounds(16, radix) * 32 * (radix - 1));
     return radix;
   };
@@ -194,7 +194,7 @@ TEST_CASE("two-level: the plan has the radix that is reported, from the size of 
   const WorkloadShape large{{.batch = 64, .heads = 16, .value_dim = 128}, 0, {}};
   const auto of_large = [&](std::int64_t slice_bytes) {
     return two_level.radix(Topology::pretend(128, 8), aligned(128),
-                           PlanOptions{.slice_bytes = slice_bytes, .network = kOwnLinks}.for_shape(large));
+                           PlanOptions{.slice_bytes = slice_bytes, .network = kOwnLinks}.for_step(large, 1));
   };
   CHECK(of_large(kMpiNetwork.slice_bytes) == radix_of(kMpiNetwork, 16, 66560));
   CHECK(of_large(kNeverCut) == radix_of(kMpiNetwork, 16, 532480));

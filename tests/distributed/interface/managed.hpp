@@ -72,7 +72,7 @@ struct Call {
 inline ta_setup setup_of_call() {
   ta_setup setup{};
   setup.size = sizeof setup;
-  setup.batch = 1, setup.heads = 4, setup.kv_heads = 2, setup.n_queries = 2, setup.head_dim = 8, setup.value_dim = 6;
+  setup.batch = 1, setup.heads = 4, setup.kv_heads = 2, setup.most_queries = 2, setup.head_dim = 8, setup.value_dim = 6;
   return setup;
 }
 

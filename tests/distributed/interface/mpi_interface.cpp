@@ -57,7 +57,7 @@ TEST_CASE("facade: in C a tensor that one rank cannot read is refused by all ran
 
   ta_setup setup{};
   setup.size = sizeof setup;
-  setup.batch = setup.n_queries = 1, setup.heads = setup.kv_heads = p, setup.head_dim = setup.value_dim = 8;
+  setup.batch = 1, setup.heads = setup.kv_heads = p, setup.head_dim = setup.value_dim = 8;
   setup.comm = &comm, setup.n_pages = 4;
   const std::vector<std::pair<const char*, std::function<void(ta_setup&)>>> setups{
       {"a type of 7 bits",

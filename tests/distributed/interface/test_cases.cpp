@@ -46,7 +46,7 @@ void check_case(const Case& c) {
   const std::array<std::int64_t, 4> rows{1, shape.heads, 1, shape.value_dim};
   ta_setup setup{};
   setup.size = sizeof setup;
-  setup.batch = shape.batch, setup.heads = shape.heads, setup.kv_heads = shape.kv_heads, setup.n_queries = 1;
+  setup.batch = shape.batch, setup.heads = shape.heads, setup.kv_heads = shape.kv_heads;
   setup.head_dim = shape.head_dim, setup.value_dim = shape.value_dim, setup.scale = workload->scale;
   setup.key_type = setup.value_type = type_of(c.dtype);
   const Handle handle(setup);

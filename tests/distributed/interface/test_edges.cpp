@@ -58,7 +58,7 @@ TEST_CASE("edges: tensors without elements may have any strides, and no data") {
       if (lse.bytes.empty() || d_v == 0) CHECK(ta_merge(o, of_o, o, of_o, TA_NATURAL, out, lse) == TA_OK);
 
       ta_setup setup = setup_of_call();
-      setup.batch = b, setup.heads = h, setup.kv_heads = h / 2, setup.n_queries = l, setup.value_dim = d_v;
+      setup.batch = b, setup.heads = h, setup.kv_heads = h / 2, setup.most_queries = l, setup.value_dim = d_v;
       const Handle handle(setup);
       Managed rows({h / 2, n, d}, 2), values({h / 2, n, d_v}, 3);
       for (Managed* each : {&rows, &values})
@@ -82,7 +82,7 @@ TEST_CASE("edges: tensors without elements may have any strides, and no data") {
 
 TEST_CASE("edges: a facade of values without components takes rows without data of them") {
   const Managed q({1, 4, 2, 8}, 1), k({1, 2, 70, 8}, 2);
-  Attention attention({.heads = 4, .kv_heads = 2, .n_queries = 2, .head_dim = 8, .value_dim = 0});
+  Attention attention({.heads = 4, .kv_heads = 2, .head_dim = 8, .value_dim = 0});
   const TensorView none{nullptr, DType::F32, {1, 2, 70, 0}, {}};
   attention.append(0, k.view(), none);
   const OutputView output = attention.step(q.view());
@@ -102,7 +102,7 @@ TEST_CASE("edges: a setup of another size, and sizes beyond memory, are refused"
                                                    " bytes, but a ta_setup of this library has " +
                                                    std::to_string(sizeof setup));
   }
-  for (const auto member : {&ta_setup::head_dim, &ta_setup::value_dim, &ta_setup::batch, &ta_setup::n_queries}) {
+  for (const auto member : {&ta_setup::head_dim, &ta_setup::value_dim, &ta_setup::batch, &ta_setup::most_queries}) {
     for (const int shift : {40, 58, 61, 62}) {
       setup = setup_of_call();
       setup.*member = std::int64_t{1} << shift;

@@ -18,15 +18,15 @@ namespace tree_attn::test {
 namespace {
 
 /// All fields of a structure, each by its name: one that is added does not compile until it is named here, and tested.
-constexpr std::array kSetupFields{"size",      "batch",          "heads",      "kv_heads",       "n_queries", "head_dim",
-                                  "value_dim", "key_type",       "value_type", "scale",          "algorithm", "backend",
-                                  "n_threads", "ranks_per_node", "comm",       "timeout",        "k_scale",   "v_scale",
-                                  "n_pages",   "page_window",    "page_sinks", "values_in_keys", "has_scale"};
+constexpr std::array kSetupFields{"size",         "batch",          "heads",      "kv_heads",       "head_dim",  "value_dim",
+                                  "most_queries", "key_type",       "value_type", "scale",          "algorithm", "backend",
+                                  "n_threads",    "ranks_per_node", "comm",       "timeout",        "k_scale",   "v_scale",
+                                  "n_pages",      "page_window",    "page_sinks", "values_in_keys", "has_scale"};
 std::size_t n_fields(const ta_setup& setup) {
-  const auto& [size, batch, heads, kv_heads, n_queries, head_dim, value_dim, key_type, value_type, scale, algorithm, backend,
-               n_threads, ranks_per_node, comm, timeout, k_scale, v_scale, n_pages, page_window, page_sinks, values_in_keys,
-               has_scale] = setup;
-  static_cast<void>(std::tie(size, batch, heads, kv_heads, n_queries, head_dim, value_dim, key_type, value_type, scale,
+  const auto& [size, batch, heads, kv_heads, head_dim, value_dim, most_queries, key_type, value_type, scale, algorithm,
+               backend, n_threads, ranks_per_node, comm, timeout, k_scale, v_scale, n_pages, page_window, page_sinks,
+               values_in_keys, has_scale] = setup;
+  static_cast<void>(std::tie(size, batch, heads, kv_heads, head_dim, value_dim, most_queries, key_type, value_type, scale,
                              algorithm, backend, n_threads, ranks_per_node, comm, timeout, k_scale, v_scale, n_pages,
                              page_window, page_sinks, values_in_keys, has_scale));
   return kSetupFields.size();
@@ -82,7 +82,7 @@ TEST_CASE("fields: every one of ta_setup changes what a handle does, or is refus
                                {"batch", [](ta_setup& s) { s.batch = 2; }},
                                {"heads", [](ta_setup& s) { s.heads = 8; }},
                                {"kv_heads", [](ta_setup& s) { s.kv_heads = 4; }},
-                               {"n_queries", [](ta_setup& s) { s.n_queries = 1; }},
+                               {"most_queries", [](ta_setup& s) { s.most_queries = -1; }},
                                {"head_dim", [](ta_setup& s) { s.head_dim = 9; }},
                                {"value_dim", [](ta_setup& s) { s.value_dim = 5; }},
                                {"key_type", [](ta_setup& s) { s.key_type = kBF16; }},

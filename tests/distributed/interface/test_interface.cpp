@@ -231,7 +231,8 @@ TEST_CASE("interface: a handle appends, steps, truncates and combines, and refus
             "do not fit"));
   CHECK(has(line(ta_append(attention, 9, 70, k, v), TA_RANGE), "batch entry 9"));
   CHECK(has(line(ta_truncate(attention, 0, 71), TA_RANGE), "70 positions, not 71"));
-  CHECK(line(ta_step(attention, call.k, nullptr, out, nullptr)).starts_with("DecodeSession"));
+  const Managed two_heads({1, 2, 2, 8}, 1);
+  CHECK(line(ta_step(attention, two_heads, nullptr, out, nullptr)).starts_with("DecodeSession"));
   CHECK(ta_truncate(attention, 0, 0) == TA_OK);
   CHECK(ta_step(attention, call.q, nullptr, out, nullptr) == TA_OK);
   CHECK(out.at(0) == 0);
@@ -253,6 +254,42 @@ TEST_CASE("interface: a handle appends, steps, truncates and combines, and refus
   CHECK(line(ta_open(nullptr, &attention)) == "setup or attention is null");
   CHECK(line(ta_step(nullptr, call.q, nullptr, out, nullptr)) == "attention is null");
   CHECK(std::string(ta_version()).starts_with("0."));
+}
+
+TEST_CASE("interface: a handle takes any number of queries in every step, with the bits of a handle of its own") {
+  const ta_seen seen{1, 0, 0, nullptr};
+  const Managed all_k({2, 134, 8}, 2), all_v({2, 134, 6}, 3);
+  /// Positions of both heads.
+  struct Part : Managed {
+    Part(const Managed& all, std::int64_t begin, std::int64_t end) : Managed({2, end - begin, all.shape[2]}) {
+      const std::int64_t row = 4 * all.shape[2];
+      for (std::int64_t h = 0; h < 2; ++h)
+        std::copy_n(all.bytes.begin() + (h * all.shape[1] + begin) * row, (end - begin) * row,
+                    bytes.begin() + h * (end - begin) * row);
+    }
+  };
+  ta_setup setup = setup_of_call();
+  for (const std::int64_t most_queries : {0, 64}) {
+    setup.most_queries = most_queries;
+    const Handle one(setup);
+    for (const auto& [kept, end, l] :
+         std::vector<std::array<std::int64_t, 3>>{{0, 64, 64}, {64, 128, 64}, {128, 129, 1}, {129, 134, 5}, {131, 132, 1}}) {
+      REQUIRE(ta_truncate(one, 0, kept) == TA_OK);
+      REQUIRE(ta_append(one, 0, end - kept, Part(all_k, kept, end), Part(all_v, kept, end)) == TA_OK);
+      const Handle fresh(setup);
+      REQUIRE(ta_append(fresh, 0, end, Part(all_k, 0, end), Part(all_v, 0, end)) == TA_OK);
+      const Managed q({1, 4, l, 8}, static_cast<unsigned>(end)), out({1, 4, l, 6}), lse({1, 4, l}), expected({1, 4, l, 6}),
+          expected_lse({1, 4, l});
+      REQUIRE(ta_step(one, q, &seen, out, lse) == TA_OK);
+      REQUIRE(ta_step(fresh, q, &seen, expected, expected_lse) == TA_OK);
+      CHECK((out.bytes == expected.bytes && lse.bytes == expected_lse.bytes));
+    }
+    const Managed q({1, 4, 3, 8}, 1), out({1, 4, 2, 6});
+    CHECK(has(line(ta_step(one, q, &seen, out, nullptr)), "out is [1, 4, 2, 6]"));
+  }
+  setup.most_queries = -1;
+  ta_attention* none = nullptr;
+  CHECK(line(ta_open(&setup, &none)) == "Attention: steps of at most -1 queries");
 }
 
 TEST_CASE("interface: pages of a window hold any sequence, and are refused where they are too few") {
@@ -321,7 +358,7 @@ TEST_CASE("interface: a cache of F8_E4M3 with scales has the bits of the library
   Managed k({2, 70, 8}, 2), v({2, 70, 6}, 3), k8({2, 70, 8}, kF8), v8({2, 70, 6}, kF8);
   divided(k8, k, of_keys), divided(v8, v, of_values);
   constexpr DType kType = DType::F8_E4M3;
-  Attention library({kType, kType, 1, 4, 2, 2, 8, 6}, {.scales = {of_keys, of_values}});
+  Attention library({kType, kType, 1, 4, 2, 8, 6}, {.scales = {of_keys, of_values}});
   library.append(0, TensorView::dense(k8.bytes.data(), kType, {1, 2, 70, 8}),
                  TensorView::dense(v8.bytes.data(), kType, {1, 2, 70, 6}));
   const DecodeOutput expected = library.step(call.q.view()).copy();

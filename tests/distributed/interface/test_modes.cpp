@@ -118,7 +118,7 @@ TEST_CASE("modes: no bit of the C interface depends on the caller's arithmetic, 
 }
 
 TEST_CASE("modes: no bit of Attention over ranks, nor of Combiner, depends on them") {
-  const AttentionShape shape{.heads = 4, .kv_heads = 2, .n_queries = 2, .head_dim = 8, .value_dim = 6};
+  const AttentionShape shape{.heads = 4, .kv_heads = 2, .head_dim = 8, .value_dim = 6};
   Managed q({1, 4, 2, 8}, 1), k({1, 2, 300, 8}, 2), v({1, 2, 300, 6}, kF32), lse({1, 4, 2, 1}, 3), o({1, 4, 2, 6}, kF32);
   fill_subnormal(v, kF32), fill_subnormal(o, kF32);
   const auto run = [&](std::optional<FloatMode::Kind> kind) {
@@ -155,7 +155,7 @@ TEST_CASE("modes: no bit of Attention over ranks, nor of Combiner, depends on th
 }
 
 TEST_CASE("modes: a callback of the caller has the caller's modes, and the session's states have their bits") {
-  const AttentionShape shape{.heads = 4, .kv_heads = 2, .n_queries = 2, .head_dim = 8, .value_dim = 6};
+  const AttentionShape shape{.heads = 4, .kv_heads = 2, .head_dim = 8, .value_dim = 6};
   Managed q({1, 4, 2, 8}, 1), k({1, 2, 9000, 8}, 2), v({1, 2, 9000, 6}, kF32);
   fill_subnormal(v, kF32);
   const std::vector<std::int64_t> lengths{9000};

@@ -16,7 +16,8 @@ constexpr float kLeast = std::numeric_limits<float>::lowest();
 /// The line about one entry of two heads of two queries over 100 keys.
 std::string line_about(
     const DecodeOutput& output, const std::function<void(WorkloadShape&)>& change = [](WorkloadShape&) {}) {
-  WorkloadShape shape{{.heads = 2, .kv_heads = 1, .n_queries = 2, .head_dim = 2, .value_dim = 2}, 100, {}};
+  WorkloadShape shape{{.heads = 2, .kv_heads = 1, .head_dim = 2, .value_dim = 2}, 100, {}};
+  shape.n_queries = 2;
   change(shape);
   return not_finite(output, *make_workload(shape, 1, 1));
 }

@@ -128,6 +128,22 @@ TEST_CASE("generator: a Llama whose layers are all global, and layers in any ord
   }
 }
 
+TEST_CASE("generator: every layer holds every key and value once") {
+  const Scratch scratch;
+  const auto file = SafetensorsFile::open(random_model(scratch, kLlamaConfig));
+  const Model model(file);
+  const ModelConfig& config = model.config();
+  const std::string text = random_text(300, 8);
+  run_threads(Topology::pretend(1, 1), 60, [&](ThreadTransport& transport) {
+    Generator generator(model, cpu_backend(), transport, std::ssize(text), find_algorithm("two-level"), {});
+    generator.read(text);
+    // With room for what is appended.
+    const std::int64_t n = std::ssize(text) + 16 * kLeafKeys, of_key = config.kv_heads * config.head_dim * 4;
+    CHECK(std::ssize(config.layers) > 1);
+    CHECK(generator.cache_bytes() == std::ssize(config.layers) * n * 2 * of_key);
+  });
+}
+
 TEST_CASE("generator: a text that is read leaves the bits of one that is appended character by character") {
   const Scratch scratch;
   const std::string llama = random_model(scratch, kLlamaConfig), mixed = random_model(scratch, kMixedConfig, 2);

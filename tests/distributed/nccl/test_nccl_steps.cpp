@@ -5,6 +5,7 @@
 #include "tree_attn/gpu/engine/peers.hpp"
 #include "tree_attn/tests/distributed/nccl/nccl_ranks.hpp"
 #include "tree_attn/tests/support/one_shot_runs.hpp"
+#include "tree_attn/tests/support/query_steps.hpp"
 
 #include <algorithm>
 #include <array>
@@ -115,6 +116,36 @@ TEST_CASE("nccl: a step is one upload of one position, queries and lengths, no a
         });
       }
     });
+  }
+}
+
+TEST_CASE("nccl: steps of other numbers of queries take no memory, and the graphs of the last four numbers are kept") {
+  const std::vector<DecodeOutput> want = queries::fresh(emulated::backend(), DType::BF16);
+  for (const auto& [algorithm, p] : {std::pair{"two-level", 3}, {"one-shot", 2}, {"gather", 5}}) {
+    for (const std::int64_t most_queries : {std::int64_t{0}, queries::kMostQueries}) {
+      CAPTURE(algorithm);
+      CAPTURE(most_queries);
+      std::vector<std::int64_t> n_allocated(want.size()), n_graphs(want.size());
+      std::atomic<int> n_other = 0;
+      run_nccl(Topology::pretend(p, p), 60, "",
+               [&, p = p, algorithm = algorithm](const Ranks& ranks, NcclTransport& transport) {
+                 const auto count = [&](std::int64_t sign, std::size_t i) {
+                   when_all_are_here(ranks, [&] {
+                     n_allocated[i] += sign * emulated::traffic().n_allocations;
+                     n_graphs[i] += sign * emulated::traffic().n_replays;
+                   });
+                 };
+                 n_other += queries::differences(
+                     transport, {algorithm, emulated::backend(), DType::BF16, LeafOrder::kContiguous, most_queries}, want,
+                     [&](std::size_t i) { count(-1, i); }, [&](std::size_t i) { count(1, i); });
+               });
+      CHECK(n_other == 0);
+      for (std::size_t i = 0; i < want.size(); ++i) {
+        CAPTURE(i);
+        CHECK((n_allocated[i] == 0) == (i > 0 || most_queries > 0));
+        CHECK(n_graphs[i] == (queries::kHasGraph[i] ? p : 0));
+      }
+    }
   }
 }
 

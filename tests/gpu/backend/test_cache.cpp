@@ -64,7 +64,7 @@ TEST_CASE("device cache: a step is one upload of one position, queries and lengt
   for (const Axes& axes : kAxes) {
     INFO(name_of(axes.dtype));
     Growing of(6200, axes, 150);
-    const AttentionShape& shape = of.workload->shape();
+    const WorkloadShape& shape = of.workload->shape();
     of.append(0, 100);
     const auto q_bytes = shape.n_rows() * shape.head_dim * static_cast<std::int64_t>(bytes_of(shape.dtype));
     for (std::int64_t step = 100; step < 106; ++step) {
@@ -236,11 +236,11 @@ TEST_CASE("device cache: keys, values and queries in device memory give the stat
 
 /// Rows of sub-warps and of tensor cores, latent rows, rows that bulk copies do not take, and rows that become F32.
 TEST_CASE("device cache: values that are components of the keys are stored once, with the bits of values apart") {
-  for (const AttentionShape& shape : {AttentionShape{DType::F32, DType::F32, 2, 2, 2, 1, 24, 13},
-                                      {DType::BF16, DType::BF16, 2, 8, 2, 1, 128, 64},
-                                      {DType::F16, DType::F16, 1, 16, 1, 1, 576, 512},
-                                      {DType::BF16, DType::BF16, 2, 4, 1, 2, 13, 7},
-                                      {DType::F64, DType::F64, 1, 2, 1, 1, 16, 16}}) {
+  for (const AttentionShape& shape : {AttentionShape{DType::F32, DType::F32, 2, 2, 2, 24, 13},
+                                      {DType::BF16, DType::BF16, 2, 8, 2, 128, 64},
+                                      {DType::F16, DType::F16, 1, 16, 1, 576, 512},
+                                      {DType::BF16, DType::BF16, 2, 4, 1, 13, 7},
+                                      {DType::F64, DType::F64, 1, 2, 1, 16, 16}}) {
     INFO(name_of(shape.dtype) << ", d " << shape.head_dim);
     check_values_in_keys(device::backend(), shape, KeyRange{0, kOpenEnd}, 6298);
     check_values_in_keys(device::backend(), shape, KeyRange{64, 1000}, 6299);

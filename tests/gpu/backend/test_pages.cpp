@@ -34,10 +34,10 @@ TEST_CASE("pages on a device: random appends, cuts, shared prefixes and resets h
   for (int i = 0; i < n_cases; ++i) {
     CAPTURE(i);
     const DType dtype = i % 2 == 0 ? DType::BF16 : DType::F32;
-    const AttentionShape shape{
-        dtype, dtype, 1 + draw(2), 4, 2, 1 + draw(2), i % 20 == 4 ? 264 : 16, 8, i % 3 == 0 || i % 20 == 4};
+    const std::int64_t batch = 1 + draw(2), l = 1 + draw(2);
+    const AttentionShape shape{dtype, dtype, batch, 4, 2, i % 20 == 4 ? 264 : 16, 8, i % 3 == 0 || i % 20 == 4};
     const bool has_window = draw(1) == 0;
-    const PageRule rule{5 + draw(15), has_window ? 1 + draw(150) : 0, has_window ? draw(1) * draw(70) : 0};
+    const PageRule rule{5 + draw(15), has_window ? 1 + draw(150) : 0, has_window ? draw(1) * draw(70) : 0, l};
     PagedPair pair(device::backend(), shape, shards[static_cast<std::size_t>(i) % shards.size()], rule);
     operate(pair, 20, 700, {draw(1) == 0, rule.window, rule.sinks}, shards, draw);
     if (has_window) pair.check({.window = 700});
@@ -76,10 +76,11 @@ TEST_CASE("pages on a device: a prefix that all entries share is read once, with
     CAPTURE(i);
     const DType dtype = std::array{DType::F32, DType::BF16, DType::F16, DType::F8_E4M3}[static_cast<std::size_t>(i) % 4];
     const std::int64_t heads = 1 + draw(1), group = 1 + draw(4), d = i % 8 == 5 ? 264 : 16;
-    const AttentionShape shape{dtype, dtype, 2 + draw(3), heads * group, heads, 1 + draw(2), d, 8, i % 3 == 0};
+    const std::int64_t batch = 2 + draw(3), l = 1 + draw(2);
+    const AttentionShape shape{dtype, dtype, batch, heads * group, heads, d, 8, i % 3 == 0};
     const KeyRange range = i % 4 == 3 ? KeyRange{64, 1024} : i % 4 == 2 ? KeyRange{192, kOpenEnd} : KeyRange{0, kOpenEnd};
     const bool has_scales = dtype == DType::F8_E4M3;
-    PagedPair pair(device::backend(), shape, range, {.n_pages = 60});
+    PagedPair pair(device::backend(), shape, range, {.n_pages = 60, .most_queries = l});
     const SeenRule rule{.causal = draw(1) == 0};
     pair.append(0, range.begin + 1 + draw(500));
     for (std::int64_t entry = 1; entry < shape.batch; ++entry)
@@ -100,7 +101,8 @@ TEST_CASE("pages on a device: a prefix that all entries share is read once, with
   CHECK(n_steps == 11 * n_cases);
 
   // The first of two queries does not see the last key of the second leaf.
-  PagedPair pair(device::backend(), {DType::F32, DType::F32, 2, 2, 1, 2, 16, 8}, KeyRange{0, 1000}, {.n_pages = 8});
+  PagedPair pair(device::backend(), {DType::F32, DType::F32, 2, 2, 1, 16, 8}, KeyRange{0, 1000},
+                 {.n_pages = 8, .most_queries = 2});
   pair.append(0, 128), pair.share(0, 1, 128), pair.check({.causal = true});
   CHECK(pair.n_together == 1);
   // Under a window it is read for each entry, and after that once again.
@@ -108,7 +110,7 @@ TEST_CASE("pages on a device: a prefix that all entries share is read once, with
   CHECK(pair.n_together == 3);
 
   // An entry gets other pages, and the shortest one stays as it is.
-  PagedPair three(device::backend(), {DType::F32, DType::F32, 3, 3, 1, 1, 16, 8}, KeyRange{0, 1000}, {.n_pages = 12});
+  PagedPair three(device::backend(), {DType::F32, DType::F32, 3, 3, 1, 16, 8}, KeyRange{0, 1000}, {.n_pages = 12});
   three.append(0, 128), three.share(0, 1, 128), three.share(0, 2, 128), three.check({});
   three.truncate(1, 0), three.append(1, 200), three.check({});
   CHECK(three.n_together == 1);
@@ -116,12 +118,13 @@ TEST_CASE("pages on a device: a prefix that all entries share is read once, with
 
 TEST_CASE("pages on a device: a step with messages reads a shared prefix for each entry") {
   const LeastSaved none;
-  PagedPair pair(device::backend(), {DType::BF16, DType::BF16, 2, 4, 2, 1, 16, 8}, KeyRange{0, kOpenEnd}, {.n_pages = 20});
+  PagedPair pair(device::backend(), {DType::BF16, DType::BF16, 2, 4, 2, 16, 8}, KeyRange{0, kOpenEnd}, {.n_pages = 20});
   pair.append(0, 300), pair.share(0, 1, 300), pair.append(0, 1), pair.append(1, 5);
   const std::unique_ptr<DecodeSession> session = pair.paged->open(0.25);
   auto& steps = dynamic_cast<DeviceSteps&>(*session);
   struct NoMessages final : StepEnd {
     void queue(const float*) override { ++n_queued; }
+    std::uint64_t graph() const override { return 1; }
     int n_queued = 0;
   } end;
   std::mt19937 random(4812);
@@ -167,7 +170,7 @@ TEST_CASE("pages on a device: a long sequence in the pages of a window has the b
                                      {dealt_ranges(1)[0], LeafOrder::kDealt},
                                      {dealt_ranges(2)[1], LeafOrder::kDealt}}) {
     for (const DType dtype : {DType::F32, DType::BF16}) {
-      PagedPair pair(device::backend(), {dtype, dtype, 1, 2, 1, 1, 8, 8}, OwnedLeaves(range, order),
+      PagedPair pair(device::backend(), {dtype, dtype, 1, 2, 1, 8, 8}, OwnedLeaves(range, order),
                      {.n_pages = 5, .window = 100, .sinks = 3});
       // A key that waits for the next step, then so many that its page is given back.
       while (pair.length(0) < 9000) {
@@ -181,7 +184,7 @@ TEST_CASE("pages on a device: a long sequence in the pages of a window has the b
 }
 
 TEST_CASE("pages on a device: after a reset the lists are those of the new table") {
-  PagedPair pair(device::backend(), {DType::BF16, DType::BF16, 2, 2, 1, 1, 8, 8}, KeyRange{0, 1000}, {.n_pages = 8});
+  PagedPair pair(device::backend(), {DType::BF16, DType::BF16, 2, 2, 1, 8, 8}, KeyRange{0, 1000}, {.n_pages = 8});
   pair.append(1, 64), pair.append(0, 64);
   const std::int64_t copied = device::traffic().bytes_bulk;
   pair.check({});

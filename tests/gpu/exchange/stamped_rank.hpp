@@ -34,17 +34,17 @@ class StampedRank {
   StampedRank(Rank& rank, const std::vector<KeyRange>& ranges, int me, double timeout)
       : rank_(rank), cache_(dynamic_cast<const device::DeviceCache&>(*rank.shard.cache)), lengths_(1, MemoryUse::Input) {
     const AttentionShape& shape = cache_.shape();
-    params_ = device::params_of(shape, ranges[static_cast<std::size_t>(me)]);
+    params_ = device::params_of(shape, 1, ranges[static_cast<std::size_t>(me)]);
     params_.k = cache_.keys(), params_.v = cache_.values();
     q_ = device::DeviceBuffer<unsigned char>(
-        shape.n_rows() * shape.head_dim * static_cast<std::int64_t>(bytes_of(shape.dtype)), MemoryUse::Input);
+        shape.n_rows(1) * shape.head_dim * static_cast<std::int64_t>(bytes_of(shape.dtype)), MemoryUse::Input);
     params_.q = {q_.data(), {shape.heads * shape.head_dim, shape.head_dim, shape.head_dim}};
     lengths_.upload(rank.lengths), params_.lengths = lengths_.data();
     device::set_scale(params_, shape.dtype, 1 / std::sqrt(static_cast<double>(shape.head_dim)));
     plan_ = device::plan_stamped_one_shot(params_);
     workspace_ = device::DeviceWorkspace(plan_);
 
-    const std::int64_t n_rows = shape.n_rows(), d_v = shape.value_dim;
+    const std::int64_t n_rows = shape.n_rows(1), d_v = shape.value_dim;
     static_cast<Peers&>(peers_) = Peers::of(ranges, me, n_rows, d_v);
     peers_.limit_ns = static_cast<std::uint64_t>(1e9 * timeout);
     states_ = device::DeviceBuffer<float>(peers_.n_slots(me) * n_rows * state_size(d_v));

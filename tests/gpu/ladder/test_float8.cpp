@@ -94,8 +94,8 @@ TEST_CASE("float8: every element is widened to its BF16, as a key and as a value
 
 TEST_CASE("float8: values of more than 512, and steps of the ladder, are refused") {
   const auto takes = [](const device::LadderStep& step, std::int64_t d_v) {
-    const AttentionShape shape{DType::F8_E4M3, DType::F8_E4M3, 1, 4, 2, 1, 576, d_v};
-    return step.refusal(device::params_of(shape, {0, 8}), DType::F8_E4M3).empty();
+    const AttentionShape shape{DType::F8_E4M3, DType::F8_E4M3, 1, 4, 2, 576, d_v};
+    return step.refusal(device::params_of(shape, 1, {0, 8}), DType::F8_E4M3).empty();
   };
   CHECK(takes(device::kEqualRuns, 512));
   CHECK_FALSE(takes(device::kEqualRuns, 513));

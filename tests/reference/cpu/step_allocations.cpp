@@ -49,4 +49,30 @@ TEST_CASE("step: appending a position and decoding allocate nothing, including t
   CHECK(n_allocations == before + 1);
 }
 
+TEST_CASE("step: up to the most queries that a session was opened for, steps of any number allocate nothing") {
+  constexpr std::int64_t kKeys = 700, kMost = 40;
+  const auto workload = normal_workload(5501, {.batch = 2, .heads = 4, .kv_heads = 2, .n_queries = kMost, .n_keys = kKeys});
+  const TensorView q = workload->query(0);
+  for (const OwnedLeaves& leaves : {OwnedLeaves(KeyRange{0, kKeys}), OwnedLeaves(dealt_ranges(3)[0], LeafOrder::kDealt)}) {
+    for (const int n_threads : {1, 3}) {
+      const auto cache = cpu_backend(n_threads).make_cache(workload->shape(), leaves, leaves.n_keys(kKeys));
+      const std::vector<std::int64_t> lengths{kKeys, 90};
+      fill(*cache, *workload, lengths);
+      const auto session = cache->open(workload->scale, kMost);
+      for (const std::int64_t l : {1, 5, 40, 2, 17, 40, 3, 1}) {
+        const Step step{q.positions(0, l), lengths, {.causal = true}};
+        const int before = n_allocations;
+        session->decode(step);
+        CAPTURE(l);
+        CHECK(n_allocations - before == 0);
+      }
+      const auto grows = cache->open(workload->scale);
+      grows->decode({q.positions(0, 1), lengths});
+      const int before = n_allocations;
+      grows->decode({q, lengths});
+      CHECK(n_allocations > before);
+    }
+  }
+}
+
 }  // namespace tree_attn::test

@@ -36,7 +36,8 @@ TEST_CASE("dealt: m leaves that a query sees take m - 1 merges, however many lea
     for (const KeyRange& range : dealt_ranges(p)) {
       const OwnedLeaves leaves(range, LeafOrder::kDealt);
       const std::int64_t n = leaves.n_keys(kLeaves * kLeafKeys) / kLeafKeys;
-      DealtMerges merges(kernel, 1, n, 1, kDim);
+      DealtMerges merges(kernel, 1, n, kDim);
+      merges.set_queries(1);
       const std::vector<float> elements = normal_elements(random, n * kSize);
       // The nodes of the range, and merges, where `keys` are seen and all leaves but those of `kept` are empty.
       const auto merged = [&](const Seen& keys, const Seen& kept) {

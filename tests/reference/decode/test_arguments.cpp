@@ -78,7 +78,7 @@ TEST_CASE("arguments: a cache has axes that are not negative, and query heads th
   shape.heads = 3;
   CHECK_INVALID(backend.make_cache(shape, {0, 10}), "3 query heads are not a multiple of 2 KV heads");
   shape = good, shape.batch = -1;
-  CHECK_INVALID(backend.make_cache(shape, {0, 10}), "b = -1, n_h = 4, n_kv = 2, l = 1, d_h = 8, d_v = 8");
+  CHECK_INVALID(backend.make_cache(shape, {0, 10}), "b = -1, n_h = 4, n_kv = 2, d_h = 8, d_v = 8");
   shape = good, shape.head_dim = 0;
   CHECK_THROWS_AS(backend.make_cache(shape, {0, 10}), std::invalid_argument);
   shape = good, shape.dtype = static_cast<DType>(99);
@@ -154,6 +154,8 @@ TEST_CASE("arguments: a workload has as many steps, lengths and keys as it says"
   CHECK_INVALID(make_workload(shape, 1, 1), "Workload: length 10 of batch entry 1 is not in [0, 9]");
   shape = good, shape.n_keys = -1;
   CHECK_THROWS_AS(make_workload(shape, 1, 1), std::invalid_argument);
+  shape = good, shape.n_queries = -1;
+  CHECK_INVALID(make_workload(shape, 1, 1), "l = -1; an axis is negative");
   shape = good, shape.value_dim = -4;
   CHECK_THROWS_AS(make_workload(shape, 1, 1), std::invalid_argument);
 

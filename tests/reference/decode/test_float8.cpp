@@ -21,7 +21,7 @@ constexpr Axes kAxes{.batch = 2, .heads = 6, .kv_heads = 3, .head_dim = 33, .val
 
 /// z and lse of a cache over all keys, on the CPU; z times the scales.
 DecodeOutput output_of(TensorWorkload& workload, const KvScales& scales) {
-  const AttentionShape& shape = workload.shape();
+  const WorkloadShape& shape = workload.shape();
   const auto cache = cpu_backend(2).make_cache(shape, KeyRange{0, workload.n_keys()});
   cache->set_scales(scales);
   fill(*cache, workload, workload.lengths());
@@ -30,7 +30,7 @@ DecodeOutput output_of(TensorWorkload& workload, const KvScales& scales) {
   const Forest<float> plain = plain_of(*cache, {workload.query(0), workload.lengths()}, workload.scale);
   CHECK(std::ranges::equal(forest.states(), plain.states()));
   DecodeOutput output = finish_rows(forest.fold(), shape.n_rows(), shape.value_dim);
-  const auto of_head = static_cast<std::size_t>(shape.rows_per_kv_head() * shape.value_dim);
+  const auto of_head = static_cast<std::size_t>(shape.rows_per_kv_head(shape.n_queries) * shape.value_dim);
   for (std::size_t i = 0; !scales.v.empty() && i < output.out.size(); ++i) output.out[i] *= scales.v[i / of_head];
   return output;
 }

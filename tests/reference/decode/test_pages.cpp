@@ -23,9 +23,10 @@ TEST_CASE("pages: random appends, cuts, shared prefixes and resets to other shar
   for (int i = 0; i < n_cases; ++i) {
     CAPTURE(i);
     const DType dtype = std::array{DType::F32, DType::BF16, DType::F16, DType::F8_E4M3}[static_cast<std::size_t>(draw(3))];
-    const AttentionShape shape{dtype, dtype, 1 + draw(3), 4, 2, 1 + draw(3), 8, 5, i % 3 == 0};
+    const std::int64_t batch = 1 + draw(3), l = 1 + draw(3);
+    const AttentionShape shape{dtype, dtype, batch, 4, 2, 8, 5, i % 3 == 0};
     const bool has_window = draw(1) == 0;
-    const PageRule rule{draw(40), has_window ? 1 + draw(200) : 0, has_window ? draw(1) * draw(140) : 0};
+    const PageRule rule{draw(40), has_window ? 1 + draw(200) : 0, has_window ? draw(1) * draw(140) : 0, l};
     PagedPair pair(cpu_backend(1 + i % 3), shape, shards[static_cast<std::size_t>(i) % shards.size()], rule);
     const SeenRule seen{draw(1) == 0, rule.window == 0 ? draw(1) * draw(300) : rule.window - draw(3) % rule.window,
                         rule.window == 0 ? draw(100) : rule.sinks};
@@ -42,7 +43,7 @@ TEST_CASE("pages: random appends, cuts, shared prefixes and resets to other shar
 
 TEST_CASE("pages: a million keys in the pages of a window and its sinks have the bits of a dense cache") {
   constexpr std::int64_t kWindow = 1000, kSinks = 4, kAtOnce = 997, kPages = 1 + (kWindow + 1) / kLeafKeys + 2;
-  const AttentionShape shape{DType::F32, DType::F32, 1, 2, 1, 1, 4, 4};
+  const AttentionShape shape{DType::F32, DType::F32, 1, 2, 1, 4, 4};
   std::mt19937 random(4802);
   const Tensor rows = normal_tensor(random, {2, 1, kAtOnce, 4}), q = normal_tensor(random, {1, 2, 1, 4});
   for (const LeafOrder order : {LeafOrder::kContiguous, LeafOrder::kDealt}) {
@@ -75,9 +76,9 @@ TEST_CASE("pages: a prefix that entries share is read once for all of them, with
     for (const std::int64_t l : {1, 3}) {
       for (const LeafOrder order : {LeafOrder::kContiguous, LeafOrder::kDealt}) {
         INFO(name_of(order) << ", l " << l);
-        const AttentionShape shape{dtype, dtype, kBatch, 6, 2, l, 40, 24};
+        const AttentionShape shape{dtype, dtype, kBatch, 6, 2, 40, 24};
         const KeyRange range = order == LeafOrder::kDealt ? dealt_ranges(1)[0] : KeyRange{0, kOpenEnd};
-        PagedPair pair(cpu_backend(3), shape, OwnedLeaves(range, order), {.n_pages = 80});
+        PagedPair pair(cpu_backend(3), shape, OwnedLeaves(range, order), {.n_pages = 80, .most_queries = l});
         const std::int64_t of_row = shape.bytes_per_position() / kBatch;
         pair.append(0, kPrefix);
         for (std::int64_t i = 1; i < kBatch - 1; ++i) pair.share(0, i, kPrefix);
@@ -97,7 +98,7 @@ TEST_CASE("pages: a prefix that entries share is read once for all of them, with
 }
 
 TEST_CASE("pages: rows that a cache had borrowed before are not those of its pages") {
-  const AttentionShape shape{DType::F32, DType::F32, 2, 2, 1, 1, 4, 4};
+  const AttentionShape shape{DType::F32, DType::F32, 2, 2, 1, 4, 4};
   const auto cache = cpu_backend().make_cache(shape, {0, 1000});
   std::mt19937 random(4805);
   const Tensor borrowed = normal_tensor(random, {2, 1, 100, 4}), rows = normal_tensor(random, {1, 1, 64, 4});
@@ -111,7 +112,7 @@ TEST_CASE("pages: rows that a cache had borrowed before are not those of its pag
 }
 
 TEST_CASE("pages: rows of F8 are stored with the scales of their own entry") {
-  const AttentionShape shape{DType::F8_E4M3, DType::F8_E4M3, 2, 2, 1, 1, 8, 8};
+  const AttentionShape shape{DType::F8_E4M3, DType::F8_E4M3, 2, 2, 1, 8, 8};
   std::mt19937 random(4804);
   const Tensor rows = normal_tensor(random, {1, 1, 100, 8}), q = normal_tensor(random, {2, 2, 1, 8}, DType::F8_E4M3);
   std::vector<Forest<float>> states;
@@ -151,7 +152,7 @@ TEST_CASE("pages: the version of a list changes with the list alone") {
 }
 
 TEST_CASE("pages: what does not fit or is gone is refused in one line with the values, and changes nothing") {
-  const AttentionShape shape{DType::F32, DType::F32, 3, 2, 1, 1, 4, 4};
+  const AttentionShape shape{DType::F32, DType::F32, 3, 2, 1, 4, 4};
   const auto cache = cpu_backend().make_cache(shape, {0, 1000});
   CHECK_THROWS_WITH_AS(cache->share(0, 1, 0), "KvCache::share: the cache is not in pages", std::logic_error);
   const auto dense = model_backend().make_cache(shape, {0, 1000});

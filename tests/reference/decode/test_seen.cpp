@@ -82,7 +82,7 @@ TEST_CASE("seen: leaves that no query sees are not read: their pages cannot be")
   };
   for (const int p : {1, 3}) {
     for (const KeyRange& range : coarse_ranges(N, p, kLeafKeys)) {
-      const AttentionShape shape{.heads = 1, .kv_heads = 1, .n_queries = 3, .head_dim = d, .value_dim = d};
+      const AttentionShape shape{.heads = 1, .kv_heads = 1, .head_dim = d, .value_dim = d};
       const auto cache = cpu_backend(1).make_cache(shape, range);
       const TensorView rows = view(memory + range.begin * d * 4, range.size());
       cache->borrow({rows, rows, range.begin}, rows_in_use(lengths, range));
