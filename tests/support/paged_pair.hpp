@@ -104,7 +104,7 @@ class PagedPair {
   /// Ends the sequence of `to`, and begins it with n keys of another one.
   void share(std::int64_t from, std::int64_t to, std::int64_t n) {
     if (from == to) return;
-    truncate(to, 0);
+    if (length(to) > 0) truncate(to, 0);
     if (!happens(may_follow(from, n), kFollowsGone, [&] { paged->share(from, to, rows(n)); })) return;
     model_.of(to) = model_.of(from);
     cut(to, n);
@@ -258,8 +258,10 @@ void operate(PagedPair& pair, int n_operations, std::int64_t most_keys, const Se
           break;
         }
         // A row that may wait on the host is shared right after it was appended.
-        pair.append(entry, std::min<std::int64_t>(most_keys - length, 1));
-        pair.share(entry, draw(batch - 1), pair.length(entry));
+        if (const std::int64_t to = draw(batch - 1); to != entry) {
+          pair.truncate(to, 0), pair.append(entry, std::min<std::int64_t>(most_keys - length, 1));
+          pair.share(entry, to, pair.length(entry)), pair.append(to, std::min<std::int64_t>(most_keys - pair.length(to), 1));
+        }
         break;
       case 2: pair.share(entry, draw(batch - 1), draw(2) == 0 ? length : draw(length)); break;
       case 3: pair.append(entry, std::min(most_keys - length, draw(300))); break;

@@ -87,7 +87,12 @@ class Life {
     switch (draw(9)) {
       case 0: truncate(entry, draw(length)); break;
       case 1: truncate(entry, 0); break;
-      case 2: append(entry, 1), share(entry, draw(batch - 1), draw(1) == 0 ? std::ssize(of(entry)) : draw(length)); break;
+      case 2: {
+        const std::int64_t to = draw(batch - 1);
+        if (to != entry) truncate(to, 0);
+        append(entry, 1), share(entry, to, draw(1) == 0 ? std::ssize(of(entry)) : draw(length));
+        break;
+      }
       case 3: append(entry, draw(200)); break;
       case 4:
       case 5: append(entry, 1); break;
@@ -141,7 +146,7 @@ class Life {
   }
   void share(std::int64_t from, std::int64_t to, std::int64_t n) {
     if (kind_.setup.pages.n_pages == 0 || from == to) return;
-    truncate(to, 0);
+    if (!of(to).empty()) truncate(to, 0);
     if (!happens(n == 0 || n >= kept_from(from), [&] { attention_.share(from, to, n); })) return;
     of(to) = of(from), of(to).resize(static_cast<std::size_t>(n));
     kept_from(to) = n == 0 ? 0 : kept_from(from);
