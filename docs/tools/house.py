@@ -25,7 +25,7 @@ REFERENCE = ["reference/"]
 ARROWS = {
     "reference/state": [],
     "reference/tensor": ["reference/state"],
-    "reference/energy": [],
+    "reference/energy": ["reference/state"],
     "reference/oracle": ["reference/state", "reference/tensor", "reference/energy"],
     "reference/decode": ["reference/state", "reference/tensor", "reference/energy"],
     "reference/cpu": ["reference/state", "reference/tensor", "reference/energy", "reference/decode"],

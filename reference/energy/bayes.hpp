@@ -21,6 +21,7 @@
 #include "tree_attn/reference/energy/energy.hpp"
 #include "tree_attn/reference/energy/legendre.hpp"
 #include "tree_attn/reference/energy/moments.hpp"
+#include "tree_attn/reference/state/require.hpp"
 
 #include <Eigen/Eigenvalues>
 
@@ -119,7 +120,7 @@ struct Signature {
 /// @param[in] H symmetric [n, n], n >= 1
 /// @throws std::invalid_argument if it is empty, or not square
 inline Signature signature(const Matrix& H) {
-  require_equal("signature: numbers of rows and of columns", H.rows(), H.cols());
+  require(H.rows() == H.cols(), "signature: ", H.rows(), " rows, ", H.cols(), " columns");
   if (H.size() == 0) throw std::invalid_argument("signature: a matrix without elements");
   const Vector lambda = Eigen::SelfAdjointEigenSolver<Matrix>(H, Eigen::EigenvaluesOnly).eigenvalues();
   const double zero = 1e-12 * lambda.cwiseAbs().maxCoeff();

@@ -21,6 +21,7 @@
 #pragma once
 
 #include "tree_attn/reference/energy/log_sum_exp.hpp"
+#include "tree_attn/reference/state/require.hpp"
 
 #include <Eigen/Core>
 
@@ -28,8 +29,6 @@
 #include <cmath>
 #include <limits>
 #include <span>
-#include <stdexcept>
-#include <string>
 
 namespace tree_attn {
 
@@ -45,12 +44,6 @@ using MatrixRefOf =
 using VectorRef = VectorRefOf<double>;  ///< reference to any column of doubles
 using MatrixRef = MatrixRefOf<double>;  ///< reference to any matrix of doubles
 
-/// Throws std::invalid_argument in one line unless two lengths are equal.
-/// @param what the function and the lengths that it compares
-inline void require_equal(const char* what, Eigen::Index a, Eigen::Index b) {
-  if (a != b) throw std::invalid_argument(std::string(what) + " differ: " + std::to_string(a) + " and " + std::to_string(b));
-}
-
 /// The exponents r_a = q.k_a + zeta.v_a.
 /// @param[in] q query [d_h]
 /// @param[in] K keys [N, d_h]
@@ -61,9 +54,9 @@ inline void require_equal(const char* what, Eigen::Index a, Eigen::Index b) {
 template <class Scalar = double>
 VectorOf<Scalar> exponents(const VectorRefOf<Scalar>& q, const MatrixRefOf<Scalar>& K, const MatrixRefOf<Scalar>& V,
                            const VectorRefOf<Scalar>& zeta) {
-  require_equal("exponents: length of q and of a key", q.size(), K.cols());
-  require_equal("exponents: number of keys and of values", K.rows(), V.rows());
-  if (zeta.size() != 0) require_equal("exponents: length of zeta and of a value", zeta.size(), V.cols());
+  require(q.size() == K.cols(), "exponents: q has length ", q.size(), ", a key ", K.cols());
+  require(K.rows() == V.rows(), "exponents: ", K.rows(), " keys, ", V.rows(), " values");
+  if (zeta.size() != 0) require(zeta.size() == V.cols(), "exponents: zeta has length ", zeta.size(), ", a value ", V.cols());
 
   // A masked key stays masked, whatever its value is.
   VectorOf<Scalar> r = K * q;
@@ -82,7 +75,7 @@ VectorOf<Scalar> exponents(const VectorRefOf<Scalar>& q, const MatrixRefOf<Scala
 /// @paper{eq_16, eq. (16)}
 template <class Scalar = double>
 VectorOf<Scalar> mean_value(const VectorRefOf<Scalar>& r, const MatrixRefOf<Scalar>& V) {
-  require_equal("mean_value: number of exponents and of values", r.size(), V.rows());
+  require(r.size() == V.rows(), "mean_value: ", r.size(), " exponents, ", V.rows(), " values");
   const VectorOf<Scalar> P = softmax<Scalar>(r);
   VectorOf<Scalar> mean = VectorOf<Scalar>::Zero(V.cols());
   for (Eigen::Index a = 0; a < r.size(); ++a) {
@@ -143,7 +136,7 @@ VectorOf<Scalar> energy_gradient(const VectorRefOf<Scalar>& q, const MatrixRefOf
 /// @throws std::invalid_argument if q and a key differ in length
 /// @paper{eq_17, eq. (17)}
 inline Vector attention_probabilities(const VectorRef& q, const MatrixRef& K) {
-  require_equal("attention_probabilities: length of q and of a key", q.size(), K.cols());
+  require(q.size() == K.cols(), "attention_probabilities: q has length ", q.size(), ", a key ", K.cols());
   return softmax(K * q);
 }
 
@@ -179,8 +172,8 @@ inline Eigen::Index n_causal(Eigen::Index N, Eigen::Index l, Eigen::Index i) {
 template <class Scalar = double>
 Scalar causal_energy(const MatrixRefOf<Scalar>& Q, const MatrixRefOf<Scalar>& K, const MatrixRefOf<Scalar>& V,
                      const MatrixRefOf<Scalar>& Zeta) {
-  require_equal("causal_energy: number of keys and of values", K.rows(), V.rows());
-  require_equal("causal_energy: number of queries and of sources", Q.rows(), Zeta.rows());
+  require(K.rows() == V.rows(), "causal_energy: ", K.rows(), " keys, ", V.rows(), " values");
+  require(Q.rows() == Zeta.rows(), "causal_energy: ", Q.rows(), " queries, ", Zeta.rows(), " sources");
   Scalar F_tot(0);
   for (Eigen::Index i = 0; i < Q.rows(); ++i) {
     const Eigen::Index n = n_causal(K.rows(), Q.rows(), i);
@@ -198,8 +191,8 @@ Scalar causal_energy(const MatrixRefOf<Scalar>& Q, const MatrixRefOf<Scalar>& K,
 /// @throws std::invalid_argument if the shapes do not match
 /// @paper{eq_26, eq. (26)}
 inline Matrix causal_energy_gradient(const MatrixRef& Q, const MatrixRef& K, const MatrixRef& V, const MatrixRef& Zeta) {
-  require_equal("causal_energy_gradient: number of keys and of values", K.rows(), V.rows());
-  require_equal("causal_energy_gradient: number of queries and of sources", Q.rows(), Zeta.rows());
+  require(K.rows() == V.rows(), "causal_energy_gradient: ", K.rows(), " keys, ", V.rows(), " values");
+  require(Q.rows() == Zeta.rows(), "causal_energy_gradient: ", Q.rows(), " queries, ", Zeta.rows(), " sources");
   Matrix gradient(Q.rows(), V.cols());
   for (Eigen::Index i = 0; i < Q.rows(); ++i) {
     const Eigen::Index n = n_causal(K.rows(), Q.rows(), i);
@@ -234,7 +227,7 @@ inline double multi_head_energy(std::span<const Head> heads) {
 /// @throws std::invalid_argument if a value and a row of W_O differ in length
 /// @paper{eq_29, eq. (29)}
 inline Matrix fold_output_projection(const MatrixRef& V, const MatrixRef& W_O) {
-  require_equal("fold_output_projection: length of a value and of a row of W_O", V.cols(), W_O.cols());
+  require(V.cols() == W_O.cols(), "fold_output_projection: a value has length ", V.cols(), ", a row of W_O ", W_O.cols());
   return V * W_O.transpose();
 }
 

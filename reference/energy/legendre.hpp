@@ -16,6 +16,7 @@
 #include "tree_attn/reference/energy/affine_hull.hpp"
 #include "tree_attn/reference/energy/energy.hpp"
 #include "tree_attn/reference/energy/moments.hpp"
+#include "tree_attn/reference/state/require.hpp"
 
 #include <Eigen/Cholesky>
 
@@ -35,7 +36,7 @@ namespace tree_attn {
 /// @param[in] s scores [N]
 /// @throws std::invalid_argument if P and s differ in length
 inline double kl_divergence(const VectorRef& P, const VectorRef& s) {
-  require_equal("kl_divergence: numbers of probabilities and of scores", P.size(), s.size());
+  require(P.size() == s.size(), "kl_divergence: ", P.size(), " probabilities, ", s.size(), " scores");
   constexpr double kInf = std::numeric_limits<double>::infinity();
   const double lse = log_sum_exp(s);
   double sum = 0;
@@ -173,7 +174,7 @@ inline Ascent ascend(const Vector& s, const Matrix& Y) {
 /// @paper{eq_maxmin, eq. (maxmin)}
 inline LegendrePoint legendre_transform(const VectorRef& q, const MatrixRef& K, const MatrixRef& V, const VectorRef& z) {
   if (V.cols() == 0) throw std::invalid_argument("legendre_transform: values have no components");
-  require_equal("legendre_transform: length of z and of a value", z.size(), V.cols());
+  require(z.size() == V.cols(), "legendre_transform: z has length ", z.size(), ", a value ", V.cols());
 
   // Remove the masked keys.
   const SeenValues seen = seen_values(q, K, V, Vector());

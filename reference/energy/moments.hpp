@@ -19,6 +19,7 @@
 #pragma once
 
 #include "tree_attn/reference/energy/energy.hpp"
+#include "tree_attn/reference/state/require.hpp"
 
 #include <Eigen/Core>
 
@@ -144,7 +145,8 @@ struct TaylorSum {
 inline TaylorSum moment_series(const VectorRef& q, const MatrixRef& K, const MatrixRef& V, const VectorRef& zeta,
                                int order) {
   if (order < 0) throw std::invalid_argument("moment_series: order " + std::to_string(order));
-  if (zeta.size() != 0) require_equal("moment_series: length of zeta and of a value", zeta.size(), V.cols());
+  if (zeta.size() != 0)
+    require(zeta.size() == V.cols(), "moment_series: zeta has length ", zeta.size(), ", a value ", V.cols());
   const SeenValues seen = seen_values(q, K, V, Vector());
   const Vector x = zeta.size() == 0 ? Vector(Vector::Zero(seen.P.size())) : Vector(seen.V * zeta);
 

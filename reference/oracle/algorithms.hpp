@@ -59,8 +59,10 @@ inline std::vector<VirtualDevice> scatter(const MatrixRef& K, const MatrixRef& V
 /// @param function that has them as an argument
 inline void require_devices(const char* function, const std::vector<VirtualDevice>& devices) {
   require(!devices.empty(), function, ": no devices");
-  const std::string what = std::string(function) + ": lengths of values on two devices";
-  for (const VirtualDevice& device : devices) require_equal(what.c_str(), device.V.cols(), devices[0].V.cols());
+  const Eigen::Index d_v = devices[0].V.cols();
+  for (const VirtualDevice& device : devices)
+    require(device.V.cols() == d_v, function, ": values have length ", device.V.cols(), " on one device, ", d_v,
+            " on another");
 }
 
 /// Reduces one scalar or vector per device, pairwise in a tree. In an AllReduce every device receives the result.

@@ -212,7 +212,7 @@ TEST_CASE("legendre: masked keys, values and scores that are not finite, shapes"
     CHECK_THROWS_WITH_AS(q.at(z), doctest::Contains("is not finite"), std::domain_error);
     CHECK_THROWS_WITH_AS(p.at(Vector::Constant(3, bad)), doctest::Contains("is not finite"), std::domain_error);
   }
-  CHECK_INVALID(p.at(z.head(2)), "legendre_transform: length of z and of a value differ: 2 and 3");
+  CHECK_INVALID(p.at(z.head(2)), "legendre_transform: z has length 2, a value 3");
   CHECK_THROWS_AS(legendre_transform(p.q, p.K, p.V.leftCols(0), Vector()), std::invalid_argument);
 }
 
