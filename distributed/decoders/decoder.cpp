@@ -194,7 +194,8 @@ std::string mask_text(std::int64_t kind) {
 Decoder::Decoder(Transport& transport, OpenShard& shard)
     : transport_(transport), shard_(shard), progress_([&transport] { transport.progress(); }) {
   const AttentionShape& shape = shard.cache->shape();
-  if (!shard.cache->scales().v.empty()) scaled_.reserve(static_cast<std::size_t>(shape.n_rows() * shape.value_dim));
+  if (!shard.cache->scales().v.empty())
+    scaled_.reserve(static_cast<std::size_t>(shape.n_rows(shard.most_queries) * shape.value_dim));
 }
 
 OutputView Decoder::step(const Step& step, const std::optional<std::string>& refusal) {

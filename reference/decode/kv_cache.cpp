@@ -16,9 +16,8 @@ namespace {
 
 const AttentionShape& checked(const AttentionShape& shape) {
   require_shape("KvCache", shape);
-  const double rows =
-      static_cast<double>(shape.batch) * static_cast<double>(shape.heads) * static_cast<double>(shape.n_queries);
-  require<std::length_error>(rows <= 0x1p62, "KvCache: ", rows, " rows of queries; at most 2^62");
+  const double rows = static_cast<double>(shape.batch) * static_cast<double>(shape.heads);
+  require<std::length_error>(rows <= 0x1p62, "KvCache: ", rows, " rows of a query; at most 2^62");
   return shape;
 }
 
