@@ -193,9 +193,12 @@ std::string mask_text(std::int64_t kind) {
 
 Decoder::Decoder(Transport& transport, OpenShard& shard)
     : transport_(transport), shard_(shard), progress_([&transport] { transport.progress(); }) {
-  const AttentionShape& shape = shard.cache->shape();
-  if (!shard.cache->scales().v.empty())
-    scaled_.reserve(static_cast<std::size_t>(shape.n_rows(shard.most_queries) * shape.value_dim));
+  reserve(std::max<std::int64_t>(1, shard.most_queries));
+}
+
+void Decoder::reserve(std::int64_t l) {
+  const AttentionShape& shape = shard_.cache->shape();
+  if (!shard_.cache->scales().v.empty()) scaled_.reserve(static_cast<std::size_t>(shape.n_rows(l) * shape.value_dim));
 }
 
 OutputView Decoder::step(const Step& step, const std::optional<std::string>& refusal) {
@@ -255,7 +258,7 @@ void Decoder::agree(const Step& step, std::optional<std::string> refusal) {
   require_started("Decoder::step", false);
   const Ranks& ranks = transport_.ranks();
   const bool compares = compares_steps_ && ranks.size() > 1;
-  if (!refusal) refusal = refusal_of(compares, [&] { check(step), begin(step); });
+  if (!refusal) refusal = refusal_of(compares, [&] { check(step), reserve(step.q.shape[2]), begin(step); });
   Rule mine{.n_queries = step.q.shape[2],
             .causal = step.rule.causal,
             .window = step.rule.window,

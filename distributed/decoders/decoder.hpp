@@ -88,6 +88,7 @@ class Decoder {
  private:
   friend struct Algorithm;
   void check(const Step& step) const;
+  void reserve(std::int64_t l);  ///< memory for the output of l queries, where it is scaled
   /// Checks a step, and compares it over all ranks.
   void agree(const Step& step, std::optional<std::string> refusal);
   void require_started(const char* function, bool started) const;

@@ -226,7 +226,7 @@ std::string StepRunner::describe() const {
 }
 
 DeviceSession::DeviceSession(const DeviceCache& cache, double scale, std::int64_t most_queries)
-    : DecodeSession(cache, scale),
+    : DecodeSession(cache, scale, most_queries),
       steps_(cache, scale, most_queries, *this),
       forest_(cache.shape().n_rows(std::max<std::int64_t>(1, most_queries)), cache.shape().value_dim) {
   forest_.reserve(steps_.plan().subtrees.size());

@@ -102,7 +102,7 @@ struct LineAllocator {
 class CpuSession final : public DecodeSession, public States {
  public:
   CpuSession(const CpuCache& cache, double scale, std::int64_t most_queries, int n_threads)
-      : DecodeSession(cache, scale),
+      : DecodeSession(cache, scale, most_queries),
         cache_(cache),
         kernel_(leaf_kernel()),
         row_(static_cast<std::size_t>(cache.shape().head_dim)),

@@ -42,8 +42,11 @@ void check_step(const KvCache& cache, const Step& step) {
   }
 }
 
-DecodeSession::DecodeSession(const KvCache& cache, double scale) : cache_(cache), scale_(scale) {
+DecodeSession::DecodeSession(const KvCache& cache, double scale, std::int64_t most_queries) : cache_(cache), scale_(scale) {
   require(std::isfinite(scale), "DecodeSession: a scale of ", scale, "; a finite number is needed");
+  require(most_queries >= 0, "DecodeSession: steps of at most ", most_queries, " queries");
+  const double rows = static_cast<double>(cache.shape().n_rows(1)) * static_cast<double>(most_queries);
+  require<std::length_error>(rows <= 0x1p62, "DecodeSession: ", rows, " rows of queries; at most 2^62");
 }
 
 States& DecodeSession::decode(const Step& step, const std::function<void()>& progress) {

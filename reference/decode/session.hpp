@@ -60,7 +60,7 @@ class DecodeSession {
 
  protected:
   /// @throws std::invalid_argument for a scale that is not finite
-  DecodeSession(const KvCache& cache, double scale);
+  DecodeSession(const KvCache& cache, double scale, std::int64_t most_queries);
   virtual States& run(const Step& step, const std::function<void()>& progress) = 0;
 
  private:

@@ -69,7 +69,7 @@ float value_of(const Subtree& subtree, std::int64_t row, std::int64_t column) {
 class ModelSession final : public DecodeSession, public States {
  public:
   ModelSession(const ModelCache& cache, double scale, std::int64_t most_queries)
-      : DecodeSession(cache, scale),
+      : DecodeSession(cache, scale, most_queries),
         cache_(cache),
         forest_(cache.shape().n_rows(std::max<std::int64_t>(1, most_queries)), cache.shape().value_dim) {
     const KeyRange range = closed(cache.leaves().range(), cache.leaves().range().begin + cache.capacity());
