@@ -3,7 +3,7 @@
 /// @brief Facts as messages between ranks and as a table.
 #include "tree_attn/distributed/job/facts.hpp"
 
-#include "tree_attn/distributed/job/error_line.hpp"
+#include "tree_attn/distributed/transport/ranks_text.hpp"
 
 #include <nlohmann/json.hpp>
 

@@ -26,18 +26,17 @@ std::optional<int> number(const char* variable, int least) {
 LaunchedJob find_launched_job() {
   struct Variables {
     const char *launcher, *rank, *size;
-    bool one_exit_ends_job;
   };
-  constexpr std::array<Variables, 3> kLaunchers{{{"Open MPI's mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", true},
-                                                 {"a launcher of MPICH's family (PMI)", "PMI_RANK", "PMI_SIZE", false},
-                                                 {"Slurm's srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", false}}};
+  constexpr std::array<Variables, 3> kLaunchers{{{"Open MPI's mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
+                                                 {"a launcher of MPICH's family (PMI)", "PMI_RANK", "PMI_SIZE"},
+                                                 {"Slurm's srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"}}};
   for (const Variables& names : kLaunchers) {
     const std::optional<int> rank = number(names.rank, 0), size = number(names.size, 1);
-    if (rank && size && *rank < *size) return {names.launcher, *rank, *size, names.one_exit_ends_job};
+    if (rank && size && *rank < *size) return {names.launcher, *rank, *size};
   }
   constexpr int kMost = std::numeric_limits<int>::max();
   if (const std::optional<int> rank = number("PMIX_RANK", 0); rank && *rank < kMost)
-    return {"a launcher with PMIx", *rank, *rank + 1, false, false};
+    return {"a launcher with PMIx", *rank, *rank + 1, false};
   return {};
 }
 

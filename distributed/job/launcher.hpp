@@ -10,10 +10,9 @@ namespace tree_attn {
 
 /// The job as the launcher describes it. A process without a launcher is rank 0 of 1.
 struct LaunchedJob {
-  std::string launcher;            ///< "Open MPI's mpirun", for instance; "" for a process without one
-  int rank = 0, size = 1;          ///< in the job; a size that is not known counts as rank + 1
-  bool one_exit_ends_job = false;  ///< the launcher ends all ranks when one exits with a status other than 0
-  bool knows_size = true;          ///< PMIx alone says nothing of a size before MPI_Init
+  std::string launcher;    ///< "Open MPI's mpirun", for instance; "" for a process without one
+  int rank = 0, size = 1;  ///< in the job; a size that is not known counts as rank + 1
+  bool knows_size = true;  ///< PMIx alone says nothing of a size before MPI_Init
 };
 
 /// Reads the variables of Open MPI, of MPICH and its relatives (PMI), of Slurm and of PMIx, in this order.

@@ -14,6 +14,7 @@
 #include "tree_attn/reference/data/mapped_file.hpp"
 #include "tree_attn/reference/data/output_file.hpp"
 
+#include <poll.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -136,12 +137,25 @@ struct Generation {
   double copies() const { return model->config().shards_alone() ? 1 : 2; }
 };
 
+/// Waits until rank 0 can read from standard input, for as long as it takes: the ranks meet several times in a time limit.
+void await_input(const Ranks& ranks) {
+  const double limit = ranks.deadline().seconds();
+  const int wait_ms = std::isfinite(limit) ? static_cast<int>(std::clamp(250 * limit, 1.0, 10'000.0)) : -1;
+  for (std::uint64_t can_read = 0; can_read == 0; can_read = ranks.broadcast_from_root(can_read)) {
+    pollfd input{STDIN_FILENO, POLLIN, 0};
+    if (ranks.rank() == 0) can_read = ::poll(&input, 1, wait_ms) != 0;
+  }
+}
+
 /// A line that rank 0 reads from standard input, on every rank; nothing at the end of the input.
 std::optional<std::string> next_line(const Ranks& ranks, bool prompt) {
   std::string line;
   std::uint64_t size = 0;
   if (ranks.rank() == 0) {
     if (prompt) std::fputs("> ", stdout), std::fflush(stdout);
+  }
+  await_input(ranks);
+  if (ranks.rank() == 0) {
     size = std::getline(std::cin, line) ? line.size() + 1 : 0;
   }
   size = ranks.broadcast_from_root(size);
@@ -267,6 +281,7 @@ int run_generate(const GenerateOptions& options, const Ranks& ranks) {
 
   // Where questions come from a file or a pipe, there is at least one.
   std::optional<std::string> first_line;
+  if (is_root) std::setvbuf(stdin, nullptr, _IONBF, 0);  // what has been read ahead cannot be waited for
   if (setup->questions.empty() && ranks.broadcast_from_root(std::uint64_t{isatty(STDIN_FILENO) == 0}) != 0) {
     first_line = next_line(ranks, false);
     if (!first_line) throw InputError("no question: give --ask, --questions, or a question on each line of standard input");

@@ -126,8 +126,9 @@ class Program {
     const std::string command_line = CLI::detail::join(std::vector<std::string>(argv, argv + argc), " ");
     app_.set_version_flag("--version", "tree_attn " TREE_ATTN_VERSION);
     app_.require_subcommand(1);
-    app_.add_option("--timeout", timeout_,
-                    "End the job if a rank does not answer for this many seconds; computing counts as answering; inf: never")
+    app_.add_option(
+            "--timeout", timeout_,
+            "End the job if a rank waits longer than this many seconds for another, which may be computing; inf: never")
         ->check(is_positive_or_inf)
         ->capture_default_str();
     app_.fallthrough();

@@ -3,15 +3,18 @@
 /// @brief Deadlines of waits for other ranks.
 #pragma once
 
+#include "tree_attn/distributed/transport/ranks_text.hpp"
 #include "tree_attn/distributed/transport/transport.hpp"
 #include "tree_attn/reference/state/require.hpp"
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
-#include <mutex>
+#include <functional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace tree_attn {
 
@@ -45,31 +48,66 @@ inline TransportError another_length(int rank, std::size_t expected, int from, s
           rank, from};
 }
 
-/// Observes every wait of one rank, and ends waits that take too long. One wait at a time.
+/// Limits the time without progress of every wait of one rank for others. One wait at a time.
+///
+/// A wait polls. A call of MPI that blocks is announced too, for a program that can end its process (CallLimit): here it has
+/// no limit.
 class Deadline {
  public:
+  /// Ranks that a wait is for, in any order: they have not sent, or not received, their messages.
+  struct Pending {
+    std::vector<int> ranks;
+    bool have_sent = false;
+  };
+  using FindPending = std::function<Pending()>;
+
+  /// @param rank this rank, named in the error @param seconds that one wait may take without progress, may be infinite
+  /// @throws std::invalid_argument as require_timeout()
+  Deadline(int rank, double seconds) : rank_(rank), seconds_(seconds) { require_timeout("Deadline", seconds); }
   virtual ~Deadline() = default;
-  /// Seconds that one wait may take without progress; infinity for no limit.
-  virtual double seconds() const = 0;
+
+  double seconds() const { return seconds_; }
   /// Whether waits can end early.
-  bool is_limited() const { return std::isfinite(seconds()); }
+  bool is_limited() const { return std::isfinite(seconds_); }
   /// Sets what this rank is doing, for the message of a missed deadline: "in two-level, step 3".
-  virtual void doing(std::string_view phrase) { doing_ = phrase; }
+  void doing(std::string_view phrase) { doing_ = phrase; }
   /// That phrase; empty before the first.
   const std::string& activity() const { return doing_; }
-  /// Begins a wait: "for all ranks to agree", "in MPI_Comm_dup".
-  virtual void begin_wait(std::string_view phrase) = 0;
+  /// Begins a wait: "for all ranks to agree".
+  virtual void begin_wait(std::string_view phrase) { waiting_ = phrase, since_ = polled_ = Clock::now(); }
   /// The wait has made progress, for instance a part of a message has arrived.
-  virtual void progress() = 0;
-  virtual void end_wait() = 0;
-  /// Called repeatedly by waits that poll, and from time to time by long computations. @throws TransportError
-  virtual void poll() = 0;
-  /// Held while the main thread uses MPI, if another thread of this process may use it meanwhile. Not for waits alone: a
-  /// rank that computes is heard of by other machines through that thread.
-  virtual std::unique_lock<std::recursive_mutex> use_mpi() { return {}; }
+  void progress() { since_ = Clock::now(); }
+  virtual void end_wait() { waiting_.clear(); }
+  /// Called repeatedly by waits. @param find ranks that the error names @throws TransportError if the wait has taken too
+  /// long
+  virtual void poll(const FindPending& find = {}) {
+    if (waiting_.empty()) return;
+    // A process that was stopped, or whose machine slept, has not waited meanwhile.
+    constexpr std::chrono::seconds kPause{1};
+    const auto now = Clock::now();
+    if (now - polled_ > kPause) since_ += now - polled_;
+    polled_ = now;
+    if (!(std::chrono::duration<double>(now - since_).count() > seconds_)) return;
+    auto [ranks, have_sent] = find ? find() : Pending();
+    std::ranges::sort(ranks);
+    ranks.erase(std::ranges::unique(ranks).begin(), ranks.end());
+    throw gave_up(rank_, seconds_, waiting_ + (ranks.empty() ? "" : (have_sent ? " to " : " of ") + ranks_text(ranks)),
+                  doing_, ranks.size() == 1 ? ranks[0] : -1);
+  }
+  /// Begins and ends a call of MPI that blocks, "MPI_Comm_free".
+  virtual void begin_call(const char* /*call*/) {}
+  virtual void end_call() {}
+
+ protected:
+  int rank() const { return rank_; }
+  bool is_waiting() const { return !waiting_.empty(); }
 
  private:
-  std::string doing_;
+  using Clock = std::chrono::steady_clock;
+  int rank_;
+  double seconds_;
+  std::string doing_, waiting_;
+  Clock::time_point since_{}, polled_{};
 };
 
 /// A wait that lasts as long as this object.
@@ -85,32 +123,16 @@ class Waiting {
   Deadline& deadline_;
 };
 
-/// Limits the time without progress of each wait that polls. It cannot interrupt a blocking call of MPI; a program that
-/// needs that uses a Watchdog.
-class TimeLimit : public Deadline {
+/// A call of MPI that blocks, for as long as this object lives.
+class BlockingCall {
  public:
-  /// @param rank this rank, named in the error @param seconds may be infinite
-  /// @throws std::invalid_argument as require_timeout()
-  TimeLimit(int rank, double seconds) : rank_(rank), seconds_(seconds) { require_timeout("TimeLimit", seconds); }
-  double seconds() const override { return seconds_; }
-  void begin_wait(std::string_view phrase) override { waiting_ = phrase, since_ = Clock::now(); }
-  void progress() override { since_ = Clock::now(); }
-  void end_wait() override { waiting_.clear(); }
-  void poll() override {
-    if (waiting_.empty() || !(std::chrono::duration<double>(Clock::now() - since_).count() > seconds_)) return;
-    throw gave_up(rank_, seconds_, waiting_, activity());
-  }
-
- protected:
-  int rank() const { return rank_; }
-  bool is_waiting() const { return !waiting_.empty(); }
+  BlockingCall(Deadline& deadline, const char* call) : deadline_(deadline) { deadline_.begin_call(call); }
+  ~BlockingCall() { deadline_.end_call(); }
+  BlockingCall(const BlockingCall&) = delete;
+  BlockingCall& operator=(const BlockingCall&) = delete;
 
  private:
-  using Clock = std::chrono::steady_clock;
-  int rank_;
-  double seconds_;
-  std::string waiting_;
-  Clock::time_point since_{};
+  Deadline& deadline_;
 };
 
 }  // namespace tree_attn

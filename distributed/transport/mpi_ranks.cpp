@@ -61,7 +61,7 @@ void check_mpi(int status, const char* call) {
                        status);
 }
 
-MpiRanks::MpiRanks(MPI_Comm comm, double timeout) : MpiRanks(comm, std::make_unique<TimeLimit>(rank_in(comm), timeout)) {}
+MpiRanks::MpiRanks(MPI_Comm comm, double timeout) : MpiRanks(comm, std::make_unique<Deadline>(rank_in(comm), timeout)) {}
 
 MpiRanks::MpiRanks(MPI_Comm comm, std::unique_ptr<Deadline> own) : MpiRanks(comm, *own) { own_deadline_ = std::move(own); }
 
@@ -91,7 +91,7 @@ MpiRanks::~MpiRanks() {
     return;
   }
   if (ended_->in_all != 0) return;
-  const Waiting waiting(deadline_, "in MPI_Comm_free");
+  const BlockingCall call(deadline_, "MPI_Comm_free");
   MPI_Comm_free(&comm_);
   MPI_Comm_free(&for_the_end_);
 }
@@ -100,7 +100,7 @@ MPI_Comm MpiRanks::duplicate(MPI_Comm comm) const {
   auto duplicate = std::make_unique<MPI_Comm>(MPI_COMM_NULL);
   MPI_Request request = MPI_REQUEST_NULL;
   {
-    const Waiting waiting(deadline_, "in MPI_Comm_idup");
+    const BlockingCall call(deadline_, "MPI_Comm_idup");
     check_mpi(MPI_Comm_idup(comm, duplicate.get(), &request), "MPI_Comm_idup");
   }
   await_collective(request, "all ranks to duplicate the communicator", duplicate);
@@ -136,8 +136,7 @@ auto MpiRanks::or_give_up(const Function& function) const {
 }
 
 void MpiRanks::await(std::span<MPI_Request> requests, std::string_view what, const Completed& completed,
-                     const Advance& advance) const {
-  const auto in_use = deadline_.use_mpi();
+                     const Advance& advance, const Deadline::FindPending& find) const {
   constexpr int kPolls = 32;
   const auto are_done = [&] {
     bool done = false;
@@ -154,13 +153,12 @@ void MpiRanks::await(std::span<MPI_Request> requests, std::string_view what, con
       // Ranks may outnumber cores: yield to the rank that this one waits for.
       std::this_thread::yield();
       if (const std::size_t now = n_left(requests); now < n) waiting.progress(), n = now;
-      deadline_.poll();
+      deadline_.poll(find);
     }
   });
 }
 
 bool MpiRanks::poll(std::span<MPI_Request> requests, const Completed& completed, const Advance& advance) const {
-  const auto in_use = deadline_.use_mpi();
   return or_give_up([&] {
     const bool has_advanced = !advance || advance();
     return test(requests, completed, false) && has_advanced;
@@ -202,14 +200,12 @@ void MpiRanks::barrier() const {
 }
 
 void MpiRanks::meet(MPI_Comm comm) const {
-  const auto in_use = deadline_.use_mpi();
   MPI_Request request = MPI_REQUEST_NULL;
   check_mpi(MPI_Ibarrier(comm, &request), "MPI_Ibarrier");
   await({&request, 1}, "all ranks to arrive");
 }
 
 void MpiRanks::all_reduce(std::span<std::uint64_t> numbers, Reduction reduction, std::string_view what) const {
-  const auto in_use = deadline_.use_mpi();
   check();
   auto memory = std::make_unique_for_overwrite<std::uint64_t[]>(2 * numbers.size());
   std::uint64_t* const reduced = memory.get() + numbers.size();
@@ -229,7 +225,6 @@ void MpiRanks::all_gather(std::span<const std::byte> mine, std::span<std::byte> 
 }
 
 void MpiRanks::gather(std::span<const std::byte> mine, std::span<std::byte> all, std::string_view what) const {
-  const auto in_use = deadline_.use_mpi();
   check();
   const int n_bytes = count_of(mine.size(), "MPI_Gather");
   const std::size_t n_gathered = rank() == 0 ? mine.size() * static_cast<std::size_t>(size()) : 0;
@@ -243,7 +238,6 @@ void MpiRanks::gather(std::span<const std::byte> mine, std::span<std::byte> all,
 }
 
 void MpiRanks::broadcast(std::span<std::byte> bytes, int root, std::string_view what) const {
-  const auto in_use = deadline_.use_mpi();
   check();
   // MPI counts in int. All ranks have as many bytes, and therefore the same parts.
   constexpr std::size_t kMostBytes = std::size_t{1} << 24;
@@ -269,28 +263,25 @@ std::unique_ptr<Transport> MpiRanks::open_shared_transport(Topology topology) co
 }
 
 std::vector<int> MpiRanks::find_nodes() const {
-  const auto in_use = deadline_.use_mpi();
   MPI_Comm node = split_by_node();
   const int leader = ranks_of(node).front();
   {
-    const Waiting waiting(deadline_, "in MPI_Comm_free");
+    const BlockingCall call(deadline_, "MPI_Comm_free");
     check_mpi(MPI_Comm_free(&node), "MPI_Comm_free");
   }
   return all_gather(leader, "the nodes of all ranks");
 }
 
 MPI_Comm MpiRanks::split_by_node() const {
-  const auto in_use = deadline_.use_mpi();
   // It blocks until all ranks have called it.
   barrier();
-  const Waiting waiting(deadline_, "in MPI_Comm_split_type");
+  const BlockingCall call(deadline_, "MPI_Comm_split_type");
   MPI_Comm node = MPI_COMM_NULL;
   check_mpi(MPI_Comm_split_type(comm_, MPI_COMM_TYPE_SHARED, rank(), MPI_INFO_NULL, &node), "MPI_Comm_split_type");
   return node;
 }
 
 std::vector<int> MpiRanks::ranks_of(MPI_Comm part) const {
-  const auto in_use = deadline_.use_mpi();
   std::vector<int> in_part(static_cast<std::size_t>(size_of(part))), ranks(in_part.size());
   std::iota(in_part.begin(), in_part.end(), 0);
   MPI_Group group = MPI_GROUP_NULL, all = MPI_GROUP_NULL;

@@ -27,7 +27,7 @@ void check_mpi(int status, const char* call);
 /// Every wait polls, so that it can have a deadline, and yields, so that more ranks than cores share the cores. A rank that
 /// computes for longer than the deadline counts as silent, so the others give up. MPI_Comm_split_type and the calls that
 /// make and free shared windows have no form that polls: the ranks meet under the deadline before such a call, and a rank
-/// that ends inside it is not noticed.
+/// that ends inside it is not noticed but by a Deadline that can end the process.
 ///
 /// Errors: ranks that call different functions may send messages of other lengths to each other, and then Open MPI hands the
 /// error of a nonblocking collective to the handler of MPI_COMM_WORLD, which by default ends the job.
@@ -66,9 +66,9 @@ class MpiRanks : public Ranks {
   Deadline& deadline() const override { return deadline_; }
   /// Polls until the requests are complete. @param what for the message of a missed deadline @param completed checks each of
   /// them; by default for errors @param advance called meanwhile, and until it returns true
-  /// @throws TransportError
+  /// @param find see Deadline::poll() @throws TransportError
   void await(std::span<MPI_Request> requests, std::string_view what, const Completed& completed = {},
-             const Advance& advance = {}) const;
+             const Advance& advance = {}, const Deadline::FindPending& find = {}) const;
   /// Polls once. @returns whether all has arrived @throws TransportError
   bool poll(std::span<MPI_Request> requests, const Completed& completed, const Advance& advance) const;
   /// Gives up these ranks, after an error that leaves messages in flight.

@@ -11,13 +11,17 @@ namespace tree_attn {
 MpiTransport::MpiTransport(const MpiRanks& ranks, Topology topology)
     : Transport(std::move(topology), ranks.rank()),
       ranks_(ranks),
-      completed_([this](std::size_t i, const MPI_Status& status) { completed(parts_[i], status); }) {
+      completed_([this](std::size_t i, const MPI_Status& status) { completed(parts_[i], status); }),
+      find_pending_([this] {
+        std::vector<int> senders = pending(true);
+        const bool have_sent = senders.empty();
+        return Deadline::Pending{have_sent ? pending(false) : std::move(senders), have_sent};
+      }) {
   ranks_.check();
 }
 
 MpiTransport::~MpiTransport() {
   if (!has_messages_in_flight()) return;
-  const auto in_use = ranks_.deadline().use_mpi();
   ranks_.give_up();
   for (std::size_t i = 0; i < requests_.size(); ++i) {
     if (requests_[i] == MPI_REQUEST_NULL) continue;
@@ -30,7 +34,6 @@ MpiTransport::~MpiTransport() {
 template <class Byte, class Start>
 void MpiTransport::start(std::span<Byte> bytes, int peer, bool is_received, const Start& start_part) {
   ranks_.check();
-  const auto in_use = ranks_.deadline().use_mpi();
   const std::size_t n = bytes.size(), n_further = n / (kMaxMessageBytes + 1);
   for (std::size_t i = 0; i <= n_further; ++i) {
     const std::span<Byte> part = bytes.first(std::min(bytes.size(), kMaxMessageBytes + (i == 0 ? n_further : 0)));
@@ -74,15 +77,18 @@ bool MpiTransport::has_messages_in_flight() const {
 }
 
 void MpiTransport::finish_messages() {
-  ranks_.await(requests_, "a message", completed_, advance_);
+  ranks_.await(requests_, "a message", completed_, advance_, find_pending_);
   requests_.clear();
   parts_.clear();
 }
 
-bool MpiTransport::have_arrived() {
-  const bool all = ranks_.poll(requests_, completed_, advance_);
-  ranks_.deadline().poll();
-  return all;
+bool MpiTransport::have_arrived() { return ranks_.poll(requests_, completed_, advance_); }
+
+std::vector<int> MpiTransport::pending(bool is_received) const {
+  std::vector<int> peers;
+  for (std::size_t i = 0; i < requests_.size(); ++i)
+    if (parts_[i].is_received == is_received && requests_[i] != MPI_REQUEST_NULL) peers.push_back(parts_[i].peer);
+  return peers;
 }
 
 }  // namespace tree_attn

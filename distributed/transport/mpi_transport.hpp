@@ -39,6 +39,9 @@ class MpiTransport : public Transport {
   void start_receive(std::span<std::byte> bytes, int from) override;
   void finish_messages() override;
 
+  /// Peers of the messages that are received, or sent, and are not complete; one may be named twice.
+  virtual std::vector<int> pending(bool is_received) const;
+
   MpiRanks::Advance advance_;  ///< of a derived transport whose messages do not all go over MPI
 
  private:
@@ -56,6 +59,7 @@ class MpiTransport : public Transport {
   std::vector<MPI_Request> requests_;
   std::vector<Part> parts_;  ///< of the requests
   MpiRanks::Completed completed_;
+  Deadline::FindPending find_pending_;
 };
 
 }  // namespace tree_attn

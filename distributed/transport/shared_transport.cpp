@@ -63,7 +63,6 @@ SharedTransport::SharedTransport(const MpiRanks& ranks, Topology topology)
 }
 
 void SharedTransport::open_window() {
-  const auto in_use = ranks().deadline().use_mpi();
   node_ = ranks().split_by_node();
   const std::vector<int> ranks_of_node = ranks().ranks_of(node_);
   const int n = static_cast<int>(ranks_of_node.size());
@@ -76,7 +75,7 @@ void SharedTransport::open_window() {
   const MPI_Aint n_bytes = static_cast<MPI_Aint>(n_used + alignof(Inbox));
   void* memory = nullptr;
   {
-    const Waiting waiting(ranks().deadline(), "in MPI_Win_allocate_shared");
+    const BlockingCall call(ranks().deadline(), "MPI_Win_allocate_shared");
     check_mpi(MPI_Win_allocate_shared(n_bytes, 1, MPI_INFO_NULL, node_, static_cast<void*>(&memory), &window_),
               "MPI_Win_allocate_shared");
   }
@@ -119,14 +118,22 @@ SharedTransport::~SharedTransport() {
     ranks().give_up();
     return;
   }
-  const auto in_use = ranks().deadline().use_mpi();
-  const Waiting waiting(ranks().deadline(), "in MPI_Win_free");
+  const BlockingCall call(ranks().deadline(), "MPI_Win_free");
   MPI_Win_free(&window_);
   MPI_Comm_free(&node_);
 }
 
 bool SharedTransport::has_messages_in_flight() const {
   return !sends_.empty() || !receives_.empty() || MpiTransport::has_messages_in_flight();
+}
+
+std::vector<int> SharedTransport::pending(bool is_received) const {
+  std::vector<int> peers = MpiTransport::pending(is_received);
+  const auto add = [&](const auto& messages) {
+    for (const auto& message : messages) peers.push_back(message.peer);
+  };
+  is_received ? add(receives_) : add(sends_);
+  return peers;
 }
 
 SharedTransport::Mailbox* SharedTransport::mailbox(const std::vector<Mailbox*>& of_ranks, int peer,

@@ -40,6 +40,7 @@ class SharedTransport : public MpiTransport {
  protected:
   void start_send(std::span<const std::byte> bytes, int to) override;
   void start_receive(std::span<std::byte> bytes, int from) override;
+  std::vector<int> pending(bool is_received) const override;
 
  private:
   bool advance();

@@ -153,23 +153,23 @@ void ThreadNetwork::close() {
 }
 
 void ThreadDeadline::begin_wait(std::string_view phrase) {
-  TimeLimit::begin_wait(phrase);
+  Deadline::begin_wait(phrase);
   --network_.n_computing_;
 }
 
 void ThreadDeadline::end_wait() {
   ++network_.n_computing_;
-  TimeLimit::end_wait();
+  Deadline::end_wait();
 }
 
-void ThreadDeadline::poll() {
+void ThreadDeadline::poll(const FindPending& find) {
   if (!is_waiting()) return;
   ThreadNetwork::Mailbox& own = network_.mailbox(rank());
   const std::lock_guard lock(own.mutex);
   if (own.closed) throw another_failed(rank());
   // Computing counts as answering.
   if (network_.n_computing_ > 0) progress();
-  TimeLimit::poll();
+  Deadline::poll(find);
 }
 
 void ThreadRanks::barrier() const { all_gather({}, {}, "the arrival"); }

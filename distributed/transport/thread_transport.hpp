@@ -77,13 +77,13 @@ class ThreadNetwork {
 };
 
 /// The deadline of one rank: of its waits in the network, and of those that poll.
-class ThreadDeadline : public TimeLimit {
+class ThreadDeadline : public Deadline {
  public:
-  ThreadDeadline(ThreadNetwork& network, int rank) : TimeLimit(rank, network.timeout()), network_(network) {}
-  using TimeLimit::rank;
+  ThreadDeadline(ThreadNetwork& network, int rank) : Deadline(rank, network.timeout()), network_(network) {}
+  using Deadline::rank;
   void begin_wait(std::string_view phrase) override;
   void end_wait() override;
-  void poll() override;
+  void poll(const FindPending& find = {}) override;
 
  private:
   ThreadNetwork& network_;

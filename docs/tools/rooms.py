@@ -22,7 +22,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 INCLUDE = re.compile(r'^\s*#\s*include\s+"(?:tree_attn/)?([^"]+)"', re.MULTILINE)
 PRODUCT = ("reference", "gpu", "distributed")
 FEATURES = {
-    "care of a job": r"watchdog|pulse_|launcher|mpi_session|deadline|guard",
+    "care of a job": r"call_limit|launcher|mpi_session|deadline|hanging|guard",
     "facts, info": r"facts|collect|/libraries|info_command|mpi_info|machine|need\.",
     "fingerprint, agreement on options": r"fingerprint|agreement",
     "memory check": r"measure/(test_)?memory",

@@ -142,7 +142,7 @@ void run(int argc, char** argv) {
   shape.head_dim = shape.value_dim = integer("--head-dim");
   shape.order = options["--order"] == name_of(LeafOrder::kDealt) ? LeafOrder::kDealt : LeafOrder::kContiguous;
 
-  TimeLimit none(0, std::numeric_limits<double>::infinity());
+  Deadline none(0, std::numeric_limits<double>::infinity());
   const SimulatedRanks ranks(none);
   const Topology topology = ranks.topology(static_cast<int>(integer("--ranks-per-node")));
   const std::vector<KeyRange> ranges = shape.order == LeafOrder::kDealt

@@ -100,8 +100,8 @@ class Agreement : public doctest::IReporter {
 
   void test_case_start(const doctest::TestCaseData& data) override { name_ = data.m_name; }
   void test_case_exception(const doctest::TestCaseException& exception) override {
-    the_session->abandon("rank " + std::to_string(the_session->ranks().rank()) + " left \"" + name_ +
-                         "\": " + exception.error_string.c_str());
+    the_session->abandon(std::runtime_error("rank " + std::to_string(the_session->ranks().rank()) + " left \"" + name_ +
+                                            "\": " + exception.error_string.c_str()));
   }
   void test_case_end(const doctest::CurrentTestCaseStats& stats) override {
     const std::int64_t n_ranks = the_session->ranks().all_sum(stats.failure_flags != 0);
@@ -158,7 +158,7 @@ int main(int argc, char** argv) {
       std::cout << "rank " << session.ranks().rank() << ":\n" << kept.str() << std::flush;
     if (session.ranks().all_sum(status) != 0 || n_failed_cases > 0) status = 1;
   } catch (const std::exception& error) {
-    session.abandon("rank " + std::to_string(session.ranks().rank()) + ": " + error.what());
+    session.abandon(error);
   }
   the_groups.clear();
   return status;

@@ -2,8 +2,6 @@
 /// @file
 /// @brief Arguments that break a precondition of distributed/ and gpu/backend/ are refused in every build, in a line with
 /// the function and the values.
-#include "tree_attn/distributed/job/pulse_board.hpp"
-#include "tree_attn/distributed/job/watchdog.hpp"
 #include "tree_attn/distributed/measure/measure.hpp"
 #include "tree_attn/distributed/plan/exchange.hpp"
 #include "tree_attn/distributed/transport/thread_transport.hpp"
@@ -158,10 +156,7 @@ TEST_CASE("arguments: a timeout is at least 0 and no NaN") {
   const Topology topology = Topology::pretend(1, 1);
   for (const double timeout : {kNaN, -1.0}) {
     CHECK_THROWS_AS(run_threads(topology, timeout, [](Transport&) {}), std::invalid_argument);
-    CHECK_THROWS_AS(TimeLimit(0, timeout), std::invalid_argument);
-    CHECK_THROWS_AS(Watchdog(LaunchedJob{}, timeout), std::invalid_argument);
-    const PulseBoard board(0, 1, false);
-    CHECK_THROWS_AS(PulseObserver(board, timeout, 0), std::invalid_argument);
+    CHECK_THROWS_AS(Deadline(0, timeout), std::invalid_argument);
     const auto cache = emulated::backend().make_cache({.heads = 1, .kv_heads = 1, .head_dim = 16, .value_dim = 16}, {0, 64});
     CHECK_THROWS_AS(open_one_shot(*cache, 1, {.timeout = timeout}), std::invalid_argument);
   }
@@ -185,7 +180,6 @@ TEST_CASE("arguments: ranks talk to ranks that exist, about as many bytes as the
     for (int odd = 0; odd < 2; ++odd) CHECK(std::isnan(ranks.all_max(ranks.rank() == odd ? kNaN : 1.0)));
   });
   CHECK_THROWS_WITH_AS(ThreadNetwork(0, 1), "ThreadNetwork: 0 ranks", std::invalid_argument);
-  CHECK_THROWS_WITH_AS(PulseBoard(1, 1, false), "PulseBoard: rank 1 of 1", std::out_of_range);
 }
 
 TEST_CASE("arguments: schedules are of members that exist, and joined at least two at a time") {

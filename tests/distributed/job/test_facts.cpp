@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Facts as messages between ranks, and as a table.
-#include "tree_attn/distributed/job/error_line.hpp"
 #include "tree_attn/distributed/job/facts.hpp"
+#include "tree_attn/distributed/transport/ranks_text.hpp"
 
 #include <doctest/doctest.h>
 

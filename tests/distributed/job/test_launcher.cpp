@@ -31,14 +31,12 @@ TEST_CASE("launcher: a rank is described by the variables of its launcher, the i
   CHECK(job_with(variables).launcher == "Slurm's srun");
   CHECK(job_with(variables).rank == 3);
   CHECK(job_with(variables).size == 5);
-  CHECK(!job_with(variables).one_exit_ends_job);
   // An mpiexec that srun has started passes on the variables of the step.
   variables.insert({{"PMI_RANK", "1"}, {"PMI_SIZE", "4"}});
   CHECK(job_with(variables).rank == 1);
   CHECK(job_with(variables).size == 4);
   variables.insert({{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "2"}});
   CHECK(job_with(variables).size == 2);
-  CHECK(job_with(variables).one_exit_ends_job);
   // Variables that make no sense are of another program.
   variables["OMPI_COMM_WORLD_SIZE"] = "0";
   CHECK(job_with(variables).size == 4);

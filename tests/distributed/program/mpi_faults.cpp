@@ -1,19 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief A library to preload: the rank STOP_RANK stops in the call STOP_IN, its main thread alone waits there for ever, or
-/// the call fails; several machines, and an MPI for one thread.
+/// the call fails.
 ///
 /// STOP_HOW=stop (SIGSTOP: all threads of the process), wait (the calling thread) or fail. What MPI_Isend() sends arrives
-/// with another bit, as if memory or a link had failed; fsync() takes STOP_HOW seconds. With MPI_LEVEL=funneled, MPI grants
-/// no more than MPI_THREAD_FUNNELED. Every RANKS_PER_MACHINE consecutive ranks share their memory with no others.
-#include <dlfcn.h>
+/// with another bit, as if memory or a link had failed; fsync() takes STOP_HOW seconds.
 #include <mpi.h>
-#include <pthread.h>
 #include <signal.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <list>
@@ -47,20 +42,13 @@ int stop_in(const char* call) {
   return MPI_SUCCESS;
 }
 
-/// The function that this library stands in front of.
-template <class Function>
-Function* next(const char* name) {
-  return reinterpret_cast<Function*>(dlsym(RTLD_NEXT, name));
-}
-
 }  // namespace
 
 extern "C" {
 
 int MPI_Init_thread(int* argc, char*** argv, int required, int* provided) {
   stop_in("MPI_Init_thread");
-  return PMPI_Init_thread(
-      argc, argv, variable("MPI_LEVEL") == "funneled" ? std::min<int>(required, MPI_THREAD_FUNNELED) : required, provided);
+  return PMPI_Init_thread(argc, argv, required, provided);
 }
 
 int MPI_Comm_split_type(MPI_Comm comm, int type, int key, MPI_Info info, MPI_Comm* split) {
@@ -99,19 +87,6 @@ int MPI_Finalize() {
 int fsync(int) {
   if (stops_in("fsync")) sleep(static_cast<unsigned>(std::stoi(variable("STOP_HOW"))));
   return 0;
-}
-
-int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, void* (*start)(void*), void* argument) {
-  if (stop_in("pthread_create") != MPI_SUCCESS) return EAGAIN;
-  return next<decltype(pthread_create)>("pthread_create")(thread, attributes, start, argument);
-}
-
-/// The file that ranks of one machine share has another name on every machine.
-int memfd_create(const char* name, unsigned flags) {
-  std::string here = name;
-  if (const std::string n = variable("RANKS_PER_MACHINE"); !n.empty())
-    here += "-machine" + std::to_string(std::stoi(rank_of_launcher()) / std::stoi(n));
-  return next<int(const char*, unsigned)>("memfd_create")(here.c_str(), flags);
 }
 
 }  // extern "C"

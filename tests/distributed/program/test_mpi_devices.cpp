@@ -156,7 +156,7 @@ TEST_CASE("nccl: what is missing, does not fit or fails is one line, and process
   sinks.write(scratch.path("sinks"), "F32");
   // Where the loader looks first lies a file that is no library: this machine may have NCCL elsewhere.
   scratch.write("libnccl.so.2", "");
-  const Words small = kDecode + "--seq-len 256 --transport nccl --timeout 1"_words, one_shot{"--algorithm", "one-shot"},
+  const Words small = kDecode + "--seq-len 256 --transport nccl --timeout 2"_words, one_shot{"--algorithm", "one-shot"},
               devices{"--devices", "0-1"};
   const auto on_three = [&](const std::string& fault, const std::string& line, const Words& more = {}) {
     return Ending{ranks(3, small + more, with_nccl(fault)), line};
@@ -171,7 +171,7 @@ TEST_CASE("nccl: what is missing, does not fit or fails is one line, and process
        {with_nccl(Words{"TREE_ATTN_NCCL_LIBRARY=", "LD_LIBRARY_PATH=" + scratch.folder().string()}) + small + devices,
         "--transport nccl: libnccl.so.2 was not found; pip install nvidia-nccl-cu13 or apt-get install libnccl2, or set "
         "TREE_ATTN_NCCL_LIBRARY to its path"},
-       on_three("join 2", " waits for all ranks to join NCCL (rank 0 listens on lo 127.0.0.1; NCCL_SOCKET_IFNAME "),
+       on_three("join 2", " for all ranks to join NCCL (rank 0 listens on lo 127.0.0.1; NCCL_SOCKET_IFNAME "),
        on_three("silent 1 1", "over NCCL"),
        on_three("call 1 1", "rank 1: NCCL 2.29.7: ncclRecv: unhandled system error"),
        on_three("async 1 1", "rank 1: NCCL 2.29.7: an asynchronous error: remote process"),

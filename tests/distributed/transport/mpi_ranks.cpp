@@ -31,11 +31,11 @@ class Half {
 };
 
 /// A time limit that holds from some moment on.
-class LaterLimit : public TimeLimit {
+class LaterLimit : public Deadline {
  public:
-  using TimeLimit::TimeLimit;
-  void poll() override {
-    if (has_begun) TimeLimit::poll();
+  using Deadline::Deadline;
+  void poll(const FindPending& find) override {
+    if (has_begun) Deadline::poll(find);
   }
   bool has_begun = false;
 };

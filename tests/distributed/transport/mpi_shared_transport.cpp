@@ -116,7 +116,8 @@ TEST_CASE("shared transport: a message that never comes, and one that nobody tak
     SharedTransport transport(ranks, ranks.topology(0));
     ranks.doing("in a test");
     std::vector<std::byte> bytes(4 * SharedTransport::kPartBytes);
-    const std::string error = "rank " + std::to_string(ranks.rank()) + " waited 0.2 s for a message in a test and gave up";
+    const std::string error = "rank " + std::to_string(ranks.rank()) + " waited 0.2 s for a message" +
+                              (ranks.rank() == 0 ? " of rank 1" : " to rank 2") + " in a test and gave up";
     if (ranks.rank() == 0) {
       transport.receive(bytes, 1);
       CHECK_THROWS_WITH_AS(transport.wait(), error.c_str(), TransportError);
