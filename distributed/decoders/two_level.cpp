@@ -22,7 +22,7 @@ double longest_message(const Topology& topology, std::span<const KeyRange> range
   return std::max(longest_forest_bytes(ranges, options), longest_forest_bytes(ranges_of_nodes(topology, ranges), options));
 }
 
-int radix_of(const Topology& topology, std::span<const KeyRange> ranges, const PlanOptions& options) {
+int radix_of_two_level(const Topology& topology, std::span<const KeyRange> ranges, const PlanOptions& options) {
   return radix_between_nodes(topology, longest_message(topology, ranges, options), options);
 }
 
@@ -68,6 +68,6 @@ extern const Algorithm kTwoLevel;
 constinit const Algorithm kTwoLevel{.name = "two-level",
                                     .brief = "blocks of ranks joined k at a time, the ranks of a node first",
                                     .exchange = &two_level_plan,
-                                    .radix = &radix_of};
+                                    .radix = &radix_of_two_level};
 
 }  // namespace tree_attn

@@ -109,7 +109,7 @@ nlohmann::ordered_json fields(const Network& network) {
 }
 
 /// The radix of a plan; null where there is none.
-nlohmann::ordered_json radix_of(int radix) { return radix > 0 ? nlohmann::ordered_json(radix) : nullptr; }
+nlohmann::ordered_json radix_or_null(int radix) { return radix > 0 ? nlohmann::ordered_json(radix) : nullptr; }
 
 /// The command line may contain any bytes, but JSON must be UTF-8.
 std::string dump(const nlohmann::ordered_json& report) {
@@ -168,7 +168,7 @@ std::string json(const ReportHeader& header, std::span<const Measurement> measur
     };
     run.update(fields(header));
     run.update(fields(header.shape));
-    run["radix"] = radix_of(m.radix);
+    run["radix"] = radix_or_null(m.radix);
     run["max_abs_error"] = m.errors ? nlohmann::ordered_json(m.errors->max_abs) : nullptr;
     run["max_rel_error"] = m.errors ? nlohmann::ordered_json(m.errors->max_rel) : nullptr;
     run["lse_max_error"] = m.errors ? nlohmann::ordered_json(m.errors->lse_max) : nullptr;
@@ -214,7 +214,7 @@ std::string json(const PredictionHeader& header, std::span<const NamedPrediction
     nlohmann::ordered_json run{{"algorithm", name},
                                {"ranks", header.topology.size()},
                                {"nodes", header.topology.n_nodes()},
-                               {"radix", radix_of(radix)},
+                               {"radix", radix_or_null(radix)},
                                {"predicted", fields(predicted)}};
     run.update(fields(header.shape));
     run["predicted"]["peak_kv_bytes_per_rank"] = predicted.peak_kv_bytes;
@@ -281,7 +281,7 @@ std::string json(const GenerationHeader& header, std::span<const GenerationRun> 
                                          {"same_bits_on_all_ranks", run.same_bits_on_all_ranks},
                                          {"logits_digest", hex(run.digest)}};
     fields_of_run.update(fields(header));
-    fields_of_run["radix"] = radix_of(run.radix);
+    fields_of_run["radix"] = radix_or_null(run.radix);
     for (const Answer& answer : run.answers) {
       nlohmann::ordered_json fields_of_answer{{"question", answer.question}, {"answer", answer.text},
                                               {"position", answer.position}, {"rank", answer.rank},

@@ -125,7 +125,7 @@ struct Setup {
     backend = &backend_of_rank(options, ranks.rank(), layout);
     chosen = chosen_algorithms(options);
     const LeafOrder order = order_of(options, chosen);
-    check(options, *backend, order, ranks.size());
+    check_cluster(options, *backend, order, ranks.size());
     if (!options.in.empty()) file = SafetensorsFile::open(options.in);
     if (!file && !options.expect.empty())
       refuse("--expect ", readable(options.expect), ": needs IN, the file that contains the tensor");
@@ -135,7 +135,7 @@ struct Setup {
     workload = file ? open_workload(*file, options.steps, order, options.rule, options.softcap, options.value_dim)
                     : make_workload(synthetic, options.seed, options.steps);
     if (file && !options.expect.empty()) expected_tensor(*file, options.expect, workload->shape());
-    check(options, ranks.size(), workload->shape());
+    check_workload(options, ranks.size(), workload->shape());
     if (ranks.rank() == 0) outputs.emplace(options);
     if (options.moments > 1) enlarged = with_moments(*workload);
   }
@@ -201,7 +201,7 @@ int run_decode(const DecodeOptions& options, const Ranks& ranks) {
   std::optional<OpenShard> shard;
   run_on_all(ranks, [&] {
     for (const WorkloadShape& decoded : {reduced.shape(), again.workload.shape()})
-      check(setup->chosen, *setup->backend, *transport, ranges, decoded);
+      check_algorithms(setup->chosen, *setup->backend, *transport, ranges, decoded);
     shard = fill_shard(*setup->backend, reduced, topology.range_of(ranks.rank(), ranges), scale);
   });
 

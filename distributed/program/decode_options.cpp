@@ -76,7 +76,7 @@ RunHeader header_of(const ClusterOptions& options, const Backend& backend, const
   return header;
 }
 
-void check(const ClusterOptions& options, const Backend& backend, LeafOrder order, int n_ranks) {
+void check_cluster(const ClusterOptions& options, const Backend& backend, LeafOrder order, int n_ranks) {
   if (options.threads && !backend.has_threads())
     refuse("--threads is for --backend cpu, but the backend is ", options.backend);
   if (options.transport == "nccl" && platform_of(backend).make_blocks == nullptr)
@@ -87,7 +87,7 @@ void check(const ClusterOptions& options, const Backend& backend, LeafOrder orde
     refuse("--order dealt: at most ", kMostDealtRanks, " ranks can share a sequence, but the job has ", ranks_text(n_ranks));
 }
 
-void check(const DecodeOptions& options, int n_ranks, const WorkloadShape& shape) {
+void check_workload(const DecodeOptions& options, int n_ranks, const WorkloadShape& shape) {
   if (options.moments > 1 && !shape.sink.empty())
     refuse("--moments 2: a learned sink has no moments; leave the tensor \"sink\" out");
   if (options.moments > 1 && shape.dtype == DType::F8_E4M3)
@@ -150,8 +150,8 @@ std::unique_ptr<Transport> open_transport(const ClusterOptions& options, const B
   return ranks.open_transport(std::move(topology));
 }
 
-void check(std::span<const Algorithm* const> chosen, const Backend& backend, Transport& transport,
-           std::span<const KeyRange> ranges, const WorkloadShape& shape) {
+void check_algorithms(std::span<const Algorithm* const> chosen, const Backend& backend, Transport& transport,
+                      std::span<const KeyRange> ranges, const WorkloadShape& shape) {
   const std::string who = "--backend " + std::string(backend.name()) + ": ";
   if (const std::string why = backend.refusal(shape); !why.empty()) refuse(who, "no kernel supports ", why);
   if ((shape.mask.data != nullptr || shape.softcap > 0) && !backend.has_masks())

@@ -107,12 +107,12 @@ RunHeader header_of(const ClusterOptions& options, const Backend& backend, const
                     const RankLayout& layout);
 
 /// Checks the options against the backend, the order of leaves and the number of ranks. @throws InputError
-void check(const ClusterOptions& options, const Backend& backend, LeafOrder order, int n_ranks);
+void check_cluster(const ClusterOptions& options, const Backend& backend, LeafOrder order, int n_ranks);
 /// Refuses shapes that the backend does not support, cuts inside a leaf if an algorithm promises bits, and shards that one
 /// cannot combine, see Algorithm::refusal. @param shape as the cache stores it
 /// @throws InputError
-void check(std::span<const Algorithm* const> chosen, const Backend& backend, Transport& transport,
-           std::span<const KeyRange> ranges, const WorkloadShape& shape);
+void check_algorithms(std::span<const Algorithm* const> chosen, const Backend& backend, Transport& transport,
+                      std::span<const KeyRange> ranges, const WorkloadShape& shape);
 /// The GPU of a rank among the `n_gpus` that it sees: that of --devices, or the one at its place among the ranks of its
 /// machine; ranks take turns if they outnumber the GPUs. -1: none.
 int gpu_of_rank(const std::string& devices, int rank, const Topology& machines, int n_gpus);
@@ -121,7 +121,7 @@ int gpu_of_rank(const std::string& devices, int rank, const Topology& machines, 
 /// context on the current GPU, which is GPU 0 for every rank that has not chosen one.
 /// @throws InputError as find_backend(), or if the GPU is not there or cannot be used
 const Backend& backend_of_rank(const ClusterOptions& options, int rank, const RankLayout& layout);
-/// The transport of --transport. Collective. @pre check() has accepted the options @throws as NcclTransport
+/// The transport of --transport. Collective. @pre check_cluster() has accepted the options @throws as NcclTransport
 std::unique_ptr<Transport> open_transport(const ClusterOptions& options, const Backend& backend, const Ranks& ranks,
                                           Topology topology);
 /// How ranks exchange states, over the network of the transport. Where ranks outnumber the cores of their node, a message
@@ -132,7 +132,7 @@ PlanOptions plan_options(const ClusterOptions& options, const RankLayout& layout
 std::string ranks_text(int n_ranks);
 
 /// Checks the options against each other, the number of ranks and the shape. @throws InputError
-void check(const DecodeOptions& options, int n_ranks, const WorkloadShape& shape);
+void check_workload(const DecodeOptions& options, int n_ranks, const WorkloadShape& shape);
 
 /// The order of leaves of that name, "contiguous" or "dealt".
 LeafOrder order_named(std::string_view name);

@@ -96,7 +96,7 @@ struct Generation {
       refuse("--k-scale and --v-scale are for --dtype f8_e4m3");
     backend = &backend_of_rank(options, ranks.rank(), layout);
     generator.order = order_named(options.order);
-    check(options, *backend, generator.order, ranks.size());
+    check_cluster(options, *backend, generator.order, ranks.size());
     chosen = chosen_algorithms(options);
     generator.dtype = dtype_named(options.dtype);
     generator.n_threads = layout.n_threads;
@@ -296,8 +296,8 @@ int run_generate(const GenerateOptions& options, const Ranks& ranks) {
   const double start = transport->seconds();
   run_on_all(ranks, [&] {
     const AttentionShape cached = cache_shape(setup->model->config(), setup->generator);
-    check(setup->chosen, *setup->backend, *transport, growing_ranges(setup->generator.order, n, ranks.size()),
-          {cached, n, {}, setup->generator.order});
+    check_algorithms(setup->chosen, *setup->backend, *transport, growing_ranges(setup->generator.order, n, ranks.size()),
+                     {cached, n, {}, setup->generator.order});
     try {
       generator.emplace(*setup->model, *setup->backend, *transport, n, *setup->chosen[0], setup->generator);
     } catch (const std::runtime_error& error) {  // of a device
