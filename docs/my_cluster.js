@@ -233,31 +233,21 @@ const StepTimes = (() => {
     plan.joinNodes(step, me, radix, plan.joinBlocks({ranks: upTo(p - 1), ranges, me}, upTo(n).map(i => first + i), nodeRadix, own));
   }
 
-  /// Kernels store packets of 16 bytes, three floats in each, inside the node: gpu/engine/peers.hpp. Then as two-level between nodes.
-  const kMostOneShotRanks = 16, kMostSharedBytes = 128 * 1024;
+  /// Kernels store packets of 16 bytes, three floats in each: gpu/engine/peers.hpp.
+  const kMostOneShotRanks = 16, kMostOneShotBytes = 128 * 1024;
   function oneShot(step, me, plan) {
-    const {nodes, nodeRanges, ranges, nRows, d} = step, node = step.nodeOf(me), ranks = nodes[node], n = ranks.length, place = me - ranks[0];
-    const forests = ranks.map(rank => step.coverOf(ranges[rank].begin, ranges[rank].end)), leavesStates = nodes.length > 1;
-    const lengthOf = each => step.coverOf(each.begin, each.end).length, packets = Math.ceil((d + 2) / 3);
-    const hasOwners = forests.some(forest => forest.length * plan.stateBytes > kMostSharedBytes), owned = i => Math.floor((nRows + n - 1 - i) / n);
-    const store = (sent, received) => {
-      plan.exchange();
-      plan.last.isStored = true;
-      ranks.forEach((peer, i) => { if (i !== place) plan.send(peer, 16 * sent(i)), plan.receive(peer, 16 * received(i)); });
-    };
+    const {ranges, nRows, d} = step, forests = ranges.map(({begin, end}) => step.coverOf(begin, end));
     // One without keys stores one packet for every row.
-    const ofRow = i => Math.max(1, forests[i].length * packets), rows = i => (hasOwners ? owned(i) : nRows);
-    store(i => rows(i) * ofRow(place), i => rows(place) * ofRow(i));
-    const forest = plan.join(forests);
-    if (!leavesStates) plan.root(forest);
-    const result = leavesStates ? lengthOf(nodeRanges[node]) * packets : Math.ceil((d + 1) / 3);
-    if (hasOwners) store(() => owned(place) * result, i => owned(i) * result);
-    if (!leavesStates) return;
-    const {slices, radix} = step.oneShotChoice ||= choiceFor(step, Math.max(...nodeRanges.map(lengthOf)) * plan.stateBytes);
-    if (slices === 1) return plan.joinNodes(step, me, radix, forest);
-    plan.rows = rowsOfSlice(nRows, place, n);
-    joinSlices(step, me, radix, plan, forest);
+    const bytesOf = i => 16 * nRows * Math.max(1, forests[i].length * Math.ceil((d + 2) / 3));
+    plan.exchange();
+    plan.last.isStored = true;
+    ranges.forEach((_, peer) => { if (peer !== me) plan.send(peer, bytesOf(me)), plan.receive(peer, bytesOf(peer)); });
+    plan.root(plan.join(forests));
   }
+  /// Its kernels reach one node, and are for few ranks and few rows: refusal() in distributed/decoders/one_shot.cpp.
+  const takesOneShot = ({keys, batch, heads, headDim, ranks, perNode, dealt}) =>
+      !dealt && ranks <= perNode && ranks <= kMostOneShotRanks &&
+      contiguousRanges(keys, ranks).every(({begin, end}) => cover(begin, end).length * 4 * batch * heads * (headDim + 2) <= kMostOneShotBytes);
 
   function leaders(step, me, plan) {
     const {nodes, nodeRanges, ranges, nRows, d} = step, node = step.nodeOf(me), ranks = nodes[node], n = ranks.length, place = me - ranks[0];
@@ -319,8 +309,8 @@ const StepTimes = (() => {
     "two-level": twoLevel, leaders, paper: allReduces([[0, 1], [1, 0], [0, 1]]), packed: allReduces([[0, 1], [1, 1]]),
     fused: allReduces([[1, 2]]), gather, ring, "ring-state": ringState, "one-shot": oneShot,
   };
-  /// The algorithms that take so many ranks on a node.
-  const namesFor = ({ranks, perNode, dealt}) => Object.keys(algorithms).filter(name => name !== "one-shot" || (!dealt && Math.min(ranks, perNode) <= kMostOneShotRanks));
+  /// The algorithms that take a problem.
+  const namesFor = problem => Object.keys(algorithms).filter(name => name !== "one-shot" || takesOneShot(problem));
 
   /// All that plans are written for.
   /// @param problem {keys, heads, kvHeads, headDim, elementBytes, batch, ranks, perNode, radix (0: default), dealt}

@@ -15,7 +15,7 @@ namespace tree_attn {
 /// A member that is added to a structure does not compile until it is named here.
 std::vector<Field> fields_of(const PlanOptions& options) {
   // The shape of the states, n_rows and d_v, follows from that of the cache.
-  const auto& [radix, node_radix, slice_bytes, network, library, on_host, steps_done, n_rows, d_v] = options;
+  const auto& [radix, node_radix, slice_bytes, network, library, steps_done, n_rows, d_v] = options;
   const auto& [inside, between, overhead, network_slice_bytes, n_links, gather] = network;
   const auto& [latency, bandwidth] = inside;
   return {Field{"radix", radix},
@@ -29,7 +29,6 @@ std::vector<Field> fields_of(const PlanOptions& options) {
           Field{"links per node", n_links},
           Field{"AllGather of the library", gather},
           Field{"sums by the library", library},
-          Field{"windows on the host", on_host},
           Field{"steps done", steps_done}};
 }
 

@@ -59,7 +59,7 @@ class Decoder {
   bool is_under_way() const { return is_started_; }  ///< whether a step has been started and not finished
   /// When the last step had the states of this rank's own shard where they are merged, as Transport::seconds().
   double states_ready() const { return states_ready_; }
-  /// Windows into which kernels have stored: registered with "nccl", of the "host", by "ipc", of this "process"; or none.
+  /// Windows into which kernels have stored: registered with "nccl", by "ipc", of this "process"; or none.
   virtual std::string_view windows() const { return ""; }
   virtual bool takes_device_queries() const { return false; }  ///< from device memory, where the output then is too
 
@@ -142,8 +142,9 @@ struct OwnDecoder {
 
 /// Why an algorithm cannot combine these shards, in a few words; empty if it can. The same on every rank.
 /// @param backend null, for a prediction: any that has the kernels
-/// @param shape as the cache stores it
-using RefusalOf = std::string (*)(const Topology& topology, const Backend* backend, const WorkloadShape& shape);
+/// @param ranges as Algorithm::open() @param shape as the cache stores it
+using RefusalOf = std::string (*)(const Topology& topology, const Backend* backend, std::span<const KeyRange> ranges,
+                                  const WorkloadShape& shape);
 
 /// A way of combining shards. Every rank ends with the same output.
 struct Algorithm {

@@ -183,11 +183,6 @@ BlockForest PlanBuilder::all_gather(std::span<const KeyRange> ranges, const Bloc
   return join(forests);
 }
 
-BlockForest PlanBuilder::take_slice(const Members& members, std::span<const BlockForest> slices) {
-  rows_ = {members.me, static_cast<int>(members.ranks.size())};
-  return slices[static_cast<std::size_t>(members.me)];
-}
-
 void PlanBuilder::gather_output(const Members& members, Block state) {
   collective();
   const std::size_t n = members.ranks.size(), me = static_cast<std::size_t>(members.me);

@@ -112,8 +112,6 @@ class PlanBuilder {
   /// members for slice i of the rows. Blocks that are allocated later for ranges have the rows of that slice.
   /// @param slices of the own forest, see own_slices()
   BlockForest scatter_rows(const Members& members, std::span<const BlockForest> slices);
-  /// The slice of member members.me, where all members have the same own forest. As scatter_rows(), without messages.
-  BlockForest take_slice(const Members& members, std::span<const BlockForest> slices);
   /// Finishes the slice of this rank and gathers the others from the members: one round, after which all have the output.
   /// @param state the slice of member members.me
   void gather_output(const Members& members, Block state);

@@ -24,8 +24,6 @@ struct PlanOptions {
   Network network = kMpiNetwork;              ///< for default_radix(), and where to cut
   /// Whether sums and maxima over all ranks are left to the library of the transport, an NcclTransport.
   bool library_reduces = false;
-  /// Whether windows lie in pinned memory of the host, which GPUs reach that do not reach each other.
-  bool windows_on_host = false;
   /// Where the counter of steps begins in the windows of one-shot. Tests let it begin just before it wraps.
   unsigned steps_done = 0;
   /// Shape of the states. A decoder sets it for every number of queries, and cost().

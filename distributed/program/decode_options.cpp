@@ -168,7 +168,7 @@ void check_algorithms(std::span<const Algorithm* const> chosen, const Backend& b
              " keeps its bits where shards are cut at multiples of ", kLeafKeys);
     }
     if (algorithm->refusal == nullptr) continue;
-    if (const std::string why = algorithm->refusal(transport.topology(), &backend, shape); !why.empty())
+    if (const std::string why = algorithm->refusal(transport.topology(), &backend, ranges, shape); !why.empty())
       refuse("--algorithm ", algorithm->name, ": ", why);
   }
 }
@@ -180,7 +180,6 @@ PlanOptions plan_options(const ClusterOptions& options, const RankLayout& layout
   if (layout.cores.ranks_outnumber_cores) plan.radix = plan.node_radix = 2, plan.network.links_per_node = 0;
   if (options.radix) plan.radix = *options.radix;
   plan.library_reduces = transport.device() != nullptr;
-  plan.windows_on_host = options.windows == "host";
   return plan;
 }
 
@@ -254,18 +253,12 @@ int radix_of(const Algorithm& algorithm, const Topology& topology, std::span<con
   return algorithm.radix == nullptr ? 0 : algorithm.radix(topology, ranges, options);
 }
 
-bool has_windows(const Algorithm* algorithm) {
-  return std::ranges::count(kernel_algorithms(), algorithm->name, &Algorithm::name) > 0;
-}
-
 std::vector<const Algorithm*> chosen_algorithms(const ClusterOptions& options) {
   std::vector<const Algorithm*> chosen{&find_algorithm(options.algorithm)};
   for (const std::string& name : options.compare) chosen.push_back(&find_algorithm(name));
   const auto has_radix = [](const Algorithm* algorithm) { return algorithm->radix != nullptr; };
   if (options.radix && std::none_of(chosen.begin(), chosen.end(), has_radix))
     refuse("--radix is for algorithms that join blocks of ranks, not for ", options.algorithm);
-  if (options.windows == "host" && std::ranges::none_of(chosen, has_windows))
-    refuse("--windows host is for algorithms whose kernels store into windows, not for ", options.algorithm);
   return chosen;
 }
 
@@ -326,10 +319,6 @@ void add_cluster_options(CLI::App& command, ClusterOptions& options) {
   add("--transport", options.transport,
       "mpi; shared: memory that ranks of a node share, mpi between nodes; nccl: between the memories of GPUs",
       one_of({"mpi", "shared", "nccl"}))
-      ->capture_default_str();
-  add("--windows", options.windows,
-      "Memory that kernels of one-shot store into: device; host: pinned, for GPUs that do not reach each other",
-      one_of({"device", "host"}))
       ->capture_default_str();
   add_devices_option(command, options.devices);
   add("--ranks-per-node", options.ranks_per_node,

@@ -30,7 +30,7 @@ struct ShapeOptions {
 /// How shards are decoded and combined: the options that `decode` and `generate` share.
 struct ClusterOptions {
   std::string command_line;  ///< as typed
-  std::string algorithm = "two-level", backend = "cpu", transport = "mpi", windows = "device", devices;
+  std::string algorithm = "two-level", backend = "cpu", transport = "mpi", devices;
   std::vector<std::string> compare;
   std::optional<int> threads, radix;
   int ranks_per_node = 0;
@@ -79,9 +79,7 @@ std::vector<const Algorithm*> all_algorithms();
 /// The radix of a plan of the algorithm; 0 if it has none.
 int radix_of(const Algorithm& algorithm, const Topology& topology, std::span<const KeyRange> ranges,
              const PlanOptions& options);
-/// Whether kernels of the algorithm store into windows of other ranks.
-bool has_windows(const Algorithm* algorithm);
-/// The algorithm, and then those to compare it with. @throws InputError for windows or a radix that none of them has
+/// The algorithm, and then those to compare it with. @throws InputError for a radix that none of them has
 std::vector<const Algorithm*> chosen_algorithms(const ClusterOptions& options);
 
 /// The group of the options that apply to synthetic input only.

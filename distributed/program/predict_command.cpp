@@ -87,7 +87,7 @@ void run_predict(const PredictOptions& options) {
   for (const Algorithm* algorithm : all) {
     show_progress(bar, predictions.size(), all.size(), algorithm->name);
     std::string name(algorithm->name);
-    std::string why = algorithm->refusal ? algorithm->refusal(header.topology, nullptr, header.shape) : "";
+    std::string why = algorithm->refusal ? algorithm->refusal(header.topology, nullptr, ranges, header.shape) : "";
     if (header.shape.order == LeafOrder::kDealt && !algorithm->takes_dealt) why = "takes --order contiguous alone";
     if (!why.empty()) {
       header.left_out.push_back({std::move(name), std::move(why)});

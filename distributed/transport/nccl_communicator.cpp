@@ -156,7 +156,7 @@ void NcclWindow::find_others() {
     if (window_ == nullptr || std::ranges::count(at_, nullptr) > 0)
       throw InputError(
           "NCCL registered no window: the devices of the node do not all reach each other's memory (nvidia-smi topo -p2p r "
-          "says which do), or NCCL_CUMEM_ENABLE or NCCL_WIN_ENABLE is 0; use --windows host");
+          "says which do), or NCCL_CUMEM_ENABLE or NCCL_WIN_ENABLE is 0; use two-level");
   });
 }
 

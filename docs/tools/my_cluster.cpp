@@ -27,10 +27,13 @@ struct Case {
   Cluster cluster;
 };
 
+std::vector<KeyRange> ranges_of(const Case& each) {
+  return each.shape.order == LeafOrder::kDealt ? dealt_ranges(each.ranks)
+                                               : coarse_ranges(each.shape.n_keys, each.ranks, kLeafKeys);
+}
+
 double step_us(const Algorithm& algorithm, const Topology& topology, const Case& each) {
-  const std::vector<KeyRange> ranges = each.shape.order == LeafOrder::kDealt
-                                           ? dealt_ranges(each.ranks)
-                                           : coarse_ranges(each.shape.n_keys, each.ranks, kLeafKeys);
+  const std::vector<KeyRange> ranges = ranges_of(each);
   std::vector<RankCost> costs;
   for (int rank = 0; rank < each.ranks; ++rank) {
     costs.push_back(
@@ -62,7 +65,7 @@ void print(std::FILE* out, const Case& each, bool is_last) {
   bool first = true;
   for (const auto& all : {algorithms(), kernel_algorithms()}) {
     for (const Algorithm& algorithm : all) {
-      if (algorithm.refusal != nullptr && !algorithm.refusal(topology, nullptr, shape).empty()) continue;
+      if (algorithm.refusal != nullptr && !algorithm.refusal(topology, nullptr, ranges_of(each), shape).empty()) continue;
       if (shape.order == LeafOrder::kDealt && !algorithm.takes_dealt) continue;
       std::fprintf(out, "%s\"%s\": %.12g", first ? "" : ", ", std::string(algorithm.name).c_str(),
                    step_us(algorithm, topology, each));

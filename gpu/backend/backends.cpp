@@ -79,31 +79,23 @@ namespace {
 constexpr std::int64_t kPacketBytes = sizeof(Packet);
 
 /// The exchange as the rank in one place sees it.
-Peers checked_peers(const char* function, std::span<const KeyRange> ranges, int me, std::int64_t n_rows, std::int64_t d_v,
-                    bool leaves_states) {
+Peers checked_peers(const char* function, std::span<const KeyRange> ranges, int me, std::int64_t n_rows, std::int64_t d_v) {
   require_neighbours(function, ranges);
   require(std::ssize(ranges) <= kMostOneShotRanks, function, ": ", ranges.size(), " ranks; at most ", kMostOneShotRanks);
   require<std::out_of_range>(me >= 0 && me < std::ssize(ranges), function, ": place ", me, " among ", ranges.size(),
                              " ranks");
   require(n_rows >= 0 && d_v >= 0, function, ": ", n_rows, " rows of ", d_v, " components");
-  return Peers::of(ranges, me, n_rows, d_v, leaves_states);
+  return Peers::of(ranges, me, n_rows, d_v);
 }
 
 }  // namespace
 
-StoredBytes one_shot_bytes(std::span<const KeyRange> ranges, int from, int to, std::int64_t n_rows, std::int64_t d_v,
-                           bool leaves_states) {
-  const Peers peers = checked_peers("one_shot_bytes", ranges, from, n_rows, d_v, leaves_states);
-  require<std::out_of_range>(to >= 0 && to < peers.n, "one_shot_bytes: place ", to, " among ", peers.n, " ranks");
-  const std::int64_t n_result = peers.has_owners ? peers.n_owned(from) * peers.n_result : 0;
-  return {(peers.n_sent(to) - n_result) * kPacketBytes, n_result * kPacketBytes};
+std::int64_t one_shot_bytes(std::span<const KeyRange> ranges, int from, std::int64_t n_rows, std::int64_t d_v) {
+  return checked_peers("one_shot_bytes", ranges, from, n_rows, d_v).n_sent() * kPacketBytes;
 }
 
-std::int64_t one_shot_window_bytes(std::span<const KeyRange> ranges, std::int64_t rows_of_query, std::int64_t d_v,
-                                   bool leaves_states, std::int64_t most_queries) {
-  Peers peers = checked_peers("one_shot_window_bytes", ranges, 0, rows_of_query, d_v, leaves_states);
-  peers.fit(ranges, rows_of_query, most_queries, d_v, leaves_states);
-  return peers.n_window() * kPacketBytes;
+std::int64_t one_shot_window_bytes(std::span<const KeyRange> ranges, std::int64_t n_rows, std::int64_t d_v) {
+  return checked_peers("one_shot_window_bytes", ranges, 0, n_rows, d_v).n_window() * kPacketBytes;
 }
 
 std::unique_ptr<OneShotSession> open_one_shot([[maybe_unused]] const KvCache& cache, [[maybe_unused]] double scale,

@@ -35,15 +35,16 @@ std::int64_t this_process() {
 class Window {
  public:
   /// @param memory that it lies in; null: its own
-  Window(std::shared_ptr<NodeMemory> memory, int rank, std::int64_t n, MemoryUse use)
+  Window(std::shared_ptr<NodeMemory> memory, int rank, std::int64_t n)
       : memory_(std::move(memory)),
-        packets_(memory_ != nullptr ? DeviceBuffer<Packet>(memory_->of(rank), n) : DeviceBuffer<Packet>(n, use)) {
+        packets_(memory_ != nullptr ? DeviceBuffer<Packet>(memory_->of(rank), n)
+                                    : DeviceBuffer<Packet>(n, MemoryUse::Window)) {
     packets_.fill(0);
     synchronise(Stream{});
   }
   /// Lets others of this process find it.
-  static std::shared_ptr<Window> open(std::shared_ptr<NodeMemory> memory, int rank, std::int64_t n, MemoryUse use) {
-    auto window = std::make_shared<Window>(std::move(memory), rank, n, use);
+  static std::shared_ptr<Window> open(std::shared_ptr<NodeMemory> memory, int rank, std::int64_t n) {
+    auto window = std::make_shared<Window>(std::move(memory), rank, n);
     const std::lock_guard lock(mutex());
     of_process()[window->address()] = window;
     return window;
@@ -89,9 +90,7 @@ class DeviceOneShot final : public OneShotSession, private StepKernel {
   DeviceOneShot(const DeviceCache& cache, double scale, const OneShotOptions& options)
       : cache_(cache),
         timeout_(options.timeout),
-        leaves_(options.result),
         first_(options.steps_done),
-        use_(options.windows_on_host ? MemoryUse::HostWindow : MemoryUse::Window),
         most_queries_(std::max<std::int64_t>(1, options.most_queries)),
         gave_up_(1, MemoryUse::Window),
         host_gave_up_(1),
@@ -118,12 +117,11 @@ class DeviceOneShot final : public OneShotSession, private StepKernel {
     const KeyRange held = cache_.leaves().range();
     require(ranges[static_cast<std::size_t>(me)].begin == held.begin, "OneShotSession::open_window: range ", me,
             " begins at ", ranges[static_cast<std::size_t>(me)].begin, ", but its cache at ", held.begin);
+    const AttentionShape& shape = cache_.shape();
     most_queries_ = std::max(most_queries_, most_queries);
-    ranges_.assign(ranges.begin(), ranges.end());
-    peers_ = Peers::of(ranges, me, 0, cache_.shape().value_dim);
+    peers_ = Peers::of(ranges, me, shape.n_rows(most_queries_), shape.value_dim);
     peers_.gave_up = gave_up_.data();
     if (std::isfinite(timeout_)) peers_.limit_ns = static_cast<std::uint64_t>(std::clamp(1e9 * timeout_, 1.0, 0x1p62));
-    peers_.fit(ranges, cache_.shape().n_rows(1), most_queries_, cache_.shape().value_dim, leaves_ != OneShotResult::kOutput);
     steps_.plan_range(ranges[static_cast<std::size_t>(me)], most_queries_);
 
     // Nothing of this rank is under way, and no other rank knows the new window.
@@ -132,7 +130,7 @@ class DeviceOneShot final : public OneShotSession, private StepKernel {
     take_memory();
     plan_queries(1);
     next_.reset();
-    next_ = Window::open(std::move(memory), rank, peers_.n_window(), use_);
+    next_ = Window::open(std::move(memory), rank, peers_.n_window());
     const bool has_handle = is_shared && next_->memory() == nullptr && next_->size() > 0;
     return {next_->address(), this_process(), current_device(), rank, has_handle ? next_->handle() : WindowHandle{}};
   }
@@ -159,10 +157,10 @@ class DeviceOneShot final : public OneShotSession, private StepKernel {
         if (next_->memory() != nullptr) {
           peers_.window[i] = static_cast<Packet*>(opened.emplace_back(next_->memory()->of(other.rank), n_bytes).data());
         } else if (other.process != own.process) {
-          peers_.window[i] = static_cast<Packet*>(opened.emplace_back(other.handle, n_bytes, use_).data());
+          peers_.window[i] = static_cast<Packet*>(opened.emplace_back(other.handle, n_bytes).data());
         } else {
           if (held.emplace_back(Window::find(other.address)) == nullptr) throw DeviceError("its window has ended");
-          if (use_ == MemoryUse::Window && !is_same) enable_peer_access(other.device);
+          if (!is_same) enable_peer_access(other.device);
         }
       } catch (const DeviceError& error) {
         throw DeviceError(who + ": " + error.what());
@@ -182,7 +180,7 @@ class DeviceOneShot final : public OneShotSession, private StepKernel {
     for (const std::shared_ptr<Window>& window : held_) window->fail();
   }
 
-  Output step(const Step& step, const std::function<void()>& progress) override {
+  OutputView step(const Step& step, const std::function<void()>& progress) override {
     if (own_ == nullptr) throw std::logic_error("OneShotSession::step: no windows are connected");
     const std::optional<std::int64_t> before = bytes_to_peers();
     check_step(cache_, step);
@@ -200,9 +198,7 @@ class DeviceOneShot final : public OneShotSession, private StepKernel {
     }
     ++n_steps_;
     bytes_sent_ = before ? *bytes_to_peers() - *before : bytes_of_step();
-    if (leaves_ == OneShotResult::kStatesOnDevice) return {.states_on_device = result_.data()};
     const std::span<const float> all = host_result_->elements();
-    if (leaves_ == OneShotResult::kStates) return {.states = all.first(static_cast<std::size_t>(n_result()))};
     return {.out = all.first(static_cast<std::size_t>(n_out())),
             .lse = all.subspan(static_cast<std::size_t>(n_out()), static_cast<std::size_t>(peers_.n_rows))};
   }
@@ -211,71 +207,45 @@ class DeviceOneShot final : public OneShotSession, private StepKernel {
   std::string describe() const override { return steps_.describe() + ", one launch for all devices"; }
 
  private:
-  /// Takes the memory for the results, and for the counters. Nothing is under way.
+  /// Takes the memory for the output and the counters. Nothing is under way.
   void take_memory() {
-    const AttentionShape& shape = cache_.shape();
-    if (const std::int64_t n = shape.n_rows(most_queries_); n > counters_.size())
-      counters_ = DeviceBuffer<unsigned>(n, MemoryUse::Window);
-    peers_.n_rows = shape.n_rows(most_queries_);
-    // A node without keys has no states, and an address for them.
-    const std::int64_t n = std::max<std::int64_t>(1, n_result());
+    const std::int64_t n_rows = cache_.shape().n_rows(most_queries_), n = n_rows * (cache_.shape().value_dim + 1);
+    if (n_rows > counters_.size()) counters_ = DeviceBuffer<unsigned>(n_rows, MemoryUse::Window);
     if (host_result_ && n == result_.size()) return;
     result_ = DeviceBuffer<float>(n);
-    host_result_.emplace(leaves_ == OneShotResult::kStatesOnDevice ? 0 : n);
+    host_result_.emplace(n);
   }
-  /// Lays out the windows for steps of l queries, and lets the next step have one number for all rows. Nothing is under way.
+  /// Begins steps of l queries: the next one has one number for all rows. Nothing is under way.
   void plan_queries(std::int64_t l) {
-    Peers peers =
-        Peers::of(ranges_, peers_.me, cache_.shape().n_rows(l), cache_.shape().value_dim, leaves_ != OneShotResult::kOutput);
-    peers.half = peers_.half, peers.n_results = peers_.n_results;
-    std::copy_n(peers_.window, kMaxPeers, peers.window);
-    peers.steps = counters_.data(), peers.gave_up = peers_.gave_up, peers.limit_ns = peers_.limit_ns;
-    peers.failed = peers_.failed;
-    peers_ = peers, l_ = l;
+    peers_.n_rows = cache_.shape().n_rows(l), peers_.steps = counters_.data(), l_ = l;
     counters_.upload(std::vector<unsigned>(static_cast<std::size_t>(counters_.size()),
                                            first_ + static_cast<unsigned>(n_steps_ - n_before_)));
   }
-  /// Floats of z, and of the result: z and lse, or the states of the node.
+  /// Floats of z.
   std::int64_t n_out() const { return peers_.n_rows * cache_.shape().value_dim; }
-  std::int64_t n_result() const {
-    const KeyRange node = peers_.range_of_all();
-    return leaves_ == OneShotResult::kOutput
-               ? n_out() + peers_.n_rows
-               : n_subtrees(node.begin, node.end) * peers_.n_rows * state_size(cache_.shape().value_dim);
-  }
-  std::int64_t bytes_of_step() const {
-    std::int64_t n = 0;
-    for (int to = 0; to < peers_.n; ++to) n += to == peers_.me ? 0 : peers_.n_sent(to);
-    return n * static_cast<std::int64_t>(sizeof(Packet));
-  }
+  std::int64_t bytes_of_step() const { return (peers_.n - 1) * peers_.n_sent() * static_cast<std::int64_t>(sizeof(Packet)); }
   bool has_work(const StepPlan& plan) const override { return plan.n_rows() > 0; }
   LaunchPlan launch_of(const StepPlan& plan) const override {
     return plan_equal_runs<DecodeParams>(plan.params, plan.shape().dtype, {});
   }
   void queue(const StepPlan& plan, Stream stream) override {
-    const DeviceOutput result = leaves_ == OneShotResult::kOutput
-                                    ? DeviceOutput{.out = result_.data(), .lse = result_.data() + n_out()}
-                                    : DeviceOutput{.states = result_.data()};
-    const OneShotEpilogue epilogue{peers_, {.states = plan.states.data()}, result};
+    const OneShotEpilogue epilogue{
+        peers_, {.states = plan.states.data()}, {.out = result_.data(), .lse = result_.data() + n_out()}};
     with_type(plan.shape().dtype, [&](auto type) {
       run_one_shot<decltype(type)>(plan.params, epilogue, plan.launch, plan.workspace.get(), stream);
     });
-    if (leaves_ != OneShotResult::kStatesOnDevice)
-      result_.queue_download(stream, {host_result_->data(), static_cast<std::size_t>(n_result())});
+    result_.queue_download(stream, {host_result_->data(), static_cast<std::size_t>(n_out() + peers_.n_rows)});
     gave_up_.queue_download(stream, {host_gave_up_.data(), 1});
   }
 
   const DeviceCache& cache_;
   double timeout_;
-  OneShotResult leaves_;
-  unsigned first_;                     ///< steps that count as done in a new window
-  MemoryUse use_;                      ///< of windows that lie in no library's memory
-  std::int64_t most_queries_, l_ = 1;  ///< of the steps that there is memory for, and of the one at hand
-  std::vector<KeyRange> ranges_;       ///< of the node
-  DeviceBuffer<float> result_;  ///< z [n_rows, d_v], then lse [n_rows]; or [subtrees of the node's range][n_rows][2 + d_v]
-  DeviceBuffer<unsigned> counters_;  ///< of steps, one per row
+  unsigned first_;                                ///< steps that count as done in a new window
+  std::int64_t most_queries_, l_ = 1;             ///< of the steps that there is memory for, and of the one at hand
+  DeviceBuffer<float> result_;                    ///< z [n_rows, d_v], then lse [n_rows]
+  std::optional<HostBuffer<float>> host_result_;  ///< the same
+  DeviceBuffer<unsigned> counters_;               ///< of steps, one per row
   DeviceBuffer<GaveUp> gave_up_;
-  std::optional<HostBuffer<float>> host_result_;  ///< the same, or nothing if it stays on the device
   HostBuffer<GaveUp> host_gave_up_;
   std::shared_ptr<Window> own_, next_;         ///< in use; before connect() the next one, afterwards the one before
   std::vector<OpenedWindow> opened_;           ///< of other processes

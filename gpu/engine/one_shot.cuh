@@ -60,8 +60,8 @@ __device__ __forceinline__ Packet receive_packet(const AnyPeers& peers, const Pa
   return packet[0];
 }
 
-/// Stores the states of neighbouring rows into the windows of all devices, the next device first and this one last, or of
-/// their owners. All threads of the block call it, after a barrier after the writes of `states`.
+/// Stores the states of neighbouring rows into the windows of all devices, the next device first and this one last. All
+/// threads of the block call it, after a barrier after the writes of `states`.
 /// @param states [subtrees of the own range][peers.n_rows][2 + d_v] @param d_v length of a value vector
 template <class AnyPeers>
 __device__ __forceinline__ void send_states(const AnyPeers& peers, const float* states, int d_v, std::int64_t first_row,
@@ -79,64 +79,7 @@ __device__ __forceinline__ void send_states(const AnyPeers& peers, const float* 
       if (!is_empty && first + c < size) packet.element[c] = load_fresh(from + first + c);
     }
     const std::int64_t at = peers.offset(packet.step, peers.me, row) + in_row;
-    if (peers.has_owners) {
-      store_packet(peers.window[peers.owner(row)] + at, packet);
-      continue;
-    }
     for (int turn = 1; turn <= peers.n; ++turn) store_packet(peers.window[(peers.me + turn) % peers.n] + at, packet);
-  }
-}
-
-/// Float c of a packet of a row that its owner sends: of z and then lse, or of its states of the node. Null past the end.
-inline __device__ float* element_of_row(const Peers& peers, const DeviceOutput& result, int d_v, std::int64_t row,
-                                        int packet, int c) {
-  if (result.states == nullptr) {
-    const int j = 3 * packet + c;
-    return j < d_v ? result.out + row * d_v + j : j == d_v ? result.lse + row : nullptr;
-  }
-  const int n_packets = static_cast<int>(peers.n_packets), size = kValues + d_v;
-  const int subtree = packet / n_packets, j = packet % n_packets * 3 + c;
-  return j < size ? result.states + (subtree * peers.n_rows + row) * size + j : nullptr;
-}
-
-/// Stores those of neighbouring rows that this device owns, finished or as states of the node, into the windows of all
-/// others, unless it has given up a wait: then they are neither. All threads of the block call it, after a barrier after the
-/// writes of the rows.
-inline __device__ void send_rows(const Peers& peers, const DeviceOutput& result, int d_v, std::int64_t first_row,
-                                 int n_rows) {
-  const int n_packets = static_cast<int>(peers.n_result);
-  if (load_acquire(&peers.gave_up->n) != 0) return;
-  for (int i = static_cast<int>(threadIdx.x); i < n_rows * n_packets; i += static_cast<int>(blockDim.x)) {
-    const std::int64_t row = first_row + i / n_packets;
-    const int in_row = i % n_packets;
-    if (!peers.merges(row)) continue;
-    Packet packet{{0, 0, 0}, load_fresh(peers.steps + row) + 1};
-    TREE_ATTN_UNROLL
-    for (int c = 0; c < 3; ++c) {
-      const float* const from = element_of_row(peers, result, d_v, row, in_row, c);
-      if (from != nullptr) packet.element[c] = load_fresh(from);
-    }
-    const std::int64_t at = peers.result_offset(row) + in_row;
-    for (int turn = 1; turn < peers.n; ++turn) store_packet(peers.window[(peers.me + turn) % peers.n] + at, packet);
-  }
-}
-
-/// Receives those of the neighbouring rows that others own.
-inline __device__ void receive_rows(const Peers& peers, const DeviceOutput& result, int d_v, std::int64_t first_row,
-                                    int n_rows) {
-  const int n_packets = static_cast<int>(peers.n_result);
-  for (int i = static_cast<int>(threadIdx.x); i < n_rows * n_packets; i += static_cast<int>(blockDim.x)) {
-    const std::int64_t row = first_row + i / n_packets;
-    const int in_row = i % n_packets;
-    if (peers.merges(row)) continue;
-    const unsigned step = load_fresh(peers.steps + row) + 1;
-    const Packet* const from = peers.window[peers.me] + peers.result_offset(row) + in_row;
-    const Packet packet = receive_packet(peers, from, step, peers.owner(row), row);
-    TREE_ATTN_UNROLL
-    for (int c = 0; c < 3; ++c) {
-      float* const to = element_of_row(peers, result, d_v, row, in_row, c);
-      if (to != nullptr) store_fresh(to, packet.element[c]);
-    }
   }
 }
 
@@ -178,8 +121,7 @@ __device__ __forceinline__ RowRange rows_of(const Params& params, QueryTile tile
 }
 
 /// Receives the states of a thread group's rows from all devices, merges them in the order of their ranges and finishes the
-/// rows, or leaves the states of the node; of the rows that this device owns, if rows have owners. All threads of the block
-/// call it; none of them uses the scratch memory any more.
+/// rows. All threads of the block call it; none of them uses the scratch memory any more.
 template <IsThreadGroup ThreadGroup, class AnyPeers, class Params>
 __device__ __forceinline__ void receive_states(const AnyPeers& peers, const Params& params, const DeviceOutput& output,
                                                QueryTile tile, Scratch scratch) {
@@ -190,7 +132,6 @@ __device__ __forceinline__ void receive_states(const AnyPeers& peers, const Para
     if (!peers.range[source].empty()) continue;
     for (int r = static_cast<int>(threadIdx.x); r < rows.n; r += static_cast<int>(blockDim.x)) {
       const std::int64_t row = rows.first + r;
-      if (!peers.merges(row)) continue;
       const unsigned step = load_fresh(peers.steps + row) + 1;
       receive_packet(peers, peers.window[peers.me] + peers.offset(step, source, row), step, source, row);
     }
@@ -201,28 +142,13 @@ __device__ __forceinline__ void receive_states(const AnyPeers& peers, const Para
       scratch, rows.n, peers.range_of_all(), peers.n, [&peers](int source) { return peers.range[source]; },
       [&](const StateSlice<ThreadGroup>& slice, int source) {
         return [&, slice, source](int subtree) {
-          typename StateSlice<ThreadGroup>::State state;
-          set_empty(state);
           const std::int64_t row = rows.first + slice.row();
-          if (peers.merges(row)) {
-            const unsigned step = load_fresh(peers.steps + row) + 1;
-            state = receive_slice(peers, slice, step, source, subtree, row, params.d_v);
-          }
-          return state;
+          const unsigned step = load_fresh(peers.steps + row) + 1;
+          return receive_slice(peers, slice, step, source, subtree, row, params.d_v);
         };
       },
       [&](const StateSlice<ThreadGroup>& slice, const JoinedRoots<ThreadGroup>& roots) {
-        const std::int64_t row = rows.first + slice.row();
-        if (!peers.merges(row)) return;
-        if (output.states == nullptr)
-          return write_output<ThreadGroup>(params, output, tile.kv_head, tile.first_row, slice, roots, {});
-        // One state for every subtree of the node's range.
-        TREE_ATTN_LOOP
-        for (int i = 0; i < roots.size(); ++i) {
-          typename StateSlice<ThreadGroup>::State state;
-          roots.load(i, state);
-          write_state(output.states + (i * params.n_rows() + row) * state_size(params.d_v), slice, state, params.d_v);
-        }
+        write_output<ThreadGroup>(params, output, tile.kv_head, tile.first_row, slice, roots, {});
       });
   __syncthreads();
 }
@@ -233,7 +159,7 @@ template <class AnyPeers>
 struct PeersEpilogue {
   AnyPeers peers;
   DeviceOutput own;     ///< states of the own range
-  DeviceOutput result;  ///< finished rows; or states of the node's range, which are to be merged with those of other nodes
+  DeviceOutput result;  ///< finished rows
 
   /// The query tiles [begin, end) that the block has joined: they are neighbours, since it shares only the first and the
   /// last of its query tiles with other blocks.
@@ -268,15 +194,6 @@ struct PeersEpilogue {
       TREE_ATTN_LOOP
       for (int r = 0; r < rows.n; r += ThreadGroup::kRows)
         receive_states<ThreadGroup>(peers, params, result, {tile.kv_head, tile.first_row + r}, scratch);
-      if (peers.has_owners) send_rows(peers, result, params.d_v, rows.first, rows.n);
-    }
-
-    // The rows of other owners, once all of the own ones are sent; then the step is done.
-    TREE_ATTN_LOOP
-    for (int i = begin; i < end; ++i) {
-      const RowRange rows = rows_of(params, QueryTile::of(params, i, log_rows), 1 << log_rows);
-      if (peers.has_owners) receive_rows(peers, result, params.d_v, rows.first, rows.n);
-      __syncthreads();
       if (static_cast<int>(threadIdx.x) < rows.n) {
         unsigned* const steps = peers.steps + rows.first + threadIdx.x;
         store_fresh(steps, load_fresh(steps) + 1);

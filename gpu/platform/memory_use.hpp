@@ -10,11 +10,11 @@ enum class MemoryUse {
   Persistent,  ///< keeps its contents from launch to launch
   Input,       ///< the same, and no kernel writes it
   Window,      ///< persistent, and launches that run at the same time hand data to each other in it, also of other devices
-  HostWindow,  ///< a window in pinned memory of the host, which every device of the machine reaches
+  HostWord,    ///< a word of the host that kernels of every device read, see HostWord
   Scratch,     ///< undefined when a launch begins: what is read there this launch has written, see Launch::continues
 };
 
-/// Whether launches that run at the same time may hand data to each other in it.
-constexpr bool is_window(MemoryUse use) { return use == MemoryUse::Window || use == MemoryUse::HostWindow; }
+/// Whether launches that run at the same time may hand data to each other in it, or a host thread to them.
+constexpr bool is_window(MemoryUse use) { return use == MemoryUse::Window || use == MemoryUse::HostWord; }
 
 }  // namespace tree_attn

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Host memory that several processes share: windows of the emulator, and windows of GPUs that lie in host memory.
+/// @brief Host memory that several processes share: windows of the emulator.
 #pragma once
 
 #include "tree_attn/gpu/platform/device_error.hpp"

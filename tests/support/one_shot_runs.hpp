@@ -40,7 +40,6 @@ struct Run {
   std::int64_t head_dim = 16;
   std::int64_t batch = 2, kv_heads = 2;
   int n_multiprocessors = 3, major = 9;  ///< of the devices
-  bool windows_on_host = false;          ///< and the devices do not reach each other
   unsigned steps_done = 0;               ///< where the counter of steps begins
   std::vector<int> nodes = {};           ///< of every rank; empty: all are on one node
   int radix = 0, node_radix = 0;         ///< between nodes, and inside; 0: the default
@@ -48,17 +47,10 @@ struct Run {
 
   std::optional<std::int64_t> slice_bytes{};
   PlanOptions options() const {
-    return {.radix = radix,
-            .node_radix = node_radix,
-            .slice_bytes = slice_bytes,
-            .network = network,
-            .windows_on_host = windows_on_host,
-            .steps_done = steps_done};
+    return {
+        .radix = radix, .node_radix = node_radix, .slice_bytes = slice_bytes, .network = network, .steps_done = steps_done};
   }
 };
-
-/// States of 134 KiB per rank: rows have owners.
-inline Run with_owners(int p) { return {.p = p, .steps = 3, .cut = Cut::kUneven, .group = 33, .seed = 2, .head_dim = 256}; }
 
 inline Topology topology_of(const Run& run) {
   return run.nodes.empty() ? Topology::pretend(run.p, run.p) : Topology(run.nodes);
@@ -152,7 +144,7 @@ inline std::string text(const Run& run) {
   std::ostringstream text;
   text << run.p << " ranks, " << run.steps << " steps, cut " << static_cast<int>(run.cut) << ", " << name_of(run.order)
        << ", " << name_of(run.dtype) << ", " << run.group << " queries, seed " << run.seed << ", compute capability "
-       << run.major << (run.windows_on_host ? ", windows on the host" : "") << (run.slice_bytes ? ", in slices" : "");
+       << run.major << (run.slice_bytes ? ", in slices" : "");
   for (const int node : run.nodes) text << (&node == run.nodes.data() ? ", nodes " : " ") << node;
   return text.str();
 }
@@ -204,7 +196,6 @@ inline Traffic check_run(const Run& run, std::int64_t n_at_start) {
                                        .n_multiprocessors = run.n_multiprocessors,
                                        .n_hosts = run.p,
                                        .n_devices = run.p,
-                                       .has_peer_access = !run.windows_on_host,
                                        .major = run.major});
   std::mutex mutex;
   Traffic counted;
@@ -229,7 +220,7 @@ inline Traffic check_run(const Run& run, std::int64_t n_at_start) {
 template <class Instead>
 std::string without_rank(const Run& run, int missing, double timeout, std::set<std::string>& lines, const Instead& instead,
                          bool grows = false) {
-  const emulated::SettingsScope scope({.n_hosts = run.p, .n_devices = run.p, .has_peer_access = !run.windows_on_host});
+  const emulated::SettingsScope scope({.n_hosts = run.p, .n_devices = run.p});
   const WorkloadShape shape = shape_of(run, 600);
   std::vector<KeyRange> ranges = even_ranges(grows ? 500 : 600, run.p, kLeafKeys);
   if (grows) ranges.back().end = kOpenEnd;

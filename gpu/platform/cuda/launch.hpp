@@ -8,7 +8,6 @@
 #include "tree_attn/gpu/platform/cuda/tensor_map.hpp"
 #include "tree_attn/gpu/platform/device_part.hpp"
 #include "tree_attn/gpu/platform/memory_use.hpp"
-#include "tree_attn/gpu/platform/shared_pages.hpp"
 #include "tree_attn/gpu/platform/window_handle.hpp"
 
 #include <cuda_runtime.h>
@@ -114,55 +113,31 @@ inline void enable_peer_access(int other) {
     check(status, "cudaDeviceEnablePeerAccess");
 }
 
-/// Shared pages, pinned, for kernels of every device.
-class PinnedPages {
- public:
-  PinnedPages() = default;
-  /// @throws DeviceError if they cannot be pinned
-  explicit PinnedPages(SharedPages pages) : pages_(std::move(pages)) {
-    check(cudaHostRegister(pages_.data(), pages_.size(), cudaHostRegisterMapped | cudaHostRegisterPortable),
-          "cudaHostRegister");
-    registered_.reset(pages_.data());
-    check(cudaHostGetDevicePointer(&on_device_, pages_.data(), 0), "cudaHostGetDevicePointer");
-  }
-  /// The address that the host uses, and the one that kernels use; null if there are none.
-  std::byte* on_host() const { return pages_.data(); }
-  void* on_device() const { return registered_ != nullptr ? on_device_ : nullptr; }
-  WindowHandle handle() const { return pages_.handle(); }
-
- private:
-  struct Unregister {
-    void operator()(std::byte* pages) const { cudaHostUnregister(pages); }
-  };
-  SharedPages pages_;
-  std::unique_ptr<std::byte, Unregister> registered_;  ///< the same, until they are not pinned any more
-  void* on_device_ = nullptr;
-};
-
 /// A word of host memory that kernels of every device read while host threads write it. Starts as 0.
 class HostWord {
  public:
   /// @throws DeviceError if the memory cannot be pinned
-  HostWord() : pages_(SharedPages(sizeof(unsigned))) {}
-  void store(unsigned value) {
-    std::atomic_ref(*reinterpret_cast<unsigned*>(pages_.on_host())).store(value, std::memory_order_release);
+  HostWord() {
+    check(cudaHostAlloc(&word_, sizeof(unsigned), cudaHostAllocMapped | cudaHostAllocPortable), "cudaHostAlloc");
+    store(0);
   }
-  const unsigned* on_device() const { return static_cast<const unsigned*>(pages_.on_device()); }
+  HostWord(const HostWord&) = delete;
+  HostWord& operator=(const HostWord&) = delete;
+  ~HostWord() { cudaFreeHost(word_); }
+  void store(unsigned value) { std::atomic_ref(*word_).store(value, std::memory_order_release); }
+  /// Its address is that of the host: addresses of pinned memory are unified.
+  const unsigned* on_device() const { return word_; }
 
  private:
-  PinnedPages pages_;
+  unsigned* word_ = nullptr;
 };
 
 /// A window of another rank, for kernels of the device that is current when it is opened. The other rank frees the window
 /// after this one has closed it.
 class OpenedWindow {
  public:
-  /// Of another process. @param n_bytes, use of that window @throws DeviceError if it cannot be reached
-  OpenedWindow(const WindowHandle& handle, std::size_t n_bytes, MemoryUse use) {
-    if (use == MemoryUse::HostWindow) {
-      pages_ = PinnedPages(SharedPages(handle, n_bytes));
-      return;
-    }
+  /// Opens that of another process. @throws DeviceError if it cannot be reached
+  OpenedWindow(const WindowHandle& handle, std::size_t) {
     cudaIpcMemHandle_t ipc;
     void* opened = nullptr;
     std::memcpy(&ipc, handle.bytes, sizeof ipc);
@@ -171,13 +146,12 @@ class OpenedWindow {
   }
   /// Where a library has mapped it.
   OpenedWindow(void* memory, std::size_t) : mapped_(memory) {}
-  void* data() const { return mapped_ != nullptr ? mapped_ : opened_ != nullptr ? opened_.get() : pages_.on_device(); }
+  void* data() const { return mapped_ != nullptr ? mapped_ : opened_.get(); }
 
  private:
   struct Close {
     void operator()(std::byte* memory) const { cudaIpcCloseMemHandle(memory); }
   };
-  PinnedPages pages_;
   std::unique_ptr<std::byte, Close> opened_;  ///< of CUDA IPC
   void* mapped_ = nullptr;                    ///< by a library
 };
@@ -212,10 +186,6 @@ class DeviceMemory {
   DeviceMemory() = default;
   /// @throws DeviceError if the device has no n_bytes free
   DeviceMemory(std::size_t n_bytes, MemoryUse use) {
-    if (use == MemoryUse::HostWindow) {
-      pages_ = PinnedPages(SharedPages(n_bytes));
-      return;
-    }
     // A smaller allocation shares its 2 MiB with neighbours, and another process that opens it reaches those too.
     constexpr std::size_t kShared = 2 << 20;
     const std::size_t n_taken = use == MemoryUse::Window ? (n_bytes + kShared - 1) / kShared * kShared : n_bytes;
@@ -230,9 +200,8 @@ class DeviceMemory {
     own_.reset(static_cast<std::byte*>(memory));
   }
   DeviceMemory(void* memory, std::size_t) : borrowed_(memory) {}
-  void* data() const { return borrowed_ != nullptr ? borrowed_ : own_ != nullptr ? own_.get() : pages_.on_device(); }
+  void* data() const { return borrowed_ != nullptr ? borrowed_ : own_.get(); }
   WindowHandle handle() const {
-    if (pages_.on_device() != nullptr) return pages_.handle();
     WindowHandle handle;
     cudaIpcMemHandle_t ipc;
     static_assert(sizeof ipc == sizeof handle.bytes);
@@ -246,7 +215,6 @@ class DeviceMemory {
     void operator()(std::byte* memory) const { cudaFree(memory); }
   };
   std::unique_ptr<std::byte, Free> own_;  ///< what cudaMalloc() has made
-  PinnedPages pages_;                     ///< of a window in host memory
   void* borrowed_ = nullptr;              ///< of a library
 };
 

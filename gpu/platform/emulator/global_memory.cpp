@@ -185,14 +185,14 @@ WindowHandle handle_of(const void* window) {
   return found->second.pages.handle();
 }
 
-void* open_window(const WindowHandle& handle, std::size_t n_bytes, MemoryUse use) {
+void* open_window(const WindowHandle& handle, std::size_t n_bytes) {
   make_context();
   SharedPages pages(handle, with_gaps(n_bytes));
   void* const first = pages.data() + kGap;
   forbid_gaps(pages.data(), n_bytes);
   const std::lock_guard lock(registry_mutex);
   Buffer& buffer = registry[reinterpret_cast<std::uintptr_t>(first)];
-  buffer.n_bytes = n_bytes, buffer.use = use, buffer.device = kElsewhere, buffer.pages = std::move(pages);
+  buffer.n_bytes = n_bytes, buffer.use = MemoryUse::Window, buffer.device = kElsewhere, buffer.pages = std::move(pages);
   ++n_opened;
   return first;
 }

@@ -23,7 +23,7 @@ void free_global(void* buffer);
 
 /// Windows lie in pages that other processes map: see DeviceBuffer::handle(), OpenedWindow.
 WindowHandle handle_of(const void* window);
-void* open_window(const WindowHandle& handle, std::size_t n_bytes, MemoryUse use);
+void* open_window(const WindowHandle& handle, std::size_t n_bytes);
 /// Memory of a library as a window: of the current device, or elsewhere. Ended by free_global() or close_window().
 void borrow_window(void* memory, std::size_t n_bytes, bool is_own);
 void close_window(void* window);

@@ -57,7 +57,7 @@ inline void enable_peer_access(int other) {
 /// A word of host memory that kernels of every device read while host threads write it. Starts as 0.
 class HostWord {
  public:
-  HostWord() : word_(static_cast<unsigned*>(runtime::allocate_global(sizeof(unsigned), MemoryUse::HostWindow))) { store(0); }
+  HostWord() : word_(static_cast<unsigned*>(runtime::allocate_global(sizeof(unsigned), MemoryUse::HostWord))) { store(0); }
   HostWord(const HostWord&) = delete;
   HostWord& operator=(const HostWord&) = delete;
   ~HostWord() { runtime::free_global(word_); }
@@ -71,9 +71,8 @@ class HostWord {
 /// A window of another rank, as memory of a device that is none of this process.
 class OpenedWindow {
  public:
-  /// Of another process. @param n_bytes, use of that window @throws DeviceError if it cannot be reached
-  OpenedWindow(const WindowHandle& handle, std::size_t n_bytes, MemoryUse use)
-      : data_(runtime::open_window(handle, n_bytes, use)) {}
+  /// Opens that of another process. @param n_bytes of that window @throws DeviceError if it cannot be reached
+  OpenedWindow(const WindowHandle& handle, std::size_t n_bytes) : data_(runtime::open_window(handle, n_bytes)) {}
   /// Where a library has mapped it.
   OpenedWindow(void* memory, std::size_t n_bytes) : data_(memory) { runtime::borrow_window(memory, n_bytes, false); }
   OpenedWindow(OpenedWindow&& other) noexcept : data_(std::exchange(other.data_, nullptr)) {}

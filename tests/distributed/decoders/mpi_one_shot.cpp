@@ -10,28 +10,16 @@
 #include <vector>
 
 namespace tree_attn::test::one_shot {
-namespace {
-
-/// The last process as a node by itself.
-std::vector<int> last_apart(int p) {
-  std::vector<int> nodes(static_cast<std::size_t>(p), 0);
-  nodes.back() = p > 1;
-  return nodes;
-}
-
-}  // namespace
-
 /// @tested{alg_3, Alg. 3}
-TEST_CASE("one-shot on processes: nodes, slow ranks, windows on the host and owners change no bit and no count") {
+TEST_CASE("one-shot on processes: slow ranks and a counter that wraps change no bit and no count") {
   const int p = session().ranks().size();
   for (const auto& [run, n_keys] :
        {std::pair{Run{.p = p, .steps = 4, .cut = Cut::kEmpty, .seed = 1, .slow_rank = p - 1}, 700},
-        {Run{.p = p, .steps = 20, .dtype = DType::BF16, .group = 4, .steps_done = 0U - 10, .nodes = last_apart(p)}, 510},
-        {Run{.p = p, .seed = 2, .windows_on_host = true}, 510},
-        {with_owners(p), 126}}) {
+        {Run{.p = p, .steps = 20, .dtype = DType::BF16, .group = 4, .steps_done = 0U - 10}, 510},
+        {Run{.p = p, .seed = 2}, 510}}) {
     INFO(text(run));
     const auto transport = session().ranks().open_transport(topology_of(run));
-    const emulated::SettingsScope scope({.seed = run.seed, .has_peer_access = !run.windows_on_host});
+    const emulated::SettingsScope scope({.seed = run.seed});
     emulated::backend().use_gpu(session().ranks().rank());
     Traffic last;
     CHECK(differences_on_rank(*transport, run, n_keys, nullptr, last) == 0);

@@ -41,7 +41,6 @@ const std::vector<Difference>& differences() {
       {"overhead (6 and 7)", [](Arguments& a) { a.options.network.overhead_us = 7; }},
       {"AllGather of the library (0 and 4.5)", [](Arguments& a) { a.options.network.gather_us = 4.5; }},
       {"sums by the library (0 and 1)", [](Arguments& a) { a.options.library_reduces = true; }},
-      {"windows on the host (0 and 1)", [](Arguments& a) { a.options.windows_on_host = true; }},
       {"steps done (0 and 1)", [](Arguments& a) { a.options.steps_done = 1; }},
       {"type (F32 and BF16)", [](Arguments& a) { a.shape.dtype = DType::BF16; }},
       {"type of values (F32 and F16)", [](Arguments& a) { a.shape.value_dtype = DType::F16; }},

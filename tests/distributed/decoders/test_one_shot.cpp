@@ -7,6 +7,7 @@
 #include "tree_attn/gpu/platform/device_traffic.hpp"
 #include "tree_attn/gpu/platform/emulator/stream.hpp"
 #include "tree_attn/gpu/platform/launch.hpp"
+#include "tree_attn/reference/data/input_error.hpp"
 #include "tree_attn/tests/support/one_shot_runs.hpp"
 #include "tree_attn/tests/support/sanitized.hpp"
 #include "tree_attn/tests/support/sweep.hpp"
@@ -43,18 +44,6 @@ TEST_CASE("one-shot: no bit differs from gather, on 1 to 8 devices, in three ste
   }
 }
 
-TEST_CASE("one-shot: windows in host memory serve devices that do not reach each other, with the same bits and counts") {
-  for (const int p : {2, 5}) {
-    if (kIsSanitized && p > 2) continue;
-    check_run({.p = p, .cut = Cut::kUneven, .group = 2, .windows_on_host = true}, 700);
-  }
-  // Rows with owners, in windows that double on the way.
-  Run large = with_owners(3);
-  large.cut = Cut::kEven, large.windows_on_host = true;
-  CHECK(opens_new_windows(large, 510));
-  check_run(large, 510);
-}
-
 /// Ranks without keys send too: if one did not, the others would overwrite what it has not read.
 TEST_CASE("one-shot: ranks without keys, one of which is slow") {
   const Run run{.p = 4, .steps = 6, .cut = Cut::kEmpty, .seed = 1, .slow_rank = 2};
@@ -72,59 +61,30 @@ TEST_CASE("one-shot: the bytes that kernels store into windows of other devices 
   }
   // A state of 2 + 16 floats is six packets of 16 bytes; a rank without keys sends one packet for each of 4 rows.
   const std::vector<KeyRange> few{{0, 64}, {64, 256}, {256, 256}};
-  const auto check_bytes = [&few](int from, int to, std::int64_t n_rows, std::int64_t states, std::int64_t rows) {
-    const StoredBytes bytes = one_shot_bytes(few, from, to, n_rows, 16);
-    CHECK(bytes.states == states);
-    CHECK(bytes.rows == rows);
-  };
-  check_bytes(0, 1, 4, 4 * 6 * 16, 0);
-  check_bytes(1, 0, 4, 2 * 4 * 6 * 16, 0);
-  check_bytes(2, 1, 4, 4 * 16, 0);
-  // Of 1000 rows the three ranks own 334, 333 and 333. A finished row of 16 + 1 floats is six packets too.
-  check_bytes(1, 0, 1000, 16 * 334 * 2 * 6, 16 * 333 * 6);
-  check_bytes(2, 1, 1000, 16 * 333, 16 * 333 * 6);
-  // Four slots per row: one, two, and one of the rank without keys. Both halves, of all rows or of those of an owner.
+  CHECK(one_shot_bytes(few, 0, 4, 16) == 4 * 6 * 16);
+  CHECK(one_shot_bytes(few, 1, 4, 16) == 2 * 4 * 6 * 16);
+  CHECK(one_shot_bytes(few, 2, 4, 16) == 4 * 16);
+  // Four slots per row: one, two, and one of the rank without keys. Both halves.
   CHECK(one_shot_window_bytes(few, 4, 16) == 2 * 4 * 4 * 6 * 16);
-  CHECK(one_shot_window_bytes(few, 1000, 16) == (2 * 4 * 334 * 6 + 1000 * 6) * 16);
 }
 
 /// @tested{alg_3, Alg. 3}
-TEST_CASE("one-shot: predicted are one store per pair of ranks and the windows, and two rounds where rows have owners") {
+TEST_CASE("one-shot: predicted are one store per pair of ranks and the windows") {
   for (const int p : {1, 2, 8, 16}) {
-    for (const std::int64_t group : {1, 500}) {
-      const Run run{.p = p, .group = group};
-      INFO(text(run));
-      const WorkloadShape shape = shape_of(run, 64 * p);
-      const std::int64_t n_rows = 4 * group, owned = (n_rows + p - 1) / p;
-      const Prediction predicted =
-          predict(find_algorithm("one-shot"), shape, Topology::pretend(p, p), ranges_of(run, 64 * p), {}, kPaperCluster);
-      // A state of 18 floats is six packets, a finished row of 17 too. One rank has owners as well, and sends nothing.
-      const bool has_owners = n_rows * 18 * 4 > 128 * 1024;
-      CHECK(has_owners == (group == 500));
-      CHECK(predicted.rounds == (p == 1 ? 0 : has_owners ? 2 : 1));
-      CHECK(predicted.messages == p * (p - 1) * (has_owners ? 2 : 1));
-      CHECK(predicted.bytes == (has_owners ? 2 : p) * (p - 1) * n_rows * 6 * 16);
-      CHECK(predicted.bytes_between_nodes == 0);
-      CHECK(predicted.collectives == 1);
-      CHECK(predicted.merge_steps == p - 1);
-      const std::int64_t packets = 2 * p * (has_owners ? owned : n_rows) * 6 + (has_owners ? n_rows * 6 : 0);
-      CHECK(predicted.peak_elements == 64 * 4 * 2 * 16 + n_rows * 16 + n_rows * (18 + 17) + packets * 4);
-      CHECK(predicted.peak_kv_bytes == 64 * 4 * 2 * 16 * 4);
-    }
-  }
-}
-
-/// @tested{alg_3, Alg. 3}
-TEST_CASE("one-shot: beyond 128 KiB of states rows have owners, and no bit differs") {
-  const std::vector<Run> runs{
-      {.cut = Cut::kUneven, .dtype = DType::F32},
-      {.cut = Cut::kEmpty, .dtype = DType::BF16},
-  };
-  for (Run run : runs) {
-    if (kIsSanitized && run.dtype == DType::F32) continue;
-    run.p = 3, run.steps = 2, run.group = 33, run.seed = 2, run.slow_rank = 1, run.head_dim = 256;
-    CHECK(Peers::of(closed(ranges_of(run, 250), 252), 0, 2 * 2 * 33, 256).has_owners);
-    CHECK(check_run(run, 250).messages == 2 * 3 * 2);
+    const Run run{.p = p};
+    INFO(text(run));
+    const WorkloadShape shape = shape_of(run, 64 * p);
+    const Prediction predicted =
+        predict(find_algorithm("one-shot"), shape, Topology::pretend(p, p), ranges_of(run, 64 * p), {}, kPaperCluster);
+    // 4 rows; a state of 18 floats is six packets.
+    CHECK(predicted.rounds == (p == 1 ? 0 : 1));
+    CHECK(predicted.messages == p * (p - 1));
+    CHECK(predicted.bytes == p * (p - 1) * 4 * 6 * 16);
+    CHECK(predicted.bytes_between_nodes == 0);
+    CHECK(predicted.collectives == 1);
+    CHECK(predicted.merge_steps == p - 1);
+    CHECK(predicted.peak_elements == 64 * 4 * 2 * 16 + 4 * 16 + 4 * (18 + 17) + 2 * p * 4 * 6 * 4);
+    CHECK(predicted.peak_kv_bytes == 64 * 4 * 2 * 16 * 4);
   }
 }
 
@@ -160,22 +120,18 @@ TEST_CASE("one-shot: the window of a rank that has failed stays until no other r
 
 /// The kernels of the others wait in their second step when rank 1 throws; its error is the one that is reported.
 TEST_CASE("one-shot: a rank that fails ends the kernels that wait for it, also without a time limit") {
-  for (const bool windows_on_host : {false, true}) {
-    for (const double timeout : {60.0, std::numeric_limits<double>::infinity()}) {
-      CAPTURE(timeout);
-      CAPTURE(windows_on_host);
-      const auto start = std::chrono::steady_clock::now();
-      std::set<std::string> followed;
-      const Run run{.p = 3, .windows_on_host = windows_on_host};
-      const std::string failed = without_rank(run, 1, timeout, followed, [](Transport&, std::latch&) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(200));
-        throw std::runtime_error("no more of this");
-      });
-      CHECK(failed == "rank 1: no more of this");
-      CHECK(followed == std::set<std::string>{"rank 0, step 2, gave up: another rank failed",
-                                              "rank 2, step 2, gave up: another rank failed"});
-      REQUIRE(std::chrono::steady_clock::now() - start < std::chrono::seconds(30));
-    }
+  for (const double timeout : {60.0, std::numeric_limits<double>::infinity()}) {
+    CAPTURE(timeout);
+    const auto start = std::chrono::steady_clock::now();
+    std::set<std::string> followed;
+    const std::string failed = without_rank({.p = 3}, 1, timeout, followed, [](Transport&, std::latch&) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(200));
+      throw std::runtime_error("no more of this");
+    });
+    CHECK(failed == "rank 1: no more of this");
+    CHECK(followed == std::set<std::string>{"rank 0, step 2, gave up: another rank failed",
+                                            "rank 2, step 2, gave up: another rank failed"});
+    REQUIRE(std::chrono::steady_clock::now() - start < std::chrono::seconds(30));
   }
 }
 
@@ -232,18 +188,53 @@ TEST_CASE("one-shot: what its kernels cannot combine is refused in a few words")
   const WorkloadShape shape = shape_of(run, 600);
   const Algorithm& algorithm = find_algorithm("one-shot");
   const Topology node = Topology::pretend(2, 2);
-  CHECK(algorithm.refusal(node, &emulated::backend(), shape) == "");
-  CHECK(algorithm.refusal(node, &cpu_backend(), shape).find("--backend cpu has none") != std::string::npos);
-  CHECK(algorithm.refusal(Topology::pretend(34, 16), &emulated::backend(), shape) == "");
-  // The largest node counts, for predictions too, which have no backend.
-  std::vector<int> nodes(18, 1);
-  nodes[0] = 0;
-  for (const Topology& topology : {Topology::pretend(17, 17), Topology(nodes)}) {
-    const std::string why = "a node of 17 ranks; at most 16; use two-level", line = "one-shot: " + why;
-    CHECK(algorithm.refusal(topology, nullptr, shape) == why);
-    CHECK_THROWS_WITH_AS(predict(algorithm, shape, topology, even_ranges(600, topology.size(), kLeafKeys)), line.c_str(),
+  const std::vector<KeyRange> ranges = ranges_of(run, 600);
+  CHECK(algorithm.refusal(node, &emulated::backend(), ranges, shape) == "");
+  CHECK(algorithm.refusal(node, &cpu_backend(), ranges, shape).find("--backend cpu has none") != std::string::npos);
+  // For predictions too, which have no backend.
+  const auto check = [&](const Topology& topology, const WorkloadShape& large, const char* why) {
+    const std::vector<KeyRange> all = even_ranges(large.n_keys, topology.size(), kLeafKeys);
+    CHECK(algorithm.refusal(topology, nullptr, all, large) == why);
+    CHECK_THROWS_WITH_AS(predict(algorithm, large, topology, all), ("one-shot: " + std::string(why)).c_str(),
                          std::logic_error);
-  }
+  };
+  check(Topology::pretend(17, 17), shape, "a node of 17 ranks; at most 16; use two-level");
+  check(Topology::pretend(2, 1), shape, "its kernels reach the devices of one node, and the ranks are on 2; use two-level");
+  check(Topology(std::vector{0, 1, 0}), shape,
+        "its kernels reach the devices of one node, and the ranks are on 2; use two-level");
+  // States of 258 floats for 127 rows are 131,064 bytes; four leaves are one subtree, three are two.
+  Run large = run;
+  large.batch = large.kv_heads = 1, large.head_dim = 256, large.group = 127;
+  CHECK(algorithm.refusal(node, nullptr, even_ranges(512, 2, kLeafKeys), shape_of(large, 512)) == "");
+  large.group = 128;
+  check(node, shape_of(large, 512), "rank 0 has 129 KiB of states; at most 128; use two-level");
+  large.group = 64;
+  CHECK(algorithm.refusal(node, nullptr, even_ranges(512, 2, kLeafKeys), shape_of(large, 512)) == "");
+  check(node, shape_of(large, 448), "rank 1 has 129 KiB of states; at most 128; use two-level");
+}
+
+/// Nothing else ends: no rank waits for another that has been refused.
+TEST_CASE("one-shot: every rank refuses several nodes, many ranks and many states, also those that come with growth") {
+  const auto refused_on_all = [](const Run& run, std::int64_t n_keys, const char* why) {
+    INFO(text(run));
+    const emulated::SettingsScope scope({.n_hosts = run.p, .n_devices = run.p});
+    std::atomic<int> n_refused = 0;
+    run_threads(topology_of(run), kTimeout, [&](ThreadTransport& transport) {
+      emulated::backend().use_gpu(transport.rank());
+      Traffic last;
+      const std::vector<DecodeOutput> any(static_cast<std::size_t>(run.steps));
+      const std::string line = message<InputError>([&] { differences_on_rank(transport, run, n_keys, &any, last); });
+      n_refused += line == std::string("one-shot: ") + why;
+    });
+    CHECK(n_refused == run.p);
+  };
+  refused_on_all({.p = 3, .nodes = {0, 0, 1}}, 300,
+                 "its kernels reach the devices of one node, and the ranks are on 2; use two-level");
+  refused_on_all({.p = 17}, 300, "a node of 17 ranks; at most 16; use two-level");
+  // From 513 keys on the open range is [64, 1024) instead of [64, 512): four subtrees instead of three.
+  const Run grows{.p = 2, .steps = 4, .cut = Cut::kUneven, .group = 40, .head_dim = 256, .batch = 1, .kv_heads = 1};
+  CHECK(opens_new_windows(grows, 510));
+  refused_on_all(grows, 510, "rank 1 has 161 KiB of states; at most 128; use two-level");
 }
 
 }  // namespace tree_attn::test::one_shot

@@ -26,7 +26,8 @@ int differences(int p, const Run& run, const std::vector<DecodeOutput>& want) {
   settings.n_devices = p;
   const emulated::SettingsScope devices(settings);
   std::atomic<int> n_other = 0;
-  run_threads(Topology::pretend(p, run.is_open ? 2 : p), kTimeout, [&](ThreadTransport& transport) {
+  const bool has_nodes = run.is_open && find_algorithm(run.algorithm).refusal == nullptr;
+  run_threads(Topology::pretend(p, has_nodes ? 2 : p), kTimeout, [&](ThreadTransport& transport) {
     run.backend.use_gpu(transport.rank());
     n_other += differences(
         transport, run, want, [](std::size_t) {}, [](std::size_t) {});

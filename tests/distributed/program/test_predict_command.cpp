@@ -89,11 +89,14 @@ TEST_CASE("predict: the table of the paper's cluster, and what is left out of it
        {std::pair("--ranks 5"_words, 1), {"--ranks 9"_words, 2}, {"--ranks 9 --ranks-per-node 2"_words, 5}})
     CHECK(predicted(options)["runs"][0]["nodes"] == n_nodes);
 
-  // One-shot is for up to 16 ranks of a node, for one order, and for all keys.
+  // One-shot is for one node of up to 16 ranks, for few rows, for one order, and for all keys.
   const std::string large = "a node of 17 ranks; at most 16; use two-level";
   for (const auto& [options, why] :
        {std::pair("--ranks 16 --ranks-per-node 16"_words, std::string()),
         {"--ranks 17 --ranks-per-node 17"_words, large},
+        {"--ranks 4 --ranks-per-node 2"_words,
+         "its kernels reach the devices of one node, and the ranks are on 2; use two-level"},
+        {"--ranks 4 --batch 64"_words, "rank 0 has 520 KiB of states; at most 128; use two-level"},
         {"--ranks 4 --order dealt"_words, "takes --order contiguous alone"},
         {"--ranks 4 --window 9"_words, "its kernel has no window and no learned sinks; use two-level"}}) {
     CHECK(predicted(options)["left_out"] == (why.empty() ? Json::object() : Json{{"one-shot", why}}));

@@ -8,10 +8,10 @@
 /// device. So this shows the protocol, and what an exchange costs beside its link: packing, polling in the cache, merging.
 /// It shows neither the latency nor the rate of NVLink. First every rank makes a few steps by itself: those that wait for
 /// others would give up where loading a kernel takes long. Then every step is one replay of a graph, by several queries in
-/// turn, and its output on every rank is compared with that of `gather`, also with windows in pinned memory of the host; the
-/// counter of steps wraps on the way. At last steps are timed that all ranks begin together: `one-shot`; `one-shot` of every
-/// rank by itself, which is the same kernel without an exchange; and the decode alone. Steps of the same kernel with stamps
-/// say where the time of an exchange goes. What it prints is one line of JSON per result.
+/// turn, and its output on every rank is compared with that of `gather`; the counter of steps wraps on the way. At last
+/// steps are timed that all ranks begin together: `one-shot`; `one-shot` of every rank by itself, which is the same kernel
+/// without an exchange; and the decode alone. Steps of the same kernel with stamps say where the time of an exchange goes.
+/// What it prints is one line of JSON per result.
 ///
 /// It is compiled twice, for a GPU and for the emulator, whose times mean nothing. It has run on parts of one H200.
 #include "tree_attn/tests/gpu/exchange/device_parts.hpp"
@@ -71,22 +71,16 @@ void step_alone(const Ranks& parts) {
   line.add("first_us", std::ranges::max(first)).add("last_us", std::ranges::max(last));
 }
 
-/// Steps of `one-shot`, with windows on the device and on the host, whose memory is far from every multiprocessor: packets
-/// arrive later there, and in another order. The counter of steps wraps halfway: it begins at 2^32 - n_steps / 2.
+/// Steps of `one-shot`. The counter of steps wraps halfway: it begins at 2^32 - n_steps / 2.
 /// @returns whether all outputs have the bits of `gather`
 bool compare_bits(const Ranks& parts, const std::vector<DecodeOutput>& want) {
-  bool all_right = true;
-  for (const bool on_host : {false, true}) {
-    // At least 8: a new window is full of zeros, so both of its halves have to be written before step 0.
-    const int n_steps = std::max(8, on_host ? parts.asked.n_steps / 10 : parts.asked.n_steps);
-    const PlanOptions options{.windows_on_host = on_host, .steps_done = 0U - static_cast<unsigned>(n_steps / 2)};
-    const std::int64_t n_wrong = count_differences(parts, n_steps, options, want);
-    JsonLine line("bits");
-    line.add("parts", parts.n).add("windows", on_host ? "host" : "device").add("steps", n_steps);
-    line.add("before_wrap", n_steps / 2).add("wrong", n_wrong);
-    all_right = all_right && n_wrong == 0;
-  }
-  return all_right;
+  // At least 8: a new window is full of zeros, so both of its halves have to be written before step 0.
+  const int n_steps = std::max(8, parts.asked.n_steps);
+  const std::int64_t n_wrong =
+      count_differences(parts, n_steps, {.steps_done = 0U - static_cast<unsigned>(n_steps / 2)}, want);
+  JsonLine line("bits");
+  line.add("parts", parts.n).add("steps", n_steps).add("before_wrap", n_steps / 2).add("wrong", n_wrong);
+  return n_wrong == 0;
 }
 
 void time_all(const Ranks& parts) {

@@ -68,7 +68,6 @@ LaunchPlan plan_stamped_one_shot(const DecodeParams& params) { return plan_equal
 void run_stamped_one_shot(const DecodeParams& params, const StampedPeers& peers, const DeviceOutput& own,
                           const DeviceOutput& result, const LaunchPlan& plan, const Workspace& workspace,
                           std::uint64_t* stamps, Stream stream) {
-  if (peers.has_owners) throw DeviceError("stamps of the exchange are not for rows that have owners");
   with_timed_pipeline(params, [&](auto pipeline) {
     using Pipeline = typename decltype(pipeline)::type;
     launch_runs<Pipeline>(stamped_one_shot<Pipeline>, {.is_cooperative = true}, params,

@@ -33,7 +33,7 @@ LaunchPlan plan_stamped_one_shot(const DecodeParams& params);
 /// Queues it with stamps. Its output has the same bits.
 /// @param plan of these parameters @param[out] stamps [plan.n_blocks][kExchangeStages], nanoseconds of a clock that all
 /// blocks share; those of blocks that join no query tile are written in part
-/// @throws DeviceError for rows of more than 128 elements, and rows that have owners
+/// @throws DeviceError for rows of more than 128 elements
 void run_stamped_one_shot(const DecodeParams& params, const StampedPeers& peers, const DeviceOutput& own,
                           const DeviceOutput& result, const LaunchPlan& plan, const Workspace& workspace,
                           std::uint64_t* stamps, Stream stream);

@@ -80,7 +80,7 @@ TEST_CASE("emulator: the first use of a device is recorded, and to ask which the
   CHECK(uses(0, [&] { CHECK(error_of(touch, {}, Touch::kLoad, buffer->data()) == ""); }));
   // g++ 13 takes the window of an empty std::optional for one that is used.
   std::unique_ptr<OpenedWindow> opened;
-  CHECK(uses(0, [&] { opened = std::make_unique<OpenedWindow>(buffer->handle(), 256, MemoryUse::Window); }));
+  CHECK(uses(0, [&] { opened = std::make_unique<OpenedWindow>(buffer->handle(), 256); }));
   CHECK(uses(0, [&] { opened.reset(); }));
   CHECK(uses(0, [&] { buffer.reset(); }));
 
@@ -101,7 +101,7 @@ TEST_CASE("emulator: a window that was opened by its handle is the same memory, 
   DeviceBuffer<float> window(64, MemoryUse::Window);
   window.fill(0);
   {
-    const OpenedWindow opened(window.handle(), 256, MemoryUse::Window);
+    const OpenedWindow opened(window.handle(), 256);
     auto* const at = static_cast<float*>(opened.data());
     CHECK(at != window.data());
     const std::int64_t before = traffic().bytes_to_peers;
@@ -112,9 +112,9 @@ TEST_CASE("emulator: a window that was opened by its handle is the same memory, 
   }
   const DeviceBuffer<float> other(64);
   CHECK(has(error_in([&] { other.handle(); }), "not a window of this process"));
-  const auto open_it = [](const WindowHandle& handle) { OpenedWindow(handle, 256, MemoryUse::Window); };
+  const auto open_it = [](const WindowHandle& handle) { OpenedWindow(handle, 256); };
   CHECK(has(error_in([&] { open_it({}); }), "the window of process 0: No such file or directory"));
-  CHECK(has(error_in([&] { OpenedWindow(window.handle(), 4096, MemoryUse::Window); }), " is another file"));
+  CHECK(has(error_in([&] { OpenedWindow(window.handle(), 4096); }), " is another file"));
   // A handle that outlives its window names a file that is gone, or another one.
   WindowHandle late;
   {
@@ -124,21 +124,6 @@ TEST_CASE("emulator: a window that was opened by its handle is the same memory, 
   CHECK(has(error_in([&] { open_it(late); }), "the window of process "));
   const DeviceBuffer<float> larger(6400, MemoryUse::Window);
   CHECK(has(error_in([&] { open_it(late); }), " is another file"));
-}
-
-TEST_CASE("emulator: windows in host memory are for all devices, also for those that do not reach each other") {
-  const SettingsScope scope({.n_devices = 2, .has_peer_access = false});
-  CHECK(has(error_in([] { enable_peer_access(1); }), "the devices do not reach each other"));
-  DeviceBuffer<float> window(64, MemoryUse::HostWindow);
-  window.fill(0);
-  const OpenedWindow opened(window.handle(), 256, MemoryUse::HostWindow);
-  const OnDevice on(1);
-  const std::int64_t before = traffic().bytes_to_peers;
-  CHECK(error_of(touch, {}, Touch::kPacket, window.data()) == "");
-  CHECK(error_of(touch, {}, Touch::kPacket, static_cast<float*>(opened.data()) + 60) == "");
-  CHECK(traffic().bytes_to_peers - before == 32);
-  CHECK(window.download()[2] == 3);
-  CHECK(window.download()[62] == 3);
 }
 
 TEST_CASE("emulator: a library's memory is a window while it is in use, and not freed") {
@@ -164,12 +149,21 @@ void wait_for_flag(const unsigned* flag) {
   wait_until([flag] { return load_acquire(flag) != 0; });
 }
 
+TEST_CASE("emulator: a word of the host is read by kernels of all devices, also of those that do not reach each other") {
+  const SettingsScope scope({.n_devices = 2, .has_peer_access = false});
+  CHECK(has(error_in([] { enable_peer_access(1); }), "the devices do not reach each other"));
+  HostWord word;
+  word.store(1);
+  const OnDevice on(1);
+  CHECK(error_of(wait_for_flag, {}, word.on_device()) == "");
+}
+
 TEST_CASE("emulator: while a window of another process is open, a wait is no deadlock and ends at the deadline") {
   DeviceBuffer<unsigned> flag(1, MemoryUse::Window);
   flag.fill(0);
   CHECK(has(error_of(wait_for_flag, {}, flag.data()), "deadlock"));
   const SettingsScope scope({.deadline = std::chrono::milliseconds(100)});
-  const OpenedWindow opened(flag.handle(), sizeof(unsigned), MemoryUse::Window);
+  const OpenedWindow opened(flag.handle(), sizeof(unsigned));
   const std::string error = error_of(wait_for_flag, {}, flag.data());
   CHECK(!has(error, "deadlock"));
   CHECK(has(error, "deadline"));

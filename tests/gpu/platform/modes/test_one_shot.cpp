@@ -59,20 +59,9 @@ struct Device {
   device::OwnedStream stream;
 };
 
-/// What the host is told if a stream of this device copies an element of the output while the step is queued, and no event
-/// orders the two.
-template <class T>
-std::string race_on(Device<T>& own, device::DeviceBuffer<float>& output, std::int64_t at) {
-  const device::OwnedStream other;
-  device::DeviceBuffer<float> copied(1);
-  copied.queue_copy(other, output, at, 1, 0, 1, 1, 1);
-  return message<DeviceError>([&] { device::synchronise(own.stream), device::synchronise(other); });
-}
-
 /// Decodes the same step kSteps times on one device per range. @returns outputs that differ from those of one device
-/// @param then (devices, on_each) what follows
-template <class T, class Then>
-int n_different(TensorWorkload& workload, std::span<const KeyRange> ranges, std::uint64_t seed, const Then& then) {
+template <class T>
+int n_different(TensorWorkload& workload, std::span<const KeyRange> ranges, std::uint64_t seed) {
   const int n = static_cast<int>(ranges.size());
   const emulated::SettingsScope scope({.seed = seed, .n_multiprocessors = 2, .n_devices = n});
   const DecodeOutput want = run_step(device::kEqualRuns, workload);
@@ -96,13 +85,8 @@ int n_different(TensorWorkload& workload, std::span<const KeyRange> ranges, std:
     on_each([&](int me) { n_wrong += !same_output(devices[static_cast<std::size_t>(me)]->output(), want); });
   }
   on_each([&](int me) { CHECK(devices[static_cast<std::size_t>(me)]->gave_up.download()[0].n == 0); });
-  then(devices, on_each);
   on_each([&](int me) { devices[static_cast<std::size_t>(me)].reset(); });
   return n_wrong;
-}
-template <class T>
-int n_different(TensorWorkload& workload, std::span<const KeyRange> ranges, std::uint64_t seed) {
-  return n_different<T>(workload, ranges, seed, [](const auto&, const auto&) {});
 }
 
 }  // namespace
@@ -123,27 +107,5 @@ TEST_CASE("modes: one-shot on three devices, one of them without keys, has the b
     }
   }
 }
-
-#if defined(TREE_ATTN_EMULATOR_SHADOW)
-TEST_CASE("modes: one-shot with rows that have owners has the bits of one device") {
-  // States of 136 KiB on the first device.
-  const KeyRange ranges[] = {{0, 64}, {64, 75}};
-  const auto workload = normal_workload(
-      9302, {.heads = 68, .kv_heads = 2, .head_dim = 512, .value_dim = 512, .n_keys = 75, .dtype = DType::F32});
-  const Peers peers = Peers::of(ranges, 0, 68, 512);
-  REQUIRE(peers.has_owners);
-  // A row that device 0 has from its owner.
-  REQUIRE(peers.owner(1) == 1);
-  std::string race;
-  const int n_wrong = n_different<float>(*workload, ranges, 1, [&](const auto& devices, const auto& on_each) {
-    on_each([&](int me) { devices[static_cast<std::size_t>(me)]->queue(); });
-    race = race_on(*devices[0], devices[0]->out, 512);
-  });
-  CHECK(n_wrong == 0);
-  CAPTURE(race);
-  CHECK(race.find("race between streams: ") != std::string::npos);
-  CHECK(race.find("store_fresh at ") != std::string::npos);
-}
-#endif
 
 }  // namespace tree_attn::test::one_shot_test
