@@ -62,6 +62,8 @@ void Attention::open(const Ranks& ranks, const AttentionShape& shape, const Atte
     require(setup.ranks_per_node >= 0, kHere, ": nodes of ", setup.ranks_per_node, " ranks");
     require(setup.capacity >= 0, kHere, ": a capacity of ", setup.capacity, " positions");
     require(setup.most_queries >= 0, kHere, ": steps of at most ", setup.most_queries, " queries");
+    require(setup.capacity == 0 || setup.pages.n_pages == 0, kHere, ": a capacity of ", setup.capacity,
+            " positions, but memory is taken for ", setup.pages.n_pages, " pages");
   });
   // Before anything else, since ranks that differ here call other collectives.
   PlanOptions options = setup.plan;
@@ -79,9 +81,9 @@ void Attention::open(const Ranks& ranks, const AttentionShape& shape, const Atte
   const Topology topology = ranks.topology(setup.ranks_per_node);
   transport_ = setup.shares_memory ? ranks.open_shared_transport(topology) : ranks.open_transport(topology);
   const OwnedLeaves leaves(topology.range_of(ranks.rank(), ranges), order);
-  const std::int64_t capacity = setup.pages.n_pages != 0 ? 0 : leaves.n_keys(setup.capacity);
   run_on_all<std::exception>(ranks, [&] {
-    shard_ = open_shard(*backend, shape, leaves, capacity, scale, pages, setup.scales, setup.most_queries);
+    shard_ =
+        open_shard(*backend, shape, leaves, leaves.n_keys(setup.capacity), scale, pages, setup.scales, setup.most_queries);
   });
   options.network = transport_->network();
   compares_lengths_ = setup.compares_lengths && topology.size() > 1;

@@ -35,7 +35,7 @@ struct AttentionSetup {
   /// have appended other numbers of keys would return attention over different sequences. combine() compares its axes. With
   /// it a rank that refuses an argument tells the others; without it they wait.
   bool compares_lengths = true;
-  std::int64_t capacity = 0;  ///< positions of each sequence that memory is taken for at once; of no effect in pages
+  std::int64_t capacity = 0;  ///< positions of each sequence that memory is taken for at once; not with pages
   /// The pages of each rank, for all sequences; 0: rows lie one after the other. Over several ranks append() then waits for
   /// the others: if one rank refuses an argument, or has too few pages, no rank appends.
   PageRule pages{};   ///< with most_queries of below, for at least one query: pages of its window are kept for so many

@@ -330,6 +330,7 @@ AttentionSetup setup_of(const ta_setup& setup, const AttentionShape& shape) {
   require(setup.timeout >= 0, "timeout is ", setup.timeout, "; a positive number of seconds, or 0 for 60");
   AttentionSetup all{.scale = scale_of(setup.scale, setup.has_scale),
                      .ranks_per_node = setup.ranks_per_node,
+                     .capacity = setup.capacity,
                      .pages = {setup.n_pages, setup.page_window, setup.page_sinks},
                      .most_queries = setup.most_queries};
   all.scales = {scales_of(setup.k_scale, "k_scale", shape), scales_of(setup.v_scale, "v_scale", shape)};
@@ -521,8 +522,10 @@ int ta_open(const ta_setup* setup, ta_attention** attention) {
     require(setup->size == kSize, "setup has a size of ", setup->size, " bytes, but a ta_setup of this library has ", kSize);
     AttentionShape shape;
     AttentionSetup all;
-    const auto refusal =
-        refusal_of(setup->comm != nullptr, [&] { shape = shape_of(*setup), all = setup_of(*setup, shape); });
+    const auto refusal = refusal_of(setup->comm != nullptr, [&] {
+      require(setup->refusal == nullptr, setup->refusal);
+      shape = shape_of(*setup), all = setup_of(*setup, shape);
+    });
     all.refusal = refusal.value_or("");
     *attention = new ta_attention{open(*setup, shape, all), shape};
   });

@@ -74,6 +74,8 @@ typedef struct {
   int64_t page_window, page_sinks; /**< most keys that a step sees, as in ta_seen: other pages are given back; 0: none are */
   int32_t values_in_keys; /**< values are the first value_dim components of the keys, stored once: ta_append() takes no v */
   int32_t has_scale;      /**< whether a scale of 0 is a scale */
+  int64_t capacity;       /**< positions of each sequence that memory is taken for at once; not with pages */
+  const char* refusal;    /**< a line: the caller refuses what it was to open, and all ranks return TA_INVALID; null: it does not */
 } ta_setup;
 
 /** The version of the library, "0.2.0". */

@@ -11,6 +11,7 @@ its GPU, but for JAX's. They are read in place, and results are arrays of the ki
 where its module has no asarray(). Arrays that require a gradient, and those of numpy.ma, are refused. Shapes: q [b, n_h, l, d_h],
 k [b, n_kv, n, d_h], v [b, n_kv, n, d_v]; lse is natural. None is the default of an argument; 0 is a value, and refused where it has no meaning.
 """
+import contextlib
 import ctypes
 import operator
 import os
@@ -36,7 +37,7 @@ class _Setup(ctypes.Structure):
         ("backend", ctypes.c_char_p), ("n_threads", ctypes.c_int32), ("ranks_per_node", ctypes.c_int32), ("comm", ctypes.c_void_p),
         ("timeout", ctypes.c_double), ("k_scale", ctypes.c_void_p), ("v_scale", ctypes.c_void_p), ("n_pages", ctypes.c_int64),
         ("page_window", ctypes.c_int64), ("page_sinks", ctypes.c_int64), ("values_in_keys", ctypes.c_int32),
-        ("has_scale", ctypes.c_int32)]
+        ("has_scale", ctypes.c_int32), ("capacity", ctypes.c_int64), ("refusal", ctypes.c_char_p)]
 
 
 class _Seen(ctypes.Structure):
@@ -68,7 +69,8 @@ def _load():
             "length": [handle, i64, ctypes.POINTER(i64)],
             "holds": [handle, i64, ctypes.POINTER(i32)],
             "step": [handle, tensor, seen] + [tensor] * 2,
-            "combine": [handle, tensor, tensor, i32, i32, tensor, tensor]}.items():
+            "combine": [handle, tensor, tensor, i32, i32, tensor, tensor],
+            "refuse": [handle, ctypes.c_char_p, i32]}.items():
         getattr(library, f"ta_{name}").argtypes = types
     return library
 
@@ -81,16 +83,33 @@ __version__ = _library.ta_version().decode()
 
 
 def _call(name, *arguments, device=None):
-    """Calls ta_<name>: arrays go as DLPack tensors, which live as long as the call; flags at the end that are left out are 0.
+    """Calls ta_<name>, see _prepared()."""
+    _prepared(name, *arguments, device=device)()
 
-    @raises what the status says
+
+def _prepared(name, *arguments, device=None):
+    """A call of ta_<name>, which raises what its status says.
+
+    Arrays go as DLPack tensors, which live as long as the call; flags at the end that are left out are 0.
+    @raises what the arguments are refused for before they are in C
     """
     function = getattr(_library, f"ta_{name}")
+    for x, kind in zip(arguments, function.argtypes):
+        if kind is ctypes.c_void_p and not (x is None or hasattr(x, "__dlpack__") or isinstance(x, ctypes.c_void_p)):
+            raise TypeError(f"an argument is of type {type(x).__name__}; an array with __dlpack__ is needed")
     capsules = [_dlpack(_plain(x), device) if hasattr(x, "__dlpack__") else x for x in arguments]
     tensors = [_pointer(x, b"dltensor") if type(x).__name__ == "PyCapsule" else x for x in capsules]
-    status = function(*tensors, *[0] * (len(function.argtypes) - len(tensors)))
-    if status != 0:
-        raise _ERRORS.get(status, RuntimeError)(_library.ta_error().decode(errors="replace"))
+
+    def call(_alive=capsules):
+        status = function(*tensors, *[0] * (len(function.argtypes) - len(tensors)))
+        if status != 0:
+            raise _ERRORS.get(status, RuntimeError)(_library.ta_error().decode(errors="replace"))
+    return call
+
+
+def _line(error):
+    """What an error says, in one line, for C."""
+    return " ".join((str(error) or type(error).__name__).split()).encode(errors="replace")
 
 
 def _dlpack(x, device=None):
@@ -262,36 +281,43 @@ class Attention:
     n_pages, page_window, page_sinks: pages of 64 positions on this rank, and most keys that step() sees; others are given back.
     values_in_keys: values are the first value_dim components of the keys (multi-head latent attention), and stored once.
     most_queries: a step of up to so many queries takes no memory; 0: it is taken when a step needs it.
+    capacity: positions of each sequence that memory is taken for at once, not with pages.
+    If one rank refuses its arguments of Attention(), step(), combine() or, in pages, append(), all ranks raise ValueError with its line.
     """
 
     def __init__(self, comm=None, *, heads, head_dim, kv_heads=None, value_dim=None, batch=1, most_queries=0, dtype="float32", scale=None,
                  k_scale=None, v_scale=None, algorithm=None, backend=None, threads=1, ranks_per_node=None, timeout=None, n_pages=None, page_window=None,
-                 page_sinks=None, values_in_keys=False):
+                 page_sinks=None, values_in_keys=False, capacity=None):
         self._handle = ctypes.c_void_p()
         self._comm = comm  # outlives the duplicate
-        kv_heads, value_dim = heads if kv_heads is None else kv_heads, head_dim if value_dim is None else value_dim
-        shape = [_integer(*x) for x in (("batch", batch), ("heads", heads), ("kv_heads", kv_heads), ("head_dim", head_dim), ("value_dim", value_dim),
-                                        ("most_queries", most_queries))]
-        # 0 is what C takes for the default of these.
-        threads, ranks_per_node, n_pages, page_window, page_sinks = (
-            0 if x is None else _integer(name, x, least, most) for name, x, least, most in (
-                ("threads", threads, 1, 2 ** 31 - 1), ("ranks_per_node", ranks_per_node, 1, 2 ** 31 - 1), ("n_pages", n_pages, 1, 2 ** 63 - 1),
-                ("page_window", page_window, 1, 2 ** 63 - 1), ("page_sinks", page_sinks, 0, 2 ** 63 - 1)))
-        if timeout is not None and not timeout > 0:
-            raise ValueError(f"timeout is {timeout}; more than 0 seconds are needed")
-        data_type = _DataType(*_one_of(_TYPES, "dtype", str(dtype).split(".")[-1]), 1)
         if comm is not None:
             from mpi4py import MPI
         address = MPI._addressof(comm) if comm is not None else None
-        text = [x if x is None else x.encode() for x in (algorithm, backend)]
-        scales = [x if x is None else _dlpack(numpy.broadcast_to(_plain(x), (batch, kv_heads)).astype("float32")) for x in (k_scale, v_scale)]
-        scale, has_scale = _scale(scale)
-        setup = _Setup(ctypes.sizeof(_Setup), *shape, data_type, data_type, scale, *text, threads, ranks_per_node, address, timeout or 0,
-                       *(capsule and _pointer(capsule, b"dltensor") for capsule in scales), n_pages, page_window, page_sinks,
-                       bool(values_in_keys), has_scale)
-        self._out_axes = (batch, heads), value_dim
-        self._device = {"cuda": 2, "emulated": 12}.get(backend)
         self._size = comm.Get_size() if comm is not None else 1
+        try:
+            kv_heads, value_dim = heads if kv_heads is None else kv_heads, head_dim if value_dim is None else value_dim
+            shape = [_integer(*x) for x in (("batch", batch), ("heads", heads), ("kv_heads", kv_heads), ("head_dim", head_dim), ("value_dim", value_dim),
+                                            ("most_queries", most_queries))]
+            # 0 is what C takes for the default of these.
+            threads, ranks_per_node, n_pages, page_window, page_sinks, capacity = (
+                0 if x is None else _integer(name, x, least, most) for name, x, least, most in (
+                    ("threads", threads, 1, 2 ** 31 - 1), ("ranks_per_node", ranks_per_node, 1, 2 ** 31 - 1), ("n_pages", n_pages, 1, 2 ** 63 - 1),
+                    ("page_window", page_window, 1, 2 ** 63 - 1), ("page_sinks", page_sinks, 0, 2 ** 63 - 1), ("capacity", capacity, 0, 2 ** 63 - 1)))
+            if timeout is not None and not timeout > 0:
+                raise ValueError(f"timeout is {timeout}; more than 0 seconds are needed")
+            data_type = _DataType(*_one_of(_TYPES, "dtype", str(dtype).split(".")[-1]), 1)
+            text = [x if x is None else x.encode() for x in (algorithm, backend)]
+            scales = [x if x is None else _dlpack(numpy.broadcast_to(_plain(x), (batch, kv_heads)).astype("float32")) for x in (k_scale, v_scale)]
+            scale, has_scale = _scale(scale)
+            setup = _Setup(ctypes.sizeof(_Setup), *shape, data_type, data_type, scale, *text, threads, ranks_per_node, address, timeout or 0,
+                           *(capsule and _pointer(capsule, b"dltensor") for capsule in scales), n_pages, page_window, page_sinks,
+                           bool(values_in_keys), has_scale, capacity)
+            self._out_axes = (batch, heads), value_dim
+            self._device = {"cuda": 2, "emulated": 12}.get(backend)
+        except Exception as error:
+            if self._size == 1:
+                raise
+            setup = _Setup(size=ctypes.sizeof(_Setup), comm=address, refusal=_line(error))  # the others wait to open
         _call("open", ctypes.byref(setup), ctypes.byref(self._handle))
 
     def append(self, k, v=None, entry=0, n=None):
@@ -299,33 +325,39 @@ class Attention:
 
         Both None: n positions that this rank does not hold.
         """
-        if k is not None:
-            positions = _shape(k, 3, "k")[1]
-            if n is not None and n != positions:
-                raise ValueError(f"n is {n}, but k has {positions} positions")
-            n = positions
-        elif n is None:
-            raise ValueError("n is needed where k is None")
-        _call("append", self._open(), _integer("entry", entry, error=IndexError), _integer("n", n), k, v, device=self._device)
+        with self._told(of_append=True):
+            if k is not None:
+                positions = _shape(k, 3, "k")[1]
+                if n is not None and n != positions:
+                    raise ValueError(f"n is {n}, but k has {positions} positions")
+                n = positions
+            elif n is None:
+                raise ValueError("n is needed where k is None")
+            call = _prepared("append", self._handle, _integer("entry", entry, error=IndexError), _integer("n", n), k, v, device=self._device)
+        call()
 
     def step(self, q, causal=False, window=None, sinks=None):
         """Attention of q [b, n_h, l, d_h] over what was appended, any l in every step; causal, window and sinks as attention().
 
         Learned sinks need q on the host. @returns out in the type of q, lse in float32
         """
-        seen, _capsule = _seen(causal, window, sinks)
-        (b, n_h), d_v = self._out_axes
-        rows = (b, n_h, _shape(q, 4, "q")[2])
-        out, lse = _empty(q, (*rows, d_v)), _empty(q, rows, "float32")
-        _call("step", self._open(), q, seen, out, lse, device=self._device)
+        with self._told():
+            seen, _capsule = _seen(causal, window, sinks)
+            (b, n_h), d_v = self._out_axes
+            rows = (b, n_h, _shape(q, 4, "q")[2])
+            out, lse = _empty(q, (*rows, d_v)), _empty(q, rows, "float32")
+            call = _prepared("step", self._handle, q, seen, out, lse, device=self._device)
+        call()
         return _back(q, out, lse)
 
     def combine(self, o, lse, by_heads=False, form="natural"):
         """Merges (o, lse) that the ranks' own kernels have computed; by_heads: rank r of p gets the r-th of p parts of the heads."""
-        b, n_h, l, d = _shape(o, 4, "o")
-        shape = (b, n_h // self._size if by_heads else n_h, l, d)
-        out, of_all = _empty(o, shape), _empty(o, shape[:3], "float32")
-        _call("combine", self._open(), o, lse, _one_of(_FORMS, "form", form), bool(by_heads), out, of_all, device=self._device)
+        with self._told():
+            b, n_h, l, d = _shape(o, 4, "o")
+            shape = (b, n_h // self._size if by_heads else n_h, l, d)
+            out, of_all = _empty(o, shape), _empty(o, shape[:3], "float32")
+            call = _prepared("combine", self._handle, o, lse, _one_of(_FORMS, "form", form), bool(by_heads), out, of_all, device=self._device)
+        call()
         return _back(o, out, of_all)
 
     def truncate(self, n, entry=0):
@@ -357,6 +389,22 @@ class Attention:
     def abandon(self):
         """Gives up the exchange of this rank, without waiting for the others; then close() waits for none either."""
         _call("abandon", self._open())
+
+    @contextlib.contextmanager
+    def _told(self, of_append=False):
+        """Tells the other ranks of an error in the arguments of a call that they make too, so that they do not wait for this one."""
+        self._open()
+        try:
+            yield
+        except Exception as error:
+            line = _line(error)
+            if self._size > 1:
+                try:
+                    _call("refuse", self._handle, line, of_append)
+                except ValueError as of_all:
+                    if str(of_all).encode() != line:
+                        raise of_all from error
+            raise  # of this rank alone
 
     def _open(self):
         if not self._handle:

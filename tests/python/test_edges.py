@@ -117,7 +117,7 @@ class Keywords(unittest.TestCase):
                  "dtype": ("bfloat16", {"key_type": (4, 16), "value_type": (4, 16)}), "scale": (0.0, {"has_scale": 1}), "k_scale": (2.0, {"k_scale": True}, eight),
                  "v_scale": (2.0, {"v_scale": True}, eight), "algorithm": ("gather", {"algorithm": b"gather"}), "backend": ("cpu", {"backend": b"cpu"}),
                  "threads": (3, {"n_threads": 3}), "ranks_per_node": 2, "timeout": 7.5, "n_pages": 50, "page_window": 10, "page_sinks": 3,
-                 "values_in_keys": (True, {"values_in_keys": 1})}
+                 "values_in_keys": (True, {"values_in_keys": 1}), "capacity": (640, {"capacity": 640}, {"n_pages": None, "page_window": None})}
         self.assertEqual(sorted(table), sorted(set(inspect.signature(Attention.__init__).parameters) - {"self", "comm"}))
         for name, row in table.items():
             value, expected, base = (*row, {})[:3] if isinstance(row, tuple) else (row, {name: row}, {})
@@ -157,7 +157,8 @@ class Zero(unittest.TestCase):
 
     def test_0_is_refused_where_it_means_nothing(self):
         for keywords in ({"kv_heads": 0}, {"threads": 0}, {"ranks_per_node": 0}, {"timeout": 0}, {"timeout": -1}, {"timeout": math.nan}, {"n_pages": 0},
-                         {"n_pages": 4, "page_window": 0}, {"page_window": 5}, {"page_sinks": 3}, {"n_pages": 4, "page_sinks": 3}, {"algorithm": ""}, {"backend": ""}):
+                         {"n_pages": 4, "page_window": 0}, {"page_window": 5}, {"page_sinks": 3}, {"n_pages": 4, "page_sinks": 3}, {"algorithm": ""}, {"backend": ""},
+                         {"capacity": -1}, {"capacity": 64, "n_pages": 4}):
             self.assertRegex(outcome(lambda: Attention(heads=4, head_dim=16, **keywords)), "^ValueError: ", keywords)
         for keywords in ({"window": 0}, {"window": -1}, {"sinks": -1, "window": 5}, {"sinks": 3}):
             with layer() as opened:
@@ -226,6 +227,10 @@ class Arrays(unittest.TestCase):
             with layer() as opened:
                 self.assertEqual(opened.step(kind(q))[0].tobytes(), layer().step(q)[0].tobytes())
             self.assertEqual(tree_attn.energy(kind(wide[0]), *wide[1:], zeta).tobytes(), tree_attn.energy(*wide, zeta).tobytes())
+        o, lse = expected
+        with layer() as opened:
+            for call in (lambda: attention(q, 8, v), lambda: tree_attn.merge(o, 8, o, lse), lambda: opened.combine(o, 8), lambda: opened.append(k[0], 8)):
+                self.assertEqual(outcome(call), "TypeError: an argument is of type int; an array with __dlpack__ is needed")
         for wrong in ([[1.0]], None, 3):
             self.assertRegex(outcome(lambda: attention(wrong, k, v)), "^TypeError: q is of type [A-Za-z]+; an array with __dlpack__ is needed$")
 
@@ -286,6 +291,53 @@ class Ranks(unittest.TestCase):
             o, lse = q[:1, :1].repeat(self.comm.size, 1), q[:1, :1, :, 0].repeat(self.comm.size, 1)
             self.assertEqual(opened.combine(o, lse)[0].shape[1], self.comm.size)
             self.assertEqual(opened.combine(o, lse, by_heads=True)[0].shape[1], 1)
+
+    def test_what_one_rank_refuses_all_refuse_at_once_and_the_next_call_is_right(self):
+        """Arguments that Python refuses before they are in C; not where a call of append() waits for no rank."""
+        mine, masked = self.comm.rank == 1, numpy.ma.MaskedArray
+
+        def refused(name, call, alone=False):
+            self.comm.Barrier()
+            start = time.monotonic()
+            line = outcome(call)
+            self.assertLess(time.monotonic() - start, 1, name)
+            if alone:
+                self.assertEqual(str(line).startswith(("ValueError: ", "TypeError: ", "IndexError: ")), mine, (name, line))
+            else:
+                self.assertRegex(line, "^ValueError: rank 1: ", name)
+                self.assertEqual(len(set(self.comm.allgather(line))), 1, name)
+
+        class Torn:
+            shape, dtype = q[:1].shape, q.dtype
+
+            def __dlpack_device__(self):
+                return 1, 0
+
+            def __dlpack__(self, **_):
+                raise BufferError("torn\nin two")
+
+        good = {"heads": 4, "head_dim": 16}
+        for name, value in (("dtype", "float31"), ("heads", 2 ** 64), ("heads", "4"), ("head_dim", 16.5), ("batch", None), ("threads", 0), ("timeout", 0), ("timeout", "1"),
+                            ("window", 0), ("algorithm", 7), ("backend", []), ("k_scale", masked([1.0])), ("k_scale", [1.0, 2.0, 3.0]), ("scale", "x"), ("capacity", -1)):
+            refused(name, lambda: Attention(self.comm, **{**good, **({"page_window" if name == "window" else name: value} if mine else {})}))
+        twice = numpy.repeat(k[0], 2, 0)
+        for n_pages in (None, 4):
+            with Attention(self.comm, n_pages=n_pages, **good) as opened:
+                for name, array, keywords in (("two axes", twice[0], {}), ("a list", [1.0], {}), ("a mask", masked(twice), {}), ("another n", twice, {"n": 3}),
+                                              ("an entry of 2^64", twice, {"entry": 2 ** 64}), ("no n", None, {}), ("a number", twice, {"v": 5})):
+                    refused(f"append {name}, {n_pages} pages", lambda: opened.append(*((array,) if mine else (twice,)), **{"v": twice, **(keywords if mine else {})}),
+                            alone=n_pages is None)
+                    opened.truncate(0)
+                self.assertEqual(opened.length(), 0)
+                opened.append(twice, twice)
+                for name, array, keywords in (("a list", [1.0], {}), ("three axes", q[0], {}), ("a mask", masked(q[:1]), {}), ("torn", Torn(), {}), ("a window of 0", q[:1], {"window": 0}),
+                                              ("a window of 2^64", q[:1], {"window": 2 ** 64}), ("sinks with a mask", q[:1], {"sinks": masked(logits)}), ("sinks", q[:1], {"sinks": "3"})):
+                    refused(f"step {name}", lambda: opened.step(array if mine else q[:1], **(keywords if mine else {})))
+                expected = attention(q[:1], twice[None], twice[None])
+                for name, o, lse, keywords in (("three axes", q[0], expected[1], {}), ("a mask", masked(expected[0]), expected[1], {}), ("a number", expected[0], 5, {}),
+                                               ("a form", expected[0], expected[1], {"form": "base ten"}), ("by heads of many", expected[0], expected[1], {"by_heads": q})):
+                    refused(f"combine {name}", lambda: opened.combine(*((o, lse) if mine else expected), **(keywords if mine else {})))
+                self.assertEqual([x.tobytes() for x in opened.step(q[:1])], [x.tobytes() for x in expected])
 
     def test_an_error_of_the_program_leaves_at_once_and_a_wait_ends_after_the_time_limit(self):
         self.comm.Barrier()

@@ -3,9 +3,12 @@
 /// @brief Every field of ta_setup and of ta_seen changes something, and so does every argument that is no tensor.
 #include "tree_attn/tests/distributed/interface/managed.hpp"
 
+#include <unistd.h>
+
 #include <array>
 #include <cmath>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <iterator>
 #include <limits>
@@ -18,17 +21,18 @@ namespace tree_attn::test {
 namespace {
 
 /// All fields of a structure, each by its name: one that is added does not compile until it is named here, and tested.
-constexpr std::array kSetupFields{"size",         "batch",          "heads",      "kv_heads",       "head_dim",  "value_dim",
-                                  "most_queries", "key_type",       "value_type", "scale",          "algorithm", "backend",
-                                  "n_threads",    "ranks_per_node", "comm",       "timeout",        "k_scale",   "v_scale",
-                                  "n_pages",      "page_window",    "page_sinks", "values_in_keys", "has_scale"};
+constexpr std::array kSetupFields{"size",       "batch",          "heads",     "kv_heads",       "head_dim",
+                                  "value_dim",  "most_queries",   "key_type",  "value_type",     "scale",
+                                  "algorithm",  "backend",        "n_threads", "ranks_per_node", "comm",
+                                  "timeout",    "k_scale",        "v_scale",   "n_pages",        "page_window",
+                                  "page_sinks", "values_in_keys", "has_scale", "capacity",       "refusal"};
 std::size_t n_fields(const ta_setup& setup) {
   const auto& [size, batch, heads, kv_heads, head_dim, value_dim, most_queries, key_type, value_type, scale, algorithm,
                backend, n_threads, ranks_per_node, comm, timeout, k_scale, v_scale, n_pages, page_window, page_sinks,
-               values_in_keys, has_scale] = setup;
+               values_in_keys, has_scale, capacity, refusal] = setup;
   static_cast<void>(std::tie(size, batch, heads, kv_heads, head_dim, value_dim, most_queries, key_type, value_type, scale,
                              algorithm, backend, n_threads, ranks_per_node, comm, timeout, k_scale, v_scale, n_pages,
-                             page_window, page_sinks, values_in_keys, has_scale));
+                             page_window, page_sinks, values_in_keys, has_scale, capacity, refusal));
   return kSetupFields.size();
 }
 
@@ -43,12 +47,21 @@ std::ptrdiff_t n_tasks() {
   return std::distance(std::filesystem::directory_iterator("/proc/self/task"), std::filesystem::directory_iterator());
 }
 
+/// Bytes that this process may write.
+std::int64_t n_bytes_of_data() {
+  std::ifstream statm("/proc/self/statm");
+  std::int64_t pages = 0;
+  for (int i = 0; i < 6; ++i) statm >> pages;
+  return pages * sysconf(_SC_PAGESIZE);
+}
+
 /// All that a handle of this setup does with the rows of a Call.
 std::string behaviour(const ta_setup& setup) {
   const Call call;
   Managed k({2, 50, 8}, 2), v({2, 50, 6}, 3), out({1, 4, 2, 6});
   ta_attention* attention = nullptr;
   const std::ptrdiff_t n_before = n_tasks();
+  const std::int64_t bytes_before = n_bytes_of_data();
   std::string all = text(ta_open(&setup, &attention));
   if (attention == nullptr) return all;
   all += std::to_string(n_tasks() - n_before) + " threads\n";
@@ -56,6 +69,7 @@ std::string behaviour(const ta_setup& setup) {
   all += text(ta_length(attention, 1, &length));
   all += text(ta_append(attention, 0, 50, k, nullptr));
   for (int i = 0; i < 14; ++i) all += text(ta_append(attention, 0, 50, k, setup.values_in_keys != 0 ? nullptr : &v.tensor));
+  if (n_bytes_of_data() - bytes_before > std::int64_t{64} << 20) all += "much memory\n";
   const ta_seen window{1, 100, 3, nullptr};
   for (const ta_seen* seen : {static_cast<const ta_seen*>(nullptr), &window})
     all += text(ta_step(attention, call.q, seen, out, nullptr), &out);
@@ -103,7 +117,11 @@ TEST_CASE("fields: every one of ta_setup changes what a handle does, or is refus
                                {"page_sinks", [](ta_setup& s) { s.page_sinks = 3; }, window},
                                {"page_sinks", [](ta_setup& s) { s.page_sinks = 3; }, pages},
                                {"values_in_keys", [](ta_setup& s) { s.values_in_keys = 1; }},
-                               {"has_scale", [](ta_setup& s) { s.has_scale = 1; }}};
+                               {"has_scale", [](ta_setup& s) { s.has_scale = 1; }},
+                               {"capacity", [](ta_setup& s) { s.capacity = -1; }},
+                               {"capacity", [](ta_setup& s) { s.capacity = 1 << 20; }},
+                               {"capacity", [](ta_setup& s) { s.capacity = 1; }, pages},
+                               {"refusal", [](ta_setup& s) { s.refusal = "of the caller"; }}};
   std::vector<std::string> missing(kSetupFields.begin(), kSetupFields.end());
   CHECK(n_fields(setup_of_call()) == missing.size());
   for (const Row& row : table) {
