@@ -60,7 +60,6 @@ class PlanDecoder : public Decoder {
     states_ = decode_own_shard(step).states();
   }
   OutputView run(const Step& step) override {
-    if (!is_on_device(step)) return planned_.front().on_host->step(states_, sinks_);
     plan_for(step);
     return step_on_device(step, step.longest());
   }
@@ -202,9 +201,8 @@ void Decoder::reserve(std::int64_t l) {
 }
 
 OutputView Decoder::step(const Step& step, const std::optional<std::string>& refusal) {
-  const FloatEnvironment environment;
-  agree(step, refusal);
-  return scaled(run(step));
+  start(step, refusal);
+  return finish();
 }
 
 void Decoder::start(const Step& step, const std::optional<std::string>& refusal) {

@@ -69,9 +69,9 @@ class Decoder {
   /// The part of step() and start() that needs no other rank, and memory for the rest, before the ranks compare the step: a
   /// rank without memory tells the others by that. Called again after a step that was refused.
   virtual void begin(const Step&) {}
-  /// Implements step(), after begin(); all checks have passed.
+  /// Carries out a whole step, after begin(); all checks have passed.
   virtual OutputView run(const Step& step) = 0;
-  /// Implements start(), progress() and finish().
+  /// Implement start(), progress() and finish(), of which a step consists: by default start() carries it out as a whole.
   virtual void run_start(const Step& step) { output_ = run(step); }
   virtual bool run_progress() { return true; }
   virtual OutputView run_finish() { return output_; }
