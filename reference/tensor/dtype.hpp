@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The element types of stored tensors. One traits struct per type holds all its properties.
+/// @brief The element types of stored tensors: a table of what is known of each, and one traits struct per type with its
+/// conversions.
 ///
-/// To add a type: add an enumerator of DType, a case in with_dtype(), and an element type with its DTypeTraits. The code
-/// does not compile until they exist, and lanes::load_part() widens the type. Kernels also need the type in the list in
-/// gpu/CMakeLists.txt. A type multiplied on tensor cores needs the product (mma_16x8x16), its emulation, and a way to split
-/// the weights (split_weight).
+/// To add a type: add an enumerator of DType, a row of the table, a case in try_dtype(), and an element type with its
+/// DTypeTraits. The code does not compile until they exist, and lanes::load_part() widens the type. Kernels also need the
+/// type in the list in gpu/CMakeLists.txt. A type multiplied on tensor cores needs the product (mma_16x8x16), its emulation,
+/// and a way to split the weights (split_weight).
 #pragma once
 
 #include "tree_attn/reference/tensor/float8.hpp"
@@ -41,17 +42,41 @@ enum class KernelUnit {
   TensorCores,  ///< tensor cores, 16-bit operands and sums in F32
 };
 
-/// The properties of the element type T, defined for each DType below.
+/// Properties of a type.
+struct DTypeFacts {
+  DType dtype;
+  std::string_view name;  ///< as in safetensors
+  std::size_t bytes;      ///< of one element
+  double unit_roundoff;   ///< u: rounding changes x by at most u |x| where x is normal
+  double largest;         ///< largest finite element
+  KernelUnit unit;        ///< multiplies it in a kernel
+};
+/// All types, in the order of their enumerators.
+inline constexpr std::array kDTypeFacts{DTypeFacts{DType::F64, "F64", 8, 0x1p-53, 0x1.fffffffffffffp1023, KernelUnit::None},
+                                        DTypeFacts{DType::F32, "F32", 4, 0x1p-24, 0x1.fffffep127, KernelUnit::Scalar},
+                                        DTypeFacts{DType::F16, "F16", 2, 0x1p-11, 65504, KernelUnit::TensorCores},
+                                        DTypeFacts{DType::BF16, "BF16", 2, 0x1p-8, 0x1.fep127, KernelUnit::TensorCores},
+                                        DTypeFacts{DType::F8_E4M3, "F8_E4M3", 1, 0x1p-4, 448, KernelUnit::TensorCores}};
+inline constexpr auto kDTypes = [] {
+  std::array<DType, kDTypeFacts.size()> dtypes{};
+  for (std::size_t i = 0; i < dtypes.size(); ++i) dtypes[i] = kDTypeFacts[i].dtype;
+  return dtypes;
+}();
+/// The row of a type. @throws std::invalid_argument if `dtype` is not an enumerator
+constexpr const DTypeFacts& facts_of(DType dtype) {
+  const auto row = static_cast<std::size_t>(dtype);
+  if (row >= kDTypeFacts.size()) throw std::invalid_argument("facts_of: no such type");
+  return kDTypeFacts[row];
+}
+
+/// The conversions of the element type T, defined for each DType below.
 ///
 ///     kDType          its enumerator
-///     kName           as in safetensors
-///     kUnitRoundoff   u: rounding changes x by at most u |x| where x is normal
-///     kLargest        largest finite element
-///     kUnit           the unit that multiplies it in a kernel
+///     kUnit           the unit of its row
 ///     Wide            float, or double for F64: represents every element exactly
 ///     widen(T)        the element as Wide, exactly; a signalling NaN may become a quiet one
-///     narrow(float)   the nearest element, ties to even; beyond kLargest Inf, of F8_E4M3 kLargest; a NaN stays one, and
-///                     on the host keeps its sign
+///     narrow(float)   the nearest element, ties to even; beyond the largest Inf, of F8_E4M3 the largest; a NaN stays one,
+///                     and on the host keeps its sign
 template <class T>
 struct DTypeTraits;
 
@@ -59,9 +84,7 @@ struct DTypeTraits;
 template <>
 struct DTypeTraits<double> {
   static constexpr DType kDType = DType::F64;
-  static constexpr std::string_view kName = "F64";
-  static constexpr double kUnitRoundoff = 0x1p-53, kLargest = 0x1.fffffffffffffp1023;
-  static constexpr KernelUnit kUnit = KernelUnit::None;
+  static constexpr KernelUnit kUnit = facts_of(kDType).unit;
   using Wide = double;
   TREE_ATTN_HOST_DEVICE static constexpr double widen(double x) { return x; }
   TREE_ATTN_HOST_DEVICE static constexpr double narrow(float x) { return x; }
@@ -71,9 +94,7 @@ struct DTypeTraits<double> {
 template <>
 struct DTypeTraits<float> {
   static constexpr DType kDType = DType::F32;
-  static constexpr std::string_view kName = "F32";
-  static constexpr double kUnitRoundoff = 0x1p-24, kLargest = 0x1.fffffep127;
-  static constexpr KernelUnit kUnit = KernelUnit::Scalar;
+  static constexpr KernelUnit kUnit = facts_of(kDType).unit;
   using Wide = float;
   TREE_ATTN_HOST_DEVICE static constexpr float widen(float x) { return x; }
   TREE_ATTN_HOST_DEVICE static constexpr float narrow(float x) { return x; }
@@ -83,9 +104,7 @@ struct DTypeTraits<float> {
 template <>
 struct DTypeTraits<Half> {
   static constexpr DType kDType = DType::F16;
-  static constexpr std::string_view kName = "F16";
-  static constexpr double kUnitRoundoff = 0x1p-11, kLargest = 65504;
-  static constexpr KernelUnit kUnit = KernelUnit::TensorCores;
+  static constexpr KernelUnit kUnit = facts_of(kDType).unit;
   using Wide = float;
 
   /// On the host the result is computed from the bits, so that compilers vectorise a loop over elements. Exponent and
@@ -126,9 +145,7 @@ struct DTypeTraits<Half> {
 template <>
 struct DTypeTraits<BFloat16> {
   static constexpr DType kDType = DType::BF16;
-  static constexpr std::string_view kName = "BF16";
-  static constexpr double kUnitRoundoff = 0x1p-8, kLargest = 0x1.fep127;
-  static constexpr KernelUnit kUnit = KernelUnit::TensorCores;
+  static constexpr KernelUnit kUnit = facts_of(kDType).unit;
   using Wide = float;
   TREE_ATTN_HOST_DEVICE static float widen(BFloat16 x) { return float_of(std::uint32_t{x.bits} << 16); }
   /// A NaN keeps its sign on the host; on a device it becomes any NaN, as F16's does.
@@ -149,9 +166,7 @@ struct DTypeTraits<BFloat16> {
 template <>
 struct DTypeTraits<Float8> {
   static constexpr DType kDType = DType::F8_E4M3;
-  static constexpr std::string_view kName = "F8_E4M3";
-  static constexpr double kUnitRoundoff = 0x1p-4, kLargest = 448;
-  static constexpr KernelUnit kUnit = KernelUnit::TensorCores;
+  static constexpr KernelUnit kUnit = facts_of(kDType).unit;
   using Wide = float;
   TREE_ATTN_HOST_DEVICE static float widen(Float8 x) { return x.widen(); }
   TREE_ATTN_HOST_DEVICE static Float8 narrow(float x) { return Float8::narrow(x); }
@@ -161,9 +176,6 @@ struct DTypeTraits<Float8> {
 template <class T>
 concept StoredType = requires(T element, float x) {
   { DTypeTraits<T>::kDType } -> std::convertible_to<DType>;
-  { DTypeTraits<T>::kName } -> std::convertible_to<std::string_view>;
-  { DTypeTraits<T>::kUnitRoundoff } -> std::convertible_to<double>;
-  { DTypeTraits<T>::kLargest } -> std::convertible_to<double>;
   { DTypeTraits<T>::kUnit } -> std::convertible_to<KernelUnit>;
   { DTypeTraits<T>::widen(element) } -> std::same_as<typename DTypeTraits<T>::Wide>;
   { DTypeTraits<T>::narrow(x) } -> std::same_as<T>;
@@ -205,31 +217,10 @@ constexpr void with_dtype(DType dtype, F&& f) {
   if (!try_dtype(dtype, std::forward<F>(f))) throw std::invalid_argument("with_dtype: no such type");
 }
 
-/// All types, in the order of their enumerators.
-inline constexpr auto kDTypes = [] {
-  constexpr auto is_dtype = [](int i) { return try_dtype(static_cast<DType>(i), [](auto) {}); };
-  constexpr int kCount = [is_dtype] {
-    int n = 0;
-    while (is_dtype(n)) ++n;
-    return n;
-  }();
-  std::array<DType, kCount> dtypes{};
-  for (int i = 0; i < kCount; ++i) dtypes[static_cast<std::size_t>(i)] = static_cast<DType>(i);
-  return dtypes;
-}();
-
 /// Bytes of one stored element.
-constexpr std::size_t bytes_of(DType dtype) {
-  std::size_t bytes = 0;
-  with_dtype(dtype, [&bytes](auto element) { bytes = sizeof element; });
-  return bytes;
-}
+constexpr std::size_t bytes_of(DType dtype) { return facts_of(dtype).bytes; }
 /// "F64", "F32", "F16", "BF16" or "F8_E4M3", as in safetensors.
-constexpr std::string_view name_of(DType dtype) {
-  std::string_view name;
-  with_dtype(dtype, [&name]<class T>(T) { name = DTypeTraits<T>::kName; });
-  return name;
-}
+constexpr std::string_view name_of(DType dtype) { return facts_of(dtype).name; }
 /// The same in lower case, as in options and reports: "bf16".
 inline std::string lower_name_of(DType dtype) {
   std::string name(name_of(dtype));
@@ -237,30 +228,19 @@ inline std::string lower_name_of(DType dtype) {
   return name;
 }
 /// Unit roundoff of the type: 2^-53, 2^-24, 2^-11, 2^-8, 2^-4.
-constexpr double unit_roundoff(DType dtype) {
-  double roundoff = 0;
-  with_dtype(dtype, [&roundoff]<class T>(T) { roundoff = DTypeTraits<T>::kUnitRoundoff; });
-  return roundoff;
-}
+constexpr double unit_roundoff(DType dtype) { return facts_of(dtype).unit_roundoff; }
 /// Largest finite element.
-constexpr double largest_of(DType dtype) {
-  double largest = 0;
-  with_dtype(dtype, [&largest]<class T>(T) { largest = DTypeTraits<T>::kLargest; });
-  return largest;
-}
+constexpr double largest_of(DType dtype) { return facts_of(dtype).largest; }
 /// Whether the CPU adds neighbours of a dot product in one lane: of BF16, and of F8_E4M3, which has the bits of BF16.
 constexpr bool sums_in_pairs(DType dtype) { return dtype == DType::BF16 || dtype == DType::F8_E4M3; }
 /// The unit that multiplies elements of the type in a kernel.
-constexpr KernelUnit kernel_unit_of(DType dtype) {
-  KernelUnit unit{};
-  with_dtype(dtype, [&unit]<class T>(T) { unit = DTypeTraits<T>::kUnit; });
-  return unit;
-}
+constexpr KernelUnit kernel_unit_of(DType dtype) { return facts_of(dtype).unit; }
 
 /// Each enumerator leads to the type that names it.
 static_assert([] {
   bool all = true;
-  for (const DType dtype : kDTypes) with_dtype(dtype, [&]<class T>(T) { all = all && DTypeTraits<T>::kDType == dtype; });
+  for (const DType dtype : kDTypes)
+    with_dtype(dtype, [&]<class T>(T) { all = all && DTypeTraits<T>::kDType == dtype && sizeof(T) == bytes_of(dtype); });
   return all;
 }());
 

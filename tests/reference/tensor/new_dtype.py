@@ -17,14 +17,14 @@ TRAITS = """
 template <>
 struct DTypeTraits<NewType> {
   static constexpr DType kDType = DType::F8_E8M0;
-  static constexpr std::string_view kName = "F8_E8M0";
-  static constexpr double kUnitRoundoff = 0x1p-4, kLargest = 448;
-  static constexpr KernelUnit kUnit = KernelUnit::None;
+  static constexpr KernelUnit kUnit = facts_of(kDType).unit;
   using Wide = float;
   TREE_ATTN_HOST_DEVICE static float widen(NewType x) { return float(x.bits); }
   TREE_ATTN_HOST_DEVICE static NewType narrow(float) { return {}; }
 };
 """
+
+ROW = 'DTypeFacts{DType::F8_E8M0, "F8_E8M0", 1, 0x1p-4, 448, KernelUnit::None}'
 
 
 def parts(header):
@@ -33,6 +33,7 @@ def parts(header):
     last_case = re.findall(r" *case DType::\w+: return call\(.*\);\n", header)[-1]
     return {
         "an enumerator": (enumerators, enumerators.replace(" };", ", F8_E8M0 };")),
+        "a row": ("KernelUnit::TensorCores}};", f"KernelUnit::TensorCores}},\n{ROW}}};"),
         "a case": (last_case, last_case + "    case DType::F8_E8M0: return call(NewType{});\n"),
         "an element type": ("/// bfloat16: the upper", "struct NewType {\n  std::uint8_t bits;\n};\n\n/// bfloat16: the upper"),
         "traits": ("/// An element type whose traits", TRAITS + "\n/// An element type whose traits"),
@@ -107,7 +108,7 @@ def main():
 
         # Traits without one of their members.
         for line in TRAITS.splitlines():
-            for member in ("kDType", "kName", "kUnitRoundoff", "kUnit ", "Wide", "widen(", "narrow("):
+            for member in ("kDType", "kUnit ", "Wide", "widen(", "narrow("):
                 if member in line:
                     partial = TRAITS.replace(line + "\n", "")
                     expect(replaced(complete, TRAITS, partial), False, f"traits without {member}")
@@ -115,8 +116,7 @@ def main():
 
         # These need no more than a complete type.
         expect(complete, True, "a complete type")
-        unit = "kUnit = KernelUnit::{};\n  using Wide = float;\n  TREE_ATTN_HOST_DEVICE static float widen(NewType"
-        scalar, tensor = (replaced(complete, unit.format("None"), unit.format(name)) for name in ("Scalar", "TensorCores"))
+        scalar, tensor = (replaced(complete, ROW, ROW.replace("None", name)) for name in ("Scalar", "TensorCores"))
         for text, wanted, reader in [*((complete, True, reader) for reader in READERS),
                                      (scalar, True, SCALAR_STEP), (scalar, True, TENSOR_STEP), (tensor, False, TENSOR_STEP)]:
             ok, errors = compiles(text, reader)
