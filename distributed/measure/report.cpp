@@ -242,11 +242,10 @@ std::string title(const GenerationHeader& header) {
 }
 
 std::string where(const Answer& answer, int n_ranks) {
-  std::string line = "largest weight " + format("%.3f", answer.weight) + " at position " + std::to_string(answer.position) +
-                     ", on rank " + std::to_string(answer.rank) + " of " + std::to_string(n_ranks) + " (head " +
-                     std::to_string(answer.head) + ")";
-  if (answer.entropy) line += format(", entropy %.2f nats", *answer.entropy);
-  return line;
+  const std::string line = "largest weight " + format("%.3f", answer.weight) + " at position " +
+                           std::to_string(answer.position) + ", on rank " + std::to_string(answer.rank) + " of " +
+                           std::to_string(n_ranks) + " (head " + std::to_string(answer.head) + ")";
+  return answer.weight < kSureWeight ? line + "; not sure" : line;
 }
 
 std::string table(std::span<const GenerationRun> runs) {
@@ -286,7 +285,6 @@ std::string json(const GenerationHeader& header, std::span<const GenerationRun> 
       nlohmann::ordered_json fields_of_answer{{"question", answer.question}, {"answer", answer.text},
                                               {"position", answer.position}, {"rank", answer.rank},
                                               {"head", answer.head},         {"weight", answer.weight}};
-      fields_of_answer["entropy"] = answer.entropy ? nlohmann::ordered_json(*answer.entropy) : nullptr;
       fields_of_answer["expected"] = answer.expected ? nlohmann::ordered_json(*answer.expected) : nullptr;
       fields_of_run["answers"].push_back(std::move(fields_of_answer));
     }

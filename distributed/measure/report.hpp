@@ -65,6 +65,9 @@ std::string table(const PredictionHeader& header, std::span<const NamedPredictio
 /// The same for programs.
 std::string json(const PredictionHeader& header, std::span<const NamedPrediction> predictions);
 
+/// The largest weight from which on an answer is likely to be in the text, see docs/IV.6-model.md.
+inline constexpr double kSureWeight = 0.97;
+
 /// An answer of a language model.
 struct Answer {
   std::string question, text;           ///< text without the character that ends it
@@ -72,7 +75,6 @@ struct Answer {
   std::int64_t position = 0;            ///< of the key with the largest weight, when the first character is chosen
   std::int64_t rank = 0, head = 0;      ///< that holds the key; in which the weight is largest
   double weight = 0;                    ///< of that key
-  std::optional<double> entropy;        ///< of the attention of that head in nats, with --moments 2
   bool is_right() const { return expected && text == *expected; }
 };
 /// The answers of a language model whose shards one algorithm combines.
@@ -97,7 +99,7 @@ struct GenerationHeader : RunHeader {
 
 /// Two lines: the text and the ranks, and the keys and values that they hold.
 std::string title(const GenerationHeader& header);
-/// One line: where the largest weight of an answer is.
+/// One line: where the largest weight of an answer is, and "not sure" where it is below kSureWeight.
 std::string where(const Answer& answer, int n_ranks);
 /// The table: one line per algorithm.
 std::string table(std::span<const GenerationRun> runs);

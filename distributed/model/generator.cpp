@@ -4,7 +4,6 @@
 #include "tree_attn/distributed/model/generator.hpp"
 
 #include "tree_attn/distributed/decoders/reshard.hpp"
-#include "tree_attn/reference/data/moment_workload.hpp"
 
 #include <algorithm>
 #include <array>
@@ -69,17 +68,13 @@ TensorView rounded(const TensorView& view, DType dtype, std::vector<std::byte>& 
 }  // namespace
 
 AttentionShape cache_shape(const ModelConfig& config, const GeneratorOptions& options) {
-  require<InputError>(!options.moments || options.dtype != DType::F8_E4M3,
-                      "--moments 2: squares of values have no scale; not for keys and values of F8_E4M3");
-  AttentionShape shape{.dtype = options.dtype,
-                       .value_dtype = options.dtype,
-                       .batch = 1,
-                       .heads = config.heads,
-                       .kv_heads = config.kv_heads,
-                       .head_dim = config.head_dim,
-                       .value_dim = config.head_dim};
-  if (options.moments) shape.value_dim = moment_layout(shape).size(), shape.value_dtype = DType::F32;
-  return shape;
+  return {.dtype = options.dtype,
+          .value_dtype = options.dtype,
+          .batch = 1,
+          .heads = config.heads,
+          .kv_heads = config.kv_heads,
+          .head_dim = config.head_dim,
+          .value_dim = config.head_dim};
 }
 
 std::vector<KeyRange> growing_ranges(LeafOrder order, std::int64_t n_keys, int n_ranks) {
@@ -242,23 +237,16 @@ void Generator::decode(Cache& cache, const Rows& q, std::int64_t n_keys, float* 
   }
   const TensorView view = TensorView::dense(queries.data(), DType::F32, {1, heads, l, d_h});
   const std::array lengths{n_keys};
-  DecodeOutput all = cache.decoder->step({view, lengths, {.causal = true}}).copy();
-  std::vector<float> entropy;
-  if (options_.moments) {
-    AttentionShape shape = cache.shard.cache->shape();
-    shape.value_dim = d_h;
-    entropy = take_moments(moment_layout(shape), all, view, scale_).entropy;
-  }
+  const DecodeOutput all = cache.decoder->step({view, lengths, {.causal = true}}).copy();
 
   // Keep the last query and its output.
-  q_.clear(), output_ = {}, entropy_.clear();
+  q_.clear(), output_ = {};
   for (std::int64_t head = 0; head < heads; ++head) {
     for (std::int64_t j = 0; j < l; ++j) std::copy_n(all.out.data() + (head * l + j) * d_h, d_h, z + (j * heads + head) * d);
     const std::int64_t last = head * l + l - 1;
     q_.insert(q_.end(), queries.data() + last * d_h, queries.data() + (last + 1) * d_h);
     output_.out.insert(output_.out.end(), all.out.data() + last * d_h, all.out.data() + (last + 1) * d_h);
     output_.lse.push_back(all.lse[static_cast<std::size_t>(last)]);
-    if (options_.moments) entropy_.push_back(entropy[static_cast<std::size_t>(last)]);
   }
 }
 
@@ -270,14 +258,6 @@ void Generator::hold(Cache& cache, const Rows& k, const Rows& v) {
   std::vector<std::byte> k_bytes, v_bytes;
   if (options_.dtype != DType::F32 && options_.dtype != DType::F8_E4M3)  // which the cache itself rounds
     keys = rounded(keys, options_.dtype, k_bytes), values = rounded(values, options_.dtype, v_bytes);
-  std::vector<float> enlarged;
-  if (options_.moments) {
-    AttentionShape shape = cache.shard.cache->shape();
-    shape.value_dim = config.head_dim;
-    const MomentLayout layout = moment_layout(shape);
-    enlarged = enlarge_values(layout, keys, values);
-    values = TensorView::dense(enlarged.data(), DType::F32, {1, config.kv_heads, k.rows(), layout.size()});
-  }
   cache.shard.cache->append(0, keys, values);
 }
 
@@ -314,7 +294,6 @@ LargestWeight Generator::largest_weight(const Ranks& ranks) const {
     const double weight = std::exp(scale_ * largest[h] - static_cast<double>(output_.lse[h]));
     if (!(weight > mine.weight)) continue;
     mine.weight = weight, mine.head = head, mine.position = leaves().position(row_of_largest[h]);
-    if (options_.moments) mine.entropy = entropy_[h];
   }
 
   const std::vector<LargestWeight> all = ranks.all_gather(mine, "the largest weight of all ranks");

@@ -26,11 +26,10 @@ struct GeneratorOptions {
   DType dtype = DType::F32;  ///< of keys and values
   KvScales scales = {};      ///< of F8_E4M3, in every layer [n_kv]
   PlanOptions plan = {};
-  int n_threads = 1;     ///< that read a text; no bit depends on it
-  bool moments = false;  ///< whether values are enlarged, so that each step also gives the entropy of the attention
+  int n_threads = 1;  ///< that read a text; no bit depends on it
 };
 
-/// The shape of the cache of every global layer. @throws InputError for moments with F8_E4M3
+/// The shape of the cache of every global layer.
 AttentionShape cache_shape(const ModelConfig& config, const GeneratorOptions& options);
 
 /// The key with the largest weight in the last global layer.
@@ -38,8 +37,7 @@ struct LargestWeight {
   double weight = 0;          ///< of that key, in the head where it is largest; 0 without keys
   std::int64_t position = 0;  ///< of the character
   std::int64_t head = 0;
-  std::int64_t rank = 0;               ///< that holds the key
-  std::optional<double> entropy = {};  ///< of the attention of that head in nats, with GeneratorOptions::moments
+  std::int64_t rank = 0;  ///< that holds the key
 };
 
 /// The range of every rank for a text to which characters are appended. In the contiguous order the last range is open.
@@ -122,9 +120,8 @@ class Generator {
   Place place_;
 
   // The last decode step.
-  std::vector<float> q_;        ///< [heads][d_h], with the factor ln(n) / ln(scale_base)
-  DecodeOutput output_;         ///< [heads][d_h] and [heads]
-  std::vector<float> entropy_;  ///< [heads], with moments
+  std::vector<float> q_;  ///< [heads][d_h], with the factor ln(n) / ln(scale_base)
+  DecodeOutput output_;   ///< [heads][d_h] and [heads]
 };
 
 }  // namespace tree_attn

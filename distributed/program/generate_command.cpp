@@ -33,7 +33,7 @@ namespace {
 struct GenerateOptions : ClusterOptions {
   std::string model, text, questions, report, order = "contiguous", dtype = "f32", stop = ".";
   std::optional<std::string> ask;
-  int tokens = 32, moments = 1;
+  int tokens = 32;
   std::optional<int> reshard_at, ranks_after;
   std::optional<float> k_scale, v_scale;
   Sampling sampling;
@@ -100,7 +100,6 @@ struct Generation {
     chosen = chosen_algorithms(options);
     generator.dtype = dtype_named(options.dtype);
     generator.n_threads = layout.n_threads;
-    generator.moments = options.moments > 1;
 
     // The files.
     std::vector<NamedFile> files{{"MODEL", options.model}};
@@ -195,7 +194,7 @@ class Conversation {
     std::vector<float> logits = append("\n" + question.text, question_us_);
     const LargestWeight largest = generator_.largest_weight(ranks_);
     answer.position = largest.position, answer.rank = largest.rank, answer.head = largest.head;
-    answer.weight = largest.weight, answer.entropy = largest.entropy;
+    answer.weight = largest.weight;
     for (int step = 0; step < options_.tokens; ++step) {
       if (step > 0 && step == options_.reshard_at) move_to(*options_.ranks_after);
       if (step > 0) logits = append(answer.text.substr(answer.text.size() - 1), token_us_);
@@ -407,8 +406,6 @@ Command add_generate(CLI::App& program, std::string command_line) {
   const auto in_range = number_check("from 2^-100 to 2^100", [](double x) { return x >= 0x1p-100 && x <= 0x1p100; });
   add("--k-scale", options->k_scale, "Keys of f8_e4m3 are divided by it before they are rounded; default: 1", in_range);
   add("--v-scale", options->v_scale, "The same for values", in_range);
-  add("--moments", options->moments, "2: also the entropy of the attention, from the same reduction", within(1, 2))
-      ->capture_default_str();
   add("--reshard-at", options->reshard_at,
       "After so many characters of each answer, move the keys and values to other ranks; with --ranks-after",
       within(1, 1 << 20));

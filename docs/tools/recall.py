@@ -7,7 +7,6 @@ Run: docs/tools/recall.py    checks docs/recall.json and prints its tables
 import json
 import math
 import pathlib
-import statistics
 
 JSON = pathlib.Path(__file__).resolve().parents[1] / "recall.json"
 
@@ -21,7 +20,7 @@ def check(report):
     for name in ("measured", "machine", "lengths", "layouts", "algorithms", "confidence"):
         if not report.get(name):
             raise ValueError(f"there is no '{name}'")
-    for name in ("lengths", "layouts", "algorithms"):
+    for name in ("lengths", "layouts", "algorithms", "confidence"):
         for row in report[name]:
             for key, value in row.items():
                 if isinstance(value, float) and not 0 <= value < math.inf:
@@ -87,16 +86,16 @@ def recall_algorithms(report=None):
     return table(["algorithm", "answer", "per character", "messages", "bytes", "between nodes", "digest of its logits"], rows)
 
 
+WEIGHT_LIMITS = (0.9, 0.95, 0.97, 0.98, 0.99)
+
+
 def recall_confidence(report=None):
-    """Largest weight and entropy where the answer is in the text, and where it is not."""
+    """The largest weight where the answer is in the text, and where it is not."""
     report = report or measured()
-    rows = []
-    for known, words in ((True, "in the text"), (False, "not in the text")):
-        answers = [each for each in report["confidence"]["answers"] if each["known"] is known]
-        weights, entropies = sorted(each["weight"] for each in answers), sorted(each["entropy"] for each in answers)
-        rows.append([words, f"{sum(each['right'] for each in answers)} of {len(answers)}", f"{statistics.median(weights):.2f}", f"{statistics.median(entropies):.2f}",
-                     *(f"{sum(entropy > limit for entropy in entropies)}" for limit in (0.1, 0.2, 0.5, 1))])
-    return table(["the key is", "right answers", "weight, median", "entropy, median", "entropy above 0.1", "0.2", "0.5", "1"], rows)
+    rows = [[f"{row['characters']}", "in the text" if row["known"] else "not in the text", f"{row['right']} of {row['asked']}", f"{row['weight']:.3f}",
+             *(f"{row['below'][str(limit)]}" for limit in WEIGHT_LIMITS)] for row in report["confidence"]]
+    first, *others = map(str, WEIGHT_LIMITS)
+    return table(["characters", "the key is", "right answers", "weight, median", f"below {first}", *others], rows)
 
 
 TABLES = {f.__name__: f for f in (recall_lengths, recall_layouts, recall_algorithms, recall_confidence)}

@@ -25,13 +25,13 @@ def layout(order, ranks, digest):
 REPORT = {"measured": "2026-01-02", "machine": {"cpu": "a processor", "cores": 2}, "lengths": [length("f32", 4), length("bf16", 3)],
           "layouts": [layout("contiguous", 1, "a"), layout("contiguous", 2, "a"), layout("dealt", 1, "b")],
           "algorithms": [{"characters": 64, "ranks": 8, "algorithm": "ring", "messages": 112, "bytes": 3 << 30, "bytes_between_nodes": 1536, "token_us": 2e6, "digest": "a", "answer": "x"}],
-          "confidence": {"characters": 64, "answers": [{"known": True, "right": True, "weight": 0.9, "entropy": 0.15}, {"known": False, "right": False, "weight": 0.4, "entropy": 1.5}]}}
+          "confidence": [{"characters": 64, "known": True, "asked": 4, "right": 4, "weight": 0.9, "below": dict.fromkeys(map(str, recall.WEIGHT_LIMITS), 2)}]}
 
 
 class Recall(unittest.TestCase):
 
     def test_broken_reports(self):
-        changes = [("lengths", {"weight": float("nan")}), ("lengths", {"right": 5}), ("layouts", {"digest": "c"}), ("algorithms", {"token_us": -1.0})]
+        changes = [("lengths", {"weight": float("nan")}), ("lengths", {"right": 5}), ("layouts", {"digest": "c"}), ("confidence", {"right": 5}), ("algorithms", {"token_us": -1.0})]
         for name, change in changes:
             broken = copy.deepcopy(REPORT)
             broken[name][0] |= change
