@@ -36,7 +36,7 @@ double oracle_bytes(const WorkloadShape& shape, int n_results);
 
 /// What a decode holds beside its queries and outputs.
 struct MemoryUse {
-  bool keys_in_memory;  ///< keys and values are synthetic or enlarged; those of a file are pages that can be evicted
+  bool keys_in_memory;  ///< keys and values are synthetic; those of a file are pages that can be evicted
   std::span<const Algorithm* const> algorithms;  ///< run one after the other, some with shards of other ranks in flight
   bool oracle;                                   ///< rank 0 computes the oracle and its error bounds, over all keys
 };

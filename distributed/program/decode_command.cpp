@@ -8,7 +8,6 @@
 #include "tree_attn/distributed/program/decode_options.hpp"
 #include "tree_attn/distributed/program/program.hpp"
 #include "tree_attn/gpu/backend/backends.hpp"
-#include "tree_attn/reference/data/moment_workload.hpp"
 #include "tree_attn/reference/data/output_file.hpp"
 #include "tree_attn/reference/oracle/attention.hpp"
 
@@ -98,24 +97,20 @@ struct Outputs {
   }
 };
 
-/// Writes out and lse and, with moments, variance and entropy.
-void write_tensors(OutputFile& file, const WorkloadShape& shape, const DecodeOutput& output, const Moments* moments) {
+/// Writes out and lse.
+void write_tensors(OutputFile& file, const WorkloadShape& shape, const DecodeOutput& output) {
   const std::vector<std::int64_t> rows{shape.batch, shape.heads, shape.n_queries};
   const std::vector<std::int64_t> vectors{shape.batch, shape.heads, shape.n_queries, shape.value_dim};
   SafetensorsWriter writer;
   writer.add("out", "F32", vectors, std::as_bytes(std::span(output.out)));
   writer.add("lse", "F32", rows, std::as_bytes(std::span(output.lse)));
-  if (moments) {
-    writer.add("variance", "F32", vectors, std::as_bytes(std::span(moments->variance)));
-    writer.add("entropy", "F32", rows, std::as_bytes(std::span(moments->entropy)));
-  }
   writer.write(file);
 }
 
 /// What the command line requests, checked: the input, how it is decoded and where the results are written.
 struct Setup {
   std::optional<SafetensorsFile> file;
-  std::unique_ptr<Workload> workload, enlarged;  ///< enlarged: the same over enlarged values, with --moments 2
+  std::unique_ptr<Workload> workload;
   std::vector<const Algorithm*> chosen;
   const Backend* backend = nullptr;
   std::optional<Outputs> outputs;  ///< on rank 0
@@ -137,15 +132,7 @@ struct Setup {
     if (file && !options.expect.empty()) expected_tensor(*file, options.expect, workload->shape());
     check_workload(options, ranks.size(), workload->shape());
     if (ranks.rank() == 0) outputs.emplace(options);
-    if (options.moments > 1) enlarged = with_moments(*workload);
   }
-  /// Whether the decode over enlarged values has the bits of the other one. A kernel that stores keys of 16 bits has not: it
-  /// widens them beside values of F32.
-  bool moments_ride() const {
-    return enlarged && backend->stored(enlarged->shape()).dtype == backend->stored(workload->shape()).dtype;
-  }
-  /// The workload to decode.
-  Workload& reduced() { return moments_ride() ? *enlarged : *workload; }
 };
 
 /// The positions of every rank, in the order of the topology. @param n_keys to cut evenly
@@ -174,35 +161,29 @@ int run_decode(const DecodeOptions& options, const Ranks& ranks) {
   const Topology& topology = layout.topology;
   std::optional<Setup> setup;
   run_on_all(ranks, [&] { setup.emplace(options, ranks, layout); });
-  const WorkloadShape& shape = setup->workload->shape();
-  Workload& reduced = setup->reduced();
+  Workload& workload = *setup->workload;
+  const WorkloadShape& shape = workload.shape();
 
   // Cut the sequence, check the memory, and fill the cache.
-  const std::vector<KeyRange> ranges = ranges_in_tree(options, topology, reduced);
+  const std::vector<KeyRange> ranges = ranges_in_tree(options, topology, workload);
   const double scale = options.scale ? *options.scale : 1 / std::sqrt(static_cast<double>(shape.head_dim));
   const std::unique_ptr<Transport> transport = open_transport(options, *setup->backend, ranks, topology);
   Bench bench{ranks,          *transport,     *setup->backend,
-              reduced,        ranges,         scale,
+              workload,       ranges,         scale,
               options.warmup, options.repeat, plan_options(options, layout, *transport)};
-  // The second decode of --moments 2, if the moments do not ride.
-  const bool decodes_again = setup->enlarged && !setup->moments_ride();
-  const Bench again{ranks, *transport, *setup->backend, decodes_again ? *setup->enlarged : reduced, ranges, scale,
-                    0,     1,          bench.options};
   run_on_all(ranks, [&] {
     const std::string subject = setup->file ? readable(options.in, 200) + ": decoding " + axes_text(shape)
                                             : line_of("--seq-len ", shape.n_keys, " with --batch ", shape.batch);
-    const MemoryUse use{.keys_in_memory = !setup->file || setup->enlarged || shape.order == LeafOrder::kDealt,
+    const MemoryUse use{.keys_in_memory = !setup->file || shape.order == LeafOrder::kDealt,
                         .algorithms = setup->chosen,
                         .oracle = options.verify};
     check_memory(subject, bench, layout.machines, use);
-    if (decodes_again) check_memory(subject + " and --moments 2", again, layout.machines, use);
   });
-  agree_on_input(ranks, *setup->workload, setup->file ? &*setup->file : nullptr, ranges);
+  agree_on_input(ranks, workload, setup->file ? &*setup->file : nullptr, ranges);
   std::optional<OpenShard> shard;
   run_on_all(ranks, [&] {
-    for (const WorkloadShape& decoded : {reduced.shape(), again.workload.shape()})
-      check_algorithms(setup->chosen, *setup->backend, *transport, ranges, decoded);
-    shard = fill_shard(*setup->backend, reduced, topology.range_of(ranks.rank(), ranges), scale);
+    check_algorithms(setup->chosen, *setup->backend, *transport, ranges, shape);
+    shard = fill_shard(*setup->backend, workload, topology.range_of(ranks.rank(), ranges), scale);
   });
 
   // Run one algorithm after the other on the same input.
@@ -219,38 +200,18 @@ int run_decode(const DecodeOptions& options, const Ranks& ranks) {
 
   // Compare the outputs with the oracle on rank 0, and between ranks.
   std::vector<std::string> failed;
-  const auto compare = [&](Workload& workload, std::vector<Measurement>& of, const std::string& what) {
-    if (is_root && options.verify) {
-      show_progress(bar, setup->chosen.size(), n_stages, "oracle");
-      ranks.doing("in the oracle");
-      const Verifier verify(workload, scale, ranks.size(), *setup->backend);
-      for (std::size_t i = 0; i < of.size(); ++i) {
-        of[i].errors = verify(*setup->chosen[i], of[i].output);
-        if (!of[i].errors->passed) failed.push_back(of[i].algorithm + what + " exceeds the error bound of the oracle");
-      }
+  if (is_root && options.verify) {
+    show_progress(bar, setup->chosen.size(), n_stages, "oracle");
+    ranks.doing("in the oracle");
+    const Verifier verify(workload, scale, ranks.size(), *setup->backend);
+    for (std::size_t i = 0; i < measurements.size(); ++i) {
+      Measurement& m = measurements[i];
+      m.errors = verify(*setup->chosen[i], m.output);
+      if (!m.errors->passed) failed.push_back(m.algorithm + " exceeds the error bound of the oracle");
     }
-    for (const Measurement& m : of) {
-      if (!m.same_bits_on_all_ranks) failed.push_back(m.algorithm + what + " has different bits on different ranks");
-    }
-  };
-  compare(reduced, measurements, "");
-
-  // Take the moments from the outputs, or from one more decode.
-  std::optional<Moments> moments;
-  const auto take = [&](DecodeOutput& output) {
-    Moments of_output = take_moments(moment_layout(shape), output, setup->workload->query(options.steps - 1), scale);
-    if (!moments) moments = std::move(of_output);
-  };
-  if (setup->moments_ride()) {
-    for (Measurement& m : measurements) take(m.output);
-  } else if (decodes_again) {
-    std::optional<OpenShard> enlarged;
-    run_on_all(ranks, [&] {
-      enlarged = fill_shard(*setup->backend, *setup->enlarged, topology.range_of(ranks.rank(), ranges), scale);
-    });
-    std::vector<Measurement> with_moments{measure(again, *enlarged, *setup->chosen.front())};
-    compare(*setup->enlarged, with_moments, " with --moments 2");
-    take(with_moments.front().output);
+  }
+  for (const Measurement& m : measurements) {
+    if (!m.same_bits_on_all_ranks) failed.push_back(m.algorithm + " has different bits on different ranks");
   }
   show_progress(bar, n_stages, n_stages, "");
 
@@ -261,7 +222,7 @@ int run_decode(const DecodeOptions& options, const Ranks& ranks) {
     if (!is_root) return;
     Outputs& outputs = *setup->outputs;
     const ReportHeader report{header_of(options, *setup->backend, *transport, layout), shape, options.steps};
-    if (outputs.out) write_tensors(*outputs.out, shape, measurements[0].output, moments ? &*moments : nullptr);
+    if (outputs.out) write_tensors(*outputs.out, shape, measurements[0].output);
     if (outputs.report) outputs.report->write(json(report, measurements));
     outputs.finish();
     std::fputs(table(report, measurements).c_str(), stdout);
@@ -283,7 +244,7 @@ int run_decode(const DecodeOptions& options, const Ranks& ranks) {
 
     if (setup->file) name_ignored(*setup->file, options.expect);
     for (const std::string& line : failed) std::fprintf(stderr, "tree_attn: check failed: %s\n", line.c_str());
-    if (const std::string line = not_finite(measurements[0].output, *setup->workload); !line.empty())
+    if (const std::string line = not_finite(measurements[0].output, workload); !line.empty())
       std::fprintf(stderr, "tree_attn: warning: %s\n", line.c_str());
   });
   return ranks.all_sum(std::ssize(failed)) > 0 ? 1 : 0;

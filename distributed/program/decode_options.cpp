@@ -88,12 +88,6 @@ void check_cluster(const ClusterOptions& options, const Backend& backend, LeafOr
 }
 
 void check_workload(const DecodeOptions& options, int n_ranks, const WorkloadShape& shape) {
-  if (options.moments > 1 && !shape.sink.empty())
-    refuse("--moments 2: a learned sink has no moments; leave the tensor \"sink\" out");
-  if (options.moments > 1 && shape.dtype == DType::F8_E4M3)
-    refuse("--moments 2: squares of values have no scale; not for keys and values of F8_E4M3");
-  if (options.moments > 1 && (shape.mask.data != nullptr || shape.softcap > 0))
-    refuse("--moments 2: the entropy needs scores that are linear in the keys, without --softcap and the tensor \"mask\"");
   if (options.steps > 1 && options.steps > shape.n_keys)
     refuse("--steps ", options.steps, ": every step appends one key, but the sequence has only ", shape.n_keys);
   if (options.shards.empty()) return;
@@ -336,8 +330,7 @@ void add_decode_options(CLI::App& command, DecodeOptions& options) {
       "\nand v_scale [b, n_kv]; each rank reads only its own shard; on the CPU also mask [b or 1, n_h or 1, l, N],"
       "\nBOOL, U8 or F32",
       not_empty);
-  add("OUT", options.out,
-      "safetensors file to write: F32 out and lse of the last step; with --moments 2 also variance and entropy", not_empty);
+  add("OUT", options.out, "safetensors file to write: F32 out and lse of the last step", not_empty);
 
   add_cluster_options(command, options);
   add_list_option(
@@ -354,11 +347,6 @@ void add_decode_options(CLI::App& command, DecodeOptions& options) {
       "IN dealt, but for one-shot)",
       one_of({"contiguous", "dealt"}));
   add_formula_options(command, options);
-  add("--moments", options.moments,
-      "1: the output only; 2: also the variance of the values and the entropy of the attention, in the same reduction"
-      "\n(kernels of 16 bits: by one more decode); the entropy has an error of about 1e-7 times the largest score",
-      within(1, 2))
-      ->capture_default_str();
 
   const std::string measuring = "Measuring and checking";
   const auto add_measuring = adder(command, measuring);

@@ -51,7 +51,7 @@ struct DecodeOptions : ShapeOptions, ClusterOptions, FormulaOptions {
   std::uint64_t seed = 1;
   std::optional<std::string> order;
   double tolerance = 1e-5;
-  int steps = 1, repeat = 1, warmup = 0, moments = 1;
+  int steps = 1, repeat = 1, warmup = 0;
   bool verify = false;
 };
 

@@ -29,7 +29,7 @@ FEATURES = {
     "predict, time of a step": r"predict|step_time",
     "model of a GPU, simulated cluster": r"model_backend|pass_time|simulated/",
     "generate, language model": r"generate|/model/|generator",
-    "moments": r"moment_(workload|state)|test_moment_(workload|state)|mpi_moments",
+    "moments": r"moment_state",
     "what is not finite in F32": r"not_finite",
     "lists, dealt order": r"listed|leaf_lists|owned_leaves|slots|dealt_merges",
     "one-shot, windows": r"one_shot|peers|peer_packets|node_memory|window_handle|far_stores",

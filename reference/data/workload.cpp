@@ -221,40 +221,4 @@ std::unique_ptr<Workload> open_workload(const SafetensorsFile& file, int steps, 
   return std::make_unique<FileWorkload>(std::move(tensors), std::move(shape), steps);
 }
 
-namespace {
-
-class ValuesWorkload : public Workload {
- public:
-  using ValuesOf = std::function<std::vector<float>(const TensorView&, const TensorView&)>;
-  ValuesWorkload(Workload& inner, WorkloadShape shape, ValuesOf values_of)
-      : Workload(std::move(shape), inner.steps()), inner_(inner), values_of_(std::move(values_of)) {}
-
-  TensorView query(int step) override { return inner_.query(step); }
-  Shard keys_and_values(std::int64_t entry, KeyRange positions) override {
-    return with(inner_.keys_and_values(entry, positions), part_);
-  }
-  Shard whole() override { return with(inner_.whole(), all_); }
-
- private:
-  Shard with(const Shard& shard, std::vector<float>& values) const {
-    values = values_of_(shard.k, shard.v);
-    std::array<std::int64_t, 4> axes = shard.v.shape;
-    axes[3] = shape_.value_dim;
-    return {shard.k, TensorView::dense(values.data(), DType::F32, axes), shard.begin};
-  }
-
-  Workload& inner_;
-  ValuesOf values_of_;
-  std::vector<float> part_, all_;
-};
-
-}  // namespace
-
-std::unique_ptr<Workload> with_values(Workload& inner, std::int64_t value_dim,
-                                      std::function<std::vector<float>(const TensorView&, const TensorView&)> values_of) {
-  WorkloadShape shape = inner.shape();
-  shape.value_dim = value_dim, shape.value_dtype = DType::F32, shape.values_in_keys = false;
-  return std::make_unique<ValuesWorkload>(inner, std::move(shape), std::move(values_of));
-}
-
 }  // namespace tree_attn

@@ -10,7 +10,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -141,11 +140,5 @@ WorkloadShape shape_of(const FileTensors& tensors);
 /// values the nearest multiples of scales of 1/128 to 3/256, which differ between heads, unless the shape has scales.
 /// @throws std::invalid_argument as require_workload(), or if there are no steps; InputError for more than 2^24 scales
 std::unique_ptr<Workload> make_workload(const WorkloadShape& shape, std::uint64_t seed, int steps);
-
-/// The same queries and keys with other values, in F32. `inner` must outlive it.
-/// @param value_dim components of such a value
-/// @param values_of (k, v) -> the values, dense; k [b, n_kv, n, d_h], v [b, n_kv, n, d_v]
-std::unique_ptr<Workload> with_values(Workload& inner, std::int64_t value_dim,
-                                      std::function<std::vector<float>(const TensorView&, const TensorView&)> values_of);
 
 }  // namespace tree_attn

@@ -19,7 +19,7 @@
 ///
 /// decode_shard() and all decoders thus compute covariance and entropy without a change, if they are given enlarged values.
 /// A merge is element-wise, so z and lse keep their bits on the CPU. Kernels store keys of 16-bit types in F32 beside values
-/// of F32, and z and lse then have the bits of that type: `decode --moments 2` takes them from a decode without moments.
+/// of F32, and z and lse then have the bits of that type.
 ///
 /// merge(), Forest and finish() are those of reference/state/, with layout.size() in place of d_v.
 #pragma once

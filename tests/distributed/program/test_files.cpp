@@ -82,13 +82,10 @@ TEST_CASE("files: q, k, v and what belongs to them are refused with their number
   decode("good", {"--expect", "k"}, "good: tensor \"k\" has shape [2, 2, 8, 16], but the output has [2, 4, 1, 16]");
   decode("good", {"--steps", "2"}, "good: --steps 2 needs as many query positions in q, which has l = 1");
   decode("good", {"--shards", "9"}, "--shards: 9 is not in 0 .. 8");
-  decode("sinks", {"--moments", "2"}, "a learned sink has no moments");
   decode("sinks", {"--backend", "emulated", "--algorithm", "one-shot"},
          "its kernel has no window and no learned sinks; use two-level");
-  decode("masked", {"--moments", "2"}, "the entropy needs scores that are linear");
   decode("masked", {"--backend", "emulated"},
          "--backend emulated: no kernel has --softcap or the tensor \"mask\"; use --backend cpu");
-  decode("eight", {"--moments", "2"}, "not for keys and values of F8_E4M3");
   refuse(both, "good", "--value-dim takes values from the keys, but there is a tensor \"v\"", {"--value-dim", "16"});
   refuse(both, "keys", "--value-dim 17: keys have 16 components", {"--value-dim", "17"});
   refuse(both, "keys_of_eight", "leave \"v_scale\" out", {"--value-dim", "8"});
@@ -185,7 +182,7 @@ TEST_CASE("decode: values that are the first components of the keys: --value-dim
     };
     const std::vector<std::pair<int, Words>> runs{{1, {"decode", "--verify"}},
                                                   {3, {"decode", "--verify", "--compare", "paper,ring,gather"}},
-                                                  {2, {"decode", "--order", "dealt", "--moments", "2"}},
+                                                  {2, {"decode", "--order", "dealt"}},
                                                   {1, {"decode", "--backend", "emulated", "--causal"}},
                                                   {2, {"decode", "--backend", "emulated", "--steps", "3"}},
                                                   {1, {"oracle"}}};
