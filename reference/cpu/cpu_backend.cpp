@@ -226,6 +226,8 @@ class CpuSession final : public DecodeSession, public States {
     take(leaves_, plan.n_threads * plan.chunk_leaves);
     chunks_.reserve(static_cast<std::size_t>(n_chunks));
     ends_.reserve(static_cast<std::size_t>(n_chunks));
+    seen_.reserve(static_cast<std::size_t>(shape.batch * l));
+    masks_.reserve(static_cast<std::size_t>(n_rows_));
     bounds_.reserve(static_cast<std::size_t>(plan.n_dealt_leaves) + 1);
     subtrees_.reserve(leaves.nodes().size());
     forest_.set_rows(n_rows_);

@@ -19,7 +19,7 @@ TEST_CASE("step: appending a position and decoding allocate nothing, including t
       for (const int n_threads : {1, 3}) {
         const auto cache = cpu_backend(n_threads).make_cache(workload->shape(), leaves, leaves.n_keys(kKeys));
         cache->reserve();
-        const auto session = cache->open(workload->scale);
+        const auto session = cache->open(workload->scale, 2);
         std::vector<std::int64_t> lengths{100, 90};
         if (borrows)
           cache->borrow(workload->shard({kBegin, kKeys}), rows_in_use(lengths, leaves));
@@ -61,9 +61,9 @@ TEST_CASE("step: up to the most queries that a session was opened for, steps of 
       const auto session = cache->open(workload->scale, kMost);
       for (const std::int64_t l : {1, 5, 40, 2, 17, 40, 3, 1}) {
         const Step step{q.positions(0, l), lengths, {.causal = true}};
+        CAPTURE(l);
         const int before = n_allocations;
         session->decode(step);
-        CAPTURE(l);
         CHECK(n_allocations - before == 0);
       }
       const auto grows = cache->open(workload->scale);
