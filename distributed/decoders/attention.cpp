@@ -82,8 +82,7 @@ void Attention::open(const Ranks& ranks, const AttentionShape& shape, const Atte
   transport_ = setup.shares_memory ? ranks.open_shared_transport(topology) : ranks.open_transport(topology);
   const OwnedLeaves leaves(topology.range_of(ranks.rank(), ranges), order);
   run_on_all<std::exception>(ranks, [&] {
-    shard_ =
-        open_shard(*backend, shape, leaves, leaves.n_keys(setup.capacity), scale, pages, setup.scales, setup.most_queries);
+    shard_ = open_shard(*backend, shape, leaves, setup.capacity, scale, pages, setup.scales, setup.most_queries);
   });
   options.network = transport_->network();
   compares_lengths_ = setup.compares_lengths && topology.size() > 1;
@@ -155,6 +154,7 @@ void Attention::append(std::int64_t entry, const TensorView& k, const TensorView
                                " has too few pages for ", n, " more positions of batch entry ", entry);
   }
   try {
+    shard_.grow(end, transport_->size());
     for_each_run([&](std::int64_t first, std::int64_t n_held) {
       cache.append(entry, k.positions(first, first + n_held), v.positions(first, first + n_held));
     });

@@ -29,14 +29,6 @@ namespace {
 /// Writes the plan of this rank for closed ranges and steps of l queries.
 using PlanFor = std::function<Plan(std::span<const KeyRange> ranges, std::int64_t l)>;
 
-/// Length of the longest sequence whose keys on this rank its cache has room for.
-std::int64_t longest_in(const KvCache& cache) {
-  std::int64_t longest = 0;
-  for (std::int64_t bit = kOpenEnd / 2; bit > 0; bit /= 2)
-    if (cache.leaves().n_keys(longest + bit) <= cache.capacity()) longest += bit;
-  return longest;
-}
-
 /// Decodes the own shard, then carries out the plan.
 class PlanDecoder : public Decoder {
  public:
@@ -61,7 +53,7 @@ class PlanDecoder : public Decoder {
   }
   OutputView run(const Step& step) override {
     plan_for(step);
-    return step_on_device(step, step.longest());
+    return step_on_device(step);
   }
   void run_start(const Step& step) override {
     is_whole_ = is_on_device(step);
@@ -81,23 +73,17 @@ class PlanDecoder : public Decoder {
       prepare(closed(ranges_, longest), std::max({std::int64_t{1}, shard_.most_queries, most_queries_, l}));
     plan(l, is_on_device(step));
   }
-  OutputView step_on_device(const Step& step, std::int64_t longest) {
+  OutputView step_on_device(const Step& step) {
     if (!step.sink.empty())
       throw InputError(
           "learned sinks: no kernel adds them to states on a device; use --transport mpi or shared, with queries in host "
           "memory");
     DeviceFabric& end = *planned_.front().on_device;
-    // A rank whose cache grows needs a new graph, and a message is in a graph on both sides or on neither. So the ranks tell
-    // each other how far their memory goes, and beyond that all of them begin anew. Messages from host memory are in none.
-    if (transport_.device() == nullptr) {
-      const std::int64_t room = shard_.cache->capacity();
-      DeviceStream& stream = on_device_->stream();
-      if (std::exchange(own_room_, room) != room) stream.forget();
-    } else if (longest > all_have_room_for_) {
-      const std::vector<std::int64_t> rooms =
-          transport_.ranks().all_gather(longest_in(*shard_.cache), "the memory of all ranks");
-      all_have_room_for_ = *std::min_element(rooms.begin(), rooms.end());
-      on_device_->stream().forget();
+    // Memory that grows needs a new graph, and a message is in a graph at both sides or at neither: so the memory of all
+    // ranks grows in the same step. Messages from host memory are in none.
+    if (transport_.device() != nullptr) {
+      shard_.grow(step.longest(), transport_.size());
+      if (std::exchange(recorded_room_, shard_.room) != shard_.room) on_device_->stream().forget();
     }
     end.leave_output(step.q.on_device);
     on_device_->decode_to(end, step, progress_);
@@ -155,13 +141,12 @@ class PlanDecoder : public Decoder {
 
   std::vector<KeyRange> ranges_;
   PlanFor plan_for_;
-  DeviceSteps* on_device_ = nullptr;     ///< the session, if it has states on a device
-  bool is_whole_ = false;                ///< whether start() has taken the whole step
-  std::int64_t all_have_room_for_ = -1;  ///< keys of the longest sequence for which no rank takes memory
-  std::int64_t own_room_ = -1;           ///< capacity of the cache in the step before
-  std::vector<KeyRange> now_;            ///< ranges in the plans, closed; empty before the first
-  std::int64_t most_queries_ = 0;        ///< that there is memory for
-  FabricSize size_;                      ///< of that memory
+  DeviceSteps* on_device_ = nullptr;  ///< the session, if it has states on a device
+  bool is_whole_ = false;             ///< whether start() has taken the whole step
+  std::int64_t recorded_room_ = -1;   ///< that there was in the step before
+  std::vector<KeyRange> now_;         ///< ranges in the plans, closed; empty before the first
+  std::int64_t most_queries_ = 0;     ///< that there is memory for
+  FabricSize size_;                   ///< of that memory
   std::shared_ptr<HostMemory> host_memory_;
   std::shared_ptr<DeviceFabricMemory> device_memory_;
   std::span<const float> states_;  ///< of the own shard, on the host

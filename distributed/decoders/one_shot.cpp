@@ -121,7 +121,7 @@ class OneShotDecoder : public Decoder {
     const std::int64_t longest = step.longest(), l = step.q.shape[2];
     const bool is_connected =
         !connected_.empty() && l <= most_queries_ && closed(ranges_.back(), longest) == connected_.back();
-    if (!is_connected || longest > n_prepared_)
+    if (!is_connected || longest > shard_.room || shard_.room != prepared_room_)
       prepare(longest, std::max({std::int64_t{1}, l, most_queries_, shard_.most_queries}));
     if (l != l_) count(l);
     const OutputView output = session_->step(step, progress_);
@@ -137,10 +137,8 @@ class OneShotDecoder : public Decoder {
   void prepare(std::int64_t longest, std::int64_t most_queries) {
     const std::vector<KeyRange> now = closed(ranges_, longest);
     require_possible(transport_, *shard_.cache, now, most_queries);
-    // The first step needs no more than the cache has. Where sequences grow, a quarter more.
-    if (longest > n_prepared_) n_prepared_ = n_prepared_ < 0 ? longest : longest + longest / 4;
-    KvCache& cache = *shard_.cache;
-    cache.reserve(std::min(cache.leaves().n_keys(n_prepared_), cache.leaves().most_keys()));
+    shard_.grow(longest, transport_.size());
+    prepared_room_ = shard_.room;
     if (connected_.empty() || most_queries > most_queries_ || now.back() != connected_.back()) connect(now, most_queries);
     session_->prepare(longest);
     transport_.ranks().all_gather(transport_.rank(), "all ranks to be ready for a step");
@@ -185,7 +183,7 @@ class OneShotDecoder : public Decoder {
   }
 
   std::vector<KeyRange> ranges_, connected_;
-  std::int64_t n_prepared_ = -1;            ///< longest sequence that all ranks are prepared for
+  std::int64_t prepared_room_ = -1;         ///< that there was when all ranks were last prepared
   std::int64_t most_queries_ = 0, l_ = -1;  ///< queries that all ranks are prepared for, and of the counts
   std::string_view windows_;
   std::unique_ptr<OneShotSession> session_;

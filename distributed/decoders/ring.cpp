@@ -89,8 +89,8 @@ class RingDecoder : public Decoder {
     std::int64_t longest = shard.cache->capacity();
     for (const KeyRange& range : ranges)
       if (range.end != kOpenEnd && own.order() == LeafOrder::kContiguous) longest = std::max(longest, range.size());
-    hop_ = open_shard(*shard.backend, shard.cache->shape(),
-                      own.order() == LeafOrder::kContiguous ? OwnedLeaves({0, longest}) : own, longest,
+    const OwnedLeaves leaves = own.order() == LeafOrder::kContiguous ? OwnedLeaves({0, longest}) : own;
+    hop_ = open_shard(*shard.backend, shard.cache->shape(), leaves, longest == 0 ? 0 : leaves.position(longest - 1) + 1,
                       shard.session->scale(), {}, shard.cache->scales(), shard.most_queries);
     for (KvMemory& memory : memory_)
       memory.first(static_cast<std::size_t>(longest * shard.cache->shape().bytes_per_position()));

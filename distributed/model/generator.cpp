@@ -105,8 +105,8 @@ void Generator::open_caches(std::int64_t n_text) {
     if (config.layers[static_cast<std::size_t>(layer)] != LayerKind::kGlobal) continue;
     // Room for a question and its answer, so that the cache need not grow after every text.
     caches_.push_back({layer,
-                       open_shard(backend_, shape, leaves, leaves.n_keys(n_text) + 16 * kLeafKeys, scale_, {},
-                                  options_.scales, is_last(layer) ? 1 : kBlock),
+                       open_shard(backend_, shape, leaves, n_text + 16 * kLeafKeys, scale_, {}, options_.scales,
+                                  is_last(layer) ? 1 : kBlock),
                        nullptr});
   }
 }

@@ -32,8 +32,8 @@ OpenShard fill_shard(const Backend& backend, Workload& workload, KeyRange range,
   const std::string who = "--backend " + std::string(backend.name()) + ": ";
   const auto bytes_per_position = static_cast<double>(backend.stored(workload.shape()).bytes_per_position());
   try {
-    OpenShard shard =
-        open_shard(backend, workload.shape(), leaves, n, scale, {}, workload.shape().scales, workload.shape().n_queries);
+    OpenShard shard = open_shard(backend, workload.shape(), leaves, workload.longest_at_start(), scale, {},
+                                 workload.shape().scales, workload.shape().n_queries);
     fill_at_start(*shard.cache, workload, workload.lengths_at_start());
     return shard;
   } catch (const std::bad_alloc&) {

@@ -96,7 +96,7 @@ struct RankRun {
         ranges(ranges_of(run, n_at_start)),
         workload(make_workload(shape, 41, run.steps)),
         leaves(transport.topology().range_of(transport.rank(), ranges), run.order),
-        shard(open_shard(emulated::backend(), shape, leaves, leaves.n_keys(n_at_start), kScale)) {}
+        shard(open_shard(emulated::backend(), shape, leaves, n_at_start, kScale)) {}
 
   Run run;
   WorkloadShape shape;

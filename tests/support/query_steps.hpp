@@ -107,8 +107,7 @@ int differences(Transport& transport, const Run& run, const std::vector<DecodeOu
                 const After& after) {
   const std::vector<KeyRange> ranges = run.ranges(transport.size());
   const OwnedLeaves leaves(transport.topology().range_of(transport.rank(), ranges), run.order);
-  OpenShard shard =
-      open_shard(run.backend, shape_of(run.dtype), leaves, leaves.n_keys(kMostKeys), kScale, {}, {}, run.most_queries);
+  OpenShard shard = open_shard(run.backend, shape_of(run.dtype), leaves, kMostKeys, kScale, {}, {}, run.most_queries);
   shard.cache->reserve();
   const auto decoder = find_algorithm(run.algorithm).open(transport, shard, ranges);
   const Keys keys(run.dtype);

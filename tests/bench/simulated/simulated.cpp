@@ -152,7 +152,7 @@ void run(int argc, char** argv) {
   const Backend& backend = test::model_backend(number("--bandwidth"));
   const std::unique_ptr<Workload> workload = test::make_axes(shape, 1);
   const OwnedLeaves leaves(topology.range_of(ranks.rank(), ranges), shape.order);
-  OpenShard shard = open_shard(backend, shape, leaves, leaves.n_keys(shape.n_keys), 1);
+  OpenShard shard = open_shard(backend, shape, leaves, shape.n_keys, 1);
   fill_at_start(*shard.cache, *workload, workload->lengths_at_start());
 
   PlanOptions plan;

@@ -24,8 +24,7 @@ TEST_CASE("decoder: steps after the first of as many queries allocate nothing, i
         std::atomic<int> in_steps = -1, of_opening = -1;
         run_threads(mixed_grouping(p), kTimeout, [&](const ThreadRanks& ranks, ThreadTransport& transport) {
           const OwnedLeaves leaves(transport.topology().range_of(transport.rank(), ranges), order);
-          OpenShard shard =
-              open_shard(cpu_backend(order == LeafOrder::kDealt ? 2 : 1), shape, leaves, leaves.n_keys(shape.n_keys), 0.3);
+          OpenShard shard = open_shard(cpu_backend(order == LeafOrder::kDealt ? 2 : 1), shape, leaves, shape.n_keys, 0.3);
           const std::vector<std::int64_t> lengths = workload->lengths(0);
           for (int rank = 0; rank < p; ++rank) {  // the workload is one for all
             if (rank == transport.rank()) fill(*shard.cache, *workload, lengths);

@@ -23,7 +23,7 @@ std::vector<RankResult> decode_axes(RankGroup& rank_group, const Algorithm& algo
   return rank_group.run(topology, [&](Transport& transport) {
     const auto workload = has_elements ? make_workload(shape, 3, 1) : make_axes(shape, 1);
     const OwnedLeaves leaves(topology.range_of(transport.rank(), ranges), shape.order);
-    OpenShard shard = open_shard(backend, shape, leaves, leaves.n_keys(shape.n_keys), 1);
+    OpenShard shard = open_shard(backend, shape, leaves, shape.n_keys, 1);
     fill(*shard.cache, *workload, workload->lengths(0));
     const DecodeOutput output =
         algorithm.open(transport, shard, ranges)->step({workload->query(0), workload->lengths(0)}).copy();

@@ -11,6 +11,7 @@
 #include <array>
 #include <atomic>
 #include <mutex>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -102,7 +103,7 @@ TEST_CASE("nccl: a step is one upload of one position, queries and lengths, no a
     run_nccl(topology, 60, "", [&](const Ranks& ranks, NcclTransport& transport) {
       const auto workload = make_workload(shape, 47, run.steps);
       const OwnedLeaves leaves(topology.range_of(ranks.rank(), ranges), run.order);
-      OpenShard shard = open_shard(emulated::backend(), shape, leaves, leaves.n_keys(kFew + run.steps), one_shot::kScale);
+      OpenShard shard = open_shard(emulated::backend(), shape, leaves, kFew + run.steps, one_shot::kScale);
       const std::unique_ptr<Decoder> decoder = find_algorithm(algorithm).open(transport, shard, ranges);
       for (int t = 0; t < run.steps; ++t) {
         fill(*shard.cache, *workload, workload->lengths(t));
@@ -161,11 +162,12 @@ TEST_CASE("nccl: 20 steps past the capacity have the bits of one rank, and all r
       const std::vector<std::int64_t> n_graphs = graphs_in_steps(each, algorithm, Kind::kProcesses, counted);
       check_predicted(counted, predict(find_algorithm(algorithm), one_shot::shape_of(each, kKeys + each.steps),
                                        one_shot::topology_of(each), one_shot::ranges_of(each, kKeys)));
-      // New graphs in the first step, and in the one in which a cache takes more memory or the range of the last rank
-      // doubles.
+      // New graphs in the first step, in which all caches take more memory, and in the one in which the range of the last
+      // rank doubles.
+      const int n_new = each.order == LeafOrder::kDealt ? 1 : 2;
       CHECK(n_graphs[0] == 0);
-      CHECK(std::ranges::count(n_graphs, 0) == 2);
-      CHECK(std::ranges::count(n_graphs, 3) == each.steps - 2);
+      CHECK(std::ranges::count(n_graphs, 0) == n_new);
+      CHECK(std::ranges::count(n_graphs, 3) == each.steps - n_new);
     }
   }
 }
@@ -185,6 +187,41 @@ TEST_CASE("nccl: where ranks are threads of one process, no graph holds a messag
     Traffic counted;
     CHECK(graphs_in_steps({.p = 3, .steps = 6, .nodes = nodes}, algorithm, kind, counted).back() == replays);
   }
+}
+
+TEST_CASE("nccl: a cache that grew on one rank and was cut before a step has the bits of one rank, and graphs go on") {
+  const auto workload = normal_workload(1312, {.kv_heads = 2, .head_dim = 64, .value_dim = 64, .n_keys = 400});
+  const std::vector<KeyRange> ranges{{0, kLeafKeys}, {kLeafKeys, kOpenEnd}};
+  const std::vector<std::int64_t> few{100};
+  DecodeOutput want;
+  std::atomic<int> n_wrong = 0;
+  std::vector<std::int64_t> n_graphs;
+  const auto decode = [&](Transport& transport, const std::vector<KeyRange>& cut, const auto& after) {
+    const OwnedLeaves leaves(transport.topology().range_of(transport.rank(), cut));
+    OpenShard shard = open_shard(emulated::backend(), workload->shape(), leaves, 100, workload->scale);
+    const auto decoder = find_algorithm("gather").open(transport, shard, cut);
+    for (int t = 0; t < 8; ++t) {
+      // The second rank alone holds the keys from 64 on.
+      const std::int64_t n = t == 4 ? 400 : 100;
+      shard.grow(n, transport.size());
+      fill(*shard.cache, *workload, std::vector{n});
+      shard.cache->truncate(0, leaves.n_keys(100));
+      after(decoder->step({workload->query(0), few}).copy());
+    }
+  };
+  run_threads(Topology::pretend(1, 1), 60, [&](ThreadTransport& transport) {
+    const emulated::SettingsScope defaults({});
+    decode(transport, {{0, kOpenEnd}}, [&](const DecodeOutput& output) { want = output; });
+  });
+  run_nccl(Topology::pretend(2, 2), 60, "", [&](const Ranks& ranks, NcclTransport& transport) {
+    decode(transport, ranges, [&](const DecodeOutput& output) {
+      n_wrong += !same_bits(output, want);
+      when_all_are_here(ranks, [&] { n_graphs.push_back(emulated::traffic().n_replays); });
+    });
+  });
+  CHECK(n_wrong == 0);
+  std::adjacent_difference(n_graphs.begin(), n_graphs.end(), n_graphs.begin());
+  CHECK(std::vector(n_graphs.begin() + 1, n_graphs.end()) == std::vector<std::int64_t>{2, 2, 2, 0, 2, 2, 2});
 }
 
 TEST_CASE("nccl: decoders of one cache take turns") {
