@@ -60,7 +60,7 @@ struct AttentionSetup {
 ///
 /// With a backend of a device, "cuda" or "emulated", tensors may lie in the memory of that device: TensorView::on_device.
 /// Then nothing is copied between host and device but a few integers for each sequence, its length and what lists its
-/// leaves; over several ranks also the states that a transport sends from host memory, see DeviceFabric. What was queued on
+/// leaves; over several ranks also the states that a transport sends from host memory, see Runner. What was queued on
 /// the default stream before a call is seen, and append() queues there; step() and combine() have written their output when
 /// they return.
 ///

@@ -5,6 +5,7 @@
 
 #include "tree_attn/distributed/decoders/agreement.hpp"
 #include "tree_attn/distributed/decoders/decoder.hpp"
+#include "tree_attn/distributed/decoders/host_blocks.hpp"
 #include "tree_attn/distributed/plan/plan_builder.hpp"
 #include "tree_attn/reference/tensor/float_environment.hpp"
 
@@ -12,7 +13,6 @@
 #include <bit>
 #include <cstddef>
 #include <limits>
-#include <numeric>
 #include <utility>
 
 namespace tree_attn {
@@ -116,18 +116,6 @@ Plan plan_of(const Transport& transport, OutputPart part, PlanOptions options, s
 
 }  // namespace
 
-void set_head(float* states, const TensorView& o, const TensorView& lse, std::int64_t i, std::int64_t h, LseForm form) {
-  const std::int64_t d_v = o.shape[3];
-  for (std::int64_t j = 0; j < o.shape[2]; ++j, states += state_size(d_v)) {
-    float of_row = 0;
-    load_row(lse, i, h, j, &of_row);
-    // The output is loaded into the state, which ends as long as it.
-    float* const row = states + kValues;
-    if (of_row != -std::numeric_limits<float>::infinity()) load_row(o, i, h, j, row);
-    set_from_lse(states, row, of_row, d_v, form);
-  }
-}
-
 Combiner::Combiner(Transport& transport, const std::array<std::int64_t, 4>& shape, OutputPart part, PlanOptions options,
                    MakeBlocks make_blocks)
     : transport_(transport),
@@ -135,15 +123,7 @@ Combiner::Combiner(Transport& transport, const std::array<std::int64_t, 4>& shap
       part_(part),
       n_rows_(shape[0] * shape[1] * shape[2]),
       plan_(plan_of(transport, part, std::move(options), n_rows_, shape[3])),
-      heads_(static_cast<std::size_t>(shape[1])),
-      make_blocks_(transport.device() != nullptr ? transport.device()->make_blocks() : make_blocks) {
-  std::iota(heads_.begin(), heads_.end(), 0);
-  const std::int64_t n = n_heads();
-  for (std::size_t i = 0; part == OutputPart::kHeads && i < heads_.size(); ++i) {
-    const auto at = static_cast<std::int64_t>(i);
-    heads_[i] = owner(transport.topology(), static_cast<int>(at / n)) * n + at % n;
-  }
-}
+      make_blocks_(transport.device() != nullptr ? transport.device()->make_blocks() : make_blocks) {}
 
 RankCost Combiner::cost() const { return cost_of(plan_, n_rows_, shape_[3]); }
 
@@ -162,76 +142,60 @@ void Combiner::check(Transport& transport, const std::array<std::int64_t, 4>& sh
           " in that ", transport.device() != nullptr ? "of the device" : "of the host or its device");
 }
 
+Combiner::Side& Combiner::side(bool on_device) {
+  Side& side = sides_[on_device];
+  if (side.runner) return side;
+  const auto [b, n_h, l, d_v] = shape_;
+  const std::int64_t n_elements = n_rows_ * state_size(d_v) + b * n_heads() * l * (d_v + 1);
+  DeviceStream* stream = nullptr;
+  if (on_device) {
+    auto blocks = make_blocks_(n_elements, d_v, nullptr, nullptr);
+    stream = &blocks->stream();
+    side.memory = std::move(blocks);
+  } else {
+    side.memory = std::make_unique<HostBlocks>(n_elements, d_v);
+  }
+  side.runner.emplace(transport_, plan_, n_rows_, d_v, on_device ? make_blocks_ : nullptr, stream);
+  side.runner->leave_output(on_device);
+  return side;
+}
+
 OutputView Combiner::combine(const TensorView& o, const TensorView& lse, LseForm form) {
   const FloatEnvironment environment;
   check(transport_, shape_, part_, make_blocks_ != nullptr, o, lse);
   const auto [b, n_h, l, d_v] = shape_;
-  if (o.on_device) return combine_on_device(o, lse, form);
-  if (!on_host_) {
-    on_host_.emplace(transport_, plan_, n_rows_, d_v);
-    states_.resize(static_cast<std::size_t>(n_rows_ * state_size(d_v)));
-  }
-
-  // With all rows, state (i, h, j) is row (i n_h + h) l + j; by heads, the batch comes after the head, so that those of a
-  // rank are adjacent.
-  const bool by_heads = part_ == OutputPart::kHeads;
-  for (std::int64_t at = 0; at < b * n_h; ++at) {
-    const auto [i, place] = by_heads ? std::pair(at % b, at / b) : std::pair(at / n_h, at % n_h);
-    const std::int64_t h = heads_[static_cast<std::size_t>(place)];
-    set_head(states_.data() + at * l * state_size(d_v), o, lse, i, h, form);
-  }
-  const OutputView output = on_host_->step(states_);
-  if (!by_heads || b == 1) return output;
-
-  // [n_h / p, b, l] becomes [b, n_h / p, l].
-  out_.resize(output.out.size());
-  lse_.resize(output.lse.size());
-  for (std::int64_t i = 0, to = 0; i < b; ++i) {
-    for (std::int64_t h = 0; h < n_heads(); ++h, ++to) {
-      std::copy_n(output.out.data() + (h * b + i) * l * d_v, l * d_v, out_.data() + to * l * d_v);
-      std::copy_n(output.lse.data() + (h * b + i) * l, l, lse_.data() + to * l);
-    }
-  }
-  return {out_, lse_};
-}
-
-OutputView Combiner::combine_on_device(const TensorView& o, const TensorView& lse, LseForm form) {
-  const auto [b, n_h, l, d_v] = shape_;
   const std::int64_t n = n_heads(), n_states = n_rows_ * state_size(d_v), n_out = b * n * l * d_v;
-  if (!on_device_) {
-    memory_ = make_blocks_(n_states + n_out + b * n * l, d_v, nullptr, nullptr);
-    on_device_.emplace(transport_, plan_, n_rows_, d_v, make_blocks_, &memory_->stream());
-    on_device_->leave_output(true);
-  }
+  auto& [memory, runner] = side(o.on_device);
 
-  // The same rows as on the host: by heads, the heads of a rank are one view, with the batch after the head.
+  // With all rows, state (i, h, j) is row (i n_h + h) l + j. By heads those of a rank are adjacent: the batch comes after
+  // the head.
   const bool by_heads = part_ == OutputPart::kHeads;
-  const auto heads_first = [&](TensorView view, std::int64_t first, std::int64_t n_of) {
+  const auto heads_first = [&](TensorView view, std::int64_t first) {
     view.data = n_rows_ > 0 ? view.element(first * view.stride[1]) : view.data;
-    view.shape[1] = n_of;
+    view.shape[1] = n;
     std::swap(view.shape[0], view.shape[1]), std::swap(view.stride[0], view.stride[1]);
     return view;
   };
-  memory_->stream().follow_default();
-  if (!by_heads) memory_->set_from_lse(0, o, lse, form);
-  for (std::int64_t i = 0; by_heads && i < n_h; i += n) {
-    const std::int64_t first = heads_[static_cast<std::size_t>(i)];
-    memory_->set_from_lse(i * b * l * state_size(d_v), heads_first(o, first, n), heads_first(lse, first, n), form);
+  memory->follow_default();
+  if (!by_heads) memory->set_from_lse(0, o, lse, form);
+  for (int slice = 0; by_heads && slice < transport_.size(); ++slice) {
+    const std::int64_t first = owner(transport_.topology(), slice) * n;
+    memory->set_from_lse(slice * n * b * l * state_size(d_v), heads_first(o, first), heads_first(lse, first), form);
   }
-  const OutputView output = on_device_->step(memory_->address(0));
-  if (const bool are_turned = by_heads && b > 1; !are_turned) return output;
+  const OutputView output = runner->step({memory->address(0), static_cast<std::size_t>(n_states)});
+  if (!by_heads || b == 1) return output;
 
   // [n_h / p, b, l] becomes [b, n_h / p, l].
-  float *const out = memory_->address(n_states), *const of_rows = memory_->address(n_states + n_out);
-  const auto reorder = [&, b = b, l = l](const float* from, float* to, std::int64_t d) {
-    TensorView source = TensorView::dense(from, DType::F32, {n, b, l, d}),
-               target = TensorView::dense(to, DType::F32, {b, n, l, d});
-    source.on_device = target.on_device = true;
-    memory_->convert(source, heads_first(target, 0, n));
+  const auto turned = [&, b = b, l = l](std::span<const float> from, std::int64_t at, std::int64_t d) {
+    TensorView source = TensorView::dense(from.data(), DType::F32, {n, b, l, d}),
+               target = TensorView::dense(memory->address(at), DType::F32, {b, n, l, d});
+    source.on_device = target.on_device = o.on_device;
+    memory->convert(source, heads_first(target, 0));
+    return std::span<const float>(memory->address(at), from.size());
   };
-  reorder(output.out.data(), out, d_v), reorder(output.lse.data(), of_rows, 1);
-  memory_->stream().wait();
-  return {{out, output.out.size()}, {of_rows, output.lse.size()}, true};
+  const OutputView result{turned(output.out, n_states, d_v), turned(output.lse, n_states + n_out, 1), o.on_device};
+  memory->wait();
+  return result;
 }
 
 }  // namespace tree_attn

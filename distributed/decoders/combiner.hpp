@@ -4,8 +4,7 @@
 /// them (section 5.3).
 #pragma once
 
-#include "tree_attn/distributed/decoders/device_fabric.hpp"
-#include "tree_attn/distributed/decoders/host_fabric.hpp"
+#include "tree_attn/distributed/decoders/runner.hpp"
 #include "tree_attn/distributed/plan/plan_options.hpp"
 #include "tree_attn/reference/state/lse.hpp"
 
@@ -13,16 +12,8 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <vector>
 
 namespace tree_attn {
-
-/// The states of one head: set_from_lse() of its l rows.
-/// @param[out] states [l][2 + d_v]
-/// @param[in] o [b, n_h, l, d_v]; rows whose lse is -inf are not read
-/// @param[in] lse [b, n_h, l, 1]
-/// @param i, h batch entry and head
-void set_head(float* states, const TensorView& o, const TensorView& lse, std::int64_t i, std::int64_t h, LseForm form);
 
 /// What a rank ends with.
 enum class OutputPart {
@@ -74,19 +65,20 @@ class Combiner {
   RankCost cost() const;
 
  private:
-  OutputView combine_on_device(const TensorView& o, const TensorView& lse, LseForm form);
+  /// What runs in one memory, from the first call there on.
+  struct Side {
+    std::unique_ptr<BlockMemory> memory;  ///< states, z and lse
+    std::optional<Runner> runner;
+  };
+  Side& side(bool on_device);
 
   Transport& transport_;
   std::array<std::int64_t, 4> shape_;
   OutputPart part_;
   std::int64_t n_rows_;
   Plan plan_;
-  std::vector<std::int64_t> heads_;    ///< in the order of their rows in the states
-  std::optional<HostFabric> on_host_;  ///< and its states and output, from the first call on
-  std::vector<float> states_, out_, lse_;
   MakeBlocks make_blocks_;
-  std::unique_ptr<DeviceBlocks> memory_;  ///< states, z and lse
-  std::optional<DeviceFabric> on_device_;
+  std::array<Side, 2> sides_;  ///< the host and the device
 };
 
 }  // namespace tree_attn

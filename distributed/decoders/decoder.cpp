@@ -4,9 +4,8 @@
 #include "tree_attn/distributed/decoders/decoder.hpp"
 
 #include "tree_attn/distributed/decoders/agreement.hpp"
-#include "tree_attn/distributed/decoders/device_fabric.hpp"
-#include "tree_attn/distributed/decoders/host_fabric.hpp"
 #include "tree_attn/distributed/decoders/keys_read.hpp"
+#include "tree_attn/distributed/decoders/runner.hpp"
 #include "tree_attn/distributed/transport/ranks.hpp"
 #include "tree_attn/gpu/backend/backends.hpp"
 #include "tree_attn/reference/data/fnv1a.hpp"
@@ -78,7 +77,7 @@ class PlanDecoder : public Decoder {
       throw InputError(
           "learned sinks: no kernel adds them to states on a device; use --transport mpi or shared, with queries in host "
           "memory");
-    DeviceFabric& end = *planned_.front().on_device;
+    Runner& end = *planned_.front().on_device;
     // Memory that grows needs a new graph, and a message is in a graph at both sides or at neither: so the memory of all
     // ranks grows in the same step. Messages from host memory are in none.
     if (transport_.device() != nullptr) {
@@ -123,19 +122,19 @@ class PlanDecoder : public Decoder {
     else
       planned_.splice(planned_.begin(), planned_, known);
     if (planned_.size() > kMostKept) planned_.pop_back();
-    auto& [n_queries, on_host, end] = planned_.front();
+    auto& [n_queries, of_host, of_device] = planned_.front();
+    std::optional<Runner>& runner = on_device ? of_device : of_host;
+    if (runner) return;
+    std::shared_ptr<RunnerMemory>& memory = on_device ? device_memory_ : host_memory_;
     const std::int64_t d_v = shape().value_dim;
-    if (on_device && !end) {
-      NcclTransport* const device = transport_.device();
-      if (device_memory_ == nullptr)
-        device_memory_ = std::make_shared<DeviceFabricMemory>(
-            transport_, size_, d_v, device != nullptr ? device->make_blocks() : platform_of(*shard_.backend).make_blocks,
-            &on_device_->stream(), shard_.cache->scales().v);
-      end.emplace(transport_, plan_for_(now_, l), shape().n_rows(l), d_v, device_memory_);
-    } else if (!on_device && !on_host) {
-      if (host_memory_ == nullptr) host_memory_ = std::make_shared<HostMemory>(transport_, size_.elements);
-      on_host.emplace(transport_, plan_for_(now_, l), shape().n_rows(l), d_v, host_memory_);
-    }
+    NcclTransport* const device = transport_.device();
+    if (memory == nullptr && on_device)
+      memory = std::make_shared<RunnerMemory>(
+          transport_, size_, d_v, device != nullptr ? device->make_blocks() : platform_of(*shard_.backend).make_blocks,
+          &on_device_->stream(), shard_.cache->scales().v);
+    else if (memory == nullptr)
+      memory = std::make_shared<RunnerMemory>(transport_, size_, d_v);
+    runner.emplace(transport_, plan_for_(now_, l), shape().n_rows(l), d_v, memory);
   }
   const AttentionShape& shape() const { return shard_.cache->shape(); }
 
@@ -146,16 +145,15 @@ class PlanDecoder : public Decoder {
   std::int64_t recorded_room_ = -1;   ///< that there was in the step before
   std::vector<KeyRange> now_;         ///< ranges in the plans, closed; empty before the first
   std::int64_t most_queries_ = 0;     ///< that there is memory for
-  FabricSize size_;                   ///< of that memory
-  std::shared_ptr<HostMemory> host_memory_;
-  std::shared_ptr<DeviceFabricMemory> device_memory_;
+  RunnerSize size_;                   ///< of that memory
+  std::shared_ptr<RunnerMemory> host_memory_, device_memory_;
   std::span<const float> states_;  ///< of the own shard, on the host
   std::span<const float> sinks_;   ///< of the rows
   /// The plan of steps of so many queries, where a step has needed it.
   struct Planned {
     std::int64_t n_queries;
-    std::optional<HostFabric> on_host{};
-    std::optional<DeviceFabric> on_device{};  ///< the only one if messages are sent from device memory
+    std::optional<Runner> on_host{};
+    std::optional<Runner> on_device{};  ///< the only one if messages are sent from device memory
     explicit Planned(std::int64_t l) : n_queries(l) {}
   };
   std::list<Planned> planned_;  ///< that of the last step first

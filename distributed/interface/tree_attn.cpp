@@ -4,6 +4,7 @@
 #include "tree_attn/distributed/interface/tree_attn.h"
 
 #include "tree_attn/distributed/decoders/attention.hpp"
+#include "tree_attn/distributed/decoders/host_blocks.hpp"
 #include "tree_attn/reference/data/input_error.hpp"
 #include "tree_attn/reference/decode/backend.hpp"
 #include "tree_attn/reference/energy/moments.hpp"

@@ -3,9 +3,8 @@
 /// @brief The plan of a rank: how it combines its states with those of the other ranks (section 5.3).
 ///
 /// The ranges of positions alone determine which rank sends, receives and merges what; no value does. So an algorithm is
-/// data: blocks of states, messages of blocks, pairs of blocks to combine, a finish. A fabric carries a plan out, any number
-/// of times: HostFabric in host memory with messages over MPI or threads, DeviceFabric in the memory of a device.
-/// Predictions are sums over the same lists.
+/// data: blocks of states, messages of blocks, pairs of blocks to combine, a finish. A Runner carries a plan out, any number
+/// of times, on blocks in host memory or on a device. Predictions are sums over the same lists.
 #pragma once
 
 #include <cstdint>

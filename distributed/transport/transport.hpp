@@ -115,7 +115,7 @@ class Transport {
   /// Where buffers for received messages are allocated.
   virtual Allocate allocate() const { return allocate_on_heap; }
 
-  /// The counters of this rank. The transport counts messages and bytes; fabrics and decoders count the rest.
+  /// The counters of this rank. The transport counts messages and bytes; runners and decoders count the rest.
   const Traffic& traffic() const { return traffic_; }
   void clear_traffic() { traffic_ = {}; }
   void count_collectives(std::int64_t n) { traffic_.collectives += n; }

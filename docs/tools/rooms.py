@@ -35,7 +35,7 @@ FEATURES = {
     "one-shot, windows": r"one_shot|peers|peer_packets|node_memory|window_handle|far_stores",
     "algorithms": r"decoders/(two_level|leaders|paper|packed|fused|gather|ring_state|ring)\.",
     "NCCL": r"nccl",
-    "blocks and plans on a device": r"backend/blocks|device_blocks|device_fabric",
+    "blocks and plans on a device": r"backend/blocks|device_blocks|decoders/runner",
     "shared memory": r"shared_transport",
     "threads as ranks": r"thread_transport",
     "tensor and output files": r"safetensors|output_file|mapped_file|fuzz/",

@@ -149,13 +149,13 @@ class Blocks : public DeviceBlocks {
   void set_empty(std::int64_t state, std::int64_t n_rows) override {
     launch_over(n_rows, write_empty, address(state), n_rows, d_v_);
   }
-  void finish(Pair states, std::int64_t z, std::int64_t lse, std::int64_t n_rows) override {
+  void finish(Pair states, std::int64_t z, std::int64_t lse, std::int64_t n_rows, const float*) override {
     launch_per_row(n_rows, finish_states, address(0), states, address(z), address(lse), d_v_);
   }
   void weigh(std::int64_t z, std::int64_t lse, std::int64_t m, std::int64_t n_rows) override {
     launch_per_row(n_rows, weigh_rows, address(z), address(lse), address(m), d_v_);
   }
-  void divide(std::int64_t n, std::int64_t D, std::int64_t m, std::int64_t n_rows) override {
+  void divide(std::int64_t n, std::int64_t D, std::int64_t m, std::int64_t n_rows, const float*) override {
     launch_per_row(n_rows, divide_rows, address(n), address(D), address(m), d_v_);
   }
 

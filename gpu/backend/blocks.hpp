@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Blocks of states in the memory of a device, and kernels that combine them: what a plan of distributed/ runs on
+/// @brief Blocks of states in host memory or on a device, and what combines them: what a plan of distributed/ runs on
 /// (section 5.3).
 ///
 /// No CUDA header is included here, so that any compiler may; what was not built in is not there to link.
@@ -16,9 +16,10 @@
 
 namespace tree_attn {
 
-/// One array of device memory that holds all blocks of a step. Places in it are offsets in elements. For n_rows query rows,
-/// all or some of those of a step, a block of states is [n_rows][2 + d_v], of vectors [n_rows][d_v], of scalars [n_rows].
-class DeviceBlocks {
+/// One array of host or device memory that holds all blocks of a step: what a Runner works on. Places in it are offsets in
+/// elements. For n_rows query rows, all or some of those of a step, a block of states is [n_rows][2 + d_v], of vectors
+/// [n_rows][d_v], of scalars [n_rows]. On a device everything is queued on a stream.
+class BlockMemory {
  public:
   /// Two blocks of the same width.
   struct Pair {
@@ -26,42 +27,54 @@ class DeviceBlocks {
   };
   enum class Operator { kCopy, kMax, kAdd, kMultiply };
 
-  virtual ~DeviceBlocks() = default;
-  /// Waits for all kernels before it copies.
-  virtual void upload(std::int64_t at, std::span<const float> elements) = 0;
-  /// Waits for all kernels before it copies.
-  virtual void download(std::int64_t at, std::span<float> elements) const = 0;
-  /// Queues a copy of n elements of device memory.
+  virtual ~BlockMemory() = default;
+  /// Address of an element.
+  virtual float* address(std::int64_t at) = 0;
+  /// Copies n elements of the same memory.
   virtual void take(std::int64_t at, const float* from, std::int64_t n) = 0;
-  /// n elements of host memory for give(), until the end or the next call.
-  virtual std::span<float> on_host(std::int64_t n) = 0;
-  /// Queues a copy to memory of on_host().
-  virtual void give(std::int64_t at, std::span<float> to) const = 0;
-  /// Queues a copy between tensors of the same axes in device memory, rounded to the type of `to`.
+  /// Copies between tensors of the same axes in the same memory, rounded to the type of `to`.
   virtual void convert(const TensorView& from, const TensorView& to) = 0;
-  /// Queues set_from_lse() of every row. @param o [.., .., .., d_v], lse [.., .., .., 1] in device memory; the states have
+  /// Writes set_from_lse() of every row. @param o [.., .., .., d_v], lse [.., .., .., 1] in the same memory; the states have
   /// the order of their axes
   virtual void set_from_lse(std::int64_t states, const TensorView& o, const TensorView& lse, LseForm form) = 0;
-  /// Index of the device that the calling thread uses.
-  virtual int device() const = 0;
-  /// Address of an element in device memory.
-  virtual float* address(std::int64_t at) = 0;
-  /// The stream on which kernels and copies are queued. What is queued there in between is ordered with them.
-  virtual DeviceStream& stream() = 0;
+  /// Lets what follows see what the default stream of the device was given before.
+  virtual void follow_default() {}
+  /// Waits until all that is queued has run.
+  virtual void wait() {}
 
   /// left <- merge(left, right) for blocks of states, pair after pair.
   virtual void merge(std::span<const Pair> pairs, std::int64_t n_rows) = 0;
   /// left <- op(left, right) for n elements each, pair after pair. The maximum is NaN if either is.
   virtual void combine(Operator op, std::span<const Pair> pairs, std::int64_t n) = 0;
-  /// The empty state in every row.
+  /// Writes the empty state into every row.
   virtual void set_empty(std::int64_t state, std::int64_t n_rows) = 0;
-  /// z = n / D and lse of a block of states, or, of two blocks, of merge(left, right). States keep their bits.
-  /// @param states equal places are one block
-  virtual void finish(Pair states, std::int64_t z, std::int64_t lse, std::int64_t n_rows) = 0;
+  /// Writes z = n / D and lse of a block of states, or, of two blocks, of merge(left, right). Without sinks states keep
+  /// their bits. @param states equal places are one block
+  /// @param sinks learned logits of the rows, for add_sink(), in host memory alone; null: none
+  virtual void finish(Pair states, std::int64_t z, std::int64_t lse, std::int64_t n_rows, const float* sinks = nullptr) = 0;
   /// z <- z exp(lse - m), lse <- exp(lse - m); a shard without keys has weight 0.
   virtual void weigh(std::int64_t z, std::int64_t lse, std::int64_t m, std::int64_t n_rows) = 0;
-  /// n <- n / D, D <- m + ln D.
-  virtual void divide(std::int64_t n, std::int64_t D, std::int64_t m, std::int64_t n_rows) = 0;
+  /// n <- n / D, D <- m + ln D. @param sinks as finish()
+  virtual void divide(std::int64_t n, std::int64_t D, std::int64_t m, std::int64_t n_rows, const float* sinks = nullptr) = 0;
+};
+
+/// Blocks in the memory of a device.
+class DeviceBlocks : public BlockMemory {
+ public:
+  /// Waits for all kernels before it copies.
+  virtual void upload(std::int64_t at, std::span<const float> elements) = 0;
+  /// Waits for all kernels before it copies.
+  virtual void download(std::int64_t at, std::span<float> elements) const = 0;
+  /// n elements of host memory for give(), until the end or the next call.
+  virtual std::span<float> on_host(std::int64_t n) = 0;
+  /// Queues a copy to memory of on_host().
+  virtual void give(std::int64_t at, std::span<float> to) const = 0;
+  /// Index of the device that the calling thread uses.
+  virtual int device() const = 0;
+  /// The stream on which kernels and copies are queued. What is queued there in between is ordered with them.
+  virtual DeviceStream& stream() = 0;
+  void follow_default() override { stream().follow_default(); }
+  void wait() override { stream().wait(); }
 };
 
 /// Allocates blocks on a device: emulated::make_blocks() or cuda::make_blocks().

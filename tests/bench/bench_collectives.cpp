@@ -6,7 +6,7 @@
 ///
 /// Prints JSON: the median over rounds of (time of ours) / (time of MPI_Allreduce), the two taking turns, and the same for
 /// the three AllReduces of Alg. 3 over one.
-#include "tree_attn/distributed/decoders/host_fabric.hpp"
+#include "tree_attn/distributed/decoders/runner.hpp"
 #include "tree_attn/distributed/job/mpi_session.hpp"
 #include "tree_attn/distributed/measure/measure.hpp"
 #include "tree_attn/distributed/plan/plan_builder.hpp"
@@ -39,10 +39,10 @@ double time_of(const Ranks& ranks, const std::function<void()>& call) {
 class SumOverRanks {
  public:
   SumOverRanks(Transport& transport, std::size_t n)
-      : fabric_(transport, plan_of(transport), static_cast<std::int64_t>(n), 1) {}
+      : runner_(transport, plan_of(transport), static_cast<std::int64_t>(n), 1) {}
   void operator()() {
-    std::ranges::fill(fabric_.elements({0, 1}), 1.0f);
-    fabric_.step({});
+    std::ranges::fill(runner_.elements({0, 1}), 1.0f);
+    runner_.step({});
   }
 
  private:
@@ -53,7 +53,7 @@ class SumOverRanks {
     return builder.take();
   }
 
-  HostFabric fabric_;
+  Runner runner_;
 };
 
 }  // namespace

@@ -13,7 +13,7 @@
 /// and the radix, inside nodes too (0: the default of the library). `tree_attn` takes 2 where ranks outnumber the cores of
 /// their node.
 #include "tree_attn/distributed/decoders/decoder.hpp"
-#include "tree_attn/distributed/decoders/host_fabric.hpp"
+#include "tree_attn/distributed/decoders/runner.hpp"
 #include "tree_attn/distributed/job/mpi_session.hpp"
 #include "tree_attn/distributed/measure/measure.hpp"
 #include "tree_attn/distributed/transport/mpi_transport.hpp"
@@ -43,11 +43,11 @@ constexpr std::int64_t kRows[] = {16, 32, 128};  // states of 8, 16 and 65 KiB
 struct Combiner {
   Combiner(const Algorithm& of, Transport& transport, std::span<const KeyRange> ranges, const PlanOptions& options)
       : name(std::string(of.name) + (transport.name() == "mpi" ? "" : ", " + std::string(transport.name()))),
-        fabric(transport, std::get<PlanOf>(of.exchange)(transport.topology(), transport.rank(), ranges, options),
+        runner(transport, std::get<PlanOf>(of.exchange)(transport.topology(), transport.rank(), ranges, options),
                options.n_rows, kValueDim) {}
 
   std::string name;
-  HostFabric fabric;
+  Runner runner;
   std::vector<double> times, of_allgather, of_allreduce;  ///< per round
 };
 
@@ -100,7 +100,7 @@ int main(int argc, char** argv) {
       allreduce.push_back(time_of(ranks, elements,
                                   [&] { MPI_Allreduce(elements.data(), sum.data(), n, MPI_FLOAT, MPI_SUM, ranks.comm()); }));
       for (const auto& each : combiners) {
-        each->times.push_back(time_of(ranks, elements, [&] { each->fabric.step(states.states()); }));
+        each->times.push_back(time_of(ranks, elements, [&] { each->runner.step(states.states()); }));
         each->of_allgather.push_back(each->times.back() / allgather.back());
         each->of_allreduce.push_back(each->times.back() / allreduce.back());
       }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Plans carried out alone: the exchanges that algorithms share, in an order that shows (section 5).
-#include "tree_attn/distributed/decoders/device_fabric.hpp"
-#include "tree_attn/distributed/decoders/host_fabric.hpp"
+#include "tree_attn/distributed/decoders/decoder.hpp"
+#include "tree_attn/distributed/decoders/runner.hpp"
 #include "tree_attn/distributed/plan/plan_builder.hpp"
 #include "tree_attn/distributed/transport/thread_transport.hpp"
 #include "tree_attn/gpu/platform/launch.hpp"
@@ -77,16 +77,16 @@ TEST_CASE("all_reduce: every rank ends with the contributions in rank order, eac
         const Blocks mine = builder.allocate(kScalarBlock, 2), ones = builder.allocate(kScalarBlock, 2);
         const Blocks largest = builder.all_reduce(topology, transport.rank(), mine, Combine::Operator::kMax),
                      sum = builder.all_reduce(topology, transport.rank(), ones, Combine::Operator::kAdd);
-        HostFabric fabric(transport, builder.take(), p * p, 1);
+        Runner runner(transport, builder.take(), p * p, 1);
         const int me = topology.index_of(transport.rank());
         for (int row = 0; row < 2 * p * p; ++row) {
           const auto [first, second] = std::minmax({row / p % p, row % p});
-          fabric.elements(mine)[static_cast<std::size_t>(row)] = me == first ? lower : me == second ? higher : 0.0f;
+          runner.elements(mine)[static_cast<std::size_t>(row)] = me == first ? lower : me == second ? higher : 0.0f;
         }
-        std::ranges::fill(fabric.elements(ones), 1.0f);
-        fabric.step({});
+        std::ranges::fill(runner.elements(ones), 1.0f);
+        runner.step({});
         std::vector<float>& got = ended[static_cast<std::size_t>(transport.rank())];
-        for (const Blocks& result : {largest, sum}) std::ranges::copy(fabric.elements(result), std::back_inserter(got));
+        for (const Blocks& result : {largest, sum}) std::ranges::copy(runner.elements(result), std::back_inserter(got));
       });
       std::vector<float> expected(static_cast<std::size_t>(2 * p * p), lower);
       expected.resize(2 * expected.size(), static_cast<float>(p));
@@ -120,19 +120,19 @@ TEST_CASE("plans: forests of any cut, empty ranges included, end as the output o
         for (std::size_t i = 0; i < all.size(); ++i) {
           const auto& [algorithm, options] = all[i];
           const Plan plan = std::get<PlanOf>(algorithm->exchange)(topology, transport.rank(), ranges, options);
-          HostFabric fabric(transport, plan, kRows, kValueDim);
+          Runner runner(transport, plan, kRows, kValueDim);
           // Nothing of an earlier step is left, and the states that a rank has decoded stay as they are.
-          fabric.step(other.states());
+          runner.step(other.states());
           transport.clear_traffic();
-          const DecodeOutput output = fabric.step(own.states()).copy();
+          const DecodeOutput output = runner.step(own.states()).copy();
           const Traffic of_step = transport.traffic();
           bool is_right = (!algorithm->keeps_bits || same_bits(output, expected)) && same_bits(own.states(), before);
           if (p <= 6 && options.radix <= 3) {
-            DeviceFabric device(transport, plan, kRows, kValueDim, emulated::make_blocks);
+            Runner device(transport, plan, kRows, kValueDim, emulated::make_blocks);
             emulated::DeviceBuffer<float> states(std::max<std::int64_t>(std::ssize(before), 1));
             states.upload(before);
             transport.clear_traffic();
-            is_right = same_bits(device.step(states.data()).copy(), output) && is_right;
+            is_right = same_bits(device.step({states.data(), before.size()}).copy(), output) && is_right;
             is_right = transport.traffic() == of_step && is_right;
           }
           const std::scoped_lock lock(mutex);
@@ -178,10 +178,10 @@ TEST_CASE("broadcast: the blocks of the first member reach every member, and no 
       const Blocks block = builder.allocate(kScalarBlock);
       const auto found = std::find(members.begin(), members.end(), transport.rank());
       if (found != members.end()) builder.broadcast(members, static_cast<int>(found - members.begin()), block);
-      HostFabric fabric(transport, builder.take(), 1, 1);
-      fabric.elements(block)[0] = static_cast<float>(transport.rank());
-      fabric.step({});
-      ended[static_cast<std::size_t>(transport.rank())] = fabric.elements(block)[0];
+      Runner runner(transport, builder.take(), 1, 1);
+      runner.elements(block)[0] = static_cast<float>(transport.rank());
+      runner.step({});
+      ended[static_cast<std::size_t>(transport.rank())] = runner.elements(block)[0];
     });
     for (int rank = 0; rank < p; ++rank) {
       const bool is_member = (p - 1 - rank) % 2 == 0;
@@ -244,8 +244,8 @@ TEST_CASE("plans: states of another range are refused") {
   const KeyRange range{0, 3};
   const Plan plan = std::get<PlanOf>(find_algorithm("gather").exchange)(topology, 0, {&range, 1}, {});
   run_threads(topology, kTimeout, [&](ThreadTransport& transport) {
-    HostFabric fabric(transport, plan, kRows, kValueDim);
-    CHECK_THROWS_AS(fabric.step(forest_of(0, 4).states()), std::logic_error);
+    Runner runner(transport, plan, kRows, kValueDim);
+    CHECK_THROWS_AS(runner.step(forest_of(0, 4).states()), std::logic_error);
   });
 }
 
