@@ -35,11 +35,13 @@ std::vector<Field> fields_of(const PlanOptions& options) {
 void require_equal(const Ranks& ranks, std::string_view function, std::string_view what, std::span<const Field> fields,
                    const std::optional<std::string>& refusal) {
   if (ranks.size() == 1) return;
+  // Equal ranks take no memory.
+  auto hash = fnv1a(std::as_bytes(std::span(function)));
+  for (const Field& field : fields) hash = fnv1a(std::as_bytes(std::span(field.value)), hash);
+  if (ranks.all_equal(hash, what, refusal)) return;
   using Value = decltype(Field::value);
   std::vector<Value> mine(fields.size()), all(fields.size() * static_cast<std::size_t>(ranks.size()));
   std::ranges::transform(fields, mine.begin(), &Field::value);
-  if (ranks.all_equal(fnv1a(std::as_bytes(std::span(mine)), fnv1a(std::as_bytes(std::span(function)))), what, refusal))
-    return;
   const auto text = [](const Value& value) { return std::string(value.begin(), std::ranges::find(value, '\0')); };
   // Other functions have other fields.
   const std::vector<Value> functions = ranks.all_gather(Field("", function).value, what);

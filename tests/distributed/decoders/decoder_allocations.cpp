@@ -40,13 +40,14 @@ TEST_CASE("decoder: steps after the first of as many queries allocate nothing, i
           const int before = allocations();
           const std::unique_ptr<Decoder> decoder = algorithm.open(transport, shard, ranges);
           const int opened = allocations();
-          for (const std::int64_t l : {1, 3}) decoder->step({q.positions(0, l), lengths});
+          // Memory for more queries than before drops the plans of fewer.
+          for (const std::int64_t l : {1, 3, 1}) decoder->step({q.positions(0, l), lengths});
           const int after_first_step = allocations();
           for (int step = 1; step < kSteps; ++step) decoder->step({q.positions(0, step % 2 == 0 ? 3 : 1), lengths});
           const int at_end = allocations();
           if (ranks.rank() == 0) of_opening = opened - before, in_steps = at_end - after_first_step;
         });
-        CHECK(in_steps == 0);
+        CHECK(in_steps.load() == 0);
         CHECK(of_opening > 0);  // the counter counts
       }
     }
