@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import unittest
 from pathlib import Path
@@ -252,7 +253,7 @@ class Commands(unittest.TestCase):
         (build / "build.ninja").touch()
         for program, labels in (("test_a", ["cpu"]), ("test_b", ["cpu"]), (None, ["docs"])):
             tests.append({"command": [str(build / program) if program else "/usr/bin/python3", "-x"], "properties": [{"name": "LABELS", "value": labels}]})
-        self.machine.add("python3", f'exec {shutil.which("python3")} "$@"')
+        self.machine.add("python3", f'exec {sys.executable} "$@"')
         for chosen, targets in ((tests[:2], "test_a test_b"), (tests[2:], "tree_attn_state"), (tests, "test_a test_b"), ([], "all"), (tests[:1] + [{"command": ["sh"], "properties": []}], "all")):
             self.machine.add("ctest", f"case \"$*\" in *--help*) printf '%s' '{CTEST_HELP}' ;; *--show-only*) echo '{json.dumps({'tests': chosen})}' ;; esac")
             self.run_it("test", "-R", "x")

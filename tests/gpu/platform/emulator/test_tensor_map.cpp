@@ -11,7 +11,7 @@ constexpr int kRows = 16, kBoxElements = kRows * kBoxColumns, kBoxBytes = kRows 
 TensorMap map_of(const TensorArray& array) {
   TensorMap map;
   encode_tensor_map(array, &map);
-  return map;
+  return TensorMap(map);  // a copy: the place of the result may be a temporary, which g++ 12 does not align
 }
 
 /// Fetches one box and writes it out as it lies in shared memory.
