@@ -166,11 +166,11 @@ class Twins {
 
 TEST_CASE("memory: every allocation of an open, an append, a step and a growth fails in turn, and nothing is lost") {
   const emulated::SettingsScope defaults({});
+  int n_of_opens = 0;
   for (const Kind& kind : kinds()) {
     INFO(kind.name);
     Twins twins(kind);
-    const int n_opened = twins.n_failed;
-    CHECK(n_opened > 0);
+    n_of_opens += twins.n_failed;  // none on a device without pages, where append and step take memory
     twins.append(0, 70), twins.append(1, 5);
     const int n_appended = twins.n_failed;
     twins.step();
@@ -186,6 +186,7 @@ TEST_CASE("memory: every allocation of an open, an append, a step and a growth f
     if (kind.setup.pages.n_pages > 0) twins.append(0, 1), twins.share(0, 1, 433), twins.step(), twins.append(1, 3);
     twins.append(0, 1), twins.append(1, 400), twins.step();
   }
+  CHECK(n_of_opens > 0);
 }
 
 TEST_CASE("memory: a cache whose growth fails has the capacity that it had") {

@@ -216,7 +216,9 @@ void check_refused(const Ranks& ranks, const Body& body) {
   const auto begin = std::chrono::steady_clock::now();
   const std::string line = message<InputError>(body);
   CHECK(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() < 1);
-  const bool names_rank = line.starts_with("rank 1: ") || line.find("ranks 0 and 1 differ in ") != line.npos;
+  const bool names_rank =
+      line.starts_with("rank 1: ") || line.find("ranks 0 and 1 differ in ") != line.npos ||
+      line.find(" cannot be scattered over ") != line.npos;  // every rank refuses heads that do not divide
   CHECK_MESSAGE(names_rank, line);
   CHECK(ranks.all_equal(fnv1a(std::as_bytes(std::span(line))), "a test"));
 }

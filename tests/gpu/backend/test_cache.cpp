@@ -29,7 +29,7 @@ struct Growing {
   Growing(unsigned seed, const Axes& axes, std::int64_t capacity)
       : workload(normal_workload(seed, axes)),
         cache(device::backend().make_cache(workload->shape(), KeyRange{0, axes.n_keys}, capacity)),
-        session(cache->open(workload->scale)) {}
+        session(cache->open(workload->scale, workload->shape().n_queries)) {}
 
   void append(std::int64_t entry, std::int64_t begin, std::int64_t end) {
     const Shard part = workload->keys_and_values(entry, {begin, end});
