@@ -65,7 +65,7 @@ class Combiner {
   RankCost cost() const;
 
  private:
-  /// What runs in one memory, from the first call there on.
+  /// Blocks and runner of one memory, host or device, from its first call on.
   struct Side {
     std::unique_ptr<BlockMemory> memory;  ///< states, z and lse
     std::optional<Runner> runner;

@@ -99,8 +99,8 @@ class Decoder {
   std::vector<float> scaled_;  ///< z of the last step times scales
   bool is_started_ = false;
   double states_ready_ = 0;
-  /// What ranks compare of a step: its queries, its rule, the kind of its mask, where q lies, its soft cap, a hash of its
-  /// learned sinks; in every step also its lengths.
+  /// Properties of a step that ranks compare: its queries, its rule, the kind of its mask, where q lies, its soft cap, a
+  /// hash of its learned sinks; in every step also its lengths.
   struct Rule {
     std::int64_t n_queries = 0, causal = 0, window = 0, sinks = 0, mask = 0, on_device = 0, longest = 0;
     double softcap = 0;

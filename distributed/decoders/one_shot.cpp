@@ -41,7 +41,7 @@ std::string why_not(const Topology& topology, std::span<const KeyRange> ranges, 
   return "";
 }
 
-/// What a rank stores into the windows of the others. @param node with closed ranges
+/// Counts the stores of a rank into the windows of the others. @param node with closed ranges
 RankCost::Round exchange_of(const Members& node, std::int64_t n_rows, std::int64_t d_v) {
   RankCost::Round round{.is_stored = true};
   for (std::size_t i = 0; i < node.ranks.size(); ++i) {

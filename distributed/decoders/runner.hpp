@@ -63,7 +63,7 @@ class Runner : public StepEnd {
  public:
   /// @param transport outlives the runner @param memory with room for the plan
   Runner(Transport& transport, Plan plan, std::int64_t n_rows, std::int64_t d_v, std::shared_ptr<RunnerMemory> memory);
-  /// The same with memory of its own. @param make_blocks, stream as RunnerMemory
+  /// Carries out the plan in memory of its own. @param make_blocks, stream as RunnerMemory
   Runner(Transport& transport, Plan plan, std::int64_t n_rows, std::int64_t d_v, MakeBlocks make_blocks = nullptr,
          DeviceStream* stream = nullptr);
   Runner(const Runner&) = delete;

@@ -36,7 +36,7 @@ std::string columns(const std::vector<Row>& rows) {
   return text;
 }
 
-/// What is not there, in a column of its own, why, on which ranks, and the place of the book.
+/// One reason why something is not there, with its column, the ranks that give it and the place of its remedy in the book.
 struct Absence {
   std::string_view subject;
   std::string RankFacts::*why;
