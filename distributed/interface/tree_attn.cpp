@@ -4,6 +4,7 @@
 #include "tree_attn/distributed/interface/tree_attn.h"
 
 #include "tree_attn/distributed/decoders/attention.hpp"
+#include "tree_attn/distributed/decoders/callback_attention.hpp"
 #include "tree_attn/distributed/decoders/host_blocks.hpp"
 #include "tree_attn/reference/data/input_error.hpp"
 #include "tree_attn/reference/decode/backend.hpp"
@@ -74,7 +75,7 @@ int guarded(const Body& body) {
     body();
     return TA_OK;
   } catch (const TransportError& error) {
-    return failed(TA_TRANSPORT, error.what());
+    return failed(error.kind == TransportError::Kind::kCallback ? TA_CALLBACK : TA_TRANSPORT, error.what());
   } catch (const InputError& error) {
     return failed(TA_INVALID, error.what());
   } catch (const std::invalid_argument& error) {
@@ -341,11 +342,53 @@ AttentionSetup setup_of(const ta_setup& setup, const AttentionShape& shape) {
   return all;
 }
 
+/// Callbacks that are functions of C.
+class CCallbacks : public Callbacks {
+ public:
+  explicit CCallbacks(const ta_comm& comm) : comm_(comm) {}
+  Request start_all_gather(std::span<const std::byte> mine, std::span<std::byte> all) override {
+    return started("all_gather", comm_.all_gather, mine.data(), std::ssize(mine), all.data());
+  }
+  Request start_send(std::span<const std::byte> bytes, int to) override {
+    return started("post_send", comm_.post_send, bytes.data(), std::ssize(bytes), to);
+  }
+  Request start_receive(std::span<std::byte> bytes, int from) override {
+    return started("post_receive", comm_.post_receive, bytes.data(), std::ssize(bytes), from);
+  }
+  void wait(std::span<Request> requests, double seconds) override {
+    check("wait", comm_.wait(comm_.context, std::ssize(requests), requests.data(), seconds));
+  }
+
+ private:
+  template <class Function, class... Arguments>
+  Request started(const char* name, Function* function, Arguments... arguments) const {
+    Request request = kComplete;
+    check(name, function(comm_.context, arguments..., &request));
+    return request;
+  }
+  static void check(const char* name, int status) {
+    if (status != 0) throw std::runtime_error(std::string(name) + " of ta_comm has returned " + std::to_string(status));
+  }
+  ta_comm comm_;
+};
+
+/// Throws std::invalid_argument for functions that are not there, which no other rank can be told.
+void require_comm(const ta_comm& comm) {
+  constexpr std::int64_t kSize = sizeof(ta_comm);
+  require(comm.struct_size == kSize, "callbacks have a size of ", comm.struct_size,
+          " bytes, but a ta_comm of this library has ", kSize);
+  require(comm.all_gather != nullptr && comm.post_send != nullptr && comm.post_receive != nullptr && comm.wait != nullptr,
+          "a function of callbacks is null");
+}
+
 Attention open(const ta_setup& setup, const AttentionShape& shape, const AttentionSetup& all) {
+  const double seconds = setup.timeout > 0 ? setup.timeout : 60;
+  if (const ta_comm* const comm = setup.callbacks)
+    return open_attention(std::make_unique<CCallbacks>(*comm), comm->rank, comm->size, shape, all, seconds);
   if (setup.comm == nullptr) return Attention(shape, all);
 #if defined(TREE_ATTN_INTERFACE_HAS_MPI)
   const MPI_Comm comm = *static_cast<const MPI_Comm*>(setup.comm);
-  return setup.timeout > 0 ? open_attention(comm, shape, all, setup.timeout) : open_attention(comm, shape, all);
+  return open_attention(comm, shape, all, seconds);
 #else
   throw std::invalid_argument("comm: this library was built without MPI");
 #endif
@@ -379,6 +422,20 @@ Matrix matrix_of(const TensorView& view) {
 using namespace tree_attn;  // NOLINT: what follows is C
 
 const char* ta_version() { return TREE_ATTN_VERSION; }
+
+const char* ta_mpi() {
+#if defined(TREE_ATTN_INTERFACE_HAS_MPI)
+  static const std::string version = [] {
+    std::string text(MPI_MAX_LIBRARY_VERSION_STRING, '\0');
+    int length = 0;
+    MPI_Get_library_version(text.data(), &length);  // also before MPI_Init
+    return text.substr(0, text.find('\0'));
+  }();
+  return version.c_str();
+#else
+  return "";
+#endif
+}
 
 const char* ta_error() { return last_error.c_str(); }
 
@@ -521,9 +578,11 @@ int ta_open(const ta_setup* setup, ta_attention** attention) {
     require(setup != nullptr && attention != nullptr, "setup or attention is null");
     constexpr std::int64_t kSize = sizeof(ta_setup);
     require(setup->size == kSize, "setup has a size of ", setup->size, " bytes, but a ta_setup of this library has ", kSize);
+    require(setup->comm == nullptr || setup->callbacks == nullptr, "comm and callbacks are both given");
+    if (setup->callbacks != nullptr) require_comm(*setup->callbacks);
     AttentionShape shape;
     AttentionSetup all;
-    const auto refusal = refusal_of(setup->comm != nullptr, [&] {
+    const auto refusal = refusal_of(setup->comm != nullptr || setup->callbacks != nullptr, [&] {
       require(setup->refusal == nullptr, setup->refusal);
       shape = shape_of(*setup), all = setup_of(*setup, shape);
     });

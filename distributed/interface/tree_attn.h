@@ -38,7 +38,8 @@ typedef enum {
   TA_RANGE = 2,     /**< an index, a length or a position is out of range; nothing was changed */
   TA_TRANSPORT = 3, /**< a message is late or wrong, or another rank has failed: close the handle */
   TA_NO_MEMORY = 4, /**< memory ran out */
-  TA_INTERNAL = 5   /**< a fault of the library */
+  TA_INTERNAL = 5,  /**< a fault of the library */
+  TA_CALLBACK = 6   /**< a function of a ta_comm has failed: close the handle, and drop the group behind the ta_comm */
 } ta_status;
 
 /** The base of an lse, and what +inf says there: LseForm. */
@@ -51,6 +52,29 @@ typedef struct {
   int64_t sinks;               /**< and the first `sinks` keys of the sequence; 0 without a window */
   const DLManagedTensor* sink; /**< learned natural logits F32 [n_h], one key of value 0 for each head; null: none */
 } ta_seen;
+
+/**
+ * Messages of one rank by functions of the program: a process group of PyTorch, an MPI that the library was not built with.
+ * They are called one at a time, on the thread that has called the library, and return 0, or another number to fail: then the
+ * call of the library returns TA_CALLBACK, and the program knows why. Those that start a message do not wait, and write a
+ * request that is not 0, or 0 if the message is complete. Memory stays until then, for ever if need be. Messages from one rank
+ * to another keep their order, and all ranks start gathers in the same order. After a wait that was too long or a failure no
+ * function is called again, and the group is not used again: some of its messages were never received.
+ */
+typedef struct {
+  int64_t struct_size; /**< sizeof(ta_comm): another one is refused */
+  int32_t rank, size;
+  void* context; /**< passed to every function */
+  /** Starts to concatenate n_bytes of every rank, by rank. @param[out] all size x n_bytes */
+  int (*all_gather)(void* context, const void* mine, int64_t n_bytes, void* all, int64_t* request);
+  /** Starts to send. */
+  int (*post_send)(void* context, const void* data, int64_t n_bytes, int32_t to, int64_t* request);
+  /** Starts to receive as many bytes as are sent. */
+  int (*post_receive)(void* context, void* data, int64_t n_bytes, int32_t from, int64_t* request);
+  /** Waits until n requests are complete, or none has become so for a number of seconds, which may be infinite: that is no
+   * failure. @param[in,out] requests those that are complete become 0 */
+  int (*wait)(void* context, int64_t n, int64_t* requests, double seconds);
+} ta_comm;
 
 /** Attention over a cache that grows. */
 typedef struct ta_attention ta_attention;
@@ -67,7 +91,7 @@ typedef struct {
   const char* backend;                                            /**< "cpu" */
   int32_t n_threads;                                              /**< 1 */
   int32_t ranks_per_node;                                         /**< ranks that share memory form a node */
-  const void* comm; /**< the address of an MPI_Comm, which is duplicated; null: alone */
+  const void* comm; /**< the address of an MPI_Comm, which is duplicated; null: alone, or over the functions of `callbacks` */
   double timeout;   /**< seconds that one wait may take without progress: 60 */
   const DLManagedTensor *k_scale, *v_scale; /**< [batch, kv_heads] of F8_E4M3, from 2^-100 to 2^100, on the host; null: 1 */
   int64_t n_pages;                 /**< of 64 positions, for all sequences of this rank; 0: rows lie one after the other */
@@ -76,10 +100,13 @@ typedef struct {
   int32_t has_scale;      /**< whether a scale of 0 is a scale */
   int64_t capacity;       /**< positions of each sequence that memory is taken for at once; not with pages */
   const char* refusal;    /**< a line: the caller refuses what it was to open, and all ranks return TA_INVALID; null: it does not */
+  const ta_comm* callbacks; /**< copied, its functions and context outlive the handle; null: comm says */
 } ta_setup;
 
 /** The version of the library, "0.2.0". */
 TREE_ATTN_API const char* ta_version(void);
+/** The MPI that `comm` of a ta_setup is of, as MPI_Get_library_version() names it; empty: the library was built without one. */
+TREE_ATTN_API const char* ta_mpi(void);
 /** What the last call of this thread that failed has said, in one line; valid until the next one. Empty before the first. */
 TREE_ATTN_API const char* ta_error(void);
 
@@ -131,9 +158,10 @@ TREE_ATTN_API int ta_merge(const DLManagedTensor* o1, const DLManagedTensor* lse
  * If one rank of several refuses its arguments of ta_open(), ta_step(), ta_combine() or, in pages, ta_append(), all ranks
  * return TA_INVALID with the same line, which names that rank, and the handle lives on.
  */
-/** Opens attention over the ranks of a communicator, or alone. Collective. @param[out] attention null if it fails */
+/** Opens attention over the ranks of a communicator or of callbacks, or alone. Collective. @param[out] attention null if it fails */
 TREE_ATTN_API int ta_open(const ta_setup* setup, ta_attention** attention);
-/** Closes it, which may be null. Collective unless a call has failed with TA_TRANSPORT, or after ta_abandon(). */
+/** Closes it, which may be null. Collective over a communicator of MPI, unless a call has failed with TA_TRANSPORT, or after
+ * ta_abandon(). */
 TREE_ATTN_API void ta_close(ta_attention* attention);
 /** Gives up the exchange of this rank, for programs that fail elsewhere: ta_close() then waits for no other rank. */
 TREE_ATTN_API int ta_abandon(ta_attention* attention);

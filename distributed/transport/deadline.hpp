@@ -87,7 +87,10 @@ class Deadline {
     const auto now = Clock::now();
     if (now - polled_ > kPause) since_ += now - polled_;
     polled_ = now;
-    if (!(std::chrono::duration<double>(now - since_).count() > seconds_)) return;
+    if (std::chrono::duration<double>(now - since_).count() > seconds_) miss(find);
+  }
+  /// Ends a wait that has taken too long. @param find ranks that the error names @throws TransportError
+  [[noreturn]] void miss(const FindPending& find) const {
     auto [ranks, have_sent] = find ? find() : Pending();
     std::ranges::sort(ranks);
     ranks.erase(std::ranges::unique(ranks).begin(), ranks.end());

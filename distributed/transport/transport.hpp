@@ -46,7 +46,8 @@ struct TransportError : std::runtime_error {
     kDeadline,   ///< a wait has made no progress for as long as it may take
     kLength,     ///< a message has another length than its receiver expected
     kOtherRank,  ///< another rank has failed: its error is the one to report
-    kLibrary     ///< MPI, NCCL or the system has refused a call, or these ranks have, after an earlier error
+    kLibrary,    ///< MPI, NCCL or the system has refused a call, or these ranks have, after an earlier error
+    kCallback    ///< a function of the program has failed: CallbackRanks
   };
   TransportError(Kind of, const std::string& line, int of_rank = -1, int with = -1, int library_code = 0)
       : std::runtime_error(line), kind(of), rank(of_rank), peer(with), code(library_code) {}

@@ -3,7 +3,7 @@
 
     out, lse = attention(q, k, v)                  one call, on the CPU
     out, lse = merge(o1, lse1, o2, lse2)           two disjoint sets of keys, from any kernel
-    layer = Attention(comm, heads=..., ...)        a cache that grows, alone or over an mpi4py communicator
+    layer = Attention(group=..., heads=..., ...)   a cache that grows, alone or over a group of torch.distributed, or comm=: of mpi4py
     energy, energy_gradient, moments               the functions of the paper, in double
 
 Arrays are NumPy's, PyTorch's, JAX's or any other's with __dlpack__, in memory of the host, or for an Attention with backend="cuda" all on
@@ -20,11 +20,16 @@ import sys
 
 import numpy
 
+from . import _comm
+
 __all__ = ["Attention", "TransportError", "attention", "energy", "energy_gradient", "error_bound", "merge", "moments"]
 
 
 class TransportError(RuntimeError):
-    """A message is late or wrong, or another rank has failed: close the Attention on every rank."""
+    """A message is late or wrong, or another rank has failed: close the Attention on every rank.
+
+    Over a group, what its functions raised is the __cause__. A group that timed out is not used again: its messages may still arrive.
+    """
 
 
 class _DataType(ctypes.Structure):
@@ -37,7 +42,7 @@ class _Setup(ctypes.Structure):
         ("backend", ctypes.c_char_p), ("n_threads", ctypes.c_int32), ("ranks_per_node", ctypes.c_int32), ("comm", ctypes.c_void_p),
         ("timeout", ctypes.c_double), ("k_scale", ctypes.c_void_p), ("v_scale", ctypes.c_void_p), ("n_pages", ctypes.c_int64),
         ("page_window", ctypes.c_int64), ("page_sinks", ctypes.c_int64), ("values_in_keys", ctypes.c_int32),
-        ("has_scale", ctypes.c_int32), ("capacity", ctypes.c_int64), ("refusal", ctypes.c_char_p)]
+        ("has_scale", ctypes.c_int32), ("capacity", ctypes.c_int64), ("refusal", ctypes.c_char_p), ("callbacks", ctypes.POINTER(_comm.Comm))]
 
 
 class _Seen(ctypes.Structure):
@@ -46,14 +51,14 @@ class _Seen(ctypes.Structure):
 
 _TYPES = {"float64": (2, 64), "float32": (2, 32), "float16": (2, 16), "bfloat16": (4, 16), "float8_e4m3fn": (10, 8)}
 _FORMS = {"natural": 0, "base two": 1, "natural, inf is empty": 2}
-_ERRORS = {1: ValueError, 2: IndexError, 3: TransportError, 4: MemoryError}
+_ERRORS = {1: ValueError, 2: IndexError, 3: TransportError, 4: MemoryError, 6: TransportError}
 
 
 def _load():
     """The library beside this file, or the one that a build has left where TREE_ATTN_LIBRARY says."""
     path = os.environ.get("TREE_ATTN_LIBRARY", pathlib.Path(__file__).resolve().parent / "libtree_attn.so")
     library = ctypes.CDLL(str(path))
-    library.ta_error.restype = library.ta_version.restype = ctypes.c_char_p
+    library.ta_error.restype = library.ta_version.restype = library.ta_mpi.restype = ctypes.c_char_p
     tensor, handle, i64, i32, seen = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.POINTER(_Seen)
     for name, types in {
             "attend": [tensor] * 3 + [ctypes.c_double, seen] + [tensor] * 2 + [i32],
@@ -82,13 +87,13 @@ _pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes
 __version__ = _library.ta_version().decode()
 
 
-def _call(name, *arguments, device=None):
+def _call(name, *arguments, device=None, callbacks=None):
     """Calls ta_<name>, see _prepared()."""
-    _prepared(name, *arguments, device=device)()
+    _prepared(name, *arguments, device=device, callbacks=callbacks)()
 
 
-def _prepared(name, *arguments, device=None):
-    """A call of ta_<name>, which raises what its status says.
+def _prepared(name, *arguments, device=None, callbacks=None):
+    """A call of ta_<name>, which raises what its status says, or what one of the callbacks has raised.
 
     Arrays go as DLPack tensors, which live as long as the call; flags at the end that are left out are 0.
     @raises what the arguments are refused for before they are in C
@@ -103,7 +108,13 @@ def _prepared(name, *arguments, device=None):
     def call(_alive=capsules):
         status = function(*tensors, *[0] * (len(function.argtypes) - len(tensors)))
         if status != 0:
-            raise _ERRORS.get(status, RuntimeError)(_library.ta_error().decode(errors="replace"))
+            cause, line = None, _library.ta_error().decode(errors="replace")
+            if callbacks is not None and callbacks.error is not None:
+                cause, callbacks.error = callbacks.error, None
+                if not isinstance(cause, Exception):
+                    raise cause  # Ctrl-C
+                line = line.rsplit("callback has failed", 1)[0] + f"callback has failed: {_line(cause).decode(errors='replace')}"
+            raise _ERRORS.get(status, RuntimeError)(line) from cause
     return call
 
 
@@ -273,9 +284,9 @@ def moments(q, k, v, zeta=None):
 
 
 class Attention:
-    """Attention over keys and values that are appended, over the ranks of an mpi4py communicator or alone.
+    """Attention over keys and values that are appended, over ranks or alone.
 
-    All ranks make the same calls in the same order. Every rank passes all positions to append() and keeps those that it holds, which
+    group: a process group of torch.distributed, of gloo or of NCCL. comm: a communicator of mpi4py, of any MPI. All ranks make the same calls in the same order. Every rank passes all positions to append() and keeps those that it holds, which
     holds() says; it may pass None for others. Every rank gets the same output, with the bits of any other number of ranks. With dtype
     "float8_e4m3fn", on the CPU, rows of other types are divided by k_scale and v_scale and rounded: each a number or [batch, kv_heads].
     n_pages, page_window, page_sinks: pages of 64 positions on this rank, and most keys that step() sees; others are given back.
@@ -285,15 +296,24 @@ class Attention:
     If one rank refuses its arguments of Attention(), step(), combine() or, in pages, append(), all ranks raise ValueError with its line.
     """
 
-    def __init__(self, comm=None, *, heads, head_dim, kv_heads=None, value_dim=None, batch=1, most_queries=0, dtype="float32", scale=None,
+    def __init__(self, comm=None, *, group=None, heads, head_dim, kv_heads=None, value_dim=None, batch=1, most_queries=0, dtype="float32", scale=None,
                  k_scale=None, v_scale=None, algorithm=None, backend=None, threads=1, ranks_per_node=None, timeout=None, n_pages=None, page_window=None,
                  page_sinks=None, values_in_keys=False, capacity=None):
         self._handle = ctypes.c_void_p()
         self._comm = comm  # outlives the duplicate
+        address, self._size, self._callbacks = None, 1, None
         if comm is not None:
+            if group is not None:
+                raise ValueError("comm and group are both given")
             from mpi4py import MPI
-        address = MPI._addressof(comm) if comm is not None else None
-        self._size = comm.Get_size() if comm is not None else 1
+            if MPI.Get_library_version().split("\0")[0].encode() == _library.ta_mpi():
+                address, self._size = MPI._addressof(comm), comm.Get_size()
+        if group is not None or comm is not None and address is None:
+            carrier = _comm.group_of(comm, group)
+            if carrier.is_lost:
+                raise TransportError("a message of this group was late or has failed, so it is not used again: make a new group")
+            self._size, self._callbacks = carrier.size, _comm.Callbacks(carrier)
+        callbacks = self._callbacks and ctypes.pointer(self._callbacks.comm)
         try:
             kv_heads, value_dim = heads if kv_heads is None else kv_heads, head_dim if value_dim is None else value_dim
             shape = [_integer(*x) for x in (("batch", batch), ("heads", heads), ("kv_heads", kv_heads), ("head_dim", head_dim), ("value_dim", value_dim),
@@ -311,14 +331,14 @@ class Attention:
             scale, has_scale = _scale(scale)
             setup = _Setup(ctypes.sizeof(_Setup), *shape, data_type, data_type, scale, *text, threads, ranks_per_node, address, timeout or 0,
                            *(capsule and _pointer(capsule, b"dltensor") for capsule in scales), n_pages, page_window, page_sinks,
-                           bool(values_in_keys), has_scale, capacity)
+                           bool(values_in_keys), has_scale, capacity, None, callbacks)
             self._out_axes = (batch, heads), value_dim
             self._device = {"cuda": 2, "emulated": 12}.get(backend)
         except Exception as error:
             if self._size == 1:
                 raise
-            setup = _Setup(size=ctypes.sizeof(_Setup), comm=address, refusal=_line(error))  # the others wait to open
-        _call("open", ctypes.byref(setup), ctypes.byref(self._handle))
+            setup = _Setup(size=ctypes.sizeof(_Setup), comm=address, refusal=_line(error), callbacks=callbacks)  # the others wait to open
+        _call("open", ctypes.byref(setup), ctypes.byref(self._handle), callbacks=self._callbacks)
 
     def append(self, k, v=None, entry=0, n=None):
         """Appends positions to a sequence: k [n_kv, n, d_h], v [n_kv, n, d_v], or None where values are in the keys.
@@ -333,7 +353,8 @@ class Attention:
                 n = positions
             elif n is None:
                 raise ValueError("n is needed where k is None")
-            call = _prepared("append", self._handle, _integer("entry", entry, error=IndexError), _integer("n", n), k, v, device=self._device)
+            call = _prepared("append", self._handle, _integer("entry", entry, error=IndexError), _integer("n", n), k, v, device=self._device,
+                             callbacks=self._callbacks)
         call()
 
     def step(self, q, causal=False, window=None, sinks=None):
@@ -346,7 +367,7 @@ class Attention:
             (b, n_h), d_v = self._out_axes
             rows = (b, n_h, _shape(q, 4, "q")[2])
             out, lse = _empty(q, (*rows, d_v)), _empty(q, rows, "float32")
-            call = _prepared("step", self._handle, q, seen, out, lse, device=self._device)
+            call = _prepared("step", self._handle, q, seen, out, lse, device=self._device, callbacks=self._callbacks)
         call()
         return _back(q, out, lse)
 
@@ -356,7 +377,8 @@ class Attention:
             b, n_h, l, d = _shape(o, 4, "o")
             shape = (b, n_h // self._size if by_heads else n_h, l, d)
             out, of_all = _empty(o, shape), _empty(o, shape[:3], "float32")
-            call = _prepared("combine", self._handle, o, lse, _one_of(_FORMS, "form", form), bool(by_heads), out, of_all, device=self._device)
+            call = _prepared("combine", self._handle, o, lse, _one_of(_FORMS, "form", form), bool(by_heads), out, of_all, device=self._device,
+                             callbacks=self._callbacks)
         call()
         return _back(o, out, of_all)
 
@@ -400,7 +422,7 @@ class Attention:
             line = _line(error)
             if self._size > 1:
                 try:
-                    _call("refuse", self._handle, line, of_append)
+                    _call("refuse", self._handle, line, of_append, callbacks=self._callbacks)
                 except ValueError as of_all:
                     if str(of_all).encode() != line:
                         raise of_all from error

@@ -21,18 +21,18 @@ namespace tree_attn::test {
 namespace {
 
 /// All fields of a structure, each by its name: one that is added does not compile until it is named here, and tested.
-constexpr std::array kSetupFields{"size",       "batch",          "heads",     "kv_heads",       "head_dim",
-                                  "value_dim",  "most_queries",   "key_type",  "value_type",     "scale",
-                                  "algorithm",  "backend",        "n_threads", "ranks_per_node", "comm",
-                                  "timeout",    "k_scale",        "v_scale",   "n_pages",        "page_window",
-                                  "page_sinks", "values_in_keys", "has_scale", "capacity",       "refusal"};
+constexpr std::array kSetupFields{"size",         "batch",          "heads",      "kv_heads",       "head_dim",  "value_dim",
+                                  "most_queries", "key_type",       "value_type", "scale",          "algorithm", "backend",
+                                  "n_threads",    "ranks_per_node", "comm",       "timeout",        "k_scale",   "v_scale",
+                                  "n_pages",      "page_window",    "page_sinks", "values_in_keys", "has_scale", "capacity",
+                                  "refusal",      "callbacks"};
 std::size_t n_fields(const ta_setup& setup) {
   const auto& [size, batch, heads, kv_heads, head_dim, value_dim, most_queries, key_type, value_type, scale, algorithm,
                backend, n_threads, ranks_per_node, comm, timeout, k_scale, v_scale, n_pages, page_window, page_sinks,
-               values_in_keys, has_scale, capacity, refusal] = setup;
+               values_in_keys, has_scale, capacity, refusal, callbacks] = setup;
   static_cast<void>(std::tie(size, batch, heads, kv_heads, head_dim, value_dim, most_queries, key_type, value_type, scale,
                              algorithm, backend, n_threads, ranks_per_node, comm, timeout, k_scale, v_scale, n_pages,
-                             page_window, page_sinks, values_in_keys, has_scale, capacity, refusal));
+                             page_window, page_sinks, values_in_keys, has_scale, capacity, refusal, callbacks));
   return kSetupFields.size();
 }
 
@@ -85,6 +85,7 @@ TEST_CASE("fields: every one of ta_setup changes what a handle does, or is refus
   Managed scales({1, 2}, 7);
   for (std::size_t i = 0; i < 2; ++i) scales.bytes[4 * i + 3] = std::byte{0x3F};  // positive
   const std::uint64_t no_communicator = 0;
+  const ta_comm no_functions{};
   const auto eight = [](ta_setup& s) { s.key_type = s.value_type = kF8; };
   const auto pages = [](ta_setup& s) { s.n_pages = 20; };
   const auto window = [&](ta_setup& s) { pages(s), s.page_window = 100; };
@@ -121,7 +122,8 @@ TEST_CASE("fields: every one of ta_setup changes what a handle does, or is refus
                                {"capacity", [](ta_setup& s) { s.capacity = -1; }},
                                {"capacity", [](ta_setup& s) { s.capacity = 1 << 20; }},
                                {"capacity", [](ta_setup& s) { s.capacity = 1; }, pages},
-                               {"refusal", [](ta_setup& s) { s.refusal = "of the caller"; }}};
+                               {"refusal", [](ta_setup& s) { s.refusal = "of the caller"; }},
+                               {"callbacks", [&](ta_setup& s) { s.callbacks = &no_functions; }}};
   std::vector<std::string> missing(kSetupFields.begin(), kSetupFields.end());
   CHECK(n_fields(setup_of_call()) == missing.size());
   for (const Row& row : table) {

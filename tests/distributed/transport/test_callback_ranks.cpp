@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Ranks over functions of the program: reductions, attention with the bits of other ranks, deadlines and failures.
+#include "tree_attn/distributed/decoders/attention.hpp"
+#include "tree_attn/distributed/transport/callback_ranks.hpp"
+#include "tree_attn/tests/support/check_ranks.hpp"
+#include "tree_attn/tests/support/mail_callbacks.hpp"
+#include "tree_attn/tests/support/message.hpp"
+#include "tree_attn/tests/support/same_bits.hpp"
+
+#include <doctest/doctest.h>
+
+#include <exception>
+#include <limits>
+#include <memory>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace tree_attn::test {
+namespace {
+
+constexpr double kTimeout = 20;
+constexpr AttentionShape kShape{.batch = 1, .heads = 4, .kv_heads = 2, .head_dim = 8, .value_dim = 6};
+
+std::unique_ptr<CallbackRanks> ranks_of(MailOffice& office, int rank, int size, double timeout = kTimeout) {
+  return std::make_unique<CallbackRanks>(std::make_unique<MailCallbacks>(office, rank, size), rank, size, timeout);
+}
+
+std::vector<float> draw(std::size_t n, unsigned seed) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> x(n);
+  for (float& each : x) each = normal(random);
+  return x;
+}
+
+/// Output and lse of 3 queries after 300 keys, on one rank.
+std::vector<float> decoded(std::unique_ptr<const Ranks> ranks, const char* algorithm) {
+  Attention layer(std::move(ranks), kShape, {.algorithm = algorithm});
+  const std::vector<float> k = draw(300 * 16, 1), v = draw(300 * 12, 2), q = draw(3 * 32, 3);
+  layer.append(0, TensorView::dense(k.data(), DType::F32, {1, 2, 300, 8}),
+               TensorView::dense(v.data(), DType::F32, {1, 2, 300, 6}));
+  const TensorView queries = TensorView::dense(q.data(), DType::F32, {1, 4, 3, 8});
+  layer.start(queries, {.causal = true});
+  layer.progress();
+  const OutputView output = layer.finish();
+  std::vector<float> all(output.out.begin(), output.out.end());
+  all.insert(all.end(), output.lse.begin(), output.lse.end());
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("callback ranks: reductions, gathering and agreement are those of all ranks") {
+  for (const int p : {1, 2, 5}) {
+    MailOffice office;
+    run_mail_threads(p, [&](int rank) {
+      const auto ranks = ranks_of(office, rank, p, std::numeric_limits<double>::infinity());
+      check_reductions(*ranks);
+      check_agreement(*ranks);
+      CHECK(ranks->topology(0).n_nodes() == 1);  // threads of one host
+      CHECK(ranks->topology(2).n_nodes() == (p + 1) / 2);
+      CHECK(ranks->is_one_process() == (p == 1));
+    });
+    CHECK((office.n_calls == 0) == (p == 1));
+  }
+}
+
+TEST_CASE("callback ranks: attention has the bits of one rank, by every algorithm that keeps them") {
+  for (const Algorithm& algorithm : algorithms()) {
+    if (!algorithm.keeps_bits) continue;
+    CAPTURE(algorithm.name);
+    std::vector<float> alone;
+    for (const int p : {1, 2, 3}) {
+      MailOffice office;
+      run_mail_threads(p, [&](int rank) {
+        const std::vector<float> here = decoded(ranks_of(office, rank, p), std::string(algorithm.name).c_str());
+        if (p == 1) alone = here;
+        CHECK(same_bits(here, alone));
+      });
+    }
+  }
+}
+
+TEST_CASE("callback ranks: a wait that is too long names the ranks, and the object is not used again") {
+  MailOffice office;
+  run_mail_threads(3, [&](int rank) {
+    const auto ranks = ranks_of(office, rank, 3, 0.1);
+    const auto transport = ranks->open_transport(Topology::pretend(3, 3));
+    if (rank != 1) return;
+    ranks->doing("in a test");
+    float x = 0;
+    const auto bytes = std::as_writable_bytes(std::span(&x, 1));
+    transport->receive(bytes, 0), transport->receive(bytes, 2), transport->receive(bytes, 0);
+    CHECK(message<TransportError>([&] { transport->wait(); }) ==
+          "rank 1 waited 0.1 s for a message of ranks 0, 2 in a test and gave up");
+    CHECK(transport->has_messages_in_flight());
+    const int n_calls = office.n_calls;
+    const std::string again =
+        "rank 1 has given up before, and its group is not used again: open another object on a new group";
+    check_refusal<TransportError>(*ranks, {transport.get()}, again);
+    CHECK(message<TransportError>([&] { transport->wait(); }) == again);
+    CHECK(office.n_calls == n_calls);
+  });
+}
+
+TEST_CASE("callback ranks: what a callback throws is nested in the error, and no callback is called again") {
+  // Every call of rank 0 fails once, from opening to the end.
+  int n = 0;
+  for (bool has_failed = true; has_failed; ++n) {
+    has_failed = false;
+    MailOffice office;
+    office.fails_after = n;
+    const auto body = [&](int rank) {
+      try {
+        decoded(ranks_of(office, rank, 2, rank == 0 ? kTimeout : 0.2), "two-level");
+      } catch (const TransportError& error) {
+        if (rank == 1) return;  // it waited
+        has_failed = true;
+        CHECK(error.kind == TransportError::Kind::kCallback);
+        CHECK(error.what() == std::string("rank 0: a callback has failed: the cable is cut"));
+        CHECK_THROWS_AS(std::rethrow_if_nested(error), std::domain_error);
+      }
+    };
+    run_mail_threads(2, body);
+    CHECK(office.n_too_late == 0);
+  }
+  CHECK(n > 10);
+}
+
+TEST_CASE("callback ranks: no memory is shared, a timeout is not negative, and a rank is one of all") {
+  MailOffice office;
+  CHECK(message([&] { ranks_of(office, 0, 2)->open_shared_transport(Topology::pretend(2, 2)); }) ==
+        "CallbackRanks: memory is shared by ranks over MPI alone");
+  CHECK_THROWS_AS(ranks_of(office, 0, 2, -1), std::invalid_argument);
+  CHECK_THROWS_AS(ranks_of(office, 2, 2), std::out_of_range);
+}
+
+}  // namespace tree_attn::test
