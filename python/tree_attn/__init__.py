@@ -42,7 +42,7 @@ class _Setup(ctypes.Structure):
         ("backend", ctypes.c_char_p), ("n_threads", ctypes.c_int32), ("ranks_per_node", ctypes.c_int32), ("comm", ctypes.c_void_p),
         ("timeout", ctypes.c_double), ("k_scale", ctypes.c_void_p), ("v_scale", ctypes.c_void_p), ("n_pages", ctypes.c_int64),
         ("page_window", ctypes.c_int64), ("page_sinks", ctypes.c_int64), ("values_in_keys", ctypes.c_int32),
-        ("has_scale", ctypes.c_int32), ("capacity", ctypes.c_int64), ("refusal", ctypes.c_char_p), ("callbacks", ctypes.POINTER(_comm.Comm))]
+        ("has_scale", ctypes.c_int32), ("capacity", ctypes.c_int64), ("refusal", ctypes.c_char_p), ("callbacks", ctypes.c_void_p)]
 
 
 class _Seen(ctypes.Structure):
@@ -313,7 +313,7 @@ class Attention:
             if carrier.is_lost:
                 raise TransportError("a message of this group was late or has failed, so it is not used again: make a new group")
             self._size, self._callbacks = carrier.size, _comm.Callbacks(carrier)
-        callbacks = self._callbacks and ctypes.pointer(self._callbacks.comm)
+        callbacks = self._callbacks and ctypes.addressof(self._callbacks.comm)
         try:
             kv_heads, value_dim = heads if kv_heads is None else kv_heads, head_dim if value_dim is None else value_dim
             shape = [_integer(*x) for x in (("batch", batch), ("heads", heads), ("kv_heads", kv_heads), ("head_dim", head_dim), ("value_dim", value_dim),
