@@ -3,7 +3,7 @@
 /// @brief What Attention adds to a decoder: which rank holds which keys, and how long the sequences are.
 #include "tree_attn/distributed/decoders/attention.hpp"
 
-#include "tree_attn/distributed/decoders/agreement.hpp"
+#include "tree_attn/distributed/decoders/decoder_setup.hpp"
 #include "tree_attn/distributed/transport/thread_transport.hpp"
 #include "tree_attn/gpu/backend/backends.hpp"
 #include "tree_attn/reference/data/fnv1a.hpp"

@@ -3,8 +3,8 @@
 /// @brief The plan that scatters the output by heads, and the states of (o, lse).
 #include "tree_attn/distributed/decoders/combiner.hpp"
 
-#include "tree_attn/distributed/decoders/agreement.hpp"
 #include "tree_attn/distributed/decoders/decoder.hpp"
+#include "tree_attn/distributed/decoders/decoder_setup.hpp"
 #include "tree_attn/distributed/decoders/host_blocks.hpp"
 #include "tree_attn/distributed/plan/plan_builder.hpp"
 #include "tree_attn/reference/tensor/float_environment.hpp"

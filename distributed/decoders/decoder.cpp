@@ -3,7 +3,7 @@
 /// @brief The list of algorithms, and the decoder of those that have a plan.
 #include "tree_attn/distributed/decoders/decoder.hpp"
 
-#include "tree_attn/distributed/decoders/agreement.hpp"
+#include "tree_attn/distributed/decoders/decoder_setup.hpp"
 #include "tree_attn/distributed/decoders/keys_read.hpp"
 #include "tree_attn/distributed/decoders/runner.hpp"
 #include "tree_attn/distributed/transport/ranks.hpp"

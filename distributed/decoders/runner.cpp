@@ -260,7 +260,10 @@ void Runner::run(const Divide& divide) {
   blocks_->divide(at(divide.n), at(divide.D), at(divide.m), size({divide.D, 1}), sinks_of(divide.D));
 }
 
-void Runner::run(const AllReduce& reduce) { library("AllReduce").all_reduce(reduce.op, elements(reduce.blocks)); }
+void Runner::run(const AllReduce& reduce) {
+  const auto op = reduce.op == Combine::Operator::kMax ? nccl::Operator::kMax : nccl::Operator::kSum;
+  library("AllReduce").all_reduce(op, elements(reduce.blocks));
+}
 
 void Runner::run(const AllGather& gather) { library("AllGather").all_gather(elements(gather.own), elements(gather.all)); }
 

@@ -103,12 +103,10 @@ void NcclTransport::all_gather(std::span<const float> own, std::span<float> all)
   });
 }
 
-void NcclTransport::all_reduce(Combine::Operator op, std::span<float> elements) {
+void NcclTransport::all_reduce(nccl::Operator op, std::span<float> elements) {
   if (elements.empty() || size() == 1) return;
-  if (op == Combine::Operator::kMerge) throw std::logic_error("NcclTransport: NCCL has no operator that merges states");
-  const nccl::Operator of_library = op == Combine::Operator::kMax ? nccl::Operator::kMax : nccl::Operator::kSum;
   queue_collective("ncclAllReduce", [&](const nccl::Functions& f, nccl::Comm* comm) {
-    return f.ncclAllReduce(elements.data(), elements.data(), elements.size(), nccl::Type::kFloat32, of_library, comm,
+    return f.ncclAllReduce(elements.data(), elements.data(), elements.size(), nccl::Type::kFloat32, op, comm,
                            stream_->handle());
   });
 }

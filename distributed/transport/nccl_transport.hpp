@@ -3,7 +3,7 @@
 /// @brief Messages between devices over NCCL: grouped ncclSend and ncclRecv on the stream of the kernels (section 5.3).
 #pragma once
 
-#include "tree_attn/distributed/plan/plan.hpp"
+#include "tree_attn/distributed/transport/nccl_api.hpp"
 #include "tree_attn/distributed/transport/nccl_communicator.hpp"
 #include "tree_attn/distributed/transport/transport.hpp"
 #include "tree_attn/gpu/backend/blocks.hpp"
@@ -72,8 +72,8 @@ class NcclTransport : public Transport {
   std::unique_ptr<NodeMemory> allocate_on_node(std::size_t n_bytes);
   /// Queues an AllReduce in place, by the algorithm of the library: its messages are not counted, and its bits depend on the
   /// number of ranks. The maximum of a NaN and a number may be either.
-  /// @param op kMax or kAdd @param elements in device memory, the same number on every rank
-  void all_reduce(Combine::Operator op, std::span<float> elements);
+  /// @param op sum or maximum @param elements in device memory, the same number on every rank
+  void all_reduce(nccl::Operator op, std::span<float> elements);
   /// Memory for all_gather(), where ranks are on one node: a window of all of them, in which the library takes its fastest
   /// way. Collective. @param n_bytes the same on every rank, at least 1
   /// @throws TransportError

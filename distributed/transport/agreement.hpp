@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What the ranks of a decode must have alike (section 5.3).
+/// @brief Values that all ranks must have alike, compared before anything depends on them (section 5.3).
 #pragma once
 
-#include "tree_attn/distributed/decoders/open_shard.hpp"
-#include "tree_attn/distributed/plan/plan_options.hpp"
 #include "tree_attn/distributed/transport/ranks.hpp"
 
 #include <algorithm>
@@ -15,7 +13,6 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
-#include <vector>
 
 namespace tree_attn {
 
@@ -40,25 +37,5 @@ struct Field {
 ///   called, or the values that they have different; TransportError
 void require_equal(const Ranks& ranks, std::string_view function, std::string_view what, std::span<const Field> fields,
                    const std::optional<std::string>& refusal = {});
-
-/// Lists what ranks compare of the options of their plans.
-std::vector<Field> fields_of(const PlanOptions& options);
-
-/// All that decides what the ranks of a decoder send to each other, and how they compute. Ranks that differ would merge
-/// states of different keys, or wait for messages that no rank sends.
-struct DecoderSetup {
-  std::string_view algorithm;
-  const AttentionShape& shape;
-  std::span<const KeyRange> ranges;
-  LeafOrder order;
-  double scale;
-  const KvScales& scales;
-  PageRule pages;
-  std::int64_t most_queries;
-  const PlanOptions& options;
-};
-
-/// Lists what ranks compare before they open a decoder.
-std::vector<Field> fields_of(const DecoderSetup& setup);
 
 }  // namespace tree_attn

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Values as names and texts, gathered from all ranks at once.
-#include "tree_attn/distributed/decoders/agreement.hpp"
+/// @brief Names of the values that ranks compare before they open a decoder.
+#include "tree_attn/distributed/decoders/decoder_setup.hpp"
 
 #include "tree_attn/reference/data/fnv1a.hpp"
-#include "tree_attn/reference/data/input_error.hpp"
 
 #include <algorithm>
 #include <iterator>
-#include <string>
+#include <span>
 #include <vector>
 
 namespace tree_attn {
@@ -30,36 +29,6 @@ std::vector<Field> fields_of(const PlanOptions& options) {
           Field{"AllGather of the library", gather},
           Field{"sums by the library", library},
           Field{"steps done", steps_done}};
-}
-
-void require_equal(const Ranks& ranks, std::string_view function, std::string_view what, std::span<const Field> fields,
-                   const std::optional<std::string>& refusal) {
-  if (ranks.size() == 1) return;
-  // Equal ranks take no memory.
-  auto hash = fnv1a(std::as_bytes(std::span(function)));
-  for (const Field& field : fields) hash = fnv1a(std::as_bytes(std::span(field.value)), hash);
-  if (ranks.all_equal(hash, what, refusal)) return;
-  using Value = decltype(Field::value);
-  std::vector<Value> mine(fields.size()), all(fields.size() * static_cast<std::size_t>(ranks.size()));
-  std::ranges::transform(fields, mine.begin(), &Field::value);
-  const auto text = [](const Value& value) { return std::string(value.begin(), std::ranges::find(value, '\0')); };
-  // Other functions have other fields.
-  const std::vector<Value> functions = ranks.all_gather(Field("", function).value, what);
-  if (const auto other = std::ranges::find_if(functions, [&](const Value& each) { return each != functions[0]; });
-      other != functions.end())
-    throw InputError("rank 0 has called " + text(functions[0]) + ", and rank " + std::to_string(other - functions.begin()) +
-                     " " + text(*other));
-  ranks.all_gather(std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all)), what);
-  for (std::size_t rank = 1; rank * mine.size() < all.size(); ++rank) {
-    std::string line;
-    for (std::size_t i = 0; i < mine.size(); ++i) {
-      const auto &first = all[i], &second = all[rank * mine.size() + i];
-      if (first == second) continue;
-      line += (line.empty() ? "" : ", ") + std::string(fields[i].name) + " (" + text(first) + " and " + text(second) + ")";
-    }
-    if (!line.empty())
-      throw InputError(std::string(function) + ": ranks 0 and " + std::to_string(rank) + " differ in " + line);
-  }
 }
 
 std::vector<Field> fields_of(const DecoderSetup& setup) {
