@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // "Does it pay on my cluster": the time of a decode step by every algorithm, as `tree_attn predict` has it. Plans are written and walked
-// through as in the C++: ranges and subtrees (reference/state), schedules (distributed/plan/exchange.hpp, plan_builder.cpp), the
-// algorithms (distributed/decoders), and the model (distributed/plan/step_time.cpp). tests/docs/test_my_cluster.py compares the times.
+// through as in the C++: ranges and subtrees (reference/state), schedules (distributed/exchange/exchange.hpp, plan_builder.cpp), the
+// algorithms (distributed/decoders), and the model (distributed/exchange/step_time.cpp). tests/docs/test_my_cluster.py compares the times.
 
 const StepTimes = (() => {
   // ---- Ranges of positions and their subtrees: reference/state/subtree.hpp, key_range.hpp, slots.hpp. A subtree is {begin, size}.
@@ -51,7 +51,7 @@ const StepTimes = (() => {
     return lengths;
   }
 
-  // ---- Schedules: distributed/plan/exchange.hpp. A step is {peer, sends, receives, finished, theirs: [begin, end)}.
+  // ---- Schedules: distributed/exchange/exchange.hpp. A step is {peer, sends, receives, finished, theirs: [begin, end)}.
   function butterfly(size, me) {
     const m = 2 ** Math.floor(Math.log2(size)), extra = size - m, steps = [];
     if (me < 2 * extra && me % 2 === 0) {
@@ -244,7 +244,7 @@ const StepTimes = (() => {
     ranges.forEach((_, peer) => { if (peer !== me) plan.send(peer, bytesOf(me)), plan.receive(peer, bytesOf(peer)); });
     plan.root(plan.join(forests));
   }
-  /// Its kernels reach one node, and are for few ranks and few rows: refusal() in distributed/decoders/one_shot.cpp.
+  /// Its kernels reach one node, and are for few ranks and few rows: refusal() in distributed/exchange/one_shot.cpp.
   const takesOneShot = ({keys, batch, heads, headDim, ranks, perNode, dealt}) =>
       !dealt && ranks <= perNode && ranks <= kMostOneShotRanks &&
       contiguousRanges(keys, ranks).every(({begin, end}) => cover(begin, end).length * 4 * batch * heads * (headDim + 2) <= kMostOneShotBytes);

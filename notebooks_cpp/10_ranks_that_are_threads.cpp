@@ -13,10 +13,10 @@
 // your own needs: `open_shard()`, `find_algorithm()`, `Algorithm::open()` and `Decoder::step()`.
 
 // %%
-#include "tree_attn/distributed/decoders/decoder.hpp"
-#include "tree_attn/distributed/transport/thread_transport.hpp"
-#include "tree_attn/notebooks_cpp/notebook.hpp"
-#include "tree_attn/reference/oracle/attention.hpp"
+#include "distributed/exchange/decoder.hpp"
+#include "distributed/transport/thread_transport.hpp"
+#include "notebooks_cpp/notebook.hpp"
+#include "reference/oracle/attention.hpp"
 
 using namespace tree_attn;
 using namespace notebook;

@@ -22,9 +22,9 @@
 // ranks in turn; a rank keeps its own and reads no others.
 
 // %%
-#include "tree_attn/distributed/decoders/mpi_attention.hpp"
-#include "tree_attn/notebooks_cpp/notebook.hpp"
-#include "tree_attn/reference/oracle/attention.hpp"
+#include "distributed/interface/mpi_attention.hpp"
+#include "notebooks_cpp/notebook.hpp"
+#include "reference/oracle/attention.hpp"
 
 #include <mpi.h>
 

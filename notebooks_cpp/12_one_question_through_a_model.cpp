@@ -13,10 +13,10 @@
 // on several layouts.
 
 // %%
-#include "tree_attn/distributed/model/generator.hpp"
-#include "tree_attn/distributed/model/sampler.hpp"
-#include "tree_attn/distributed/transport/thread_transport.hpp"
-#include "tree_attn/notebooks_cpp/notebook.hpp"
+#include "distributed/language_model/generator.hpp"
+#include "distributed/language_model/sampler.hpp"
+#include "distributed/transport/thread_transport.hpp"
+#include "notebooks_cpp/notebook.hpp"
 
 using namespace tree_attn;
 using namespace notebook;

@@ -14,11 +14,11 @@
 // section 6 as functions of a cluster that you can change, and a bound for what a schedule explains.
 
 // %%
-#include "tree_attn/distributed/decoders/decoder.hpp"
-#include "tree_attn/distributed/measure/predict.hpp"
-#include "tree_attn/distributed/transport/thread_transport.hpp"
-#include "tree_attn/notebooks_cpp/notebook.hpp"
-#include "tree_attn/reference/oracle/cost_model.hpp"
+#include "distributed/exchange/decoder.hpp"
+#include "distributed/program/predict.hpp"
+#include "distributed/transport/thread_transport.hpp"
+#include "notebooks_cpp/notebook.hpp"
+#include "reference/oracle/cost_model.hpp"
 
 #include <algorithm>
 #include <cstdio>

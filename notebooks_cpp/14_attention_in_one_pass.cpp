@@ -20,9 +20,9 @@
 // matters, and the sums of two parts can be added.
 
 // %%
-#include "tree_attn/notebooks_cpp/notebook.hpp"
-#include "tree_attn/reference/energy/energy.hpp"
-#include "tree_attn/reference/energy/stream.hpp"
+#include "notebooks_cpp/notebook.hpp"
+#include "reference/energy/energy.hpp"
+#include "reference/energy/stream.hpp"
 
 #include <algorithm>
 #include <cmath>

@@ -20,8 +20,8 @@
 // checked to ten digits, for one query and for all causal queries.
 
 // %%
-#include "tree_attn/notebooks_cpp/notebook.hpp"
-#include "tree_attn/reference/energy/energy.hpp"
+#include "notebooks_cpp/notebook.hpp"
+#include "reference/energy/energy.hpp"
 
 #include <cmath>
 #include <cstdio>

@@ -32,13 +32,13 @@
 // the same reduction that computes attention, and the cost of a gradient.
 
 // %%
-#include "tree_attn/notebooks_cpp/notebook.hpp"
-#include "tree_attn/reference/energy/energy.hpp"
-#include "tree_attn/reference/energy/moments.hpp"
-#include "tree_attn/reference/energy/op_count.hpp"
-#include "tree_attn/reference/energy/reverse_mode.hpp"
-#include "tree_attn/reference/oracle/moment_state.hpp"
-#include "tree_attn/reference/state/forest.hpp"
+#include "notebooks_cpp/notebook.hpp"
+#include "reference/energy/energy.hpp"
+#include "reference/energy/moments.hpp"
+#include "reference/energy/op_count.hpp"
+#include "reference/energy/reverse_mode.hpp"
+#include "reference/oracle/moment_state.hpp"
+#include "reference/state/forest.hpp"
 
 #include <Eigen/Eigenvalues>
 #include <unsupported/Eigen/AutoDiff>

@@ -29,11 +29,11 @@
 // values, and the use of the saddle in statistics.
 
 // %%
-#include "tree_attn/notebooks_cpp/notebook.hpp"
-#include "tree_attn/reference/energy/bayes.hpp"
-#include "tree_attn/reference/energy/energy.hpp"
-#include "tree_attn/reference/energy/legendre.hpp"
-#include "tree_attn/reference/energy/moments.hpp"
+#include "notebooks_cpp/notebook.hpp"
+#include "reference/energy/bayes.hpp"
+#include "reference/energy/energy.hpp"
+#include "reference/energy/legendre.hpp"
+#include "reference/energy/moments.hpp"
 
 #include <Eigen/Eigenvalues>
 

@@ -29,11 +29,11 @@
 // that its energy decreases, its capacity, and what this says about real heads.
 
 // %%
-#include "tree_attn/notebooks_cpp/notebook.hpp"
-#include "tree_attn/reference/data/safetensors.hpp"
-#include "tree_attn/reference/energy/energy.hpp"
-#include "tree_attn/reference/energy/hopfield.hpp"
-#include "tree_attn/reference/energy/moments.hpp"
+#include "notebooks_cpp/notebook.hpp"
+#include "reference/data/safetensors.hpp"
+#include "reference/energy/energy.hpp"
+#include "reference/energy/hopfield.hpp"
+#include "reference/energy/moments.hpp"
 
 #include <algorithm>
 #include <array>

@@ -23,9 +23,9 @@
 // is not one.
 
 // %%
-#include "tree_attn/distributed/plan/exchange.hpp"
-#include "tree_attn/notebooks_cpp/notebook.hpp"
-#include "tree_attn/reference/state/state.hpp"
+#include "distributed/exchange/exchange.hpp"
+#include "notebooks_cpp/notebook.hpp"
+#include "reference/state/state.hpp"
 
 #include <algorithm>
 #include <bit>
@@ -268,7 +268,7 @@ plot $share using 1:3 with lines lw 2 lc rgb '#bbbbbb' title 'ties that go the o
   // In an AllReduce by recursive doubling (a butterfly), two ranks compute the same merge at the
   // same time. If each puts its own state on the left, one computes `merge(S, T)` and the other
   // `merge(T, S)`, and their results may differ. Here eight ranks follow the schedule of
-  // `distributed/plan/exchange.hpp`, and we count how many different states they end with.
+  // `distributed/exchange/exchange.hpp`, and we count how many different states they end with.
 
   // %%
   const auto n_results = [](std::vector<State> ranks, auto merge_two) {

@@ -20,10 +20,10 @@
 // ranks exchange them.
 
 // %%
-#include "tree_attn/distributed/plan/exchange.hpp"
-#include "tree_attn/notebooks_cpp/notebook.hpp"
-#include "tree_attn/reference/state/forest.hpp"
-#include "tree_attn/reference/state/tree_reduce.hpp"
+#include "distributed/exchange/exchange.hpp"
+#include "notebooks_cpp/notebook.hpp"
+#include "reference/state/forest.hpp"
+#include "reference/state/tree_reduce.hpp"
 
 #include <algorithm>
 #include <bit>

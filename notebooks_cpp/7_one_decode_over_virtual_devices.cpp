@@ -7,23 +7,23 @@
 // We compute eq. (7) for one query and twelve keys on four devices, one of which is empty. First we
 // follow Alg. 3 of the paper line by line, with every intermediate result printed; it needs three
 // AllReduces. Then we use states, which need one. Then we use subtrees, so that the bits do not
-// depend on the devices. Last we run all decoders of `distributed/decoders/decoder.hpp` on eight
+// depend on the devices. Last we run all decoders of `distributed/exchange/decoder.hpp` on eight
 // ranks, which are threads of this process, and count every message.
 //
 // **What you need:** the chapter on @ref algorithms, @ref notebook_state and @ref notebook_tree.
 // **What you get:** Alg. 3 with numbers, and the messages, bytes and memory of every algorithm.
 
 // %%
-#include "tree_attn/distributed/decoders/decoder.hpp"
-#include "tree_attn/distributed/measure/predict.hpp"
-#include "tree_attn/distributed/plan/exchange.hpp"
-#include "tree_attn/distributed/transport/thread_transport.hpp"
-#include "tree_attn/notebooks_cpp/notebook.hpp"
-#include "tree_attn/reference/data/workload.hpp"
-#include "tree_attn/reference/oracle/algorithms.hpp"
-#include "tree_attn/reference/oracle/attention.hpp"
-#include "tree_attn/reference/oracle/cost_model.hpp"
-#include "tree_attn/reference/state/forest.hpp"
+#include "distributed/exchange/decoder.hpp"
+#include "distributed/exchange/exchange.hpp"
+#include "distributed/program/predict.hpp"
+#include "distributed/transport/thread_transport.hpp"
+#include "notebooks_cpp/notebook.hpp"
+#include "reference/data/workload.hpp"
+#include "reference/oracle/algorithms.hpp"
+#include "reference/oracle/attention.hpp"
+#include "reference/oracle/cost_model.hpp"
+#include "reference/state/forest.hpp"
 
 #include <algorithm>
 #include <cmath>

@@ -14,11 +14,11 @@
 // chain against that of a tree, and the range of exponents in which a plain gradient works.
 
 // %%
-#include "tree_attn/notebooks_cpp/notebook.hpp"
-#include "tree_attn/reference/decode/decode.hpp"
-#include "tree_attn/reference/energy/energy.hpp"
-#include "tree_attn/reference/oracle/error_bound.hpp"
-#include "tree_attn/reference/state/tree_reduce.hpp"
+#include "notebooks_cpp/notebook.hpp"
+#include "reference/decode/decode.hpp"
+#include "reference/energy/energy.hpp"
+#include "reference/oracle/error_bound.hpp"
+#include "reference/state/tree_reduce.hpp"
 
 #include <algorithm>
 #include <cmath>

@@ -15,10 +15,10 @@
 // reads.
 
 // %%
-#include "tree_attn/gpu/platform/device.hpp"
-#include "tree_attn/gpu/platform/launch.hpp"
-#include "tree_attn/notebooks_cpp/notebook.hpp"
-#include "tree_attn/reference/state/forest.hpp"
+#include "gpu/platform/device.hpp"
+#include "gpu/platform/launch.hpp"
+#include "notebooks_cpp/notebook.hpp"
+#include "reference/state/forest.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -53,11 +53,11 @@ T noted_exchange(unsigned mask, T value, int flip) {  // of other types
 }  // namespace tree_attn::emulated
 
 #define __shfl_xor_sync noted_exchange
-#include "tree_attn/gpu/engine/join.cuh"
-#include "tree_attn/gpu/engine/scalar.cuh"
+#include "gpu/engine/join.cuh"
+#include "gpu/engine/scalar.cuh"
 #undef __shfl_xor_sync
-#include "tree_attn/gpu/engine/pipelines.cuh"
-#include "tree_attn/gpu/ladder/ladder.hpp"
+#include "gpu/engine/pipelines.cuh"
+#include "gpu/ladder/ladder.hpp"
 
 // %% [markdown]
 // The functions that we instrument must be compiled here and not taken from the library. A stored

@@ -3,7 +3,7 @@
 /// @brief Helpers of the notebooks: checks, random matrices and tensors, figures.
 #pragma once
 
-#include "tree_attn/reference/tensor/view.hpp"
+#include "reference/tensor/view.hpp"
 
 #include <Eigen/Core>
 

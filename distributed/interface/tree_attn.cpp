@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The C interface: DLPack tensors as views, errors as codes with a line.
-#include "tree_attn/distributed/interface/tree_attn.h"
+#include "distributed/interface/tree_attn.h"
 
-#include "tree_attn/distributed/decoders/attention.hpp"
-#include "tree_attn/distributed/decoders/callback_attention.hpp"
-#include "tree_attn/distributed/decoders/host_blocks.hpp"
-#include "tree_attn/reference/data/input_error.hpp"
-#include "tree_attn/reference/decode/backend.hpp"
-#include "tree_attn/reference/energy/moments.hpp"
-#include "tree_attn/reference/oracle/attention.hpp"
-#include "tree_attn/reference/oracle/error_bound.hpp"
-#include "tree_attn/reference/tensor/float_environment.hpp"
+#include "distributed/exchange/host_blocks.hpp"
+#include "distributed/interface/attention.hpp"
+#include "distributed/interface/callback_attention.hpp"
+#include "reference/data/input_error.hpp"
+#include "reference/decode/backend.hpp"
+#include "reference/energy/moments.hpp"
+#include "reference/oracle/attention.hpp"
+#include "reference/oracle/error_bound.hpp"
+#include "reference/tensor/float_environment.hpp"
 #if defined(TREE_ATTN_INTERFACE_HAS_MPI)
-#include "tree_attn/distributed/decoders/mpi_attention.hpp"
+#include "distributed/interface/mpi_attention.hpp"
 #endif
 
 #include <algorithm>

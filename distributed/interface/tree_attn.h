@@ -18,7 +18,7 @@
 #ifndef TREE_ATTN_H
 #define TREE_ATTN_H
 
-#include "tree_attn/distributed/interface/dlpack_tensor.h"
+#include "distributed/interface/dlpack_tensor.h"
 
 /** What the shared library exports. */
 #if defined(__GNUC__)

@@ -2,13 +2,13 @@
 /// @file
 /// @brief Facts from the system, the driver of the GPUs and NCCL, and their way to all ranks. Both libraries are loaded, not
 /// linked; types and numbers are those of the driver API, whose binary interface does not change.
-#include "tree_attn/distributed/program/collect.hpp"
+#include "distributed/program/collect.hpp"
 
-#include "tree_attn/distributed/program/decode_options.hpp"
-#include "tree_attn/distributed/program/machine.hpp"
-#include "tree_attn/distributed/program/option_values.hpp"
-#include "tree_attn/distributed/transport/nccl_library.hpp"
-#include "tree_attn/reference/data/input_error.hpp"
+#include "distributed/program/decode_options.hpp"
+#include "distributed/program/machine.hpp"
+#include "distributed/program/option_values.hpp"
+#include "distributed/transport/nccl_library.hpp"
+#include "reference/data/input_error.hpp"
 
 #include <arpa/inet.h>
 #include <dlfcn.h>

@@ -3,9 +3,9 @@
 /// @brief Collects the facts of all ranks.
 #pragma once
 
-#include "tree_attn/distributed/job/facts.hpp"
-#include "tree_attn/distributed/plan/topology.hpp"
-#include "tree_attn/distributed/transport/ranks.hpp"
+#include "distributed/program/facts.hpp"
+#include "distributed/transport/ranks.hpp"
+#include "distributed/transport/topology.hpp"
 
 #include <string>
 #include <vector>

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief `tree_attn decode`: runs one or more algorithms on the same input and compares them.
-#include "tree_attn/distributed/measure/fingerprint.hpp"
-#include "tree_attn/distributed/measure/measure.hpp"
-#include "tree_attn/distributed/measure/memory.hpp"
-#include "tree_attn/distributed/measure/not_finite.hpp"
-#include "tree_attn/distributed/program/decode_options.hpp"
-#include "tree_attn/distributed/program/program.hpp"
-#include "tree_attn/gpu/backend/backends.hpp"
-#include "tree_attn/reference/data/output_file.hpp"
-#include "tree_attn/reference/oracle/attention.hpp"
+#include "distributed/program/decode_options.hpp"
+#include "distributed/program/fingerprint.hpp"
+#include "distributed/program/measure.hpp"
+#include "distributed/program/memory.hpp"
+#include "distributed/program/not_finite.hpp"
+#include "distributed/program/program.hpp"
+#include "gpu/backend/backends.hpp"
+#include "reference/data/output_file.hpp"
+#include "reference/oracle/attention.hpp"
 
 #include <unistd.h>
 

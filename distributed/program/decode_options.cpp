@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The options of `tree_attn decode`: names, groups and checks.
-#include "tree_attn/distributed/program/decode_options.hpp"
+#include "distributed/program/decode_options.hpp"
 
-#include "tree_attn/distributed/program/collect.hpp"
-#include "tree_attn/distributed/program/option_values.hpp"
-#include "tree_attn/distributed/program/program.hpp"
-#include "tree_attn/distributed/transport/nccl_transport.hpp"
+#include "distributed/program/collect.hpp"
+#include "distributed/program/option_values.hpp"
+#include "distributed/program/program.hpp"
+#include "distributed/transport/nccl_transport.hpp"
 
 #include <algorithm>
 #include <charconv>

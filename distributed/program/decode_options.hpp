@@ -3,12 +3,12 @@
 /// @brief The options of `tree_attn decode`, and the checks that the parser cannot make.
 #pragma once
 
-#include "tree_attn/distributed/decoders/decoder.hpp"
-#include "tree_attn/distributed/measure/report.hpp"
-#include "tree_attn/distributed/program/machine.hpp"
-#include "tree_attn/distributed/transport/ranks.hpp"
-#include "tree_attn/gpu/backend/backends.hpp"
-#include "tree_attn/reference/data/workload.hpp"
+#include "distributed/exchange/decoder.hpp"
+#include "distributed/program/machine.hpp"
+#include "distributed/program/report.hpp"
+#include "distributed/transport/ranks.hpp"
+#include "gpu/backend/backends.hpp"
+#include "reference/data/workload.hpp"
 
 #include <CLI/CLI.hpp>
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief `tree_attn info`: the features of this build, and what every rank found.
-#include "tree_attn/distributed/program/collect.hpp"
-#include "tree_attn/distributed/program/decode_options.hpp"
-#include "tree_attn/distributed/program/machine.hpp"
-#include "tree_attn/distributed/program/program.hpp"
-#include "tree_attn/gpu/backend/backends.hpp"
+#include "distributed/program/collect.hpp"
+#include "distributed/program/decode_options.hpp"
+#include "distributed/program/machine.hpp"
+#include "distributed/program/program.hpp"
+#include "gpu/backend/backends.hpp"
 
 #include <cstdio>
 #include <memory>

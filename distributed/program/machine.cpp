@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Properties of this machine, from the operating system, MPI and the compiler.
-#include "tree_attn/distributed/program/machine.hpp"
+#include "distributed/program/machine.hpp"
 
-#include "tree_attn/gpu/backend/backends.hpp"
-#include "tree_attn/reference/cpu/leaf_kernel.hpp"
-#include "tree_attn/reference/data/input_error.hpp"
+#include "gpu/backend/backends.hpp"
+#include "reference/cpu/leaf_kernel.hpp"
+#include "reference/data/input_error.hpp"
 
 #include <mpi.h>
 #include <sched.h>

@@ -3,8 +3,8 @@
 /// @brief Properties of this machine.
 #pragma once
 
-#include "tree_attn/distributed/measure/report.hpp"
-#include "tree_attn/distributed/transport/ranks.hpp"
+#include "distributed/program/report.hpp"
+#include "distributed/transport/ranks.hpp"
 
 #include <string>
 

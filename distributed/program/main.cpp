@@ -4,15 +4,15 @@
 ///
 /// Run: tree_attn --help
 /// Run: tree_attn decode --seq-len 4096 --verify
-#include "tree_attn/distributed/job/error_line.hpp"
-#include "tree_attn/distributed/job/mpi_session.hpp"
-#include "tree_attn/distributed/program/decode_options.hpp"
-#include "tree_attn/distributed/program/machine.hpp"
-#include "tree_attn/distributed/program/option_values.hpp"
-#include "tree_attn/distributed/program/program.hpp"
-#include "tree_attn/distributed/transport/thread_transport.hpp"
-#include "tree_attn/reference/data/input_error.hpp"
-#include "tree_attn/reference/data/output_file.hpp"
+#include "distributed/program/decode_options.hpp"
+#include "distributed/program/machine.hpp"
+#include "distributed/program/option_values.hpp"
+#include "distributed/program/program.hpp"
+#include "distributed/transport/error_line.hpp"
+#include "distributed/transport/mpi_session.hpp"
+#include "distributed/transport/thread_transport.hpp"
+#include "reference/data/input_error.hpp"
+#include "reference/data/output_file.hpp"
 
 #include <fcntl.h>
 #include <sys/stat.h>

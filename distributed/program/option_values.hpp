@@ -3,7 +3,7 @@
 /// @brief Options whose value is a number, or a list: "64,0,64".
 #pragma once
 
-#include "tree_attn/reference/data/input_error.hpp"
+#include "reference/data/input_error.hpp"
 
 #include <CLI/CLI.hpp>
 

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief `tree_attn oracle`: attention in double precision, and the energy and its gradient (eq. (5)-(6)).
-#include "tree_attn/distributed/measure/memory.hpp"
-#include "tree_attn/distributed/program/decode_options.hpp"
-#include "tree_attn/distributed/program/option_values.hpp"
-#include "tree_attn/distributed/program/program.hpp"
-#include "tree_attn/reference/data/output_file.hpp"
-#include "tree_attn/reference/data/workload.hpp"
-#include "tree_attn/reference/oracle/attention.hpp"
+#include "distributed/program/decode_options.hpp"
+#include "distributed/program/memory.hpp"
+#include "distributed/program/option_values.hpp"
+#include "distributed/program/program.hpp"
+#include "reference/data/output_file.hpp"
+#include "reference/data/workload.hpp"
+#include "reference/oracle/attention.hpp"
 
 #include <memory>
 

@@ -4,12 +4,12 @@
 /// 6).
 ///
 /// Run: tree_attn predict --seq-len 5120000 --ranks 128 --ranks-per-node 8
-#include "tree_attn/distributed/measure/report.hpp"
-#include "tree_attn/distributed/program/decode_options.hpp"
-#include "tree_attn/distributed/program/option_values.hpp"
-#include "tree_attn/distributed/program/program.hpp"
-#include "tree_attn/reference/data/output_file.hpp"
-#include "tree_attn/reference/state/subtree.hpp"
+#include "distributed/program/decode_options.hpp"
+#include "distributed/program/option_values.hpp"
+#include "distributed/program/program.hpp"
+#include "distributed/program/report.hpp"
+#include "reference/data/output_file.hpp"
+#include "reference/state/subtree.hpp"
 
 #include <unistd.h>
 

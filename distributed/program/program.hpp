@@ -6,9 +6,9 @@
 /// done, 1 a check failed) or throws InputError (status 2, one line). Rank 0 alone prints.
 #pragma once
 
-#include "tree_attn/distributed/transport/ranks.hpp"
-#include "tree_attn/reference/data/input_error.hpp"
-#include "tree_attn/reference/data/workload.hpp"
+#include "distributed/transport/ranks.hpp"
+#include "reference/data/input_error.hpp"
+#include "reference/data/workload.hpp"
 
 #include <CLI/CLI.hpp>
 

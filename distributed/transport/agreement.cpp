@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Values as names and texts, gathered from all ranks at once.
-#include "tree_attn/distributed/transport/agreement.hpp"
+#include "distributed/transport/agreement.hpp"
 
-#include "tree_attn/reference/data/fnv1a.hpp"
-#include "tree_attn/reference/data/input_error.hpp"
+#include "reference/data/fnv1a.hpp"
+#include "reference/data/input_error.hpp"
 
 #include <algorithm>
 #include <string>

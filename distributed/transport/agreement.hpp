@@ -3,7 +3,7 @@
 /// @brief Values that all ranks must have alike, compared before anything depends on them (section 5.3).
 #pragma once
 
-#include "tree_attn/distributed/transport/ranks.hpp"
+#include "distributed/transport/ranks.hpp"
 
 #include <algorithm>
 #include <array>

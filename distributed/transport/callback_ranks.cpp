@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Collectives of ranks by one callback that gathers.
-#include "tree_attn/distributed/transport/callback_ranks.hpp"
+#include "distributed/transport/callback_ranks.hpp"
 
-#include "tree_attn/distributed/transport/callback_transport.hpp"
-#include "tree_attn/reference/data/fnv1a.hpp"
+#include "distributed/transport/callback_transport.hpp"
+#include "reference/data/fnv1a.hpp"
 
 #include <unistd.h>
 

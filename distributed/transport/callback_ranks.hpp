@@ -3,8 +3,8 @@
 /// @brief Ranks whose messages are carried by functions of the program: a process group of PyTorch, another MPI.
 #pragma once
 
-#include "tree_attn/distributed/transport/deadline.hpp"
-#include "tree_attn/distributed/transport/ranks.hpp"
+#include "distributed/transport/deadline.hpp"
+#include "distributed/transport/ranks.hpp"
 
 #include <cstddef>
 #include <cstdint>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Messages that callbacks have started, and whom they are from.
-#include "tree_attn/distributed/transport/callback_transport.hpp"
+#include "distributed/transport/callback_transport.hpp"
 
 #include <algorithm>
 

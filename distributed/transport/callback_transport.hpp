@@ -3,7 +3,7 @@
 /// @brief Messages by functions of the program.
 #pragma once
 
-#include "tree_attn/distributed/transport/callback_ranks.hpp"
+#include "distributed/transport/callback_ranks.hpp"
 
 #include <cstddef>
 #include <span>

@@ -3,9 +3,9 @@
 /// @brief Deadlines of waits for other ranks.
 #pragma once
 
-#include "tree_attn/distributed/transport/ranks_text.hpp"
-#include "tree_attn/distributed/transport/transport.hpp"
-#include "tree_attn/reference/state/require.hpp"
+#include "distributed/transport/ranks_text.hpp"
+#include "distributed/transport/transport.hpp"
+#include "reference/state/require.hpp"
 
 #include <algorithm>
 #include <chrono>

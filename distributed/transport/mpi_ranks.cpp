@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Non-blocking collectives of MPI, polled under a deadline.
-#include "tree_attn/distributed/transport/mpi_ranks.hpp"
+#include "distributed/transport/mpi_ranks.hpp"
 
-#include "tree_attn/distributed/transport/mpi_transport.hpp"
-#include "tree_attn/distributed/transport/shared_transport.hpp"
+#include "distributed/transport/mpi_transport.hpp"
+#include "distributed/transport/shared_transport.hpp"
 
 #include <algorithm>
 #include <exception>

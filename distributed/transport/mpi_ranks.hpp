@@ -3,8 +3,8 @@
 /// @brief Ranks over an MPI communicator.
 #pragma once
 
-#include "tree_attn/distributed/transport/deadline.hpp"
-#include "tree_attn/distributed/transport/ranks.hpp"
+#include "distributed/transport/deadline.hpp"
+#include "distributed/transport/ranks.hpp"
 
 #include <mpi.h>
 

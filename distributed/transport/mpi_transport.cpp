@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Non-blocking messages of MPI, polled under a deadline.
-#include "tree_attn/distributed/transport/mpi_transport.hpp"
+#include "distributed/transport/mpi_transport.hpp"
 
 #include <algorithm>
 #include <utility>

@@ -3,8 +3,8 @@
 /// @brief Messages over MPI.
 #pragma once
 
-#include "tree_attn/distributed/transport/mpi_ranks.hpp"
-#include "tree_attn/distributed/transport/transport.hpp"
+#include "distributed/transport/mpi_ranks.hpp"
+#include "distributed/transport/transport.hpp"
 
 #include <cstddef>
 #include <cstdint>

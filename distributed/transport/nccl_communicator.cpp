@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Joins ranks, polls, and ends a communicator.
-#include "tree_attn/distributed/transport/nccl_communicator.hpp"
+#include "distributed/transport/nccl_communicator.hpp"
 
-#include "tree_attn/reference/data/input_error.hpp"
+#include "reference/data/input_error.hpp"
 
 #include <algorithm>
 #include <exception>

@@ -3,11 +3,11 @@
 /// @brief A communicator of NCCL whose calls do not block: every wait polls, and has a deadline.
 #pragma once
 
-#include "tree_attn/distributed/plan/topology.hpp"
-#include "tree_attn/distributed/transport/deadline.hpp"
-#include "tree_attn/distributed/transport/nccl_library.hpp"
-#include "tree_attn/distributed/transport/ranks.hpp"
-#include "tree_attn/gpu/backend/node_memory.hpp"
+#include "distributed/transport/deadline.hpp"
+#include "distributed/transport/nccl_library.hpp"
+#include "distributed/transport/ranks.hpp"
+#include "distributed/transport/topology.hpp"
+#include "gpu/backend/node_memory.hpp"
 
 #include <cstddef>
 #include <functional>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Finds NCCL and its functions.
-#include "tree_attn/distributed/transport/nccl_library.hpp"
+#include "distributed/transport/nccl_library.hpp"
 
-#include "tree_attn/reference/data/input_error.hpp"
+#include "reference/data/input_error.hpp"
 
 #include <dlfcn.h>
 

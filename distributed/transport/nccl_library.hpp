@@ -3,7 +3,7 @@
 /// @brief NCCL, loaded at run time: a program that links it does not start on a machine without it.
 #pragma once
 
-#include "tree_attn/distributed/transport/nccl_api.hpp"
+#include "distributed/transport/nccl_api.hpp"
 
 #include <memory>
 #include <string>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Groups of messages on a stream, and the wait for them.
-#include "tree_attn/distributed/transport/nccl_transport.hpp"
+#include "distributed/transport/nccl_transport.hpp"
 
 #include <algorithm>
 #include <cstdint>

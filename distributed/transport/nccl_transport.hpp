@@ -3,11 +3,11 @@
 /// @brief Messages between devices over NCCL: grouped ncclSend and ncclRecv on the stream of the kernels (section 5.3).
 #pragma once
 
-#include "tree_attn/distributed/transport/nccl_api.hpp"
-#include "tree_attn/distributed/transport/nccl_communicator.hpp"
-#include "tree_attn/distributed/transport/transport.hpp"
-#include "tree_attn/gpu/backend/blocks.hpp"
-#include "tree_attn/gpu/backend/node_memory.hpp"
+#include "distributed/transport/nccl_api.hpp"
+#include "distributed/transport/nccl_communicator.hpp"
+#include "distributed/transport/transport.hpp"
+#include "gpu/backend/blocks.hpp"
+#include "gpu/backend/node_memory.hpp"
 
 #include <algorithm>
 #include <cstddef>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Reductions of one value and agreement on errors.
-#include "tree_attn/distributed/transport/ranks.hpp"
+#include "distributed/transport/ranks.hpp"
 
 #include <algorithm>
 #include <array>

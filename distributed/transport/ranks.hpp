@@ -3,11 +3,11 @@
 /// @brief Collective operations outside decode steps: agreement on errors, reductions, the nodes of the ranks.
 #pragma once
 
-#include "tree_attn/distributed/plan/topology.hpp"
-#include "tree_attn/distributed/transport/deadline.hpp"
-#include "tree_attn/distributed/transport/transport.hpp"
-#include "tree_attn/reference/data/input_error.hpp"
-#include "tree_attn/reference/state/require.hpp"
+#include "distributed/transport/deadline.hpp"
+#include "distributed/transport/topology.hpp"
+#include "distributed/transport/transport.hpp"
+#include "reference/data/input_error.hpp"
+#include "reference/state/require.hpp"
 
 #include <cstddef>
 #include <cstdint>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Mailboxes in a shared window of MPI.
-#include "tree_attn/distributed/transport/shared_transport.hpp"
+#include "distributed/transport/shared_transport.hpp"
 
 #include <algorithm>
 #include <atomic>

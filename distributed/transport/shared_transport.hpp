@@ -3,7 +3,7 @@
 /// @brief Messages through memory that the ranks of a node share, and over MPI between nodes.
 #pragma once
 
-#include "tree_attn/distributed/transport/mpi_transport.hpp"
+#include "distributed/transport/mpi_transport.hpp"
 
 #include <cstddef>
 #include <cstdint>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Mailboxes, and the threads that use them.
-#include "tree_attn/distributed/transport/thread_transport.hpp"
+#include "distributed/transport/thread_transport.hpp"
 
-#include "tree_attn/reference/data/input_error.hpp"
+#include "reference/data/input_error.hpp"
 
 #include <algorithm>
 #include <chrono>

@@ -8,9 +8,9 @@
 /// message that MPI would not have delivered yet, computes garbage or fails.
 #pragma once
 
-#include "tree_attn/distributed/transport/deadline.hpp"
-#include "tree_attn/distributed/transport/ranks.hpp"
-#include "tree_attn/distributed/transport/transport.hpp"
+#include "distributed/transport/deadline.hpp"
+#include "distributed/transport/ranks.hpp"
+#include "distributed/transport/transport.hpp"
 
 #include <atomic>
 #include <condition_variable>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Counts messages.
-#include "tree_attn/distributed/transport/transport.hpp"
+#include "distributed/transport/transport.hpp"
 
 #include <chrono>
 #include <utility>

@@ -8,9 +8,9 @@
 /// and its order of additions depends on the number of ranks.
 #pragma once
 
-#include "tree_attn/distributed/plan/network.hpp"
-#include "tree_attn/distributed/plan/topology.hpp"
-#include "tree_attn/distributed/transport/buffer.hpp"
+#include "distributed/transport/buffer.hpp"
+#include "distributed/transport/network.hpp"
+#include "distributed/transport/topology.hpp"
 
 #include <algorithm>
 #include <cstddef>

@@ -4,7 +4,7 @@
 /// docs/cut_the_tree.js, as JSON.
 ///
 /// Run: cut_tree FILE
-#include "tree_attn/reference/state/forest.hpp"
+#include "reference/state/forest.hpp"
 
 #include <algorithm>
 #include <bit>

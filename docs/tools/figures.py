@@ -130,7 +130,7 @@ def lifelines(n, rows, nodes=None, width=84):
 
 
 def reduce_to_first(n, me):
-    """As distributed/plan/exchange.hpp: (round, peer) of the message that a member sends, and None for the first."""
+    """As distributed/exchange/exchange.hpp: (round, peer) of the message that a member sends, and None for the first."""
     i = 0
     while me >> i:
         if me >> i & 1:

@@ -4,9 +4,9 @@
 /// functions.
 ///
 /// Run: holders holders.json
-#include "tree_attn/gpu/platform/device.hpp"
-#include "tree_attn/gpu/platform/launch.hpp"
-#include "tree_attn/reference/state/forest.hpp"
+#include "gpu/platform/device.hpp"
+#include "gpu/platform/launch.hpp"
+#include "reference/state/forest.hpp"
 
 #include <cstdio>
 #include <random>
@@ -38,11 +38,11 @@ T watched_exchange(unsigned mask, T value, int flip) {
 
 // From here on the functions of the kernels use it.
 #define __shfl_xor_sync watched_exchange
-#include "tree_attn/gpu/engine/division.hpp"
-#include "tree_attn/gpu/engine/pipelines.cuh"
-#include "tree_attn/gpu/engine/scalar_rings.cuh"
-#include "tree_attn/gpu/engine/split.cuh"
-#include "tree_attn/gpu/ladder/ladder.hpp"
+#include "gpu/engine/division.hpp"
+#include "gpu/engine/pipelines.cuh"
+#include "gpu/engine/scalar_rings.cuh"
+#include "gpu/engine/split.cuh"
+#include "gpu/ladder/ladder.hpp"
 
 namespace tree_attn {
 namespace {

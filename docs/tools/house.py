@@ -30,31 +30,29 @@ ARROWS = {
     "reference/decode": ["reference/state", "reference/tensor", "reference/energy"],
     "reference/cpu": ["reference/state", "reference/tensor", "reference/energy", "reference/decode"],
     "reference/data": REFERENCE,
-    "gpu/platform": ["reference/state", "reference/tensor"],
-    "gpu/engine": ["reference/state", "reference/tensor", "gpu/platform"],
-    "gpu/ladder": ["reference/state", "reference/tensor", "gpu/platform", "gpu/engine"],
+    "gpu/types": ["reference/state", "reference/tensor"],
+    "gpu/emulator": ["reference/state", "reference/tensor", "gpu/types"],
+    "gpu/platform": ["reference/state", "reference/tensor", "gpu/types", "gpu/emulator"],
+    "gpu/engine": ["reference/state", "reference/tensor", "gpu/types", "gpu/platform"],
+    "gpu/ladder": ["reference/state", "reference/tensor", "gpu/types", "gpu/platform", "gpu/engine"],
     "gpu/backend": REFERENCE + ["gpu/"],
-    "distributed/plan": REFERENCE,
-    "distributed/transport": REFERENCE + ["gpu/backend", "distributed/plan"],
-    "distributed/decoders*.cu": ["reference/state", "gpu/platform", "distributed/transport"],
-    "distributed/decoders": REFERENCE + ["gpu/backend", "distributed/plan", "distributed/transport"],
-    "distributed/job": REFERENCE + ["gpu/backend", "distributed/transport"],
-    "distributed/model": REFERENCE + ["gpu/backend", "distributed/transport", "distributed/decoders"],
-    "distributed/measure": REFERENCE + ["gpu/backend", "distributed/plan", "distributed/transport", "distributed/decoders"],
-    "distributed/interface": REFERENCE + ["distributed/decoders"],
-    "distributed/program": REFERENCE + ["gpu/backend", "distributed/"],
+    "distributed/transport": REFERENCE + ["gpu/backend"],
+    "distributed/exchange*.cu": ["reference/state", "gpu/types", "gpu/platform", "distributed/transport"],
+    "distributed/exchange": REFERENCE + ["gpu/backend", "distributed/transport"],
+    "distributed/interface": REFERENCE + ["gpu/backend", "distributed/transport", "distributed/exchange"],
+    "distributed/program": REFERENCE + ["gpu/backend", "distributed/transport", "distributed/exchange", "distributed/interface"],
+    "distributed/language_model": REFERENCE + ["gpu/backend", "distributed/"],
     "tests/reference": REFERENCE + ["tests/support"],
-    "tests/gpu/exchange": REFERENCE + ["gpu/", "distributed/", "tests/gpu/time_ladder"],
     "tests/gpu": REFERENCE + ["gpu/", "tests/support"],
 }
 
 # Libraries, and the only places that may include them. What needs them, directly or not, is not for the rest.
 LIBRARIES = {
-    r"(unsupported/)?Eigen/": ["reference/energy", "reference/oracle", "reference/decode/*.cpp", "reference/cpu/*.cpp", "reference/data/*.cpp", "distributed/model", "distributed/interface/*.cpp", "tests", "notebooks_cpp"],
-    r"nlohmann/": ["reference/data", "distributed/model", "distributed/job", "distributed/measure", "distributed/program", "tests"],
-    r"CLI/": ["distributed/program", "tests"],
-    r"boost/": ["gpu/platform/emulator", "tests/distributed/nccl"],
-    r"cuda": ["gpu/platform/cuda", "tests/gpu/cuda", "tests/gpu/exchange", "tests/gpu/soft_gpu", "tests/gpu/time_ladder"],
+    r"(unsupported/)?Eigen/": ["reference/energy", "reference/oracle", "reference/decode/*.cpp", "reference/cpu/*.cpp", "reference/data/*.cpp", "distributed/language_model", "distributed/interface/*.cpp", "tests", "notebooks_cpp"],
+    r"nlohmann/": ["reference/data", "distributed/language_model", "distributed/program", "tests"],
+    r"CLI/": ["distributed/program", "distributed/language_model", "tests"],
+    r"boost/": ["gpu/emulator", "tests/distributed/nccl"],
+    r"cuda": ["gpu/platform/cuda", "tests/gpu/cuda", "tests/gpu/soft_gpu", "tests/bench/exchange", "tests/bench/on_a_card", "tests/bench/time_ladder"],
     r"simgrid/": ["tests/bench/simulated"],
     r"mpi\.h": ["distributed", "tests/distributed", "tests/docs", "tests/bench", "notebooks_cpp"],
 }
@@ -105,23 +103,25 @@ def lines_of(name):
 INCLUDE = re.compile(r'\s*#\s*include\s+([<"])([^>"]+)[>"]')
 
 
-PREFIX = "tree_attn/"
+ROOMS = ("reference/", "gpu/", "distributed/", "notebooks_cpp/", "tests/", "docs/")
 
 
 def includes(name):
     """(line number, quoted, file) of each #include; of a file of the project, its path in the tree."""
     for number, line in enumerate(lines_of(name), 1):
         if found := INCLUDE.match(line):
-            yield number, found[1] == '"', found[2].removeprefix(PREFIX)
+            yield number, found[1] == '"', found[2]
 
 
-def check_prefix(names):
-    """A file of the project is included as "tree_attn/<room>/...", as where it is installed."""
+def check_paths(names):
+    """A file of the project is included by its path from the root, between quotes; all else between brackets. A consumer includes what
+    is installed."""
     for name in names:
-        for number, line in enumerate(lines_of(name), 1):
-            found = INCLUDE.match(line)
-            if found and (found[1] == '"') != found[2].startswith(PREFIX):
-                fault("prefix", name, number, found[2], f'{found[2]} is not included as "{PREFIX}<room>/..."')
+        if name.startswith("tests/package/"):
+            continue
+        for number, quoted, target in includes(name):
+            if quoted != target.startswith(ROOMS):
+                fault("path", name, number, target, f'{target} is not included as "<room>/..."')
 
 
 def is_in(name, places):
@@ -192,7 +192,7 @@ def check_include_order(names):
         chunk = []
         for number, line in enumerate(lines_of(name) + ["end"], 1):
             if found := INCLUDE.match(line):
-                chunk.append((number, kind_of(name, found[1] == '"', found[2].removeprefix(PREFIX)), found[2]))
+                chunk.append((number, kind_of(name, found[1] == '"', found[2]), found[2]))
             elif line.strip():
                 for (above, kind, target), (at, next_kind, next_target) in zip(chunk, chunk[1:]):
                     if kind > next_kind:
@@ -223,7 +223,7 @@ def check_comments(files, names):
     scripts = [name for name in files if name.endswith((".py", ".cmake", "CMakeLists.txt")) or name in ("run", ".ci/run", "tests/mutants/run")]
     for name in names + scripts:
         for number, text in comments(name):
-            for found in (name.removeprefix(PREFIX) for name in PATH.findall(text)):
+            for found in PATH.findall(text):
                 known = found in bare if "/" not in found else any(ending.endswith("/" + found) for ending in endings)
                 if not known and found not in NOT_OURS:
                     fault("comment", name, number, found, f"the comment names {found}, which is not there")
@@ -254,7 +254,7 @@ def check_pages(names):
 def registered():
     """The names of algorithms, steps and backends, and the files that may compare them: their registries."""
     names = {"cpu", "emulated", "cuda"}
-    for folder, ending, least in (("distributed/decoders", "*.cpp", 7), ("gpu/ladder", "*.cu", 6), ("gpu/engine", "*.cu", 2)):
+    for folder, ending, least in (("distributed/exchange", "*.cpp", 7), ("gpu/ladder", "*.cu", 6), ("gpu/engine", "*.cu", 2)):
         found = set()
         for path in sorted((ROOT / folder).glob(ending)):
             found |= set(re.findall(r'(?:\{\s*|\.name = )"([a-z][a-z_-]*)"', path.read_text(encoding="utf-8")))
@@ -309,7 +309,7 @@ def clang_format():
 def check(files):
     """Every rule but the format."""
     names = sources(files)
-    check_prefix(names)
+    check_paths(names)
     check_arrows(names)
     check_libraries(names)
     check_include_order(names)

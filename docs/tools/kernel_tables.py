@@ -19,7 +19,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 MEASURED = ROOT / "docs" / "time_ladder.json"
 
 RECORD = json.loads(MEASURED.read_text(encoding="utf-8"))
-# A record per card, by tests/gpu/on_a_card; this one is the page's, and the others change none of its tables.
+# A record per card, by tests/bench/on_a_card; this one is the page's, and the others change none of its tables.
 CARD = json.loads((ROOT / "docs" / "cards" / "h200.json").read_text(encoding="utf-8"))
 RATE = CARD["read_bytes_per_second"]  # of a kernel that only reads
 DIM, SIZE = 128, 2  # elements of a row, and bytes of an element: BF16
@@ -139,7 +139,7 @@ def plans():
 
 def seeded_bugs():
     """Bugs and the modes that must catch them, from the table that the tests run."""
-    text = source("tests/gpu/platform/seeded_bugs/seeded_bugs.hpp")
+    text = source("tests/gpu/emulator/seeded_bugs/seeded_bugs.hpp")
     bug = re.compile(r'\{Bug::\w+, "([^"]+)",\s+(\w+)_is_right,\s+([\w |]+)\},')
     enum = re.search(r"enum class Bug \{(.*?)\};", text, re.DOTALL)[1]
     n_bugs = len(re.findall(r"\bk\w+", enum)) - 1

@@ -4,11 +4,11 @@
 /// JSON.
 ///
 /// Run: my_cluster FILE
-#include "tree_attn/distributed/decoders/decoder.hpp"
-#include "tree_attn/distributed/plan/step_time.hpp"
-#include "tree_attn/reference/state/key_range.hpp"
-#include "tree_attn/reference/state/slots.hpp"
-#include "tree_attn/reference/state/subtree.hpp"
+#include "distributed/exchange/decoder.hpp"
+#include "distributed/exchange/step_time.hpp"
+#include "reference/state/key_range.hpp"
+#include "reference/state/slots.hpp"
+#include "reference/state/subtree.hpp"
 
 #include <algorithm>
 #include <cstdio>

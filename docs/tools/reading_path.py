@@ -19,8 +19,8 @@ LIST = "docs/reading_path.txt"
 # Most files and lines of the path, and most lines beside it and of single files.
 MOST_FILES, MOST_LINES, MOST_EXCEPTIONS = 26, 2700, 13
 BESIDE = {"tensor cores": 350, "nccl": 120}
-PLAIN = {"reference/decode/plain.hpp": 100, "distributed/decoders/plain_two_level.cpp": 80,
-         "distributed/decoders/plain_two_level_nccl.cu": 120, "gpu/ladder/04_split.cu": 200}
+PLAIN = {"reference/decode/plain.hpp": 100, "distributed/exchange/plain_two_level.cpp": 80,
+         "distributed/exchange/plain_two_level_nccl.cu": 120, "gpu/ladder/04_split.cu": 200}
 SECTIONS = ["mathematics", "states", "tensors", "decode", "kernel", "ranks", *BESIDE, "exceptions"]
 
 LINES_A_MINUTE = 20

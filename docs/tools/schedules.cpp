@@ -4,11 +4,11 @@
 /// docs/tools/network.py.
 ///
 /// Run: schedules schedules.json
-#include "tree_attn/distributed/decoders/decoder.hpp"
-#include "tree_attn/distributed/measure/predict.hpp"
-#include "tree_attn/distributed/plan/step_time.hpp"
-#include "tree_attn/reference/state/key_range.hpp"
-#include "tree_attn/reference/state/owned_leaves.hpp"
+#include "distributed/exchange/decoder.hpp"
+#include "distributed/exchange/step_time.hpp"
+#include "distributed/program/predict.hpp"
+#include "reference/state/key_range.hpp"
+#include "reference/state/owned_leaves.hpp"
 
 #include <algorithm>
 #include <cstdio>

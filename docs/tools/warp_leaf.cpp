@@ -2,10 +2,10 @@
 /// @file
 /// @brief How a warp of rung 3 of the ladder reads and adds the 64 keys of a leaf, as JSON for docs/tools/kernel_figures.py:
 /// the kernel runs under the emulator, and its loads, exchanges and sums are noted.
-#include "tree_attn/gpu/ladder/ladder.hpp"
-#include "tree_attn/gpu/platform/device.hpp"
-#include "tree_attn/gpu/platform/launch.hpp"
-#include "tree_attn/reference/state/state.hpp"
+#include "gpu/ladder/ladder.hpp"
+#include "gpu/platform/device.hpp"
+#include "gpu/platform/launch.hpp"
+#include "reference/state/state.hpp"
 
 #include <algorithm>
 #include <cstdio>
@@ -67,7 +67,7 @@ float watched_sum(float a, float b, float c) {
 #define __shfl_xor_sync watched_exchange
 #define fused_multiply_add watched_sum
 #define kVectors kWatchedVectors
-#include "tree_attn/gpu/ladder/03_vectors.cu"
+#include "gpu/ladder/03_vectors.cu"
 
 namespace tree_attn::emulated {
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The kernel: one thread block per key/value head of a batch entry.
-#include "tree_attn/gpu/backend/append_rows.hpp"
+#include "gpu/backend/append_rows.hpp"
 
-#include "tree_attn/gpu/platform/device.hpp"
+#include "gpu/platform/device.hpp"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 namespace {

@@ -6,7 +6,7 @@
 /// row from memory, so the graph of a step appends too.
 #pragma once
 
-#include "tree_attn/gpu/platform/launch.hpp"
+#include "gpu/platform/launch.hpp"
 
 #include <cstdint>
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The kernels of one platform as a backend.
-#include "tree_attn/gpu/backend/backends.hpp"
-#include "tree_attn/gpu/backend/session.hpp"
-#include "tree_attn/reference/state/require.hpp"
+#include "gpu/backend/backends.hpp"
+#include "gpu/backend/session.hpp"
+#include "reference/state/require.hpp"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 namespace {

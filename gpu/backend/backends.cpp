@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The list of backends.
-#include "tree_attn/gpu/backend/backends.hpp"
+#include "gpu/backend/backends.hpp"
 
-#include "tree_attn/gpu/backend/one_shot_session.hpp"
-#include "tree_attn/gpu/engine/peers.hpp"
-#include "tree_attn/gpu/platform/device_traffic.hpp"
-#include "tree_attn/reference/data/input_error.hpp"
+#include "gpu/backend/one_shot_session.hpp"
+#include "gpu/engine/peers.hpp"
+#include "gpu/types/device_traffic.hpp"
+#include "reference/data/input_error.hpp"
 
 #include <algorithm>
 #include <iterator>

@@ -5,8 +5,8 @@
 /// No CUDA header is included here, so that any compiler may; what was not built in is not there to link.
 #pragma once
 
-#include "tree_attn/gpu/backend/blocks.hpp"
-#include "tree_attn/reference/decode/backend.hpp"
+#include "gpu/backend/blocks.hpp"
+#include "reference/decode/backend.hpp"
 
 #include <cstdint>
 #include <span>

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The operations of a plan as kernels: one thread block per query row, or threads over elements.
-#include "tree_attn/gpu/backend/blocks.hpp"
+#include "gpu/backend/blocks.hpp"
 
-#include "tree_attn/gpu/backend/device_tensors.hpp"
-#include "tree_attn/gpu/backend/kernel_stream.hpp"
-#include "tree_attn/gpu/backend/merge_rows.cuh"
-#include "tree_attn/gpu/platform/device.hpp"
-#include "tree_attn/gpu/platform/launch.hpp"
-#include "tree_attn/reference/state/require.hpp"
-#include "tree_attn/reference/state/state.hpp"
+#include "gpu/backend/device_tensors.hpp"
+#include "gpu/backend/kernel_stream.hpp"
+#include "gpu/backend/merge_rows.cuh"
+#include "gpu/platform/device.hpp"
+#include "gpu/platform/launch.hpp"
+#include "reference/state/require.hpp"
+#include "reference/state/state.hpp"
 
 #include <algorithm>
 #include <cmath>

@@ -6,9 +6,9 @@
 /// No CUDA header is included here, so that any compiler may; what was not built in is not there to link.
 #pragma once
 
-#include "tree_attn/gpu/backend/device_stream.hpp"
-#include "tree_attn/reference/state/lse.hpp"
-#include "tree_attn/reference/tensor/view.hpp"
+#include "gpu/backend/device_stream.hpp"
+#include "reference/state/lse.hpp"
+#include "reference/tensor/view.hpp"
 
 #include <cstdint>
 #include <memory>

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Keys and values to the device as they arrive.
-#include "tree_attn/gpu/backend/cache.hpp"
+#include "gpu/backend/cache.hpp"
 
-#include "tree_attn/gpu/backend/append_rows.hpp"
-#include "tree_attn/gpu/backend/device_tensors.hpp"
+#include "gpu/backend/append_rows.hpp"
+#include "gpu/backend/device_tensors.hpp"
 
 #include <algorithm>
 #include <utility>

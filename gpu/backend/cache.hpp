@@ -3,10 +3,10 @@
 /// @brief A KV cache in device memory (section 5.3).
 #pragma once
 
-#include "tree_attn/gpu/engine/params.hpp"
-#include "tree_attn/gpu/platform/launch.hpp"
-#include "tree_attn/reference/decode/page_table.hpp"
-#include "tree_attn/reference/decode/session.hpp"
+#include "gpu/engine/params.hpp"
+#include "gpu/platform/launch.hpp"
+#include "reference/decode/page_table.hpp"
+#include "reference/decode/session.hpp"
 
 #include <memory>
 #include <vector>

@@ -6,8 +6,8 @@
 /// No CUDA header is included here, so that any compiler may; what was not built in is not there to link.
 #pragma once
 
-#include "tree_attn/gpu/backend/device_stream.hpp"
-#include "tree_attn/reference/decode/step.hpp"
+#include "gpu/backend/device_stream.hpp"
+#include "reference/decode/step.hpp"
 
 #include <cstdint>
 #include <functional>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The kernels: one thread block per row of the last axis.
-#include "tree_attn/gpu/backend/device_tensors.hpp"
+#include "gpu/backend/device_tensors.hpp"
 
-#include "tree_attn/gpu/platform/device.hpp"
+#include "gpu/platform/device.hpp"
 
 #include <cmath>
 #include <limits>

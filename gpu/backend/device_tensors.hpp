@@ -3,9 +3,9 @@
 /// @brief Tensors of other programs in memory of this device, in their types and layouts: copies, and states of (o, lse).
 #pragma once
 
-#include "tree_attn/gpu/platform/launch.hpp"
-#include "tree_attn/reference/state/lse.hpp"
-#include "tree_attn/reference/tensor/view.hpp"
+#include "gpu/platform/launch.hpp"
+#include "reference/state/lse.hpp"
+#include "reference/tensor/view.hpp"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 

@@ -3,8 +3,8 @@
 /// @brief A stream for kernels and a library, and the graphs of the steps on it (section 5.3).
 #pragma once
 
-#include "tree_attn/gpu/backend/device_stream.hpp"
-#include "tree_attn/gpu/platform/launch.hpp"
+#include "gpu/backend/device_stream.hpp"
+#include "gpu/platform/launch.hpp"
 
 #include <algorithm>
 #include <cstddef>

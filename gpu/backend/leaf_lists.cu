@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The leaves of a sequence by ascending slot.
-#include "tree_attn/gpu/backend/leaf_lists.hpp"
+#include "gpu/backend/leaf_lists.hpp"
 
 #include <algorithm>
 #include <bit>

@@ -3,11 +3,11 @@
 /// @brief The lists of leaves by which kernels read the dealt order, windows and pages (section 5.3).
 #pragma once
 
-#include "tree_attn/gpu/engine/listed_params.hpp"
-#include "tree_attn/gpu/platform/launch.hpp"
-#include "tree_attn/reference/decode/page_table.hpp"
-#include "tree_attn/reference/decode/step.hpp"
-#include "tree_attn/reference/state/owned_leaves.hpp"
+#include "gpu/engine/listed_params.hpp"
+#include "gpu/platform/launch.hpp"
+#include "reference/decode/page_table.hpp"
+#include "reference/decode/step.hpp"
+#include "reference/state/owned_leaves.hpp"
 
 #include <cstdint>
 #include <vector>

@@ -3,8 +3,8 @@
 /// @brief merge() of two states in global memory, by a thread block (Alg. 3).
 #pragma once
 
-#include "tree_attn/gpu/platform/device.hpp"
-#include "tree_attn/reference/state/state.hpp"
+#include "gpu/platform/device.hpp"
+#include "reference/state/state.hpp"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 

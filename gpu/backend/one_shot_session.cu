@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The session of the one-shot kernel: windows, the table of peers, one graph per step.
-#include "tree_attn/gpu/backend/one_shot_session.hpp"
+#include "gpu/backend/one_shot_session.hpp"
 
-#include "tree_attn/gpu/backend/session.hpp"
-#include "tree_attn/gpu/engine/one_shot.cuh"
+#include "gpu/backend/session.hpp"
+#include "gpu/engine/one_shot.cuh"
 
 #include <algorithm>
 #include <cmath>

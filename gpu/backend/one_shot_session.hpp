@@ -6,12 +6,12 @@
 /// No CUDA header is included here, so that any compiler may; what was not built in is not there to link.
 #pragma once
 
-#include "tree_attn/gpu/backend/node_memory.hpp"
-#include "tree_attn/gpu/platform/device_error.hpp"
-#include "tree_attn/gpu/platform/window_handle.hpp"
-#include "tree_attn/reference/decode/decode.hpp"
-#include "tree_attn/reference/decode/kv_cache.hpp"
-#include "tree_attn/reference/decode/step.hpp"
+#include "gpu/backend/node_memory.hpp"
+#include "gpu/types/device_error.hpp"
+#include "gpu/types/window_handle.hpp"
+#include "reference/decode/decode.hpp"
+#include "reference/decode/kv_cache.hpp"
+#include "reference/decode/step.hpp"
 
 #include <cstdint>
 #include <functional>

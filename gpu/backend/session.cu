@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Decode steps over a device cache: their input, their plan, and one graph from the upload to the end.
-#include "tree_attn/gpu/backend/session.hpp"
+#include "gpu/backend/session.hpp"
 
-#include "tree_attn/gpu/backend/append_rows.hpp"
-#include "tree_attn/gpu/backend/device_tensors.hpp"
-#include "tree_attn/gpu/engine/equal_runs.cuh"
-#include "tree_attn/reference/state/score_scale.hpp"
+#include "gpu/backend/append_rows.hpp"
+#include "gpu/backend/device_tensors.hpp"
+#include "gpu/engine/equal_runs.cuh"
+#include "reference/state/score_scale.hpp"
 
 #include <algorithm>
 #include <sstream>

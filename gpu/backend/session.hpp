@@ -4,14 +4,14 @@
 /// Alg. 3).
 #pragma once
 
-#include "tree_attn/gpu/backend/cache.hpp"
-#include "tree_attn/gpu/backend/device_steps.hpp"
-#include "tree_attn/gpu/backend/kernel_stream.hpp"
-#include "tree_attn/gpu/backend/leaf_lists.hpp"
-#include "tree_attn/gpu/backend/shared_prefix.hpp"
-#include "tree_attn/gpu/backend/step_input.hpp"
-#include "tree_attn/gpu/engine/kernel.hpp"
-#include "tree_attn/reference/decode/session.hpp"
+#include "gpu/backend/cache.hpp"
+#include "gpu/backend/device_steps.hpp"
+#include "gpu/backend/kernel_stream.hpp"
+#include "gpu/backend/leaf_lists.hpp"
+#include "gpu/backend/shared_prefix.hpp"
+#include "gpu/backend/step_input.hpp"
+#include "gpu/engine/kernel.hpp"
+#include "reference/decode/session.hpp"
 
 #include <functional>
 #include <optional>

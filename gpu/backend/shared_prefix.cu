@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Counts shared pages, and joins the states of a shared prefix with those of what follows.
-#include "tree_attn/gpu/backend/shared_prefix.hpp"
+#include "gpu/backend/shared_prefix.hpp"
 
-#include "tree_attn/gpu/backend/merge_rows.cuh"
-#include "tree_attn/gpu/engine/equal_runs.cuh"
+#include "gpu/backend/merge_rows.cuh"
+#include "gpu/engine/equal_runs.cuh"
 
 #include <algorithm>
 #include <array>

@@ -7,10 +7,10 @@
 /// neighbouring ranges, so their join is the forest of both, merge for merge.
 #pragma once
 
-#include "tree_attn/gpu/backend/cache.hpp"
-#include "tree_attn/gpu/backend/leaf_lists.hpp"
-#include "tree_attn/gpu/backend/workspace.hpp"
-#include "tree_attn/gpu/engine/launch.hpp"
+#include "gpu/backend/cache.hpp"
+#include "gpu/backend/leaf_lists.hpp"
+#include "gpu/backend/workspace.hpp"
+#include "gpu/engine/launch.hpp"
 
 #include <cstdint>
 #include <vector>

@@ -5,10 +5,10 @@
 /// For a few kilobytes the time of a copy is that of starting it, so a step has one copy for all that it reads.
 #pragma once
 
-#include "tree_attn/gpu/engine/launch.hpp"
-#include "tree_attn/gpu/engine/listed_params.hpp"
-#include "tree_attn/gpu/platform/launch.hpp"
-#include "tree_attn/reference/tensor/shape.hpp"
+#include "gpu/engine/launch.hpp"
+#include "gpu/engine/listed_params.hpp"
+#include "gpu/platform/launch.hpp"
+#include "reference/tensor/shape.hpp"
 
 #include <algorithm>
 #include <cstdint>

@@ -3,8 +3,8 @@
 /// @brief Memory that the kernels of a plan take beside their input and output.
 #pragma once
 
-#include "tree_attn/gpu/engine/launch.hpp"
-#include "tree_attn/gpu/platform/launch.hpp"
+#include "gpu/engine/launch.hpp"
+#include "gpu/platform/launch.hpp"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 

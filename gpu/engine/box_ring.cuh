@@ -10,7 +10,7 @@
 /// those that are not finite become zero, and keys stay what they are.
 #pragma once
 
-#include "tree_attn/gpu/engine/tensor_ring.cuh"
+#include "gpu/engine/tensor_ring.cuh"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 

@@ -8,7 +8,7 @@
 /// works it out for itself. Hosts compile it too: plans and figures ask it.
 #pragma once
 
-#include "tree_attn/gpu/engine/params.hpp"
+#include "gpu/engine/params.hpp"
 
 namespace tree_attn {
 

@@ -8,10 +8,10 @@
 /// all shapes: tensor cores for 16 bits in values of up to 512 elements, sub-warps with rings for all else.
 #pragma once
 
-#include "tree_attn/gpu/engine/division.hpp"
-#include "tree_attn/gpu/engine/join.cuh"
-#include "tree_attn/gpu/engine/pipelines.cuh"
-#include "tree_attn/gpu/engine/split.cuh"
+#include "gpu/engine/division.hpp"
+#include "gpu/engine/join.cuh"
+#include "gpu/engine/pipelines.cuh"
+#include "gpu/engine/split.cuh"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 

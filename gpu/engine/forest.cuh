@@ -6,11 +6,11 @@
 /// n. A merge is the same few operations on every component, so all threads merge at once and exchange nothing.
 #pragma once
 
-#include "tree_attn/gpu/engine/leaves.cuh"
-#include "tree_attn/gpu/engine/params.hpp"
-#include "tree_attn/gpu/platform/bytes16.hpp"
-#include "tree_attn/gpu/platform/device.hpp"
-#include "tree_attn/reference/state/state.hpp"
+#include "gpu/engine/leaves.cuh"
+#include "gpu/engine/params.hpp"
+#include "gpu/platform/device.hpp"
+#include "gpu/types/bytes16.hpp"
+#include "reference/state/state.hpp"
 
 #include <concepts>
 

@@ -6,8 +6,8 @@
 /// calls.
 #pragma once
 
-#include "tree_attn/gpu/engine/one_shot.cuh"
-#include "tree_attn/gpu/engine/split.cuh"
+#include "gpu/engine/one_shot.cuh"
+#include "gpu/engine/split.cuh"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 

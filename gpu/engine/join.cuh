@@ -10,9 +10,9 @@
 /// threads than that, groups of them take neighbouring parts, and the first group joins what the groups have left.
 #pragma once
 
-#include "tree_attn/gpu/engine/params.hpp"
-#include "tree_attn/gpu/engine/scalar.cuh"
-#include "tree_attn/gpu/platform/device.hpp"
+#include "gpu/engine/params.hpp"
+#include "gpu/engine/scalar.cuh"
+#include "gpu/platform/device.hpp"
 
 #include <bit>
 #include <type_traits>

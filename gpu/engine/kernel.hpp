@@ -3,7 +3,7 @@
 /// @brief A kernel that decodes, as its callers see it; and the two of the library (section 5, Alg. 3).
 #pragma once
 
-#include "tree_attn/gpu/engine/launch.hpp"
+#include "gpu/engine/launch.hpp"
 
 #include <limits>
 #include <string>

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The kernels of the library, what shapes they take, and how many additions they make.
-#include "tree_attn/gpu/engine/launch.hpp"
+#include "gpu/engine/launch.hpp"
 
-#include "tree_attn/gpu/engine/equal_runs.cuh"
-#include "tree_attn/gpu/engine/kernel.hpp"
-#include "tree_attn/gpu/engine/split.cuh"
-#include "tree_attn/reference/state/score_scale.hpp"
+#include "gpu/engine/equal_runs.cuh"
+#include "gpu/engine/kernel.hpp"
+#include "gpu/engine/split.cuh"
+#include "reference/state/score_scale.hpp"
 
 #include <algorithm>
 

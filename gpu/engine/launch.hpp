@@ -4,10 +4,10 @@
 /// 6).
 #pragma once
 
-#include "tree_attn/gpu/engine/params.hpp"
-#include "tree_attn/gpu/platform/launch.hpp"
-#include "tree_attn/reference/tensor/dtype.hpp"
-#include "tree_attn/reference/tensor/shape.hpp"
+#include "gpu/engine/params.hpp"
+#include "gpu/platform/launch.hpp"
+#include "reference/tensor/dtype.hpp"
+#include "reference/tensor/shape.hpp"
 
 #include <string>
 #include <type_traits>

@@ -11,8 +11,8 @@
 /// other are a list without empty slots.
 #pragma once
 
-#include "tree_attn/gpu/engine/listed_params.hpp"
-#include "tree_attn/gpu/platform/device.hpp"
+#include "gpu/engine/listed_params.hpp"
+#include "gpu/platform/device.hpp"
 
 #include <type_traits>
 

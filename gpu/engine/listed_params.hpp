@@ -14,7 +14,7 @@
 /// has slot i, `place` is a place of its page, and the stride from one entry to the next is 0. No bit depends on the places.
 #pragma once
 
-#include "tree_attn/gpu/engine/params.hpp"
+#include "gpu/engine/params.hpp"
 
 #include <cstdint>
 

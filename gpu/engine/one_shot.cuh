@@ -5,10 +5,10 @@
 /// (section 5.3, Alg. 3). The protocol is in peers.hpp.
 #pragma once
 
-#include "tree_attn/gpu/engine/equal_runs.cuh"
-#include "tree_attn/gpu/engine/params.hpp"
-#include "tree_attn/gpu/engine/peers.hpp"
-#include "tree_attn/gpu/platform/device.hpp"
+#include "gpu/engine/equal_runs.cuh"
+#include "gpu/engine/params.hpp"
+#include "gpu/engine/peers.hpp"
+#include "gpu/platform/device.hpp"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 

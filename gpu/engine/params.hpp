@@ -3,10 +3,10 @@
 /// @brief One decode step as a kernel sees it: pointers, strides and lengths on the device (eq. (7)).
 #pragma once
 
-#include "tree_attn/gpu/platform/bytes16.hpp"
-#include "tree_attn/reference/state/key_range.hpp"
-#include "tree_attn/reference/state/seen.hpp"
-#include "tree_attn/reference/state/subtree.hpp"
+#include "gpu/types/bytes16.hpp"
+#include "reference/state/key_range.hpp"
+#include "reference/state/seen.hpp"
+#include "reference/state/subtree.hpp"
 
 #include <cstdint>
 #include <limits>

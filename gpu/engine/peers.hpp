@@ -33,11 +33,11 @@
 /// start with zeros, and after 2^32 steps they wrap: by then every slot holds a step of the last few.
 #pragma once
 
-#include "tree_attn/gpu/engine/params.hpp"
-#include "tree_attn/gpu/platform/packet.hpp"
-#include "tree_attn/reference/state/key_range.hpp"
-#include "tree_attn/reference/state/state.hpp"
-#include "tree_attn/reference/state/subtree.hpp"
+#include "gpu/engine/params.hpp"
+#include "gpu/types/packet.hpp"
+#include "reference/state/key_range.hpp"
+#include "reference/state/state.hpp"
+#include "reference/state/subtree.hpp"
 
 #include <cstdint>
 

@@ -4,12 +4,12 @@
 /// warp on tensor cores, and its way to keys and values (sections 5 and 6.3).
 #pragma once
 
-#include "tree_attn/gpu/engine/join.cuh"
-#include "tree_attn/gpu/engine/launch.hpp"
-#include "tree_attn/gpu/engine/scalar.cuh"
-#include "tree_attn/gpu/engine/scalar_rings.cuh"
-#include "tree_attn/gpu/engine/tensor_walk.cuh"
-#include "tree_attn/gpu/platform/launch.hpp"
+#include "gpu/engine/join.cuh"
+#include "gpu/engine/launch.hpp"
+#include "gpu/engine/scalar.cuh"
+#include "gpu/engine/scalar_rings.cuh"
+#include "gpu/engine/tensor_walk.cuh"
+#include "gpu/platform/launch.hpp"
 
 #include <algorithm>
 #include <concepts>

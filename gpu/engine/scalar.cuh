@@ -8,8 +8,8 @@
 /// is a parameter (IsRowSource). A source changes no bit.
 #pragma once
 
-#include "tree_attn/gpu/engine/forest.cuh"
-#include "tree_attn/reference/state/state.hpp"
+#include "gpu/engine/forest.cuh"
+#include "reference/state/state.hpp"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 

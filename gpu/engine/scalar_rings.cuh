@@ -12,7 +12,7 @@
 /// the parity is needed.
 #pragma once
 
-#include "tree_attn/gpu/engine/scalar.cuh"
+#include "gpu/engine/scalar.cuh"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 

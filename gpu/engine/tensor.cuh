@@ -17,8 +17,8 @@
 /// which lie in the same lane.
 #pragma once
 
-#include "tree_attn/gpu/engine/forest.cuh"
-#include "tree_attn/gpu/engine/launch.hpp"
+#include "gpu/engine/forest.cuh"
+#include "gpu/engine/launch.hpp"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 

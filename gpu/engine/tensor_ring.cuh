@@ -16,9 +16,9 @@
 /// of them fills it, and all meet when they have read a stage. So keys and values are copied once for all rows of the team.
 #pragma once
 
-#include "tree_attn/gpu/engine/leaves.cuh"
-#include "tree_attn/gpu/engine/scalar.cuh"
-#include "tree_attn/gpu/engine/tensor.cuh"
+#include "gpu/engine/leaves.cuh"
+#include "gpu/engine/scalar.cuh"
+#include "gpu/engine/tensor.cuh"
 
 #include <type_traits>
 

@@ -10,9 +10,9 @@
 /// +0 and -0 of values are told apart only in a sequence of one key: sums on tensor cores start from +0.
 #pragma once
 
-#include "tree_attn/gpu/engine/box_ring.cuh"
-#include "tree_attn/gpu/engine/forest.cuh"
-#include "tree_attn/gpu/engine/tensor_ring.cuh"
+#include "gpu/engine/box_ring.cuh"
+#include "gpu/engine/forest.cuh"
+#include "gpu/engine/tensor_ring.cuh"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 

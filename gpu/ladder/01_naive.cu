@@ -6,9 +6,9 @@
 /// Floor: every query reads keys and values for itself, and a score costs 4 bytes to write and 4 (1 + warps per row) to
 /// read; BF16, 16 heads of 128, 8k keys: 70 MB, 15.0 us on an H200. Prediction: far above it, because each thread reads a
 /// key of its own, 32 rows per warp, and 16 blocks add the values. Measured: 5.21 ms.
-#include "tree_attn/gpu/ladder/ladder.hpp"
-#include "tree_attn/gpu/platform/device.hpp"
-#include "tree_attn/reference/state/state.hpp"
+#include "gpu/ladder/ladder.hpp"
+#include "gpu/platform/device.hpp"
+#include "reference/state/state.hpp"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 namespace {

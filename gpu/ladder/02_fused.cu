@@ -9,9 +9,9 @@
 /// Prediction: far above it. A warp reads 32 neighbouring elements at a time, then waits for them, for the five exchanges of
 /// the sum and for the next row: latency is the limit, and there are only 16 warps, fewer than rung 1 has. Fewer bytes are
 /// not enough. Measured: 7.65 ms.
-#include "tree_attn/gpu/ladder/ladder.hpp"
-#include "tree_attn/gpu/platform/device.hpp"
-#include "tree_attn/reference/state/state.hpp"
+#include "gpu/ladder/ladder.hpp"
+#include "gpu/platform/device.hpp"
+#include "reference/state/state.hpp"
 
 #include <algorithm>
 

@@ -8,9 +8,9 @@
 /// of F32, and of 16 bits in rows of more than 256 elements, since tensor cores take shorter ones.
 /// Floor: that of rung 2: 67 MB, 14.4 us for 16 heads of 64, 8k keys, F32 on an H200. Prediction: 2 us for eight keys and
 /// their values where rung 2 takes 7.5: 2 ms. There are no more warps than queries. Measured with rows of 128: 2.06 ms.
-#include "tree_attn/gpu/ladder/ladder.hpp"
-#include "tree_attn/gpu/platform/device.hpp"
-#include "tree_attn/reference/state/state.hpp"
+#include "gpu/ladder/ladder.hpp"
+#include "gpu/platform/device.hpp"
+#include "reference/state/state.hpp"
 
 #include <algorithm>
 #include <bit>

@@ -7,9 +7,9 @@
 /// values once per query; F32, 16 heads of 64, 8k keys: 67 MB, 14.4 us on an H200. Prediction: four warps a multiprocessor
 /// wait 2 us for eight keys and their values, 1.1 TB/s; the join takes 33 times 0.7 us: 85 us. Measured with rows of 128: 92
 /// us.
-#include "tree_attn/gpu/ladder/ladder.hpp"
-#include "tree_attn/gpu/platform/device.hpp"
-#include "tree_attn/reference/state/state.hpp"
+#include "gpu/ladder/ladder.hpp"
+#include "gpu/platform/device.hpp"
+#include "reference/state/state.hpp"
 
 #include <algorithm>
 #include <bit>

@@ -7,9 +7,9 @@
 /// is needed. Floor: that of rung 4, 14.4 us for 16 heads of 64, 8k keys, F32 on an H200. Prediction: four warps per
 /// multiprocessor have 48 KiB in flight, where 25 to 35 kB are needed: the floor, 2 us until the first copy is there, and
 /// the joins of rung 4: 40 us. Measured with rows of 128: 58 us.
-#include "tree_attn/gpu/ladder/ladder.hpp"
-#include "tree_attn/gpu/platform/device.hpp"
-#include "tree_attn/reference/state/state.hpp"
+#include "gpu/ladder/ladder.hpp"
+#include "gpu/platform/device.hpp"
+#include "reference/state/state.hpp"
 
 #include <algorithm>
 #include <bit>

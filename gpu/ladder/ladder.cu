@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The list of steps, and of all kernels.
-#include "tree_attn/gpu/ladder/ladder.hpp"
+#include "gpu/ladder/ladder.hpp"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 

@@ -8,7 +8,7 @@
 /// reads; what was predicted; and what was measured, if it was.
 #pragma once
 
-#include "tree_attn/gpu/engine/kernel.hpp"
+#include "gpu/engine/kernel.hpp"
 
 #include <span>
 

@@ -3,7 +3,7 @@
 /// @brief What a kernel may use: the words of CUDA, and a wrapper for each instruction that has none (section 5).
 ///
 /// Kernels include this file and no other header of a platform. nvcc finds the device side, gpu/platform/cuda/device.hpp:
-/// wrappers of one instruction each. g++ finds the twin, gpu/platform/emulator/device.hpp: the same names, run by fibers.
+/// wrappers of one instruction each. g++ finds the twin, gpu/emulator/device.hpp: the same names, run by fibers.
 /// Kernels live in the namespace of their platform, tree_attn::cuda or tree_attn::emulated, so that one program can hold
 /// both.
 ///
@@ -36,7 +36,7 @@
 #pragma once
 
 #if defined(__CUDACC__)
-#include "tree_attn/gpu/platform/cuda/device.hpp"
+#include "gpu/platform/cuda/device.hpp"
 #else
-#include "tree_attn/gpu/platform/emulator/device.hpp"
+#include "gpu/emulator/device.hpp"
 #endif

@@ -28,16 +28,16 @@
 /// | `Device device()` | the current one: name, number of multiprocessors, shared memory a block may have, major version of its kernels |
 #pragma once
 
-#include "tree_attn/gpu/platform/device_error.hpp"
-#include "tree_attn/gpu/platform/device_traffic.hpp"
-#include "tree_attn/gpu/platform/memory_use.hpp"
-#include "tree_attn/gpu/platform/platform.hpp"
-#include "tree_attn/gpu/platform/window_handle.hpp"
+#include "gpu/types/device_error.hpp"
+#include "gpu/types/device_traffic.hpp"
+#include "gpu/types/memory_use.hpp"
+#include "gpu/types/platform.hpp"
+#include "gpu/types/window_handle.hpp"
 
 #if defined(__CUDACC__) || defined(TREE_ATTN_FOR_CUDA)
-#include "tree_attn/gpu/platform/cuda/launch.hpp"
+#include "gpu/platform/cuda/launch.hpp"
 #else
-#include "tree_attn/gpu/platform/emulator/launch.hpp"
+#include "gpu/emulator/launch.hpp"
 #endif
 
 #include <cstddef>

@@ -6,7 +6,7 @@
 /// length and each is one subtree.
 ///
 /// Run: ./run exercise 10.1
-#include "tree_attn/notebooks_cpp/exercises/check.hpp"
+#include "notebooks_cpp/exercises/check.hpp"
 
 #include <cstdint>
 #include <string>
@@ -15,7 +15,7 @@
 using namespace tree_attn::exercise;
 
 #ifdef TREE_ATTN_SOLUTION
-#include "tree_attn/notebooks_cpp/exercises/solutions/10_1_owner.hpp"
+#include "notebooks_cpp/exercises/solutions/10_1_owner.hpp"
 #else
 
 // Change from here ...

@@ -6,7 +6,7 @@
 /// have the same bits, whatever MPI does.
 ///
 /// Run: ./run exercise 11.1
-#include "tree_attn/notebooks_cpp/exercises/ranks.hpp"
+#include "notebooks_cpp/exercises/ranks.hpp"
 
 #include <mpi.h>
 
@@ -16,7 +16,7 @@
 using namespace tree_attn::exercise;
 
 #ifdef TREE_ATTN_SOLUTION
-#include "tree_attn/notebooks_cpp/exercises/solutions/11_1_gather.hpp"
+#include "notebooks_cpp/exercises/solutions/11_1_gather.hpp"
 #else
 
 // Change from here ...

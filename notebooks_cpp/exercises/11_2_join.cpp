@@ -6,7 +6,7 @@
 /// p rounds each of p = 2^a ranks has the merged state of all, with equal bits, and has sent log2 p messages.
 ///
 /// Run: ./run exercise 11.2
-#include "tree_attn/notebooks_cpp/exercises/ranks.hpp"
+#include "notebooks_cpp/exercises/ranks.hpp"
 
 #include <mpi.h>
 
@@ -26,7 +26,7 @@ inline State swap_with(int peer, State state, MPI_Comm group) {
 }
 
 #ifdef TREE_ATTN_SOLUTION
-#include "tree_attn/notebooks_cpp/exercises/solutions/11_2_join.hpp"
+#include "notebooks_cpp/exercises/solutions/11_2_join.hpp"
 #else
 
 // Change from here ...

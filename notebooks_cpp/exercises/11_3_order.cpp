@@ -6,7 +6,7 @@
 /// every rank: the order of merges follows from the leaves alone.
 ///
 /// Run: ./run exercise 11.3
-#include "tree_attn/notebooks_cpp/exercises/ranks.hpp"
+#include "notebooks_cpp/exercises/ranks.hpp"
 
 #include <mpi.h>
 
@@ -17,7 +17,7 @@
 using namespace tree_attn::exercise;
 
 #ifdef TREE_ATTN_SOLUTION
-#include "tree_attn/notebooks_cpp/exercises/solutions/11_3_order.hpp"
+#include "notebooks_cpp/exercises/solutions/11_3_order.hpp"
 #else
 
 // Change from here ...

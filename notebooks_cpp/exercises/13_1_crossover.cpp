@@ -7,7 +7,7 @@
 /// which the tree takes less time.
 ///
 /// Run: ./run exercise 13.1
-#include "tree_attn/notebooks_cpp/exercises/check.hpp"
+#include "notebooks_cpp/exercises/check.hpp"
 
 #include <cmath>
 #include <string>
@@ -15,7 +15,7 @@
 using namespace tree_attn::exercise;
 
 #ifdef TREE_ATTN_SOLUTION
-#include "tree_attn/notebooks_cpp/exercises/solutions/13_1_crossover.hpp"
+#include "notebooks_cpp/exercises/solutions/13_1_crossover.hpp"
 #else
 
 // Change from here ...

@@ -6,7 +6,7 @@
 /// z = n / D for any scores; a key with score -inf changes nothing, also as the first one; NaN stays NaN.
 ///
 /// Run: ./run exercise 14.1
-#include "tree_attn/notebooks_cpp/exercises/check.hpp"
+#include "notebooks_cpp/exercises/check.hpp"
 
 #include <cmath>
 #include <limits>
@@ -16,7 +16,7 @@
 using namespace tree_attn::exercise;
 
 #ifdef TREE_ATTN_SOLUTION
-#include "tree_attn/notebooks_cpp/exercises/solutions/14_1_stream.hpp"
+#include "notebooks_cpp/exercises/solutions/14_1_stream.hpp"
 #else
 
 // Change from here ...

@@ -6,7 +6,7 @@
 /// (6)).
 ///
 /// Run: ./run exercise 1.1
-#include "tree_attn/notebooks_cpp/exercises/check.hpp"
+#include "notebooks_cpp/exercises/check.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -17,7 +17,7 @@
 using namespace tree_attn::exercise;
 
 #ifdef TREE_ATTN_SOLUTION
-#include "tree_attn/notebooks_cpp/exercises/solutions/1_1_log_sum_exp.hpp"
+#include "notebooks_cpp/exercises/solutions/1_1_log_sum_exp.hpp"
 #else
 
 // Change from here ...

@@ -5,7 +5,7 @@
 /// Expected: dF/dzeta at zeta = 0 for one component of the values, F(zeta) = log sum_a exp(r_a + zeta v_a) (eq. (5)).
 ///
 /// Run: ./run exercise 1.2
-#include "tree_attn/notebooks_cpp/exercises/check.hpp"
+#include "notebooks_cpp/exercises/check.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -17,7 +17,7 @@
 using namespace tree_attn::exercise;
 
 #ifdef TREE_ATTN_SOLUTION
-#include "tree_attn/notebooks_cpp/exercises/solutions/1_2_attention.hpp"
+#include "notebooks_cpp/exercises/solutions/1_2_attention.hpp"
 #else
 
 // Change from here ...

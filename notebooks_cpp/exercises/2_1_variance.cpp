@@ -6,7 +6,7 @@
 /// 10^8 (eq. (20)).
 ///
 /// Run: ./run exercise 2.1
-#include "tree_attn/notebooks_cpp/exercises/check.hpp"
+#include "notebooks_cpp/exercises/check.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -18,7 +18,7 @@
 using namespace tree_attn::exercise;
 
 #ifdef TREE_ATTN_SOLUTION
-#include "tree_attn/notebooks_cpp/exercises/solutions/2_1_variance.hpp"
+#include "notebooks_cpp/exercises/solutions/2_1_variance.hpp"
 #else
 
 // Change from here ...

@@ -6,7 +6,7 @@
 /// to left.
 ///
 /// Run: ./run exercise 3.1
-#include "tree_attn/notebooks_cpp/exercises/check.hpp"
+#include "notebooks_cpp/exercises/check.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -17,7 +17,7 @@
 using namespace tree_attn::exercise;
 
 #ifdef TREE_ATTN_SOLUTION
-#include "tree_attn/notebooks_cpp/exercises/solutions/3_1_source.hpp"
+#include "notebooks_cpp/exercises/solutions/3_1_source.hpp"
 #else
 
 // Change from here ...

@@ -5,7 +5,7 @@
 /// Expected: x <- sum_a softmax(beta X x)_a X_a for stored patterns X_a: attention whose keys and values are the patterns.
 ///
 /// Run: ./run exercise 4.1
-#include "tree_attn/notebooks_cpp/exercises/check.hpp"
+#include "notebooks_cpp/exercises/check.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -17,7 +17,7 @@
 using namespace tree_attn::exercise;
 
 #ifdef TREE_ATTN_SOLUTION
-#include "tree_attn/notebooks_cpp/exercises/solutions/4_1_recall.hpp"
+#include "notebooks_cpp/exercises/solutions/4_1_recall.hpp"
 #else
 
 // Change from here ...

@@ -5,7 +5,7 @@
 /// Expected: e and D with 2^e D = 2^s, e an integer and 1/2 <= D <= 1; for s = -inf the empty state: e = -inf, D = 0.
 ///
 /// Run: ./run exercise 5.1
-#include "tree_attn/notebooks_cpp/exercises/check.hpp"
+#include "notebooks_cpp/exercises/check.hpp"
 
 #include <cmath>
 #include <limits>
@@ -14,7 +14,7 @@
 using namespace tree_attn::exercise;
 
 #ifdef TREE_ATTN_SOLUTION
-#include "tree_attn/notebooks_cpp/exercises/solutions/5_1_key_state.hpp"
+#include "notebooks_cpp/exercises/solutions/5_1_key_state.hpp"
 #else
 
 // Change from here ...

@@ -6,7 +6,7 @@
 /// neutral bit for bit, NaN kept.
 ///
 /// Run: ./run exercise 5.2
-#include "tree_attn/notebooks_cpp/exercises/check.hpp"
+#include "notebooks_cpp/exercises/check.hpp"
 
 #include <cmath>
 #include <limits>
@@ -16,7 +16,7 @@
 using namespace tree_attn::exercise;
 
 #ifdef TREE_ATTN_SOLUTION
-#include "tree_attn/notebooks_cpp/exercises/solutions/5_2_merge.hpp"
+#include "notebooks_cpp/exercises/solutions/5_2_merge.hpp"
 #else
 
 // Change from here ...

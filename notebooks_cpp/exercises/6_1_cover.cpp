@@ -6,7 +6,7 @@
 /// length 2^i begins at a multiple of 2^i.
 ///
 /// Run: ./run exercise 6.1
-#include "tree_attn/notebooks_cpp/exercises/check.hpp"
+#include "notebooks_cpp/exercises/check.hpp"
 
 #include <cstdint>
 #include <string>
@@ -15,7 +15,7 @@
 using namespace tree_attn::exercise;
 
 #ifdef TREE_ATTN_SOLUTION
-#include "tree_attn/notebooks_cpp/exercises/solutions/6_1_cover.hpp"
+#include "notebooks_cpp/exercises/solutions/6_1_cover.hpp"
 #else
 
 // Change from here ...

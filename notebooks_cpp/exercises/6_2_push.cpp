@@ -6,7 +6,7 @@
 /// return the number of merges.
 ///
 /// Run: ./run exercise 6.2
-#include "tree_attn/notebooks_cpp/exercises/check.hpp"
+#include "notebooks_cpp/exercises/check.hpp"
 
 #include <cstdint>
 #include <string>
@@ -15,7 +15,7 @@
 using namespace tree_attn::exercise;
 
 #ifdef TREE_ATTN_SOLUTION
-#include "tree_attn/notebooks_cpp/exercises/solutions/6_2_push.hpp"
+#include "notebooks_cpp/exercises/solutions/6_2_push.hpp"
 #else
 
 // Change from here ...

@@ -6,7 +6,7 @@
 /// key (o = 0, lse = -inf).
 ///
 /// Run: ./run exercise 7.1
-#include "tree_attn/notebooks_cpp/exercises/check.hpp"
+#include "notebooks_cpp/exercises/check.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -19,7 +19,7 @@
 using namespace tree_attn::exercise;
 
 #ifdef TREE_ATTN_SOLUTION
-#include "tree_attn/notebooks_cpp/exercises/solutions/7_1_combine.hpp"
+#include "notebooks_cpp/exercises/solutions/7_1_combine.hpp"
 #else
 
 // Change from here ...

@@ -6,7 +6,7 @@
 /// it: the shards together show it N - l + 1 + j keys, and attention over what they show is attention with a causal edge.
 ///
 /// Run: ./run exercise 7.2
-#include "tree_attn/notebooks_cpp/exercises/check.hpp"
+#include "notebooks_cpp/exercises/check.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -15,7 +15,7 @@
 using namespace tree_attn::exercise;
 
 #ifdef TREE_ATTN_SOLUTION
-#include "tree_attn/notebooks_cpp/exercises/solutions/7_2_edge.hpp"
+#include "notebooks_cpp/exercises/solutions/7_2_edge.hpp"
 #else
 
 // Change from here ...

@@ -6,7 +6,7 @@
 /// those of the window of l queries, as many for a sequence of 2^50 keys as for one of 2^20.
 ///
 /// Run: ./run exercise 7.3
-#include "tree_attn/notebooks_cpp/exercises/check.hpp"
+#include "notebooks_cpp/exercises/check.hpp"
 
 #include <algorithm>
 #include <string>
@@ -15,7 +15,7 @@
 using namespace tree_attn::exercise;
 
 #ifdef TREE_ATTN_SOLUTION
-#include "tree_attn/notebooks_cpp/exercises/solutions/7_3_window.hpp"
+#include "notebooks_cpp/exercises/solutions/7_3_window.hpp"
 #else
 
 // Change from here ...

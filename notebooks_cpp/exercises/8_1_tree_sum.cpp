@@ -6,7 +6,7 @@
 /// whole range as for two halves added; error of log2 N roundings.
 ///
 /// Run: ./run exercise 8.1
-#include "tree_attn/notebooks_cpp/exercises/check.hpp"
+#include "notebooks_cpp/exercises/check.hpp"
 
 #include <cmath>
 #include <cstddef>
@@ -17,7 +17,7 @@
 using namespace tree_attn::exercise;
 
 #ifdef TREE_ATTN_SOLUTION
-#include "tree_attn/notebooks_cpp/exercises/solutions/8_1_tree_sum.hpp"
+#include "notebooks_cpp/exercises/solutions/8_1_tree_sum.hpp"
 #else
 
 // Change from here ...

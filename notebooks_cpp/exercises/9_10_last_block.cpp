@@ -7,7 +7,7 @@
 /// launch.
 ///
 /// Run: ./run exercise 9.10
-#include "tree_attn/notebooks_cpp/exercises/puzzle.hpp"
+#include "notebooks_cpp/exercises/puzzle.hpp"
 
 #include <string>
 #include <vector>
@@ -15,7 +15,7 @@
 using namespace tree_attn::exercise;
 
 #ifdef TREE_ATTN_SOLUTION
-#include "tree_attn/notebooks_cpp/exercises/solutions/9_10_last_block.hpp"
+#include "notebooks_cpp/exercises/solutions/9_10_last_block.hpp"
 #else
 
 // Change from here ...

@@ -7,14 +7,14 @@
 /// none ends while another reads.
 ///
 /// Run: ./run exercise 9.11
-#include "tree_attn/notebooks_cpp/exercises/puzzle.hpp"
+#include "notebooks_cpp/exercises/puzzle.hpp"
 
 #include <vector>
 
 using namespace tree_attn::exercise;
 
 #ifdef TREE_ATTN_SOLUTION
-#include "tree_attn/notebooks_cpp/exercises/solutions/9_11_cluster.hpp"
+#include "notebooks_cpp/exercises/solutions/9_11_cluster.hpp"
 #else
 
 // Change from here ...

@@ -7,7 +7,7 @@
 /// window has two halves.
 ///
 /// Run: ./run exercise 9.12
-#include "tree_attn/notebooks_cpp/exercises/puzzle.hpp"
+#include "notebooks_cpp/exercises/puzzle.hpp"
 
 #include <algorithm>
 #include <atomic>
@@ -42,7 +42,7 @@ inline Packet late_load(const Packet* from) {
 #define load_packet late_load
 
 #ifdef TREE_ATTN_SOLUTION
-#include "tree_attn/notebooks_cpp/exercises/solutions/9_12_packets.hpp"
+#include "notebooks_cpp/exercises/solutions/9_12_packets.hpp"
 #else
 
 // Change from here ...

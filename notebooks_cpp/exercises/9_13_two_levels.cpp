@@ -7,7 +7,7 @@
 /// that all four have equal bits.
 ///
 /// Run: ./run exercise 9.13
-#include "tree_attn/notebooks_cpp/exercises/puzzle.hpp"
+#include "notebooks_cpp/exercises/puzzle.hpp"
 
 #include <cstdint>
 #include <string>
@@ -21,7 +21,7 @@ struct Windows {
 };
 
 #ifdef TREE_ATTN_SOLUTION
-#include "tree_attn/notebooks_cpp/exercises/solutions/9_13_two_levels.hpp"
+#include "notebooks_cpp/exercises/solutions/9_13_two_levels.hpp"
 #else
 
 // Change from here ...

@@ -6,7 +6,7 @@
 /// rounds every lane has the same bits.
 ///
 /// Run: ./run exercise 9.1
-#include "tree_attn/notebooks_cpp/exercises/check.hpp"
+#include "notebooks_cpp/exercises/check.hpp"
 
 #include <array>
 #include <random>
@@ -15,7 +15,7 @@
 using namespace tree_attn::exercise;
 
 #ifdef TREE_ATTN_SOLUTION
-#include "tree_attn/notebooks_cpp/exercises/solutions/9_1_lanes.hpp"
+#include "notebooks_cpp/exercises/solutions/9_1_lanes.hpp"
 #else
 
 // Change from here ...

@@ -6,7 +6,7 @@
 /// read nor write.
 ///
 /// Run: ./run exercise 9.2
-#include "tree_attn/notebooks_cpp/exercises/puzzle.hpp"
+#include "notebooks_cpp/exercises/puzzle.hpp"
 
 #include <string>
 #include <vector>
@@ -14,7 +14,7 @@
 using namespace tree_attn::exercise;
 
 #ifdef TREE_ATTN_SOLUTION
-#include "tree_attn/notebooks_cpp/exercises/solutions/9_2_add.hpp"
+#include "notebooks_cpp/exercises/solutions/9_2_add.hpp"
 #else
 
 // Change from here ...

@@ -6,7 +6,7 @@
 /// the four warps through shared memory.
 ///
 /// Run: ./run exercise 9.3
-#include "tree_attn/notebooks_cpp/exercises/puzzle.hpp"
+#include "notebooks_cpp/exercises/puzzle.hpp"
 
 #include <string>
 #include <vector>
@@ -14,7 +14,7 @@
 using namespace tree_attn::exercise;
 
 #ifdef TREE_ATTN_SOLUTION
-#include "tree_attn/notebooks_cpp/exercises/solutions/9_3_block_sum.hpp"
+#include "notebooks_cpp/exercises/solutions/9_3_block_sum.hpp"
 #else
 
 // Change from here ...

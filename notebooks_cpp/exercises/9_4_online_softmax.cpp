@@ -6,7 +6,7 @@
 /// values under it; then the lanes merge. Scores may be -inf, or far above 88.
 ///
 /// Run: ./run exercise 9.4
-#include "tree_attn/notebooks_cpp/exercises/puzzle.hpp"
+#include "notebooks_cpp/exercises/puzzle.hpp"
 
 #include <cmath>
 #include <string>
@@ -15,7 +15,7 @@
 using namespace tree_attn::exercise;
 
 #ifdef TREE_ATTN_SOLUTION
-#include "tree_attn/notebooks_cpp/exercises/solutions/9_4_online_softmax.hpp"
+#include "notebooks_cpp/exercises/solutions/9_4_online_softmax.hpp"
 #else
 
 // Change from here ...

@@ -6,8 +6,8 @@
 /// scores are in base two and finite. A leaf without keys is the empty state, to its last bit.
 ///
 /// Run: ./run exercise 9.5
-#include "tree_attn/notebooks_cpp/exercises/puzzle.hpp"
-#include "tree_attn/reference/state/state.hpp"
+#include "notebooks_cpp/exercises/puzzle.hpp"
+#include "reference/state/state.hpp"
 
 #include <cmath>
 #include <string>
@@ -16,7 +16,7 @@
 using namespace tree_attn::exercise;
 
 #ifdef TREE_ATTN_SOLUTION
-#include "tree_attn/notebooks_cpp/exercises/solutions/9_5_leaf.hpp"
+#include "notebooks_cpp/exercises/solutions/9_5_leaf.hpp"
 #else
 
 // Change from here ...

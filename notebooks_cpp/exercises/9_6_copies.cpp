@@ -6,7 +6,7 @@
 /// two are under way. No place is read before its copy has arrived, and none overwritten before every lane has read it.
 ///
 /// Run: ./run exercise 9.6
-#include "tree_attn/notebooks_cpp/exercises/puzzle.hpp"
+#include "notebooks_cpp/exercises/puzzle.hpp"
 
 #include <string>
 #include <vector>
@@ -14,7 +14,7 @@
 using namespace tree_attn::exercise;
 
 #ifdef TREE_ATTN_SOLUTION
-#include "tree_attn/notebooks_cpp/exercises/solutions/9_6_copies.hpp"
+#include "notebooks_cpp/exercises/solutions/9_6_copies.hpp"
 #else
 
 // Change from here ...

@@ -6,7 +6,7 @@
 /// banks, and loads it as the left operand of a 16 x 8 x 16 product; and its transpose, by the transposed load alone.
 ///
 /// Run: ./run exercise 9.8
-#include "tree_attn/notebooks_cpp/exercises/puzzle.hpp"
+#include "notebooks_cpp/exercises/puzzle.hpp"
 
 #include <cstdint>
 #include <string>
@@ -15,7 +15,7 @@
 using namespace tree_attn::exercise;
 
 #ifdef TREE_ATTN_SOLUTION
-#include "tree_attn/notebooks_cpp/exercises/solutions/9_8_ldmatrix.hpp"
+#include "notebooks_cpp/exercises/solutions/9_8_ldmatrix.hpp"
 #else
 
 // Change from here ...

@@ -6,7 +6,7 @@
 /// global memory by the layout of the PTX ISA.
 ///
 /// Run: ./run exercise 9.9
-#include "tree_attn/notebooks_cpp/exercises/puzzle.hpp"
+#include "notebooks_cpp/exercises/puzzle.hpp"
 
 #include <cstdint>
 #include <string>
@@ -15,7 +15,7 @@
 using namespace tree_attn::exercise;
 
 #ifdef TREE_ATTN_SOLUTION
-#include "tree_attn/notebooks_cpp/exercises/solutions/9_9_mma.hpp"
+#include "notebooks_cpp/exercises/solutions/9_9_mma.hpp"
 #else
 
 // Change from here ...

@@ -22,7 +22,7 @@ import threading
 FOLDER = pathlib.Path(__file__).resolve().parent
 ROOT = FOLDER.parent.parent
 BUILD = pathlib.Path(os.environ.get("TREE_ATTN_EXERCISES", ROOT / "build-exercises"))
-FLAGS = ["-std=c++20", "-Wall", "-Wextra", "-ffp-contract=off", f"-I{ROOT}/include"]
+FLAGS = ["-std=c++20", "-Wall", "-Wextra", "-ffp-contract=off", f"-I{ROOT}"]
 SHADOW = ["-DTREE_ATTN_EMULATOR_SHADOW", "-Wno-unknown-pragmas"]
 MPI = ["-DOMPI_SKIP_MPICXX", "-DMPICH_SKIP_MPICXX"]
 RANKS = 4
@@ -65,14 +65,14 @@ def compiled(command):
 def emulator(folder):
     """The emulator in shadow mode, as one object and, for g++, with the headers of kernels read once: compiled if a source is newer."""
     with ONE_AT_A_TIME:
-        sources = sorted((ROOT / "gpu" / "platform").rglob("*.[ch]pp")) + [FOLDER / "puzzle.hpp"]
+        sources = [path for room in ("types", "emulator", "platform") for path in sorted((ROOT / "gpu" / room).rglob("*.[ch]pp"))] + [FOLDER / "puzzle.hpp"]
         made, header = folder / "emulator.o", folder / "puzzle.hpp"
         newest = max(path.stat().st_mtime for path in sources)
         if not made.exists() or made.stat().st_mtime < newest:
             print("Compiling the emulator, once ...", file=sys.stderr)
             unit = folder / "emulator.cpp"
             unit.write_text("".join(f'#include "{path}"\n' for path in sources if path.suffix == ".cpp" and path.parent.name == "emulator"))
-            header.write_text('#include "tree_attn/notebooks_cpp/exercises/puzzle.hpp"\n')
+            header.write_text('#include "notebooks_cpp/exercises/puzzle.hpp"\n')
             command = [os.environ.get("CXX", "c++"), *FLAGS, *SHADOW]
             if not (compiled([*command, "-x", "c++-header", str(header), "-o", f"{header}.gch"]) and
                     compiled([*command, "-O1", "-c", str(unit), "-o", str(made)])):

@@ -6,9 +6,9 @@
 /// claims that do not hold, each with the lines that collide.
 #pragma once
 
-#include "tree_attn/gpu/platform/device.hpp"
-#include "tree_attn/gpu/platform/launch.hpp"
-#include "tree_attn/notebooks_cpp/exercises/check.hpp"
+#include "gpu/platform/device.hpp"
+#include "gpu/platform/launch.hpp"
+#include "notebooks_cpp/exercises/check.hpp"
 
 #include <chrono>
 #include <cstdint>

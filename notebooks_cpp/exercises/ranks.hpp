@@ -3,8 +3,8 @@
 /// @brief What the exercises on several MPI ranks share: small states, and the outcome.
 #pragma once
 
-#include "tree_attn/notebooks_cpp/exercises/check.hpp"
-#include "tree_attn/reference/state/state.hpp"
+#include "notebooks_cpp/exercises/check.hpp"
+#include "reference/state/state.hpp"
 
 #include <mpi.h>
 

@@ -5,13 +5,13 @@
 /// Keys are read in the order of storage. In the contiguous order a chunk is a subtree. In the dealt order neighbouring rows
 /// are far apart in the tree, so every leaf has a state of its own, see DealtMerges. In a cache in pages one item computes a
 /// chunk for all batch entries that have its pages in common: a shared prefix is read once, unless there is a mask.
-#include "tree_attn/reference/cpu/cpu_cache.hpp"
-#include "tree_attn/reference/cpu/dealt_merges.hpp"
-#include "tree_attn/reference/cpu/thread_pool.hpp"
-#include "tree_attn/reference/decode/backend.hpp"
-#include "tree_attn/reference/decode/page_table.hpp"
-#include "tree_attn/reference/state/score_scale.hpp"
-#include "tree_attn/reference/tensor/convert.hpp"
+#include "reference/cpu/cpu_cache.hpp"
+#include "reference/cpu/dealt_merges.hpp"
+#include "reference/cpu/thread_pool.hpp"
+#include "reference/decode/backend.hpp"
+#include "reference/decode/page_table.hpp"
+#include "reference/state/score_scale.hpp"
+#include "reference/tensor/convert.hpp"
 
 #include <algorithm>
 #include <atomic>

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The addresses of rows in a cache in host memory, and what is copied when.
-#include "tree_attn/reference/cpu/cpu_cache.hpp"
+#include "reference/cpu/cpu_cache.hpp"
 
-#include "tree_attn/reference/decode/page_table.hpp"
-#include "tree_attn/reference/state/subtree.hpp"
+#include "reference/decode/page_table.hpp"
+#include "reference/state/subtree.hpp"
 
 #include <algorithm>
 #include <utility>

@@ -3,8 +3,8 @@
 /// @brief A cache in host memory: borrowed rows stay in place, appended rows are copied (sections 5 and 6).
 #pragma once
 
-#include "tree_attn/reference/cpu/leaf_kernel.hpp"
-#include "tree_attn/reference/decode/kv_cache.hpp"
+#include "reference/cpu/leaf_kernel.hpp"
+#include "reference/decode/kv_cache.hpp"
 
 #include <algorithm>
 #include <cstddef>

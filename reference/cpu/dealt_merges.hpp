@@ -3,8 +3,8 @@
 /// @brief Merges of leaf states in the dealt order, as threads complete the leaves (section 5.3).
 #pragma once
 
-#include "tree_attn/reference/cpu/leaf_kernel.hpp"
-#include "tree_attn/reference/state/owned_leaves.hpp"
+#include "reference/cpu/leaf_kernel.hpp"
+#include "reference/state/owned_leaves.hpp"
 
 #include <algorithm>
 #include <atomic>

@@ -11,8 +11,8 @@
 /// Eigen or std::experimental::simd. The test reference/leaf_symbols checks the object files.
 #pragma once
 
-#include "tree_attn/reference/cpu/instructions.hpp"
-#include "tree_attn/reference/tensor/dtype.hpp"
+#include "reference/cpu/instructions.hpp"
+#include "reference/tensor/dtype.hpp"
 
 #include <cstddef>
 #include <cstdint>

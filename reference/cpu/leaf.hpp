@@ -11,9 +11,9 @@
 /// products and weights below the smallest normal number, and sums that overflow.
 #pragma once
 
-#include "tree_attn/reference/cpu/lanes.hpp"
-#include "tree_attn/reference/cpu/leaf_kernel.hpp"
-#include "tree_attn/reference/state/subtree.hpp"
+#include "reference/cpu/lanes.hpp"
+#include "reference/cpu/leaf_kernel.hpp"
+#include "reference/state/subtree.hpp"
 
 namespace tree_attn::lanes {
 

@@ -3,10 +3,10 @@
 /// @brief The loops of the CPU decode. CMake compiles this file once per instruction set, with that set in
 /// TREE_ATTN_INSTRUCTION_SET. No symbol but TREE_ATTN_LEAF_KERNEL may leave the object file, see lanes.hpp.
 #define TREE_ATTN_HOST_DEVICE __attribute__((always_inline))
-#include "tree_attn/reference/cpu/leaf_kernel.hpp"
+#include "reference/cpu/leaf_kernel.hpp"
 
-#include "tree_attn/reference/cpu/leaf.hpp"
-#include "tree_attn/reference/state/state.hpp"
+#include "reference/cpu/leaf.hpp"
+#include "reference/state/state.hpp"
 
 namespace tree_attn {
 namespace {

@@ -4,10 +4,10 @@
 /// (eq. (7)).
 #pragma once
 
-#include "tree_attn/reference/state/seen.hpp"
-#include "tree_attn/reference/state/state.hpp"
-#include "tree_attn/reference/state/subtree.hpp"
-#include "tree_attn/reference/tensor/dtype.hpp"
+#include "reference/state/seen.hpp"
+#include "reference/state/state.hpp"
+#include "reference/state/subtree.hpp"
+#include "reference/tensor/dtype.hpp"
 
 #include <bit>
 #include <cstddef>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Which build of the loops this processor runs.
-#include "tree_attn/reference/cpu/leaf_kernel.hpp"
-#include "tree_attn/reference/decode/decode.hpp"
+#include "reference/cpu/leaf_kernel.hpp"
+#include "reference/decode/decode.hpp"
 
 #if defined(TREE_ATTN_X86_64)
 #include <cpuid.h>

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief A step is announced by one atomic word, and its items are taken from it.
-#include "tree_attn/reference/cpu/thread_pool.hpp"
+#include "reference/cpu/thread_pool.hpp"
 
-#include "tree_attn/reference/state/require.hpp"
-#include "tree_attn/reference/tensor/float_environment.hpp"
+#include "reference/state/require.hpp"
+#include "reference/tensor/float_environment.hpp"
 
 #include <exception>
 #include <stdexcept>

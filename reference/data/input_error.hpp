@@ -3,7 +3,7 @@
 /// @brief The error for bad input or usage: one line, shown to the user verbatim, which ends the run.
 #pragma once
 
-#include "tree_attn/reference/state/require.hpp"
+#include "reference/state/require.hpp"
 
 #include <cstddef>
 #include <stdexcept>

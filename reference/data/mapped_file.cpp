@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Mapping files.
-#include "tree_attn/reference/data/mapped_file.hpp"
+#include "reference/data/mapped_file.hpp"
 
-#include "tree_attn/reference/data/input_error.hpp"
+#include "reference/data/input_error.hpp"
 
 #include <fcntl.h>
 #include <sys/mman.h>

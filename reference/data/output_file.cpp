@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Temporary files, and the rename of one onto its target.
-#include "tree_attn/reference/data/output_file.hpp"
+#include "reference/data/output_file.hpp"
 
-#include "tree_attn/reference/data/input_error.hpp"
+#include "reference/data/input_error.hpp"
 
 #include <fcntl.h>
 #include <sys/stat.h>

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Opening and mapping a safetensors file, and views of its tensors.
-#include "tree_attn/reference/data/safetensors.hpp"
+#include "reference/data/safetensors.hpp"
 
-#include "tree_attn/reference/data/fnv1a.hpp"
-#include "tree_attn/reference/data/safetensors_header.hpp"
+#include "reference/data/fnv1a.hpp"
+#include "reference/data/safetensors_header.hpp"
 
 #include <algorithm>
 #include <bit>

@@ -8,11 +8,11 @@
 /// checked before any of it is used.
 #pragma once
 
-#include "tree_attn/reference/data/input_error.hpp"
-#include "tree_attn/reference/data/mapped_file.hpp"
-#include "tree_attn/reference/data/output_file.hpp"
-#include "tree_attn/reference/state/require.hpp"
-#include "tree_attn/reference/tensor/convert.hpp"
+#include "reference/data/input_error.hpp"
+#include "reference/data/mapped_file.hpp"
+#include "reference/data/output_file.hpp"
+#include "reference/state/require.hpp"
+#include "reference/tensor/convert.hpp"
 
 #include <cstddef>
 #include <cstdint>

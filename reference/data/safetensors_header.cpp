@@ -4,7 +4,7 @@
 ///
 /// Unlike a document, events show duplicate keys (a document keeps one of them, and readers disagree which), let parsing
 /// stop at the first wrong value, and need no tree of nodes for a header of 100 MB.
-#include "tree_attn/reference/data/safetensors_header.hpp"
+#include "reference/data/safetensors_header.hpp"
 
 #include <nlohmann/json.hpp>
 

@@ -3,7 +3,7 @@
 /// @brief The header of a safetensors file: parsed in one pass and fully checked before use.
 #pragma once
 
-#include "tree_attn/reference/data/safetensors.hpp"
+#include "reference/data/safetensors.hpp"
 
 #include <cstddef>
 #include <cstdint>

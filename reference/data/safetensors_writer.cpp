@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Writing a safetensors file.
-#include "tree_attn/reference/data/safetensors.hpp"
-#include "tree_attn/reference/data/safetensors_header.hpp"
+#include "reference/data/safetensors.hpp"
+#include "reference/data/safetensors_header.hpp"
 
 #include <nlohmann/json.hpp>
 

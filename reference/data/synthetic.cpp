@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Synthetic workloads: every element is a function of the seed and of its indices.
-#include "tree_attn/reference/data/input_error.hpp"
-#include "tree_attn/reference/data/workload.hpp"
+#include "reference/data/input_error.hpp"
+#include "reference/data/workload.hpp"
 
 #include <array>
 #include <cmath>

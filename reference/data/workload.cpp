@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Workloads from files, and filling a cache from a workload.
-#include "tree_attn/reference/data/workload.hpp"
+#include "reference/data/workload.hpp"
 
-#include "tree_attn/reference/data/input_error.hpp"
-#include "tree_attn/reference/oracle/attention.hpp"
+#include "reference/data/input_error.hpp"
+#include "reference/oracle/attention.hpp"
 
 #include <algorithm>
 #include <cstring>

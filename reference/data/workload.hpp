@@ -3,10 +3,10 @@
 /// @brief The input of `decode`: queries, keys and values from a file or synthetic, with which a cache is filled.
 #pragma once
 
-#include "tree_attn/reference/data/safetensors.hpp"
-#include "tree_attn/reference/decode/decode.hpp"
-#include "tree_attn/reference/decode/step.hpp"
-#include "tree_attn/reference/state/key_range.hpp"
+#include "reference/data/safetensors.hpp"
+#include "reference/decode/decode.hpp"
+#include "reference/decode/step.hpp"
+#include "reference/state/key_range.hpp"
 
 #include <algorithm>
 #include <cstdint>

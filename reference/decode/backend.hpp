@@ -5,7 +5,7 @@
 /// This header includes neither Eigen nor CUDA. gpu/backend/backends.hpp finds a backend by its name.
 #pragma once
 
-#include "tree_attn/reference/decode/session.hpp"
+#include "reference/decode/session.hpp"
 
 #include <cstdint>
 #include <memory>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief One decode without a cache of its own.
-#include "tree_attn/reference/decode/decode.hpp"
+#include "reference/decode/decode.hpp"
 
-#include "tree_attn/reference/decode/backend.hpp"
+#include "reference/decode/backend.hpp"
 
 namespace tree_attn {
 

@@ -3,9 +3,9 @@
 /// @brief Streaming decode of a shard: one pass over its keys and values, states out (sections 3 and 5; the CPU backend).
 #pragma once
 
-#include "tree_attn/reference/decode/kv_cache.hpp"
-#include "tree_attn/reference/state/forest.hpp"
-#include "tree_attn/reference/tensor/convert.hpp"
+#include "reference/decode/kv_cache.hpp"
+#include "reference/state/forest.hpp"
+#include "reference/tensor/convert.hpp"
 
 #include <cstdint>
 #include <functional>

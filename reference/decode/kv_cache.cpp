@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The checks that all caches share.
-#include "tree_attn/reference/decode/kv_cache.hpp"
+#include "reference/decode/kv_cache.hpp"
 
-#include "tree_attn/reference/decode/page_table.hpp"
-#include "tree_attn/reference/tensor/float_environment.hpp"
+#include "reference/decode/page_table.hpp"
+#include "reference/tensor/float_environment.hpp"
 
 #include <algorithm>
 #include <iterator>

@@ -5,9 +5,9 @@
 /// This header includes neither Eigen nor CUDA.
 #pragma once
 
-#include "tree_attn/reference/decode/kv_scales.hpp"
-#include "tree_attn/reference/state/owned_leaves.hpp"
-#include "tree_attn/reference/tensor/shape.hpp"
+#include "reference/decode/kv_scales.hpp"
+#include "reference/state/owned_leaves.hpp"
+#include "reference/tensor/shape.hpp"
 
 #include <cstddef>
 #include <cstdint>

@@ -3,7 +3,7 @@
 /// @brief The scales of keys and values that are stored in F8_E4M3, one for each key/value head of each batch entry.
 #pragma once
 
-#include "tree_attn/reference/tensor/convert.hpp"
+#include "reference/tensor/convert.hpp"
 
 #include <algorithm>
 #include <cmath>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Pages are counted before the first of them changes hands.
-#include "tree_attn/reference/decode/page_table.hpp"
+#include "reference/decode/page_table.hpp"
 
 #include <algorithm>
 #include <limits>

@@ -6,8 +6,8 @@
 /// table.
 #pragma once
 
-#include "tree_attn/reference/state/owned_leaves.hpp"
-#include "tree_attn/reference/tensor/shape.hpp"
+#include "reference/state/owned_leaves.hpp"
+#include "reference/tensor/shape.hpp"
 
 #include <cstddef>
 #include <cstdint>

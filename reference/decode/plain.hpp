@@ -6,11 +6,11 @@
 /// of the CPU backend have these bits for every type, shape, cut, order of leaves, number of threads and instruction set.
 #pragma once
 
-#include "tree_attn/reference/decode/step.hpp"
-#include "tree_attn/reference/state/forest.hpp"
-#include "tree_attn/reference/state/owned_leaves.hpp"
-#include "tree_attn/reference/state/score_scale.hpp"
-#include "tree_attn/reference/tensor/convert.hpp"
+#include "reference/decode/step.hpp"
+#include "reference/state/forest.hpp"
+#include "reference/state/owned_leaves.hpp"
+#include "reference/state/score_scale.hpp"
+#include "reference/tensor/convert.hpp"
 
 #include <cmath>
 #include <vector>

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The checks that all sessions share.
-#include "tree_attn/reference/decode/session.hpp"
+#include "reference/decode/session.hpp"
 
-#include "tree_attn/reference/decode/page_table.hpp"
-#include "tree_attn/reference/tensor/float_environment.hpp"
+#include "reference/decode/page_table.hpp"
+#include "reference/tensor/float_environment.hpp"
 
 #include <cmath>
 #include <iterator>

@@ -4,9 +4,9 @@
 /// (sections 5 and 6).
 #pragma once
 
-#include "tree_attn/reference/decode/kv_cache.hpp"
-#include "tree_attn/reference/decode/step.hpp"
-#include "tree_attn/reference/state/forest.hpp"
+#include "reference/decode/kv_cache.hpp"
+#include "reference/decode/step.hpp"
+#include "reference/state/forest.hpp"
 
 #include <cstdint>
 #include <functional>

@@ -3,9 +3,9 @@
 /// @brief What one decode step is asked: the queries, and the positions that each of them sees (section 5).
 #pragma once
 
-#include "tree_attn/reference/state/mask.hpp"
-#include "tree_attn/reference/state/seen.hpp"
-#include "tree_attn/reference/tensor/view.hpp"
+#include "reference/state/mask.hpp"
+#include "reference/state/seen.hpp"
+#include "reference/tensor/view.hpp"
 
 #include <algorithm>
 #include <cstddef>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The affine hull by a singular value decomposition, which takes long to compile and therefore is in no header.
-#include "tree_attn/reference/energy/affine_hull.hpp"
+#include "reference/energy/affine_hull.hpp"
 
 #include <Eigen/SVD>
 

@@ -4,7 +4,7 @@
 /// C.2).
 #pragma once
 
-#include "tree_attn/reference/energy/energy.hpp"
+#include "reference/energy/energy.hpp"
 
 namespace tree_attn {
 

@@ -18,10 +18,10 @@
 /// Shapes: Q [l, d_h], K [N, d_h], V [N, d_v], Zeta and Z [l, d_v]; causal as in energy.hpp; one query is l = 1.
 #pragma once
 
-#include "tree_attn/reference/energy/energy.hpp"
-#include "tree_attn/reference/energy/legendre.hpp"
-#include "tree_attn/reference/energy/moments.hpp"
-#include "tree_attn/reference/state/require.hpp"
+#include "reference/energy/energy.hpp"
+#include "reference/energy/legendre.hpp"
+#include "reference/energy/moments.hpp"
+#include "reference/state/require.hpp"
 
 #include <Eigen/Eigenvalues>
 

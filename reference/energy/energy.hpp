@@ -20,8 +20,8 @@
 /// overflow.
 #pragma once
 
-#include "tree_attn/reference/energy/log_sum_exp.hpp"
-#include "tree_attn/reference/state/require.hpp"
+#include "reference/energy/log_sum_exp.hpp"
+#include "reference/state/require.hpp"
 
 #include <Eigen/Core>
 

@@ -22,8 +22,8 @@
 /// values once, with the weights of the first step.
 #pragma once
 
-#include "tree_attn/reference/energy/energy.hpp"
-#include "tree_attn/reference/energy/moments.hpp"
+#include "reference/energy/energy.hpp"
+#include "reference/energy/moments.hpp"
 
 #include <Eigen/Core>
 

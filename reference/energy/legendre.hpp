@@ -13,10 +13,10 @@
 /// sum of their transforms.
 #pragma once
 
-#include "tree_attn/reference/energy/affine_hull.hpp"
-#include "tree_attn/reference/energy/energy.hpp"
-#include "tree_attn/reference/energy/moments.hpp"
-#include "tree_attn/reference/state/require.hpp"
+#include "reference/energy/affine_hull.hpp"
+#include "reference/energy/energy.hpp"
+#include "reference/energy/moments.hpp"
+#include "reference/state/require.hpp"
 
 #include <Eigen/Cholesky>
 

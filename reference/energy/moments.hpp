@@ -18,8 +18,8 @@
 /// that it enters Inf or NaN.
 #pragma once
 
-#include "tree_attn/reference/energy/energy.hpp"
-#include "tree_attn/reference/state/require.hpp"
+#include "reference/energy/energy.hpp"
+#include "reference/state/require.hpp"
 
 #include <Eigen/Core>
 

@@ -12,9 +12,9 @@
 /// reduction, including the max, keeps NaN; a score of -inf masks the key.
 #pragma once
 
-#include "tree_attn/reference/energy/energy.hpp"
-#include "tree_attn/reference/state/require.hpp"
-#include "tree_attn/reference/state/tree_reduce.hpp"
+#include "reference/energy/energy.hpp"
+#include "reference/state/require.hpp"
+#include "reference/state/tree_reduce.hpp"
 
 #include <Eigen/Core>
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The oracle on stored tensors (sections 3, 4 and eq. (7)), and the shape checks that all decoders share.
-#include "tree_attn/reference/oracle/attention.hpp"
+#include "reference/oracle/attention.hpp"
 
-#include "tree_attn/reference/energy/log_sum_exp.hpp"
-#include "tree_attn/reference/oracle/scores.hpp"
-#include "tree_attn/reference/tensor/shape.hpp"
+#include "reference/energy/log_sum_exp.hpp"
+#include "reference/oracle/scores.hpp"
+#include "reference/tensor/shape.hpp"
 
 #include <array>
 #include <cmath>

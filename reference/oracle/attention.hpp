@@ -6,9 +6,9 @@
 /// second one the sums relative to the largest score, without rescaling.
 #pragma once
 
-#include "tree_attn/reference/state/mask.hpp"
-#include "tree_attn/reference/state/seen.hpp"
-#include "tree_attn/reference/tensor/convert.hpp"
+#include "reference/state/mask.hpp"
+#include "reference/state/seen.hpp"
+#include "reference/tensor/convert.hpp"
 
 #include <cstdint>
 #include <optional>

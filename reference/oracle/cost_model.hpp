@@ -6,7 +6,7 @@
 /// measure the same quantities during a run, and its tests compare them with these formulas.
 #pragma once
 
-#include "tree_attn/reference/state/require.hpp"
+#include "reference/state/require.hpp"
 
 #include <cstddef>
 #include <cstdint>

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The bound of the rounding errors of a decoder.
-#include "tree_attn/reference/oracle/error_bound.hpp"
+#include "reference/oracle/error_bound.hpp"
 
-#include "tree_attn/reference/energy/log_sum_exp.hpp"
-#include "tree_attn/reference/oracle/scores.hpp"
-#include "tree_attn/reference/state/subtree.hpp"
+#include "reference/energy/log_sum_exp.hpp"
+#include "reference/oracle/scores.hpp"
+#include "reference/state/subtree.hpp"
 
 #include <cmath>
 

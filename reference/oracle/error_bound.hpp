@@ -25,7 +25,7 @@
 /// well-conditioned problems (standard normal q, k, v) tests can require more: 16 u sum_a w_a |v_aj|.
 #pragma once
 
-#include "tree_attn/reference/oracle/attention.hpp"
+#include "reference/oracle/attention.hpp"
 
 #include <cstdint>
 #include <vector>

@@ -24,8 +24,8 @@
 /// merge(), Forest and finish() are those of reference/state/, with layout.size() in place of d_v.
 #pragma once
 
-#include "tree_attn/reference/state/state.hpp"
-#include "tree_attn/reference/tensor/convert.hpp"
+#include "reference/state/state.hpp"
+#include "reference/tensor/convert.hpp"
 
 #include <Eigen/Core>
 

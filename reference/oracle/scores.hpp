@@ -6,7 +6,7 @@
 /// rows of one matrix, and so are their results.
 #pragma once
 
-#include "tree_attn/reference/oracle/attention.hpp"
+#include "reference/oracle/attention.hpp"
 
 #include <Eigen/Core>
 

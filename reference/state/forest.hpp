@@ -9,9 +9,9 @@
 /// a binary counter.
 #pragma once
 
-#include "tree_attn/reference/state/require.hpp"
-#include "tree_attn/reference/state/state.hpp"
-#include "tree_attn/reference/state/subtree.hpp"
+#include "reference/state/require.hpp"
+#include "reference/state/state.hpp"
+#include "reference/state/subtree.hpp"
 
 #include <algorithm>
 #include <cstdint>

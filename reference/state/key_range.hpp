@@ -3,8 +3,8 @@
 /// @brief Ranges of positions, and the division of a sequence into ranges (section 5.3).
 #pragma once
 
-#include "tree_attn/reference/state/host_device.hpp"
-#include "tree_attn/reference/state/require.hpp"
+#include "reference/state/host_device.hpp"
+#include "reference/state/require.hpp"
 
 #include <algorithm>
 #include <bit>

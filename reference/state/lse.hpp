@@ -7,7 +7,7 @@
 /// S is set_key() of the two, and merges with every other state.
 #pragma once
 
-#include "tree_attn/reference/state/state.hpp"
+#include "reference/state/state.hpp"
 
 #include <cstdint>
 #include <limits>

@@ -5,8 +5,8 @@
 /// The order is that of ONNX Attention: a cap after the mask would make a key of score -inf one of score -c.
 #pragma once
 
-#include "tree_attn/reference/state/require.hpp"
-#include "tree_attn/reference/state/state.hpp"
+#include "reference/state/require.hpp"
+#include "reference/state/state.hpp"
 
 #include <algorithm>
 #include <array>

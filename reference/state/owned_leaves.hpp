@@ -6,7 +6,7 @@
 /// cache is the a-th key of the sequence that lies in the range, in either order of leaves.
 #pragma once
 
-#include "tree_attn/reference/state/slots.hpp"
+#include "reference/state/slots.hpp"
 
 #include <algorithm>
 #include <bit>

@@ -4,7 +4,7 @@
 /// (eq. (7)).
 #pragma once
 
-#include "tree_attn/reference/state/state.hpp"
+#include "reference/state/state.hpp"
 
 #include <algorithm>
 #include <cmath>

@@ -6,7 +6,7 @@
 /// message changes: the value of a node is the state of the keys below it that the row sees.
 #pragma once
 
-#include "tree_attn/reference/state/host_device.hpp"
+#include "reference/state/host_device.hpp"
 
 #include <cstdint>
 

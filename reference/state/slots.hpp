@@ -15,9 +15,9 @@
 ///   slots is a set of residues: its owner gets its share of every 4096 leaves to come, so the ranges never change.
 #pragma once
 
-#include "tree_attn/reference/state/host_device.hpp"
-#include "tree_attn/reference/state/key_range.hpp"
-#include "tree_attn/reference/state/subtree.hpp"
+#include "reference/state/host_device.hpp"
+#include "reference/state/key_range.hpp"
+#include "reference/state/subtree.hpp"
 
 #include <bit>
 #include <cstdint>

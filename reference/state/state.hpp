@@ -15,7 +15,7 @@
 /// finite score always has a finite shift.
 #pragma once
 
-#include "tree_attn/reference/state/host_device.hpp"
+#include "reference/state/host_device.hpp"
 
 #include <cmath>
 #include <cstdint>

@@ -6,7 +6,7 @@
 /// follow from its two endpoints, so they are never stored or sent. CPU and CUDA code include this file.
 #pragma once
 
-#include "tree_attn/reference/state/host_device.hpp"
+#include "reference/state/host_device.hpp"
 
 #include <bit>
 #include <cstdint>

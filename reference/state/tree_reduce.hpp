@@ -7,7 +7,7 @@
 /// operation takes unit time and messages take none.
 #pragma once
 
-#include "tree_attn/reference/state/require.hpp"
+#include "reference/state/require.hpp"
 
 #include <algorithm>
 #include <cstdint>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Conversions between stored elements and float or double.
-#include "tree_attn/reference/tensor/convert.hpp"
+#include "reference/tensor/convert.hpp"
 
 #include <cstring>
 #include <type_traits>

@@ -3,7 +3,7 @@
 /// @brief Conversions between stored elements and float or double.
 #pragma once
 
-#include "tree_attn/reference/tensor/view.hpp"
+#include "reference/tensor/view.hpp"
 
 #include <cstddef>
 #include <cstdint>

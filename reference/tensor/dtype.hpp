@@ -9,7 +9,7 @@
 /// and a way to split the weights (split_weight).
 #pragma once
 
-#include "tree_attn/reference/tensor/float8.hpp"
+#include "reference/tensor/float8.hpp"
 
 #include <array>
 #include <concepts>

@@ -3,7 +3,7 @@
 /// @brief The bits of a float, and the numbers of FP8 E4M3 among them.
 #pragma once
 
-#include "tree_attn/reference/state/host_device.hpp"
+#include "reference/state/host_device.hpp"
 
 #include <cstdint>
 #include <cstring>

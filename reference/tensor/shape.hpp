@@ -3,7 +3,7 @@
 /// @brief The axes and types of one attention step (the arrays of eq. (7)), as plans and caches need them.
 #pragma once
 
-#include "tree_attn/reference/tensor/view.hpp"
+#include "reference/tensor/view.hpp"
 
 #include <algorithm>
 #include <cstdint>

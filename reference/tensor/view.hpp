@@ -6,8 +6,8 @@
 /// positions, N keys. A view does not own or copy its elements and may start at any byte, so that mapped files need no copy.
 #pragma once
 
-#include "tree_attn/reference/state/require.hpp"
-#include "tree_attn/reference/tensor/dtype.hpp"
+#include "reference/state/require.hpp"
+#include "reference/tensor/dtype.hpp"
 
 #include <array>
 #include <cassert>

@@ -2,8 +2,8 @@
 /// @file
 /// @brief Multiplies and adds as fast as the processor does, with nothing to wait for: the other speed that the decode is
 /// compared with.
-#include "tree_attn/reference/cpu/instructions.hpp"
-#include "tree_attn/tests/bench/baselines.hpp"
+#include "reference/cpu/instructions.hpp"
+#include "tests/bench/baselines.hpp"
 
 namespace tree_attn::bench {
 

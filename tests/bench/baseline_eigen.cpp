@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Attention as Eigen's two products, compiled for this processor.
-#include "tree_attn/tests/bench/baselines.hpp"
+#include "tests/bench/baselines.hpp"
 
 #include <Eigen/Core>
 

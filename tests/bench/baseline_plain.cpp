@@ -3,7 +3,7 @@
 /// @brief The definition of attention as two loops, compiled with -O3 -ffast-math for this processor.
 ///
 /// The compiler may reorder every sum. Bits are those of one compiler on one processor.
-#include "tree_attn/tests/bench/baselines.hpp"
+#include "tests/bench/baselines.hpp"
 
 #include <algorithm>
 #include <cmath>

@@ -3,7 +3,7 @@
 /// @brief Reads memory in order, once, with nothing else to do: the speed that the others are compared with.
 ///
 /// The hardware alone fetches ahead. A loop that requests lines as well may be faster, above all where they lie in a cache.
-#include "tree_attn/tests/bench/baselines.hpp"
+#include "tests/bench/baselines.hpp"
 
 namespace tree_attn::bench {
 

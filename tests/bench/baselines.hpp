@@ -7,7 +7,7 @@
 /// a shared library that exports the functions below and nothing else: templates compiled for two processors never meet.
 #pragma once
 
-#include "tree_attn/reference/tensor/dtype.hpp"
+#include "reference/tensor/dtype.hpp"
 
 #include <cstddef>
 #include <cstdint>

@@ -6,11 +6,11 @@
 ///
 /// Prints JSON: the median over rounds of (time of ours) / (time of MPI_Allreduce), the two taking turns, and the same for
 /// the three AllReduces of Alg. 3 over one.
-#include "tree_attn/distributed/decoders/runner.hpp"
-#include "tree_attn/distributed/job/mpi_session.hpp"
-#include "tree_attn/distributed/measure/measure.hpp"
-#include "tree_attn/distributed/plan/plan_builder.hpp"
-#include "tree_attn/distributed/transport/mpi_transport.hpp"
+#include "distributed/exchange/plan_builder.hpp"
+#include "distributed/exchange/runner.hpp"
+#include "distributed/program/measure.hpp"
+#include "distributed/transport/mpi_session.hpp"
+#include "distributed/transport/mpi_transport.hpp"
 
 #include <mpi.h>
 

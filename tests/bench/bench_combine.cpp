@@ -12,12 +12,12 @@
 /// MPI_Allreduce. Optional arguments are the number of consecutive ranks that count as a node (0: ranks that share memory),
 /// and the radix, inside nodes too (0: the default of the library). `tree_attn` takes 2 where ranks outnumber the cores of
 /// their node.
-#include "tree_attn/distributed/decoders/decoder.hpp"
-#include "tree_attn/distributed/decoders/runner.hpp"
-#include "tree_attn/distributed/job/mpi_session.hpp"
-#include "tree_attn/distributed/measure/measure.hpp"
-#include "tree_attn/distributed/transport/mpi_transport.hpp"
-#include "tree_attn/distributed/transport/shared_transport.hpp"
+#include "distributed/exchange/decoder.hpp"
+#include "distributed/exchange/runner.hpp"
+#include "distributed/program/measure.hpp"
+#include "distributed/transport/mpi_session.hpp"
+#include "distributed/transport/mpi_transport.hpp"
+#include "distributed/transport/shared_transport.hpp"
 
 #include <mpi.h>
 

@@ -16,11 +16,11 @@
 ///
 /// NAME is read, arithmetic, fused, decode, plain or Eigen; several QUERIES have a causal edge, without plain and Eigen. A
 /// run that is not timed comes first; then as many as fit into SECONDS, at least one; the answer is their mean.
-#include "tree_attn/reference/cpu/leaf_kernel.hpp"
-#include "tree_attn/reference/cpu/thread_pool.hpp"
-#include "tree_attn/reference/decode/backend.hpp"
-#include "tree_attn/reference/decode/decode.hpp"
-#include "tree_attn/tests/bench/baselines.hpp"
+#include "reference/cpu/leaf_kernel.hpp"
+#include "reference/cpu/thread_pool.hpp"
+#include "reference/decode/backend.hpp"
+#include "reference/decode/decode.hpp"
+#include "tests/bench/baselines.hpp"
 
 #include <sys/mman.h>
 

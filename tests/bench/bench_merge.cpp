@@ -5,8 +5,8 @@
 /// Run: ./run bench
 ///
 /// Every result is meant as a ratio inside one run.
-#include "tree_attn/reference/cpu/leaf_kernel.hpp"
-#include "tree_attn/reference/state/state.hpp"
+#include "reference/cpu/leaf_kernel.hpp"
+#include "reference/state/state.hpp"
 
 #include <benchmark/benchmark.h>
 

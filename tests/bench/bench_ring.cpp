@@ -9,11 +9,11 @@
 /// and on the same shards, and must end with the same bits. Prints JSON: medians over rounds of (time of ours) / (time of
 /// the plain ring), where the time runs until the last rank is done, or is processor time of all ranks together; and both
 /// times.
-#include "tree_attn/distributed/decoders/decoder.hpp"
-#include "tree_attn/distributed/job/mpi_session.hpp"
-#include "tree_attn/distributed/measure/measure.hpp"
-#include "tree_attn/distributed/transport/mpi_transport.hpp"
-#include "tree_attn/reference/data/workload.hpp"
+#include "distributed/exchange/decoder.hpp"
+#include "distributed/program/measure.hpp"
+#include "distributed/transport/mpi_session.hpp"
+#include "distributed/transport/mpi_transport.hpp"
+#include "reference/data/workload.hpp"
 
 #include <mpi.h>
 

@@ -2,9 +2,9 @@
 /// @file
 /// @brief The listings of the chapter "In your engine", compiled and run: mpirun -n 4 engine. test_engine.py compares them
 /// with the page.
-#include "tree_attn/distributed/decoders/mpi_attention.hpp"
-#include "tree_attn/reference/oracle/attention.hpp"
-#include "tree_attn/reference/state/lse.hpp"
+#include "distributed/interface/mpi_attention.hpp"
+#include "reference/oracle/attention.hpp"
+#include "reference/state/lse.hpp"
 
 #include <mpi.h>
 

@@ -25,7 +25,7 @@ STARTS = r"(?:\./run(?: |$)|(?:mpirun|mpiexec|srun)\b.* (?:build/)?tree_attn |bu
 RUN = (ROOT / "run").read_text(encoding="utf-8")
 USAGE = RUN.split("usage() {")[1].split("\nEND\n")[0]
 # Scripts that explain their options themselves.
-SCRIPTS = {"bench": ["tests/bench/measure", "tests/gpu/time_ladder/measure", "tests/gpu/exchange/measure"], "simulate": ["tests/bench/simulate"]}
+SCRIPTS = {"bench": ["tests/bench/measure", "tests/bench/time_ladder/measure", "tests/bench/exchange/measure"], "simulate": ["tests/bench/simulate"]}
 # Launchers on a machine of the reader's with GPUs, or on several: they need what a laptop has not.
 ELSEWHERE = ("--hostfile", "--backend cuda", "-f hosts")
 # What the fast set leaves out, and the entry of CTest by which ./run test --all runs it too, where it does.
@@ -66,7 +66,7 @@ def options_of(subcommand):
     """The options of a command of the program, by its help, or without a program those of all of them, by the sources."""
     if PROGRAM:
         return set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", subprocess.run([PROGRAM, subcommand, "--help"], capture_output=True, text=True, check=True).stdout))
-    text = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "distributed" / "program").glob("*.cpp"))
+    text = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "distributed").glob("*/*.cpp") if path.parent.name in ("program", "language_model"))
     return set(re.findall(r"--[a-z][\w-]*", text))
 
 

@@ -108,7 +108,7 @@ class Exercises(unittest.TestCase):
             declared = [re.findall(r"^inline .*?\)", text, re.MULTILINE | re.DOTALL)[-1] for text in (part, solution)]
             self.assertEqual(*declared, number)
             self.assertIn(f"exercise {number}: {exercise.about(path)[0]}.", re.sub(r"\s*\n/// ?", " ", solution), number)
-            self.assertIn(f'#include "tree_attn/notebooks_cpp/exercises/solutions/{path.stem}.hpp"', form)
+            self.assertIn(f'#include "notebooks_cpp/exercises/solutions/{path.stem}.hpp"', form)
 
     def test_notebooks_name_their_exercises(self):
         named = {}

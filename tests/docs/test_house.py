@@ -16,7 +16,7 @@ import house
 GROUND = {
     "reference/state/state.hpp": "#pragma once\n\n#include <cmath>\n",
     "reference/energy/energy.hpp": "#pragma once\n\n#include <Eigen/Core>\n\n#include <cmath>\n",
-    "distributed/decoders/decoder.cpp": "".join(f'    {{"{name}", "brief"}},\n' for name in "abcdef") + '    {"ring", "brief"},\n',
+    "distributed/exchange/decoder.cpp": "".join(f'    {{"{name}", "brief"}},\n' for name in "abcdef") + '    {"ring", "brief"},\n',
     "gpu/ladder/ladder.cu": "".join(f'{{.name = "step-{name}"}},\n' for name in "abcdef"),
     "gpu/engine/launch.cu": '{.name = "equal-runs"},\n{.name = "short-end"},\n',
 }
@@ -39,13 +39,13 @@ class House(unittest.TestCase):
         self.assertEqual(self.faults({}), [])
 
     def test_each_rule_finds_what_breaks_it(self):
-        upwards = '#include "tree_attn/gpu/ladder/ladder.hpp"\n'
+        upwards = '#include "gpu/ladder/ladder.hpp"\n'
         for name, text, said in (
                 ("gpu/engine/launch.hpp", upwards, "gpu/engine may not include gpu/ladder/ladder.hpp"),
                 ("gpu/loose.hpp", "\n", "lies in no sub-room"),
-                ("reference/decode/decode.hpp", '#include "tree_attn/reference/energy/energy.hpp"\n', "brings Eigen, which nothing here may need"),
+                ("reference/decode/decode.hpp", '#include "reference/energy/energy.hpp"\n', "brings Eigen, which nothing here may need"),
                 ("reference/data/file.cpp", "#include <mpi.h>\n", "<mpi.h> is not for reference/data"),
-                ("reference/data/file.cpp", '#include <array>\n\n#include "tree_attn/reference/state/state.hpp"\n', "stands after"),
+                ("reference/data/file.cpp", '#include <array>\n\n#include "reference/state/state.hpp"\n', "stands after"),
                 ("reference/data/file.cpp", "#include <vector>\n#include <array>\n", "sorted block"),
                 ("tests/gpu/a.cpp", "// see elsewhere.hpp\n", " names elsewhere.hpp"),
                 ("gpu/engine/a.hpp", "// behind it\n", "'behind' in a comment"),
@@ -53,21 +53,21 @@ class House(unittest.TestCase):
                 ("tests/gpu/a.cpp", 'TEST_CASE("a: b; c") {\n', "semicolon"),
                 ("tests/gpu/a.cpp", 'TEST_CASE(\n    "a: b") {\n', "too long"),
                 ("reference/state/forest.hpp", "#if defined(__CUDA_ARCH__)\n#endif\n", "the same on hosts and devices"),
-                ("reference/data/file.cpp", '#include "state.hpp"\n', 'state.hpp is not included as "tree_attn/'),
-                ("reference/data/file.cpp", "#include <tree_attn/reference/state/state.hpp>\n", "is not included as"),
-                ("distributed/decoders/a.cu", '#include "tree_attn/gpu/backend/cache.hpp"\n', "distributed/decoders*.cu may not include gpu/backend/cache.hpp"),
+                ("reference/data/file.cpp", '#include "state.hpp"\n', 'state.hpp is not included as "<room>/'),
+                ("reference/data/file.cpp", "#include <reference/state/state.hpp>\n", "is not included as"),
+                ("distributed/exchange/a.cu", '#include "gpu/backend/cache.hpp"\n', "distributed/exchange*.cu may not include gpu/backend/cache.hpp"),
                 ("reference/data/file.cpp", "#include <array>\n\n#include <vector>\n", "vector does not follow array in a sorted block"),
                 ("reference/data/file.cpp", "#include <array>\n#include <array>\n", "array does not follow array in a sorted block"),
                 ("reference/data/file.cpp", "#include <Eigen/Core>\n#include <array>\n", "no empty line between Eigen/Core and array"),
                 ("tests/gpu/a.cpp", "// see reference/state/elsewhere.hpp\n", " names reference/state/elsewhere.hpp"),
                 ("tests/tool.py", "# see elsewhere.hpp\n", "tests/tool.py:1: the comment names elsewhere.hpp"),
                 ("tests/gpu/a.cpp", 'if ("ring" == algorithm.name) return;\n', "ring is matched by its name"),
-                ("distributed/decoders/decoder.cpp", "", "does not know the registry any more")):
+                ("distributed/exchange/decoder.cpp", "", "does not know the registry any more")):
             with self.subTest(text):
                 self.assertIn(said, "\n".join(self.faults({name: text})))
 
     def test_rules_of_several_files(self):
-        chain = {f"reference/decode/{name}.hpp": f'#include "tree_attn/reference/{below}.hpp"\n' for name, below in (("a", "decode/b"), ("b", "decode/c"), ("c", "energy/energy"))}
+        chain = {f"reference/decode/{name}.hpp": f'#include "reference/{below}.hpp"\n' for name, below in (("a", "decode/b"), ("b", "decode/c"), ("c", "energy/energy"))}
         self.assertIn("reference/decode/a.hpp:1: reference/decode/b.hpp brings Eigen, which nothing here may need", self.faults(chain))
         pair = {"gpu/engine/a.hpp": "/// @file\n", "gpu/engine/a.cu": "\n"}
         self.assertEqual(self.faults(pair), ["gpu/engine/a.cu:1: no @file and @brief, which gpu/engine/a.hpp has"])
@@ -81,15 +81,15 @@ class House(unittest.TestCase):
             self.assertIn("1 faults" if faults else "The house stands", err.getvalue())
 
     def test_what_breaks_none(self):
-        for name, text in (("gpu/backend/cache.hpp", '#include "tree_attn/gpu/ladder/ladder.hpp"\n'), ("tests/gpu/a.cpp", '// see state/state.hpp\nCHECK(find("ring").name == "ring");\n'),
+        for name, text in (("gpu/backend/cache.hpp", '#include "gpu/ladder/ladder.hpp"\n'), ("tests/gpu/a.cpp", '// see state/state.hpp\nCHECK(find("ring").name == "ring");\n'),
                            ("gpu/engine/a.hpp", 'fail("a text that no test knows");\n'), ("gpu/engine/forest.cuh", "#if defined(__CUDA_ARCH__)\n#endif\n"),
-                           ("distributed/decoders/a.cpp", '#include "tree_attn/gpu/backend/cache.hpp"\n'), ("tests/gpu/a.cpp", 'say("// elsewhere.hpp");\n'),
-                           ("reference/data/file.cpp", '#include "tree_attn/reference/data/file.hpp"\n\n#include "tree_attn/reference/state/state.hpp"\n\n#include <Eigen/Core>\n\n#include <array>\n#include <vector>\n')):
+                           ("distributed/exchange/a.cpp", '#include "gpu/backend/cache.hpp"\n'), ("tests/gpu/a.cpp", 'say("// elsewhere.hpp");\n'),
+                           ("reference/data/file.cpp", '#include "reference/data/file.hpp"\n\n#include "reference/state/state.hpp"\n\n#include <Eigen/Core>\n\n#include <array>\n#include <vector>\n')):
             self.assertEqual(self.faults({name: text}), [], text)
 
     def test_known_exceptions(self):
         known = {("arrow", "gpu/engine/launch.hpp", "gpu/ladder/ladder.hpp"): "reason"}
-        self.assertEqual(self.faults({"gpu/engine/launch.hpp": '#include "tree_attn/gpu/ladder/ladder.hpp"\n'}, known), [])
+        self.assertEqual(self.faults({"gpu/engine/launch.hpp": '#include "gpu/ladder/ladder.hpp"\n'}, known), [])
         self.assertIn("no longer so", self.faults({}, known)[0])
 
 

@@ -46,7 +46,7 @@ class Simulated(unittest.TestCase):
         links = [(h100[f"{where}_bytes_per_second"], h100[f"{where}_us"]) for where in ("inside", "between")]
         cluster = re.search(r'\{"h100",8,512,\{([^}]*)\},\{([^}]*)\}\}', source("tests/bench/simulated/clusters.cpp"))
         self.assertEqual([numbers(link) for link in cluster.groups()], [[rate, us / 1e6] for rate, us in links])
-        paper = re.search(r"kPaperCluster(\{[^;]*);", source("distributed/plan/step_time.hpp"))[1].replace("*kGigabytePerSecond", "")
+        paper = re.search(r"kPaperCluster(\{[^;]*);", source("distributed/exchange/step_time.hpp"))[1].replace("*kGigabytePerSecond", "")
         self.assertEqual(numbers(paper), [number for rate, us in links for number in (us, rate / 1e9)] + [0, simulated.MODEL["memory_bytes_per_second"] / 1e9])
         rate = re.search(r"kModelBytesPerSecond=([^;]*);", source("tests/support/model_backend.hpp"))[1]
         self.assertEqual(numbers(rate), [simulated.MODEL["memory_bytes_per_second"]])

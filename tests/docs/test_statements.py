@@ -10,7 +10,7 @@ import sys
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "docs" / "tools"), str(ROOT / "tests" / "gpu" / "time_ladder")]
+sys.path[:0] = [str(ROOT / "docs" / "tools"), str(ROOT / "tests" / "bench" / "time_ladder")]
 import kernel_tables
 import network
 import race
@@ -252,7 +252,7 @@ class Arithmetic(Statements):
     def test_a_limit_for_invented_answers(self):
         measured = json.loads((ROOT / "docs" / "recall.json").read_text(encoding="utf-8"))
         rows = {(row["characters"], row["known"]): row for row in measured["confidence"]}
-        limit = float(re.search(r"kSureWeight = ([\d.]+);", (ROOT / "distributed/measure/report.hpp").read_text(encoding="utf-8"))[1])
+        limit = float(re.search(r"kSureWeight = ([\d.]+);", (ROOT / "distributed/program/report.hpp").read_text(encoding="utf-8"))[1])
         sure = {n: row["asked"] - row["below"][str(limit)] for (n, known), row in rows.items() if known}
         unsure = {n: row["below"][str(limit)] for (n, known), row in rows.items() if not known}
         longest = max(sure)

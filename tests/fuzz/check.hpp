@@ -3,7 +3,7 @@
 /// @brief What every fuzzer checks: a refusal is one readable line.
 #pragma once
 
-#include "tree_attn/reference/data/input_error.hpp"
+#include "reference/data/input_error.hpp"
 
 #include <cstdio>
 #include <cstdlib>

@@ -3,8 +3,8 @@
 /// @brief Fuzzes whole tensor files, mapped as the program maps them: every tensor that is accepted can be read to its end.
 ///
 /// Input: the file.
-#include "tree_attn/reference/data/workload.hpp"
-#include "tree_attn/tests/fuzz/check.hpp"
+#include "reference/data/workload.hpp"
+#include "tests/fuzz/check.hpp"
 
 #include <sys/mman.h>
 #include <unistd.h>

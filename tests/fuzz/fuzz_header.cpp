@@ -4,8 +4,8 @@
 /// data.
 ///
 /// Input: two bytes, the size of the data (little-endian); then the header.
-#include "tree_attn/reference/data/safetensors_header.hpp"
-#include "tree_attn/tests/fuzz/check.hpp"
+#include "reference/data/safetensors_header.hpp"
+#include "tests/fuzz/check.hpp"
 
 #include <cstdint>
 

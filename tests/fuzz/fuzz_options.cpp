@@ -3,8 +3,8 @@
 /// @brief Fuzzes the options of `decode`: any arguments are refused, or make a shape within its limits.
 ///
 /// Input: one byte, the number of ranks; then the arguments, one per line.
-#include "tree_attn/distributed/program/decode_options.hpp"
-#include "tree_attn/tests/fuzz/check.hpp"
+#include "distributed/program/decode_options.hpp"
+#include "tests/fuzz/check.hpp"
 
 #include <cstdint>
 #include <sstream>

@@ -3,7 +3,7 @@
 /// @brief Names of the algorithms of the library as the program takes them, so that tests of the program include a new one.
 #pragma once
 
-#include "tree_attn/distributed/decoders/decoder.hpp"
+#include "distributed/exchange/decoder.hpp"
 
 #include <string>
 #include <vector>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Builds the inputs of the cases, one maker per kind.
-#include "tree_attn/tests/support/cases.hpp"
+#include "tests/support/cases.hpp"
 
-#include "tree_attn/reference/state/key_range.hpp"
+#include "reference/state/key_range.hpp"
 
 #include <nlohmann/json.hpp>
 

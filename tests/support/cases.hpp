@@ -3,7 +3,7 @@
 /// @brief Decodes from the test suites of other projects (tests/data/cases.json): their parameters and inputs.
 #pragma once
 
-#include "tree_attn/tests/support/tensor_workload.hpp"
+#include "tests/support/tensor_workload.hpp"
 
 #include <memory>
 #include <string>

@@ -3,9 +3,9 @@
 /// @brief The checks that every implementation of Ranks must pass, run on one of its ranks.
 #pragma once
 
-#include "tree_attn/distributed/transport/ranks.hpp"
-#include "tree_attn/reference/data/input_error.hpp"
-#include "tree_attn/tests/support/message.hpp"
+#include "distributed/transport/ranks.hpp"
+#include "reference/data/input_error.hpp"
+#include "tests/support/message.hpp"
 
 #include <doctest/doctest.h>
 

@@ -3,10 +3,10 @@
 /// @brief Runs the decoders in tests: a workload, a layout, an algorithm, and the checks of every result.
 #pragma once
 
-#include "tree_attn/distributed/measure/measure.hpp"
-#include "tree_attn/tests/support/rank_group.hpp"
-#include "tree_attn/tests/support/same_bits.hpp"
-#include "tree_attn/tests/support/tensor_workload.hpp"
+#include "distributed/program/measure.hpp"
+#include "tests/support/rank_group.hpp"
+#include "tests/support/same_bits.hpp"
+#include "tests/support/tensor_workload.hpp"
 
 #include <doctest/doctest.h>
 

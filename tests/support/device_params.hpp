@@ -3,14 +3,14 @@
 /// @brief Test workloads on the device: upload as laid out, run by a step of the ladder, download.
 #pragma once
 
-#include "tree_attn/gpu/backend/session.hpp"
-#include "tree_attn/gpu/ladder/ladder.hpp"
-#include "tree_attn/reference/decode/decode.hpp"
-#include "tree_attn/reference/oracle/attention.hpp"
-#include "tree_attn/reference/oracle/error_bound.hpp"
-#include "tree_attn/tests/support/compare.hpp"
-#include "tree_attn/tests/support/same_bits.hpp"
-#include "tree_attn/tests/support/tensor_workload.hpp"
+#include "gpu/backend/session.hpp"
+#include "gpu/ladder/ladder.hpp"
+#include "reference/decode/decode.hpp"
+#include "reference/oracle/attention.hpp"
+#include "reference/oracle/error_bound.hpp"
+#include "tests/support/compare.hpp"
+#include "tests/support/same_bits.hpp"
+#include "tests/support/tensor_workload.hpp"
 
 #include <doctest/doctest.h>
 

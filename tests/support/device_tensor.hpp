@@ -3,8 +3,8 @@
 /// @brief Tensors in memory of the emulated device, as other programs pass them.
 #pragma once
 
-#include "tree_attn/gpu/platform/launch.hpp"
-#include "tree_attn/tests/support/tensors.hpp"
+#include "gpu/platform/launch.hpp"
+#include "tests/support/tensors.hpp"
 
 #include <span>
 #include <vector>

@@ -3,7 +3,7 @@
 /// @brief Keys and values of F8_E4M3 with scales that are powers of two, and the same numbers in BF16.
 #pragma once
 
-#include "tree_attn/tests/support/tensor_workload.hpp"
+#include "tests/support/tensor_workload.hpp"
 
 #include <cmath>
 #include <memory>

@@ -3,7 +3,7 @@
 /// @brief Callbacks between threads of one process, in the place of a process group.
 #pragma once
 
-#include "tree_attn/distributed/transport/callback_ranks.hpp"
+#include "distributed/transport/callback_ranks.hpp"
 
 #include <algorithm>
 #include <atomic>

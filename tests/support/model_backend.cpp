@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The model backend: the time of a decode without its keys and values (section 6).
-#include "tree_attn/tests/support/model_backend.hpp"
+#include "tests/support/model_backend.hpp"
 
 #include <sys/mman.h>
 

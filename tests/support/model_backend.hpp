@@ -3,8 +3,8 @@
 /// @brief A model of a GPU: the time of a decode without its keys and values (section 6).
 #pragma once
 
-#include "tree_attn/reference/data/workload.hpp"
-#include "tree_attn/reference/decode/backend.hpp"
+#include "reference/data/workload.hpp"
+#include "reference/decode/backend.hpp"
 
 #include <functional>
 #include <memory>

@@ -3,7 +3,7 @@
 /// @brief The MPI session of the test program, for tests of MPI itself.
 #pragma once
 
-#include "tree_attn/distributed/job/mpi_session.hpp"
+#include "distributed/transport/mpi_session.hpp"
 
 namespace tree_attn::test {
 

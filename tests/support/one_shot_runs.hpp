@@ -4,12 +4,12 @@
 /// processes.
 #pragma once
 
-#include "tree_attn/distributed/transport/thread_transport.hpp"
-#include "tree_attn/gpu/backend/backends.hpp"
-#include "tree_attn/gpu/platform/emulator/settings.hpp"
-#include "tree_attn/reference/state/owned_leaves.hpp"
-#include "tree_attn/tests/support/decoding.hpp"
-#include "tree_attn/tests/support/message.hpp"
+#include "distributed/transport/thread_transport.hpp"
+#include "gpu/backend/backends.hpp"
+#include "gpu/emulator/settings.hpp"
+#include "reference/state/owned_leaves.hpp"
+#include "tests/support/decoding.hpp"
+#include "tests/support/message.hpp"
 
 #include <algorithm>
 #include <chrono>

@@ -3,10 +3,10 @@
 /// @brief A cache in pages beside a dense one and a model of its pages: any operations, the same bits.
 #pragma once
 
-#include "tree_attn/reference/decode/backend.hpp"
-#include "tree_attn/reference/decode/page_table.hpp"
-#include "tree_attn/tests/support/same_bits.hpp"
-#include "tree_attn/tests/support/tensors.hpp"
+#include "reference/decode/backend.hpp"
+#include "reference/decode/page_table.hpp"
+#include "tests/support/same_bits.hpp"
+#include "tests/support/tensors.hpp"
 
 #include <algorithm>
 #include <map>

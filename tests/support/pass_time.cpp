@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Time that a model of a computation takes, on a real machine.
-#include "tree_attn/tests/support/model_backend.hpp"
+#include "tests/support/model_backend.hpp"
 
 #include <chrono>
 #include <thread>

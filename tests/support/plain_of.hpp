@@ -3,9 +3,9 @@
 /// @brief The plain decode beside a cache.
 #pragma once
 
-#include "tree_attn/reference/decode/backend.hpp"
-#include "tree_attn/reference/decode/plain.hpp"
-#include "tree_attn/tests/support/same_bits.hpp"
+#include "reference/decode/backend.hpp"
+#include "reference/decode/plain.hpp"
+#include "tests/support/same_bits.hpp"
 
 #include <doctest/doctest.h>
 

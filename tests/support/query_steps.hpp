@@ -3,9 +3,9 @@
 /// @brief One cache, and steps of other numbers of queries: a prompt in chunks, single queries, drafts, and rows taken back.
 #pragma once
 
-#include "tree_attn/distributed/decoders/decoder.hpp"
-#include "tree_attn/tests/support/same_bits.hpp"
-#include "tree_attn/tests/support/tensors.hpp"
+#include "distributed/exchange/decoder.hpp"
+#include "tests/support/same_bits.hpp"
+#include "tests/support/tensors.hpp"
 
 #include <algorithm>
 #include <memory>

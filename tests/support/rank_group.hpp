@@ -7,8 +7,8 @@
 /// make the same checks and agree.
 #pragma once
 
-#include "tree_attn/distributed/transport/transport.hpp"
-#include "tree_attn/reference/decode/decode.hpp"
+#include "distributed/transport/transport.hpp"
+#include "reference/decode/decode.hpp"
 
 #include <functional>
 #include <optional>

@@ -3,9 +3,9 @@
 /// @brief A device that holds large clusters, for tests of the same kernels on a GPU and under the emulator.
 #pragma once
 
-#include "tree_attn/gpu/platform/launch.hpp"
+#include "gpu/platform/launch.hpp"
 #if !defined(TREE_ATTN_FOR_CUDA)
-#include "tree_attn/gpu/platform/emulator/settings.hpp"
+#include "gpu/emulator/settings.hpp"
 #endif
 
 #include <algorithm>

@@ -3,7 +3,7 @@
 /// @brief Equal bits, NaN included.
 #pragma once
 
-#include "tree_attn/reference/decode/decode.hpp"
+#include "reference/decode/decode.hpp"
 
 #include <algorithm>
 #include <cmath>

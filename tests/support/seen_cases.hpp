@@ -3,10 +3,10 @@
 /// @brief Random steps whose queries do not see all keys, and the check that a row has the bits of itself alone.
 #pragma once
 
-#include "tree_attn/reference/decode/backend.hpp"
-#include "tree_attn/tests/support/plain_of.hpp"
-#include "tree_attn/tests/support/sweep.hpp"
-#include "tree_attn/tests/support/tensor_workload.hpp"
+#include "reference/decode/backend.hpp"
+#include "tests/support/plain_of.hpp"
+#include "tests/support/sweep.hpp"
+#include "tests/support/tensor_workload.hpp"
 
 #include <doctest/doctest.h>
 

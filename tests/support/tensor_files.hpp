@@ -3,8 +3,8 @@
 /// @brief Helpers for tests of tensor files: a temporary folder, and the message of a refused file.
 #pragma once
 
-#include "tree_attn/reference/data/safetensors.hpp"
-#include "tree_attn/tests/support/message.hpp"
+#include "reference/data/safetensors.hpp"
+#include "tests/support/message.hpp"
 
 #include <doctest/doctest.h>
 #include <unistd.h>

@@ -3,8 +3,8 @@
 /// @brief Workloads over tensors in memory, with any elements and any layout.
 #pragma once
 
-#include "tree_attn/reference/data/workload.hpp"
-#include "tree_attn/tests/support/tensors.hpp"
+#include "reference/data/workload.hpp"
+#include "tests/support/tensors.hpp"
 
 #include <cmath>
 #include <cstring>

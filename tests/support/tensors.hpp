@@ -3,7 +3,7 @@
 /// @brief Owning tensors for tests, filled from a seed and stored in any type.
 #pragma once
 
-#include "tree_attn/reference/tensor/convert.hpp"
+#include "reference/tensor/convert.hpp"
 
 #include <array>
 #include <cstddef>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The comparison that all other tests use must fail when it should.
-#include "tree_attn/tests/support/compare.hpp"
+#include "tests/support/compare.hpp"
 
 #include <doctest/doctest.h>
 

@@ -3,9 +3,9 @@
 /// @brief A cache whose values are components of the keys, beside one that stores them apart.
 #pragma once
 
-#include "tree_attn/reference/decode/backend.hpp"
-#include "tree_attn/tests/support/same_bits.hpp"
-#include "tree_attn/tests/support/tensors.hpp"
+#include "reference/decode/backend.hpp"
+#include "tests/support/same_bits.hpp"
+#include "tests/support/tensors.hpp"
 
 #include <doctest/doctest.h>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Which of the images in the program the current device runs: asked of a kernel that is compiled as all others are.
-#include "tree_attn/gpu/platform/cuda/launch.hpp"
+#include "gpu/platform/cuda/launch.hpp"
 
 namespace tree_attn::cuda {
 namespace {

@@ -3,11 +3,11 @@
 /// @brief The device side of gpu/platform/device.hpp: one instruction a wrapper (PTX ISA 9.0).
 #pragma once
 
-#include "tree_attn/gpu/platform/bytes16.hpp"
-#include "tree_attn/gpu/platform/cache_hint.hpp"
-#include "tree_attn/gpu/platform/cuda/tensor_map.hpp"
-#include "tree_attn/gpu/platform/packet.hpp"
-#include "tree_attn/gpu/platform/platform.hpp"
+#include "gpu/platform/cuda/tensor_map.hpp"
+#include "gpu/types/bytes16.hpp"
+#include "gpu/types/cache_hint.hpp"
+#include "gpu/types/packet.hpp"
+#include "gpu/types/platform.hpp"
 
 #include <cstdint>
 #include <type_traits>

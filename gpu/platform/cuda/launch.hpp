@@ -3,12 +3,12 @@
 /// @brief The CUDA side of gpu/platform/launch.hpp.
 #pragma once
 
-#include "tree_attn/gpu/platform/code_version.hpp"
-#include "tree_attn/gpu/platform/cuda/stream.hpp"
-#include "tree_attn/gpu/platform/cuda/tensor_map.hpp"
-#include "tree_attn/gpu/platform/device_part.hpp"
-#include "tree_attn/gpu/platform/memory_use.hpp"
-#include "tree_attn/gpu/platform/window_handle.hpp"
+#include "gpu/platform/cuda/stream.hpp"
+#include "gpu/platform/cuda/tensor_map.hpp"
+#include "gpu/types/code_version.hpp"
+#include "gpu/types/device_part.hpp"
+#include "gpu/types/memory_use.hpp"
+#include "gpu/types/window_handle.hpp"
 
 #include <cuda_runtime.h>
 

@@ -3,8 +3,8 @@
 /// @brief The CUDA side of streams, events and graphs: see gpu/platform/launch.hpp.
 #pragma once
 
-#include "tree_attn/gpu/platform/device_error.hpp"
-#include "tree_attn/gpu/platform/device_traffic.hpp"
+#include "gpu/types/device_error.hpp"
+#include "gpu/types/device_traffic.hpp"
 
 #include <cuda_runtime.h>
 

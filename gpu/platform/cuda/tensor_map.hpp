@@ -3,7 +3,7 @@
 /// @brief The CUDA side of a tensor map: the driver's descriptor of an array.
 #pragma once
 
-#include "tree_attn/gpu/platform/tensor_array.hpp"
+#include "gpu/types/tensor_array.hpp"
 
 #include <cuda.h>
 

@@ -3,8 +3,8 @@
 /// @brief A solution of exercise 11.1: gather the states of all ranks.
 #pragma once
 
-#include "tree_attn/notebooks_cpp/exercises/ranks.hpp"
-#include "tree_attn/reference/state/state.hpp"
+#include "notebooks_cpp/exercises/ranks.hpp"
+#include "reference/state/state.hpp"
 
 /// The merged state of all ranks of `group`, on every rank. Words: MPI_Comm_size, MPI_Allgather of 6 MPI_FLOAT,
 /// merge_into(left, right).

@@ -3,8 +3,8 @@
 /// @brief A solution of exercise 11.2: join ranks in rounds.
 #pragma once
 
-#include "tree_attn/notebooks_cpp/exercises/ranks.hpp"
-#include "tree_attn/reference/state/state.hpp"
+#include "notebooks_cpp/exercises/ranks.hpp"
+#include "reference/state/state.hpp"
 
 /// The merged state of all p ranks of `group`, p a power of two: the tree of adjacent pairs. The lower rank is on the left.
 /// Words: MPI_Comm_rank, MPI_Comm_size, swap_with(peer, state, group), which sends a state and returns the state of the

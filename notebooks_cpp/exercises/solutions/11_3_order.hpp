@@ -3,8 +3,8 @@
 /// @brief A solution of exercise 11.3: an order of your own.
 #pragma once
 
-#include "tree_attn/notebooks_cpp/exercises/ranks.hpp"
-#include "tree_attn/reference/state/state.hpp"
+#include "notebooks_cpp/exercises/ranks.hpp"
+#include "reference/state/state.hpp"
 
 /// The merged state of all leaves on every rank of `group`, in an order of your choice in which ranks do not occur. `own`
 /// are the states of this rank's leaves; some ranks may have none. Words: MPI_Allgather of counts, MPI_Allgatherv of 6

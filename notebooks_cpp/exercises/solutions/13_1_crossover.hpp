@@ -3,7 +3,7 @@
 /// @brief A solution of exercise 13.1: from how many keys on the tree is faster.
 #pragma once
 
-#include "tree_attn/notebooks_cpp/exercises/check.hpp"
+#include "notebooks_cpp/exercises/check.hpp"
 
 /// The N at which both times are equal, or 0 where the tree is faster for every N: (p - 1) (latency + bytes_per_key N / (p
 /// bandwidth)) = rounds (latency + bytes_of_state / bandwidth), with rounds = 2 log2 p. @param latency seconds @param

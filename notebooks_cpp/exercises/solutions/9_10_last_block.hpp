@@ -3,7 +3,7 @@
 /// @brief A solution of exercise 9.10: the last block adds what all blocks have left.
 #pragma once
 
-#include "tree_attn/notebooks_cpp/exercises/puzzle.hpp"
+#include "notebooks_cpp/exercises/puzzle.hpp"
 
 /// out[0] = (.. (sum_0 + sum_1) + ..) + sum_(blocks - 1), with sum_b the butterfly over the 32 numbers of block b. Words:
 /// store_fresh(), load_fresh(), atomic_inc_acq_rel(counter, last), which returns the count before and wraps to 0 after

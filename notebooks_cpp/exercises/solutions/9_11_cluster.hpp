@@ -3,7 +3,7 @@
 /// @brief A solution of exercise 9.11: blocks that read each other's shared memory: a cluster.
 #pragma once
 
-#include "tree_attn/notebooks_cpp/exercises/puzzle.hpp"
+#include "notebooks_cpp/exercises/puzzle.hpp"
 
 /// out[32 r + i] = the sum over the four blocks b of x[b][32 r + i], where r is the rank of this block and i its thread; x
 /// is [4][128], blocks have 32 threads and 512 bytes of shared memory. Add in the order of b. Words: Arena, cluster_rank(),

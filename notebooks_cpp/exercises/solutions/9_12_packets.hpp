@@ -3,7 +3,7 @@
 /// @brief A solution of exercise 9.12: packets between two devices.
 #pragma once
 
-#include "tree_attn/notebooks_cpp/exercises/puzzle.hpp"
+#include "notebooks_cpp/exercises/puzzle.hpp"
 
 /// out_i = own_i + theirs_i, i < n. `to` is the window of the other device, `from` that of this one, each [2][(n + 2) / 3]
 /// packets; the half of a step is step % 2. Send all, then receive. Words: Packet{{a, b, c}, step}, store_packet(),

@@ -3,7 +3,7 @@
 /// @brief A solution of exercise 9.13: two nodes of two devices: NCCL's two levels.
 #pragma once
 
-#include "tree_attn/notebooks_cpp/exercises/puzzle.hpp"
+#include "notebooks_cpp/exercises/puzzle.hpp"
 
 /// out_i = (x0_i + x1_i) + (x2_i + x3_i), i < 2 h, h a multiple of 3. Device `me` is place me % 2 of node me / 2 and
 /// finishes half me % 2. window[d] is that of device d, [3][h / 3] packets: stage 0 is from the other device of its node,

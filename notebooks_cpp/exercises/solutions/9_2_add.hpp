@@ -3,7 +3,7 @@
 /// @brief A solution of exercise 9.2: two vectors.
 #pragma once
 
-#include "tree_attn/notebooks_cpp/exercises/puzzle.hpp"
+#include "notebooks_cpp/exercises/puzzle.hpp"
 
 /// c_i = a_i + b_i for i < n, one thread per element. Words: blockIdx, blockDim, threadIdx, load_once(), store_fresh().
 inline __global__ void add(const float* a, const float* b, float* c, int n) {

@@ -3,7 +3,7 @@
 /// @brief A solution of exercise 9.3: the sum of a block, by shuffles and shared memory.
 #pragma once
 
-#include "tree_attn/notebooks_cpp/exercises/puzzle.hpp"
+#include "notebooks_cpp/exercises/puzzle.hpp"
 
 /// sums[b] = the sum of x_i for 1000 b <= i < min(n, 1000 (b + 1)), where b is the block. The launch gives 16 bytes of
 /// shared memory. Words: __shfl_xor_sync(), Arena, __syncthreads().

@@ -3,7 +3,7 @@
 /// @brief A solution of exercise 9.4: softmax in one pass.
 #pragma once
 
-#include "tree_attn/notebooks_cpp/exercises/puzzle.hpp"
+#include "notebooks_cpp/exercises/puzzle.hpp"
 
 /// out[0] = log sum_a exp(s_a) and out[1] = sum_a softmax(s)_a v_a over n > 0 keys, by one warp; at least one score is
 /// finite. Words: load_once(), __shfl_xor_sync(), std::exp().

@@ -3,8 +3,8 @@
 /// @brief A solution of exercise 9.5: a leaf of up to 64 keys.
 #pragma once
 
-#include "tree_attn/notebooks_cpp/exercises/puzzle.hpp"
-#include "tree_attn/reference/state/state.hpp"
+#include "notebooks_cpp/exercises/puzzle.hpp"
+#include "reference/state/state.hpp"
 
 /// state = (e, D, n_0 .. n_31) of n_keys <= 64 keys: s_a = q.k_a, e = max ceil(s_a), D = sum 2^(s_a - e), n = sum 2^(s_a -
 /// e) v_a. q has 32 elements, k and v are [n_keys][32]: lane j is component j. Words: __shfl_xor_sync(), std::exp2(), and

@@ -3,7 +3,7 @@
 /// @brief A solution of exercise 9.6: copies under way while a warp adds: cp.async.
 #pragma once
 
-#include "tree_attn/notebooks_cpp/exercises/puzzle.hpp"
+#include "notebooks_cpp/exercises/puzzle.hpp"
 
 /// out[i] = the sum over all tiles of element 127 - i, i < 128. x is [n_tiles][128], and the launch gives shared memory for
 /// three tiles. Words: Arena, copy_async16(to, from, 16), copy_async_commit(), copy_async_wait<groups that may be under

@@ -3,7 +3,7 @@
 /// @brief A solution of exercise 9.7: a producer and its consumers: mbarriers.
 #pragma once
 
-#include "tree_attn/notebooks_cpp/exercises/puzzle.hpp"
+#include "notebooks_cpp/exercises/puzzle.hpp"
 
 /// out[i] = the sum over all tiles of element 63 - i, i < 64, by a block of 96 threads. x is [n_tiles][64]. Words: Arena,
 /// Barrier, barrier_init(barrier, arrivals), barrier_fence_init(), __syncthreads(), barrier_arrive_expect(barrier, bytes),

@@ -3,7 +3,7 @@
 /// @brief A solution of exercise 9.8: fragments of a matrix and of its transpose: ldmatrix.
 #pragma once
 
-#include "tree_attn/notebooks_cpp/exercises/puzzle.hpp"
+#include "notebooks_cpp/exercises/puzzle.hpp"
 
 /// straight[4 lane + i] and transposed[4 lane + i] = register i of lane, of A and of A^T. Registers 0 to 3 are the 8 x 8
 /// matrices at (row, column) = (0, 0), (8, 0), (0, 8), (8, 8). Words: Bytes16, load16_global(), store16(), __syncwarp(),

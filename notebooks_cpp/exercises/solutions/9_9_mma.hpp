@@ -3,7 +3,7 @@
 /// @brief A solution of exercise 9.9: the scores of 16 keys and 8 queries: mma.
 #pragma once
 
-#include "tree_attn/notebooks_cpp/exercises/puzzle.hpp"
+#include "notebooks_cpp/exercises/puzzle.hpp"
 
 /// s[key][query] = k_key . q_query for 16 keys and 8 queries of 32 elements: k is [16][32], q [8][32], s [16][8]. With g =
 /// lane / 4 and t = lane % 4, a pair (2 t, 2 t + 1) of columns in a register: left operand, rows g, g + 8, g, g + 8 and

@@ -4,10 +4,10 @@
 /// (section 6). Loaded by smpirun on every rank.
 ///
 /// Run: tests/bench/simulated/mpirun h100 8 --seq-len 640000 --algorithms two-level,ring
-#include "tree_attn/distributed/measure/measure.hpp"
-#include "tree_attn/distributed/measure/report.hpp"
-#include "tree_attn/distributed/transport/mpi_transport.hpp"
-#include "tree_attn/tests/support/model_backend.hpp"
+#include "distributed/program/measure.hpp"
+#include "distributed/program/report.hpp"
+#include "distributed/transport/mpi_transport.hpp"
+#include "tests/support/model_backend.hpp"
 
 #include <mpi.h>
 

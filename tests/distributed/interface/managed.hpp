@@ -3,8 +3,8 @@
 /// @brief What tests of the C interface share: tensors of exactly their size, a call, a handle, and the line of a refusal.
 #pragma once
 
-#include "tree_attn/distributed/interface/tree_attn.h"
-#include "tree_attn/reference/tensor/view.hpp"
+#include "distributed/interface/tree_attn.h"
+#include "reference/tensor/view.hpp"
 
 #include <doctest/doctest.h>
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The C interface over a communicator: what one rank refuses of its tensors, all refuse.
-#include "tree_attn/distributed/interface/tree_attn.h"
-#include "tree_attn/tests/support/mpi_test_session.hpp"
+#include "distributed/interface/tree_attn.h"
+#include "tests/support/mpi_test_session.hpp"
 
 #include <doctest/doctest.h>
 

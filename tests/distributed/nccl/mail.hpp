@@ -5,7 +5,7 @@
 /// A message is its length and its bytes, moved piece by piece through the channel of two ranks whenever one of them looks.
 #pragma once
 
-#include "tree_attn/gpu/platform/window_handle.hpp"
+#include "gpu/types/window_handle.hpp"
 
 #include <boost/lockfree/spsc_queue.hpp>
 #include <fcntl.h>

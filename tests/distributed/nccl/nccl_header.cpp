@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Our declarations of NCCL agree with nccl.h: types, values, and how arguments are passed. Compiled, never run.
-#include "tree_attn/distributed/transport/nccl_api.hpp"
+#include "distributed/transport/nccl_api.hpp"
 
 #include <nccl.h>
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 29, 0)

@@ -3,12 +3,12 @@
 /// @brief Threads as ranks whose messages go over the stand-in for NCCL, between emulated devices.
 #pragma once
 
-#include "tree_attn/distributed/transport/nccl_transport.hpp"
-#include "tree_attn/distributed/transport/thread_transport.hpp"
-#include "tree_attn/gpu/backend/backends.hpp"
-#include "tree_attn/gpu/platform/emulator/settings.hpp"
-#include "tree_attn/gpu/platform/launch.hpp"
-#include "tree_attn/tests/support/decoding.hpp"
+#include "distributed/transport/nccl_transport.hpp"
+#include "distributed/transport/thread_transport.hpp"
+#include "gpu/backend/backends.hpp"
+#include "gpu/emulator/settings.hpp"
+#include "gpu/platform/launch.hpp"
+#include "tests/support/decoding.hpp"
 
 #include <cstdlib>
 #include <functional>

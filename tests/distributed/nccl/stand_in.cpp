@@ -24,10 +24,10 @@
 /// | `version V` | the version is V |
 ///
 /// Counts start from 1.
-#include "tree_attn/distributed/transport/nccl_api.hpp"
-#include "tree_attn/gpu/platform/emulator/outside.hpp"
-#include "tree_attn/gpu/platform/shared_pages.hpp"
-#include "tree_attn/tests/distributed/nccl/mail.hpp"
+#include "distributed/transport/nccl_api.hpp"
+#include "gpu/emulator/outside.hpp"
+#include "gpu/types/shared_pages.hpp"
+#include "tests/distributed/nccl/mail.hpp"
 
 #include <cmath>
 #include <cstdio>

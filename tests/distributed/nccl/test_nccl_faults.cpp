@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief What a fault of NCCL ends with: one line that says what and where, within the deadline.
-#include "tree_attn/reference/data/input_error.hpp"
-#include "tree_attn/tests/distributed/nccl/nccl_ranks.hpp"
-#include "tree_attn/tests/support/message.hpp"
+#include "reference/data/input_error.hpp"
+#include "tests/distributed/nccl/nccl_ranks.hpp"
+#include "tests/support/message.hpp"
 
 #include <atomic>
 #include <chrono>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Alg. 3 in two levels with NCCL alone: on every rank the bits of the plain decode.
-#include "tree_attn/gpu/platform/launch.hpp"
-#include "tree_attn/reference/decode/plain.hpp"
-#include "tree_attn/tests/distributed/nccl/nccl_ranks.hpp"
+#include "gpu/platform/launch.hpp"
+#include "reference/decode/plain.hpp"
+#include "tests/distributed/nccl/nccl_ranks.hpp"
 
 #include <chrono>
 #include <random>
@@ -12,7 +12,7 @@
 namespace tree_attn {
 namespace emulated {
 
-/// Of distributed/decoders/plain_two_level_nccl.cu.
+/// Of distributed/exchange/plain_two_level_nccl.cu.
 void plain_two_level_nccl(const nccl::Functions& library, nccl::Comm*& comm, int rank, std::span<const int> nodes,
                           std::span<const KeyRange> ranges, float* states, std::int64_t n_rows, std::int64_t d_v, float* out,
                           float* lse, std::chrono::steady_clock::time_point deadline);

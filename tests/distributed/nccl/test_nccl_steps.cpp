@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief What a step over NCCL asks of the devices: copies, launches and memory.
-#include "tree_attn/gpu/backend/device_steps.hpp"
-#include "tree_attn/gpu/engine/peers.hpp"
-#include "tree_attn/tests/distributed/nccl/nccl_ranks.hpp"
-#include "tree_attn/tests/support/one_shot_runs.hpp"
-#include "tree_attn/tests/support/query_steps.hpp"
+#include "gpu/backend/device_steps.hpp"
+#include "gpu/engine/peers.hpp"
+#include "tests/distributed/nccl/nccl_ranks.hpp"
+#include "tests/support/one_shot_runs.hpp"
+#include "tests/support/query_steps.hpp"
 
 #include <algorithm>
 #include <array>

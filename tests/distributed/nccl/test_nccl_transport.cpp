@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Plans over NCCL, with the stand-in and emulated devices: the bits and the counts of host memory (section 5.3).
-#include "tree_attn/distributed/decoders/combiner.hpp"
-#include "tree_attn/tests/distributed/nccl/nccl_ranks.hpp"
-#include "tree_attn/tests/support/compare.hpp"
-#include "tree_attn/tests/support/device_tensor.hpp"
-#include "tree_attn/tests/support/one_shot_runs.hpp"
-#include "tree_attn/tests/support/sanitized.hpp"
+#include "distributed/interface/combiner.hpp"
+#include "tests/distributed/nccl/nccl_ranks.hpp"
+#include "tests/support/compare.hpp"
+#include "tests/support/device_tensor.hpp"
+#include "tests/support/one_shot_runs.hpp"
+#include "tests/support/sanitized.hpp"
 
 #include <atomic>
 #include <mutex>

@@ -3,7 +3,7 @@
 /// @brief Runs the program as its users do, alone and under mpirun, and never waits for it longer than it may take.
 #pragma once
 
-#include "tree_attn/tests/support/tensor_files.hpp"
+#include "tests/support/tensor_files.hpp"
 
 #include <doctest/doctest.h>
 #include <fcntl.h>

@@ -3,10 +3,10 @@
 /// @brief Problems for the program's tests: files of q, k and v, and what should come out.
 #pragma once
 
-#include "tree_attn/reference/data/safetensors.hpp"
-#include "tree_attn/reference/oracle/attention.hpp"
-#include "tree_attn/tests/support/compare.hpp"
-#include "tree_attn/tests/support/tensor_files.hpp"
+#include "reference/data/safetensors.hpp"
+#include "reference/oracle/attention.hpp"
+#include "tests/support/compare.hpp"
+#include "tests/support/tensor_files.hpp"
 
 #include <nlohmann/json.hpp>
 

@@ -3,8 +3,8 @@
 /// @brief Ranks that hang: finds the processes of a job, stops or kills one, and sees what is left of it.
 #pragma once
 
-#include "tree_attn/tests/distributed/program/command.hpp"
-#include "tree_attn/tests/support/sanitized.hpp"
+#include "tests/distributed/program/command.hpp"
+#include "tests/support/sanitized.hpp"
 
 #include <chrono>
 #include <filesystem>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Counts what a test program hands to MPI to send.
-#include "tree_attn/tests/distributed/program/pmpi_counts.hpp"
+#include "tests/distributed/program/pmpi_counts.hpp"
 
 #include <mpi.h>
 

@@ -5,11 +5,11 @@
 ///
 /// Another process has the GPU STAND_IN_BUSY for itself. At the end of the process, the file STAND_IN_CONTEXTS lists the
 /// GPUs that it has used.
-#include "tree_attn/gpu/backend/backends.hpp"
-#include "tree_attn/gpu/backend/blocks.hpp"
-#include "tree_attn/gpu/backend/one_shot_session.hpp"
-#include "tree_attn/gpu/platform/device_error.hpp"
-#include "tree_attn/gpu/platform/emulator/launch.hpp"
+#include "gpu/backend/backends.hpp"
+#include "gpu/backend/blocks.hpp"
+#include "gpu/backend/one_shot_session.hpp"
+#include "gpu/emulator/launch.hpp"
+#include "gpu/types/device_error.hpp"
 
 #include <cstdlib>
 #include <fstream>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Bad tensor files through `oracle` and `decode`: one line that names the file, and nothing written.
-#include "tree_attn/tests/distributed/program/command.hpp"
-#include "tree_attn/tests/distributed/program/file_workload.hpp"
-#include "tree_attn/tests/support/sweep.hpp"
+#include "tests/distributed/program/command.hpp"
+#include "tests/distributed/program/file_workload.hpp"
+#include "tests/support/sweep.hpp"
 
 TEST_CASE("files: q, k, v and what belongs to them are refused with their numbers where they do not fit") {
   const Scratch scratch;

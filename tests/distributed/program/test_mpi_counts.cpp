@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief What reaches MPI beside the messages of a decode.
-#include "tree_attn/tests/distributed/program/command.hpp"
+#include "tests/distributed/program/command.hpp"
 
 #include <algorithm>
 #include <cstdio>

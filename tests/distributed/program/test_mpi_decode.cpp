@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief `tree_attn decode` under mpirun: where keys may be cut, checks that pass and checks that fail.
-#include "tree_attn/tests/distributed/program/command.hpp"
-#include "tree_attn/tests/distributed/program/file_workload.hpp"
-#include "tree_attn/tests/support/algorithm_names.hpp"
+#include "tests/distributed/program/command.hpp"
+#include "tests/distributed/program/file_workload.hpp"
+#include "tests/support/algorithm_names.hpp"
 
 #include <functional>
 

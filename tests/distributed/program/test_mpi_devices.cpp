@@ -2,9 +2,9 @@
 /// @file
 /// @brief `tree_attn decode --devices`, whose ranks are threads of one process, and `--transport nccl` on emulated devices,
 /// with the stand-in for NCCL: they compute and count what processes over MPI do.
-#include "tree_attn/tests/distributed/program/command.hpp"
-#include "tree_attn/tests/distributed/program/file_workload.hpp"
-#include "tree_attn/tests/support/algorithm_names.hpp"
+#include "tests/distributed/program/command.hpp"
+#include "tests/distributed/program/file_workload.hpp"
+#include "tests/support/algorithm_names.hpp"
 
 namespace {
 

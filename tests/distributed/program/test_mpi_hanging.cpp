@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Ranks that hang: stopped by a signal at any time, stopped inside MPI; and ranks that only take long.
-#include "tree_attn/tests/distributed/program/file_workload.hpp"
-#include "tree_attn/tests/distributed/program/hanging.hpp"
+#include "tests/distributed/program/file_workload.hpp"
+#include "tests/distributed/program/hanging.hpp"
 
 #include <sys/stat.h>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief `tree_attn info`: facts of all ranks, with libraries in the place of driver and NCCL; decodes that they end.
-#include "tree_attn/tests/distributed/program/command.hpp"
+#include "tests/distributed/program/command.hpp"
 
 #include <filesystem>
 

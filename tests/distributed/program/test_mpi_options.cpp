@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Ranks whose command lines differ in one option: each option of each command, as the help lists them.
-#include "tree_attn/tests/distributed/model/model_files.hpp"
-#include "tree_attn/tests/distributed/program/command.hpp"
-#include "tree_attn/tests/distributed/program/file_workload.hpp"
-#include "tree_attn/tests/support/sweep.hpp"
+#include "tests/distributed/language_model/model_files.hpp"
+#include "tests/distributed/program/command.hpp"
+#include "tests/distributed/program/file_workload.hpp"
+#include "tests/support/sweep.hpp"
 
 #include <map>
 #include <regex>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Several ranks: one of them speaks, all of them end, each reads only its own shard.
-#include "tree_attn/tests/distributed/program/file_workload.hpp"
-#include "tree_attn/tests/distributed/program/hanging.hpp"
-#include "tree_attn/tests/support/sanitized.hpp"
+#include "tests/distributed/program/file_workload.hpp"
+#include "tests/distributed/program/hanging.hpp"
+#include "tests/support/sanitized.hpp"
 
 TEST_CASE("ranks: rank 0 alone prints") {
   check_outputs({{ranks(3, {"--version"}), "tree_attn " TREE_ATTN_VERSION},

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief What `decode` reports: the table for people, the JSON for programs, and counts that are as predicted.
-#include "tree_attn/gpu/backend/backends.hpp"
-#include "tree_attn/reference/cpu/leaf_kernel.hpp"
-#include "tree_attn/tests/distributed/program/command.hpp"
-#include "tree_attn/tests/support/algorithm_names.hpp"
+#include "gpu/backend/backends.hpp"
+#include "reference/cpu/leaf_kernel.hpp"
+#include "tests/distributed/program/command.hpp"
+#include "tests/support/algorithm_names.hpp"
 
 #include <sched.h>
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief `tree_attn oracle`: the numbers of the library's oracle, in files by shape and type.
-#include "tree_attn/tests/distributed/program/command.hpp"
-#include "tree_attn/tests/distributed/program/file_workload.hpp"
+#include "tests/distributed/program/command.hpp"
+#include "tests/distributed/program/file_workload.hpp"
 
 #include <set>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief OUT and the report: status 2 leaves every file as it was, and nothing is written where it does not belong.
-#include "tree_attn/tests/distributed/program/command.hpp"
+#include "tests/distributed/program/command.hpp"
 
 #include <sys/inotify.h>
 

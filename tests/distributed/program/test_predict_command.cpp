@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief `tree_attn predict`: its table, its report, and what it refuses.
-#include "tree_attn/distributed/decoders/decoder.hpp"
-#include "tree_attn/distributed/measure/predict.hpp"
-#include "tree_attn/tests/distributed/program/command.hpp"
+#include "distributed/exchange/decoder.hpp"
+#include "distributed/program/predict.hpp"
+#include "tests/distributed/program/command.hpp"
 
 #include <algorithm>
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The command line without mpirun: help, and one line for everything that is wrong with it.
-#include "tree_attn/reference/cpu/leaf_kernel.hpp"
-#include "tree_attn/tests/distributed/program/command.hpp"
-#include "tree_attn/tests/support/algorithm_names.hpp"
+#include "reference/cpu/leaf_kernel.hpp"
+#include "tests/distributed/program/command.hpp"
+#include "tests/support/algorithm_names.hpp"
 
 TEST_CASE("usage: help and version are there for the program and every command") {
   std::vector<Words> all{alone({"--version"}), alone({"decode", "-h"}), alone({"--help"})};

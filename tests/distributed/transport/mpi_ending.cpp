@@ -3,8 +3,8 @@
 /// @brief Ranks before MPI is initialized and after it is finalized: mpirun -n P mpi_ending. A program of its own, for MPI
 /// starts once.
 #define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
-#include "tree_attn/distributed/transport/mpi_transport.hpp"
-#include "tree_attn/tests/support/check_ranks.hpp"
+#include "distributed/transport/mpi_transport.hpp"
+#include "tests/support/check_ranks.hpp"
 
 #include <doctest/doctest.h>
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Ranks over MPI, and their transport: over the communicator of the job, and over others.
-#include "tree_attn/distributed/transport/mpi_transport.hpp"
-#include "tree_attn/tests/support/check_ranks.hpp"
-#include "tree_attn/tests/support/mpi_test_session.hpp"
+#include "distributed/transport/mpi_transport.hpp"
+#include "tests/support/check_ranks.hpp"
+#include "tests/support/mpi_test_session.hpp"
 
 #include <doctest/doctest.h>
 #include <sys/mman.h>

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Decoding goes on after a TransportError, on the same communicator: no result is wrong, then or before.
-#include "tree_attn/distributed/transport/mpi_ranks.hpp"
-#include "tree_attn/tests/support/check_ranks.hpp"
-#include "tree_attn/tests/support/decoding.hpp"
-#include "tree_attn/tests/support/mpi_test_session.hpp"
+#include "distributed/transport/mpi_ranks.hpp"
+#include "tests/support/check_ranks.hpp"
+#include "tests/support/decoding.hpp"
+#include "tests/support/mpi_test_session.hpp"
 
 #include <chrono>
 #include <memory>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Messages through memory that ranks share: every length around a part, in order, from everyone to everyone.
-#include "tree_attn/distributed/transport/shared_transport.hpp"
-#include "tree_attn/tests/support/mpi_test_session.hpp"
+#include "distributed/transport/shared_transport.hpp"
+#include "tests/support/mpi_test_session.hpp"
 
 #include <doctest/doctest.h>
 

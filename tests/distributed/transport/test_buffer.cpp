@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Memory that is kept from request to request.
-#include "tree_attn/distributed/transport/buffer.hpp"
+#include "distributed/transport/buffer.hpp"
 
 #include <doctest/doctest.h>
 

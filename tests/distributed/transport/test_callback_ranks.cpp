@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Ranks over functions of the program: reductions, attention with the bits of other ranks, deadlines and failures.
-#include "tree_attn/distributed/decoders/attention.hpp"
-#include "tree_attn/distributed/transport/callback_ranks.hpp"
-#include "tree_attn/tests/support/check_ranks.hpp"
-#include "tree_attn/tests/support/mail_callbacks.hpp"
-#include "tree_attn/tests/support/message.hpp"
-#include "tree_attn/tests/support/same_bits.hpp"
+#include "distributed/interface/attention.hpp"
+#include "distributed/transport/callback_ranks.hpp"
+#include "tests/support/check_ranks.hpp"
+#include "tests/support/mail_callbacks.hpp"
+#include "tests/support/message.hpp"
+#include "tests/support/same_bits.hpp"
 
 #include <doctest/doctest.h>
 
@@ -18,7 +18,7 @@
 #include <string>
 #include <vector>
 
-namespace tree_attn::test {
+namespace tree_attn::test::callback_ranks_test {
 namespace {
 
 constexpr double kTimeout = 20;
@@ -138,4 +138,4 @@ TEST_CASE("callback ranks: no memory is shared, a timeout is not negative, and a
   CHECK_THROWS_AS(ranks_of(office, 2, 2), std::out_of_range);
 }
 
-}  // namespace tree_attn::test
+}  // namespace tree_attn::test::callback_ranks_test

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Ranks as threads: what this transport promises to the tests that stand on it, and its world.
-#include "tree_attn/distributed/transport/thread_transport.hpp"
-#include "tree_attn/reference/data/input_error.hpp"
-#include "tree_attn/tests/support/check_ranks.hpp"
-#include "tree_attn/tests/support/few_threads.hpp"
-#include "tree_attn/tests/support/message.hpp"
-#include "tree_attn/tests/support/rank_group.hpp"
+#include "distributed/transport/thread_transport.hpp"
+#include "reference/data/input_error.hpp"
+#include "tests/support/check_ranks.hpp"
+#include "tests/support/few_threads.hpp"
+#include "tests/support/message.hpp"
+#include "tests/support/rank_group.hpp"
 
 #include <doctest/doctest.h>
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The KV cache in device memory: what a step uploads and allocates, and that growth changes no bit.
-#include "tree_attn/gpu/backend/backends.hpp"
-#include "tree_attn/tests/support/device_params.hpp"
-#include "tree_attn/tests/support/seen_cases.hpp"
-#include "tree_attn/tests/support/values_in_keys.hpp"
+#include "gpu/backend/backends.hpp"
+#include "tests/support/device_params.hpp"
+#include "tests/support/seen_cases.hpp"
+#include "tests/support/values_in_keys.hpp"
 
 #include <random>
 #include <stdexcept>

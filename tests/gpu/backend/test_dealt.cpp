@@ -2,11 +2,11 @@
 /// @file
 /// @brief The dealt order on a device: the states of every range of slots are those of the canonical tree, and caches that
 /// grow have the bits of fresh ones (section 5.3).
-#include "tree_attn/gpu/backend/backends.hpp"
-#include "tree_attn/tests/support/device_params.hpp"
-#include "tree_attn/tests/support/same_bits.hpp"
-#include "tree_attn/tests/support/sanitized.hpp"
-#include "tree_attn/tests/support/seen_cases.hpp"
+#include "gpu/backend/backends.hpp"
+#include "tests/support/device_params.hpp"
+#include "tests/support/same_bits.hpp"
+#include "tests/support/sanitized.hpp"
+#include "tests/support/seen_cases.hpp"
 
 #include <map>
 #include <tuple>

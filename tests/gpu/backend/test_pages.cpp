@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Caches in pages on a device: the bits of a dense cache there, whatever the table (section 5.3).
-#include "tree_attn/gpu/backend/backends.hpp"
-#include "tree_attn/gpu/backend/device_steps.hpp"
-#include "tree_attn/gpu/backend/one_shot_session.hpp"
-#include "tree_attn/gpu/backend/shared_prefix.hpp"
-#include "tree_attn/tests/support/device_params.hpp"
-#include "tree_attn/tests/support/paged_pair.hpp"
-#include "tree_attn/tests/support/sanitized.hpp"
-#include "tree_attn/tests/support/sweep.hpp"
+#include "gpu/backend/backends.hpp"
+#include "gpu/backend/device_steps.hpp"
+#include "gpu/backend/one_shot_session.hpp"
+#include "gpu/backend/shared_prefix.hpp"
+#include "tests/support/device_params.hpp"
+#include "tests/support/paged_pair.hpp"
+#include "tests/support/sanitized.hpp"
+#include "tests/support/sweep.hpp"
 
 namespace tree_attn::test {
 namespace {

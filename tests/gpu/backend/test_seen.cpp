@@ -2,9 +2,9 @@
 /// @file
 /// @brief What a query sees, on a device: a row has the bits of itself alone, whatever the rule, the shards and the order
 /// (section 5).
-#include "tree_attn/gpu/backend/backends.hpp"
-#include "tree_attn/tests/support/device_params.hpp"
-#include "tree_attn/tests/support/seen_cases.hpp"
+#include "gpu/backend/backends.hpp"
+#include "tests/support/device_params.hpp"
+#include "tests/support/seen_cases.hpp"
 
 namespace tree_attn::test {
 namespace {

@@ -3,8 +3,8 @@
 /// @brief What hosts and devices share has the same bits on both: a state may be finished on either.
 ///
 /// The emulator compiles the code of the host, so only a device can differ.
-#include "tree_attn/reference/state/state.hpp"
-#include "tree_attn/tests/gpu/engine/part_kernels.hpp"
+#include "reference/state/state.hpp"
+#include "tests/gpu/engine/part_kernels.hpp"
 
 #include <doctest/doctest.h>
 

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The kernels of part_kernels.hpp.
-#include "tree_attn/tests/gpu/engine/part_kernels.hpp"
+#include "tests/gpu/engine/part_kernels.hpp"
 
-#include "tree_attn/gpu/backend/session.hpp"
-#include "tree_attn/gpu/engine/equal_runs.cuh"
-#include "tree_attn/gpu/engine/join.cuh"
-#include "tree_attn/gpu/engine/pipelines.cuh"
-#include "tree_attn/gpu/engine/split.cuh"
+#include "gpu/backend/session.hpp"
+#include "gpu/engine/equal_runs.cuh"
+#include "gpu/engine/join.cuh"
+#include "gpu/engine/pipelines.cuh"
+#include "gpu/engine/split.cuh"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 namespace {

@@ -3,9 +3,9 @@
 /// @brief Parts of kernels, each in a kernel that does nothing else, for tests of that part: what part_kernels.cu launches.
 #pragma once
 
-#include "tree_attn/gpu/engine/params.hpp"
-#include "tree_attn/gpu/platform/launch.hpp"
-#include "tree_attn/reference/tensor/dtype.hpp"
+#include "gpu/engine/params.hpp"
+#include "gpu/platform/launch.hpp"
+#include "reference/tensor/dtype.hpp"
 
 #include <cstdint>
 #include <vector>

@@ -2,11 +2,11 @@
 /// @file
 /// @brief The state on device code, in bits: its laws, its merge against that of the CPU, and joins of the forests of
 /// neighbouring ranges against the CPU's forest, for any number of parts and any room (section 5, Alg. 3).
-#include "tree_attn/reference/decode/decode.hpp"
-#include "tree_attn/reference/state/forest.hpp"
-#include "tree_attn/tests/gpu/engine/part_kernels.hpp"
-#include "tree_attn/tests/support/device_params.hpp"
-#include "tree_attn/tests/support/same_bits.hpp"
+#include "reference/decode/decode.hpp"
+#include "reference/state/forest.hpp"
+#include "tests/gpu/engine/part_kernels.hpp"
+#include "tests/support/device_params.hpp"
+#include "tests/support/same_bits.hpp"
 
 #include <cstring>
 #include <random>

@@ -2,12 +2,12 @@
 /// @file
 /// @brief Several tiles of rows that read one ring: a row has the bits of itself alone, and keys and values are copied once
 /// for all of them (section 6.3).
-#include "tree_attn/tests/support/device_params.hpp"
-#include "tree_attn/tests/support/room_for_clusters.hpp"
-#include "tree_attn/tests/support/sweep.hpp"
+#include "tests/support/device_params.hpp"
+#include "tests/support/room_for_clusters.hpp"
+#include "tests/support/sweep.hpp"
 
 #if !defined(TREE_ATTN_FOR_CUDA)
-#include "tree_attn/gpu/platform/emulator/stream.hpp"
+#include "gpu/emulator/stream.hpp"
 #endif
 
 namespace tree_attn::test {

@@ -2,9 +2,9 @@
 /// @file
 /// @brief The partition of equal runs: every position of every query tile once, and no block with more than its share
 /// (section 5.3).
-#include "tree_attn/gpu/engine/division.hpp"
-#include "tree_attn/gpu/ladder/ladder.hpp"
-#include "tree_attn/tests/gpu/engine/part_kernels.hpp"
+#include "gpu/engine/division.hpp"
+#include "gpu/ladder/ladder.hpp"
+#include "tests/gpu/engine/part_kernels.hpp"
 
 #include <doctest/doctest.h>
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Bits of the kernels do not depend on splits, blocks or the device (design: what always holds, rule 2).
-#include "tree_attn/tests/support/device_params.hpp"
-#include "tree_attn/tests/support/sanitized.hpp"
-#include "tree_attn/tests/support/sweep.hpp"
+#include "tests/support/device_params.hpp"
+#include "tests/support/sanitized.hpp"
+#include "tests/support/sweep.hpp"
 #if !defined(TREE_ATTN_FOR_CUDA)
-#include "tree_attn/gpu/platform/emulator/settings.hpp"
+#include "gpu/emulator/settings.hpp"
 #endif
 
 #include <array>

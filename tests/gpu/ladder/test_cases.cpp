@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Every decode case of tests/data/cases.json, by the library kernel (Alg. 3).
-#include "tree_attn/tests/support/cases.hpp"
-#include "tree_attn/tests/support/device_params.hpp"
+#include "tests/support/cases.hpp"
+#include "tests/support/device_params.hpp"
 
 namespace tree_attn::test {
 namespace {

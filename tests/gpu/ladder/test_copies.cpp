@@ -2,8 +2,8 @@
 /// @file
 /// @brief The library kernels: how rows are copied in the background, and merges in a cluster, change no bit. Those of the
 /// ladder, which define the bits, are compared by test_plain.cpp.
-#include "tree_attn/tests/support/device_params.hpp"
-#include "tree_attn/tests/support/room_for_clusters.hpp"
+#include "tests/support/device_params.hpp"
+#include "tests/support/room_for_clusters.hpp"
 
 #include <array>
 #include <utility>

@@ -2,9 +2,9 @@
 /// @file
 /// @brief Keys and values of F8_E4M3 in the library kernels: the bits of the same elements in BF16, however rows lie
 /// (eq. (7), section 6.3).
-#include "tree_attn/tests/support/device_params.hpp"
-#include "tree_attn/tests/support/room_for_clusters.hpp"
-#include "tree_attn/tests/support/sweep.hpp"
+#include "tests/support/device_params.hpp"
+#include "tests/support/room_for_clusters.hpp"
+#include "tests/support/sweep.hpp"
 
 namespace tree_attn::test::float8_test {
 namespace {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Every step of the ladder computes attention (eq. (7)), on every shape that it accepts.
-#include "tree_attn/gpu/backend/append_rows.hpp"
-#include "tree_attn/tests/gpu/engine/part_kernels.hpp"
-#include "tree_attn/tests/support/device_params.hpp"
+#include "gpu/backend/append_rows.hpp"
+#include "tests/gpu/engine/part_kernels.hpp"
+#include "tests/support/device_params.hpp"
 
 namespace tree_attn::test::ladder_test {
 namespace {

@@ -2,15 +2,15 @@
 /// @file
 /// @brief Long rows on tensor cores, and values that are the first components of the keys, as in the latent rows of MLA: the
 /// bits of step 6 (sections 5 and 6.3). That rows are copied once is in tests/gpu/engine/test_row_tiles.cpp.
-#include "tree_attn/gpu/backend/backends.hpp"
-#include "tree_attn/tests/support/device_params.hpp"
-#include "tree_attn/tests/support/sanitized.hpp"
-#include "tree_attn/tests/support/seen_cases.hpp"
+#include "gpu/backend/backends.hpp"
+#include "tests/support/device_params.hpp"
+#include "tests/support/sanitized.hpp"
+#include "tests/support/seen_cases.hpp"
 
 #include <array>
 
 #if !defined(TREE_ATTN_FOR_CUDA)
-#include "tree_attn/gpu/platform/emulator/settings.hpp"
+#include "gpu/emulator/settings.hpp"
 #endif
 
 namespace tree_attn::test::latent_test {

@@ -2,9 +2,9 @@
 /// @file
 /// @brief Every length in a shard of every size: a batch of the lengths 0 to N, for each N up to two leaves and a key (eq.
 /// (7)).
-#include "tree_attn/tests/support/device_params.hpp"
-#include "tree_attn/tests/support/sanitized.hpp"
-#include "tree_attn/tests/support/sweep.hpp"
+#include "tests/support/device_params.hpp"
+#include "tests/support/sanitized.hpp"
+#include "tests/support/sweep.hpp"
 
 #include <array>
 #include <bit>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief NaN and Inf in q, k and v reach the outputs that the formula says, in every step, and no others (eq. (7)).
-#include "tree_attn/tests/support/device_params.hpp"
-#include "tree_attn/tests/support/room_for_clusters.hpp"
-#include "tree_attn/tests/support/sanitized.hpp"
+#include "tests/support/device_params.hpp"
+#include "tests/support/room_for_clusters.hpp"
+#include "tests/support/sanitized.hpp"
 
 namespace tree_attn::test::nonfinite_test {
 namespace {

@@ -2,8 +2,8 @@
 /// @file
 /// @brief What is finite by the formula is finite in every step, though a sum on the way is beyond F32, and an average of
 /// the values, however large the scores are (section 5).
-#include "tree_attn/tests/support/device_params.hpp"
-#include "tree_attn/tests/support/sanitized.hpp"
+#include "tests/support/device_params.hpp"
+#include "tests/support/sanitized.hpp"
 
 namespace tree_attn::test::overflow_test {
 namespace {

@@ -2,9 +2,9 @@
 /// @file
 /// @brief The library kernels have the bits of the steps of the ladder that define them: for every type, length of rows,
 /// group, number of keys and splits (eq. (7), section 5).
-#include "tree_attn/tests/support/device_params.hpp"
-#include "tree_attn/tests/support/room_for_clusters.hpp"
-#include "tree_attn/tests/support/sweep.hpp"
+#include "tests/support/device_params.hpp"
+#include "tests/support/room_for_clusters.hpp"
+#include "tests/support/sweep.hpp"
 
 #include <array>
 #include <map>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The library kernel on tensor cores (eq. (7)): as exact as scalar kernels, in numbers, in bits, and at the edges.
-#include "tree_attn/tests/support/device_params.hpp"
+#include "tests/support/device_params.hpp"
 #if !defined(TREE_ATTN_FOR_CUDA)
-#include "tree_attn/gpu/platform/emulator/settings.hpp"
+#include "gpu/emulator/settings.hpp"
 #endif
 
 #include <numeric>

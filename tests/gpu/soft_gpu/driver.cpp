@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The calls of the driver that this project looks up: tensor maps and green contexts.
-#include "tree_attn/tests/gpu/soft_gpu/streams.hpp"
+#include "tests/gpu/soft_gpu/streams.hpp"
 
 #include <cuda.h>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief What the instructions of PTX do that compute (PTX ISA 9.0, section 9.7): each for the 32 lanes of a warp at once.
-#include "tree_attn/tests/gpu/soft_gpu/instructions.hpp"
+#include "tests/gpu/soft_gpu/instructions.hpp"
 
 #include <chrono>
 #include <cmath>

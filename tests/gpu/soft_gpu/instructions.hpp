@@ -3,7 +3,7 @@
 /// @brief The tables of instructions.
 #pragma once
 
-#include "tree_attn/tests/gpu/soft_gpu/machine.hpp"
+#include "tests/gpu/soft_gpu/machine.hpp"
 
 #include <algorithm>
 

@@ -3,7 +3,7 @@
 /// @brief A kernel as the machine runs it: PTX, decoded once into one operation per instruction.
 #pragma once
 
-#include "tree_attn/tests/gpu/soft_gpu/memory.hpp"
+#include "tests/gpu/soft_gpu/memory.hpp"
 
 #include <cstdint>
 #include <string>

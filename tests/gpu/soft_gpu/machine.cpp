@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Runs grids: which warp has its turn, where lanes part and meet, when copies arrive, what an address is.
-#include "tree_attn/tests/gpu/soft_gpu/machine.hpp"
+#include "tests/gpu/soft_gpu/machine.hpp"
 
 #include <cxxabi.h>
 #include <malloc.h>

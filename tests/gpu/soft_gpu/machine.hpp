@@ -3,7 +3,7 @@
 /// @brief Grids, clusters, blocks and warps: what a running kernel consists of.
 #pragma once
 
-#include "tree_attn/tests/gpu/soft_gpu/kernel.hpp"
+#include "tests/gpu/soft_gpu/kernel.hpp"
 
 #include <array>
 #include <bit>

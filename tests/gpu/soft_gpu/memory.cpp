@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Allocations of the device in software, and what an access of a kernel may touch.
-#include "tree_attn/tests/gpu/soft_gpu/memory.hpp"
+#include "tests/gpu/soft_gpu/memory.hpp"
 
 #include <sys/mman.h>
 

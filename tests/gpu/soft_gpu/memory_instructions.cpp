@@ -2,7 +2,7 @@
 /// @file
 /// @brief What the instructions of PTX do that touch memory or make threads meet (PTX ISA 9.0, sections 9.7.9 and 9.7.13
 /// to 9.7.15).
-#include "tree_attn/tests/gpu/soft_gpu/instructions.hpp"
+#include "tests/gpu/soft_gpu/instructions.hpp"
 
 #include <atomic>
 #include <concepts>

@@ -2,7 +2,7 @@
 /// @file
 /// @brief Reads PTX (PTX ISA 9.0, chapters 4 to 7): declarations, scopes, operands. What an instruction does is in the
 /// tables of instructions.
-#include "tree_attn/tests/gpu/soft_gpu/kernel.hpp"
+#include "tests/gpu/soft_gpu/kernel.hpp"
 
 #include <algorithm>
 #include <cctype>

@@ -2,7 +2,7 @@
 /// @file
 /// @brief The CUDA runtime that programs find in place of libcudart.so.13: the calls that this project makes. What a card
 /// would refuse is refused, with a line that says why.
-#include "tree_attn/tests/gpu/soft_gpu/streams.hpp"
+#include "tests/gpu/soft_gpu/streams.hpp"
 
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>

@@ -4,7 +4,7 @@
 /// have to be launched by different host threads.
 #pragma once
 
-#include "tree_attn/tests/gpu/soft_gpu/machine.hpp"
+#include "tests/gpu/soft_gpu/machine.hpp"
 
 #include <chrono>
 #include <functional>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The GPU in software: faults that it has to find. What its instructions compute, ./run test --compiled compares.
-#include "tree_attn/tests/gpu/soft_gpu/machine.hpp"
+#include "tests/gpu/soft_gpu/machine.hpp"
 
 #include <doctest/doctest.h>
 

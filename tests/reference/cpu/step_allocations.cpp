@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief A decode step of a session on the CPU allocates nothing.
-#include "tree_attn/reference/decode/backend.hpp"
-#include "tree_attn/tests/support/count_allocations.hpp"
-#include "tree_attn/tests/support/tensor_workload.hpp"
+#include "reference/decode/backend.hpp"
+#include "tests/support/count_allocations.hpp"
+#include "tests/support/tensor_workload.hpp"
 
 #include <doctest/doctest.h>
 

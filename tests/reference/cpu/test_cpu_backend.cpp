@@ -2,9 +2,9 @@
 /// @file
 /// @brief The CPU backend: how far decodes are from the oracle, and from the value of one key. test_plain.cpp compares its
 /// bits.
-#include "tree_attn/reference/decode/decode.hpp"
-#include "tree_attn/reference/oracle/attention.hpp"
-#include "tree_attn/tests/support/tensor_workload.hpp"
+#include "reference/decode/decode.hpp"
+#include "reference/oracle/attention.hpp"
+#include "tests/support/tensor_workload.hpp"
 
 #include <doctest/doctest.h>
 

@@ -2,12 +2,12 @@
 /// @file
 /// @brief Both orders of leaves on the CPU: caches that grow have the bits of fresh ones. test_plain.cpp has those of
 /// ranges.
-#include "tree_attn/reference/cpu/cpu_cache.hpp"
-#include "tree_attn/reference/cpu/dealt_merges.hpp"
-#include "tree_attn/reference/decode/backend.hpp"
-#include "tree_attn/reference/decode/decode.hpp"
-#include "tree_attn/tests/support/same_bits.hpp"
-#include "tree_attn/tests/support/seen_cases.hpp"
+#include "reference/cpu/cpu_cache.hpp"
+#include "reference/cpu/dealt_merges.hpp"
+#include "reference/decode/backend.hpp"
+#include "reference/decode/decode.hpp"
+#include "tests/support/same_bits.hpp"
+#include "tests/support/seen_cases.hpp"
 
 #include <doctest/doctest.h>
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief 2^x by our own polynomial, against the correctly rounded one over all of its range.
-#include "tree_attn/reference/cpu/lanes.hpp"
-#include "tree_attn/reference/state/state.hpp"
-#include "tree_attn/tests/support/sweep.hpp"
+#include "reference/cpu/lanes.hpp"
+#include "reference/state/state.hpp"
+#include "tests/support/sweep.hpp"
 
 #include <doctest/doctest.h>
 

@@ -2,9 +2,9 @@
 /// @file
 /// @brief The loops over leaves, in every build that this processor runs: conversions, merges, and the end of memory. Their
 /// bits are compared with the plain decode by test_plain.cpp.
-#include "tree_attn/reference/cpu/leaf_kernel.hpp"
-#include "tree_attn/reference/tensor/convert.hpp"
-#include "tree_attn/tests/support/same_bits.hpp"
+#include "reference/cpu/leaf_kernel.hpp"
+#include "reference/tensor/convert.hpp"
+#include "tests/support/same_bits.hpp"
 
 #include <doctest/doctest.h>
 #include <sys/mman.h>

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Items of a step are done once each, by all threads.
-#include "tree_attn/reference/cpu/thread_pool.hpp"
-#include "tree_attn/reference/decode/backend.hpp"
-#include "tree_attn/tests/support/few_threads.hpp"
-#include "tree_attn/tests/support/message.hpp"
+#include "reference/cpu/thread_pool.hpp"
+#include "reference/decode/backend.hpp"
+#include "tests/support/few_threads.hpp"
+#include "tests/support/message.hpp"
 
 #include <doctest/doctest.h>
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Output files: links, replaced files, and bytes that are on the disk.
-#include "tree_attn/reference/data/output_file.hpp"
-#include "tree_attn/tests/support/tensor_files.hpp"
+#include "reference/data/output_file.hpp"
+#include "tests/support/tensor_files.hpp"
 
 #include <doctest/doctest.h>
 #include <fcntl.h>

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Reading tensor files: names, order, alignment, hash and limits; damaged files are harmless.
-#include "tree_attn/reference/data/safetensors.hpp"
-#include "tree_attn/tests/support/ending.hpp"
-#include "tree_attn/tests/support/sanitized.hpp"
-#include "tree_attn/tests/support/tensor_files.hpp"
+#include "reference/data/safetensors.hpp"
+#include "tests/support/ending.hpp"
+#include "tests/support/sanitized.hpp"
+#include "tests/support/tensor_files.hpp"
 
 #include <doctest/doctest.h>
 #include <sys/resource.h>

@@ -4,9 +4,9 @@
 ///
 /// The files are those of tests/data/safetensors_bad.json. Files that are too large, and paths that are not files, are made
 /// here.
-#include "tree_attn/reference/data/safetensors.hpp"
-#include "tree_attn/reference/data/safetensors_header.hpp"
-#include "tree_attn/tests/support/tensor_files.hpp"
+#include "reference/data/safetensors.hpp"
+#include "reference/data/safetensors_header.hpp"
+#include "tests/support/tensor_files.hpp"
 
 #include <doctest/doctest.h>
 #include <nlohmann/json.hpp>

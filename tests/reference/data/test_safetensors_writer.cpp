@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Writing tensor files: written tensors are read back unchanged, and a failed write leaves no file.
-#include "tree_attn/reference/data/safetensors.hpp"
-#include "tree_attn/tests/support/tensor_files.hpp"
+#include "reference/data/safetensors.hpp"
+#include "tests/support/tensor_files.hpp"
 
 #include <doctest/doctest.h>
 #include <sys/resource.h>

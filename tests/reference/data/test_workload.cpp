@@ -2,10 +2,10 @@
 /// @file
 /// @brief Workloads: synthetic elements do not depend on the cut, and caches grow by one key per step. Files with errors are
 /// tested with the program.
-#include "tree_attn/reference/data/workload.hpp"
-#include "tree_attn/reference/decode/backend.hpp"
-#include "tree_attn/tests/support/tensor_files.hpp"
-#include "tree_attn/tests/support/tensor_workload.hpp"
+#include "reference/data/workload.hpp"
+#include "reference/decode/backend.hpp"
+#include "tests/support/tensor_files.hpp"
+#include "tests/support/tensor_workload.hpp"
 
 #include <doctest/doctest.h>
 

@@ -2,19 +2,19 @@
 /// @file
 /// @brief Arguments that break a precondition of reference/ are refused in every build, in a line with the function and the
 /// values.
-#include "tree_attn/reference/cpu/thread_pool.hpp"
-#include "tree_attn/reference/decode/backend.hpp"
-#include "tree_attn/reference/decode/decode.hpp"
-#include "tree_attn/reference/energy/affine_hull.hpp"
-#include "tree_attn/reference/energy/bayes.hpp"
-#include "tree_attn/reference/energy/hopfield.hpp"
-#include "tree_attn/reference/energy/moments.hpp"
-#include "tree_attn/reference/energy/reverse_mode.hpp"
-#include "tree_attn/reference/energy/stream.hpp"
-#include "tree_attn/reference/oracle/algorithms.hpp"
-#include "tree_attn/reference/oracle/moment_state.hpp"
-#include "tree_attn/tests/support/message.hpp"
-#include "tree_attn/tests/support/tensor_workload.hpp"
+#include "reference/cpu/thread_pool.hpp"
+#include "reference/decode/backend.hpp"
+#include "reference/decode/decode.hpp"
+#include "reference/energy/affine_hull.hpp"
+#include "reference/energy/bayes.hpp"
+#include "reference/energy/hopfield.hpp"
+#include "reference/energy/moments.hpp"
+#include "reference/energy/reverse_mode.hpp"
+#include "reference/energy/stream.hpp"
+#include "reference/oracle/algorithms.hpp"
+#include "reference/oracle/moment_state.hpp"
+#include "tests/support/message.hpp"
+#include "tests/support/tensor_workload.hpp"
 
 #include <doctest/doctest.h>
 

@@ -2,13 +2,13 @@
 /// @file
 /// @brief Caches of F8_E4M3 with a scale for each key/value head: bits, bounds, rows that are quantised, and what a scale
 /// costs in accuracy.
-#include "tree_attn/reference/decode/backend.hpp"
-#include "tree_attn/reference/decode/page_table.hpp"
-#include "tree_attn/reference/oracle/error_bound.hpp"
-#include "tree_attn/tests/support/compare.hpp"
-#include "tree_attn/tests/support/float8.hpp"
-#include "tree_attn/tests/support/message.hpp"
-#include "tree_attn/tests/support/plain_of.hpp"
+#include "reference/decode/backend.hpp"
+#include "reference/decode/page_table.hpp"
+#include "reference/oracle/error_bound.hpp"
+#include "tests/support/compare.hpp"
+#include "tests/support/float8.hpp"
+#include "tests/support/message.hpp"
+#include "tests/support/plain_of.hpp"
 
 #include <doctest/doctest.h>
 

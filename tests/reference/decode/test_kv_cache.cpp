@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The KV cache of the CPU and its sessions: growth changes no bit, and invalid input is refused.
-#include "tree_attn/reference/decode/backend.hpp"
-#include "tree_attn/reference/decode/decode.hpp"
-#include "tree_attn/tests/support/message.hpp"
-#include "tree_attn/tests/support/same_bits.hpp"
-#include "tree_attn/tests/support/tensor_workload.hpp"
-#include "tree_attn/tests/support/values_in_keys.hpp"
+#include "reference/decode/backend.hpp"
+#include "reference/decode/decode.hpp"
+#include "tests/support/message.hpp"
+#include "tests/support/same_bits.hpp"
+#include "tests/support/tensor_workload.hpp"
+#include "tests/support/values_in_keys.hpp"
 
 #include <doctest/doctest.h>
 

@@ -2,12 +2,12 @@
 /// @file
 /// @brief Soft caps and masks: the CPU backend has the bits of the plain decode, a row those of itself alone, and both are
 /// within the bound of the oracle (section 5).
-#include "tree_attn/reference/decode/backend.hpp"
-#include "tree_attn/reference/decode/plain.hpp"
-#include "tree_attn/reference/oracle/error_bound.hpp"
-#include "tree_attn/tests/support/compare.hpp"
-#include "tree_attn/tests/support/sanitized.hpp"
-#include "tree_attn/tests/support/seen_cases.hpp"
+#include "reference/decode/backend.hpp"
+#include "reference/decode/plain.hpp"
+#include "reference/oracle/error_bound.hpp"
+#include "tests/support/compare.hpp"
+#include "tests/support/sanitized.hpp"
+#include "tests/support/seen_cases.hpp"
 
 #include <doctest/doctest.h>
 

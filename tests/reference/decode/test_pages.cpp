@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Caches in pages: the bits of a dense cache whatever the table, and pages that are counted.
-#include "tree_attn/tests/support/message.hpp"
-#include "tree_attn/tests/support/model_backend.hpp"
-#include "tree_attn/tests/support/paged_pair.hpp"
-#include "tree_attn/tests/support/sweep.hpp"
-#include "tree_attn/tests/support/tensor_workload.hpp"
+#include "tests/support/message.hpp"
+#include "tests/support/model_backend.hpp"
+#include "tests/support/paged_pair.hpp"
+#include "tests/support/sweep.hpp"
+#include "tests/support/tensor_workload.hpp"
 
 #include <doctest/doctest.h>
 

@@ -2,12 +2,12 @@
 /// @file
 /// @brief The CPU backend has the bits of the plain decode: in every state, for every type, shape, length, cut, order of
 /// leaves, number of threads and instruction set (eq. (7), section 5).
-#include "tree_attn/reference/cpu/leaf_kernel.hpp"
-#include "tree_attn/reference/decode/backend.hpp"
-#include "tree_attn/reference/decode/plain.hpp"
-#include "tree_attn/tests/support/plain_of.hpp"
-#include "tree_attn/tests/support/sanitized.hpp"
-#include "tree_attn/tests/support/tensor_workload.hpp"
+#include "reference/cpu/leaf_kernel.hpp"
+#include "reference/decode/backend.hpp"
+#include "reference/decode/plain.hpp"
+#include "tests/support/plain_of.hpp"
+#include "tests/support/sanitized.hpp"
+#include "tests/support/tensor_workload.hpp"
 
 #include <doctest/doctest.h>
 

@@ -2,8 +2,8 @@
 /// @file
 /// @brief What a query sees: the rules by their definition, and what it does not see is not read. Random rules, with masks,
 /// are in test_mask.cpp.
-#include "tree_attn/reference/decode/backend.hpp"
-#include "tree_attn/tests/support/seen_cases.hpp"
+#include "reference/decode/backend.hpp"
+#include "tests/support/seen_cases.hpp"
 
 #include <doctest/doctest.h>
 #include <sys/mman.h>

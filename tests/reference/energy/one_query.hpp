@@ -3,7 +3,7 @@
 /// @brief Random matrices, one query over random keys and a source, and central differences.
 #pragma once
 
-#include "tree_attn/reference/energy/energy.hpp"
+#include "reference/energy/energy.hpp"
 
 #include <cmath>
 #include <random>

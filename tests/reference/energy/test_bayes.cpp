@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The log-likelihood of appendix C.2: its saddle, and the maximum after the source is eliminated.
-#include "tree_attn/reference/energy/bayes.hpp"
-#include "tree_attn/tests/reference/energy/one_query.hpp"
-#include "tree_attn/tests/support/message.hpp"
+#include "reference/energy/bayes.hpp"
+#include "tests/reference/energy/one_query.hpp"
+#include "tests/support/message.hpp"
 
 #include <doctest/doctest.h>
 

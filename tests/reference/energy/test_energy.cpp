@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Attention is the gradient of an energy, compared with finite differences of the energy.
-#include "tree_attn/reference/energy/energy.hpp"
-#include "tree_attn/tests/reference/energy/one_query.hpp"
-#include "tree_attn/tests/support/message.hpp"
+#include "reference/energy/energy.hpp"
+#include "tests/reference/energy/one_query.hpp"
+#include "tests/support/message.hpp"
 
 #include <doctest/doctest.h>
 

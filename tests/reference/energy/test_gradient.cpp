@@ -2,10 +2,10 @@
 /// @file
 /// @brief The gradient of the energy by several methods: closed form, forward and reverse mode applied to the code of the
 /// energy, and differences; and its cost in operations, relative to the energy. Alg. 2 is in test_algorithms.cpp.
-#include "tree_attn/reference/energy/energy.hpp"
-#include "tree_attn/reference/energy/op_count.hpp"
-#include "tree_attn/reference/energy/reverse_mode.hpp"
-#include "tree_attn/tests/reference/energy/one_query.hpp"
+#include "reference/energy/energy.hpp"
+#include "reference/energy/op_count.hpp"
+#include "reference/energy/reverse_mode.hpp"
+#include "tests/reference/energy/one_query.hpp"
 
 #include <Eigen/Core>
 #include <doctest/doctest.h>

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Hopfield retrieval: the energy decreases at every step, and patterns are recalled.
-#include "tree_attn/reference/energy/hopfield.hpp"
-#include "tree_attn/tests/reference/energy/one_query.hpp"
-#include "tree_attn/tests/support/compare.hpp"
-#include "tree_attn/tests/support/message.hpp"
+#include "reference/energy/hopfield.hpp"
+#include "tests/reference/energy/one_query.hpp"
+#include "tests/support/compare.hpp"
+#include "tests/support/message.hpp"
 
 #include <doctest/doctest.h>
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The Legendre transform of the energy: duality, the nearest distribution, the convex hull and its boundary.
-#include "tree_attn/reference/energy/legendre.hpp"
-#include "tree_attn/tests/reference/energy/one_query.hpp"
-#include "tree_attn/tests/support/message.hpp"
+#include "reference/energy/legendre.hpp"
+#include "tests/reference/energy/one_query.hpp"
+#include "tests/support/message.hpp"
 
 #include <doctest/doctest.h>
 

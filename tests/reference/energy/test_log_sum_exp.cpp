@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief log-sum-exp and softmax in the safe form.
-#include "tree_attn/reference/energy/log_sum_exp.hpp"
-#include "tree_attn/tests/reference/energy/one_query.hpp"
+#include "reference/energy/log_sum_exp.hpp"
+#include "tests/reference/energy/one_query.hpp"
 
 #include <doctest/doctest.h>
 

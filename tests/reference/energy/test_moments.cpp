@@ -2,9 +2,9 @@
 /// @file
 /// @brief Moments, cumulants and entropy, compared with loops, with each other, and with differences of Z and F; the Taylor
 /// series of Z with its remainder.
-#include "tree_attn/reference/energy/moments.hpp"
-#include "tree_attn/tests/reference/energy/one_query.hpp"
-#include "tree_attn/tests/support/message.hpp"
+#include "reference/energy/moments.hpp"
+#include "tests/reference/energy/one_query.hpp"
+#include "tests/support/message.hpp"
 
 #include <doctest/doctest.h>
 

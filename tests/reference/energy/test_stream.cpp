@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Attention as a stream of keys, and the limits of the plain form.
-#include "tree_attn/reference/energy/energy.hpp"
-#include "tree_attn/reference/energy/stream.hpp"
-#include "tree_attn/tests/reference/energy/one_query.hpp"
+#include "reference/energy/energy.hpp"
+#include "reference/energy/stream.hpp"
+#include "tests/reference/energy/one_query.hpp"
 
 #include <doctest/doctest.h>
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Algorithms 1, 2 and 3 on virtual devices with shards of any length.
-#include "tree_attn/reference/oracle/algorithms.hpp"
-#include "tree_attn/tests/reference/energy/one_query.hpp"
-#include "tree_attn/tests/support/message.hpp"
+#include "reference/oracle/algorithms.hpp"
+#include "tests/reference/energy/one_query.hpp"
+#include "tests/support/message.hpp"
 
 #include <doctest/doctest.h>
 

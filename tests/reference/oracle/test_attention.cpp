@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The oracle compared with its definition, query by query, and all its edges.
-#include "tree_attn/reference/energy/energy.hpp"
-#include "tree_attn/reference/oracle/attention.hpp"
-#include "tree_attn/reference/oracle/error_bound.hpp"
-#include "tree_attn/tests/support/compare.hpp"
-#include "tree_attn/tests/support/message.hpp"
-#include "tree_attn/tests/support/tensors.hpp"
+#include "reference/energy/energy.hpp"
+#include "reference/oracle/attention.hpp"
+#include "reference/oracle/error_bound.hpp"
+#include "tests/support/compare.hpp"
+#include "tests/support/message.hpp"
+#include "tests/support/tensors.hpp"
 
 #include <doctest/doctest.h>
 

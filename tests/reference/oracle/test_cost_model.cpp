@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The paper's counts of memory and traffic, compared with its own figures and with counting.
-#include "tree_attn/reference/oracle/cost_model.hpp"
-#include "tree_attn/tests/support/message.hpp"
+#include "reference/oracle/cost_model.hpp"
+#include "tests/support/message.hpp"
 
 #include <doctest/doctest.h>
 

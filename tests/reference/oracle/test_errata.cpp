@@ -2,10 +2,10 @@
 /// @file
 /// @brief Errors in version 4 of the paper, each with a counter-example (docs/errata.md). Those of C.2, of Alg. 1 and of
 /// counted steps are in other tests.
-#include "tree_attn/reference/energy/moments.hpp"
-#include "tree_attn/reference/oracle/algorithms.hpp"
-#include "tree_attn/reference/oracle/cost_model.hpp"
-#include "tree_attn/tests/reference/energy/one_query.hpp"
+#include "reference/energy/moments.hpp"
+#include "reference/oracle/algorithms.hpp"
+#include "reference/oracle/cost_model.hpp"
+#include "tests/reference/energy/one_query.hpp"
 
 #include <doctest/doctest.h>
 

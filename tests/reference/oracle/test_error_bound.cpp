@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The error bound: the decode stays within it, a broken one does not, and it is tight enough to be useful.
-#include "tree_attn/reference/decode/decode.hpp"
-#include "tree_attn/reference/oracle/error_bound.hpp"
-#include "tree_attn/tests/support/compare.hpp"
-#include "tree_attn/tests/support/tensors.hpp"
+#include "reference/decode/decode.hpp"
+#include "reference/oracle/error_bound.hpp"
+#include "tests/support/compare.hpp"
+#include "tests/support/tensors.hpp"
 
 #include <doctest/doctest.h>
 

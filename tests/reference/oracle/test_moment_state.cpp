@@ -2,14 +2,14 @@
 /// @file
 /// @brief Covariance and entropy from the tree reduction: compared with moments.hpp, equal in bits for all cuts, and over
 /// tensors.
-#include "tree_attn/reference/decode/decode.hpp"
-#include "tree_attn/reference/energy/moments.hpp"
-#include "tree_attn/reference/oracle/moment_state.hpp"
-#include "tree_attn/reference/state/forest.hpp"
-#include "tree_attn/tests/reference/energy/one_query.hpp"
-#include "tree_attn/tests/support/message.hpp"
-#include "tree_attn/tests/support/same_bits.hpp"
-#include "tree_attn/tests/support/tensors.hpp"
+#include "reference/decode/decode.hpp"
+#include "reference/energy/moments.hpp"
+#include "reference/oracle/moment_state.hpp"
+#include "reference/state/forest.hpp"
+#include "tests/reference/energy/one_query.hpp"
+#include "tests/support/message.hpp"
+#include "tests/support/same_bits.hpp"
+#include "tests/support/tensors.hpp"
 
 #include <doctest/doctest.h>
 

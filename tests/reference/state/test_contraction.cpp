@@ -5,7 +5,7 @@
 ///
 /// A product below the normal range is rounded, and a fused multiply-add omits that rounding. This file is compiled with the
 /// options of tree_attn::state and for a processor that has it.
-#include "tree_attn/reference/state/state.hpp"
+#include "reference/state/state.hpp"
 
 #include <doctest/doctest.h>
 

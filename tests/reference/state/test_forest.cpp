@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The canonical tree: covers, carries, and bits that are independent of the cut.
-#include "tree_attn/reference/state/forest.hpp"
-#include "tree_attn/tests/support/same_bits.hpp"
+#include "reference/state/forest.hpp"
+#include "tests/support/same_bits.hpp"
 
 #include <doctest/doctest.h>
 

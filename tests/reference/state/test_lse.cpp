@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief States from (o, lse) and back: equal to decoded states where that is exact, and within a rounding elsewhere.
-#include "tree_attn/reference/oracle/attention.hpp"
-#include "tree_attn/reference/state/lse.hpp"
-#include "tree_attn/tests/support/same_bits.hpp"
-#include "tree_attn/tests/support/tensors.hpp"
+#include "reference/oracle/attention.hpp"
+#include "reference/state/lse.hpp"
+#include "tests/support/same_bits.hpp"
+#include "tests/support/tensors.hpp"
 
 #include <doctest/doctest.h>
 

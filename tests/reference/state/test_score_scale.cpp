@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The scale of the scores as two factors: the same score bit for bit, with smaller products.
-#include "tree_attn/reference/state/score_scale.hpp"
+#include "reference/state/score_scale.hpp"
 
 #include <doctest/doctest.h>
 

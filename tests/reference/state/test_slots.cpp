@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Slots: the two orders of leaves, the owners of the dealt one, and the rows in which a rank stores its keys.
-#include "tree_attn/reference/state/forest.hpp"
-#include "tree_attn/reference/state/owned_leaves.hpp"
-#include "tree_attn/tests/support/message.hpp"
+#include "reference/state/forest.hpp"
+#include "reference/state/owned_leaves.hpp"
+#include "tests/support/message.hpp"
 
 #include <doctest/doctest.h>
 

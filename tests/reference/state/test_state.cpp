@@ -2,7 +2,7 @@
 /// @file
 /// @brief The laws of the merge, bit for bit. CMake builds this file three times: as configured, with fused multiply-add,
 /// and without.
-#include "tree_attn/reference/state/state.hpp"
+#include "reference/state/state.hpp"
 
 #include <doctest/doctest.h>
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Thm. 1: the value of a reduction and the exact number of its dependent steps.
-#include "tree_attn/reference/state/tree_reduce.hpp"
-#include "tree_attn/tests/support/message.hpp"
+#include "reference/state/tree_reduce.hpp"
+#include "tests/support/message.hpp"
 
 #include <doctest/doctest.h>
 

@@ -65,7 +65,7 @@ def main():
     header = (root / "reference/tensor/dtype.hpp").read_text()
     new_parts = parts(header)
     with tempfile.TemporaryDirectory() as scratch:
-        copy = Path(scratch) / "tree_attn/reference/tensor/dtype.hpp"
+        copy = Path(scratch) / "reference/tensor/dtype.hpp"
         copy.parent.mkdir(parents=True)
 
         def compiles(text, like, source=None):
@@ -80,7 +80,7 @@ def main():
             return run.returncode == 0, run.stderr
 
         checks = Path(scratch) / "checks.cpp"
-        checks.write_text('#include "tree_attn/reference/tensor/dtype.hpp"\n')
+        checks.write_text('#include "reference/tensor/dtype.hpp"\n')
 
         def expect(text, wanted, what, words=""):
             ok, errors = compiles(text, READERS[0], checks)

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Stored elements: every 8- and 16-bit pattern, every rounding, any address.
-#include "tree_attn/tests/support/message.hpp"
-#include "tree_attn/tests/support/tensors.hpp"
+#include "tests/support/message.hpp"
+#include "tests/support/tensors.hpp"
 
 #include <doctest/doctest.h>
 

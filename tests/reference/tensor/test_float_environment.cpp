@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The floating-point environment: the default inside, the caller's outside and in its callbacks.
-#include "tree_attn/reference/cpu/thread_pool.hpp"
-#include "tree_attn/reference/tensor/dtype.hpp"
-#include "tree_attn/reference/tensor/float_environment.hpp"
-#include "tree_attn/tests/support/float_modes.hpp"
+#include "reference/cpu/thread_pool.hpp"
+#include "reference/tensor/dtype.hpp"
+#include "reference/tensor/float_environment.hpp"
+#include "tests/support/float_modes.hpp"
 
 #include <doctest/doctest.h>
 

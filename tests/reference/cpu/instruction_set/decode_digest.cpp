@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Prints a digest of the bits of some decodes per line.
-#include "tree_attn/reference/data/fnv1a.hpp"
-#include "tree_attn/reference/decode/decode.hpp"
-#include "tree_attn/reference/state/key_range.hpp"
-#include "tree_attn/tests/support/tensors.hpp"
+#include "reference/data/fnv1a.hpp"
+#include "reference/decode/decode.hpp"
+#include "reference/state/key_range.hpp"
+#include "tests/support/tensors.hpp"
 
 #include <cstdio>
 #include <random>

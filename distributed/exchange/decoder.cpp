@@ -1,0 +1,370 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The list of algorithms, and the decoder of those that have a plan.
+#include "distributed/exchange/decoder.hpp"
+
+#include "distributed/exchange/decoder_setup.hpp"
+#include "distributed/exchange/keys_read.hpp"
+#include "distributed/exchange/runner.hpp"
+#include "distributed/transport/ranks.hpp"
+#include "gpu/backend/backends.hpp"
+#include "reference/data/fnv1a.hpp"
+#include "reference/data/input_error.hpp"
+#include "reference/decode/page_table.hpp"
+#include "reference/tensor/float_environment.hpp"
+
+#include <algorithm>
+#include <functional>
+#include <list>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <utility>
+
+namespace tree_attn {
+
+namespace {
+
+/// Writes the plan of this rank for closed ranges and steps of l queries.
+using PlanFor = std::function<Plan(std::span<const KeyRange> ranges, std::int64_t l)>;
+
+/// Decodes the own shard, then carries out the plan.
+class PlanDecoder : public Decoder {
+ public:
+  PlanDecoder(Transport& transport, OpenShard& shard, std::span<const KeyRange> ranges, PlanFor plan_for)
+      : Decoder(transport, shard), ranges_(ranges.begin(), ranges.end()), plan_for_(std::move(plan_for)) {
+    on_device_ = dynamic_cast<DeviceSteps*>(shard.session.get());
+    if (transport.device() != nullptr && on_device_ == nullptr)
+      throw std::logic_error("PlanDecoder: the transport sends from device memory, the backend has states on the host");
+    if (is_open()) return;
+    prepare(ranges_, std::max<std::int64_t>(1, shard.most_queries));
+    plan(most_queries_, transport.device() != nullptr);
+  }
+  bool takes_device_queries() const override { return on_device_ != nullptr; }
+
+ protected:
+  void begin(const Step& step) override {
+    if (transport_.device() != nullptr) return;  // a plan on its memory is written by all ranks together
+    plan_for(step);
+    if (is_on_device(step)) return on_device_->prepare(step);
+    sinks_ = sinks_of_rows(step);
+    states_ = decode_own_shard(step).states();
+  }
+  OutputView run(const Step& step) override {
+    plan_for(step);
+    return step_on_device(step);
+  }
+  void run_start(const Step& step) override {
+    is_whole_ = is_on_device(step);
+    is_whole_ ? Decoder::run_start(step) : planned_.front().on_host->start(states_, sinks_);
+  }
+  bool run_progress() override { return is_whole_ || planned_.front().on_host->advance(); }
+  OutputView run_finish() override { return is_whole_ ? Decoder::run_finish() : planned_.front().on_host->finish(); }
+
+ private:
+  /// Whether the plan runs on the device.
+  bool is_on_device(const Step& step) const { return transport_.device() != nullptr || step.q.on_device; }
+  /// Lengths and queries are the same on every rank, so all ranks write new plans, and take memory for them, in the same
+  /// step.
+  void plan_for(const Step& step) {
+    const std::int64_t longest = step.longest(), l = step.q.shape[2];
+    if (now_.empty() || l > most_queries_ || (is_open() && closed(ranges_.back(), longest).end != now_.back().end))
+      prepare(closed(ranges_, longest), std::max({std::int64_t{1}, shard_.most_queries, most_queries_, l}));
+    plan(l, is_on_device(step));
+  }
+  OutputView step_on_device(const Step& step) {
+    if (!step.sink.empty())
+      throw InputError(
+          "learned sinks: no kernel adds them to states on a device; use --transport mpi or shared, with queries in host "
+          "memory");
+    Runner& end = *planned_.front().on_device;
+    // Memory that grows needs a new graph, and a message is in a graph at both sides or at neither: so the memory of all
+    // ranks grows in the same step. Messages from host memory are in none.
+    if (transport_.device() != nullptr) {
+      shard_.grow(step.longest(), transport_.size());
+      if (std::exchange(recorded_room_, shard_.room) != shard_.room) on_device_->stream().forget();
+    }
+    end.leave_output(step.q.on_device);
+    on_device_->decode_to(end, step, progress_);
+    const OutputView output = end.settle();
+    set_states_ready(transport_.device() != nullptr ? transport_.device()->settled_from() : transport_.seconds());
+    return output;
+  }
+
+  bool is_open() const { return !ranges_.empty() && ranges_.back().end == kOpenEnd; }
+  /// Drops all plans. Those to come are for these ranges, and share memory that is enough for 1 to n queries.
+  void prepare(std::vector<KeyRange> ranges, std::int64_t n) {
+    now_.clear();  // an error leaves no plan
+    planned_.clear();
+    host_memory_.reset(), device_memory_.reset();
+    size_ = {};
+    const Plan of_one = plan_for_(ranges, 1), of_most = n > 1 ? plan_for_(ranges, n) : Plan{};
+    fit(1, of_one), fit(n, of_most);
+    fit_between(ranges, 1, of_one, n, of_most);
+    now_ = std::move(ranges), most_queries_ = n;
+  }
+  void fit(std::int64_t l, const Plan& plan) { size_.fit(plan, shape().n_rows(l), shape().value_dim); }
+  /// Makes the memory enough for all numbers of queries between two. Plans have few layouts, each for neighbouring numbers,
+  /// and blocks of one layout grow with the rows.
+  void fit_between(std::span<const KeyRange> ranges, std::int64_t l, const Plan& of_l, std::int64_t n, const Plan& of_n) {
+    if (n - l < 2 || of_l.widths == of_n.widths) return;
+    const std::int64_t middle = l + (n - l) / 2;
+    const Plan of_middle = plan_for_(ranges, middle);
+    fit(middle, of_middle);
+    fit_between(ranges, l, of_l, middle, of_middle), fit_between(ranges, middle, of_middle, n, of_n);
+  }
+  /// Puts the plan for steps of l queries in front. The last four are kept, as many as a stream keeps graphs.
+  void plan(std::int64_t l, bool on_device) {
+    constexpr std::size_t kMostKept = 4;
+    const auto known = std::ranges::find(planned_, l, &Planned::n_queries);
+    if (known == planned_.end())
+      planned_.emplace_front(l);
+    else
+      planned_.splice(planned_.begin(), planned_, known);
+    if (planned_.size() > kMostKept) planned_.pop_back();
+    auto& [n_queries, of_host, of_device] = planned_.front();
+    std::optional<Runner>& runner = on_device ? of_device : of_host;
+    if (runner) return;
+    std::shared_ptr<RunnerMemory>& memory = on_device ? device_memory_ : host_memory_;
+    const std::int64_t d_v = shape().value_dim;
+    NcclTransport* const device = transport_.device();
+    if (memory == nullptr && on_device)
+      memory = std::make_shared<RunnerMemory>(
+          transport_, size_, d_v, device != nullptr ? device->make_blocks() : platform_of(*shard_.backend).make_blocks,
+          &on_device_->stream(), shard_.cache->scales().v);
+    else if (memory == nullptr)
+      memory = std::make_shared<RunnerMemory>(transport_, size_, d_v);
+    runner.emplace(transport_, plan_for_(now_, l), shape().n_rows(l), d_v, memory);
+  }
+  const AttentionShape& shape() const { return shard_.cache->shape(); }
+
+  std::vector<KeyRange> ranges_;
+  PlanFor plan_for_;
+  DeviceSteps* on_device_ = nullptr;  ///< the session, if it has states on a device
+  bool is_whole_ = false;             ///< whether start() has taken the whole step
+  std::int64_t recorded_room_ = -1;   ///< that there was in the step before
+  std::vector<KeyRange> now_;         ///< ranges in the plans, closed; empty before the first
+  std::int64_t most_queries_ = 0;     ///< that there is memory for
+  RunnerSize size_;                   ///< of that memory
+  std::shared_ptr<RunnerMemory> host_memory_, device_memory_;
+  std::span<const float> states_;  ///< of the own shard, on the host
+  std::span<const float> sinks_;   ///< of the rows
+  /// The plan of steps of so many queries, where a step has needed it.
+  struct Planned {
+    std::int64_t n_queries;
+    std::optional<Runner> on_host{};
+    std::optional<Runner> on_device{};  ///< the only one if messages are sent from device memory
+    explicit Planned(std::int64_t l) : n_queries(l) {}
+  };
+  std::list<Planned> planned_;  ///< that of the last step first
+};
+
+/// What ranks compare of a mask: whether there is one, of what type, and which axes are not broadcast.
+std::int64_t mask_kind(const Mask& mask) {
+  if (mask.data == nullptr) return 0;
+  return 1 + mask.is_boolean + 2 * (mask.shape[0] > 1) + 4 * (mask.shape[1] > 1);
+}
+std::string mask_text(std::int64_t kind) {
+  if (kind == 0) return "none";
+  const std::int64_t bits = kind - 1;
+  return std::string(bits & 1 ? "boolean" : "additive") + (bits & 2 ? ", of every entry" : "") +
+         (bits & 4 ? ", of every head" : "");
+}
+
+}  // namespace
+
+Decoder::Decoder(Transport& transport, OpenShard& shard)
+    : transport_(transport), shard_(shard), progress_([&transport] { transport.progress(); }) {
+  reserve(std::max<std::int64_t>(1, shard.most_queries));
+}
+
+void Decoder::reserve(std::int64_t l) {
+  const AttentionShape& shape = shard_.cache->shape();
+  if (!shard_.cache->scales().v.empty()) scaled_.reserve(static_cast<std::size_t>(shape.n_rows(l) * shape.value_dim));
+}
+
+OutputView Decoder::step(const Step& step, const std::optional<std::string>& refusal) {
+  start(step, refusal);
+  return finish();
+}
+
+void Decoder::start(const Step& step, const std::optional<std::string>& refusal) {
+  const FloatEnvironment environment;
+  agree(step, refusal);
+  run_start(step);
+  is_started_ = true;
+}
+
+bool Decoder::progress() {
+  const FloatEnvironment environment;
+  require_started("Decoder::progress", true);
+  return run_progress();
+}
+
+OutputView Decoder::finish() {
+  const FloatEnvironment environment;
+  require_started("Decoder::finish", true);
+  is_started_ = false;
+  return scaled(run_finish());
+}
+
+OutputView Decoder::scaled(const OutputView& output) {
+  const std::vector<float>& scales = shard_.cache->scales().v;
+  if (scales.empty() || output.on_device) return output;
+  // Rows of a key/value head follow each other.
+  const std::int64_t of_head = std::ssize(output.out) / std::ssize(scales);
+  scaled_.assign(output.out.begin(), output.out.end());
+  for (std::int64_t i = 0; i < std::ssize(scaled_); ++i)
+    scaled_[static_cast<std::size_t>(i)] *= scales[static_cast<std::size_t>(i / of_head)];
+  return {scaled_, output.lse};
+}
+
+void Decoder::require_started(const char* function, bool started) const {
+  if (is_started_ == started) return;
+  throw std::logic_error(std::string(function) + (started ? ": no step has been started" : ": a step is under way"));
+}
+
+void Decoder::check(const Step& step) const {
+  shard_.session->check(step);
+  require(!step.q.on_device || takes_device_queries(),
+          "Decoder::step: q is in memory of a device; ring and one-shot take it in memory of the host alone");
+  for (std::size_t i = 0; i < step.lengths.size(); ++i) {
+    require<std::out_of_range>(step.lengths[i] <= most_keys_, "Decoder::step: batch entry ", i, " has ", step.lengths[i],
+                               " keys, but the ranges of all ranks end at ", most_keys_);
+  }
+}
+
+void Decoder::agree(const Step& step, std::optional<std::string> refusal) {
+  transport_.check();
+  require_started("Decoder::step", false);
+  const Ranks& ranks = transport_.ranks();
+  const bool compares = compares_steps_ && ranks.size() > 1;
+  if (!refusal) refusal = refusal_of(compares, [&] { check(step), reserve(step.q.shape[2]), begin(step); });
+  Rule mine{.n_queries = step.q.shape[2],
+            .causal = step.rule.causal,
+            .window = step.rule.window,
+            .sinks = step.rule.sinks,
+            .mask = mask_kind(step.mask),
+            .on_device = step.q.on_device,
+            .softcap = step.softcap,
+            .hash = fnv1a(std::as_bytes(step.sink))};
+  if (compares) mine.longest = step.longest(), mine.lengths = fnv1a(std::as_bytes(step.lengths));
+  constexpr std::string_view kWhat = "all ranks to compare a step";
+  if (compares ? ranks.all_equal(fnv1a(std::as_bytes(std::span(&mine, 1))), kWhat, refusal) : mine == rule_) return;
+  require_equal(ranks, "Decoder::step", kWhat,
+                std::array{Field{"the longest sequence", mine.longest}, Field{"the hash of lengths", mine.lengths},
+                           Field{"the number of queries", mine.n_queries}, Field{"the causal edge", mine.causal},
+                           Field{"the window", mine.window}, Field{"the number of sinks", mine.sinks},
+                           Field{"the memory of queries", mine.on_device != 0 ? "device" : "host"},
+                           Field{"the mask", mask_text(mine.mask)}, Field{"the soft cap", mine.softcap},
+                           Field{"the hash of learned sinks", mine.hash}});
+  rule_ = mine;
+}
+
+std::span<const float> Decoder::sinks_of_rows(const Step& step) {
+  of_rows_.clear();
+  for (std::int64_t r = 0; !step.sink.empty() && r < shard_.cache->shape().n_rows(step.q.shape[2]); ++r)
+    of_rows_.push_back(step.sink_of(r));
+  return of_rows_;
+}
+
+Forest<float>& Decoder::decode_own_shard(const Step& step) {
+  Forest<float>& states = shard_.session->decode(step, progress_).host();
+  set_states_ready(transport_.seconds());
+  return states;
+}
+
+extern const Algorithm kTwoLevel, kLeaders, kPaper, kPacked, kFused, kGather, kRing, kRingState, kOneShot;
+
+std::span<const Algorithm> algorithms() {
+  static const Algorithm all[] = {kTwoLevel, kLeaders, kPaper, kPacked, kFused, kGather, kRing, kRingState};
+  return all;
+}
+
+std::span<const Algorithm> kernel_algorithms() {
+  static const Algorithm all[] = {kOneShot};
+  return all;
+}
+
+const Algorithm& find_algorithm(std::string_view name) {
+  std::string known;
+  for (const auto& all : {algorithms(), kernel_algorithms()}) {
+    for (const Algorithm& algorithm : all) {
+      if (algorithm.name == name) return algorithm;
+      known += (known.empty() ? "" : ", ") + std::string(algorithm.name);
+    }
+  }
+  throw InputError("--algorithm " + std::string(name) + ": unknown; use one of " + known);
+}
+
+void Algorithm::check_ranges(const char* function, int n_ranks, std::span<const KeyRange> ranges, LeafOrder order,
+                             const PlanOptions& options) const {
+  require(ranges.size() == static_cast<std::size_t>(n_ranks), function, ": ", ranges.size(), " ranges for ", n_ranks,
+          " ranks");
+  require_neighbours(function, ranges);
+  require(ranges.front().begin == 0, function, ": the ranges begin at ", ranges.front().begin, " instead of 0");
+  constexpr std::int64_t kEnd = std::int64_t{1} << kPositionBits;
+  require(order == LeafOrder::kContiguous || ranges.back().end == kEnd, function, ": the ranges end at ", ranges.back().end,
+          "; in the dealt order they end at ", kEnd);
+  require(takes_dealt || order == LeafOrder::kContiguous, function, ": ", name, " takes no dealt order of leaves");
+  require(options.radix == 0 || options.radix >= 2, function, ": a radix of ", options.radix, "; 0 or at least 2");
+  require(options.node_radix == 0 || options.node_radix >= 2, function, ": a radix of nodes of ", options.node_radix,
+          "; 0 or at least 2");
+}
+
+std::unique_ptr<Decoder> Algorithm::open(Transport& transport, OpenShard& shard, std::span<const KeyRange> ranges,
+                                         const PlanOptions& options) const {
+  constexpr const char* kHere = "Algorithm::open";
+  const FloatEnvironment environment;
+  const Topology& topology = transport.topology();
+  const OwnedLeaves& own_leaves = shard.cache->leaves();
+  std::vector<Field> fields =
+      fields_of({name, shard.cache->shape(), ranges, own_leaves.order(), shard.session->scale(), shard.cache->scales(),
+                 shard.cache->pages() != nullptr ? shard.cache->pages()->rule() : PageRule{}, shard.most_queries, options});
+  std::vector<int> nodes;
+  for (int rank = 0; rank < topology.size(); ++rank) nodes.push_back(topology.node_of(rank));
+  fields.emplace_back("hash of nodes", fnv1a(std::as_bytes(std::span(nodes))));
+  require_equal(transport.ranks(), kHere, "all ranks to open " + std::string(name), fields);
+  check_ranges(kHere, topology.size(), ranges, own_leaves.order(), options);
+  const KeyRange mine = topology.range_of(transport.rank(), ranges), held = own_leaves.range();
+  require(mine == held, kHere, ": the range of rank ", transport.rank(), " is [", mine.begin, ", ", mine.end,
+          "), but its cache holds [", held.begin, ", ", held.end, ")");
+  return open_agreed(transport, shard, ranges, options, false);
+}
+
+std::unique_ptr<Decoder> Algorithm::open_agreed(Transport& transport, OpenShard& shard, std::span<const KeyRange> ranges,
+                                                const PlanOptions& options, bool compares_steps) const {
+  std::unique_ptr<Decoder> decoder;
+  if (const auto* own = std::get_if<OwnDecoder>(&exchange)) {
+    decoder = own->open(transport, shard, ranges, options);
+  } else {
+    decoder = std::make_unique<PlanDecoder>(
+        transport, shard, ranges,
+        [plan_of = std::get<PlanOf>(exchange), &transport, &shard, options](std::span<const KeyRange> all, std::int64_t l) {
+          return plan_of(transport.topology(), transport.rank(), all, options.for_step(shard.cache->shape(), l));
+        });
+  }
+  decoder->most_keys_ = ranges.back().end;
+  decoder->compares_steps_ = compares_steps;
+  return decoder;
+}
+
+RankCost Algorithm::cost(const Topology& topology, int rank, std::span<const KeyRange> ranges, const WorkloadShape& shape,
+                         const PlanOptions& options) const {
+  constexpr const char* kHere = "Algorithm::cost";
+  require_workload(kHere, shape);
+  check_ranges(kHere, topology.size(), ranges, shape.order, options);
+  require<std::out_of_range>(rank >= 0 && rank < topology.size(), kHere, ": rank ", rank, " of ", topology.size());
+  require(shape.longest() <= ranges.back().end, kHere, ": ", shape.longest(), " keys, but the ranges end at ",
+          ranges.back().end);
+  if (const auto* own = std::get_if<OwnDecoder>(&exchange))
+    return own->cost(topology, rank, ranges, shape, options.for_step(shape, shape.n_queries));
+  RankCost cost = cost_of(
+      std::get<PlanOf>(exchange)(topology, rank, closed(ranges, shape.longest()), options.for_step(shape, shape.n_queries)),
+      shape.n_rows(), shape.value_dim);
+  const OwnedLeaves leaves(topology.range_of(rank, ranges), shape.order);
+  cost.rounds.front().decoded_bytes = bytes_read(leaves, shape);
+  return cost;
+}
+
+}  // namespace tree_attn

@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief What Attention adds to a decoder: which rank holds which keys, and how long the sequences are.
+#include "distributed/interface/attention.hpp"
+
+#include "distributed/exchange/decoder_setup.hpp"
+#include "distributed/transport/thread_transport.hpp"
+#include "gpu/backend/backends.hpp"
+#include "reference/data/fnv1a.hpp"
+#include "reference/tensor/float_environment.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <stdexcept>
+#include <utility>
+
+namespace tree_attn {
+
+/// One rank that is this thread.
+struct Attention::Alone {
+  ThreadNetwork network{1, std::numeric_limits<double>::infinity()};
+  Topology topology = Topology::pretend(1, 1);
+  ThreadRanks ranks{network, topology, 0};
+};
+
+Attention::Attention(const AttentionShape& shape, const AttentionSetup& setup) : alone_(std::make_unique<Alone>()) {
+  open(alone_->ranks, shape, setup);
+}
+
+Attention::Attention(const Ranks& ranks, const AttentionShape& shape, const AttentionSetup& setup) {
+  open(ranks, shape, setup);
+}
+
+Attention::Attention(std::unique_ptr<const Ranks> ranks, const AttentionShape& shape, const AttentionSetup& setup)
+    : own_ranks_(std::move(ranks)) {
+  open(*own_ranks_, shape, setup);
+}
+
+Attention::~Attention() = default;
+
+void Attention::open(const Ranks& ranks, const AttentionShape& shape, const AttentionSetup& setup) try {
+  const FloatEnvironment environment;
+  constexpr const char* kHere = "Attention";
+  const Backend* backend = nullptr;
+  const Algorithm* algorithm = nullptr;
+  const LeafOrder order = setup.ranges.empty() ? LeafOrder::kDealt : LeafOrder::kContiguous;
+  const std::vector<KeyRange> ranges = setup.ranges.empty() ? dealt_ranges(ranks.size()) : setup.ranges;
+  const double scale = setup.scale.value_or(1 / std::sqrt(static_cast<double>(shape.head_dim)));
+  const auto refusal = refusal_of(ranks.size() > 1, [&] {
+    require(setup.refusal.empty(), setup.refusal);
+    algorithm = &find_algorithm(setup.algorithm);
+    backend = &find_backend(setup.backend, setup.n_threads);
+    require_shape(kHere, shape);
+    require(std::isfinite(scale), kHere, ": a scale of ", scale, "; a finite number is needed");
+    const std::string why = backend->refusal(shape);
+    require(why.empty(), "--backend ", setup.backend, ": no kernel supports ", why);
+    algorithm->check_ranges(kHere, ranks.size(), ranges, order, setup.plan);
+    for (const KeyRange& range : ranges)
+      require(range.begin % kLeafKeys == 0 || platform_of(*backend).make_blocks == nullptr, kHere, ": a range begins at ",
+              range.begin, ", inside a leaf of 64 positions; on the CPU alone");
+    require(setup.ranks_per_node >= 0, kHere, ": nodes of ", setup.ranks_per_node, " ranks");
+    require(setup.capacity >= 0, kHere, ": a capacity of ", setup.capacity, " positions");
+    require(setup.most_queries >= 0, kHere, ": steps of at most ", setup.most_queries, " queries");
+    require(setup.capacity == 0 || setup.pages.n_pages == 0, kHere, ": a capacity of ", setup.capacity,
+            " positions, but memory is taken for ", setup.pages.n_pages, " pages");
+  });
+  // Before anything else, since ranks that differ here call other collectives.
+  PlanOptions options = setup.plan;
+  options.network = {};
+  PageRule pages = setup.pages;
+  if (pages.n_pages != 0) pages.most_queries = std::max<std::int64_t>(1, setup.most_queries);
+  std::vector<Field> fields =
+      fields_of({setup.algorithm, shape, ranges, order, scale, setup.scales, pages, setup.most_queries, options});
+  const auto add = [&](std::string_view name, const auto& value) { fields.emplace_back(name, value); };
+  add("version", std::string_view(TREE_ATTN_VERSION)), add("backend", std::string_view(setup.backend));
+  add("ranks of a node", setup.ranks_per_node), add("shared memory", setup.shares_memory);
+  add("capacity", setup.capacity), add("comparing lengths", setup.compares_lengths);
+  require_equal(ranks, kHere, "all ranks to open attention", fields, refusal);
+
+  const Topology topology = ranks.topology(setup.ranks_per_node);
+  transport_ = setup.shares_memory ? ranks.open_shared_transport(topology) : ranks.open_transport(topology);
+  const OwnedLeaves leaves(topology.range_of(ranks.rank(), ranges), order);
+  run_on_all<std::exception>(ranks, [&] {
+    shard_ = open_shard(*backend, shape, leaves, setup.capacity, scale, pages, setup.scales, setup.most_queries);
+  });
+  options.network = transport_->network();
+  compares_lengths_ = setup.compares_lengths && topology.size() > 1;
+  decoder_ = algorithm->open_agreed(*transport_, shard_, ranges, options, compares_lengths_);
+  lengths_.assign(static_cast<std::size_t>(shape.batch), 0), kept_from_ = lengths_;
+  most_keys_ = ranges.back().end;
+} catch (const InputError&) {
+  // All ranks throw it, so they meet to free what they have opened: here, since ranks do not in an exception that unwinds.
+  decoder_.reset(), shard_ = {}, transport_.reset(), own_ranks_.reset();
+  throw;
+}
+
+void Attention::check_append(std::int64_t entry, const TensorView& k, const TensorView& v) const {
+  const OwnedLeaves& leaves = shard_.cache->leaves();
+  shard_.cache->append(entry, k.positions(0, 0), v.positions(0, 0));  // checks all but the data
+  const std::int64_t length = lengths_[static_cast<std::size_t>(entry)], n = k.shape[2], end = length + n;
+  require(n == v.shape[2], "Attention::append: k has ", n, " positions, v has ", v.shape[2]);
+  require<std::out_of_range>(n <= most_keys_ - length, "Attention::append: batch entry ", entry, " has ", length,
+                             " positions, and ", n, " more do not fit in the ranges of all ranks, which end at ",
+                             most_keys_);
+  const std::int64_t n_held = leaves.n_keys(end) - leaves.n_keys(length);
+  const auto has_data = [](const TensorView& x) { return x.data != nullptr || x.shape[1] == 0 || x.shape[3] == 0; };
+  require(n_held == 0 || (has_data(k) && has_data(v)), "Attention::append: rank ", transport_->rank(), " holds ", n_held,
+          " of the positions [", length, ", ", end, "), but has no data of them");
+}
+
+void Attention::append(std::int64_t entry, const TensorView& k, const TensorView& v) {
+  const FloatEnvironment environment;
+  constexpr std::string_view kWhat = "all ranks to append";
+  const std::int64_t n = k.shape[2];
+  const auto refusal = refusal_of(appends_together(), [&] { check_append(entry, k, v); });
+  if (appends_together()) {
+    const std::array called{entry, n};
+    const Ranks& ranks = transport_->ranks();
+    if (!ranks.all_equal(fnv1a(std::as_bytes(std::span(called))), kWhat, refusal))
+      require_equal(ranks, "Attention::append", kWhat, std::array{Field{"the batch entry", entry}, Field{"positions", n}});
+  }
+  KvCache& cache = *shard_.cache;
+  const OwnedLeaves& leaves = cache.leaves();
+  std::int64_t& length = lengths_[static_cast<std::size_t>(entry)];
+  const std::int64_t end = length + n, held = leaves.n_keys(length);
+  // Runs of positions that this rank holds: its range, or leaf by leaf.
+  const auto for_each_run = [&](const auto& use) {
+    for (std::int64_t at = length; at < end;) {
+      const bool is_dealt = leaves.order() == LeafOrder::kDealt;
+      const std::int64_t begin = is_dealt ? at : std::min(end, std::max(at, leaves.range().begin));
+      at = std::min(end, is_dealt ? (at / kLeafKeys + 1) * kLeafKeys : end);
+      const std::int64_t n_held = leaves.n_keys(at) - leaves.n_keys(begin);
+      if (n_held > 0) use(begin - length, n_held);
+    }
+  };
+  if (const PageTable* const pages = cache.pages()) {
+    std::optional<std::string> error;
+    try {
+      std::int64_t rows = held;
+      for_each_run([&](std::int64_t, std::int64_t n_held) { pages->check_room(entry, held, rows += n_held); });
+    } catch (const std::out_of_range& too_few_here) {
+      error = too_few_here.what();
+    }
+    // All ranks know whether one of them may take a page: in the dealt order with the first key of a leaf.
+    std::vector<std::int64_t> too_few{error.has_value()};
+    const bool begins_leaf = leaves.order() == LeafOrder::kContiguous ||
+                             (end + kLeafKeys - 1) / kLeafKeys != (length + kLeafKeys - 1) / kLeafKeys;
+    if (transport_->size() > 1 && n > 0 && (has_shared_ || begins_leaf))
+      too_few = transport_->ranks().all_gather(too_few[0], "all ranks to find pages");
+    if (error) throw std::out_of_range(*error);
+    const auto rank = std::ranges::find(too_few, 1);
+    require<std::out_of_range>(rank == too_few.end(), "Attention::append: rank ", rank - too_few.begin(),
+                               " has too few pages for ", n, " more positions of batch entry ", entry);
+  }
+  try {
+    shard_.grow(end, transport_->size());
+    for_each_run([&](std::int64_t first, std::int64_t n_held) {
+      cache.append(entry, k.positions(first, first + n_held), v.positions(first, first + n_held));
+    });
+  } catch (...) {
+    cache.truncate(entry, held);
+    throw;
+  }
+  length = end;
+  if (const PageTable* const pages = cache.pages(); pages != nullptr && pages->rule().window > 0) {
+    std::int64_t& kept_from = kept_from_[static_cast<std::size_t>(entry)];
+    kept_from = std::max(kept_from, pages->first_seen(end));
+  }
+}
+
+void Attention::check_prefix(const char* function, std::int64_t entry, std::int64_t n) const {
+  require<std::out_of_range>(entry >= 0 && entry < std::ssize(lengths_), function, ": batch entry ", entry,
+                             " of a batch of ", lengths_.size());
+  const std::int64_t length = lengths_[static_cast<std::size_t>(entry)],
+                     kept_from = kept_from_[static_cast<std::size_t>(entry)];
+  require<std::out_of_range>(n >= 0 && n <= length, function, ": batch entry ", entry, " has ", length, " positions, not ",
+                             n);
+  require<std::out_of_range>(n == 0 || n >= kept_from, function, ": batch entry ", entry, " keeps the positions from ",
+                             kept_from, " on, so position ", n, " would follow keys that were given back");
+}
+
+void Attention::truncate(std::int64_t entry, std::int64_t n) {
+  const FloatEnvironment environment;
+  check_prefix("Attention::truncate", entry, n);
+  shard_.cache->truncate(entry, shard_.cache->leaves().n_keys(n));
+  lengths_[static_cast<std::size_t>(entry)] = n;
+  if (n == 0) kept_from_[static_cast<std::size_t>(entry)] = 0;
+}
+
+void Attention::share(std::int64_t from, std::int64_t to, std::int64_t n) {
+  const FloatEnvironment environment;
+  constexpr const char* kHere = "Attention::share";
+  check_prefix(kHere, from, n), check_prefix(kHere, to, 0);
+  require<std::out_of_range>(lengths_[static_cast<std::size_t>(to)] == 0, kHere, ": batch entry ", to, " has ",
+                             lengths_[static_cast<std::size_t>(to)], " positions, not none");
+  shard_.cache->share(from, to, shard_.cache->leaves().n_keys(n));
+  lengths_[static_cast<std::size_t>(to)] = n;
+  kept_from_[static_cast<std::size_t>(to)] = n == 0 ? 0 : kept_from_[static_cast<std::size_t>(from)];
+  has_shared_ = true;
+}
+
+bool Attention::holds(std::int64_t position) const {
+  require<std::out_of_range>(position >= 0, "Attention::holds: position ", position);
+  const OwnedLeaves& leaves = shard_.cache->leaves();
+  return position < most_keys_ && leaves.n_keys(position + 1) > leaves.n_keys(position);
+}
+
+std::optional<std::string> Attention::refusal_of_pages(const Step& step) const {
+  return refusal_of(compares_lengths_, [&] {
+    for (std::size_t i = 0; shard_.cache->pages() != nullptr && i < lengths_.size(); ++i) {
+      const std::int64_t begin = (shard_.cache->pages()->rule().sinks + kLeafKeys - 1) / kLeafKeys * kLeafKeys,
+                         end = kept_from_[i] / kLeafKeys * kLeafKeys;
+      require(begin >= end || !step.seen_by_any(static_cast<std::int64_t>(i)).touches(begin, end),
+              "Attention::step: batch entry ", i, " sees keys before position ", end, ", which may have been given back");
+    }
+  });
+}
+
+OutputView Attention::step(const TensorView& q, const SeenRule& rule, std::span<const float> sink) {
+  const FloatEnvironment environment;
+  const Step step{q, lengths_, rule, sink};
+  return decoder_->step(step, refusal_of_pages(step));
+}
+
+void Attention::start(const TensorView& q, const SeenRule& rule, std::span<const float> sink) {
+  const FloatEnvironment environment;
+  const Step step{q, lengths_, rule, sink};
+  decoder_->start(step, refusal_of_pages(step));
+}
+
+void Attention::refuse(const std::string& line) {
+  if (compares_lengths_) transport_->ranks().all_equal(0, "all ranks to refuse a call", line);
+  throw std::invalid_argument(line);
+}
+
+void Attention::refuse_append(const std::string& line) {
+  if (appends_together()) transport_->ranks().all_equal(0, "all ranks to refuse a call", line);
+  throw std::invalid_argument(line);
+}
+
+DevicePlatform Attention::platform() const { return platform_of(*shard_.backend); }
+
+OutputView Attention::combine(const TensorView& o, const TensorView& lse, OutputPart part, LseForm form) {
+  const FloatEnvironment environment;
+  if (decoder_->is_under_way()) throw std::logic_error("Attention::combine: a step is under way");
+  const MakeBlocks make_blocks =
+      transport_->device() != nullptr ? transport_->device()->make_blocks() : platform().make_blocks;
+  const auto refusal =
+      refusal_of(compares_lengths_, [&] { Combiner::check(*transport_, o.shape, part, make_blocks != nullptr, o, lse); });
+  const auto& [b, n_h, l, d_v] = o.shape;
+  const std::array<std::int64_t, 6> called{b, n_h, l, d_v, part == OutputPart::kHeads, o.on_device};
+  constexpr std::string_view kWhat = "all ranks to compare what they combine";
+  const Ranks& ranks = transport_->ranks();
+  if (compares_lengths_ && !ranks.all_equal(fnv1a(std::as_bytes(std::span(called))), kWhat, refusal))
+    require_equal(ranks, "Attention::combine", kWhat,
+                  std::array{Field{"b", b}, Field{"n_h", n_h}, Field{"l", l}, Field{"d_v", d_v},
+                             Field{"by heads", called[4]}, Field{"the memory of o", o.on_device ? "device" : "host"}});
+
+  constexpr std::size_t kMost = 4;
+  const auto found =
+      std::ranges::find_if(combiners_, [&](const auto& each) { return each->part == part && each->shape == o.shape; });
+  if (found != combiners_.end()) {
+    std::rotate(combiners_.begin(), found, found + 1);
+  } else {
+    if (combiners_.size() == kMost) combiners_.pop_back();
+    combiners_.insert(
+        combiners_.begin(),
+        std::unique_ptr<OpenCombiner>(new OpenCombiner{
+            o.shape, part,
+            Combiner(*transport_, o.shape, part, {.network = transport_->network()}, platform().make_blocks)}));
+  }
+  return combiners_.front()->combiner.combine(o, lse, form);
+}
+
+}  // namespace tree_attn

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief One class for programs that have keys, values and queries: attention over a growing cache, alone or over ranks
+/// (sections 5 and 6).
+///
+/// It holds a Ranks, a Transport, an OpenShard and a Decoder, which programs with other needs use themselves.
+#pragma once
+
+#include "distributed/exchange/decoder.hpp"
+#include "distributed/interface/combiner.hpp"
+#include "distributed/transport/ranks.hpp"
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace tree_attn {
+
+/// How an Attention is opened: the same on every rank, but for the threads.
+struct AttentionSetup {
+  std::string algorithm = "two-level";  ///< find_algorithm()
+  std::string backend = "cpu";          ///< find_backend()
+  int n_threads = 1;                    ///< of this rank on the CPU
+  std::optional<double> scale{};        ///< factor of q.k, finite; 1/sqrt(d_h) by default
+  /// Which rank holds what. Empty: leaves of 64 keys are dealt to the ranks as the sequences grow. Otherwise a range of
+  /// positions for each rank, in the order of the topology; the last one may end at kOpenEnd.
+  std::vector<KeyRange> ranges{};
+  int ranks_per_node = 0;      ///< 0: ranks that share memory form a node
+  bool shares_memory = false;  ///< whether the ranks of a node exchange through shared memory
+  /// Whether each step compares the lengths of all ranks, and what queries see, by a reduction of 16 bytes: ranks that
+  /// have appended other numbers of keys would return attention over different sequences. combine() compares its axes. With
+  /// it a rank that refuses an argument tells the others; without it they wait.
+  bool compares_lengths = true;
+  std::int64_t capacity = 0;  ///< positions of each sequence that memory is taken for at once; not with pages
+  /// The pages of each rank, for all sequences; 0: rows lie one after the other. Over several ranks append() then waits for
+  /// the others: if one rank refuses an argument, or has too few pages, no rank appends.
+  PageRule pages{};   ///< with most_queries of below, for at least one query: pages of its window are kept for so many
+  KvScales scales{};  ///< of keys and values of F8_E4M3, which append() also takes in other types
+  /// A step of up to so many queries takes no memory. 0: memory grows when a step needs it, on all ranks in the same step.
+  std::int64_t most_queries = 0;
+  PlanOptions plan{};  ///< its network is that of the transport
+  /// The line of an argument that the caller of this rank has refused before: all ranks throw it.
+  std::string refusal{};
+};
+
+/// Attention over keys and values that grow, for one rank of several or alone.
+///
+/// All ranks make the same calls in the same order; the constructor, step(), start(), finish(), combine(), and in pages
+/// append(), wait for the others. Every rank returns the same output, and with an algorithm that keeps its bits the same as
+/// any other number of ranks.
+///
+/// Refusals: if one of several ranks refuses the arguments of the constructor, step(), start(), combine() or, in pages,
+/// append(), all ranks throw InputError with its line, which names that rank, in place of what is said below; nothing has
+/// changed, and the next call is like any other. append() without pages, truncate(), share() and release() are calls of one
+/// rank alone: the next step tells of other lengths. A rank that does not call at all is found by the deadline.
+///
+/// With a backend of a device, "cuda" or "emulated", tensors may lie in the memory of that device: TensorView::on_device.
+/// Then nothing is copied between host and device but a few integers for each sequence, its length and what lists its
+/// leaves; over several ranks also the states that a transport sends from host memory, see Runner. What was queued on
+/// the default stream before a call is seen, and append() queues there; step() and combine() have written their output when
+/// they return.
+///
+/// Threads: one at a time uses an object. Two objects in two threads do not disturb each other; over MPI that needs
+/// MPI_THREAD_MULTIPLE.
+class Attention {
+ public:
+  /// Alone, without messages.
+  /// @throws InputError for names that find_algorithm() or find_backend() refuse; std::invalid_argument for
+  ///   what Backend::refusal() names, and as the constructors of the cache and KvCache::set_scales()
+  explicit Attention(const AttentionShape& shape, const AttentionSetup& setup = {});
+  /// One rank of several, which outlive this object: MpiRanks, or the ThreadRanks of run_threads().
+  /// @throws InputError on every rank if two ranks differ in the setup, before anything else is compared; TransportError
+  Attention(const Ranks& ranks, const AttentionShape& shape, const AttentionSetup& setup = {});
+  /// The same with ranks of its own.
+  Attention(std::unique_ptr<const Ranks> ranks, const AttentionShape& shape, const AttentionSetup& setup = {});
+  ~Attention();
+
+  /// Appends the next n positions of a sequence. Every rank passes the same n; it keeps those positions that it holds and
+  /// reads no others, so on a rank that holds none of them the data of both views may be null.
+  /// @param entry batch entry
+  /// @param k [1, n_kv, n, d_h] @param v [1, n_kv, n, d_v], each on the host or the device
+  /// @throws as KvCache::append(), before anything is appended; std::invalid_argument also for null data of a position that
+  ///   this rank holds; std::out_of_range beyond the ranges, and on every rank if one has too few pages
+  void append(std::int64_t entry, const TensorView& k, const TensorView& v);
+  /// Removes all positions of a sequence except the first n. @throws std::out_of_range unless 0 <= n <= its length, and in
+  /// pages of a window if position n would follow keys that may have been given back
+  void truncate(std::int64_t entry, std::int64_t n);
+  /// Lets a sequence without keys begin with the first n positions of another one, in the same pages, which a step reads
+  /// once for both on the CPU. @throws std::logic_error without pages; std::out_of_range as truncate(), or if the sequence
+  /// has keys
+  void share(std::int64_t from, std::int64_t to, std::int64_t n);
+  /// Ends a sequence; the next append() begins another in its place. Its memory is kept, its pages go back to the pool.
+  void release(std::int64_t entry) { truncate(entry, 0); }
+  /// Keys of each sequence [b], over all ranks.
+  std::span<const std::int64_t> lengths() const { return lengths_; }
+  /// Whether this rank holds the key of a position. @throws std::out_of_range for a negative position
+  bool holds(std::int64_t position) const;
+
+  /// Attention of the queries over all keys. Collective.
+  /// @param q [b, n_h, l, d_h], the same on every rank; any l in every step
+  /// @param rule which of the keys a query sees, by default all @param sink learned natural logits [n_h]; empty: none
+  /// @returns out and lse, valid until the next call, on the device if q is there, which ring, one-shot and learned sinks
+  ///   refuse
+  /// @throws InputError on every rank if two ranks have other lengths; std::invalid_argument for other axes, and on every
+  ///   rank for keys that pages may have given back; TransportError
+  OutputView step(const TensorView& q, const SeenRule& rule = {}, std::span<const float> sink = {});
+  /// Computes the states of this rank and posts the first messages, so that the program can compute something else while
+  /// they travel. The arguments of step(); the queries are read before it returns; with q on a device, and where
+  /// Decoder::start() says so, it takes the whole step. append() and truncate() may follow at once.
+  void start(const TensorView& q, const SeenRule& rule = {}, std::span<const float> sink = {});
+  /// Moves what has been started, without waiting: merges what has arrived and posts the next round. @returns whether all
+  /// has
+  bool progress() { return decoder_->progress(); }
+  /// Waits for the rest of what has been started. @returns as step() @throws std::logic_error if nothing was started
+  OutputView finish() { return decoder_->finish(); }
+
+  /// The exchange alone, see Combiner: merges what kernels of the program have computed. Collective, also the first call for
+  /// a shape and a part, which writes a plan; those of the last four are kept. Keys that were appended have no part in it.
+  OutputView combine(const TensorView& o, const TensorView& lse, OutputPart part = OutputPart::kAll,
+                     LseForm form = LseForm::kNatural);
+
+  /// Takes part in step(), start() or combine() of the other ranks for a rank that refuses its arguments before it can call
+  /// it, since it cannot read them, say: all ranks throw InputError with the line. @throws std::invalid_argument alone
+  [[noreturn]] void refuse(const std::string& line);
+  /// Takes part in append() likewise. Where that waits for no other rank, this one throws alone.
+  [[noreturn]] void refuse_append(const std::string& line);
+  /// Gives up all messages, so that the destructor does not wait for the other ranks: after an error of the program that
+  /// they have not met. They find it by their deadline. Unwinding does it.
+  void abandon() noexcept { transport_->abandon(); }
+
+  /// The device that tensors may be on.
+  DevicePlatform platform() const;
+  /// The messages of this rank, and their counters.
+  Transport& transport() const { return *transport_; }
+
+ private:
+  struct Alone;
+  void open(const Ranks& ranks, const AttentionShape& shape, const AttentionSetup& setup);
+  /// Throws what truncate() and share() throw for the first n positions of a sequence.
+  void check_prefix(const char* function, std::int64_t entry, std::int64_t n) const;
+  /// Names why no rank takes a step: each has given back leaves of its own, and all refuse what one of them cannot see.
+  std::optional<std::string> refusal_of_pages(const Step& step) const;
+  /// Throws what append() does before it looks for pages.
+  void check_append(std::int64_t entry, const TensorView& k, const TensorView& v) const;
+  /// Tells whether append() waits for the other ranks.
+  bool appends_together() const { return shard_.cache->pages() != nullptr && transport_->size() > 1; }
+
+  std::unique_ptr<Alone> alone_;
+  std::unique_ptr<const Ranks> own_ranks_;
+  std::unique_ptr<Transport> transport_;
+  OpenShard shard_;
+  std::unique_ptr<Decoder> decoder_;
+  struct OpenCombiner {
+    std::array<std::int64_t, 4> shape;
+    OutputPart part;
+    Combiner combiner;
+  };
+  std::vector<std::unique_ptr<OpenCombiner>> combiners_;  ///< those used last come first
+  std::vector<std::int64_t> lengths_;
+  std::vector<std::int64_t> kept_from_;  ///< [b] positions before it may have been given back, but for sinks
+  bool has_shared_ = false;
+  std::int64_t most_keys_ = 0;
+  bool compares_lengths_ = true;
+};
+
+}  // namespace tree_attn

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Attention over the ranks of a communicator.
+#pragma once
+
+#include "distributed/interface/attention.hpp"
+#include "distributed/transport/mpi_ranks.hpp"
+
+#include <memory>
+
+namespace tree_attn {
+
+/// Attention over the ranks of a communicator, which is duplicated. Collective; MPI is initialized before, and finalized
+/// after the object is destroyed.
+/// @param timeout seconds that one wait may take without progress, may be infinite
+/// @throws as MpiRanks and Attention; a timeout that one rank refuses is refused by all
+inline Attention open_attention(MPI_Comm comm, const AttentionShape& shape, AttentionSetup setup = {}, double timeout = 60) {
+  // A rank that refuses its own timeout tells the others.
+  if (!(timeout >= 0)) {
+    setup.refusal = line_of("open_attention: a timeout of ", timeout, " s");
+    timeout = 60;
+  }
+  return Attention(std::make_unique<const MpiRanks>(comm, timeout), shape, setup);
+}
+
+}  // namespace tree_attn

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Hashes of the input, and their comparison between ranks.
+#include "distributed/program/fingerprint.hpp"
+
+#include "reference/data/fnv1a.hpp"
+#include "reference/data/input_error.hpp"
+
+#include <algorithm>
+#include <iterator>
+
+namespace tree_attn {
+namespace {
+
+/// A part of the input that must be equal on all ranks.
+struct Part {
+  std::string name;
+  std::uint64_t hash;
+};
+
+/// Compares parts with those of rank 0. @throws InputError on every rank, naming the first rank that differs
+void agree_on(const Ranks& ranks, const SafetensorsFile* file, const std::vector<Part>& parts) {
+  // Compare one hash of all parts, and each part only if that differs.
+  std::uint64_t all = kFnvStart;
+  for (const Part& part : parts) all = fnv1a(std::as_bytes(std::span(&part.hash, 1)), all);
+  if (ranks.all_equal(all, "all ranks to compare their input")) return;
+  std::optional<std::string> error;
+  for (const Part& part : parts) {
+    if (part.hash == ranks.broadcast_from_root(part.hash) || error) continue;
+    error = (file ? readable(file->path(), 200) : "synthetic input") + " differs from that of rank 0 in " + part.name +
+            ": all ranks need the same " + (file ? "file" : "program");
+  }
+  ranks.throw_if_any_failed(error);
+}
+
+std::uint64_t hash_of_row(const TensorView& view, std::int64_t i, std::int64_t j, std::int64_t n,
+                          std::uint64_t hash = kFnvStart) {
+  return fnv1a({view.row(i, j, n), static_cast<std::size_t>(view.shape[3]) * bytes_of(view.dtype)}, hash);
+}
+
+/// The hash of the queries of all steps.
+std::uint64_t hash_of_queries(Workload& workload) {
+  std::uint64_t hash = kFnvStart;
+  for (int t = 0; t < workload.steps(); ++t) {
+    const TensorView q = workload.query(t);
+    for (std::int64_t i = 0; i < q.shape[0]; ++i) {
+      for (std::int64_t h = 0; h < q.shape[1]; ++h) {
+        for (std::int64_t n = 0; n < q.shape[2]; ++n) hash = hash_of_row(q, i, h, n, hash);
+      }
+    }
+  }
+  return hash;
+}
+
+/// The hash of what is added to the scores of a key, for all queries of its group.
+std::uint64_t hash_of_mask(Workload& workload, std::int64_t i, std::int64_t kv_head, std::int64_t n) {
+  const WorkloadShape& shape = workload.shape();
+  const std::int64_t group = shape.heads / shape.kv_heads;
+  std::vector<float> elements;
+  for (std::int64_t h = kv_head * group; h < (kv_head + 1) * group; ++h)
+    for (std::int64_t j = 0; j < shape.mask.shape[2]; ++j) elements.push_back(shape.mask.add(0.0f, 1.0f, i, h, j, n));
+  return fnv1a(std::as_bytes(std::span(elements)));
+}
+
+}  // namespace
+
+std::vector<CacheRow> sampled_rows(std::span<const KeyRange> ranges, std::span<const std::int64_t> lengths,
+                                   std::int64_t kv_heads, LeafOrder order) {
+  // Tensors without elements may have any number of heads, and more blocks than 64 bits count.
+  if (std::ranges::all_of(lengths, [](std::int64_t n) { return n == 0; })) return {};
+  constexpr std::int64_t kMostBlocks = 64, kMostRows = 192, kLeastRowsOfBlock = 3;
+  const std::int64_t b = std::ssize(lengths);
+  const std::int64_t n_blocks = std::ssize(ranges) * b * kv_heads, n_sampled = std::min(n_blocks, kMostBlocks);
+  std::vector<CacheRow> rows;
+  for (std::int64_t s = 0; s < n_sampled; ++s) {
+    const std::int64_t block = n_sampled == 1 ? 0 : s * (n_blocks - 1) / (n_sampled - 1);
+    const std::int64_t entry = block / kv_heads % b, head = block % kv_heads;
+    const OwnedLeaves leaves(ranges[static_cast<std::size_t>(block / kv_heads / b)], order);
+    const std::int64_t n_keys = leaves.n_keys(lengths[static_cast<std::size_t>(entry)]);
+    const std::int64_t n_rows = std::min(n_keys, std::max(kLeastRowsOfBlock, kMostRows / n_sampled));
+    for (std::int64_t r = 0; r < n_rows; ++r)
+      rows.push_back({entry, head, leaves.position(n_rows == 1 ? 0 : r * (n_keys - 1) / (n_rows - 1))});
+  }
+  return rows;
+}
+
+void agree_on_input(const Ranks& ranks, Workload& workload, const SafetensorsFile* file, std::span<const KeyRange> ranges) {
+  if (ranks.size() == 1) return;
+
+  // The order matters: equal headers imply the same tensors, and equal lengths then imply the same sampled rows.
+  if (file != nullptr) agree_on(ranks, file, {{"the header", file->header_hash()}});
+  const std::vector<std::int64_t> lengths = workload.lengths(workload.steps() - 1);
+  agree_on(ranks, file,
+           {{"lengths", fnv1a(std::as_bytes(std::span(lengths)))},
+            {"k_scale", fnv1a(std::as_bytes(std::span(workload.shape().scales.k)))},
+            {"v_scale", fnv1a(std::as_bytes(std::span(workload.shape().scales.v)))},
+            {"q", hash_of_queries(workload)}});
+  if (file == nullptr) return;
+  const Shard cache = workload.whole();
+  std::vector<Part> parts;
+  for (const auto& [i, h, n] : sampled_rows(ranges, lengths, workload.shape().kv_heads, workload.shape().order)) {
+    const std::string row = "row [" + std::to_string(i) + ", " + std::to_string(h) + ", " + std::to_string(n) + "] of ";
+    parts.push_back({row + "k", hash_of_row(cache.k, i, h, n)});
+    parts.push_back({row + "v", hash_of_row(cache.v, i, h, n)});
+    if (workload.shape().mask.data != nullptr)
+      parts.push_back({"the mask of row" + row.substr(3) + "k", hash_of_mask(workload, i, h, n)});
+    file->release_pages();  // most belong to other shards
+  }
+  agree_on(ranks, file, parts);
+}
+
+}  // namespace tree_attn

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Checks that all ranks decode the same input (section 5): they compare hashes before the first step.
+#pragma once
+
+#include "distributed/transport/ranks.hpp"
+#include "reference/data/workload.hpp"
+
+#include <compare>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace tree_attn {
+
+/// A row of k and of v: [entry, head, position, :].
+struct CacheRow {
+  std::int64_t entry, head, position;
+  auto operator<=>(const CacheRow&) const = default;
+};
+
+/// The rows of the cache that all ranks compare: a function of the shapes and lengths alone.
+///
+/// Shards, batch entries and heads divide the cache into p b n_kv blocks. The sample takes n = min(64, p b n_kv) blocks,
+/// evenly spaced from the first to the last, and from each max(3, 192 / n) rows, evenly spaced from the first to the last
+/// one in use. With up to 64 ranks, every shard contributes the first and last row of at least one head of one entry. At
+/// most 192 rows, none beyond the lengths; empty if no key is in use.
+/// @param ranges of every shard
+/// @param lengths keys in use per batch entry [b]
+std::vector<CacheRow> sampled_rows(std::span<const KeyRange> ranges, std::span<const std::int64_t> lengths,
+                                   std::int64_t kv_heads, LeafOrder order = LeafOrder::kContiguous);
+
+/// Compares the input of every rank with that of rank 0: the header of the file, all of q and lengths, and the
+/// sampled_rows() of k and v. For synthetic input only q and lengths, because k and v follow from the same seed.
+///
+/// The comparison is of bytes, so NaN equals NaN with the same payload. It does not cover the other rows of k and v
+/// (--verify compares the output with the oracle over the whole file of rank 0), nor the options of the command line, which
+/// the program compares when it starts: for synthetic input this is a check of programs that were built differently. Every
+/// rank reads the sampled rows of all shards, one page per row.
+/// @param file the source of the workload; null for synthetic input
+/// @param ranges of every shard, in the order of the workload, the same on all ranks that have the same header
+/// @throws InputError on every rank, naming the first rank that differs and the first part that differs
+void agree_on_input(const Ranks& ranks, Workload& workload, const SafetensorsFile* file, std::span<const KeyRange> ranges);
+
+}  // namespace tree_attn

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief ldmatrix, movmatrix and mma, with the layouts of the PTX ISA, 9.7.14.5.
+///
+/// Products of two 16-bit numbers are exact in float. The sums run over k in ascending order and are rounded at every step:
+/// the hardware keeps more bits inside one instruction and promises no order, so results agree closely, not in bits.
+///
+/// A word takes several matrices, because a meeting of 32 fibers takes longer than a product.
+#include "gpu/emulator/sanitizer.hpp"
+#include "gpu/emulator/thread.hpp"
+#include "gpu/types/bytes16.hpp"
+
+#include <cstring>
+
+namespace tree_attn::emulated::runtime {
+namespace {
+
+constexpr unsigned kAllLanes = 0xFFFFFFFF;
+
+/// Where a lane has its two neighbouring elements of an 8 x 8 matrix: row g, columns t and t + 1.
+struct Place {
+  unsigned g, t;
+  explicit Place(unsigned lane) : g(lane / 4), t(2 * (lane % 4)) {}
+};
+
+/// An 8 x 8 matrix of 16-bit elements.
+struct Matrix {
+  std::uint16_t at[8][8];
+
+  std::uint32_t pair(Place place, bool transposed) const {
+    const auto [g, t] = place;
+    const std::uint32_t low = transposed ? at[t][g] : at[g][t], high = transposed ? at[t + 1][g] : at[g][t + 1];
+    return low | high << 16;
+  }
+};
+
+/// The operands of a meeting, one a lane. @param lanes as meet_lanes() has them
+template <class Operand>
+void take_operands(Thread* lanes, Operand (&of)[32]) {
+  for (unsigned lane = 0; lane < 32; ++lane) of[lane] = *static_cast<const Operand*>(lanes[lane].operand);
+}
+
+/// Half of the eight columns of a row of b or c. Vectors of this size every processor has.
+typedef float Columns __attribute__((vector_size(16)));
+
+/// Of n products with a, each with m matrices b.
+struct Operands {
+  float (*c)[4];
+  const std::uint32_t (*a)[4];
+  const std::uint32_t (*b)[2];
+};
+
+template <class T, int m>
+void multiply_for_all(Thread* lanes, int n) {
+  Operands of[32];
+  take_operands(lanes, of);
+
+  // Every b in the order of its rows. A lane has pairs of its columns.
+  float b[m][16][8];
+  for (int i = 0; i < m; ++i) {
+    std::uint16_t columns[8][16];
+    for (unsigned lane = 0; lane < 32; ++lane) {
+      const auto [g, t] = Place(lane);
+      for (unsigned h = 0; h < 2; ++h) std::memcpy(&columns[g][t + 8 * h], &of[lane].b[i][h], 4);
+    }
+    for (unsigned k = 0; k < 16; ++k) {
+      for (unsigned g = 0; g < 8; ++g) b[i][k][g] = widen(T{columns[g][k]});
+    }
+  }
+
+  for (int j = 0; j < n; ++j) {
+    std::uint16_t rows[16][16];
+    float a[16][16], c[16][8];
+    for (unsigned lane = 0; lane < 32; ++lane) {
+      const auto [g, t] = Place(lane);
+      for (unsigned h = 0; h < 4; ++h) std::memcpy(&rows[g + 8 * (h % 2)][t + 8 * (h / 2)], &of[lane].a[j][h], 4);
+      for (unsigned h = 0; h < 2; ++h) std::memcpy(&c[g + 8 * h][t], &of[lane].c[j][2 * h], 8);
+    }
+    for (unsigned row = 0; row < 16; ++row) {
+      for (unsigned k = 0; k < 16; ++k) a[row][k] = widen(T{rows[row][k]});
+    }
+    for (unsigned row = 0; row < 16; ++row) {
+      Columns sum[2];
+      std::memcpy(sum, c[row], sizeof sum);
+      for (int i = 0; i < m; ++i) {
+        for (unsigned k = 0; k < 16; ++k) {
+          Columns of_k[2];
+          std::memcpy(of_k, b[i][k], sizeof of_k);
+          const float x = a[row][k];
+          sum[0] += x * of_k[0], sum[1] += x * of_k[1];
+        }
+      }
+      std::memcpy(c[row], sum, sizeof sum);
+    }
+    for (unsigned lane = 0; lane < 32; ++lane) {
+      const auto [g, t] = Place(lane);
+      for (unsigned h = 0; h < 2; ++h) std::memcpy(&of[lane].c[j][2 * h], &c[g + 8 * h][t], 8);
+    }
+  }
+}
+
+}  // namespace
+
+void load_matrices(std::uint32_t (*out)[4], const void* const* rows, int n, bool transposed, const char* word,
+                   const Line& line) {
+  const Unwatched unwatched;
+  struct Operand {
+    std::uint32_t (*out)[4];
+    const void* const* rows;
+  } own{out, rows};
+  meet_lanes(kAllLanes, {word, line}, &own, [n, transposed](Thread* lanes) {
+    Operand of[32];
+    take_operands(lanes, of);
+    for (int j = 0; j < n; ++j) {
+      for (unsigned m = 0; m < 4; ++m) {
+        Matrix matrix;
+        for (unsigned row = 0; row < 8; ++row) std::memcpy(matrix.at[row], of[8 * m + row].rows[j], 16);
+        for (unsigned lane = 0; lane < 32; ++lane) of[lane].out[j][m] = matrix.pair(Place(lane), transposed);
+      }
+    }
+  });
+}
+
+void transpose_matrices(std::uint32_t* pairs, int n, const Line& line) {
+  const Unwatched unwatched;
+  meet_lanes(kAllLanes, {"transpose_matrices", line}, pairs, [n](Thread* lanes) {
+    std::uint32_t* of[32];
+    for (unsigned lane = 0; lane < 32; ++lane) of[lane] = static_cast<std::uint32_t*>(lanes[lane].operand);
+    for (int j = 0; j < n; ++j) {
+      Matrix matrix;
+      for (unsigned lane = 0; lane < 32; ++lane) std::memcpy(&matrix.at[Place(lane).g][Place(lane).t], of[lane] + j, 4);
+      for (unsigned lane = 0; lane < 32; ++lane) of[lane][j] = matrix.pair(Place(lane), true);
+    }
+  });
+}
+
+template <class T, int m>
+void multiply_matrices(float (*c)[4], const std::uint32_t (*a)[4], int n, const std::uint32_t (*b)[2], const Line& line) {
+  const Unwatched unwatched;
+  Operands own{c, a, b};
+  meet_lanes(kAllLanes, {"mma_16x8x16", line}, &own, [n](Thread* lanes) { multiply_for_all<T, m>(lanes, n); });
+}
+
+#define TREE_ATTN_INSTANTIATE(T, m) \
+  template void multiply_matrices<T, m>(float(*)[4], const std::uint32_t(*)[4], int, const std::uint32_t(*)[2], const Line&);
+TREE_ATTN_INSTANTIATE(Half, 1)
+TREE_ATTN_INSTANTIATE(Half, 2)
+TREE_ATTN_INSTANTIATE(BFloat16, 1)
+TREE_ATTN_INSTANTIATE(BFloat16, 2)
+TREE_ATTN_INSTANTIATE(BFloat16, 3)
+#undef TREE_ATTN_INSTANTIATE
+
+}  // namespace tree_attn::emulated::runtime

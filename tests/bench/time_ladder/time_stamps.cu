@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Where the time of a launch of the library kernels goes, by stamps of their blocks and warps (section 6).
+///
+/// Run: time_stamps [--quick] [--shape NAME;NAME] [--raw LAUNCHES]
+/// Launches of the kernel `equal-runs`, and of the library kernel where that merges in clusters, alone on the device, each
+/// between two events. Prints one line of JSON per shape, medians over launches of: the time until the last block has
+/// started, counted from the first; the walk of the median block; of the block that ends last, the join of its thread groups
+/// with what tells it that it is the last of those that share, the join of these blocks, and what is written; from the end
+/// of the last walk to the end of the last block; from the first start to the last end; and between the events. What the
+/// events see beyond the stamps is the launch itself, the first instructions of a block, and its exit.
+///
+/// With --raw, every block of so many launches instead: its multiprocessor, and nanoseconds since the first start of the
+/// launch at which its warps began and ended their walks, and it began to join, to write, and ended. A time that never came
+/// is -1. Where the launch leaves multiprocessors idle, every other one runs while blocks that only wait hold as many of
+/// them: so blocks come to other multiprocessors, and the stamps show which of the two it is that ends late each time.
+#include "gpu/backend/workspace.hpp"
+#include "tests/bench/time_ladder/clocks.cuh"
+#include "tests/bench/time_ladder/program.hpp"
+#include "tests/bench/time_ladder/shapes.hpp"
+#include "tests/bench/time_ladder/stamped_runs.cuh"
+
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace tree_attn::cuda {
+namespace {
+
+constexpr int kLaunches = 51;
+
+/// Takes a multiprocessor for itself until it is told to end, or 10 ms have passed.
+__global__ void hold(const unsigned* is_over) {
+  const std::uint64_t begin = nanoseconds();
+  wait_until([&] { return load_acquire(is_over) != 0 || nanoseconds() - begin > 10'000'000; });
+}
+
+/// The stamps of the blocks that had work, and what follows from them, in seconds.
+struct Launched {
+  std::vector<BlockStamps> blocks;
+  double event = 0;
+  int n_own_joins = 1;  ///< joins of a block before those of the blocks that share
+
+  static std::uint64_t ended_walk(const BlockStamps& block) { return *std::ranges::max_element(block.walked); }
+  std::uint64_t first_start() const {
+    return std::ranges::min(blocks, {}, [](auto& b) { return b.started[0]; }).started[0];
+  }
+  const BlockStamps& last() const { return *std::ranges::max_element(blocks, {}, &BlockStamps::done); }
+  double start() const {
+    return seconds(first_start(), std::ranges::max(blocks, {}, [](auto& b) { return b.started[0]; }).started[0]);
+  }
+  double walk() const {
+    std::vector<double> walks;
+    for (const BlockStamps& block : blocks) walks.push_back(seconds(block.started[0], ended_walk(block)));
+    return median(walks);
+  }
+  double end() const { return seconds(ended_walk(std::ranges::max(blocks, {}, ended_walk)), last().done); }
+  double kernel() const { return seconds(first_start(), last().done); }
+  /// Of the last block, from its walk to where it joins the blocks that share its query tile, and from there to where it
+  /// writes; 0 if it joins none.
+  double own_join() const { return joins_blocks() ? seconds(ended_walk(last()), at_blocks()) : 0; }
+  double blocks_join() const { return joins_blocks() ? seconds(at_blocks(), last().writing) : 0; }
+  double write() const { return last().writing == 0 ? 0 : seconds(last().writing, last().done); }
+
+ private:
+  static double seconds(std::uint64_t from, std::uint64_t to) { return 1e-9 * static_cast<double>(to - from); }
+  std::uint64_t at_blocks() const { return last().joins[n_own_joins]; }
+  bool joins_blocks() const { return last().writing > 0 && at_blocks() > 0 && at_blocks() < last().writing; }
+};
+
+void print_raw(const Shape& shape, const LadderStep& step, int number, int n_held, const Launched& launched) {
+  const auto all = [&](auto&& times) {
+    std::vector<std::int64_t> list;
+    for (const BlockStamps& block : launched.blocks) {
+      for (const std::uint64_t time : times(block))
+        list.push_back(time == 0 ? -1 : static_cast<std::int64_t>(time - launched.first_start()));
+    }
+    return list;
+  };
+  std::vector<std::int64_t> multiprocessors;
+  for (const BlockStamps& block : launched.blocks)
+    multiprocessors.push_back(static_cast<std::int64_t>(block.multiprocessor));
+  const auto one = [](std::uint64_t time) { return std::vector{time}; };
+  JsonLine line("raw stamps");
+  line.add("shape", shape.name).add("step", step.name).add("launch", number).add("event_seconds", launched.event);
+  line.add("held", n_held).add("own_joins", launched.n_own_joins).add("smid", multiprocessors);
+  line.add("started", all([](auto& b) { return std::vector(std::begin(b.started), std::end(b.started)); }));
+  line.add("walked", all([](auto& b) { return std::vector(std::begin(b.walked), std::end(b.walked)); }));
+  line.add("joins", all([](auto& b) { return std::vector(std::begin(b.joins), std::end(b.joins)); }));
+  line.add("writing", all([&](auto& b) { return one(b.writing); })).add("done", all([&](auto& b) { return one(b.done); }));
+}
+
+/// @param with_clusters whether the plan must have clusters; else it must have none @param n_raw launches that are printed
+/// as they are; 0: medians
+void time_step(const LadderStep& step, bool with_clusters, const Shape& shape, int n_raw, Stream stream) {
+  const int n_sets = n_sets_past_l2(shape.n_bytes());
+  const Input input(shape, n_sets, stream);
+  const DecodeParams& first = input.params.front();
+  const LaunchPlan plan = step.plan(first, shape.dtype, {});
+  if ((plan.cluster > 0) != with_clusters) return;
+  const DeviceWorkspace workspace(plan);
+  const DeviceBuffer<float> out(first.n_rows() * first.d_v), lse(first.n_rows());
+  DeviceBuffer<BlockStamps> stamps(plan.n_blocks);
+  // Four warps that serve long rows together have nothing to join before their block's team does.
+  const int n_own_joins = shape.values_in_keys() ? 0 : plan.n_row_tiles;
+
+  const OwnedStream other;
+  DeviceBuffer<unsigned> is_over(1);
+  std::vector<Launched> all;
+  for (int i = 0; i <= (is_rehearsal() ? (n_raw > 0 ? 2 : 1) : n_raw > 0 ? n_raw : kLaunches); ++i) {
+    stamps.fill(0), is_over.fill(0);
+    check(cudaDeviceSynchronize(), "clearing the stamps");
+    const int n_held = n_raw > 0 && i % 2 == 0 ? std::max(0, device().n_multiprocessors - plan.n_blocks) : 0;
+    if (n_held > 0) {
+      const Launch config{.grid = {static_cast<unsigned>(n_held)}, .block = {32}, .shared_bytes = device().shared_bytes};
+      launch(hold, config, other, is_over.data());
+    }
+    TimedEvent before, after;
+    launch(wait_for, {}, stream, 20'000LL);
+    before.record(stream);
+    run_stamped(input.params[static_cast<std::size_t>(i % n_sets)], shape.dtype, {.out = out.data(), .lse = lse.data()},
+                plan, workspace.get(), stamps.data(), stream);
+    after.record(stream);
+    is_over.fill(1, stream);
+    synchronise(stream), synchronise(other);
+    Launched launched{stamps.download(), after.since(before), n_own_joins};
+    std::erase_if(launched.blocks, [](const BlockStamps& block) { return block.done == 0; });
+    if (i == 0) continue;  // it has loaded the kernel
+    if (n_raw > 0) print_raw(shape, step, i, n_held, launched);
+    all.push_back(std::move(launched));
+  }
+  if (n_raw > 0) return;
+  JsonLine line("stamps");
+  line.add("shape", shape.name).add("step", step.name).add("n_blocks", plan.n_blocks);
+  const auto add = [&](const char* name, const auto& of) {
+    std::vector<double> times;
+    for (const Launched& launched : all) times.push_back(std::invoke(of, launched));
+    line.add(name, median(times));
+  };
+  add("start_seconds", &Launched::start), add("walk_seconds", &Launched::walk), add("end_seconds", &Launched::end);
+  add("own_join_seconds", &Launched::own_join), add("blocks_join_seconds", &Launched::blocks_join);
+  add("write_seconds", &Launched::write), add("kernel_seconds", &Launched::kernel), add("event_seconds", &Launched::event);
+}
+
+int time_all(const Options& asked) {
+  const OwnedStream stream;
+  const int n_raw = asked.number("--raw", 0);
+  for (const Shape& shape : shapes(asked.has("--quick"))) {
+    if (shape.dtype == DType::F8_E4M3 || !is_named(asked.text("--shape"), shape.name)) continue;
+    time_step(kEqualRuns, false, shape, n_raw, stream), time_step(library_kernel(), true, shape, n_raw, stream);
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace tree_attn::cuda
+
+int main(int argc, char** argv) {
+  return tree_attn::run_program(argc, argv, "time_stamps [--quick] [--shape NAME;NAME] [--raw LAUNCHES]",
+                                tree_attn::cuda::time_all);
+}

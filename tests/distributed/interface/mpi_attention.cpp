@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The facade over communicators: the bits of one rank, whole and in parts.
+#include "distributed/interface/mpi_attention.hpp"
+
+#include "tests/distributed/interface/refusals.hpp"
+#include "tests/support/decoding.hpp"
+#include "tests/support/mpi_test_session.hpp"
+#include "tests/support/sweep.hpp"
+#include "tests/support/tensors.hpp"
+
+#include <doctest/doctest.h>
+
+#include <chrono>
+#include <memory>
+#include <random>
+
+namespace tree_attn::test {
+
+TEST_CASE("facade: over a communicator a step has the bits of one rank, whole, in parts, and through shared memory") {
+  const std::int64_t n_keys = 1000, d = 32;
+  const AttentionShape shape{.heads = 8, .kv_heads = 2, .head_dim = d, .value_dim = d};
+  std::mt19937 random(3);
+  const Tensor q = normal_tensor(random, {1, 8, 1, d}), k = normal_tensor(random, {1, 2, n_keys, d}),
+               v = normal_tensor(random, {1, 2, n_keys, d});
+  Attention alone(shape);
+  alone.append(0, k, v);
+  const DecodeOutput expected = alone.step(q).copy();
+  for (const bool shares_memory : {false, true}) {
+    Attention attention =
+        open_attention(session().ranks().comm(), shape, {.ranks_per_node = 2, .shares_memory = shares_memory});
+    for (std::int64_t at = 0; at < n_keys; at += 10) {
+      TensorView k_here = k.view().positions(at, at + 10), v_here = v.view().positions(at, at + 10);
+      if (!attention.holds(at) && !attention.holds(at + 9)) k_here.data = v_here.data = nullptr;
+      attention.append(0, k_here, v_here);
+    }
+    CHECK(same_bits(attention.step(q).copy(), expected));
+    CHECK(attention.transport().ranks().deadline().seconds() == 60);
+    for (int repeat = 0; repeat < 20; ++repeat) {
+      attention.start(q);
+      bool is_done = false;
+      for (int i = 0; i < repeat * 50 && !is_done; ++i) is_done = attention.progress();
+      CHECK(same_bits(attention.finish().copy(), expected));
+    }
+  }
+}
+
+TEST_CASE("facade: over a communicator all refuse an argument of one rank, and refused opens leave nothing") {
+  const MpiRanks& all = session().ranks();
+  if (all.size() < 2) return;
+  // MPI tells when it copies and frees a communicator with an attribute.
+  static int n_copied = 0, n_freed = 0;
+  n_copied = n_freed = 0;
+  const auto copied = [](MPI_Comm, int, void*, void* in, void* out, int* is_copied) {
+    return ++n_copied, *static_cast<void**>(out) = in, *is_copied = 1, MPI_SUCCESS;
+  };
+  const auto freed = [](MPI_Comm, int, void*, void*) { return ++n_freed, MPI_SUCCESS; };
+  int key = MPI_KEYVAL_INVALID;
+  MPI_Comm comm = MPI_COMM_NULL;
+  MPI_Comm_dup(all.comm(), &comm);
+  MPI_Comm_create_keyval(copied, freed, &key, nullptr);
+  MPI_Comm_set_attr(comm, key, nullptr);
+  refusals::check_all(all, takes_all_cases() ? 10 : 2, [&](const AttentionShape& shape, const AttentionSetup& setup) {
+    return std::unique_ptr<Attention>(new Attention(open_attention(comm, shape, setup)));
+  });
+  for (const bool shares_memory : {false, true})
+    refusals::check_refused(
+        all, [&] { open_attention(comm, refusals::kShape, {.shares_memory = shares_memory}, all.rank() == 1 ? -1 : 60); });
+  // A refusal after messages and caches are open.
+  CHECK(message<InputError>([&] {
+          open_attention(comm, refusals::kShape, {.shares_memory = true, .pages = {.n_pages = -1}});
+        }).starts_with("PageTable: -1 pages"));
+  CHECK(n_copied > 100);
+  CHECK(n_freed == n_copied);
+  MPI_Comm_free(&comm);
+  MPI_Comm_free_keyval(&key);
+}
+
+TEST_CASE("facade: a rank that abandons does not wait at its end, and the others are told by their deadline") {
+  const MpiRanks& all = session().ranks();
+  if (all.size() < 2) return;
+  const AttentionShape shape{.heads = 2, .kv_heads = 2, .head_dim = 8, .value_dim = 8};
+  const auto begin = std::chrono::steady_clock::now();
+  {
+    Attention attention = open_attention(all.comm(), shape, {}, all.rank() == 1 ? 60 : 0.3);
+    std::mt19937 random(3);
+    const Tensor q = normal_tensor(random, {1, 2, 1, 8});
+    if (all.rank() == 1) attention.abandon();
+    const std::string line = message<TransportError>([&] { attention.step(q); });
+    CHECK_MESSAGE(line.find(all.rank() == 1 ? "has given up before" : "and gave up") != line.npos, line);
+  }
+  CHECK(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() < 10);
+  all.barrier();
+}
+
+}  // namespace tree_attn::test

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The C interface over functions of the program, with threads as ranks: bits, refusals, a wait that is too long, a
+/// function that fails.
+#include "distributed/interface/tree_attn.h"
+#include "tests/distributed/interface/managed.hpp"
+#include "tests/support/mail_callbacks.hpp"
+
+#include <doctest/doctest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace tree_attn::test {
+namespace {
+
+/// A ta_comm over the mail of one rank. What the mail throws becomes status 7, and its text is kept.
+struct MailComm {
+  MailCallbacks mail;
+  std::string error;
+  ta_comm comm;
+  MailComm(MailOffice& office, int rank, int size)
+      : mail(office, rank, size), comm{sizeof(ta_comm), rank, size, this, all_gather, post_send, post_receive, wait} {}
+  MailComm(const MailComm&) = delete;
+
+ private:
+  template <class Call>
+  static int status(void* context, const Call& call) {
+    auto& self = *static_cast<MailComm*>(context);
+    try {
+      call(self.mail);
+      return 0;
+    } catch (const std::exception& failed) {
+      self.error = failed.what();
+      return 7;
+    }
+  }
+  static std::span<const std::byte> in(const void* data, std::int64_t n) {
+    return {static_cast<const std::byte*>(data), static_cast<std::size_t>(n)};
+  }
+  static std::span<std::byte> to(void* data, std::int64_t n) {
+    return {static_cast<std::byte*>(data), static_cast<std::size_t>(n)};
+  }
+  static int all_gather(void* context, const void* mine, std::int64_t n, void* all, std::int64_t* request) {
+    auto* const self = static_cast<MailComm*>(context);
+    return status(context,
+                  [&](MailCallbacks& m) { *request = m.start_all_gather(in(mine, n), to(all, n * self->comm.size)); });
+  }
+  static int post_send(void* context, const void* data, std::int64_t n, std::int32_t peer, std::int64_t* request) {
+    return status(context, [&](MailCallbacks& m) { *request = m.start_send(in(data, n), peer); });
+  }
+  static int post_receive(void* context, void* data, std::int64_t n, std::int32_t peer, std::int64_t* request) {
+    return status(context, [&](MailCallbacks& m) { *request = m.start_receive(to(data, n), peer); });
+  }
+  static int wait(void* context, std::int64_t n, std::int64_t* requests, double seconds) {
+    return status(context, [&](MailCallbacks& m) { m.wait({requests, static_cast<std::size_t>(n)}, seconds); });
+  }
+};
+
+ta_setup over(const ta_comm& comm, double timeout = 20) {
+  ta_setup setup = setup_of_call();
+  setup.callbacks = &comm, setup.timeout = timeout;
+  return setup;
+}
+
+/// Keys and values of 200 positions.
+struct Rows {
+  Managed k{{2, 200, 8}, 2}, v{{2, 200, 6}, 3};
+};
+
+}  // namespace
+
+TEST_CASE("interface: over functions of the program a step has the bits of one rank, and each position has one holder") {
+  std::vector<std::byte> alone;
+  for (const int p : {1, 2, 3}) {
+    MailOffice office;
+    std::vector<int> n_held(static_cast<std::size_t>(p));
+    run_mail_threads(p, [&](int rank) {
+      const MailComm mail(office, rank, p);
+      const Handle handle(over(mail.comm));
+      const Rows rows;
+      const Call call;
+      REQUIRE(ta_append(handle, 0, 200, rows.k, rows.v) == TA_OK);
+      REQUIRE(ta_step(handle, call.q, nullptr, call.out, call.lse) == TA_OK);
+      if (p == 1) alone = call.out.bytes;
+      CHECK(call.out.bytes == alone);
+      for (std::int64_t position = 0; position < 200; ++position) {
+        int holds = 0;
+        CHECK(ta_holds(handle, position, &holds) == TA_OK);
+        n_held[static_cast<std::size_t>(rank)] += holds;
+      }
+    });
+    int total = 0;
+    for (const int n : n_held) total += n;
+    CHECK(total == 200);
+  }
+}
+
+TEST_CASE("interface: over functions of the program one rank's refusal is that of all") {
+  MailOffice office;
+  run_mail_threads(2, [&](int rank) {
+    const MailComm mail(office, rank, 2);
+    const Handle handle(over(mail.comm));
+    const Rows rows;
+    Call call;
+    REQUIRE(ta_append(handle, 0, 200, rows.k, rows.v) == TA_OK);
+    if (rank == 1) call.q.dl().ndim = 3;
+    CHECK(line(ta_step(handle, call.q, nullptr, call.out, call.lse)) == "rank 1: q has 3 axes; expected 4");
+    call.q.dl().ndim = 4;
+    CHECK(ta_step(handle, call.q, nullptr, call.out, call.lse) == TA_OK);
+  });
+}
+
+TEST_CASE("interface: a function that fails is TA_CALLBACK, a silent rank TA_TRANSPORT, and no handle goes on") {
+  MailOffice office;
+  office.fails_after = 1000000;
+  run_mail_threads(2, [&](int rank) {
+    const MailComm mail(office, rank, 2);
+    const Handle handle(over(mail.comm, rank == 0 ? 20 : 0.3));
+    const Call call;
+    if (rank == 0) office.fails_after = office.n_calls_of_0 + 1;  // the second call from here on
+    const int status = ta_step(handle, call.q, nullptr, call.out, call.lse);
+    const std::string why = ta_error();
+    CHECK(status == (rank == 0 ? TA_CALLBACK : TA_TRANSPORT));
+    if (rank == 0) CHECK(why == "rank 0: a callback has failed: wait of ta_comm has returned 7");
+    if (rank == 0) CHECK(mail.error == "the cable is cut");
+    if (rank == 1) CHECK(has(why, "rank 1 waited 0.3 s for "));
+    CHECK(has(line(ta_step(handle, call.q, nullptr, call.out, call.lse), TA_TRANSPORT),
+              "its group is not used again: open another object on a new group"));
+  });
+  CHECK(office.n_too_late == 0);
+}
+
+TEST_CASE("interface: functions that are not there are refused") {
+  MailOffice office;
+  const MailComm mail(office, 0, 1);
+  const auto refused = [&](const auto& spoil) {
+    ta_comm comm = mail.comm;
+    ta_setup setup = over(comm);
+    spoil(comm, setup);
+    ta_attention* opened = nullptr;
+    return line(ta_open(&setup, &opened), comm.rank == 5 ? TA_RANGE : TA_INVALID);
+  };
+  CHECK(refused([](ta_comm& comm, ta_setup&) { comm.wait = nullptr; }) == "a function of callbacks is null");
+  CHECK(has(refused([](ta_comm& comm, ta_setup&) { comm.struct_size = 8; }), "callbacks have a size of 8 bytes"));
+  CHECK(refused([](ta_comm& comm, ta_setup&) { comm.rank = 5; }) == "Ranks: rank 5 of 1");
+  CHECK(refused([](ta_comm&, ta_setup& setup) { setup.comm = &setup; }) == "comm and callbacks are both given");
+}
+
+}  // namespace tree_attn::test
