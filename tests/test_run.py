@@ -30,7 +30,7 @@ class Machine:
         if debian:
             self.add("dpkg-query", "exit 1")
             self.add("apt-get", "echo no network >&2; exit 100")
-        measure = self.tree / "tests" / "gpu" / "time_ladder" / "measure"
+        measure = self.tree / "tests" / "bench" / "time_ladder" / "measure"
         measure.parent.mkdir(parents=True)
         shutil.copy(ROOT / "run", self.tree / "run")
         measure.write_text('#!/bin/sh\necho "measured $*"\n')
@@ -230,10 +230,23 @@ class Commands(unittest.TestCase):
             with self.subTest(words=words):
                 self.run_it("test", *words, "--tests-regex=x", "--timeout", "7")
                 configured, built = self.machine.calls("cmake")[-2:]
-                self.assertRegex(configured, rf"^cmake --preset {preset} -DTREE_ATTN_ALL_TESTS={'ON' if all_tests else 'OFF'}\b")
+                self.assertRegex(configured, rf"^cmake --preset {preset} -DTREE_ATTN_WITH_EMULATOR=ON -DTREE_ATTN_ALL_TESTS={'ON' if all_tests else 'OFF'}\b")
                 self.assertRegex(built, rf"^cmake --build --preset {preset} ")
                 self.assertEqual(self.last("ctest"), f"ctest --test-dir {folder} --output-on-failure --no-tests=error --timeout {limit} --parallel {at_once} --tests-regex=x --timeout 7")
                 self.assertEqual((self.machine.bin / "ctest.all").read_text(), all_tests)
+
+    def test_the_emulator_is_compiled_once_a_command_names_it(self):
+        def options():
+            return self.machine.calls("cmake")[-2].split()[3:]
+
+        for command, emulator in ((("demo",), "OFF"), (("decode", "-n", "2"), "OFF"), (("info", "-n", "2", "--backend=emulated"), "ON"), (("decode", "-n", "2", "--backend", "emulated"), "ON"), (("build",), "ON"), (("test",), "ON")):
+            self.run_it(*command)
+            # The last one of two has its way.
+            self.assertEqual([option for option in options() if "EMULATOR" in option][-1], f"-DTREE_ATTN_WITH_EMULATOR={emulator}", command)
+        (self.machine.tree / "build").mkdir(exist_ok=True)
+        (self.machine.tree / "build" / "CMakeCache.txt").write_text("TREE_ATTN_WITH_EMULATOR:BOOL=ON\n")
+        self.run_it("decode", "-n", "2")
+        self.assertEqual(options()[-1], "-DTREE_ATTN_WITH_EMULATOR=ON")
 
     def test_options_that_ctest_does_not_have_are_refused(self):
         for option in ("--tests", "--tests-rege", "--regex=x", "--timeouts=5", "-Z"):
