@@ -8,6 +8,7 @@ import unittest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "IV.9-engine.md").read_text(encoding="utf-8")
 RUN = {"cpp": ROOT / "tests" / "docs" / "engine.cpp", "python": ROOT / "tests" / "python" / "test_tree_attn.py"}
+EXAMPLE = ROOT / "python" / "examples" / "hugging_face.py"
 
 
 def lines(text):
@@ -23,12 +24,14 @@ class Engine(unittest.TestCase):
     def test_every_listing_is_run(self):
         listings = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
         self.assertEqual([language for language, _ in listings].count("cpp"), 3)
-        self.assertEqual([language for language, _ in listings].count("python"), 3)
+        self.assertEqual([language for language, _ in listings].count("python"), 4)
+        marked = [line.strip() for line in EXAMPLE.read_text(encoding="utf-8").splitlines() if line[-3:] in ("# 1", "# 2", "# 3")]
+        self.assertEqual(marked, listings.pop(0)[1].splitlines())
         for language, text in listings:
             self.assertTrue(contains(lines(RUN[language].read_text(encoding="utf-8")), lines(text)), f"{RUN[language].name} does not have:\n{text}")
 
     def test_the_page_is_short(self):
-        self.assertLessEqual(len(PAGE.split()), 1500)
+        self.assertLessEqual(len(PAGE.split()), 1600)
 
     def test_figures(self):
         self.assertIn(f"{8 * 7 * 6 * (514 + 513) * 4:,} bytes by `two-level`, and {8 * 7 * 6 * 514 * 4:,} bytes", PAGE)

@@ -118,22 +118,23 @@ def scene_gone(group):
         return str(error)[:41]
 
 
-def run_scene(name):
+def run_scene(name, scenes):
+    """Runs a scene of a module in this process, which play() has started."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method="file://" + os.environ["STORE"], rank=int(os.environ["RANK"]), world_size=int(os.environ["SIZE"]))
-    line = globals()[f"scene_{name}"](dist.group.WORLD)
+    line = scenes[f"scene_{name}"](dist.group.WORLD)
     print(line, flush=True)
     os._exit(0)  # a group that has lost a process cannot be closed
 
 
-def play(name, size):
-    """The line of every process."""
+def play(name, size, script=__file__):
+    """The line of every process of a scene of a script."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as all_closed:
         environment = {**os.environ, "STORE": str(pathlib.Path(folder) / "store"), "SIZE": str(size), "OMP_NUM_THREADS": "1"}
-        processes = [all_closed.enter_context(subprocess.Popen([sys.executable, __file__, "--scene", name], text=True, stdout=subprocess.PIPE,
+        processes = [all_closed.enter_context(subprocess.Popen([sys.executable, script, "--scene", name], text=True, stdout=subprocess.PIPE,
                                                                stderr=subprocess.PIPE, env={**environment, "RANK": str(rank)}))
                      for rank in range(size)]
-        results = [each.communicate(timeout=120) for each in processes]
+        results = [each.communicate(timeout=600) for each in processes]
     for (out, err), each in zip(results, processes):
         assert each.returncode == 0 and out.count("\n") == 1, err
     return [out.strip() for out, _ in results]
@@ -190,5 +191,5 @@ class Mpi(unittest.TestCase):
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--scene"]:
-        run_scene(sys.argv[2])
+        run_scene(sys.argv[2], globals())
     unittest.main()
