@@ -60,6 +60,23 @@ def on_the_site(words, page="", site=None):
     return f"[on the site]({site}{page}) {words}" if site else f"on the site (`./run docs`) {words}"
 
 
+CHAPTER = re.compile(r"\]\(docs/([\w.-]+\.md)(#\w+)?\)")
+
+
+def on_its_pages(text, site=None):
+    """README.md with its links to chapters leading to the pages of the site, if it has an address."""
+    site = SITE if site is None else site
+    known = titles()[1] | {"mainpage.md": "index"}
+    return CHAPTER.sub(lambda m: f"]({site}{known[m[1]]}.html{m[2] or ''})" if m[1] in known else m[0], text) if site else text
+
+
+def in_the_tree(text, site=None):
+    """The inverse of on_its_pages()."""
+    site = SITE if site is None else site
+    files = {page: name for name, page in (titles()[1] | {"mainpage.md": "index"}).items() if name.endswith(".md") and not name.startswith("../")}
+    return re.sub(rf"\]\({re.escape(site)}(\w+)\.html(#\w+)?\)", lambda m: f"](docs/{files[m[1]]}{m[2] or ''})" if m[1] in files else m[0], text) if site else text
+
+
 def requests(text):
     """A page with requests in the place of what a reader without a site sees."""
     def request(match):

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The figure of README.md: ring and tree under one clock, message by message, and the digests of what both compute; and its table.
+"""The figure of README.md: the ring and the tree of merges, both on one axis of time, and the digests of what they compute; and its table.
 
 Run: docs/tools/race.py --measure PROGRAM SCHEDULES.json  run the program tree_attn on 1, 2, 4, 8 and 13 ranks, read the messages that
                                                           docs/tools/schedules.cpp predicts, and write docs/ring_and_tree.json
@@ -32,25 +32,10 @@ COLOURS = {
 # In the book the figure has the colours of the page.
 COLOURS["page"] = COLOURS["light"] | {"text": "var(--page-foreground-color)", "weak": "var(--page-secondary-foreground-color)", "line": "var(--separator-color)",
                                       "box": "var(--side-nav-background)", "done": "#2d9d5a", "page": "var(--page-background-color)"}
-# Seconds of the animation: until the tree is done, until the ring is done, and the pause after that.
-SLOW, FAST, PAUSE = 4.5, 6.5, 3.0
-WIDTH, HEIGHT, PANEL, RADIUS = 980, 376, 470, 70
-TABLE = 292  # where the table begins, below the panels
-
-
-class Clock:
-    """Microseconds of the cluster to a part of the animation: slow until the tree is done, fast until the ring is."""
-
-    def __init__(self, tree_us, ring_us):
-        self.tree, self.ring, self.seconds = tree_us, ring_us, SLOW + FAST + PAUSE
-
-    def part(self, us):
-        seconds = us / self.tree * SLOW if us <= self.tree else SLOW + (us - self.tree) / (self.ring - self.tree) * FAST
-        return seconds / self.seconds
-
-    def faster(self):
-        """How many times as fast the second part runs."""
-        return (self.ring - self.tree) / FAST / (self.tree / SLOW)
+WIDTH, HEIGHT, PANEL, RADIUS = 980, 556, 470, 84
+# Where the parts begin, from the top: the title and the digests, ring and tree, the axis and the legend.
+PANELS, AXIS = 136, 444
+MONOSPACE = "ui-monospace,SFMono-Regular,Menlo,Consolas,monospace"
 
 
 def us_text(us):
@@ -64,8 +49,8 @@ def bytes_text(n):
     return f"{n} B"
 
 
-def known(row):
-    """{rank: [(us, shards)]}: how many shards the state of a rank covers, from when on."""
+def sets_of(row):
+    """{rank: [(us, shards)]}: the shards that the state of a rank covers, from when on."""
     n = row["ranks"]
     sets = {rank: [(0.0, frozenset([rank]))] for rank in range(n)}
     messages = sorted({tuple(message[:4]) for message in row["messages"]}, key=lambda message: (message[3], message[2]))
@@ -76,115 +61,177 @@ def known(row):
         new = frozenset([(source - hop) % n]) if row["algorithm"] == "ring" else [shards for us, shards in sets[source] if us <= leaves][-1]
         if not new <= sets[target][-1][1]:
             sets[target].append((arrives, sets[target][-1][1] | new))
-    return {rank: [(us, len(shards)) for us, shards in steps] for rank, steps in sets.items()}
+    return sets
 
 
-def place(rank, n, left):
-    """The ranks stand on a circle: the first node on its left half."""
-    angle = math.pi / 2 + math.pi / n + 2 * math.pi * rank / n
-    return left + PANEL / 2 + 1.7 * RADIUS * math.cos(angle), 135 - RADIUS * math.sin(angle)
+def known(row):
+    """{rank: [(us, n)]}: how many shards the state of a rank covers, from when on."""
+    return {rank: [(us, len(shards)) for us, shards in steps] for rank, steps in sets_of(row).items()}
 
 
-def number(x):
-    return f"{x:.4f}".rstrip("0").rstrip(".")
+def merges(row):
+    """[(level, index, us, whether its operands are of two nodes)]: the merges of the tree over ranks, and when the first rank has all that each covers."""
+    n, per_node, sets = row["ranks"], row["per_node"], sets_of(row)
+    for level in range(1, n.bit_length()):
+        for index in range(n >> level):
+            covered = frozenset(range(index << level, (index + 1) << level))
+            yield level, index, min(us for steps in sets.values() for us, shards in steps if covered <= shards), 1 << level > per_node
 
 
-def animate(what, values, parts, mode="discrete", seconds=0.0):
-    """One attribute over the whole animation. parts: when each value begins."""
-    return (f'<animate attributeName="{what}" dur="{seconds:g}s" repeatCount="indefinite" calcMode="{mode}" '
-            f'values="{";".join(values)}" keyTimes="{";".join(number(part) for part in parts)}"/>')
+def line(x1, y1, x2, y2, colour, width=1.5):
+    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}" stroke-width="{width}"/>'
 
 
-def packet(message, n, left, clock, colours):
-    source, target, leaves, arrives, between, n_bytes = message
-    (x1, y1), (x2, y2) = place(source, n, left), place(target, n, left)
-    begin, end = clock.part(leaves), clock.part(arrives)
-    end = max(end, begin + 0.004)
-    times = [0, begin, end, 1] if begin > 0 else [0, end, 1]
-    points = [0, 0, 1, 1] if begin > 0 else [0, 1, 1]
-    shown = (["0", "1", "0"], [0, begin, end]) if begin > 0 else (["1", "0"], [0, end])
-    size = 5.5 if n_bytes > 2**20 else 3.5
-    return (f'<rect x="{-size}" y="{-size}" width="{2 * size}" height="{2 * size}" rx="{1.5 if n_bytes > 2**20 else size}" '
-            f'fill="{colours["between" if between else "inside"]}" opacity="0">'
-            f'<animateMotion dur="{clock.seconds:g}s" repeatCount="indefinite" calcMode="linear" path="M{x1:.1f} {y1:.1f} L{x2:.1f} {y2:.1f}" '
-            f'keyPoints="{";".join(map(str, points))}" keyTimes="{";".join(number(t) for t in times)}"/>'
-            f'{animate("opacity", *shown, seconds=clock.seconds)}</rect>')
+def words(x, y, text, colour, size=12, anchor="middle", more=""):
+    return f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}" fill="{colour}"{more}>{text}</text>'
 
 
-def panel(row, title, what, left, clock, colours):
-    n, centre = row["ranks"], left + PANEL / 2
-    yield f'<text x="{centre:g}" y="18" font-size="17" font-weight="600" fill="{colours["text"]}">{title}</text>'
+def shard(x, y, colours, place="box"):
+    """The keys and values of a rank."""
+    return f'<rect x="{x - 9:.1f}" y="{y - 7:.1f}" width="18" height="14" rx="2" fill="{colours[place]}" stroke="{colours["text"]}"/>'
+
+
+def state(x, y, colour):
+    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}"/>'
+
+
+def circle(x, y, text, colours, border, radius=15):
+    return (f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" fill="{colours["page"]}" stroke="{border}" stroke-width="2.5"/>'
+            + words(x, y + 4, text, colours["text"], 12 if radius == 15 else 11))
+
+
+def node(x, width, y, height, name, colours):
+    yield f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="{height}" rx="12" fill="{colours["box"]}" stroke="{colours["line"]}"/>'
+    yield words(x + width / 2, y + height - 8, name, colours["weak"], 11)
+
+
+def head(row, title, what, left, colours):
     messages, n_bytes, _ = sent(row)
-    yield f'<text x="{centre:g}" y="37" fill="{colours["weak"]}">{what}: {bytes_text(n_bytes)} in {messages} messages</text>'
-    for x, words in ((centre - 172, "node 0"), (centre + 6, "node 1")):
-        yield f'<rect x="{x:g}" y="48" width="166" height="182" rx="12" fill="{colours["box"]}" stroke="{colours["line"]}"/>'
-        at, anchor = (x + 12, "start") if words[-1] == "0" else (x + 154, "end")
-        yield f'<text x="{at:g}" y="222" font-size="11" fill="{colours["weak"]}" text-anchor="{anchor}">{words}</text>'
-    pairs = {(min(a, b), max(a, b)): between for a, b, _, _, between, _ in row["messages"]}
-    for (a, b), _ in sorted(pairs.items()):
-        (x1, y1), (x2, y2) = place(a, n, left), place(b, n, left)
-        yield f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colours["line"]}"/>'
-    # Of messages that travel together, as the keys and the values of a hop, one is drawn.
-    for message in {tuple(message[:4]): message for message in row["messages"]}.values():
-        yield packet(message, n, left, clock, colours)
-    for rank, steps in known(row).items():
-        x, y = place(rank, n, left)
-        done = clock.part(steps[-1][0])
-        arcs = animate("stroke-dasharray", [f"{count} {n}" for _, count in steps], [clock.part(us) for us, _ in steps], seconds=clock.seconds)
-        yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="16" fill="{colours["page"]}" stroke="{colours["line"]}" stroke-width="4"/>'
-        yield (f'<circle cx="{x:.1f}" cy="{y:.1f}" r="16" fill="none" stroke="{colours["inside"]}" stroke-width="4" pathLength="{n}" '
-               f'stroke-dasharray="{n} {n}" transform="rotate(-90 {x:.1f} {y:.1f})">{arcs}'
-               f'{animate("stroke", [colours["inside"], colours["done"]], [0, done], seconds=clock.seconds)}</circle>')
-        yield f'<text x="{x:.1f}" y="{y + 4.5:.1f}" font-size="12" fill="{colours["text"]}">{rank}</text>'
+    yield words(left + PANEL / 2, PANELS + 22, title, colours["text"], 17, more=' font-weight="600"')
+    yield words(left + PANEL / 2, PANELS + 42, f"{what}: {bytes_text(n_bytes)} in {messages} messages", colours["weak"], 13.5)
 
 
-def time_bar(clock, colours):
-    left, width, y = 60, WIDTH - 120, 24
-    x = lambda us: left + width * clock.part(us) / ((SLOW + FAST) / clock.seconds)
-    yield f'<line x1="{left}" y1="{y}" x2="{left + width}" y2="{y}" stroke="{colours["line"]}" stroke-width="3"/>'
-    end = (SLOW + FAST) / clock.seconds
-    yield (f'<line x1="{left}" y1="{y}" x2="{left}" y2="{y}" stroke="{colours["inside"]}" stroke-width="3">'
-           f'{animate("x2", [str(left), str(left + width), str(left + width)], [0, end, 1], "linear", clock.seconds)}</line>')
-    marks = [(0, "0"), *((us, f"{us} µs") for us in range(10, int(clock.tree), 10)), *((us, f"{us // 1000} ms") for us in range(2000, int(clock.ring), 2000))]
-    for us, words in marks:
-        yield f'<line x1="{x(us):.1f}" y1="{y - 4}" x2="{x(us):.1f}" y2="{y + 4}" stroke="{colours["weak"]}"/>'
-        yield f'<text x="{x(us):.1f}" y="{y - 9}" font-size="11" fill="{colours["weak"]}">{words}</text>'
-    for us, words in ((clock.tree, f"tree done: {us_text(clock.tree)}"), (clock.ring, f"ring done: {us_text(clock.ring)}")):
-        anchor = ' text-anchor="end"' if us == clock.ring else ""
-        yield f'<circle cx="{x(us):.1f}" cy="{y}" r="5" fill="{colours["done"]}"/>'
-        yield f'<text x="{x(us):.1f}" y="{y + 20}" font-size="13" font-weight="600" fill="{colours["done"]}"{anchor}>{words}</text>'
-    yield f'<text x="{x(clock.tree / 2):.1f}" y="{y + 20}" font-size="11" fill="{colours["weak"]}">slow motion</text>'
-    yield f'<text x="{(x(clock.tree) + x(clock.ring)) / 2:.1f}" y="{y + 20}" font-size="11" fill="{colours["weak"]}">{clock.faster():.0f} times as fast</text>'
+def ring(row, left, colours):
+    """The ranks on a circle, the first node on its left half, and between two of them what each hop moves."""
+    n, centre, y = row["ranks"], left + PANEL / 2, PANELS + 164
+    yield from head(row, "Ring", "keys and values travel", left, colours)
+    yield from node(centre - 176, 170, y - 106, 226, "node 0", colours)
+    yield from node(centre + 6, 170, y - 106, 226, "node 1", colours)
+
+    def place(rank):
+        angle = math.pi / 2 + math.pi / n + 2 * math.pi * rank / n
+        return centre + 1.45 * RADIUS * math.cos(angle), y - 2 - RADIUS * math.sin(angle)
+
+    hop = [message for message in row["messages"] if message[2] == 0]
+    between = {source: crosses for source, _, _, _, crosses, _ in row["messages"]}
+    for rank in range(n):
+        (x1, y1), (x2, y2) = place(rank), place((rank + 1) % n)
+        colour = colours["between" if between[rank] else "inside"]
+        yield line(x1, y1, x2, y2, colour)
+        # The head of the arrow, at the edge of the circle that receives.
+        length = math.hypot(x2 - x1, y2 - y1)
+        dx, dy = (x2 - x1) / length, (y2 - y1) / length
+        x, y0 = x2 - 17 * dx, y2 - 17 * dy
+        yield f'<path d="M{x:.1f} {y0:.1f} l{-8 * dx - 4 * dy:.1f} {-8 * dy + 4 * dx:.1f} l{8 * dy:.1f} {-8 * dx:.1f} z" fill="{colour}"/>'
+        yield shard((x1 + x2) / 2 - 4 * dx, (y1 + y2) / 2 - 4 * dy, colours, "page")
+    for rank in range(n):
+        yield circle(*place(rank), rank, colours, colours["line"])
+    n_bytes = sum(message[5] for message in hop if message[0] == 0)
+    yield words(centre, y - 4, f"{n - 1} hops of {bytes_text(n_bytes)}", colours["text"], 12)
+    yield words(centre, y + 12, "from each rank", colours["text"], 12)
+
+
+def tree(row, left, colours):
+    """The tree of merges over the ranks: leaves are what a rank makes of its own keys."""
+    n, per_node, top, bottom = row["ranks"], row["per_node"], PANELS + 76, PANELS + 224
+    step, at = 50, left + 88
+    levels = n.bit_length() - 1
+    yield from head(row, "Tree", "states travel", left, colours)
+    for index in range(n // per_node):
+        yield from node(at + step * (per_node * index - 0.46), step * (per_node - 0.08), PANELS + 108, 176, f"node {index}", colours)
+    x = lambda level, index: at + step * ((index + 0.5) * 2**level - 0.5)
+    y = lambda level: bottom - (bottom - top) * level / levels
+    found = list(merges(row))
+    for level, index, _, crosses in found:
+        colour = colours["between" if crosses else "inside"]
+        for child in (2 * index, 2 * index + 1):
+            yield line(x(level, index), y(level), x(level - 1, child), y(level - 1), colour)
+            yield state((x(level, index) + x(level - 1, child)) / 2, (y(level) + y(level - 1)) / 2, colour)
+    for rank in range(n):
+        yield shard(x(0, rank), y(0) + 24, colours, "page")
+        yield circle(x(0, rank), y(0), rank, colours, colours["line"])
+    for level, index, _, _ in found:
+        border = colours["done"] if level == levels else colours["line"]
+        yield circle(x(level, index), y(level), f"{index << level}–{(index + 1 << level) - 1}", colours, border, 16)
+    yield words(x(levels, 0) + 26, y(levels) + 4, "the output, on every rank", colours["done"], 12, "start")
+    read = min(message[2] for message in row["messages"])
+    for level, us in [(0, read), *sorted({level: us for level, _, us, _ in found}.items())]:
+        yield words(left + 52, y(level) + 4, us_text(us), colours["weak"], 12, "end")
+
+
+def axis(rows, colours):
+    """One axis, logarithmic, for both."""
+    left, width, y, first = 60, WIDTH - 120, AXIS + 34, 10
+    done = {name: rows[name]["us"] for name in ("two-level", "ring")}
+    decades = math.ceil(math.log10(max(done.values()) / first))
+    x = lambda us: left + width * math.log10(us / first) / decades
+    yield line(left, y, left + width, y, colours["line"], 2)
+    for decade in range(decades + 1):
+        us = first * 10**decade
+        yield line(x(us), y - 5, x(us), y + 5, colours["weak"])
+        yield words(x(us), y + 21, f"{us} µs" if us < 1000 else f"{us // 1000} ms", colours["weak"], 11)
+    yield words(left + width / 2 + 55, y - 14, "time from the start of the step, predicted; a dot: a hop or a round is done", colours["weak"], 11)
+    for name, text, anchor, aside in (("two-level", "tree done", "start", -6), ("ring", "ring done", "end", 6)):
+        # A hop is done when the last rank has one shard more.
+        hops = {}
+        for us, n in (step for steps in known(rows[name]).values() for step in steps[1:]):
+            hops[n] = max(us, hops.get(n, 0))
+        for us in sorted(set(hops.values())):
+            yield f'<circle cx="{x(us):.1f}" cy="{y}" r="3.5" fill="{colours["inside"]}"/>'
+        yield f'<circle cx="{x(done[name]):.1f}" cy="{y}" r="5" fill="{colours["done"]}"/>'
+        yield words(x(done[name]) + aside, y - 14, f"{text}: {us_text(done[name])}", colours["done"], 13, anchor, ' font-weight="600"')
+
+    # The legend.
+    y += 54
+    state_bytes = {message[5] for message in rows["two-level"]["messages"]}
+    moved = sum(message[5] for message in rows["ring"]["messages"] if message[0] == 0 and message[2] == 0)
+    yield line(60, y, 86, y, colours["inside"], 2.5)
+    yield words(94, y + 4, "inside a node", colours["text"], 12, "start")
+    yield line(206, y, 232, y, colours["between"], 2.5)
+    yield words(240, y + 4, "between nodes", colours["text"], 12, "start")
+    yield shard(374, y, colours, "page")
+    yield words(390, y + 4, f"keys and values of a rank, {bytes_text(moved)}", colours["text"], 12, "start")
+    yield state(640, y, colours["inside"])
+    yield words(652, y + 4, f"state, {' or '.join(map(bytes_text, sorted(state_bytes)))}", colours["text"], 12, "start")
+    yield circle(780, y, "0–3", colours, colours["line"], 16)
+    yield words(804, y + 4, "state of ranks 0 to 3", colours["text"], 12, "start")
 
 
 def digest_rows(facts, colours):
-    y = 308
+    y = 52
     ranks = [str(each["ranks"]) for each in facts["digests"]]
-    columns = [360 + 124 * i for i in range(len(ranks))]
-    yield f'<text x="20" y="{y}" text-anchor="start" font-size="12" fill="{colours["weak"]}">digest of the output, by number of ranks</text>'
-    for x, words in zip(columns, ranks):
-        yield f'<text x="{x}" y="{y}" font-size="12" fill="{colours["weak"]}">{words}</text>'
-    for algorithm, words in ALGORITHMS.items():
-        y += 19
+    columns = [400 + 122 * i for i in range(len(ranks))]
+    yield words(20, y, "digest of the output, on so many ranks", colours["weak"], 12, "start")
+    for x, text in zip(columns, ranks):
+        yield words(x, y, text, colours["weak"])
+    for algorithm, text in ALGORITHMS.items():
+        y += 20
         found = [each[algorithm] for each in facts["digests"]]
-        yield f'<text x="20" y="{y}" text-anchor="start" fill="{colours["text"]}">{words}</text>'
+        yield words(20, y, text, colours["text"], 13.5, "start")
         for x, digest in zip(columns, found):
-            colour = colours["done"] if digest == found[0] else colours["between"]
-            yield f'<text x="{x}" y="{y}" font-family="ui-monospace,SFMono-Regular,Menlo,Consolas,monospace" font-size="12" fill="{colour}">{digest[:12]}</text>'
+            yield words(x, y, digest[:12], colours["done" if digest == found[0] else "between"], 12, more=f' font-family="{MONOSPACE}"')
 
 
 def drawing(facts, name):
     colours = COLOURS[name]
     rows = {row["algorithm"]: row for row in facts["schedules"]}
-    clock = Clock(rows["two-level"]["us"], rows["ring"]["us"])
-    shape = f'{rows["ring"]["keys"]} keys, {facts["heads"]} heads of {facts["head_dim"]}, {facts["dtype"].upper()}'
+    of = rows["ring"]
+    shape = f'{of["keys"]} keys, {facts["heads"]} heads of {facts["head_dim"]}, {facts["dtype"].upper()}'
+    title = f'One decode step on {of["ranks"]} GPUs of {of["ranks"] // of["per_node"]} nodes: {shape}'
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" role="img" '
              f'font-family="-apple-system,BlinkMacSystemFont,Segoe UI,Helvetica,Arial,sans-serif" font-size="13.5" text-anchor="middle">',
-             f'<title>One decode step on 8 GPUs of 2 nodes: ring attention and the tree under one clock, {shape}</title>',
-             *time_bar(clock, colours), '<g transform="translate(0 54)">',
-             *panel(rows["ring"], "Ring", "keys and values travel", 10, clock, colours),
-             *panel(rows["two-level"], "Tree", "states travel", WIDTH / 2 + 10, clock, colours), "</g>"]
-    parts += digest_rows(facts, colours)
+             f"<title>{title}</title>", words(20, 24, title, colours["text"], 17, "start", ' font-weight="600"'), *digest_rows(facts, colours),
+             *ring(rows["ring"], 10, colours), *tree(rows["two-level"], WIDTH / 2 + 10, colours), *axis(rows, colours)]
     return "\n".join([*parts, "</svg>", ""])
 
 
@@ -207,11 +254,15 @@ def table(facts):
 
 
 def comparison(facts):
-    """The same problem in a sentence."""
+    """Tree Attention in four lines, with the numbers of the same problem."""
     rows = {row["algorithm"]: row for row in facts["schedules"]}
     tree, ring = rows["two-level"], rows["ring"]
-    return (f"On {ring['ranks']} GPUs a decode step over {ring['keys']} keys sends {bytes_text(sent(tree)[1])} where Ring Attention sends {bytes_text(sent(ring)[1])},\n"
-            f"and by the model takes {us_text(tree['us'])} instead of {us_text(ring['us'])}.\n")
+    (state,) = {message[5] for message in tree["messages"]}
+    shard = sum(message[5] for message in ring["messages"] if message[0] == 0 and message[2] == 0)
+    return (f"1. A rank reduces its keys to a few states (e, D, n): here to one of {bytes_text(state)} for {facts['heads']} heads, instead of {bytes_text(shard)} of keys and values.\n"
+            "2. Two states merge into one with a multiply-add per element.\n"
+            "3. Merging is associative, so any tree of merges is right. We fix one over the positions of the keys, which fixes the bits too.\n"
+            f"4. A step on {ring['ranks']} GPUs over {ring['keys']} keys sends {bytes_text(sent(tree)[1])} where Ring Attention sends {bytes_text(sent(ring)[1])}; the model predicts {us_text(tree['us'])} and {us_text(ring['us'])}.\n")
 
 
 def read_facts():
@@ -254,11 +305,11 @@ def faults(schedules=None):
 
 
 def page(figure):
-    """The drawing, and its parts one below the other for a narrow screen: the ring, the tree, the table (docs/book.css)."""
+    """The drawing, and its parts one below the other for a narrow screen: the digests, the ring, the tree, the axis (docs/book.css)."""
     head, body = re.fullmatch(r"(<svg[^>]*>)(.*)</svg>\s*", figure, re.DOTALL).groups()
     half = WIDTH // 2
-    views = [(0, 0, half, TABLE), (half, 0, half, TABLE), (0, TABLE, WIDTH, HEIGHT - TABLE)]
-    parts = "\n".join(f'<div class="part"><svg viewBox="{x} {y} {width} {height}" style="aspect-ratio: {width} / {height}" aria-hidden="true"><use href="#race"/></svg></div>'
+    views = [(0, 0, WIDTH, PANELS), (0, PANELS, half, AXIS - PANELS), (half, PANELS, half, AXIS - PANELS), (0, AXIS, WIDTH, HEIGHT - AXIS)]
+    parts = "\n".join(f'<div class="part{" wide" if width == WIDTH else ""}"><svg viewBox="{x} {y} {width} {height}" style="aspect-ratio: {width} / {height}" aria-hidden="true"><use href="#race"/></svg></div>'
                       for x, y, width, height in views)
     font = " ".join(re.findall(r'(?:font-family|font-size|text-anchor)="[^"]*"', head))
     return f'{head}<g id="race" {font}>{body}</g></svg>\n{parts}\n'

@@ -123,7 +123,7 @@ class Book(unittest.TestCase):
     def test_walks(self):
         """Every question of the three walks is answered within two clicks of README.md, in the minutes that the table says."""
         def linked(path):
-            targets = re.findall(r"\]\((?!\w+:)([^)#\s]+\.md)", path.read_text(encoding="utf-8"))
+            targets = re.findall(r"\]\((?!\w+:)([^)#\s]+\.md)", book.in_the_tree(path.read_text(encoding="utf-8")))
             return {(path.parent / target).resolve() for target in targets if (path.parent / target).is_file()}
         one = linked(ROOT / "README.md")
         near = one | {page for path in one for page in linked(path)}
@@ -171,6 +171,11 @@ class Book(unittest.TestCase):
             self.assertEqual(plain_figures.shown(shown), shown)
             self.assertEqual(book.requests(shown), f"A line.\n\n{request}\n\nAnother.\n")
         self.assertEqual(book.on_the_site("it moves", "tree.html", "https://x/"), "[on the site](https://x/tree.html) it moves")
+        readme, site = (ROOT / "README.md").read_text(encoding="utf-8"), "https://x/"
+        linked = book.on_its_pages(book.in_the_tree(readme), site)
+        self.assertIn(f"({site}tree.html#tree_leaf)", linked)
+        self.assertNotIn("](docs/mainpage.md", linked)
+        self.assertEqual(book.in_the_tree(linked, site), book.in_the_tree(readme))
         self.assertEqual(plain_figures.page_of("cut_the_tree"), "tree.html#cut_the_tree")
         self.assertIn("| --- |", plain_figures.shown("```table ladder\n```"))
 

@@ -41,6 +41,14 @@ class Facts(unittest.TestCase):
         # A shard more at every hop of the ring.
         self.assertEqual([n for _, n in race.known(RING)[0]], list(range(1, 9)))
 
+    def test_the_tree_merges_in_nodes_first(self):
+        found = list(race.merges(TREE))
+        self.assertEqual([(level, index) for level, index, _, _ in found], [(1, 0), (1, 1), (1, 2), (1, 3), (2, 0), (2, 1), (3, 0)])
+        self.assertEqual([crosses for _, _, _, crosses in found], [False] * 6 + [True])
+        inside, between = ({us for level, _, us, _ in found if (level == 3) == last} for last in (False, True))
+        self.assertEqual((len(inside), between), (1, {max(message[3] for message in TREE["messages"])}))
+        self.assertLess(max(inside), min(between))
+
     def test_the_table_has_a_row_per_schedule(self):
         rows = race.table(FACTS).splitlines()[2:]
         self.assertEqual({row.split("`")[1] for row in rows}, {row["algorithm"] for row in FACTS["schedules"]})
