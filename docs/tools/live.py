@@ -4,10 +4,17 @@
 
 Run: docs/tools/live.py NAME FACTS.json PAGE.html    NAME is cut_the_tree or my_cluster. FACTS.json is what docs/tools/cut_tree.cpp or
                                                      docs/tools/my_cluster.cpp has written, and must be docs/NAME.json
+
+With cut_the_tree goes docs/tools/layouts.cpp as WebAssembly, where clang, lld, wasi-libc, libc++-dev-wasm32 and libclang-rt-dev-wasm32 are.
 """
+import base64
+import functools
 import json
 import pathlib
+import shutil
+import subprocess
 import sys
+import tempfile
 
 import network
 
@@ -53,8 +60,27 @@ def shown(name, facts):
     return {"cut_the_tree": cut_the_tree, "my_cluster": my_cluster}[name](facts)
 
 
+@functools.cache
+def program():
+    """The bytes of docs/tools/layouts.cpp for a browser, or None where packages are missing. Other failures end with what the compiler says."""
+    if not shutil.which("clang++"):
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        out, trial = pathlib.Path(folder, "layouts.wasm"), pathlib.Path(folder, "trial.cpp")
+        trial.write_text("#include <vector>\nint main() { return static_cast<int>(std::vector<int>(3).size()); }\n", encoding="utf-8")
+        # What would throw traps: there are no exceptions. Without them the C++ library still has system calls, to print.
+        command = ["clang++", "--target=wasm32-wasi", "-std=c++20", "-O2", "-stdlib=libc++", "-ffp-contract=off", "-fno-rtti",
+                   "-fignore-exceptions", "-mexec-model=reactor", "-Wl,--strip-all", "-o", out, "-I", DOCS.parent]
+        if subprocess.run([*command, trial], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False).returncode:
+            return None
+        subprocess.run([*command, DOCS / "tools" / "layouts.cpp", DOCS.parent / "reference" / "tensor" / "convert.cpp"], check=True)
+        return out.read_bytes()
+
+
 def snippet(name, facts):
     variable, value = shown(name, facts)
+    if name == "cut_the_tree" and program():
+        value["program"] = base64.b64encode(program()).decode()
     return (f'<div id="{name}">This figure is drawn by a script.</div>\n<script>const {variable} = {json.dumps(value)};</script>\n'
             f'<script src="{name}.js"></script>\n')
 

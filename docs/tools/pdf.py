@@ -34,6 +34,8 @@ div.contents table.markdownTable td, div.contents table.markdownTable th { paddi
 div.contents p code, div.contents li code, div.contents td code { font-size: 11px; }
 @page { size: A4; margin: 18mm 16mm; }
 """
+# A figure that a script draws: docs/tools/live.py.
+LIVE = re.compile(r'<div id="(\w+)">This figure is drawn by a script\.</div>\s*<script>.*?</script>\s*<script src="\1\.js"></script>', re.DOTALL)
 
 
 def order():
@@ -82,6 +84,9 @@ def book(site, names):
     for name, text in texts.items():
         title, body = contents(text)
         body = re.sub(r"<details>", "<details open>", relinked(body, names))
+        if name == names[0]:
+            # What the first page borrows from a chapter has one place in a document.
+            body = LIVE.sub("", body)
         out.append(f'<section class="page" id="page_{name}"><h1>{title}</h1>{body}</section>')
     return "\n".join([*out, "</body></html>"])
 

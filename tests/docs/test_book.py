@@ -164,7 +164,7 @@ class Book(unittest.TestCase):
             self.assertEqual(text.count("<!-- table: begin") + text.count("<!-- excerpt: begin") + text.count("<!-- live: begin"), len(book.SHOWN.findall(text)), name)
             self.assertNotRegex(text, r"-->\n<!-- (?:table|excerpt|live): end", name)
         self.assertEqual(plain_figures.made("table", "lengths", [])[1], False)
-        self.assertEqual(len([match for match in found if match[1] == "live"]), 2)
+        self.assertEqual(len([match for match in found if match[1] == "live"]), 3)
         for request in ("```table ladder\nA caption.\n```", "![A caption.](my_cluster.html)", "```cpp gpu/ladder/01_naive.cu\n```", "```cpp reference/state/state.hpp\nTREE_ATTN_HOST_DEVICE inline Rescale<Real> rescale(Real e_left, Real e_right) {\n```"):
             shown = plain_figures.shown(f"A line.\n\n{request}\n\nAnother.\n")
             self.assertNotIn(request, shown)

@@ -5,9 +5,14 @@ import json
 import pathlib
 import shutil
 import subprocess
+import sys
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "docs" / "tools"))
+import live
+import pdf
+
 FACTS = json.loads((ROOT / "docs" / "cut_the_tree.json").read_text(encoding="utf-8"))
 SCRIPT = """
 const page = require(process.argv[1]), facts = JSON.parse(require("fs").readFileSync(process.argv[2]));
@@ -33,6 +38,12 @@ class Facts(unittest.TestCase):
         self.assertGreater(len({tuple(each["cuts"]) for each in outputs}), 30)
         self.assertEqual(len({tuple(each["tree"]) for each in outputs}), 1)
         self.assertGreater(len({tuple(each["paper"]) for each in outputs}), 20)
+
+
+class Printed(unittest.TestCase):
+    def test_the_pdf_has_the_figure_once(self):
+        text = f"before{live.snippet('cut_the_tree', FACTS)}after"
+        self.assertEqual(pdf.LIVE.sub("", text), "before\nafter")
 
 
 @unittest.skipUnless(shutil.which("node"), "there is no node to run docs/cut_the_tree.js with")
