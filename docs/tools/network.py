@@ -208,7 +208,42 @@ def nccl():
     return table(["GPUs, 8 per node", "tree, us", "ring, us", "three AllReduces, us"], rows)
 
 
-TABLES = {"radix": radix, "one_state": one_state, "cuts": cuts, "growth": growth, "payload": payload, "one_node": one_node, "nccl_latency": nccl, "lengths": lengths, "ring_over_tree": ring_over_tree, "whole_models": whole_models}
+# Times that others measured: exchange of schedules.cpp, machine, what was timed, us from and to, where, and what may explain the ratio.
+AISIMULATE = "ai-dynamo/aisimulate/pull/240"
+OTHERS = [
+    ("lse 2", "2 of 8 B200", "log-sum-exps gathered, 4 kB a rank", 7, 7, AISIMULATE, "a round of NCCL's low-latency protocol in both"),
+    ("lse 8", "8 B200", "the same, 16 kB a rank", 25, 25, AISIMULATE, "NCCL's ring has seven steps, the model one round; kernels that start late are part of what was timed"),
+    ("q 8", "8 B200", "queries gathered, 590 kB a rank", 32, 32, AISIMULATE,
+     "NCCL sends 4.1 MB through each rank of a ring in its low-latency protocol, at 130 GB/s; the model has one round at 900 GB/s"),
+    ("step", "8 B200", "three collectives in each of 61 layers (their model, corrected by the rows above)", 5000, 5000, AISIMULATE,
+     "the two rows above; their sum has the kernels between collectives too"),
+    ("send h100", "2 H100", "send and receive, 1000 B", 3, 3, "NVIDIA/nccl/issues/1487", "the constant is 6.6 us for a kernel of NCCL; a benchmark that queues many of them hides most of it"),
+    ("send h800", "4 H800", "send and receive, 1 kB", 3.7, 3.7, "NVIDIA/nccl/issues/1984", "the same"),
+    ("reduce h100", "8 H100", "AllReduce, 4 B to 1 MiB", 20, 25, "marin-community/marin/issues/6736", "three doublings of 64 KiB in the model, as in `fused`; NCCL chooses its own algorithm"),
+    ("reduce sparks", "4 DGX Spark", "AllReduce by NCCL, 48 KiB", 54, 64, "local-inference-lab/b12x/pull/295", "two doublings in the model; a ring of NCCL has six steps of 12 KiB"),
+    ("stores sparks", "4 DGX Spark", "AllReduce by one-sided stores, 48 KiB", 23, 23, "local-inference-lab/b12x/pull/295",
+     "a message alone takes 8.8 us there and 5 us by the model; the kernel that adds is not in it"),
+]
+
+
+def others():
+    """Predicted exchanges beside times that others measured; the constants are those of programs, and none is fitted."""
+    data = schedules()
+    if data is None:
+        return missing()
+    us = {row["name"]: row["us"] for row in data if row["table"] == "others"}
+    us["step"] = 61 * (us["q 8"] + us["lse 8"] + us["out 8"])
+    rows = []
+    for name, machine, what, least, most, where, why in OTHERS:
+        ratios = [f"{us[name] / x:.2f}" for x in dict.fromkeys((most, least))]
+        inside = least / 2 <= us[name] <= 2 * most
+        source = "#".join(part for part in where.replace("/pull/", "/").replace("/issues/", "/").rsplit("/", 1))
+        rows.append([f"{machine}: {what} ([{source}](https://github.com/{where}))", f"{least:g} us" if least == most < 1000 else us_text(least) if least == most else f"{least} to {most} us",
+                     f"{us[name]:.1f} us" if us[name] < 1000 else us_text(us[name]), " to ".join(ratios) if inside else f"**{' to '.join(ratios)}**", why])
+    return ["| machine, exchange | measured | predicted | predicted / measured | what may explain it |", "| --- | ---: | ---: | ---: | --- |", *("| " + " | ".join(row) + " |" for row in rows)]
+
+
+TABLES = {"others": others, "radix": radix, "one_state": one_state, "cuts": cuts, "growth": growth, "payload": payload, "one_node": one_node, "nccl_latency": nccl, "lengths": lengths, "ring_over_tree": ring_over_tree, "whole_models": whole_models}
 
 
 def slanted(drawing, x1, y1, x2, y2, style, head):

@@ -84,6 +84,59 @@ void print(std::FILE* out, const Schedule& schedule, const char* table, bool wit
   std::fprintf(out, "]}%s\n", is_last ? "" : ",");
 }
 
+/// An exchange that others timed, as rounds of messages: one in which every rank sends to all others, or doublings.
+struct Exchange {
+  const char* name;
+  int n_ranks;
+  std::int64_t bytes;  ///< of a message
+  bool doubles;
+  bool between_nodes;
+  Cluster machines;
+};
+
+/// The time of an exchange, with the constants that programs have for its transport.
+double exchange_us(const Exchange& each) {
+  const auto p = static_cast<std::size_t>(each.n_ranks);
+  std::vector<RankCost> costs(p);
+  for (int step = 1; step < each.n_ranks; step = each.doubles ? 2 * step : each.n_ranks) {
+    for (int rank = 0; rank < each.n_ranks; ++rank) {
+      RankCost::Round round;
+      for (int peer = 0; peer < each.n_ranks; ++peer)
+        if (each.doubles ? peer == (rank ^ step) : peer != rank) round.sends.push_back({peer, each.bytes});
+      round.receives = round.sends;
+      costs[static_cast<std::size_t>(rank)].rounds.push_back(round);
+    }
+  }
+  return step_time(costs, Topology::pretend(each.n_ranks, each.between_nodes ? 1 : each.n_ranks), each.machines);
+}
+
+/// What others timed. No constant is fitted: those of NCCL are of its own model, bandwidths are nominal.
+void print_others(std::FILE* out) {
+  const auto over_nccl = [](double inside_gb) {  // GB/s of NVLink, one direction
+    Cluster cluster{.network = kNcclNetwork, .memory_bytes_per_us = std::numeric_limits<double>::infinity()};
+    cluster.network.inside.bytes_per_us = inside_gb * kGigabytePerSecond;
+    return cluster;
+  };
+  const Cluster b200 = over_nccl(900), h100 = over_nccl(450), h800 = over_nccl(200);
+  // Four machines with one link of 200 Gb/s each: over NCCL, and by stores of one side, a latency of 3 us.
+  Cluster sparks = over_nccl(450), stores = kPaperCluster;
+  sparks.network.between.bytes_per_us = stores.network.between.bytes_per_us = 25 * kGigabytePerSecond;
+  // DeepSeek-V3 on 8 ranks, batch 32: a rank has 16 heads, of which those of its group are gathered; queries have 576
+  // elements in BF16, log-sum-exps are F32, outputs have 512 elements in BF16.
+  constexpr std::int64_t kBatch = 32, kHeads = 16;
+  for (const Exchange& each :
+       {Exchange{"lse 2", 2, kBatch * kHeads * 2 * 4, false, false, b200},
+        Exchange{"lse 8", 8, kBatch * kHeads * 8 * 4, false, false, b200},
+        Exchange{"q 8", 8, kBatch * kHeads * 576 * 2, false, false, b200},
+        Exchange{"out 8", 8, kBatch * kHeads * 512 * 2, false, false, b200},
+        Exchange{"send h100", 2, 1000, false, false, h100}, Exchange{"send h800", 2, 1024, false, false, h800},
+        Exchange{"reduce h100", 8, 1 << 16, true, false, h100}, Exchange{"reduce sparks", 4, 48 * 1024, true, true, sparks},
+        Exchange{"stores sparks", 4, 48 * 1024, false, true, stores}}) {
+    std::fprintf(out, "{\"table\": \"others\", \"name\": \"%s\", \"ranks\": %d, \"bytes\": %td, \"us\": %.6g},\n", each.name,
+                 each.n_ranks, each.bytes, exchange_us(each));
+  }
+}
+
 /// Keys of the longest shard when a sequence has n.
 std::int64_t longest_shard(const std::vector<KeyRange>& ranges, LeafOrder order, std::int64_t n) {
   std::int64_t longest = 0;
@@ -171,6 +224,7 @@ int write(const char* path) {
     for (const Algorithm* algorithm : {&two_level, &leaders, &fused})
       print(out, {*algorithm, 128, 8, 0, batch}, "batch", false, false);
   }
+  print_others(out);
   print_cuts(out);
   // The lengths of Fig. 3 on 1 to 16 nodes.
   for (const int p : {8, 16, 32, 64, 128}) {

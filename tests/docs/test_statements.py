@@ -189,6 +189,19 @@ class Predicted(Statements):
         self.assertLess(max(map(abs, over["ring"] + over["paper"])), 1.5e-3)
         self.says("docs/IV.5-does-it-pay.md", "For `ring` and `paper` model and simulation agree to 0.1 %", f"takes up to {100 * max(over['two-level']):.0f} % longer than the model says")
 
+    def test_times_that_others_measured(self):
+        page, words = (ROOT / "docs" / "IV.4-network.md").read_text(encoding="utf-8"), ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+        rows = [row.split(" | ") for row in re.search(r"table: begin others\n(.*?)table: end", page, re.DOTALL)[1].splitlines() if "https://" in row]
+        names = re.findall(r'Exchange\{"(.*?)"', (ROOT / "docs" / "tools" / "schedules.cpp").read_text(encoding="utf-8"))
+        self.assertEqual({*names, "step"}, {name for name, *_ in network.OTHERS} | {"out 8"})
+        off = 0
+        for row, (_, _, _, least, most, *_) in zip(rows, network.OTHERS, strict=True):
+            us = float(row[2].split()[0]) * (1000 if row[2].endswith("ms") else 1)
+            off += not least / 2 <= us <= 2 * most
+            self.assertEqual(not least / 2 <= us <= 2 * most, row[3].startswith("**"))
+            self.assertAlmostEqual(float(row[3].strip("*").split()[0]), us / most, delta=0.01)
+        self.says("docs/IV.4-network.md", f"Of {words[len(rows) - 1]} ratios {words[off - 1]} are off by more than 2", "the 1.85 ms of a step instead of 5.0")
+
     def test_does_it_pay(self):
         of = {ranks: {name: self.us(ranks, 5_120_000, name) for name in ("ring", "paper")} for ranks in (8, 64, 128)}
         shard = 5_120_000 / 128 * 8192
