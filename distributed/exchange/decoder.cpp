@@ -321,9 +321,7 @@ std::unique_ptr<Decoder> Algorithm::open(Transport& transport, OpenShard& shard,
   std::vector<Field> fields =
       fields_of({name, shard.cache->shape(), ranges, own_leaves.order(), shard.session->scale(), shard.cache->scales(),
                  shard.cache->pages() != nullptr ? shard.cache->pages()->rule() : PageRule{}, shard.most_queries, options});
-  std::vector<int> nodes;
-  for (int rank = 0; rank < topology.size(); ++rank) nodes.push_back(topology.node_of(rank));
-  fields.emplace_back("hash of nodes", fnv1a(std::as_bytes(std::span(nodes))));
+  fields.emplace_back("hash of nodes", hash_of_nodes(topology));
   require_equal(transport.ranks(), kHere, "all ranks to open " + std::string(name), fields);
   check_ranges(kHere, topology.size(), ranges, own_leaves.order(), options);
   const KeyRange mine = topology.range_of(transport.rank(), ranges), held = own_leaves.range();

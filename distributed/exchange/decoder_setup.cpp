@@ -31,6 +31,12 @@ std::vector<Field> fields_of(const PlanOptions& options) {
           Field{"steps done", steps_done}};
 }
 
+std::uint64_t hash_of_nodes(const Topology& topology) {
+  std::vector<int> nodes;
+  for (int rank = 0; rank < topology.size(); ++rank) nodes.push_back(topology.node_of(rank));
+  return fnv1a(std::as_bytes(std::span(nodes)));
+}
+
 std::vector<Field> fields_of(const DecoderSetup& setup) {
   const auto& [algorithm, shape, ranges, order, scale, scales, pages, most_queries, options] = setup;
   const auto& [dtype, value_dtype, batch, heads, kv_heads, head_dim, value_dim, values_in_keys] = shape;

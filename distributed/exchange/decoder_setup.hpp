@@ -6,6 +6,7 @@
 #include "distributed/exchange/open_shard.hpp"
 #include "distributed/exchange/plan_options.hpp"
 #include "distributed/transport/agreement.hpp"
+#include "distributed/transport/topology.hpp"
 
 #include <cstdint>
 #include <span>
@@ -30,6 +31,9 @@ struct DecoderSetup {
   std::int64_t most_queries;
   const PlanOptions& options;
 };
+
+/// A number by which ranks compare the nodes of all ranks.
+std::uint64_t hash_of_nodes(const Topology& topology);
 
 /// Lists what ranks compare before they open a decoder.
 std::vector<Field> fields_of(const DecoderSetup& setup);

@@ -4,6 +4,7 @@
 #include "distributed/interface/attention.hpp"
 
 #include "distributed/exchange/decoder_setup.hpp"
+#include "distributed/exchange/reshard.hpp"
 #include "distributed/transport/thread_transport.hpp"
 #include "gpu/backend/backends.hpp"
 #include "reference/data/fnv1a.hpp"
@@ -16,6 +17,26 @@
 #include <utility>
 
 namespace tree_attn {
+namespace {
+
+/// Throws std::invalid_argument for ranges that are not those of n ranks, or that the algorithm or the backend does not
+/// take.
+void require_ranges(const char* function, const Algorithm& algorithm, const Backend& backend, int n_ranks,
+                    std::span<const KeyRange> ranges, LeafOrder order, const PlanOptions& options) {
+  algorithm.check_ranges(function, n_ranks, ranges, order, options);
+  for (const KeyRange& range : ranges)
+    require(range.begin % kLeafKeys == 0 || platform_of(backend).make_blocks == nullptr, function, ": a range begins at ",
+            range.begin, ", inside a leaf of 64 positions; on the CPU alone");
+}
+
+/// Compares an argument over all ranks, first by a hash alone, as step() does: ranks that have called it are told so.
+void require_equal_argument(const Ranks& ranks, const char* function, std::string_view what, const Field& argument,
+                            const std::optional<std::string>& refusal) {
+  if (!ranks.all_equal(fnv1a(std::as_bytes(std::span(argument.value))), what, refusal))
+    require_equal(ranks, function, what, std::array{argument});
+}
+
+}  // namespace
 
 /// One rank that is this thread.
 struct Attention::Alone {
@@ -37,72 +58,136 @@ Attention::Attention(std::unique_ptr<const Ranks> ranks, const AttentionShape& s
   open(*own_ranks_, shape, setup);
 }
 
+Attention::Attention(Transport& transport, const AttentionShape& shape, const AttentionSetup& setup)
+    : transport_(&transport) {
+  open(transport.ranks(), shape, setup);
+}
+
 Attention::~Attention() = default;
 
 void Attention::open(const Ranks& ranks, const AttentionShape& shape, const AttentionSetup& setup) try {
   const FloatEnvironment environment;
   constexpr const char* kHere = "Attention";
-  const Backend* backend = nullptr;
-  const Algorithm* algorithm = nullptr;
+  const bool is_given = transport_ != nullptr;
   const LeafOrder order = setup.ranges.empty() ? LeafOrder::kDealt : LeafOrder::kContiguous;
-  const std::vector<KeyRange> ranges = setup.ranges.empty() ? dealt_ranges(ranks.size()) : setup.ranges;
-  const double scale = setup.scale.value_or(1 / std::sqrt(static_cast<double>(shape.head_dim)));
+  shape_ = shape, setup_ = setup;
+  if (setup.ranges.empty()) setup_.ranges = dealt_ranges(ranks.size());
+  if (!setup.scale) setup_.scale = 1 / std::sqrt(static_cast<double>(shape.head_dim));
+  if (!is_given) setup_.plan.network = {};
+  if (setup.pages.n_pages != 0) setup_.pages.most_queries = std::max<std::int64_t>(1, setup.most_queries);
+  const Backend*& backend = setup_.found_backend;
+  const std::string name = backend != nullptr ? std::string(backend->name()) : setup.backend;
   const auto refusal = refusal_of(ranks.size() > 1, [&] {
     require(setup.refusal.empty(), setup.refusal);
-    algorithm = &find_algorithm(setup.algorithm);
-    backend = &find_backend(setup.backend, setup.n_threads);
+    algorithm_ = &find_algorithm(setup.algorithm);
+    if (backend == nullptr) backend = &find_backend(setup.backend, setup.n_threads);
     require_shape(kHere, shape);
-    require(std::isfinite(scale), kHere, ": a scale of ", scale, "; a finite number is needed");
+    require(std::isfinite(*setup_.scale), kHere, ": a scale of ", *setup_.scale, "; a finite number is needed");
     const std::string why = backend->refusal(shape);
-    require(why.empty(), "--backend ", setup.backend, ": no kernel supports ", why);
-    algorithm->check_ranges(kHere, ranks.size(), ranges, order, setup.plan);
-    for (const KeyRange& range : ranges)
-      require(range.begin % kLeafKeys == 0 || platform_of(*backend).make_blocks == nullptr, kHere, ": a range begins at ",
-              range.begin, ", inside a leaf of 64 positions; on the CPU alone");
+    require(why.empty(), "--backend ", name, ": no kernel supports ", why);
+    require_ranges(kHere, *algorithm_, *backend, ranks.size(), setup_.ranges, order, setup_.plan);
     require(setup.ranks_per_node >= 0, kHere, ": nodes of ", setup.ranks_per_node, " ranks");
+    require(!is_given || (setup.ranks_per_node == 0 && !setup.shares_memory), kHere,
+            ": nodes and shared memory are those of the transport");
+    require(!is_given || transport_->device() == nullptr || platform_of(*backend).make_blocks != nullptr, kHere,
+            ": the transport ", is_given ? transport_->name() : "", " sends from device memory, and the backend ", name,
+            " has none");
     require(setup.capacity >= 0, kHere, ": a capacity of ", setup.capacity, " positions");
     require(setup.most_queries >= 0, kHere, ": steps of at most ", setup.most_queries, " queries");
     require(setup.capacity == 0 || setup.pages.n_pages == 0, kHere, ": a capacity of ", setup.capacity,
             " positions, but memory is taken for ", setup.pages.n_pages, " pages");
   });
   // Before anything else, since ranks that differ here call other collectives.
-  PlanOptions options = setup.plan;
-  options.network = {};
-  PageRule pages = setup.pages;
-  if (pages.n_pages != 0) pages.most_queries = std::max<std::int64_t>(1, setup.most_queries);
-  std::vector<Field> fields =
-      fields_of({setup.algorithm, shape, ranges, order, scale, setup.scales, pages, setup.most_queries, options});
-  const auto add = [&](std::string_view name, const auto& value) { fields.emplace_back(name, value); };
-  add("version", std::string_view(TREE_ATTN_VERSION)), add("backend", std::string_view(setup.backend));
+  std::vector<Field> fields = fields_of({setup.algorithm, shape, setup_.ranges, order, *setup_.scale, setup.scales,
+                                         setup_.pages, setup.most_queries, setup_.plan});
+  const auto add = [&](std::string_view of, const auto& value) { fields.emplace_back(of, value); };
+  add("version", std::string_view(TREE_ATTN_VERSION)), add("backend", std::string_view(name));
   add("ranks of a node", setup.ranks_per_node), add("shared memory", setup.shares_memory);
   add("capacity", setup.capacity), add("comparing lengths", setup.compares_lengths);
+  add("transport", is_given ? transport_->name() : "its own");
+  add("hash of nodes", is_given ? hash_of_nodes(transport_->topology()) : 0);
   require_equal(ranks, kHere, "all ranks to open attention", fields, refusal);
 
-  const Topology topology = ranks.topology(setup.ranks_per_node);
-  transport_ = setup.shares_memory ? ranks.open_shared_transport(topology) : ranks.open_transport(topology);
-  const OwnedLeaves leaves(topology.range_of(ranks.rank(), ranges), order);
-  run_on_all<std::exception>(ranks, [&] {
-    shard_ = open_shard(*backend, shape, leaves, setup.capacity, scale, pages, setup.scales, setup.most_queries);
-  });
-  options.network = transport_->network();
-  compares_lengths_ = setup.compares_lengths && topology.size() > 1;
-  decoder_ = algorithm->open_agreed(*transport_, shard_, ranges, options, compares_lengths_);
+  if (!is_given) {
+    const Topology topology = ranks.topology(setup.ranks_per_node);
+    own_transport_ = setup.shares_memory ? ranks.open_shared_transport(topology) : ranks.open_transport(topology);
+    transport_ = own_transport_.get();
+    setup_.plan.network = transport_->network();
+  }
+  shard_ = make_shard(setup_.ranges, order, setup.capacity);
+  compares_lengths_ = setup.compares_lengths && ranks.size() > 1;
+  decoder_ = algorithm_->open_agreed(*transport_, *shard_, setup_.ranges, setup_.plan, compares_lengths_);
   lengths_.assign(static_cast<std::size_t>(shape.batch), 0), kept_from_ = lengths_;
-  most_keys_ = ranges.back().end;
 } catch (const InputError&) {
   // All ranks throw it, so they meet to free what they have opened: here, since ranks do not in an exception that unwinds.
-  decoder_.reset(), shard_ = {}, transport_.reset(), own_ranks_.reset();
+  decoder_.reset(), shard_.reset(), own_transport_.reset(), own_ranks_.reset();
   throw;
 }
 
+std::unique_ptr<OpenShard> Attention::make_shard(std::span<const KeyRange> ranges, LeafOrder order,
+                                                 std::int64_t capacity) const {
+  std::unique_ptr<OpenShard> shard;
+  run_on_all<std::exception>(transport_->ranks(), [&] {
+    const OwnedLeaves leaves(transport_->topology().range_of(transport_->rank(), ranges), order);
+    shard = std::make_unique<OpenShard>(open_shard(*setup_.found_backend, shape_, leaves, capacity, *setup_.scale,
+                                                   setup_.pages, setup_.scales, setup_.most_queries));
+  });
+  return shard;
+}
+
+void Attention::require_idle(const char* function) const {
+  if (decoder_->is_under_way()) throw std::logic_error(std::string(function) + ": a step is under way");
+}
+
+void Attention::use(std::string_view algorithm) {
+  const FloatEnvironment environment;
+  constexpr const char* kHere = "Attention::use";
+  const Algorithm* other = nullptr;
+  const auto refusal = refusal_of(transport_->size() > 1, [&] {
+    require_idle(kHere);
+    other = &find_algorithm(algorithm);
+    require_ranges(kHere, *other, *shard_->backend, transport_->size(), setup_.ranges, cache().leaves().order(),
+                   setup_.plan);
+  });
+  require_equal_argument(transport_->ranks(), kHere, "all ranks to use an algorithm", {"algorithm", algorithm}, refusal);
+  decoder_ = other->open_agreed(*transport_, *shard_, setup_.ranges, setup_.plan, compares_lengths_);
+  algorithm_ = other;
+}
+
+void Attention::reshard(std::span<const KeyRange> ranges) {
+  const FloatEnvironment environment;
+  constexpr const char* kHere = "Attention::reshard";
+  const int p = transport_->size();
+  const LeafOrder order = cache().leaves().order();
+  std::vector<KeyRange> after;
+  const auto refusal = refusal_of(p > 1, [&] {
+    require_idle(kHere);
+    require(cache().pages() == nullptr, kHere, ": keys in pages stay where they are");
+    require(transport_->device() == nullptr, kHere, ": the transport ", transport_->name(), " sends from device memory");
+    after = spread_over(ranges, p);
+    require_ranges(kHere, *algorithm_, *shard_->backend, p, after, order, setup_.plan);
+    for (const std::int64_t length : lengths_)
+      require<std::out_of_range>(length <= after.back().end, kHere, ": a sequence has ", length,
+                                 " positions, but the ranges of all ranks end at ", after.back().end);
+  });
+  const auto hash = fnv1a(std::as_bytes(std::span<const KeyRange>(after)));
+  require_equal_argument(transport_->ranks(), kHere, "all ranks to move their keys", {"hash of ranges", hash}, refusal);
+  std::unique_ptr<OpenShard> moved = make_shard(after, order, shard_->room);
+  tree_attn::reshard(*transport_, cache(), *moved->cache, owned_leaves(setup_.ranges, order), owned_leaves(after, order),
+                     lengths_);
+  decoder_ = algorithm_->open_agreed(*transport_, *moved, after, setup_.plan, compares_lengths_);
+  shard_ = std::move(moved);
+  setup_.ranges = std::move(after);
+}
+
 void Attention::check_append(std::int64_t entry, const TensorView& k, const TensorView& v) const {
-  const OwnedLeaves& leaves = shard_.cache->leaves();
-  shard_.cache->append(entry, k.positions(0, 0), v.positions(0, 0));  // checks all but the data
+  const OwnedLeaves& leaves = shard_->cache->leaves();
+  shard_->cache->append(entry, k.positions(0, 0), v.positions(0, 0));  // checks all but the data
   const std::int64_t length = lengths_[static_cast<std::size_t>(entry)], n = k.shape[2], end = length + n;
   require(n == v.shape[2], "Attention::append: k has ", n, " positions, v has ", v.shape[2]);
-  require<std::out_of_range>(n <= most_keys_ - length, "Attention::append: batch entry ", entry, " has ", length,
+  require<std::out_of_range>(n <= most_keys() - length, "Attention::append: batch entry ", entry, " has ", length,
                              " positions, and ", n, " more do not fit in the ranges of all ranks, which end at ",
-                             most_keys_);
+                             most_keys());
   const std::int64_t n_held = leaves.n_keys(end) - leaves.n_keys(length);
   const auto has_data = [](const TensorView& x) { return x.data != nullptr || x.shape[1] == 0 || x.shape[3] == 0; };
   require(n_held == 0 || (has_data(k) && has_data(v)), "Attention::append: rank ", transport_->rank(), " holds ", n_held,
@@ -120,7 +205,7 @@ void Attention::append(std::int64_t entry, const TensorView& k, const TensorView
     if (!ranks.all_equal(fnv1a(std::as_bytes(std::span(called))), kWhat, refusal))
       require_equal(ranks, "Attention::append", kWhat, std::array{Field{"the batch entry", entry}, Field{"positions", n}});
   }
-  KvCache& cache = *shard_.cache;
+  KvCache& cache = *shard_->cache;
   const OwnedLeaves& leaves = cache.leaves();
   std::int64_t& length = lengths_[static_cast<std::size_t>(entry)];
   const std::int64_t end = length + n, held = leaves.n_keys(length);
@@ -154,7 +239,7 @@ void Attention::append(std::int64_t entry, const TensorView& k, const TensorView
                                " has too few pages for ", n, " more positions of batch entry ", entry);
   }
   try {
-    shard_.grow(end, transport_->size());
+    shard_->grow(end, transport_->size());
     for_each_run([&](std::int64_t first, std::int64_t n_held) {
       cache.append(entry, k.positions(first, first + n_held), v.positions(first, first + n_held));
     });
@@ -183,7 +268,7 @@ void Attention::check_prefix(const char* function, std::int64_t entry, std::int6
 void Attention::truncate(std::int64_t entry, std::int64_t n) {
   const FloatEnvironment environment;
   check_prefix("Attention::truncate", entry, n);
-  shard_.cache->truncate(entry, shard_.cache->leaves().n_keys(n));
+  shard_->cache->truncate(entry, shard_->cache->leaves().n_keys(n));
   lengths_[static_cast<std::size_t>(entry)] = n;
   if (n == 0) kept_from_[static_cast<std::size_t>(entry)] = 0;
 }
@@ -194,7 +279,7 @@ void Attention::share(std::int64_t from, std::int64_t to, std::int64_t n) {
   check_prefix(kHere, from, n), check_prefix(kHere, to, 0);
   require<std::out_of_range>(lengths_[static_cast<std::size_t>(to)] == 0, kHere, ": batch entry ", to, " has ",
                              lengths_[static_cast<std::size_t>(to)], " positions, not none");
-  shard_.cache->share(from, to, shard_.cache->leaves().n_keys(n));
+  shard_->cache->share(from, to, shard_->cache->leaves().n_keys(n));
   lengths_[static_cast<std::size_t>(to)] = n;
   kept_from_[static_cast<std::size_t>(to)] = n == 0 ? 0 : kept_from_[static_cast<std::size_t>(from)];
   has_shared_ = true;
@@ -202,14 +287,14 @@ void Attention::share(std::int64_t from, std::int64_t to, std::int64_t n) {
 
 bool Attention::holds(std::int64_t position) const {
   require<std::out_of_range>(position >= 0, "Attention::holds: position ", position);
-  const OwnedLeaves& leaves = shard_.cache->leaves();
-  return position < most_keys_ && leaves.n_keys(position + 1) > leaves.n_keys(position);
+  const OwnedLeaves& leaves = shard_->cache->leaves();
+  return position < most_keys() && leaves.n_keys(position + 1) > leaves.n_keys(position);
 }
 
 std::optional<std::string> Attention::refusal_of_pages(const Step& step) const {
   return refusal_of(compares_lengths_, [&] {
-    for (std::size_t i = 0; shard_.cache->pages() != nullptr && i < lengths_.size(); ++i) {
-      const std::int64_t begin = (shard_.cache->pages()->rule().sinks + kLeafKeys - 1) / kLeafKeys * kLeafKeys,
+    for (std::size_t i = 0; shard_->cache->pages() != nullptr && i < lengths_.size(); ++i) {
+      const std::int64_t begin = (shard_->cache->pages()->rule().sinks + kLeafKeys - 1) / kLeafKeys * kLeafKeys,
                          end = kept_from_[i] / kLeafKeys * kLeafKeys;
       require(begin >= end || !step.seen_by_any(static_cast<std::int64_t>(i)).touches(begin, end),
               "Attention::step: batch entry ", i, " sees keys before position ", end, ", which may have been given back");
@@ -239,11 +324,11 @@ void Attention::refuse_append(const std::string& line) {
   throw std::invalid_argument(line);
 }
 
-DevicePlatform Attention::platform() const { return platform_of(*shard_.backend); }
+DevicePlatform Attention::platform() const { return platform_of(*shard_->backend); }
 
 OutputView Attention::combine(const TensorView& o, const TensorView& lse, OutputPart part, LseForm form) {
   const FloatEnvironment environment;
-  if (decoder_->is_under_way()) throw std::logic_error("Attention::combine: a step is under way");
+  require_idle("Attention::combine");
   const MakeBlocks make_blocks =
       transport_->device() != nullptr ? transport_->device()->make_blocks() : platform().make_blocks;
   const auto refusal =

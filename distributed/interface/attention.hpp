@@ -3,7 +3,8 @@
 /// @brief One class for programs that have keys, values and queries: attention over a growing cache, alone or over ranks
 /// (sections 5 and 6).
 ///
-/// It holds a Ranks, a Transport, an OpenShard and a Decoder, which programs with other needs use themselves.
+/// It holds a Ranks, a Transport, an OpenShard and a Decoder, which programs with other needs use themselves. A program that
+/// has opened a Transport shares it between its objects, one for each layer.
 #pragma once
 
 #include "distributed/exchange/decoder.hpp"
@@ -16,6 +17,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace tree_attn {
@@ -25,7 +27,10 @@ struct AttentionSetup {
   std::string algorithm = "two-level";  ///< find_algorithm()
   std::string backend = "cpu";          ///< find_backend()
   int n_threads = 1;                    ///< of this rank on the CPU
-  std::optional<double> scale{};        ///< factor of q.k, finite; 1/sqrt(d_h) by default
+  /// A backend that the program has found, and whose device it has chosen for this rank: then it is taken in the place of
+  /// those two.
+  const Backend* found_backend = nullptr;
+  std::optional<double> scale{};  ///< factor of q.k, finite; 1/sqrt(d_h) by default
   /// Which rank holds what. Empty: leaves of 64 keys are dealt to the ranks as the sequences grow. Otherwise a range of
   /// positions for each rank, in the order of the topology; the last one may end at kOpenEnd.
   std::vector<KeyRange> ranges{};
@@ -42,21 +47,21 @@ struct AttentionSetup {
   KvScales scales{};  ///< of keys and values of F8_E4M3, which append() also takes in other types
   /// A step of up to so many queries takes no memory. 0: memory grows when a step needs it, on all ranks in the same step.
   std::int64_t most_queries = 0;
-  PlanOptions plan{};  ///< its network is that of the transport
+  PlanOptions plan{};  ///< its network is that of the transport, unless the program has opened that
   /// The line of an argument that the caller of this rank has refused before: all ranks throw it.
   std::string refusal{};
 };
 
 /// Attention over keys and values that grow, for one rank of several or alone.
 ///
-/// All ranks make the same calls in the same order; the constructor, step(), start(), finish(), combine(), and in pages
-/// append(), wait for the others. Every rank returns the same output, and with an algorithm that keeps its bits the same as
-/// any other number of ranks.
+/// All ranks make the same calls in the same order; the constructor, step(), start(), finish(), combine(), use(), reshard(),
+/// and in pages append(), wait for the others. Every rank returns the same output, and with an algorithm that keeps its bits
+/// the same as any other number of ranks.
 ///
-/// Refusals: if one of several ranks refuses the arguments of the constructor, step(), start(), combine() or, in pages,
-/// append(), all ranks throw InputError with its line, which names that rank, in place of what is said below; nothing has
-/// changed, and the next call is like any other. append() without pages, truncate(), share() and release() are calls of one
-/// rank alone: the next step tells of other lengths. A rank that does not call at all is found by the deadline.
+/// Refusals: if one of several ranks refuses the arguments of the constructor, step(), start(), combine(), use(), reshard()
+/// or, in pages, append(), all ranks throw InputError with its line, which names that rank, in place of what is said below;
+/// nothing has changed, and the next call is like any other. append() without pages, truncate(), share() and release() are
+/// calls of one rank alone: the next step tells of other lengths. A rank that does not call at all is found by the deadline.
 ///
 /// With a backend of a device, "cuda" or "emulated", tensors may lie in the memory of that device: TensorView::on_device.
 /// Then nothing is copied between host and device but a few integers for each sequence, its length and what lists its
@@ -64,8 +69,8 @@ struct AttentionSetup {
 /// the default stream before a call is seen, and append() queues there; step() and combine() have written their output when
 /// they return.
 ///
-/// Threads: one at a time uses an object. Two objects in two threads do not disturb each other; over MPI that needs
-/// MPI_THREAD_MULTIPLE.
+/// Threads: one at a time uses an object, or the objects over one transport. Two objects with transports of their own, in
+/// two threads, do not disturb each other; over MPI that needs MPI_THREAD_MULTIPLE.
 class Attention {
  public:
   /// Alone, without messages.
@@ -77,6 +82,11 @@ class Attention {
   Attention(const Ranks& ranks, const AttentionShape& shape, const AttentionSetup& setup = {});
   /// The same with ranks of its own.
   Attention(std::unique_ptr<const Ranks> ranks, const AttentionShape& shape, const AttentionSetup& setup = {});
+  /// One rank of several over messages that the program has opened, on its nodes; they outlive this object, and any number
+  /// of objects share them, of which one at a time has a step under way.
+  /// @throws as above; std::invalid_argument also for a setup that names nodes or shared memory, and for messages from
+  ///   device memory beside a backend that has none
+  Attention(Transport& transport, const AttentionShape& shape, const AttentionSetup& setup = {});
   ~Attention();
 
   /// Appends the next n positions of a sequence. Every rank passes the same n; it keeps those positions that it holds and
@@ -118,6 +128,18 @@ class Attention {
   /// Waits for the rest of what has been started. @returns as step() @throws std::logic_error if nothing was started
   OutputView finish() { return decoder_->finish(); }
 
+  /// Combines shards by another algorithm from now on, over the same keys. Collective. @throws as the constructor for the
+  ///   name, and for an order of leaves or ranges that the algorithm does not take; std::logic_error while a step is under
+  ///   way
+  void use(std::string_view algorithm);
+  /// Moves keys and values, so that other ranks hold them, and the keys to come. The order of leaves stays. Collective: what
+  /// changes its owner is sent once, see tree_attn::reshard().
+  /// @param ranges as those of the setup, or in the dealt order as of dealt_ranges(); if there are fewer than ranks, the
+  ///   ranks left over come before the last one and hold nothing
+  /// @throws std::invalid_argument for other ranges, keys in pages, and messages from device memory; std::out_of_range for
+  ///   ranges that end before a sequence does; std::logic_error while a step is under way; TransportError
+  void reshard(std::span<const KeyRange> ranges);
+
   /// The exchange alone, see Combiner: merges what kernels of the program have computed. Collective, also the first call for
   /// a shape and a part, which writes a plan; those of the last four are kept. Keys that were appended have no part in it.
   OutputView combine(const TensorView& o, const TensorView& lse, OutputPart part = OutputPart::kAll,
@@ -132,6 +154,8 @@ class Attention {
   /// they have not met. They find it by their deadline. Unwinding does it.
   void abandon() noexcept { transport_->abandon(); }
 
+  /// The keys and values that this rank holds, and whose they are.
+  const KvCache& cache() const { return *shard_->cache; }
   /// The device that tensors may be on.
   DevicePlatform platform() const;
   /// The messages of this rank, and their counters.
@@ -140,6 +164,12 @@ class Attention {
  private:
   struct Alone;
   void open(const Ranks& ranks, const AttentionShape& shape, const AttentionSetup& setup);
+  /// An empty shard, with memory for sequences of so many keys. Collective: if a rank has none, all throw.
+  std::unique_ptr<OpenShard> make_shard(std::span<const KeyRange> ranges, LeafOrder order, std::int64_t capacity) const;
+  /// Throws std::logic_error while a step is under way.
+  void require_idle(const char* function) const;
+  /// The position where the ranges of all ranks end.
+  std::int64_t most_keys() const { return setup_.ranges.back().end; }
   /// Throws what truncate() and share() throw for the first n positions of a sequence.
   void check_prefix(const char* function, std::int64_t entry, std::int64_t n) const;
   /// Names why no rank takes a step: each has given back leaves of its own, and all refuse what one of them cannot see.
@@ -147,12 +177,16 @@ class Attention {
   /// Throws what append() does before it looks for pages.
   void check_append(std::int64_t entry, const TensorView& k, const TensorView& v) const;
   /// Tells whether append() waits for the other ranks.
-  bool appends_together() const { return shard_.cache->pages() != nullptr && transport_->size() > 1; }
+  bool appends_together() const { return cache().pages() != nullptr && transport_->size() > 1; }
 
   std::unique_ptr<Alone> alone_;
   std::unique_ptr<const Ranks> own_ranks_;
-  std::unique_ptr<Transport> transport_;
-  OpenShard shard_;
+  std::unique_ptr<Transport> own_transport_;
+  Transport* transport_ = nullptr;  ///< that, or the one of the program
+  AttentionShape shape_;
+  AttentionSetup setup_;  ///< as the ranks have agreed on it
+  const Algorithm* algorithm_ = nullptr;
+  std::unique_ptr<OpenShard> shard_;
   std::unique_ptr<Decoder> decoder_;
   struct OpenCombiner {
     std::array<std::int64_t, 4> shape;
@@ -163,7 +197,6 @@ class Attention {
   std::vector<std::int64_t> lengths_;
   std::vector<std::int64_t> kept_from_;  ///< [b] positions before it may have been given back, but for sinks
   bool has_shared_ = false;
-  std::int64_t most_keys_ = 0;
   bool compares_lengths_ = true;
 };
 

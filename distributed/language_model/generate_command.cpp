@@ -132,8 +132,6 @@ struct Generation {
     const std::vector<LayerKind>& layers = model->config().layers;
     return std::count(layers.begin(), layers.end(), LayerKind::kGlobal);
   }
-  /// How often keys are held: layers below another one have a second cache, see Generator.
-  double copies() const { return model->config().shards_alone() ? 1 : 2; }
 };
 
 /// Waits until rank 0 can read from standard input, for as long as it takes: the ranks meet several times in a time limit.
@@ -212,7 +210,7 @@ class Conversation {
     if (shown && options_.reshard_at && !moved_)
       std::puts("  its keys and values went nowhere: the answer ended before that");
     generator_.rewind(after_text);
-    if (std::exchange(moved_, {})) generator_.move_to(ranks_.size(), algorithm_);
+    if (std::exchange(moved_, {})) generator_.move_to(ranks_.size());
     return answer;
   }
 
@@ -231,7 +229,7 @@ class Conversation {
  private:
   /// In the middle of an answer.
   void move_to(int n_ranks) {
-    const std::int64_t bytes = ranks_.all_sum(generator_.move_to(n_ranks, algorithm_));
+    const std::int64_t bytes = ranks_.all_sum(generator_.move_to(n_ranks));
     moved_ = line_of("  after ", *options_.reshard_at, " characters its keys and values went to ", ranks_text(n_ranks), ": ",
                      bytes, " bytes");
   }
@@ -274,7 +272,7 @@ int run_generate(const GenerateOptions& options, const Ranks& ranks) {
     const double share = static_cast<double>(machines.node(machines.node_of(ranks.rank())).size()) / ranks.size();
     require_memory((options.text.empty() ? "MODEL" : readable(options.text, 200)) + ": keys and values of " +
                        std::to_string(n) + " characters",
-                   static_cast<double>(n) * static_cast<double>(bytes_per_character) * setup->copies() *
+                   static_cast<double>(n) * static_cast<double>(bytes_per_character) *
                        (options.reshard_at ? share + 1 : share));  // what moves may all come to one node
   });
 
@@ -297,12 +295,8 @@ int run_generate(const GenerateOptions& options, const Ranks& ranks) {
     const AttentionShape cached = cache_shape(setup->model->config(), setup->generator);
     check_algorithms(setup->chosen, *setup->backend, *transport, growing_ranges(setup->generator.order, n, ranks.size()),
                      {cached, n, {}, setup->generator.order});
-    try {
-      generator.emplace(*setup->model, *setup->backend, *transport, n, *setup->chosen[0], setup->generator);
-    } catch (const std::runtime_error& error) {  // of a device
-      refuse("--backend ", options.backend, ": ", error.what());
-    }
   });
+  generator.emplace(*setup->model, *setup->backend, *transport, n, *setup->chosen[0], setup->generator);
   generator->read(text, [&](double part) { show_progress(bar, static_cast<std::size_t>(100 * part), 100, "reading"); });
   const double read_seconds = ranks.all_max(transport->seconds() - start);
   const std::int64_t most_rows = static_cast<std::int64_t>(ranks.all_max(static_cast<std::uint64_t>(generator->rows())));

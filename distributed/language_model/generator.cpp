@@ -3,8 +3,6 @@
 /// @brief Reads a text into sharded caches and appends to it.
 #include "distributed/language_model/generator.hpp"
 
-#include "distributed/exchange/reshard.hpp"
-
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -88,53 +86,39 @@ std::vector<KeyRange> growing_ranges(LeafOrder order, std::int64_t n_keys, int n
 Generator::Generator(const Model& model, const Backend& backend, Transport& transport, std::int64_t n_text,
                      const Algorithm& algorithm, const GeneratorOptions& options)
     : model_(model),
-      backend_(backend),
       transport_(transport),
       options_(options),
-      ranges_(growing_ranges(options.order, n_text, transport.size())),
       scale_(1 / std::sqrt(static_cast<double>(model.config().head_dim))) {
-  open_caches(n_text);
-  use(algorithm);
-}
-
-void Generator::open_caches(std::int64_t n_text) {
   const ModelConfig& config = model_.config();
-  const AttentionShape shape = cache_shape(config, options_);
-  const OwnedLeaves leaves(transport_.topology().range_of(transport_.rank(), ranges_), options_.order);
+  AttentionSetup setup{.algorithm = std::string(algorithm.name),
+                       .found_backend = &backend,
+                       .compares_lengths = false,  // all ranks append the same characters
+                       // Room for a question and its answer, so that the cache need not grow after every text.
+                       .capacity = n_text + 16 * kLeafKeys,
+                       .scales = options.scales,
+                       .plan = options.plan};
+  if (options.order == LeafOrder::kContiguous) setup.ranges = growing_ranges(options.order, n_text, transport.size());
   for (std::int64_t layer = 0; layer < std::ssize(config.layers); ++layer) {
     if (config.layers[static_cast<std::size_t>(layer)] != LayerKind::kGlobal) continue;
-    // Room for a question and its answer, so that the cache need not grow after every text.
-    caches_.push_back({layer,
-                       open_shard(backend_, shape, leaves, n_text + 16 * kLeafKeys, scale_, {}, options_.scales,
-                                  is_last(layer) ? 1 : kBlock),
-                       nullptr});
+    setup.most_queries = is_last(layer) ? 1 : kBlock;
+    layers_.push_back({layer, std::make_unique<Attention>(transport, cache_shape(config, options), setup)});
   }
 }
 
-std::int64_t Generator::move_to(int n_ranks, const Algorithm& algorithm) {
-  const std::vector<OwnedLeaves> before = owned_leaves(ranges_, options_.order);
-  ranges_ = spread_over(growing_ranges(options_.order, size(), n_ranks), transport_.size());
-  const std::vector<OwnedLeaves> after = owned_leaves(ranges_, options_.order);
-  std::vector<Cache> old = std::exchange(caches_, {});
-  open_caches(size());
-  const std::int64_t sent_before = transport_.traffic().bytes, lengths[] = {size()};
-  for (std::size_t i = 0; i < old.size(); ++i) {
-    const Cache from = std::move(old[i]);  // freed once it has moved
-    reshard(transport_, *from.shard.cache, *caches_[i].shard.cache, before, after, lengths);
-  }
-  const std::int64_t sent = transport_.traffic().bytes - sent_before;
-  use(algorithm);
-  return sent;
+std::int64_t Generator::move_to(int n_ranks) {
+  const std::int64_t sent_before = transport_.traffic().bytes;
+  for (GlobalLayer& layer : layers_) layer.attention->reshard(growing_ranges(options_.order, size(), n_ranks));
+  return transport_.traffic().bytes - sent_before;
 }
 
 void Generator::use(const Algorithm& algorithm) {
-  for (Cache& cache : caches_) cache.decoder = algorithm.open(transport_, cache.shard, ranges_, options_.plan);
+  for (GlobalLayer& layer : layers_) layer.attention->use(algorithm.name);
 }
 
 void Generator::rewind(const Place& place) {
   require<std::out_of_range>(place.position >= 0 && place.position <= size(), "Generator::rewind: position ", place.position,
                              " of ", size());
-  for (Cache& cache : caches_) cache.shard.cache->truncate(0, leaves().n_keys(place.position));
+  for (GlobalLayer& layer : layers_) layer.attention->truncate(0, place.position);
   place_ = place;
 }
 
@@ -177,7 +161,15 @@ void Generator::read_shard(std::string_view text, const std::function<void(doubl
     }
   };
 
-  // Compute as many items at a time as there are threads, and append them in order.
+  // Compute as many items at a time as there are threads, and append them in order. Between them are positions that other
+  // ranks hold, which need no data here.
+  Attention& attention = *layers_.back().attention;
+  const auto skip_to = [&](std::int64_t position) {
+    const ModelConfig& config = model_.config();
+    const std::int64_t n = position - attention.lengths()[0];
+    const auto none = TensorView::dense(nullptr, options_.dtype, {1, config.kv_heads, n, config.head_dim});
+    attention.append(0, none, none);
+  };
   std::vector<Item> items = items_of(leaves(), std::ssize(text));
   require(options_.n_threads >= 1, "Generator::read: ", options_.n_threads, " threads, at least 1 is needed");
   std::deque<std::future<void>> computed;
@@ -191,43 +183,44 @@ void Generator::read_shard(std::string_view text, const std::function<void(doubl
     }
     computed.front().get();
     computed.pop_front();
-    hold(caches_.back(), items[i].k, items[i].v);
+    skip_to(items[i].positions.begin);
+    hold(layers_.back(), items[i].k, items[i].v);
     items[i] = {};
     if (progress) progress(static_cast<double>(i + 1) / static_cast<double>(items.size()));
   }
+  skip_to(std::ssize(text));
 }
 
 std::vector<float> Generator::append(std::string_view text) {
   require(!text.empty(), "Generator::append: no characters");
   const Rows x = model_.run(text, place_, [&](std::int64_t layer, const Rows& h, const Rotation& rotation) {
-    const auto cache = std::find_if(caches_.begin(), caches_.end(), [&](const Cache& each) { return each.layer == layer; });
-    return attend(*cache, h, rotation);
+    const auto global = std::ranges::find(layers_, layer, &GlobalLayer::index);
+    return attend(*global, h, rotation);
   });
   return model_.logits(x.bottomRows(1));
 }
 
-Rows Generator::attend(Cache& cache, const Rows& h, const Rotation& rotation) {
-  const Rows q = model_.queries(cache.layer, h, rotation), k = model_.keys(cache.layer, h, rotation),
-             v = model_.values(cache.layer, h);
-  // The keys and values go to the ranks that hold their positions.
-  for (std::int64_t i = 0; i < h.rows(); ++i) {
-    const std::int64_t n_keys = size() - h.rows() + i + 1;
-    if (leaves().n_keys(n_keys) > leaves().n_keys(n_keys - 1)) hold(cache, k.row(i), v.row(i));
-  }
+Rows Generator::attend(GlobalLayer& layer, const Rows& h, const Rotation& rotation) {
+  const Rows q = model_.queries(layer.index, h, rotation), k = model_.keys(layer.index, h, rotation),
+             v = model_.values(layer.index, h);
   // Of the last layer, only the last position is needed.
-  const std::int64_t n = is_last(cache.layer) ? 1 : h.rows();
-  Rows z = Rows::Zero(n, q.cols());
-  for (std::int64_t i = 0; i < n; i += kBlock) {
-    const std::int64_t rows = std::min(kBlock, n - i);
-    decode(cache, q.middleRows(h.rows() - n + i, rows), size() - n + i + rows, z.row(i).data());
+  const std::int64_t n = h.rows(), first = is_last(layer.index) ? n - 1 : 0;
+  Rows z = Rows::Zero(n - first, q.cols());
+  for (std::int64_t i = first, held = 0; i < n; i = held) {
+    // The ranks that hold the positions keep the keys and values; then all decode.
+    const std::int64_t end = std::min(n, i + kBlock);
+    hold(layer, k.middleRows(held, end - held), v.middleRows(held, end - held));
+    decode(layer, q.middleRows(i, end - i), z.row(i - first).data());
+    held = end;
   }
   return z;
 }
 
-void Generator::decode(Cache& cache, const Rows& q, std::int64_t n_keys, float* z) {
+void Generator::decode(GlobalLayer& layer, const Rows& q, float* z) {
   // Query j of l is the character of position n_keys - l + j.
   const ModelConfig& config = model_.config();
-  const std::int64_t l = q.rows(), heads = config.heads, d_h = config.head_dim, d = padded(d_h);
+  const std::int64_t l = q.rows(), heads = config.heads, d_h = config.head_dim, d = padded(d_h),
+                     n_keys = layer.attention->lengths()[0];
   std::vector<float> queries(static_cast<std::size_t>(heads * l * d_h));
   for (std::int64_t r = 0; r < heads * l; ++r) {
     const std::int64_t head = r / l, j = r % l;
@@ -236,8 +229,7 @@ void Generator::decode(Cache& cache, const Rows& q, std::int64_t n_keys, float* 
     for (std::int64_t c = 0; c < d_h; ++c) queries[static_cast<std::size_t>(r * d_h + c)] = q(j, head * d + c) * factor;
   }
   const TensorView view = TensorView::dense(queries.data(), DType::F32, {1, heads, l, d_h});
-  const std::array lengths{n_keys};
-  const DecodeOutput all = cache.decoder->step({view, lengths, {.causal = true}}).copy();
+  const DecodeOutput all = layer.attention->step(view, {.causal = true}).copy();
 
   // Keep the last query and its output.
   q_.clear(), output_ = {};
@@ -252,19 +244,19 @@ void Generator::decode(Cache& cache, const Rows& q, std::int64_t n_keys, float* 
 
 bool Generator::is_last(std::int64_t layer) const { return layer + 1 == std::ssize(model_.config().layers); }
 
-void Generator::hold(Cache& cache, const Rows& k, const Rows& v) {
+void Generator::hold(GlobalLayer& layer, const Rows& k, const Rows& v) {
   const ModelConfig& config = model_.config();
   TensorView keys = heads_of(k, config.kv_heads, config.head_dim), values = heads_of(v, config.kv_heads, config.head_dim);
   std::vector<std::byte> k_bytes, v_bytes;
   if (options_.dtype != DType::F32 && options_.dtype != DType::F8_E4M3)  // which the cache itself rounds
     keys = rounded(keys, options_.dtype, k_bytes), values = rounded(values, options_.dtype, v_bytes);
-  cache.shard.cache->append(0, keys, values);
+  layer.attention->append(0, keys, values);
 }
 
 LargestWeight Generator::largest_weight(const Ranks& ranks) const {
   require<std::logic_error>(!output_.lse.empty(), "Generator::largest_weight: no step has been made");
   const ModelConfig& config = model_.config();
-  const KvCache& cache = *caches_.back().shard.cache;
+  const KvCache& cache = layers_.back().attention->cache();
   std::vector<std::byte> memory;
   const Shard shard = cache.shard(cache.longest(), [&](std::size_t n) {
     memory.resize(n);

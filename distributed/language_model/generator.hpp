@@ -3,13 +3,12 @@
 /// @brief A language model over sharded keys and values: one rank of it (section 6.4, Alg. 3 in a whole model).
 ///
 /// Every rank holds all weights and computes every layer of a new character; they differ only in the keys and values of the
-/// global layers, of which a rank holds its shard. Where a character needs a global layer, the ranks decode with one of the
-/// algorithms of decoder.hpp. With an algorithm that keeps its bits, logits and text are the same for every number of ranks.
+/// global layers, of which a rank holds its shard: an Attention for each such layer, with which the ranks decode. With an
+/// algorithm that keeps its bits, logits and text are the same for every number of ranks.
 #pragma once
 
-#include "distributed/exchange/decoder.hpp"
+#include "distributed/interface/attention.hpp"
 #include "distributed/language_model/model.hpp"
-#include "distributed/transport/ranks.hpp"
 
 #include <cstdint>
 #include <functional>
@@ -75,9 +74,8 @@ class Generator {
   /// @param place that place() returned earlier @throws std::out_of_range if it is not among those read and appended
   void rewind(const Place& place);
   /// Moves the keys and values to the caches of n ranks: the others hold nothing from then on, and exchange with them.
-  /// Collective. @param algorithm combines the shards from then on @returns bytes that this rank has sent
-  /// @throws as reshard()
-  std::int64_t move_to(int n_ranks, const Algorithm& algorithm);
+  /// Collective. @returns bytes that this rank has sent @throws as Attention::reshard()
+  std::int64_t move_to(int n_ranks);
   /// Combines shards by another algorithm from now on.
   void use(const Algorithm& algorithm);
 
@@ -89,34 +87,29 @@ class Generator {
   /// Bytes of the keys and values that this rank has room for, of all layers.
   std::int64_t cache_bytes() const {
     std::int64_t n = 0;
-    for (const Cache& cache : caches_) n += cache.shard.cache->bytes();
+    for (const GlobalLayer& layer : layers_) n += layer.attention->cache().bytes();
     return n;
   }
 
  private:
-  /// The cache of a global layer, and its decoder. A layer below another one attends with every character of a block: its
-  /// steps have up to 64 queries.
-  struct Cache {
-    std::int64_t layer;
-    OpenShard shard;
-    std::unique_ptr<Decoder> decoder;
+  /// A global layer, and its attention. A layer below another one attends with every character of a block: its steps have
+  /// up to 64 queries.
+  struct GlobalLayer {
+    std::int64_t index;
+    std::unique_ptr<Attention> attention;
   };
-  Rows attend(Cache& cache, const Rows& h, const Rotation& rotation);
-  void decode(Cache& cache, const Rows& q, std::int64_t n_keys, float* z);
+  Rows attend(GlobalLayer& layer, const Rows& h, const Rotation& rotation);
+  void decode(GlobalLayer& layer, const Rows& q, float* z);
   bool is_last(std::int64_t layer) const;
-  void hold(Cache& cache, const Rows& k, const Rows& v);
+  void hold(GlobalLayer& layer, const Rows& k, const Rows& v);
   void read_shard(std::string_view text, const std::function<void(double)>& progress);
-  const OwnedLeaves& leaves() const { return caches_.front().shard.cache->leaves(); }
-
-  void open_caches(std::int64_t n_text);
+  const OwnedLeaves& leaves() const { return layers_.front().attention->cache().leaves(); }
 
   const Model& model_;
-  const Backend& backend_;
   Transport& transport_;
   GeneratorOptions options_;
-  std::vector<KeyRange> ranges_;
   double scale_;  ///< 1 / sqrt(d_h)
-  std::vector<Cache> caches_;
+  std::vector<GlobalLayer> layers_;
   Place place_;
 
   // The last decode step.

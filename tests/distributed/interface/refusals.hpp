@@ -79,6 +79,13 @@ inline Call refuse(const std::string& line = "q is on another planet") {
   return [=](Attention& attention) { attention.refuse(line); };
 }
 
+inline Call use(const std::string& algorithm) {
+  return [=](Attention& attention) { attention.use(algorithm); };
+}
+inline Call reshard(const std::vector<KeyRange>& ranges) {
+  return [=](Attention& attention) { attention.reshard(ranges); };
+}
+
 /// The kinds of calls of an object that is open.
 inline std::vector<Kind> kinds() {
   const Inputs& in = inputs();
@@ -135,6 +142,18 @@ inline std::vector<Kind> kinds() {
   add(kDense, combine(o, lse, OutputPart::kHeads),
       {{"combine by heads: heads that are no multiple", combine(with(o, 1, 5), with(lse, 1, 5), OutputPart::kHeads)},
        {"combine by heads: all alone", combine(o, lse)}});
+  add(kDense, use("gather"),
+      {{"use: an unknown algorithm", use("none")},
+       {"use: another algorithm", use("paper")},
+       {"use: an algorithm that takes no dealt order", use("one-shot")},
+       {"use: refused by the caller", refuse()}});
+  add(kDense, reshard(dealt_ranges(2)),
+      {{"reshard: fewer ranks", reshard(dealt_ranges(1))},
+       {"reshard: no ranges", reshard({})},
+       {"reshard: more ranges than ranks", reshard(dealt_ranges(9))},
+       {"reshard: an end that is too early", reshard({{0, 640}})},
+       {"reshard: ranges that overlap", reshard({{0, 640}, {64, dealt_ranges(1)[0].end}})},
+       {"reshard: refused by the caller", refuse()}});
   add(kPages, append(0, k, v),
       {{"append in pages: entry -1", append(-1, k, v)},
        {"append in pages: an entry beyond the batch", append(2, k, v)},

@@ -16,10 +16,19 @@ TEST_CASE("refusals: an argument that one rank of three refuses is refused by al
   });
 }
 
+TEST_CASE("refusals: likewise over a transport of the program") {
+  run_threads(Topology::pretend(3, 3), 60, [&](const ThreadRanks& ranks, ThreadTransport& transport) {
+    check_all(ranks, 1, [&](const AttentionShape& shape, const AttentionSetup& setup) {
+      return std::make_unique<Attention>(transport, shape, setup);
+    });
+  });
+}
+
 TEST_CASE("refusals: ranks that call different functions are told at once which, and the next step is right") {
   const Inputs& in = inputs();
   const std::vector<std::pair<std::string_view, Call>> calls{{"Decoder::step", step(in.q)},
                                                              {"Attention::combine", combine(in.o, in.lse)},
+                                                             {"Attention::use", use("gather")},
                                                              {"Attention::append", append(0, in.more(in.k), in.more(in.v))}};
   run_threads(Topology::pretend(3, 3), 60, [&](const ThreadRanks& ranks, ThreadTransport&) {
     Attention attention(ranks, kShape, kPages.setup);
@@ -43,6 +52,8 @@ TEST_CASE("refusals: a rank that does not call is found by the deadline, whateve
                                 start(in.q),
                                 combine(in.o, in.lse),
                                 append(0, in.more(in.k), in.more(in.v)),
+                                use("gather"),
+                                reshard(dealt_ranges(2)),
                                 refuse(),
                                 [](Attention& attention) { attention.refuse_append("k is torn"); }};
   for (const Call& call : calls) {
@@ -66,6 +77,8 @@ TEST_CASE("refusals: alone they keep their types") {
   CHECK_THROWS_AS(attention.combine(without_data(in.o), in.lse), std::invalid_argument);
   CHECK_THROWS_AS(attention.append(2, in.more(in.k), in.more(in.v)), std::out_of_range);
   CHECK_THROWS_AS(attention.append(0, with(in.more(in.k), 2, -1), with(in.more(in.v), 2, -1)), std::out_of_range);
+  CHECK_THROWS_AS(attention.use("none"), InputError);
+  CHECK_THROWS_AS(attention.reshard(std::vector<KeyRange>()), std::invalid_argument);
   CHECK(attention.lengths()[0] == kKeys);
   CHECK_THROWS_WITH_AS(attention.refuse("a line"), "a line", std::invalid_argument);
   CHECK_THROWS_WITH_AS(attention.refuse_append("a line"), "a line", std::invalid_argument);

@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief What a program needs that opens its ranks itself: objects over one transport, another algorithm over the same
+/// keys, and keys that move to other ranks.
+#include "distributed/interface/attention.hpp"
+#include "distributed/transport/thread_transport.hpp"
+#include "gpu/backend/backends.hpp"
+#include "gpu/emulator/settings.hpp"
+#include "reference/data/input_error.hpp"
+#include "tests/support/message.hpp"
+#include "tests/support/same_bits.hpp"
+#include "tests/support/sanitized.hpp"
+#include "tests/support/tensors.hpp"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <array>
+#include <random>
+#include <string>
+#include <vector>
+
+namespace tree_attn::test::one_transport_test {
+namespace {
+
+constexpr double kTimeout = 60;
+constexpr std::int64_t kKeys = 500, kMore = 200;
+const AttentionShape kShape{.batch = 2, .heads = 4, .kv_heads = 2, .head_dim = 16, .value_dim = 8};
+
+struct Inputs {
+  Tensor q, k, v;
+  explicit Inputs(std::mt19937 random = std::mt19937(31))
+      : q(normal_tensor(random, {2, 4, 2, 16})),
+        k(normal_tensor(random, {2, 2, kKeys + kMore, 16})),
+        v(normal_tensor(random, {2, 2, kKeys + kMore, 8})) {}
+};
+const Inputs& inputs() {
+  static const Inputs all;
+  return all;
+}
+
+/// Appends positions up to n of an entry.
+void append_to(Attention& attention, std::int64_t entry, std::int64_t n) {
+  const std::int64_t at = attention.lengths()[static_cast<std::size_t>(entry)];
+  attention.append(entry, inputs().k.view().entry(entry).positions(at, n), inputs().v.view().entry(entry).positions(at, n));
+}
+/// Sequences of n and n / 3 keys.
+void fill(Attention& attention, std::int64_t n) { append_to(attention, 0, n), append_to(attention, 1, n / 3); }
+
+/// The setup of p ranks in an order of leaves.
+AttentionSetup setup_of(LeafOrder order, int p, const Backend& backend = cpu_backend()) {
+  AttentionSetup setup{.found_backend = &backend};
+  if (order == LeafOrder::kContiguous) setup.ranges = even_ranges(448, p, kLeafKeys), setup.ranges.back().end = kOpenEnd;
+  return setup;
+}
+/// Ranges that hold n keys on p ranks, in an order of leaves.
+std::vector<KeyRange> ranges_of(LeafOrder order, std::int64_t n, int p) {
+  if (order == LeafOrder::kDealt) return dealt_ranges(p);
+  std::vector<KeyRange> ranges = even_ranges(n / kLeafKeys * kLeafKeys, p, kLeafKeys);
+  ranges.back().end = kOpenEnd;
+  return ranges;
+}
+
+DecodeOutput alone(LeafOrder order, std::int64_t n, const Backend& backend = cpu_backend(), AttentionShape shape = kShape,
+                   const KvScales& scales = {}) {
+  AttentionSetup setup = setup_of(order, 1, backend);
+  setup.scales = scales;
+  Attention attention(shape, setup);
+  fill(attention, n);
+  return attention.step(inputs().q).copy();
+}
+
+std::vector<int> numbers_of_ranks() { return kIsSanitized ? std::vector{3} : std::vector{1, 2, 3, 5}; }
+
+/// Devices for p threads, for as long as it lives.
+struct Devices {
+  explicit Devices(int p, emulated::Settings settings = emulated::settings()) : scope((settings.n_devices = p, settings)) {}
+  emulated::SettingsScope scope;
+};
+
+}  // namespace
+
+TEST_CASE("facade: objects over one transport of the program have the bits of one rank, and their messages are on it") {
+  for (const Backend* backend : {&cpu_backend(), &find_backend("emulated")}) {
+    for (const LeafOrder order : {LeafOrder::kContiguous, LeafOrder::kDealt}) {
+      const std::array want{alone(order, 300, *backend), alone(order, kKeys, *backend)};
+      for (const int p : numbers_of_ranks()) {
+        if (backend != &cpu_backend() && p > 3) continue;
+        const Devices devices(p);
+        run_threads(Topology::pretend(p, 2), kTimeout, [&](const ThreadRanks& ranks, ThreadTransport& transport) {
+          if (backend != &cpu_backend()) backend->use_gpu(ranks.rank());
+          const AttentionSetup setup = setup_of(order, p, *backend);
+          std::array<std::unique_ptr<Attention>, 2> layers;
+          for (auto& layer : layers) layer = std::make_unique<Attention>(transport, kShape, setup);
+          fill(*layers[0], 300), fill(*layers[1], kKeys);
+          for (const std::size_t i : {0, 1, 1, 0}) {
+            transport.clear_traffic();
+            CHECK(same_bits(layers[i]->step(inputs().q).copy(), want[i]));
+            CHECK((ranks.all_sum(transport.traffic().bytes) > 0) == (p > 1));
+            CHECK(&layers[i]->transport() == &transport);
+          }
+        });
+      }
+    }
+  }
+}
+
+TEST_CASE("facade: a backend that the program has found is taken, whatever the name says") {
+  AttentionSetup setup{.backend = "none", .found_backend = &find_backend("emulated")};
+  Attention attention(kShape, setup);
+  CHECK((attention.platform().make_blocks != nullptr));
+  CHECK(attention.cache().is_on_device());
+  setup.found_backend = &cpu_backend();
+  CHECK_FALSE(Attention(kShape, setup).cache().is_on_device());
+}
+
+TEST_CASE("facade: transports, nodes and plans that differ between ranks are named") {
+  run_threads(Topology::pretend(3, 3), kTimeout, [&](const ThreadRanks& ranks, ThreadTransport& transport) {
+    const bool is_odd = ranks.rank() == 1;
+    const std::string differ = "Attention: ranks 0 and 1 differ in ";
+    ThreadTransport pairs(ranks, Topology::pretend(3, 2));
+    CHECK(
+        message<InputError>([&] { Attention(is_odd ? pairs : transport, kShape); }).starts_with(differ + "hash of nodes ("));
+    CHECK(message<InputError>([&] {
+            is_odd ? Attention(ranks, kShape) : Attention(transport, kShape);
+          }).starts_with(differ + "latency in a node ("));
+    AttentionSetup slow, own;
+    slow.plan.network.between.latency_us = own.plan.network.between.latency_us = 1e3;
+    CHECK(message<InputError>([&] {
+            Attention(transport, kShape, is_odd ? slow : AttentionSetup());
+          }).starts_with(differ + "latency ("));
+    Attention(ranks, kShape, is_odd ? own : AttentionSetup());  // which has the network of its transport
+    for (const AttentionSetup& setup : {AttentionSetup{.ranks_per_node = 3}, AttentionSetup{.shares_memory = true}})
+      CHECK(message<InputError>([&] { Attention(transport, kShape, setup); }) ==
+            "Attention: nodes and shared memory are those of the transport");
+  });
+}
+
+TEST_CASE("facade: another algorithm over the same keys has its own messages, and the bits of an object of its own") {
+  for (const Backend* backend : {&cpu_backend(), &find_backend("emulated")}) {
+    for (const LeafOrder order : {LeafOrder::kContiguous, LeafOrder::kDealt}) {
+      std::vector<const Algorithm*> all;
+      for (const Algorithm& each : algorithms()) all.push_back(&each);
+      if (backend != &cpu_backend() && order == LeafOrder::kContiguous) all.push_back(&kernel_algorithms()[0]);
+      const int p = backend == &cpu_backend() ? 4 : 2;
+      const Devices devices(p);
+      run_threads(Topology::pretend(p, 2), kTimeout, [&](ThreadTransport& transport) {
+        if (backend != &cpu_backend()) backend->use_gpu(transport.rank());
+        AttentionSetup setup = setup_of(order, p, *backend);
+        Attention attention(transport, kShape, setup);
+        fill(attention, kKeys);
+        const auto step = [&](Attention& of) {
+          transport.clear_traffic();
+          return of.step(inputs().q).copy();
+        };
+        for (const Algorithm* algorithm : all) {
+          CAPTURE(algorithm->name);
+          setup.algorithm = std::string(algorithm->name);
+          Attention own(transport, kShape, setup);
+          fill(own, kKeys);
+          const DecodeOutput want = step(own);
+          const Traffic sent = transport.traffic().since({});
+          attention.use(algorithm->name);
+          CHECK(same_bits(step(attention), want));
+          CHECK((transport.traffic().since({}) == sent));
+          // Keys may come and go in between.
+          attention.truncate(0, 130), append_to(attention, 0, kKeys);
+          CHECK(same_bits(step(attention), want));
+          // Ranks that have other keys are told so, also where keys have moved, here to the same ranks.
+          for (const bool moves : {false, true}) {
+            if (moves && algorithm->refusal == nullptr) attention.reshard(ranges_of(order, 448, p));
+            CHECK(same_bits(step(attention), want));
+            CHECK((transport.traffic().since({}) == sent));
+            attention.truncate(0, transport.rank() == 1 ? kKeys - 1 : kKeys);
+            CHECK(
+                message<InputError>([&] { attention.step(inputs().q); }).starts_with("Decoder::step: ranks 0 and 1 differ"));
+            append_to(attention, 0, kKeys);
+          }
+        }
+        // Refused on all ranks alike, which then go on with the one before.
+        attention.use("two-level");
+        const DecodeOutput want = step(attention);
+        CHECK(message<InputError>([&] { attention.use("none"); }).starts_with("--algorithm none: unknown"));
+        if (order == LeafOrder::kDealt)
+          CHECK(message<InputError>([&] { attention.use("one-shot"); }) ==
+                "Attention::use: one-shot takes no dealt order of leaves");
+        attention.start(inputs().q);
+        CHECK(message<InputError>([&] { attention.use("gather"); }) == "Attention::use: a step is under way");
+        CHECK(same_bits(attention.finish().copy(), want));
+      });
+    }
+  }
+}
+
+TEST_CASE("facade: keys move to other ranks and back, each is held once, and no bit changes") {
+  const AttentionShape eight{.dtype = DType::F8_E4M3,
+                             .value_dtype = DType::F8_E4M3,
+                             .batch = 2,
+                             .heads = 4,
+                             .kv_heads = 2,
+                             .head_dim = 16,
+                             .value_dim = 8};
+  const KvScales scales{{0.01f, 0.03f, 0.02f, 0.01f}, {0.02f, 0.05f, 0.03f, 0.02f}};
+  for (const Backend* backend : {&cpu_backend(), &find_backend("emulated")}) {
+    for (const LeafOrder order : {LeafOrder::kContiguous, LeafOrder::kDealt}) {
+      for (const bool is_eight : {false, true}) {
+        const AttentionShape& shape = is_eight ? eight : kShape;
+        const KvScales& of = is_eight ? scales : KvScales{};
+        const std::array want{alone(order, kKeys, *backend, shape, of), alone(order, kKeys + kMore, *backend, shape, of)};
+        for (const int p : numbers_of_ranks()) {
+          if (backend != &cpu_backend() && p != 3) continue;
+          CAPTURE(p);
+          CAPTURE(name_of(order));
+          const Devices devices(p);
+          run_threads(Topology::pretend(p, 2), kTimeout, [&](const ThreadRanks& ranks, ThreadTransport& transport) {
+            if (backend != &cpu_backend()) backend->use_gpu(ranks.rank());
+            AttentionSetup setup = setup_of(order, p, *backend);
+            setup.scales = of;
+            Attention attention(transport, shape, setup);
+            fill(attention, kKeys);
+            for (const int n : {1, p, std::max(1, p - 1), p}) {
+              transport.clear_traffic();
+              attention.reshard(ranges_of(order, kKeys, n));
+              // Only ranks that hold keys before or after have sent any; a key that stays is not sent.
+              const std::int64_t sent = ranks.all_sum(transport.traffic().bytes),
+                                 of_all = (kKeys + kKeys / 3) * shape.bytes_per_position() / shape.batch;
+              CHECK((sent < of_all && (p == 1 || n == p || sent > 0)));
+              CHECK(same_bits(attention.step(inputs().q).copy(), want[0]));
+              for (std::int64_t entry : {0, 1})
+                CHECK(ranks.all_sum(attention.cache().lengths()[static_cast<std::size_t>(entry)]) ==
+                      attention.lengths()[static_cast<std::size_t>(entry)]);
+              const std::int64_t n_holders = ranks.all_sum(attention.cache().longest() > 0);
+              CHECK(n_holders == n);
+              std::int64_t mine = 0;
+              for (std::int64_t a = 0; a < kKeys + kMore; ++a) mine += attention.holds(a);
+              CHECK(ranks.all_sum(mine) == kKeys + kMore);
+              // Those to come go where the ranges say.
+              fill(attention, kKeys + kMore);
+              CHECK(same_bits(attention.step(inputs().q).copy(), want[1]));
+              attention.truncate(0, kKeys), attention.truncate(1, kKeys / 3);
+            }
+          });
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("facade: what cannot move is refused, and stays") {
+  for (const int p : {1, 3}) {
+    run_threads(Topology::pretend(p, p), kTimeout, [&](const ThreadRanks& ranks, ThreadTransport& transport) {
+      Attention attention(transport, kShape, setup_of(LeafOrder::kContiguous, p));
+      fill(attention, kKeys);
+      const DecodeOutput want = attention.step(inputs().q).copy();
+      const auto refused = [&](const std::vector<KeyRange>& ranges, const std::string& line) {
+        CHECK(message([&] { attention.reshard(ranges); }) == "Attention::reshard: " + line);
+        CHECK(same_bits(attention.step(inputs().q).copy(), want));
+      };
+      refused({{0, 448}}, "a sequence has 500 positions, but the ranges of all ranks end at 448");
+      refused({{64, kOpenEnd}}, "the ranges begin at 64 instead of 0");
+      CHECK(message([&] { attention.reshard({}); }).starts_with("spread_over: 0 ranges over "));
+      attention.start(inputs().q);
+      CHECK(message([&] {
+              attention.reshard(std::array{KeyRange{0, kOpenEnd}});
+            }) == "Attention::reshard: a step is under way");
+      CHECK(same_bits(attention.finish().copy(), want));
+
+      Attention paged(transport, kShape, {.pages = {.n_pages = 12}});
+      CHECK(message([&] { paged.reshard(dealt_ranges(p)); }) == "Attention::reshard: keys in pages stay where they are");
+      // Ranks that have other keys: all learn it, and nothing has moved.
+      if (p == 1) return;
+      attention.truncate(0, ranks.rank() == 1 ? kKeys - 1 : kKeys);
+      CHECK(message<InputError>([&] {
+              attention.reshard(std::array{KeyRange{0, kOpenEnd}});
+            }) == "reshard: ranks differ in the lengths, the leaves of all ranks, or the shape of the cache");
+      append_to(attention, 0, kKeys);
+      CHECK(same_bits(attention.step(inputs().q).copy(), want));
+    });
+  }
+}
+
+}  // namespace tree_attn::test::one_transport_test
