@@ -8,8 +8,6 @@
 #include "distributed/program/memory.hpp"
 #include "distributed/program/option_values.hpp"
 #include "distributed/program/program.hpp"
-#include "distributed/transport/transport.hpp"
-#include "gpu/backend/backends.hpp"
 #include "reference/data/fnv1a.hpp"
 #include "reference/data/mapped_file.hpp"
 #include "reference/data/output_file.hpp"

@@ -4,7 +4,7 @@
 /// linked; types and numbers are those of the driver API, whose binary interface does not change.
 #include "distributed/program/collect.hpp"
 
-#include "distributed/program/decode_options.hpp"
+#include "distributed/program/job.hpp"
 #include "distributed/program/machine.hpp"
 #include "distributed/program/option_values.hpp"
 #include "distributed/transport/nccl_library.hpp"

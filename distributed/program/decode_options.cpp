@@ -16,29 +16,6 @@
 #include <vector>
 
 namespace tree_attn {
-namespace {
-
-/// Lets this rank decode on its GPU, or on its emulated device. @throws InputError if it cannot
-void use_gpu(const ClusterOptions& options, const Backend& backend, int rank, const Topology& machines) {
-  const int n_gpus = static_cast<int>(backend.gpus().size());
-  if (n_gpus == 0) {
-    // Without a GPU that it needs, the backend says itself what is missing.
-    if (!options.devices.empty() && !backend.needs_gpu()) backend.use_gpu(rank);
-    return;
-  }
-  const int gpu = gpu_of_rank(options.devices, rank, machines, n_gpus);
-  if (gpu < 0)
-    refuse("--devices ", options.devices, ": there is no device ",
-           devices_of(options.devices)[static_cast<std::size_t>(rank)], ", this machine has ", n_gpus);
-  try {
-    backend.use_gpu(gpu);
-  } catch (const std::runtime_error& error) {  // of the device
-    refuse("--backend ", options.backend, ": GPU ", gpu, ": ", error.what());
-  }
-}
-
-}  // namespace
-
 std::vector<std::string> dtype_options() {
   std::vector<std::string> options;
   for (const DType dtype : kDTypes) {
@@ -53,14 +30,6 @@ std::string dtype_help() {
 }
 DType dtype_named(std::string_view name) {
   return *std::find_if(kDTypes.begin(), kDTypes.end(), [&](DType candidate) { return lower_name_of(candidate) == name; });
-}
-
-RankLayout layout_of(const ClusterOptions& options, const Ranks& ranks) {
-  ranks.doing("while reading the input");
-  const Topology machines = ranks.topology(0);
-  const CoreShare cores = share_cores(ranks, machines);
-  return {machines, options.ranks_per_node == 0 ? machines : ranks.topology(options.ranks_per_node), cores,
-          options.threads.value_or(cores.threads_per_rank)};
 }
 
 RunHeader header_of(const ClusterOptions& options, const Backend& backend, const Transport& transport,
@@ -105,45 +74,6 @@ void check_workload(const DecodeOptions& options, int n_ranks, const WorkloadSha
   if (sum != shape.n_keys) refuse("--shards add up to ", sum, " keys, but the sequence has ", shape.n_keys);
 }
 
-std::vector<int> devices_of(const std::string& list) {
-  constexpr unsigned kMost = 4096;
-  constexpr std::size_t kMostRanks = 256;  // the facts of n ranks take n^2 time
-  const std::string the_list = "\"" + readable(list) + "\": ";
-  // Takes a number off the front of the text.
-  const auto number = [&](std::string_view& text) {
-    unsigned device = 0;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), device);
-    const bool has_leading_zero = text.starts_with('0') && end > text.data() + 1;
-    if (error != std::errc() || device >= kMost || has_leading_zero)
-      refuse(the_list, "expected devices 0 to ", kMost - 1, ", such as 0-7 or 0,2,3");
-    text.remove_prefix(static_cast<std::size_t>(end - text.data()));
-    return static_cast<int>(device);
-  };
-  std::vector<int> devices;
-  for (const std::string& item : items_of(list)) {
-    std::string_view text = item;
-    const int first = number(text);
-    int last = first;
-    if (text.starts_with('-')) text.remove_prefix(1), last = number(text);
-    if (!text.empty()) refuse(the_list, "expected a comma after device ", last);
-    if (last < first) refuse(the_list, first, "-", last, " is empty");
-    for (int device = first; device <= last; ++device) {
-      if (std::ranges::count(devices, device) > 0) refuse(the_list, "device ", device, " is listed twice");
-      if (devices.size() == kMostRanks) refuse(the_list, "more than ", kMostRanks, " devices; use mpirun for so many ranks");
-      devices.push_back(device);
-    }
-  }
-  return devices;
-}
-
-std::unique_ptr<Transport> open_transport(const ClusterOptions& options, const Backend& backend, const Ranks& ranks,
-                                          Topology topology) {
-  if (options.transport == "nccl")
-    return std::make_unique<NcclTransport>(ranks, std::move(topology), platform_of(backend), bootstrap_interface());
-  if (options.transport == "shared") return ranks.open_shared_transport(std::move(topology));
-  return ranks.open_transport(std::move(topology));
-}
-
 void check_algorithms(std::span<const Algorithm* const> chosen, const Backend& backend, Transport& transport,
                       std::span<const KeyRange> ranges, const WorkloadShape& shape) {
   const std::string who = "--backend " + std::string(backend.name()) + ": ";
@@ -167,31 +97,7 @@ void check_algorithms(std::span<const Algorithm* const> chosen, const Backend& b
   }
 }
 
-PlanOptions plan_options(const ClusterOptions& options, const RankLayout& layout, Transport& transport) {
-  PlanOptions plan;
-  plan.network = transport.network();
-  // Then messages cost processor time alone.
-  if (layout.cores.ranks_outnumber_cores) plan.radix = plan.node_radix = 2, plan.network.links_per_node = 0;
-  if (options.radix) plan.radix = *options.radix;
-  plan.library_reduces = transport.device() != nullptr;
-  return plan;
-}
-
 std::string ranks_text(int n_ranks) { return line_of(n_ranks, n_ranks == 1 ? " rank" : " ranks"); }
-
-int gpu_of_rank(const std::string& devices, int rank, const Topology& machines, int n_gpus) {
-  if (n_gpus == 0) return -1;
-  if (devices.empty()) return machines.place_of(rank) % n_gpus;
-  const int gpu = devices_of(devices)[static_cast<std::size_t>(rank)];
-  return gpu < n_gpus ? gpu : -1;
-}
-
-const Backend& backend_of_rank(const ClusterOptions& options, int rank, const RankLayout& layout) {
-  // What was not built in, find_backend() names.
-  if (const Backend* const built = built_backend(options.backend); built != nullptr)
-    use_gpu(options, *built, rank, layout.machines);
-  return find_backend(options.backend, layout.n_threads);
-}
 
 LeafOrder order_named(std::string_view name) {
   return name == name_of(LeafOrder::kDealt) ? LeafOrder::kDealt : LeafOrder::kContiguous;

@@ -4,9 +4,8 @@
 #pragma once
 
 #include "distributed/exchange/decoder.hpp"
-#include "distributed/program/machine.hpp"
+#include "distributed/program/job.hpp"
 #include "distributed/program/report.hpp"
-#include "distributed/transport/ranks.hpp"
 #include "gpu/backend/backends.hpp"
 #include "reference/data/workload.hpp"
 
@@ -28,12 +27,10 @@ struct ShapeOptions {
 };
 
 /// How shards are decoded and combined: the options that `decode` and `generate` share.
-struct ClusterOptions {
+struct ClusterOptions : RankOptions {
   std::string command_line;  ///< as typed
-  std::string algorithm = "two-level", backend = "cpu", transport = "mpi", devices;
+  std::string algorithm = "two-level";
   std::vector<std::string> compare;
-  std::optional<int> threads, radix;
-  int ranks_per_node = 0;
 };
 
 /// The options of the formula, which `decode` and `oracle` share.
@@ -87,19 +84,6 @@ inline const std::string kSyntheticGroup = "Synthetic input (without IN)";
 /// Adds the options to the subcommand.
 void add_decode_options(CLI::App& command, DecodeOptions& options);
 
-/// The devices of a list such as "0-7" or "0,2,4-5", each at most once, and at most 256. @throws InputError
-std::vector<int> devices_of(const std::string& list);
-
-/// How the ranks of a job are placed.
-struct RankLayout {
-  Topology machines;  ///< which ranks share a machine
-  Topology topology;  ///< the nodes: those of --ranks-per-node, or the machines
-  CoreShare cores;
-  int n_threads;  ///< of a rank
-};
-/// Finds the layout. Collective.
-/// @throws InputError on all ranks
-RankLayout layout_of(const ClusterOptions& options, const Ranks& ranks);
 /// The header of a report. @param transport of the states
 RunHeader header_of(const ClusterOptions& options, const Backend& backend, const Transport& transport,
                     const RankLayout& layout);
@@ -111,21 +95,6 @@ void check_cluster(const ClusterOptions& options, const Backend& backend, LeafOr
 /// @throws InputError
 void check_algorithms(std::span<const Algorithm* const> chosen, const Backend& backend, Transport& transport,
                       std::span<const KeyRange> ranges, const WorkloadShape& shape);
-/// The GPU of a rank among the `n_gpus` that it sees: that of --devices, or the one at its place among the ranks of its
-/// machine; ranks take turns if they outnumber the GPUs. -1: none.
-int gpu_of_rank(const std::string& devices, int rank, const Topology& machines, int n_gpus);
-/// The backend of --backend for this rank, on its GPU if the backend has any: gpu_of_rank(); with --devices otherwise on an
-/// emulated device of its own. The rank chooses the GPU before it asks whether the backend can be used: the question makes a
-/// context on the current GPU, which is GPU 0 for every rank that has not chosen one.
-/// @throws InputError as find_backend(), or if the GPU is not there or cannot be used
-const Backend& backend_of_rank(const ClusterOptions& options, int rank, const RankLayout& layout);
-/// The transport of --transport. Collective. @pre check_cluster() has accepted the options @throws as NcclTransport
-std::unique_ptr<Transport> open_transport(const ClusterOptions& options, const Backend& backend, const Ranks& ranks,
-                                          Topology topology);
-/// How ranks exchange states, over the network of the transport. Where ranks outnumber the cores of their node, a message
-/// costs the time of a core rather than latency, so the schedule with the fewest messages is the fastest: two blocks in each
-/// round, inside nodes too. Between nodes --radix has the last word.
-PlanOptions plan_options(const ClusterOptions& options, const RankLayout& layout, Transport& transport);
 /// "1 rank", "8 ranks".
 std::string ranks_text(int n_ranks);
 

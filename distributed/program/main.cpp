@@ -4,25 +4,14 @@
 ///
 /// Run: tree_attn --help
 /// Run: tree_attn decode --seq-len 4096 --verify
-#include "distributed/program/decode_options.hpp"
-#include "distributed/program/machine.hpp"
+#include "distributed/program/job.hpp"
 #include "distributed/program/option_values.hpp"
 #include "distributed/program/program.hpp"
-#include "distributed/transport/error_line.hpp"
-#include "distributed/transport/mpi_session.hpp"
-#include "distributed/transport/thread_transport.hpp"
+#include "distributed/transport/launcher.hpp"
 #include "reference/data/input_error.hpp"
 #include "reference/data/output_file.hpp"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <csignal>
-#include <cstdio>
-#include <cstdlib>
-#include <exception>
 #include <map>
 #include <optional>
 #include <span>
@@ -34,38 +23,6 @@
 namespace {
 
 using namespace tree_attn;
-
-constexpr int kBadInput = 2;
-constexpr double kTimeout = 60;
-
-/// The value of an option that is needed before the command line is parsed. The parser reports invalid values later.
-std::optional<std::string> find_value(int argc, char** argv, std::string_view name) {
-  std::optional<std::string> value;
-  for (int i = 1; i < argc; ++i) {
-    const std::string_view word = argv[i];
-    if (word == name && i + 1 < argc) value = argv[i + 1];
-    if (word.starts_with(name) && word.substr(name.size()).starts_with('=')) value = word.substr(name.size() + 1);
-  }
-  return value;
-}
-
-/// --timeout, which already applies to MPI_Init.
-double find_timeout(int argc, char** argv) {
-  const std::optional<std::string> text = find_value(argc, argv, "--timeout");
-  double seconds = 0;
-  return text && is_positive_or_inf(*text).empty() && CLI::detail::lexical_cast(*text, seconds) ? seconds : kTimeout;
-}
-
-/// Opens /dev/null on the standard descriptors that the parent closed, in the wrong direction so that reads and writes fail.
-/// Otherwise the next file or socket opened would get their numbers and receive the output.
-void open_standard_descriptors() {
-  for (int descriptor = 0; descriptor <= 2; ++descriptor) {
-    if (::fcntl(descriptor, F_GETFD) < 0) ::open("/dev/null", descriptor == 0 ? O_WRONLY : O_RDONLY);
-  }
-}
-
-/// One line on standard error.
-void complain(const std::string& line) { std::fprintf(stderr, "tree_attn: %s\n", readable(line, 900).c_str()); }
 
 /// A usage error in one line, with a reference to the help.
 std::string usage_error(const CLI::App& program, const CLI::ParseError& error) {
@@ -139,18 +96,22 @@ class Program {
                  {"info", add_info(app_)}};
   }
 
-  /// Parses the command line. @param is_root whether to print
+  /// Parses the command line. Rank 0 prints what it asks for.
   /// @returns the exit status if there is nothing to run @throws InputError
-  std::optional<int> parse(int argc, char** argv, bool is_root) {
+  std::optional<int> parse(int argc, char** argv, const Ranks& ranks) {
     try {
       app_.parse(argc, argv);
     } catch (const CLI::Success& request) {
-      const int status = is_root ? app_.exit(request) : 0;
+      const int status = ranks.rank() == 0 ? app_.exit(request) : 0;
       flush_standard_output();
       return status;
     } catch (const CLI::ParseError& error) {
       throw InputError(usage_error(app_, error));
     }
+    const CLI::Option* const devices = app_.get_subcommands().front()->get_option_no_throw("--devices");
+    if (devices != nullptr && devices->count() > 0 && !ranks.is_one_process())
+      refuse("--devices: the ranks are threads of one process, but ", find_launched_job().launcher, " has started ",
+             ranks.size(), "; leave out either");
     return std::nullopt;
   }
 
@@ -178,93 +139,15 @@ class Program {
   std::map<std::string, Command> commands_;
 };
 
-/// Runs work, and reports an error in one line. All ranks have agreed on an InputError, and rank 0 prints it; any other
-/// exception, also while that is printed, is of one rank, which ends the job.
-/// @param abandon prints the line of an error and ends all ranks
-/// @returns the exit status
-template <class Work, class Abandon>
-int guard(bool is_root, const Work& work, const Abandon& abandon) {
-  try {
-    try {
-      return work();
-    } catch (const InputError& error) {
-      if (is_root) complain(error.what());
-    }
-  } catch (const std::exception& error) {
-    abandon(error);
-  }
-  return kBadInput;
-}
+}  // namespace
 
-/// The ranks are threads of this process, one per device of the list, or one; MPI is not started.
-int run_alone(int argc, char** argv, const std::optional<std::string>& list) {
-  return guard(
-      true,
-      [&] {
-        Program program(argc, argv);
-        if (const std::optional<int> parsed = program.parse(argc, argv, true)) return *parsed;
-        const int n_ranks = list ? static_cast<int>(devices_of(*list).size()) : 1;
-        int status = 0;
-        run_threads(Topology::pretend(n_ranks, n_ranks), find_timeout(argc, argv),
-                    ThreadBody([&](const ThreadRanks& ranks, ThreadTransport&) {
-                      const int mine = program.run(ranks);
-                      if (ranks.rank() == 0) status = mine;
-                    }));
-        return status;
-      },
-      [&](const std::exception& error) { complain(error_line(error, list ? "--devices " + *list : "")); });
-}
-
-/// The ranks are the processes of an MPI job.
-int run_processes(int argc, char** argv) {
-  MpiSession session(&argc, &argv, find_timeout(argc, argv));
-  const Ranks& ranks = session.ranks();
-  const bool is_root = ranks.rank() == 0;
-  const auto work = [&] {
-    if (const auto line = foreign_launcher(session.launch(), ranks.size(), mpi_library())) {
-      if (session.launch().rank == (session.launch().knows_size ? 0 : 1)) complain(*line);
-      return kBadInput;
-    }
-    const std::optional<std::string> devices = find_value(argc, argv, "--devices");
-    if (devices && !session.launch().knows_size && ranks.size() == 1) return run_alone(argc, argv, devices);
-
+int main(int argc, char** argv) {
+  return run_job(argc, argv, [&](const Ranks& ranks) {
     // A launcher may give every rank a command line of its own.
     Program program(argc, argv);
     std::optional<int> status;
-    run_on_all(ranks, [&] {
-      status = program.parse(argc, argv, is_root);
-      if (!status && devices)
-        throw InputError("--devices: the ranks are threads of one process, but " + session.launch().launcher +
-                         " has started " + std::to_string(ranks.size()) + "; leave out either");
-    });
+    run_on_all(ranks, [&] { status = program.parse(argc, argv, ranks); });
     agree_on_options(ranks, status ? std::string("a request for help") + '\0' : program.shared_lines());
     return status ? *status : program.run(ranks);
-  };
-  return guard(is_root, work, [&](const std::exception& error) { session.abandon(error); });
-}
-
-/// NCCL writes its log to standard output, where our tables go, unless a variable names another file. It empties what it
-/// opens: where standard error is a file, the log stays where it is.
-void send_log_of_nccl_to_standard_error() {
-  struct stat of {};
-  const bool is_file = ::fstat(STDERR_FILENO, &of) == 0 && S_ISREG(of.st_mode);
-  if (std::getenv("NCCL_DEBUG") != nullptr && !is_file) ::setenv("NCCL_DEBUG_FILE", "/dev/stderr", 0);
-}
-
-}  // namespace
-
-int main(int argc, char** argv) try {
-  open_standard_descriptors();
-  send_log_of_nccl_to_standard_error();
-  // A closed pipe and a limit of file sizes are then write errors, reported in one line.
-  std::signal(SIGPIPE, SIG_IGN), std::signal(SIGXFSZ, SIG_IGN);
-  // MPI starts before the command line is read where a launcher has started ranks: one that is refused tells the others.
-  const LaunchedJob job = find_launched_job();
-  const bool is_one = job.size == 1 && job.knows_size && find_value(argc, argv, "--devices");
-  if (!job.launcher.empty() && !is_one) return run_processes(argc, argv);
-  return run_alone(argc, argv, find_value(argc, argv, "--devices"));
-} catch (const std::exception& error) {
-  // Before the first rank has a name.
-  complain(error_line(error, ""));
-  return kBadInput;
+  });
 }

@@ -41,7 +41,7 @@ ARROWS = {
     "distributed/exchange": REFERENCE + ["gpu/backend", "distributed/transport"],
     "distributed/interface": REFERENCE + ["gpu/backend", "distributed/transport", "distributed/exchange"],
     "distributed/program": REFERENCE + ["gpu/backend", "distributed/transport", "distributed/exchange", "distributed/interface"],
-    "distributed/language_model": REFERENCE + ["gpu/backend", "distributed/"],
+    "distributed/language_model": REFERENCE + ["distributed/interface", "distributed/program"],
     "tests/reference": REFERENCE + ["tests/support"],
     "tests/gpu": REFERENCE + ["gpu/", "tests/support"],
 }

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The ranks that a command line asks for: processes of an MPI job or threads, their places, devices and messages. A
+/// program that decodes needs this beside Attention.
+#pragma once
+
+#include "distributed/exchange/plan_options.hpp"
+#include "distributed/program/machine.hpp"
+#include "distributed/transport/ranks.hpp"
+#include "reference/decode/backend.hpp"
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace tree_attn {
+
+/// Ranks, devices and messages as options ask for them.
+struct RankOptions {
+  std::string backend = "cpu", transport = "mpi", devices;
+  std::optional<int> threads, radix;
+  int ranks_per_node = 0;
+};
+
+/// Limit of every wait for other ranks in seconds, if --timeout does not set another.
+inline constexpr double kTimeout = 60;
+
+/// Runs `body` on every rank of the job, and ends the job. The ranks are the processes of a launcher; or, without one,
+/// threads of this process: one, or one per device of --devices.
+///
+/// An InputError is one on which all ranks have agreed, and rank 0 prints its line; any other exception is of one rank,
+/// which prints its line and ends the job. Both are status 2. --devices and --timeout are read before the body parses the
+/// arguments, which ranks may have differently; the body reports values that are not valid.
+/// @returns the exit status: what `body` returns on rank 0 of threads, and on this rank of processes
+int run_job(int argc, char** argv, const std::function<int(const Ranks&)>& body);
+
+/// The devices of a list such as "0-7" or "0,2,4-5", each at most once, and at most 256. @throws InputError
+std::vector<int> devices_of(const std::string& list);
+/// The GPU of a rank among the `n_gpus` that it sees: that of --devices, or the one at its place among the ranks of its
+/// machine; ranks take turns if they outnumber the GPUs. -1: none.
+int gpu_of_rank(const std::string& devices, int rank, const Topology& machines, int n_gpus);
+
+/// How the ranks of a job are placed.
+struct RankLayout {
+  Topology machines;  ///< which ranks share a machine
+  Topology topology;  ///< the nodes: those of --ranks-per-node, or the machines
+  CoreShare cores;
+  int n_threads;  ///< of a rank
+};
+/// Finds the layout. Collective. @throws InputError on all ranks
+RankLayout layout_of(const RankOptions& options, const Ranks& ranks);
+
+/// The backend of --backend for this rank, on its GPU if the backend has any: gpu_of_rank(); with --devices otherwise on an
+/// emulated device of its own. The rank chooses the GPU before it asks whether the backend can be used: the question makes a
+/// context on the current GPU, which is GPU 0 for every rank that has not chosen one.
+/// @throws InputError as find_backend(), or if the GPU is not there or cannot be used
+const Backend& backend_of_rank(const RankOptions& options, int rank, const RankLayout& layout);
+
+/// The transport of --transport. Collective. @param backend has states on a device, for nccl @throws as NcclTransport
+std::unique_ptr<Transport> open_transport(const RankOptions& options, const Backend& backend, const Ranks& ranks,
+                                          Topology topology);
+/// How ranks exchange states, over the network of the transport. Where ranks outnumber the cores of their node, a message
+/// costs the time of a core rather than latency, so the schedule with the fewest messages is the fastest: two blocks in each
+/// round, inside nodes too. Between nodes --radix has the last word.
+PlanOptions plan_options(const RankOptions& options, const RankLayout& layout, Transport& transport);
+
+}  // namespace tree_attn
