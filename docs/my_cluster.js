@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // "Does it pay on my cluster": the time of a decode step by every algorithm, as `tree_attn predict` has it. Plans are written and walked
 // through as in the C++: ranges and subtrees (reference/state), schedules (distributed/exchange/exchange.hpp, plan_builder.cpp), the
-// algorithms (distributed/decoders), and the model (distributed/exchange/step_time.cpp). tests/docs/test_my_cluster.py compares the times.
+// algorithms (distributed/exchange), and the model (distributed/exchange/step_time.cpp). tests/docs/test_my_cluster.py compares the times.
 
 const StepTimes = (() => {
   // ---- Ranges of positions and their subtrees: reference/state/subtree.hpp, key_range.hpp, slots.hpp. A subtree is {begin, size}.
@@ -171,7 +171,7 @@ const StepTimes = (() => {
     }
   }
 
-  // ---- The algorithms: distributed/decoders. Each returns the rounds of rank me after the decode of its own shard.
+  // ---- The algorithms: distributed/exchange. Each returns the rounds of rank me after the decode of its own shard.
   const upTo = n => Array.from({length: n + 1}, (_, i) => i);
   const rowsOfSlice = (nRows, i, n) => Math.floor(nRows * (i + 1) / n) - Math.floor(nRows * i / n);
 
