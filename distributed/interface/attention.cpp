@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <memory>
 #include <stdexcept>
 #include <utility>
 
@@ -64,6 +65,13 @@ Attention::Attention(Transport& transport, const AttentionShape& shape, const At
 }
 
 Attention::~Attention() = default;
+Attention::Attention(Attention&&) noexcept = default;
+
+Attention& Attention::operator=(Attention&& other) noexcept {
+  if (this == &other) return *this;
+  std::destroy_at(this);  // in the reverse of the order in which things were opened
+  return *std::construct_at(this, std::move(other));
+}
 
 void Attention::open(const Ranks& ranks, const AttentionShape& shape, const AttentionSetup& setup) try {
   const FloatEnvironment environment;
@@ -302,15 +310,17 @@ std::optional<std::string> Attention::refusal_of_pages(const Step& step) const {
   });
 }
 
-OutputView Attention::step(const TensorView& q, const SeenRule& rule, std::span<const float> sink) {
+OutputView Attention::step(const TensorView& q, const SeenRule& rule, std::span<const float> sink, const Mask& mask,
+                           double softcap) {
   const FloatEnvironment environment;
-  const Step step{q, lengths_, rule, sink};
+  const Step step{q, lengths_, rule, sink, mask, softcap};
   return decoder_->step(step, refusal_of_pages(step));
 }
 
-void Attention::start(const TensorView& q, const SeenRule& rule, std::span<const float> sink) {
+void Attention::start(const TensorView& q, const SeenRule& rule, std::span<const float> sink, const Mask& mask,
+                      double softcap) {
   const FloatEnvironment environment;
-  const Step step{q, lengths_, rule, sink};
+  const Step step{q, lengths_, rule, sink, mask, softcap};
   decoder_->start(step, refusal_of_pages(step));
 }
 

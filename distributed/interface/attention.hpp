@@ -88,6 +88,10 @@ class Attention {
   ///   device memory beside a backend that has none
   Attention(Transport& transport, const AttentionShape& shape, const AttentionSetup& setup = {});
   ~Attention();
+  /// Leaves an object that may be destroyed or assigned to, and nothing else.
+  Attention(Attention&& other) noexcept;
+  /// Ends what this object has opened, as the destructor.
+  Attention& operator=(Attention&& other) noexcept;
 
   /// Appends the next n positions of a sequence. Every rank passes the same n; it keeps those positions that it holds and
   /// reads no others, so on a rank that holds none of them the data of both views may be null.
@@ -113,15 +117,18 @@ class Attention {
   /// Attention of the queries over all keys. Collective.
   /// @param q [b, n_h, l, d_h], the same on every rank; any l in every step
   /// @param rule which of the keys a query sees, by default all @param sink learned natural logits [n_h]; empty: none
+  /// @param mask of all positions, on the host; a rank reads the elements of its own keys @param softcap as Step; on the CPU
   /// @returns out and lse, valid until the next call, on the device if q is there, which ring, one-shot and learned sinks
   ///   refuse
   /// @throws InputError on every rank if two ranks have other lengths; std::invalid_argument for other axes, and on every
   ///   rank for keys that pages may have given back; TransportError
-  OutputView step(const TensorView& q, const SeenRule& rule = {}, std::span<const float> sink = {});
+  OutputView step(const TensorView& q, const SeenRule& rule = {}, std::span<const float> sink = {}, const Mask& mask = {},
+                  double softcap = 0);
   /// Computes the states of this rank and posts the first messages, so that the program can compute something else while
   /// they travel. The arguments of step(); the queries are read before it returns; with q on a device, and where
   /// Decoder::start() says so, it takes the whole step. append() and truncate() may follow at once.
-  void start(const TensorView& q, const SeenRule& rule = {}, std::span<const float> sink = {});
+  void start(const TensorView& q, const SeenRule& rule = {}, std::span<const float> sink = {}, const Mask& mask = {},
+             double softcap = 0);
   /// Moves what has been started, without waiting: merges what has arrived and posts the next round. @returns whether all
   /// has
   bool progress() { return decoder_->progress(); }

@@ -18,7 +18,7 @@ typedef struct {
   int32_t device_id;   /**< index among the devices of this type */
 } DLDevice;
 /** Kinds of elements; those of other numbers are refused. */
-typedef enum { kDLFloat = 2, kDLBfloat = 4, kDLFloat8_e4m3fn = 10 } DLDataTypeCode;
+typedef enum { kDLUInt = 1, kDLFloat = 2, kDLBfloat = 4, kDLBool = 6, kDLFloat8_e4m3fn = 10 } DLDataTypeCode;
 /** The type of an element. */
 typedef struct {
   uint8_t code;   /**< a DLDataTypeCode */

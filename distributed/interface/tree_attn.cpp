@@ -51,6 +51,7 @@ struct ta_attention {
   tree_attn::Attention attention;
   tree_attn::AttentionShape shape;
   tree_attn::OfBackend device{attention.platform()};
+  std::int64_t started = 0;  ///< queries of a step that was begun
 };
 
 namespace tree_attn {
@@ -272,11 +273,26 @@ void write(const Outputs& outputs, const OutputView& output, const OfBackend& de
   device.blocks->stream().wait();
 }
 
-/// Which keys a query sees, and the learned sinks.
+/// Which keys a query sees, the learned sinks, and what becomes of scores.
 struct Asked {
   SeenRule rule;
   std::vector<float> sink;
+  Mask mask;
+  double softcap = 0;
 };
+
+/// A mask of booleans, or of F32.
+Mask mask_of(const DLManagedTensor* managed, const Outputs& outputs) {
+  require(managed != nullptr, "mask is null");
+  DLManagedTensor tensor = *managed;
+  DLDataType& type = tensor.dl_tensor.dtype;
+  const bool is_boolean = (type.code == kDLBool || type.code == kDLUInt) && type.bits == 8 && type.lanes == 1;
+  if (is_boolean) type.code = kDLFloat8_e4m3fn;  // of as many bytes
+  const TensorView view = view_of(&tensor, "mask", 4);
+  require(is_boolean || view.dtype == DType::F32, "mask is ", name_of(view.dtype), "; booleans and F32 are taken");
+  outputs.require_apart(view, "mask");
+  return {view.data, is_boolean, view.shape, {view.stride[0], view.stride[1], view.stride[2]}};
+}
 
 /// @param heads n_h
 Asked asked(const ta_seen* seen, std::int64_t heads, const Outputs& outputs) {
@@ -284,7 +300,8 @@ Asked asked(const ta_seen* seen, std::int64_t heads, const Outputs& outputs) {
   require(seen->window >= 0 && seen->sinks >= 0, "seen has a window of ", seen->window, " and ", seen->sinks,
           " sinks; both are at least 0");
   require(seen->sinks == 0 || seen->window > 0, "seen has ", seen->sinks, " sinks but no window: every key is seen");
-  Asked all{{.causal = seen->causal != 0, .window = seen->window, .sinks = seen->sinks}, {}};
+  Asked all{{.causal = seen->causal != 0, .window = seen->window, .sinks = seen->sinks}, {}, {}, seen->softcap};
+  if (seen->mask != nullptr) all.mask = mask_of(seen->mask, outputs);
   if (seen->sink == nullptr) return all;
   const TensorView sink = view_of(seen->sink, "sink", 1);
   require(sink.shape[3] == heads, "sink has ", sink.shape[3], " elements, but there are ", heads, " heads");
@@ -319,7 +336,7 @@ std::optional<double> scale_of(double scale, int has_scale) {
 AttentionShape shape_of(const ta_setup& setup) {
   const auto dtype = [](const char* name, DLDataType type) { return type.bits == 0 ? DType::F32 : dtype_of(name, type); };
   return {.dtype = dtype("key_type", setup.key_type),
-          .value_dtype = dtype("value_type", setup.value_type),
+          .value_dtype = dtype("value_type", setup.value_type.bits == 0 ? setup.key_type : setup.value_type),
           .batch = setup.batch,
           .heads = setup.heads,
           .kv_heads = setup.kv_heads,
@@ -328,13 +345,23 @@ AttentionShape shape_of(const ta_setup& setup) {
           .values_in_keys = setup.values_in_keys != 0};
 }
 
-AttentionSetup setup_of(const ta_setup& setup, const AttentionShape& shape) {
+/// Ranges of n ranks that end where a list says; none without one.
+std::vector<KeyRange> ranges_of(const std::int64_t* ends, int n_ranks) {
+  std::vector<KeyRange> ranges;
+  for (int rank = 0; ends != nullptr && rank < n_ranks; ++rank)
+    ranges.push_back({ranges.empty() ? 0 : ranges.back().end, std::min(ends[rank], kOpenEnd)});
+  return ranges;
+}
+
+AttentionSetup setup_of(const ta_setup& setup, const AttentionShape& shape, int n_ranks) {
   require(setup.timeout >= 0, "timeout is ", setup.timeout, "; a positive number of seconds, or 0 for 60");
   AttentionSetup all{.scale = scale_of(setup.scale, setup.has_scale),
                      .ranks_per_node = setup.ranks_per_node,
                      .capacity = setup.capacity,
                      .pages = {setup.n_pages, setup.page_window, setup.page_sinks},
                      .most_queries = setup.most_queries};
+  all.ranges = ranges_of(setup.range_ends, n_ranks);
+  all.compares_lengths = setup.skips_comparison == 0;
   all.scales = {scales_of(setup.k_scale, "k_scale", shape), scales_of(setup.v_scale, "v_scale", shape)};
   if (setup.algorithm != nullptr) all.algorithm = setup.algorithm;
   if (setup.backend != nullptr) all.backend = setup.backend;
@@ -379,6 +406,16 @@ void require_comm(const ta_comm& comm) {
           " bytes, but a ta_comm of this library has ", kSize);
   require(comm.all_gather != nullptr && comm.post_send != nullptr && comm.post_receive != nullptr && comm.wait != nullptr,
           "a function of callbacks is null");
+}
+
+/// Ranks of a setup that may be refused; 1 where no call says how many.
+int n_ranks_of(const ta_setup& setup) {
+  int n = setup.callbacks != nullptr ? setup.callbacks->size : 1;
+#if defined(TREE_ATTN_INTERFACE_HAS_MPI)
+  if (setup.comm != nullptr && MpiRanks::is_running() && *static_cast<const MPI_Comm*>(setup.comm) != MPI_COMM_NULL)
+    MPI_Comm_size(*static_cast<const MPI_Comm*>(setup.comm), &n);
+#endif
+  return n;
 }
 
 Attention open(const ta_setup& setup, const AttentionShape& shape, const AttentionSetup& all) {
@@ -449,7 +486,8 @@ int ta_attend(const DLManagedTensor* q, const DLManagedTensor* k, const DLManage
     const std::vector<std::int64_t> lengths(static_cast<std::size_t>(qs.shape[0]), ks.shape[2]);
     const double factor = scale_of(scale, has_scale).value_or(1 / std::sqrt(static_cast<double>(qs.shape[3])));
     const Asked all = asked(seen, qs.shape[1], outputs);
-    const Step step{qs, lengths, all.rule, all.sink};
+    const Step step{qs, lengths, all.rule, all.sink, all.mask, all.softcap};
+    require_mask("ta_attend", all.mask, all.softcap, {qs.shape[0], qs.shape[1], qs.shape[2]}, ks.shape[2]);
     const OpenShard shard = open_shard(cpu_backend(), qs, {.k = ks, .v = vs}, lengths, factor);
     const std::span<float> states = shard.session->decode(step).host().fold();
     const std::int64_t n_rows = qs.shape[0] * qs.shape[1] * qs.shape[2], size = state_size(vs.shape[3]);
@@ -486,6 +524,7 @@ int ta_oracle(const DLManagedTensor* q, const DLManagedTensor* k, const DLManage
     if (options.zeta) outputs.require_apart(*options.zeta, "zeta");
     const Asked all = asked(seen, shape[1], outputs);
     options.rule = all.rule, options.sink.assign(all.sink.begin(), all.sink.end());
+    options.mask = all.mask, options.softcap = all.softcap;
     result = attention(qs, ks, vs, options);
     for (std::size_t i = 0; i < outputs.size(); ++i) outputs[i].write(results[i]->data());
   });
@@ -510,7 +549,9 @@ int ta_error_bound(const DLManagedTensor* q, const DLManagedTensor* k, const DLM
     const Asked all = asked(seen, qs.shape[1], outputs);
     const AttentionOptions options{.scale = scale_of(scale, has_scale),
                                    .rule = all.rule,
-                                   .sink = std::vector<double>(all.sink.begin(), all.sink.end())};
+                                   .sink = std::vector<double>(all.sink.begin(), all.sink.end()),
+                                   .mask = all.mask,
+                                   .softcap = all.softcap};
     outputs[0].write(error_bound(qs, ks, vs, options, model).out.data());
   });
 }
@@ -565,9 +606,22 @@ int ta_merge(const DLManagedTensor* o1, const DLManagedTensor* lse1, const DLMan
       for (std::int64_t row = 0; row < b * n_h; ++row, at += n * state_size(d_v))
         set_head(at, o[i], l[i], row / n_h, row % n_h, of);
     }
-    for (std::int64_t at = 0; at < std::ssize(states[0]); at += state_size(d_v))
-      merge(states[0].data() + at, states[1].data() + at, d_v);
-    const DecodeOutput output = finish_rows(states[0], b * n_h * n, d_v);
+    const std::int64_t n_rows = b * n_h * n, size = state_size(d_v);
+    std::vector<std::array<bool, 2>> empty(static_cast<std::size_t>(n_rows));
+    for (std::int64_t row = 0; row < n_rows; ++row) {
+      float *const left = states[0].data() + row * size, *const right = states[1].data() + row * size;
+      empty[static_cast<std::size_t>(row)] = {is_empty(left), is_empty(right)};
+      merge(left, right, d_v);
+    }
+    DecodeOutput output = finish_rows(states[0], n_rows, d_v);
+    // The other part of an empty one is returned as it was: its weight, and the quotient by it, would round.
+    for (std::int64_t row = 0; row < n_rows; ++row) {
+      const auto [left, right] = empty[static_cast<std::size_t>(row)];
+      if (left == right) continue;
+      const std::size_t from = left ? 1 : 0;
+      load_row(o[from], row / (n_h * n), row / n % n_h, row % n, output.out.data() + row * d_v);
+      if (of != LseForm::kBaseTwo) load_row(l[from], row / (n_h * n), row / n % n_h, row % n, output.lse.data() + row);
+    }
     write(outputs, output.out, output.lse);
   });
 }
@@ -584,7 +638,7 @@ int ta_open(const ta_setup* setup, ta_attention** attention) {
     AttentionSetup all;
     const auto refusal = refusal_of(setup->comm != nullptr || setup->callbacks != nullptr, [&] {
       require(setup->refusal == nullptr, setup->refusal);
-      shape = shape_of(*setup), all = setup_of(*setup, shape);
+      shape = shape_of(*setup), all = setup_of(*setup, shape, n_ranks_of(*setup));
     });
     all.refusal = refusal.value_or("");
     *attention = new ta_attention{open(*setup, shape, all), shape};
@@ -606,7 +660,9 @@ int ta_append(ta_attention* attention, int64_t entry, int64_t n, const DLManaged
     const AttentionShape& shape = attention->shape;
     const auto view = [&](const DLManagedTensor* managed, const char* name, DType dtype, std::int64_t d) {
       if (managed == nullptr) return TensorView{nullptr, dtype, {1, shape.kv_heads, n, d}, {}};
-      const TensorView given = view_of(managed, name, 3, Rows::kVectors, &attention->device);
+      const bool has_batch = managed->dl_tensor.ndim == 4;
+      const TensorView given = view_of(managed, name, has_batch ? 4 : 3, Rows::kVectors, &attention->device);
+      require(given.shape[0] == 1, name, " has ", given.shape[0], " batch entries; one is appended to");
       require(given.shape[2] == n, name, " has ", given.shape[2], " positions, but n is ", n);
       return given;
     };
@@ -629,6 +685,28 @@ int ta_truncate(ta_attention* attention, int64_t entry, int64_t n) {
   return guarded([&] {
     require(attention != nullptr, "attention is null");
     attention->attention.truncate(entry, n);
+  });
+}
+
+int ta_share(ta_attention* attention, int64_t from, int64_t to, int64_t n) {
+  return guarded([&] {
+    require(attention != nullptr, "attention is null");
+    attention->attention.share(from, to, n);
+  });
+}
+
+int ta_reshard(ta_attention* attention, int32_t n, const int64_t* range_ends) {
+  return guarded([&] {
+    require(attention != nullptr, "attention is null");
+    const std::vector<KeyRange> ranges = checked(attention->attention, &Attention::refuse, [&] {
+      const int size = attention->attention.transport().size();
+      require(n >= 1 && n <= size, "n is ", n, "; from 1 to the ", size, " ranks");
+      const bool is_dealt = attention->attention.cache().leaves().order() == LeafOrder::kDealt;
+      require(is_dealt == (range_ends == nullptr), "the leaves are ", is_dealt ? "dealt" : "those of ranges",
+              ", and range_ends is ", range_ends == nullptr ? "null" : "given");
+      return is_dealt ? dealt_ranges(n) : ranges_of(range_ends, n);
+    });
+    attention->attention.reshard(ranges);
   });
 }
 
@@ -661,7 +739,37 @@ int ta_step(ta_attention* attention, const DLManagedTensor* q, const ta_seen* se
       Asked rule = asked(seen, shape.heads, written);
       return std::tuple(queries, std::move(written), std::move(rule));
     });
-    write(outputs, attention->attention.step(qs, all.rule, all.sink), device);
+    write(outputs, attention->attention.step(qs, all.rule, all.sink, all.mask, all.softcap), device);
+  });
+}
+
+int ta_start(ta_attention* attention, const DLManagedTensor* q, const ta_seen* seen) {
+  return guarded([&] {
+    require(attention != nullptr, "attention is null");
+    const auto [qs, all] = checked(attention->attention, &Attention::refuse, [&] {
+      const TensorView queries = view_of(q, "q", 4, Rows::kVectors, &attention->device);
+      return std::pair(queries, asked(seen, attention->shape.heads, {}));
+    });
+    attention->attention.start(qs, all.rule, all.sink, all.mask, all.softcap);
+    attention->started = qs.shape[2];
+  });
+}
+
+int ta_progress(ta_attention* attention, int* done) {
+  return guarded([&] {
+    require(attention != nullptr, "attention is null");
+    const bool is_done = attention->attention.progress();
+    if (done != nullptr) *done = is_done ? 1 : 0;
+  });
+}
+
+int ta_finish(ta_attention* attention, const DLManagedTensor* out, const DLManagedTensor* lse) {
+  return guarded([&] {
+    require(attention != nullptr, "attention is null");
+    const AttentionShape& shape = attention->shape;
+    const Outputs outputs =
+        out_and_lse(out, lse, {shape.batch, shape.heads, attention->started, shape.value_dim}, &attention->device);
+    write(outputs, attention->attention.finish(), attention->device);
   });
 }
 

@@ -45,12 +45,15 @@ typedef enum {
 /** The base of an lse, and what +inf says there: LseForm. */
 typedef enum { TA_NATURAL = 0, TA_BASE_TWO = 1, TA_NATURAL_OR_INF_EMPTY = 2 } ta_lse_form;
 
-/** Which keys a query sees, as SeenRule; null: all of them, and no learned sink. */
+/** Which keys a query sees, as SeenRule, and what becomes of its scores; null: all of them, and nothing. */
 typedef struct {
   int32_t causal;              /**< whether query j of l sees the keys up to position n - l + j alone */
   int64_t window;              /**< it sees the last `window` of those; 0: all */
   int64_t sinks;               /**< and the first `sinks` keys of the sequence; 0 without a window */
   const DLManagedTensor* sink; /**< learned natural logits F32 [n_h], one key of value 0 for each head; null: none */
+  const DLManagedTensor* mask; /**< [b or 1, n_h or 1, l, n] of all positions, on the host: boolean, false where a key is not
+                                  seen, or F32 that is added to natural scores; null: none */
+  double softcap;              /**< c of the scores c tanh(s / c), which come before the mask; 0: none */
 } ta_seen;
 
 /**
@@ -85,7 +88,7 @@ typedef struct {
   int64_t batch, heads, kv_heads, head_dim, value_dim; /**< no defaults */
   int64_t most_queries; /**< a step of up to so many queries takes no memory, and finds the pages of its window; 0: 1 has its
                              pages, and memory is taken when a step needs it */
-  DLDataType key_type, value_type; /**< of what is appended, to F8_E4M3 also others; bits of 0: F32 */
+  DLDataType key_type, value_type; /**< of what is appended, to F8_E4M3 also others; bits of 0: F32, and the type of the keys */
   double scale;                                                   /**< factor of q.k; 0: 1 / sqrt(head_dim), see has_scale */
   const char* algorithm;                                          /**< "two-level" */
   const char* backend;                                            /**< "cpu" */
@@ -101,6 +104,10 @@ typedef struct {
   int64_t capacity;       /**< positions of each sequence that memory is taken for at once; not with pages */
   const char* refusal;    /**< a line: the caller refuses what it was to open, and all ranks return TA_INVALID; null: it does not */
   const ta_comm* callbacks; /**< copied, its functions and context outlive the handle; null: comm says */
+  const int64_t* range_ends; /**< [ranks] where the ranges of positions end, the last at INT64_MAX for no end: then a rank holds
+                                a range, with the bits of ta_attend(); null: leaves are dealt */
+  int32_t skips_comparison;  /**< whether a step does not compare the lengths of all ranks and what queries see: an argument that
+                                one rank refuses is then refused by it alone, and its group has to be given up */
 } ta_setup;
 
 /** The version of the library, "0.2.0". */
@@ -116,6 +123,8 @@ TREE_ATTN_API const char* ta_error(void);
  * @param scale factor of q.k; 0: 1 / sqrt(d_h), unless has_scale @param[in] seen may be null
  * @param[out] out [b, n_h, l, d_v] @param[out] lse natural [b, n_h, l]; may be null
  * @param has_scale whether a scale of 0 is a scale: all weights are equal
+ * Bits: leaves of 64 positions lie one after the other. A ta_attention deals them, unless it has range_ends, so its outputs
+ * differ in the last bits beyond 128 keys.
  */
 TREE_ATTN_API int ta_attend(const DLManagedTensor* q, const DLManagedTensor* k, const DLManagedTensor* v, double scale,
               const ta_seen* seen, const DLManagedTensor* out, const DLManagedTensor* lse, int has_scale);
@@ -147,7 +156,8 @@ TREE_ATTN_API int ta_error_bound(const DLManagedTensor* q, const DLManagedTensor
 TREE_ATTN_API int ta_moments(const DLManagedTensor* q, const DLManagedTensor* k, const DLManagedTensor* v, const DLManagedTensor* zeta,
                const DLManagedTensor* mean, const DLManagedTensor* covariance);
 /**
- * Merges (o, lse) of two disjoint sets of keys, from any kernel.
+ * Merges (o, lse) of two disjoint sets of keys, from any kernel. If one is empty, with an lse of -inf, o and lse of the other
+ * are returned as they are.
  * @param[in] o1, o2 [b, n_h, l, d_v] @param[in] lse1, lse2 [b, n_h, l] @param form a ta_lse_form, of both
  * @param[out] out [b, n_h, l, d_v] @param[out] lse natural [b, n_h, l]
  */
@@ -167,18 +177,31 @@ TREE_ATTN_API void ta_close(ta_attention* attention);
 TREE_ATTN_API int ta_abandon(ta_attention* attention);
 /**
  * Appends n positions to a sequence. Every rank passes the same n; it keeps those that it holds.
- * @param[in] k [n_kv, n, d_h] @param[in] v [n_kv, n, d_v]; both null on a rank that holds none of the positions, v also
+ * @param[in] k [n_kv, n, d_h] @param[in] v [n_kv, n, d_v], or with an axis of 1 before these; both null on a rank that holds none of the positions, v also
  *   where values are in the keys
  */
 TREE_ATTN_API int ta_append(ta_attention* attention, int64_t entry, int64_t n, const DLManagedTensor* k, const DLManagedTensor* v);
 /** Removes all positions of a sequence but the first n; 0 ends it. */
 TREE_ATTN_API int ta_truncate(ta_attention* attention, int64_t entry, int64_t n);
+/** Lets a sequence without keys begin with the first n positions of another one, in the same pages. */
+TREE_ATTN_API int ta_share(ta_attention* attention, int64_t from, int64_t to, int64_t n);
+/**
+ * Moves keys and values, so that n of the ranks hold them, and the keys to come; the order of leaves and all bits stay.
+ * Collective, see Attention::reshard(). @param range_ends [n] as in ta_setup; null: leaves are dealt to n ranks
+ */
+TREE_ATTN_API int ta_reshard(ta_attention* attention, int32_t n, const int64_t* range_ends);
 /** The positions of a sequence, over all ranks. */
 TREE_ATTN_API int ta_length(const ta_attention* attention, int64_t entry, int64_t* length);
 /** Whether this rank holds a position: 0 or 1. */
 TREE_ATTN_API int ta_holds(const ta_attention* attention, int64_t position, int* holds);
 /** Attention of the queries over all that was appended: any l in every step. Collective. Arguments as ta_attend(). */
 TREE_ATTN_API int ta_step(ta_attention* attention, const DLManagedTensor* q, const ta_seen* seen, const DLManagedTensor* out, const DLManagedTensor* lse);
+/** Begins a step without waiting for other ranks, see Attention::start(); q is read before it returns. */
+TREE_ATTN_API int ta_start(ta_attention* attention, const DLManagedTensor* q, const ta_seen* seen);
+/** Moves a step that was begun, without waiting. @param[out] done whether nothing is left to wait for; may be null */
+TREE_ATTN_API int ta_progress(ta_attention* attention, int* done);
+/** Ends a step that was begun. @param[out] out, lse as ta_step() */
+TREE_ATTN_API int ta_finish(ta_attention* attention, const DLManagedTensor* out, const DLManagedTensor* lse);
 /**
  * Merges what the ranks' own kernels have computed, each for its part of the keys. Collective.
  * @param[in] o [b, n_h, l, d_v] @param[in] lse [b, n_h, l] @param form a ta_lse_form

@@ -42,11 +42,21 @@ class _Setup(ctypes.Structure):
         ("backend", ctypes.c_char_p), ("n_threads", ctypes.c_int32), ("ranks_per_node", ctypes.c_int32), ("comm", ctypes.c_void_p),
         ("timeout", ctypes.c_double), ("k_scale", ctypes.c_void_p), ("v_scale", ctypes.c_void_p), ("n_pages", ctypes.c_int64),
         ("page_window", ctypes.c_int64), ("page_sinks", ctypes.c_int64), ("values_in_keys", ctypes.c_int32),
-        ("has_scale", ctypes.c_int32), ("capacity", ctypes.c_int64), ("refusal", ctypes.c_char_p), ("callbacks", ctypes.c_void_p)]
+        ("has_scale", ctypes.c_int32), ("capacity", ctypes.c_int64), ("refusal", ctypes.c_char_p), ("callbacks", ctypes.c_void_p), ("range_ends", ctypes.c_void_p),
+        ("skips_comparison", ctypes.c_int32)]
 
 
 class _Seen(ctypes.Structure):
-    _fields_ = [("causal", ctypes.c_int32), ("window", ctypes.c_int64), ("sinks", ctypes.c_int64), ("sink", ctypes.c_void_p)]
+    _fields_ = [("causal", ctypes.c_int32), ("window", ctypes.c_int64), ("sinks", ctypes.c_int64), ("sink", ctypes.c_void_p),
+                ("mask", ctypes.c_void_p), ("softcap", ctypes.c_double)]
+
+
+class _Tensor(ctypes.Structure):
+    """DLManagedTensor."""
+
+    _fields_ = [("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32), ("ndim", ctypes.c_int32), ("dtype", _DataType),
+                ("shape", ctypes.c_void_p), ("strides", ctypes.c_void_p), ("byte_offset", ctypes.c_uint64), ("manager_ctx", ctypes.c_void_p),
+                ("deleter", ctypes.c_void_p)]
 
 
 _TYPES = {"float64": (2, 64), "float32": (2, 32), "float16": (2, 16), "bfloat16": (4, 16), "float8_e4m3fn": (10, 8)}
@@ -74,6 +84,11 @@ def _load():
             "length": [handle, i64, ctypes.POINTER(i64)],
             "holds": [handle, i64, ctypes.POINTER(i32)],
             "step": [handle, tensor, seen] + [tensor] * 2,
+            "start": [handle, tensor, seen],
+            "progress": [handle, ctypes.POINTER(i32)],
+            "finish": [handle, tensor, tensor],
+            "share": [handle, i64, i64, i64],
+            "reshard": [handle, ctypes.c_int32, tensor],
             "combine": [handle, tensor, tensor, i32, i32, tensor, tensor],
             "refuse": [handle, ctypes.c_char_p, i32]}.items():
         getattr(library, f"ta_{name}").argtypes = types
@@ -108,14 +123,51 @@ def _prepared(name, *arguments, device=None, callbacks=None):
     def call(_alive=capsules):
         status = function(*tensors, *[0] * (len(function.argtypes) - len(tensors)))
         if status != 0:
-            cause, line = None, _library.ta_error().decode(errors="replace")
-            if callbacks is not None and callbacks.error is not None:
-                cause, callbacks.error = callbacks.error, None
-                if not isinstance(cause, Exception):
-                    raise cause  # Ctrl-C
-                line = line.rsplit("callback has failed", 1)[0] + f"callback has failed: {_line(cause).decode(errors='replace')}"
-            raise _ERRORS.get(status, RuntimeError)(line) from cause
+            _fail(status, callbacks)
     return call
+
+
+def _fail(status, callbacks):
+    """Raises what a status says."""
+    cause, line = None, _library.ta_error().decode(errors="replace")
+    if callbacks is not None and callbacks.error is not None:
+        cause, callbacks.error = callbacks.error, None
+        if not isinstance(cause, Exception):
+            raise cause  # Ctrl-C
+        line = line.rsplit("callback has failed", 1)[0] + f"callback has failed: {_line(cause).decode(errors='replace')}"
+    raise _ERRORS.get(status, RuntimeError)(line) from cause
+
+
+class _View:
+    """A structure for tensors of PyTorch in memory of the host, which is filled again for each: __dlpack__ takes 6 us."""
+
+    def __init__(self):
+        self._axes, self._shape, self._stride, self._dtype = (ctypes.c_int64 * 8)(), None, None, None
+        self._tensor = _Tensor(device_type=1)
+        self._tensor.shape, self._tensor.strides = ctypes.addressof(self._axes), ctypes.addressof(self._axes) + 32
+        self.address = ctypes.addressof(self._tensor)
+
+    def set(self, x):
+        """Fills it, and says whether it could."""
+        if x.dtype is not self._dtype:
+            name = str(x.dtype).split(".")[-1]
+            if name not in _TYPES:
+                return False
+            self._tensor.dtype, self._dtype = _DataType(*_TYPES[name], 1), x.dtype
+        shape, stride = x.shape, x.stride()
+        if shape != self._shape or stride != self._stride:
+            n = len(shape)
+            if n > 4:
+                return False
+            self._axes[:n], self._axes[4:4 + n], self._tensor.ndim, self._shape, self._stride = shape, stride, n, shape, stride
+        self._tensor.data = x.data_ptr()
+        return True
+
+
+def _is_plain_torch(x):
+    """Whether an array is a tensor of PyTorch that lies in memory of the host as its data_ptr() says."""
+    torch = sys.modules.get("torch")
+    return torch is not None and type(x) is torch.Tensor and x.is_cpu and x.layout is torch.strided and not (x.requires_grad or x.is_neg())
 
 
 def _line(error):
@@ -147,13 +199,15 @@ def _scale(x):
     return (0.0, 0) if x is None else (float(x), 1)
 
 
-def _seen(causal, window, sinks):
-    """Which keys a query sees. @returns an argument of _call(), and what has to live as long as the call"""
+def _seen(causal, window, sinks, mask=None, softcap=None):
+    """Which keys a query sees, and what becomes of scores. @returns an argument of _call(), and what has to live as long as the call"""
     learned = sinks if hasattr(sinks, "__dlpack__") else None
     capsule = _dlpack(_plain(learned)) if learned is not None else None
     first = 0 if learned is not None or sinks is None else _integer("sinks", sinks, 0)
     window = 0 if window is None else _integer("window", window, 1)
-    return ctypes.byref(_Seen(bool(causal), window, first, capsule and _pointer(capsule, b"dltensor"))), capsule
+    of_mask = None if mask is None else _dlpack(_plain(mask))
+    pointers = [x and _pointer(x, b"dltensor") for x in (capsule, of_mask)]
+    return ctypes.byref(_Seen(bool(causal), window, first, *pointers, 0 if softcap is None else softcap)), (capsule, of_mask)
 
 
 class _Writable:
@@ -199,22 +253,40 @@ def _back(like, *arrays):
     return arrays[0] if len(arrays) == 1 else arrays
 
 
+def _dtype_of(x):
+    return str(getattr(x, "dtype", "float32")).split(".")[-1]
+
+
 def _shape(x, n, name):
     if not hasattr(x, "__dlpack__"):
         raise TypeError(f"{name} is of type {type(x).__name__}; an array with __dlpack__ is needed")
-    if len(x.shape) != n:
-        raise ValueError(f"{name} has {len(x.shape)} axes; expected {n}")
+    if len(x.shape) not in (n if isinstance(n, tuple) else (n,)):
+        raise ValueError(f"{name} has {len(x.shape)} axes; expected {' or '.join(map(str, n)) if isinstance(n, tuple) else n}")
     return tuple(x.shape)
 
 
-def attention(q, k, v, scale=None, causal=False, window=None, sinks=None):
+def attention(q, k, v, scale=None, causal=False, window=None, sinks=None, order="contiguous", mask=None, softcap=None):
     """Attention of every query, on the CPU.
 
-    scale: factor of q.k, 1 / sqrt(d_h) by default. causal: query j of l sees the keys up to n - l + j alone. window: it sees the last
+    scale: factor of q.k, 1 / sqrt(d_h) by default. causal: query j of l sees the keys up to n - l + j alone: the edge is aligned at the end
+    of the keys, while is_causal of PyTorch's scaled_dot_product_attention aligns it at their beginning. window: it sees the last
     `window` of those, of which there is at least one. sinks: a number of first keys that it sees beside its window, or learned logits
-    [n_h], keys of value 0. @returns out in the type of q, lse in float32
+    [n_h], keys of value 0. order: of the leaves of 64 keys in the tree of sums. An Attention deals its leaves, so the last bits of its step()
+    are those of order="dealt", which copies the keys; the two differ beyond 128 keys. mask: [b or 1, n_h or 1, l, n], booleans, False where a
+    key is not seen, or float32 that is added to scores. softcap: c of c tanh(s / c), before the mask. @returns out in the type of q, lse in
+    float32
     """
-    seen, _capsule = _seen(causal, window, sinks)
+    if order not in ("contiguous", "dealt"):
+        raise ValueError(f"order is {order!r}; one of 'contiguous', 'dealt'")
+    if order == "dealt":
+        (b, n_h, _, d), (_, n_kv, _, d_v) = _shape(q, 4, "q"), _shape(v, 4, "v")
+        with Attention(heads=n_h, kv_heads=n_kv, head_dim=d, value_dim=d_v, batch=b, dtype=_dtype_of(k), scale=scale) as layer:
+            if (tuple(k.shape[:3]), _dtype_of(v)) != (tuple(v.shape[:3]), _dtype_of(k)) or k.shape[0] != b:
+                raise ValueError(f"k is {_dtype_of(k)} {list(k.shape)} and v {_dtype_of(v)} {list(v.shape)} beside q {list(q.shape)}")
+            for entry in range(b):
+                layer.append(k[entry], v[entry], entry)
+            return layer.step(q, causal, window, sinks, mask, softcap)
+    seen, _capsule = _seen(causal, window, sinks, mask, softcap)
     b, n_h, l, _ = _shape(q, 4, "q")
     out, lse = _empty(q, (b, n_h, l, _shape(v, 4, "v")[3])), _empty(q, (b, n_h, l), "float32")
     scale, is_given = _scale(scale)
@@ -224,6 +296,8 @@ def attention(q, k, v, scale=None, causal=False, window=None, sinks=None):
 
 def merge(o1, lse1, o2, lse2, lse="natural"):
     """Attention over both of two disjoint sets of keys, from (o, lse) of each.
+
+    If one set is empty, with an lse of -inf, o and natural lse of the other are returned as they are, bit for bit.
 
     lse: "natural", "base two" as FlashInfer has it, or "natural, inf is empty" as FlashAttention 2 has it. @returns out, natural lse
     """
@@ -293,13 +367,18 @@ class Attention:
     values_in_keys: values are the first value_dim components of the keys (multi-head latent attention), and stored once.
     most_queries: a step of up to so many queries takes no memory; 0: it is taken when a step needs it.
     capacity: positions of each sequence that memory is taken for at once, not with pages.
+    range_ends: where the ranges of positions of the ranks end, None for no end; then outputs have the bits of attention(). By default leaves
+    of 64 positions are dealt to the ranks in turn, and outputs have those of attention(order="dealt").
+    compares: False: a step does not compare the lengths of all ranks and what queries see, and an error of one rank is told to none.
     If one rank refuses its arguments of Attention(), step(), combine() or, in pages, append(), all ranks raise ValueError with its line.
     """
 
     def __init__(self, comm=None, *, group=None, heads, head_dim, kv_heads=None, value_dim=None, batch=1, most_queries=0, dtype="float32", scale=None,
                  k_scale=None, v_scale=None, algorithm=None, backend=None, threads=1, ranks_per_node=None, timeout=None, n_pages=None, page_window=None,
-                 page_sinks=None, values_in_keys=False, capacity=None):
-        self._handle = ctypes.c_void_p()
+                 page_sinks=None, values_in_keys=False, capacity=None, range_ends=None, compares=True):
+        self._handle, self._views, self._started = ctypes.c_void_p(), [_View() for _ in range(3)], None
+        self._rule = _Seen()
+        self._of_rule = ctypes.byref(self._rule)
         self._comm = comm  # outlives the duplicate
         address, self._size, self._callbacks = None, 1, None
         if comm is not None:
@@ -329,9 +408,10 @@ class Attention:
             text = [x if x is None else x.encode() for x in (algorithm, backend)]
             scales = [x if x is None else _dlpack(numpy.broadcast_to(_plain(x), (batch, kv_heads)).astype("float32")) for x in (k_scale, v_scale)]
             scale, has_scale = _scale(scale)
+            ends = self._ends(range_ends, self._size)
             setup = _Setup(ctypes.sizeof(_Setup), *shape, data_type, data_type, scale, *text, threads, ranks_per_node, address, timeout or 0,
                            *(capsule and _pointer(capsule, b"dltensor") for capsule in scales), n_pages, page_window, page_sinks,
-                           bool(values_in_keys), has_scale, capacity, None, callbacks)
+                           bool(values_in_keys), has_scale, capacity, None, callbacks, ends and ctypes.addressof(ends), not compares)
             self._out_axes = (batch, heads), value_dim
             self._device = {"cuda": 2, "emulated": 12}.get(backend)
         except Exception as error:
@@ -340,14 +420,29 @@ class Attention:
             setup = _Setup(size=ctypes.sizeof(_Setup), comm=address, refusal=_line(error), callbacks=callbacks)  # the others wait to open
         _call("open", ctypes.byref(setup), ctypes.byref(self._handle), callbacks=self._callbacks)
 
+    def _ends(self, range_ends, n):
+        """Ends of n ranges as C takes them; None without them."""
+        if range_ends is None:
+            return None
+        if len(range_ends) != n:
+            raise ValueError(f"range_ends has {len(range_ends)} ends for {n} ranks")
+        return (ctypes.c_int64 * n)(*[2 ** 63 - 1 if x is None else _integer("an end of range_ends", x, 0) for x in range_ends])
+
     def append(self, k, v=None, entry=0, n=None):
-        """Appends positions to a sequence: k [n_kv, n, d_h], v [n_kv, n, d_v], or None where values are in the keys.
+        """Appends positions to a sequence: k [n_kv, n, d_h] or [1, n_kv, n, d_h], v [n_kv, n, d_v] likewise, or None where values are in the keys.
 
         Both None: n positions that this rank does not hold.
         """
+        if n is None and type(entry) is int and _is_plain_torch(k) and (v is None or _is_plain_torch(v)) and k.dim() in (3, 4):
+            of_k, of_v, _ = self._views
+            if of_k.set(k) and (v is None or of_v.set(v)):
+                status = _library.ta_append(self._open(), entry, k.shape[-2], of_k.address, None if v is None else of_v.address)
+                if status != 0:
+                    _fail(status, self._callbacks)
+                return
         with self._told(of_append=True):
             if k is not None:
-                positions = _shape(k, 3, "k")[1]
+                positions = _shape(k, (3, 4), "k")[-2]
                 if n is not None and n != positions:
                     raise ValueError(f"n is {n}, but k has {positions} positions")
                 n = positions
@@ -357,19 +452,76 @@ class Attention:
                              callbacks=self._callbacks)
         call()
 
-    def step(self, q, causal=False, window=None, sinks=None):
-        """Attention of q [b, n_h, l, d_h] over what was appended, any l in every step; causal, window and sinks as attention().
+    def step(self, q, causal=False, window=None, sinks=None, mask=None, softcap=None, out=None):
+        """Attention of q [b, n_h, l, d_h] over what was appended, any l in every step; all but out as attention().
 
-        Learned sinks need q on the host. @returns out in the type of q, lse in float32
+        Learned sinks need q on the host. out: arrays (out, lse) that are written; of them lse may be None. @returns out in the type of q, lse in
+        float32
         """
+        if sinks is None and mask is None and softcap is None and _is_plain_torch(q) and q.dim() == 4 and (window is None or type(window) is int and window > 0):
+            views, rule = self._views, self._rule
+            z, lse = self._outputs(q, q.shape[2]) if out is None else out
+            if views[0].set(q) and _is_plain_torch(z) and views[1].set(z) and (lse is None or _is_plain_torch(lse) and views[2].set(lse)):
+                rule.causal, rule.window = bool(causal), window or 0
+                status = _library.ta_step(self._open(), views[0].address, self._of_rule, views[1].address, None if lse is None else views[2].address)
+                if status != 0:
+                    _fail(status, self._callbacks)
+                return z, lse
         with self._told():
-            seen, _capsule = _seen(causal, window, sinks)
-            (b, n_h), d_v = self._out_axes
-            rows = (b, n_h, _shape(q, 4, "q")[2])
-            out, lse = _empty(q, (*rows, d_v)), _empty(q, rows, "float32")
-            call = _prepared("step", self._handle, q, seen, out, lse, device=self._device, callbacks=self._callbacks)
+            seen, _capsule = _seen(causal, window, sinks, mask, softcap)
+            l = _shape(q, 4, "q")[2]
+            z, lse = self._outputs(q, l) if out is None else out
+            call = _prepared("step", self._handle, q, seen, z, lse, device=self._device, callbacks=self._callbacks)
         call()
-        return _back(q, out, lse)
+        return _back(q, z, lse) if out is None else (z, lse)
+
+    def _outputs(self, q, l):
+        """Arrays for out and lse of l queries."""
+        (b, n_h), d_v = self._out_axes
+        return _empty(q, (b, n_h, l, d_v)), _empty(q, (b, n_h, l), "float32")
+
+    def start(self, q, causal=False, window=None, sinks=None, mask=None, softcap=None):
+        """Begins a step without waiting for other ranks: computes the states of this rank and posts the first messages. q is read before it returns."""
+        with self._told():
+            seen, _capsule = _seen(causal, window, sinks, mask, softcap)
+            l = _shape(q, 4, "q")[2]
+            call = _prepared("start", self._handle, q, seen, device=self._device, callbacks=self._callbacks)
+        call()
+        self._started = q[:0], l
+
+    def progress(self):
+        """Moves a step that was begun, without waiting. @returns whether nothing is left to wait for"""
+        done = ctypes.c_int()
+        _call("progress", self._open(), ctypes.byref(done), callbacks=self._callbacks)
+        return bool(done.value)
+
+    def finish(self):
+        """Ends a step that was begun. @returns as step()"""
+        self._open()
+        if self._started is None:
+            raise ValueError("no step was begun: call start()")
+        (like, l), self._started = self._started, None
+        z, lse = self._outputs(like, l)
+        _call("finish", self._handle, z, lse, device=self._device, callbacks=self._callbacks)
+        return _back(like, z, lse)
+
+    def share(self, source, to, n):
+        """Lets sequence `to`, without keys, begin with the first n positions of another one, in the same pages."""
+        _call("share", self._open(), *(_integer(*x, error=IndexError) for x in (("source", source), ("to", to), ("n", n))))
+
+    def reshard(self, range_ends=None, ranks=None):
+        """Moves keys and values, so that other ranks hold them; the order of leaves and all bits stay. Collective. Not in pages.
+
+        range_ends: of an Attention that was opened with some; for fewer than all ranks, those left over hold nothing. ranks: to how many of the
+        ranks dealt leaves are dealt; by default to all.
+        """
+        self._open()
+        with self._told():
+            if range_ends is not None and ranks is not None:
+                raise ValueError("range_ends and ranks are both given")
+            n = len(range_ends) if range_ends is not None else self._size if ranks is None else _integer("ranks", ranks, 1, self._size)
+            ends = self._ends(range_ends, n)
+        _call("reshard", self._handle, n, ends and ctypes.c_void_p(ctypes.addressof(ends)), callbacks=self._callbacks)
 
     def combine(self, o, lse, by_heads=False, form="natural"):
         """Merges (o, lse) that the ranks' own kernels have computed; by_heads: rank r of p gets the r-th of p parts of the heads."""

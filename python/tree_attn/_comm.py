@@ -82,8 +82,6 @@ def _memory(address, n):
 class TorchGroup:
     """A process group of torch.distributed. Its messages are in memory of the host, or for NCCL on the GPU of this process."""
 
-    name = "process group"
-
     def __init__(self, group, device=None):
         import torch
         import torch.distributed as dist
@@ -150,8 +148,6 @@ class TorchGroup:
 
 class MpiGroup:
     """A communicator of mpi4py, which is duplicated once, over any MPI: the library needs none."""
-
-    name = "communicator"
 
     def __init__(self, comm):
         from mpi4py import MPI

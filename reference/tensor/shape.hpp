@@ -13,14 +13,14 @@ namespace tree_attn {
 /// The axes of q [b, n_h, l, d_h], k [b, n_kv, N, d_h] and v [b, n_kv, N, d_v], except N, which grows in a cache, and l,
 /// which belongs to a step.
 struct AttentionShape {
-  DType dtype = DType::F32;        ///< type of keys, and of queries in a kernel
-  DType value_dtype = DType::F32;  ///< type of values
-  std::int64_t batch = 1;          ///< b
-  std::int64_t heads = 16;         ///< n_h, a multiple of n_kv
-  std::int64_t kv_heads = 16;      ///< n_kv
-  std::int64_t head_dim = 128;     ///< d_h
-  std::int64_t value_dim = 128;    ///< d_v
-  bool values_in_keys = false;     ///< values are the first d_v components of the keys, and stored once (latent rows of MLA)
+  DType dtype = DType::F32;      ///< type of keys, and of queries in a kernel
+  DType value_dtype = dtype;     ///< type of values; that of the keys unless it is given
+  std::int64_t batch = 1;        ///< b
+  std::int64_t heads = 16;       ///< n_h, a multiple of n_kv
+  std::int64_t kv_heads = 16;    ///< n_kv
+  std::int64_t head_dim = 128;   ///< d_h
+  std::int64_t value_dim = 128;  ///< d_v
+  bool values_in_keys = false;   ///< values are the first d_v components of the keys, and stored once (latent rows of MLA)
 
   bool operator==(const AttentionShape&) const = default;
   /// Rows of the output of l queries: row (i, h, j) is (i n_h + h) l + j.

@@ -17,6 +17,10 @@ import tree_attn
 from tree_attn import Attention, attention
 
 try:
+    import torch
+except ImportError:
+    torch = None
+try:
     from mpi4py import MPI
 except ImportError:
     MPI = None
@@ -58,10 +62,11 @@ class Keywords(unittest.TestCase):
             self.assertNotEqual(first, second, f"{function.__name__} with another {name}")
 
     SEEN = {"causal": True, "window": 20, "sinks": ({"window": 20}, 3)}
+    SCORES = {"mask": RNG.standard_normal((2, 4, 3, 100)) > 0, "softcap": 2.0}
 
     def test_of_functions(self):
         all_seen = {**self.SEEN, "scale": 0.7}
-        self.check(attention, {"q": q, "k": k, "v": v}, all_seen)
+        self.check(attention, {"q": q, "k": k, "v": v}, {**all_seen, **self.SCORES}, apart=("order",))
         self.check(tree_attn.energy, dict(zip(("q", "k", "v", "zeta"), (*wide, zeta))), all_seen)
         self.check(tree_attn.energy_gradient, dict(zip("qkv", wide)), {**all_seen, "zeta": zeta})
         self.check(tree_attn.error_bound, {"q": q, "k": k, "v": v}, {**all_seen, "n_additions": 100, "n_rescalings": 100, "output_roundoff": 0.1})
@@ -74,7 +79,7 @@ class Keywords(unittest.TestCase):
     def test_of_a_layer(self):
         o, lse = attention(q, k, v)
         with layer() as opened:
-            self.check(opened.step, {"q": q}, self.SEEN)
+            self.check(opened.step, {"q": q}, {**self.SEEN, **self.SCORES}, apart=("out",))
             self.check(opened.combine, {"o": o, "lse": lse}, {"form": "base two"}, apart=("by_heads",))
         for changed in ("entry", "n"):
             lengths = []
@@ -117,7 +122,8 @@ class Keywords(unittest.TestCase):
                  "dtype": ("bfloat16", {"key_type": (4, 16), "value_type": (4, 16)}), "scale": (0.0, {"has_scale": 1}), "k_scale": (2.0, {"k_scale": True}, eight),
                  "v_scale": (2.0, {"v_scale": True}, eight), "algorithm": ("gather", {"algorithm": b"gather"}), "backend": ("cpu", {"backend": b"cpu"}),
                  "threads": (3, {"n_threads": 3}), "ranks_per_node": 2, "timeout": 7.5, "n_pages": 50, "page_window": 10, "page_sinks": 3,
-                 "values_in_keys": (True, {"values_in_keys": 1}), "capacity": (640, {"capacity": 640}, {"n_pages": None, "page_window": None})}
+                 "values_in_keys": (True, {"values_in_keys": 1}), "capacity": (640, {"capacity": 640}, {"n_pages": None, "page_window": None}),
+                 "range_ends": ([None], {"range_ends": True}), "compares": (False, {"skips_comparison": 1})}
         self.assertEqual(sorted(table), sorted(set(inspect.signature(Attention.__init__).parameters) - {"self", "comm", "group"}))
         for name, row in table.items():
             value, expected, base = (*row, {})[:3] if isinstance(row, tuple) else (row, {name: row}, {})
@@ -139,6 +145,128 @@ class Keywords(unittest.TestCase):
         self.assertEqual(n_threads(), before + 3)
         opened.close()
         self.assertEqual(n_threads(), before)
+
+
+class Facade(unittest.TestCase):
+    """What C++ has is there in C and Python."""
+
+    long = [RNG.standard_normal((2, heads, n, 16)).astype("float32") for heads, n in ((4, 3), (2, 300), (2, 300))]
+
+    def opened(self, **setup):
+        opened = Attention(**{"heads": 4, "kv_heads": 2, "head_dim": 16, "batch": 2, **setup})
+        for entry in (0, 1):
+            opened.append(self.long[1][entry], self.long[2][entry], entry)
+        return opened
+
+    def test_the_order_of_leaves(self):
+        outputs = []
+        for order, setup in (("dealt", {}), ("contiguous", {"range_ends": [None]})):
+            outputs.append(outcome(lambda: attention(*self.long, causal=True, order=order)))
+            with self.opened(**setup) as opened:
+                self.assertEqual(outcome(lambda: opened.step(self.long[0], causal=True)), outputs[-1])
+        self.assertNotEqual(*outputs)
+        self.assertEqual(outputs[1], outcome(lambda: attention(*self.long, causal=True)))
+        self.assertEqual(outcome(lambda: attention(q, k, v, order="dear")), "ValueError: order is 'dear'; one of 'contiguous', 'dealt'")
+        self.assertRegex(outcome(lambda: self.opened(range_ends=[100, 200])), "^ValueError: range_ends has 2 ends for 1 ranks$")
+
+    def test_an_empty_part_is_the_identity_of_merge(self):
+        o, lse = attention(q, k, v)
+        none, lse_of_none = numpy.full_like(o, numpy.nan), numpy.full_like(lse, -numpy.inf)
+        for of in (o, o.astype("float16")):
+            self.assertEqual(outcome(lambda: tree_attn.merge(of, lse, none.astype(of.dtype), lse_of_none)), of.tobytes() + lse.tobytes())
+            self.assertEqual(outcome(lambda: tree_attn.merge(none.astype(of.dtype), lse_of_none, of, lse)), of.tobytes() + lse.tobytes())
+        self.assertEqual(tree_attn.merge(o, lse, none, lse_of_none, lse="base two")[0].tobytes(), o.tobytes())
+        both, lse_of_both = tree_attn.merge(none, lse_of_none, none, lse_of_none)
+        self.assertEqual((abs(both).max(), lse_of_both.max()), (0, -numpy.inf))
+        half = lse.copy()
+        half[:, ::2] = -numpy.inf  # of some rows
+        out, _ = tree_attn.merge(o, lse, o[:, ::-1].copy(), half)
+        self.assertEqual(out[:, ::2].tobytes(), o[:, ::2].tobytes())
+        self.assertNotEqual(out[:, 1::2].tobytes(), o[:, 1::2].tobytes())
+
+    def test_masks_and_soft_caps(self):
+        mask = RNG.standard_normal((2, 1, 3, 300)) > 0
+        added = numpy.where(mask, 0, -numpy.inf).astype("float32")
+        s = numpy.einsum("bhld,bhnd->bhln", self.long[0].astype("float64"), numpy.repeat(self.long[1], 2, 1)) / 4
+        weight = numpy.exp(2 * numpy.tanh(s / 2)) * mask
+        expected = numpy.einsum("bhln,bhnd->bhld", weight / weight.sum(-1, keepdims=True), numpy.repeat(self.long[2], 2, 1))
+        out, _ = attention(*self.long, mask=mask, softcap=2.0)
+        self.assertLess(abs(out - expected).max(), 1e-6)
+        self.assertLess(abs(tree_attn.attention(*self.long, mask=added, softcap=2.0)[0] - expected).max(), 1e-6)
+        with self.opened() as opened:
+            first = outcome(lambda: opened.step(self.long[0], mask=mask, softcap=2.0))
+            self.assertEqual(first, outcome(lambda: attention(*self.long, mask=mask, softcap=2.0, order="dealt")))
+            self.assertRegex(outcome(lambda: opened.step(self.long[0], mask=mask[..., :299])), "^ValueError: .*the mask is .2, 1, 3, 299. instead of .2 or 1, 4 or 1, 3, 300.$")
+            self.assertRegex(outcome(lambda: opened.step(self.long[0], mask=mask.astype("float16"))), "^ValueError: mask is F16; booleans and F32 are taken$")
+            self.assertRegex(outcome(lambda: opened.step(self.long[0], softcap=-1.0)), "^ValueError: .*a soft cap of -1")
+
+    def test_a_step_that_was_begun_has_the_bits_of_a_step(self):
+        with self.opened() as opened:
+            opened.start(self.long[0], causal=True, window=90)
+            self.assertRegex(outcome(lambda: opened.start(self.long[0])), "^(RuntimeError|ValueError): .*under way")
+            while not opened.progress():
+                pass
+            self.assertEqual(outcome(opened.finish), outcome(lambda: opened.step(self.long[0], causal=True, window=90)))
+            self.assertEqual(outcome(opened.finish), "ValueError: no step was begun: call start()")
+
+    def test_a_sequence_begins_as_another_one(self):
+        with Attention(heads=4, kv_heads=2, head_dim=16, batch=2, n_pages=9) as opened:
+            opened.append(self.long[1][0], self.long[2][0])
+            opened.share(0, 1, 300)
+            self.assertEqual(opened.length(1), 300)
+            out, _ = opened.step(numpy.repeat(self.long[0][:1], 2, 0))
+            self.assertEqual(out[0].tobytes(), out[1].tobytes())
+            self.assertRegex(outcome(lambda: opened.share(0, 1, 5)), "^IndexError: .*has 300 positions, not none$")
+        with self.opened() as opened:
+            self.assertRegex(outcome(lambda: opened.share(0, 1, 5)), "Error: ")
+
+    def test_keys_that_move_change_no_bit(self):
+        for setup, moves in (({}, [{}, {"ranks": 1}]), ({"range_ends": [None]}, [{"range_ends": [320]}])):
+            with self.opened(**setup) as opened:
+                first = outcome(lambda: opened.step(self.long[0]))
+                for move in moves:
+                    opened.reshard(**move)
+                    self.assertEqual(outcome(lambda: opened.step(self.long[0])), first)
+                self.assertRegex(outcome(lambda: opened.reshard(ranks=2)), "^ValueError: ranks is 2; at most 1 is possible$")
+                if setup:
+                    self.assertRegex(outcome(lambda: opened.reshard([100])), "^IndexError: .*a sequence has 300 positions, but the ranges of all ranks end at 100$")
+                    self.assertRegex(outcome(opened.reshard), "^ValueError: the leaves are those of ranges, and range_ends is null$")
+                self.assertEqual(outcome(lambda: opened.step(self.long[0])), first)
+
+    def test_append_takes_3_axes_and_4(self):
+        with self.opened() as opened, Attention(heads=4, kv_heads=2, head_dim=16, batch=2) as other:
+            for entry in (0, 1):
+                other.append(self.long[1][entry:entry + 1], self.long[2][entry:entry + 1], entry)
+            self.assertEqual(outcome(lambda: other.step(self.long[0])), outcome(lambda: opened.step(self.long[0])))
+            self.assertEqual(outcome(lambda: other.append(self.long[1], self.long[2])), "ValueError: k has 2 batch entries; one is appended to")
+            self.assertEqual(outcome(lambda: other.append(self.long[1][0, 0], self.long[2][0, 0])), "ValueError: k has 2 axes; expected 3 or 4")
+
+    def test_outputs_of_the_caller(self):
+        for convert in (lambda x: x, *((torch.from_numpy,) if torch else ())):
+            arrays = [convert(x.copy()) for x in (numpy.zeros((2, 4, 3, 16), "float32"), numpy.zeros((2, 4, 3), "float32"))]
+            with self.opened() as opened:
+                z, lse = opened.step(convert(self.long[0]), out=arrays)
+                self.assertTrue(z is arrays[0] and lse is arrays[1])
+                self.assertEqual(outcome(lambda: (z, lse)), outcome(lambda: opened.step(self.long[0])))
+                self.assertIsNone(opened.step(convert(self.long[0]), out=(arrays[0], None))[1])
+                self.assertRegex(outcome(lambda: opened.step(convert(self.long[0]), out=(arrays[1], None))), "^ValueError: out has 3 axes; expected 4$")
+
+    @unittest.skipIf(torch is None, "PyTorch is not installed")
+    def test_tensors_of_pytorch_are_read_where_they_lie(self):
+        q_, k_, v_ = map(torch.from_numpy, self.long)
+        swapped = q_.transpose(1, 2).contiguous().transpose(1, 2)
+        with Attention(heads=4, kv_heads=2, head_dim=16, batch=2) as opened, self.opened() as expected:
+            for entry in (0, 1):
+                opened.append(k_[entry, :, :200], v_[entry, :, :200], entry)
+                opened.append(k_[entry:entry + 1, :, 200:], v_[entry:entry + 1, :, 200:], entry)
+            for x in (q_, swapped, q_.double(), q_[:, :, :1], q_, q_.transpose(0, 1).contiguous().transpose(0, 1)):
+                out, _ = opened.step(x, causal=True, window=70)
+                self.assertEqual(out.dtype, x.dtype)
+                self.assertEqual(out.float().numpy().tobytes(), expected.step(x.float().contiguous().numpy(), causal=True, window=70)[0].tobytes())
+            for x, error in ((q_[0], "q has 3 axes; expected 4"), (q_.clone().requires_grad_(), "an array requires a gradient"), (q_.int(), "q has elements of code 0"),
+                             (q_[..., ::2], "q has stride 2 along its last axis")):
+                with self.assertRaisesRegex(ValueError, error):
+                    opened.step(x)
 
 
 class Zero(unittest.TestCase):

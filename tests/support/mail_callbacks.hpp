@@ -31,7 +31,6 @@ struct MailOffice {
   std::condition_variable changed;
   std::map<Box, std::deque<std::vector<std::byte>>> boxes;
   std::atomic<int> n_calls{0};       ///< of all functions of all ranks
-  std::atomic<int> n_gathers{0};     ///< of these, gathers
   std::atomic<int> n_calls_of_0{0};  ///< of rank 0, counted while it may fail
   std::atomic<int> fails_after{-1};  ///< so many calls of rank 0, a call fails; -1: none
   std::atomic<int> n_too_late{0};    ///< calls of rank 0 after one that failed
@@ -43,7 +42,7 @@ class MailCallbacks : public Callbacks {
   MailCallbacks(MailOffice& office, int rank, int size) : office_(office), rank_(rank), size_(size) {}
 
   Request start_all_gather(std::span<const std::byte> mine, std::span<std::byte> all) override {
-    called(), ++office_.n_gathers;
+    called(), ++n_gathers_;
     std::vector<Letter> letters;
     for (int each = 0; each < size_; ++each) {
       put(mine, each, true);
@@ -71,6 +70,7 @@ class MailCallbacks : public Callbacks {
       request = kComplete;
     }
   }
+  int n_gathers() const { return n_gathers_; }
 
  private:
   struct Letter {
@@ -109,7 +109,7 @@ class MailCallbacks : public Callbacks {
   }
 
   MailOffice& office_;
-  int rank_, size_;
+  int rank_, size_, n_gathers_ = 0;
   bool has_failed_ = false;
   Request last_ = 0;
   std::map<Request, std::vector<Letter>> pending_;

@@ -73,7 +73,7 @@ TEST_CASE("facade: in C a tensor that one rank cannot read is refused by all ran
     refused(name, [&] { return ta_open(&mine, &attention); });
   }
   REQUIRE(ta_open(&setup, &attention) == TA_OK);
-  const ta_seen seen{.causal = 0, .window = 0, .sinks = 0, .sink = sink.tensor()};
+  const ta_seen seen{.causal = 0, .window = 0, .sinks = 0, .sink = sink.tensor(), .mask = nullptr, .softcap = 0};
   const auto append = [&](std::int64_t n, const Zeros& keys) {
     return ta_append(attention, 0, n, keys.tensor(), k.tensor());
   };

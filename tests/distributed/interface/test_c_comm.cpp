@@ -133,6 +133,55 @@ TEST_CASE("interface: a function that fails is TA_CALLBACK, a silent rank TA_TRA
   CHECK(office.n_too_late == 0);
 }
 
+TEST_CASE("interface: steps of ranks that compare nothing gather nothing, and ranks may begin a step and move keys") {
+  const Call expected;
+  const Handle alone(setup_of_call());
+  const Rows of_all;
+  REQUIRE(ta_append(alone, 0, 200, of_all.k, of_all.v) == TA_OK);
+  REQUIRE(ta_step(alone, expected.q, nullptr, expected.out, expected.lse) == TA_OK);
+  for (const int skips : {0, 1}) {
+    MailOffice office;
+    run_mail_threads(2, [&](int rank) {
+      const MailComm mail(office, rank, 2);
+      ta_setup setup = over(mail.comm);
+      setup.skips_comparison = skips;
+      const Handle handle(setup);
+      const Rows rows;
+      const Call call;
+      REQUIRE(ta_append(handle, 0, 200, rows.k, rows.v) == TA_OK);
+      REQUIRE(ta_step(handle, call.q, nullptr, call.out, call.lse) == TA_OK);  // the first of two queries is compared
+      const int before = mail.mail.n_gathers();
+      REQUIRE(ta_start(handle, call.q, nullptr) == TA_OK);
+      CHECK(ta_progress(handle, nullptr) == TA_OK);
+      REQUIRE(ta_finish(handle, call.out, call.lse) == TA_OK);
+      CHECK(call.out.bytes == expected.out.bytes);
+      CHECK(mail.mail.n_gathers() - before == 1 - skips);
+      REQUIRE(ta_reshard(handle, 1, nullptr) == TA_OK);
+      int n_held = 0;
+      for (std::int64_t position = 0; position < 200; ++position) {
+        int holds = 0;
+        CHECK(ta_holds(handle, position, &holds) == TA_OK);
+        n_held += holds;
+      }
+      CHECK((n_held == 0 || n_held == 200));
+      const std::int64_t end = 1000;
+      CHECK(has(line(ta_reshard(handle, 1, &end)), "the leaves are dealt, and range_ends is given"));
+      REQUIRE(ta_step(handle, call.q, nullptr, call.out, nullptr) == TA_OK);
+      CHECK(call.out.bytes == expected.out.bytes);
+    });
+  }
+}
+
+TEST_CASE("interface: append takes an axis of 1 before the others, and values have the type of keys") {
+  ta_setup setup = setup_of_call();
+  setup.key_type = kBF16;
+  const Handle handle(setup);
+  const Managed k({1, 2, 70, 8}, kBF16), v({1, 2, 70, 6}, kBF16), two({2, 2, 70, 8}, kBF16);
+  CHECK(ta_append(handle, 0, 70, k, v) == TA_OK);
+  CHECK(line(ta_append(handle, 0, 70, two, v)) == "k has 2 batch entries; one is appended to");
+  CHECK(line(ta_share(handle, 0, 0, 70), TA_RANGE) == "Attention::share: batch entry 0 has 70 positions, not none");
+}
+
 TEST_CASE("interface: functions that are not there are refused") {
   MailOffice office;
   const MailComm mail(office, 0, 1);

@@ -21,18 +21,19 @@ namespace tree_attn::test {
 namespace {
 
 /// All fields of a structure, each by its name: one that is added does not compile until it is named here, and tested.
-constexpr std::array kSetupFields{"size",         "batch",          "heads",      "kv_heads",       "head_dim",  "value_dim",
-                                  "most_queries", "key_type",       "value_type", "scale",          "algorithm", "backend",
-                                  "n_threads",    "ranks_per_node", "comm",       "timeout",        "k_scale",   "v_scale",
-                                  "n_pages",      "page_window",    "page_sinks", "values_in_keys", "has_scale", "capacity",
-                                  "refusal",      "callbacks"};
+constexpr std::array kSetupFields{
+    "size",           "batch",      "heads",    "kv_heads",  "head_dim",  "value_dim",   "most_queries",
+    "key_type",       "value_type", "scale",    "algorithm", "backend",   "n_threads",   "ranks_per_node",
+    "comm",           "timeout",    "k_scale",  "v_scale",   "n_pages",   "page_window", "page_sinks",
+    "values_in_keys", "has_scale",  "capacity", "refusal",   "callbacks", "range_ends",  "skips_comparison"};
 std::size_t n_fields(const ta_setup& setup) {
   const auto& [size, batch, heads, kv_heads, head_dim, value_dim, most_queries, key_type, value_type, scale, algorithm,
                backend, n_threads, ranks_per_node, comm, timeout, k_scale, v_scale, n_pages, page_window, page_sinks,
-               values_in_keys, has_scale, capacity, refusal, callbacks] = setup;
+               values_in_keys, has_scale, capacity, refusal, callbacks, range_ends, skips_comparison] = setup;
   static_cast<void>(std::tie(size, batch, heads, kv_heads, head_dim, value_dim, most_queries, key_type, value_type, scale,
                              algorithm, backend, n_threads, ranks_per_node, comm, timeout, k_scale, v_scale, n_pages,
-                             page_window, page_sinks, values_in_keys, has_scale, capacity, refusal, callbacks));
+                             page_window, page_sinks, values_in_keys, has_scale, capacity, refusal, callbacks, range_ends,
+                             skips_comparison));
   return kSetupFields.size();
 }
 
@@ -70,7 +71,7 @@ std::string behaviour(const ta_setup& setup) {
   all += text(ta_append(attention, 0, 50, k, nullptr));
   for (int i = 0; i < 14; ++i) all += text(ta_append(attention, 0, 50, k, setup.values_in_keys != 0 ? nullptr : &v.tensor));
   if (n_bytes_of_data() - bytes_before > std::int64_t{64} << 20) all += "much memory\n";
-  const ta_seen window{1, 100, 3, nullptr};
+  const ta_seen window{1, 100, 3, nullptr, nullptr, 0};
   for (const ta_seen* seen : {static_cast<const ta_seen*>(nullptr), &window})
     all += text(ta_step(attention, call.q, seen, out, nullptr), &out);
   k.dl().device = {9, 0};
@@ -86,6 +87,7 @@ TEST_CASE("fields: every one of ta_setup changes what a handle does, or is refus
   for (std::size_t i = 0; i < 2; ++i) scales.bytes[4 * i + 3] = std::byte{0x3F};  // positive
   const std::uint64_t no_communicator = 0;
   const ta_comm no_functions{};
+  const std::int64_t no_end = std::numeric_limits<std::int64_t>::max();
   const auto eight = [](ta_setup& s) { s.key_type = s.value_type = kF8; };
   const auto pages = [](ta_setup& s) { s.n_pages = 20; };
   const auto window = [&](ta_setup& s) { pages(s), s.page_window = 100; };
@@ -123,7 +125,8 @@ TEST_CASE("fields: every one of ta_setup changes what a handle does, or is refus
                                {"capacity", [](ta_setup& s) { s.capacity = 1 << 20; }},
                                {"capacity", [](ta_setup& s) { s.capacity = 1; }, pages},
                                {"refusal", [](ta_setup& s) { s.refusal = "of the caller"; }},
-                               {"callbacks", [&](ta_setup& s) { s.callbacks = &no_functions; }}};
+                               {"callbacks", [&](ta_setup& s) { s.callbacks = &no_functions; }},
+                               {"range_ends", [&](ta_setup& s) { s.range_ends = &no_end; }}};
   std::vector<std::string> missing(kSetupFields.begin(), kSetupFields.end());
   CHECK(n_fields(setup_of_call()) == missing.size());
   for (const Row& row : table) {
@@ -136,7 +139,7 @@ TEST_CASE("fields: every one of ta_setup changes what a handle does, or is refus
     row.change(setup);
     CHECK(behaviour(setup) != before);
   }
-  CHECK(missing.empty());
+  CHECK(missing == std::vector<std::string>{"skips_comparison"});  // of several ranks: test_c_comm.cpp
 }
 
 TEST_CASE("fields: a scale is used as given, alone and by a handle, and one that is not finite is refused") {
@@ -185,16 +188,26 @@ TEST_CASE("fields: a scale is used as given, alone and by a handle, and one that
 TEST_CASE("fields: every one of ta_seen, of the model of an error bound, and the form of an lse change the output") {
   const Call call;
   const Managed logits({4}, 9), bound({1, 4, 2, 6}, kF64);
-  const ta_seen base{0, 20, 0, nullptr};
+  const ta_seen base{0, 20, 0, nullptr, nullptr, 0};
   const auto attended = [&](const ta_seen& seen) {
     return text(ta_attend(call.q, call.k, call.v, 0, &seen, call.out, nullptr, 0), &call.out);
   };
   const std::string all = attended(base);
-  const auto& [causal, window, sinks, sink] = base;
-  static_cast<void>(std::tie(causal, window, sinks, sink));
-  for (const ta_seen& seen : {ta_seen{1, 20, 0, nullptr}, {0, 21, 0, nullptr}, {0, 20, 1, nullptr}, {0, 20, 0, logits}})
+  const auto& [causal, window, sinks, sink, mask, softcap] = base;
+  static_cast<void>(std::tie(causal, window, sinks, sink, mask, softcap));
+  const Managed added({1, 1, 2, 70}, 8), booleans({1, 4, 2, 70}, DLDataType{kDLBool, 8, 1}), wide({1, 1, 2, 70}, kF64);
+  for (const ta_seen& seen : {ta_seen{1, 20, 0, nullptr, nullptr, 0},
+                              {0, 21, 0, nullptr, nullptr, 0},
+                              {0, 20, 1, nullptr, nullptr, 0},
+                              {0, 20, 0, logits, nullptr, 0},
+                              {0, 20, 0, nullptr, added, 0},
+                              {0, 20, 0, nullptr, booleans, 0},
+                              {0, 20, 0, nullptr, nullptr, 0.5}})
     CHECK(attended(seen) != all);
-  const ta_seen useless{0, 0, 3, nullptr}, negative{0, 20, -1, nullptr};
+  CHECK(has(attended({0, 20, 0, nullptr, wide, 0}), "mask is F64; booleans and F32 are taken"));
+  CHECK(has(attended({0, 20, 0, nullptr, call.q, 0}), "the mask is [1, 4, 2, 8] instead of [1 or 1, 4 or 1, 2, 70]"));
+  CHECK(has(attended({0, 20, 0, nullptr, nullptr, -1}), "a soft cap of -1"));
+  const ta_seen useless{0, 0, 3, nullptr, nullptr, 0}, negative{0, 20, -1, nullptr, nullptr, 0};
   CHECK(has(attended(useless), "seen has 3 sinks but no window"));
   CHECK(has(attended(negative), "-1 sinks"));
 
