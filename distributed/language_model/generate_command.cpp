@@ -8,6 +8,7 @@
 #include "distributed/program/memory.hpp"
 #include "distributed/program/option_values.hpp"
 #include "distributed/program/program.hpp"
+#include "distributed/program/progress.hpp"
 #include "reference/data/fnv1a.hpp"
 #include "reference/data/mapped_file.hpp"
 #include "reference/data/output_file.hpp"
@@ -286,7 +287,8 @@ int run_generate(const GenerateOptions& options, const Ranks& ranks) {
   const std::unique_ptr<Transport> transport = open_transport(options, *setup->backend, ranks, layout.topology);
   setup->generator.plan = plan_options(options, layout, *transport);
   ranks.doing("while reading the text");
-  const bool bar = is_root && isatty(STDERR_FILENO) != 0;
+  Progress progress(is_root, 1);
+  progress.next("reading");
   std::optional<Generator> generator;
   const double start = transport->seconds();
   run_on_all(ranks, [&] {
@@ -295,7 +297,8 @@ int run_generate(const GenerateOptions& options, const Ranks& ranks) {
                      {cached, n, {}, setup->generator.order});
   });
   generator.emplace(*setup->model, *setup->backend, *transport, n, *setup->chosen[0], setup->generator);
-  generator->read(text, [&](double part) { show_progress(bar, static_cast<std::size_t>(100 * part), 100, "reading"); });
+  generator->read(text, [&](double part) { progress.part(part); });
+  progress.end();
   const double read_seconds = ranks.all_max(transport->seconds() - start);
   const std::int64_t most_rows = static_cast<std::int64_t>(ranks.all_max(static_cast<std::uint64_t>(generator->rows())));
   const GenerationHeader header{header_of(options, *setup->backend, *transport, layout),
@@ -408,7 +411,8 @@ Command add_generate(CLI::App& program, std::string command_line) {
       "\nWithout --ask and --questions, each line of standard input is a question. Every question is asked about TEXT "
       "alone.\n"
       "Example:\n"
-      "  mpirun -n 8 tree_attn generate tests/data/recall/model.safetensors haystack.txt --ask \"The code of velora is \"");
+      "  tree_attn generate --devices 0-3 tests/data/recall/model.safetensors haystack.txt --ask \"The code of velora is "
+      "\"");
   return [options](const Ranks& ranks) { return run_generate(*options, ranks); };
 }
 

@@ -7,11 +7,10 @@
 #include "distributed/program/memory.hpp"
 #include "distributed/program/not_finite.hpp"
 #include "distributed/program/program.hpp"
+#include "distributed/program/progress.hpp"
 #include "gpu/backend/backends.hpp"
 #include "reference/data/output_file.hpp"
 #include "reference/oracle/attention.hpp"
-
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -181,17 +180,17 @@ int run_decode(const DecodeOptions& options, const Ranks& ranks) {
   });
   agree_on_input(ranks, workload, setup->file ? &*setup->file : nullptr, ranges);
   std::optional<OpenShard> shard;
+  Progress progress(is_root, 1 + setup->chosen.size() + (options.verify ? 2 : 0));
   run_on_all(ranks, [&] {
+    progress.next("keys and values");
     check_algorithms(setup->chosen, *setup->backend, *transport, ranges, shape);
     shard = fill_shard(*setup->backend, workload, topology.range_of(ranks.rank(), ranges), scale);
   });
 
   // Run one algorithm after the other on the same input.
-  const bool bar = is_root && isatty(STDERR_FILENO) != 0;
-  const std::size_t n_stages = setup->chosen.size() + (options.verify ? 1 : 0);
   std::vector<Measurement> measurements;
   for (const Algorithm* algorithm : setup->chosen) {
-    show_progress(bar, measurements.size(), n_stages, algorithm->name);
+    progress.next(algorithm->name);
     measurements.push_back(measure(bench, *shard, *algorithm));
   }
   const std::string kernel = shard->session->describe();
@@ -201,9 +200,10 @@ int run_decode(const DecodeOptions& options, const Ranks& ranks) {
   // Compare the outputs with the oracle on rank 0, and between ranks.
   std::vector<std::string> failed;
   if (is_root && options.verify) {
-    show_progress(bar, setup->chosen.size(), n_stages, "oracle");
+    progress.next("oracle");
     ranks.doing("in the oracle");
-    const Verifier verify(workload, scale, ranks.size(), *setup->backend);
+    const Verifier verify(workload, scale, ranks.size(), *setup->backend, [&](double done) { progress.part(done); });
+    progress.next("error bounds");
     for (std::size_t i = 0; i < measurements.size(); ++i) {
       Measurement& m = measurements[i];
       m.errors = verify(*setup->chosen[i], m.output);
@@ -213,7 +213,7 @@ int run_decode(const DecodeOptions& options, const Ranks& ranks) {
   for (const Measurement& m : measurements) {
     if (!m.same_bits_on_all_ranks) failed.push_back(m.algorithm + " has different bits on different ranks");
   }
-  show_progress(bar, n_stages, n_stages, "");
+  progress.end();
 
   // Read what is left to read of the input, write the temporary files, print, and only then rename: an error before that
   // leaves no output file.

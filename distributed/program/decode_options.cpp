@@ -277,9 +277,9 @@ void add_decode_options(CLI::App& command, DecodeOptions& options) {
 
   command.footer(
       "\n--timeout (see tree_attn --help) is accepted here too. Examples:\n"
-      "  mpirun -n 4 tree_attn decode cache.safetensors out.safetensors --verify\n"
-      "  mpirun -n 8 tree_attn decode --seq-len 65536 --ranks-per-node 4 --compare ring,paper --repeat 10 --report "
-      "report.json");
+      "  tree_attn decode --devices 0-3 --seq-len 65536 --compare ring,paper --verify\n"
+      "  tree_attn decode --devices 0-3 cache.safetensors out.safetensors\n"
+      "  mpirun -n 8 tree_attn decode --seq-len 65536 --ranks-per-node 4 --repeat 10 --report report.json");
 }
 
 }  // namespace tree_attn

@@ -5,6 +5,7 @@
 /// Run: tree_attn --help
 /// Run: tree_attn decode --seq-len 4096 --verify
 #include "distributed/program/job.hpp"
+#include "distributed/program/nearest.hpp"
 #include "distributed/program/option_values.hpp"
 #include "distributed/program/program.hpp"
 #include "distributed/transport/launcher.hpp"
@@ -12,6 +13,7 @@
 #include "reference/data/output_file.hpp"
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <optional>
 #include <span>
@@ -24,13 +26,30 @@ namespace {
 
 using namespace tree_attn;
 
-/// A usage error in one line, with a reference to the help.
+/// The names of the long options of a command line or a command.
+std::vector<std::string> options_of(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : app.get_options()) {
+    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+  }
+  return names;
+}
+
+/// A usage error in one line, with the name that a misspelt one is nearest to, and a reference to the help.
 std::string usage_error(const CLI::App& program, const CLI::ParseError& error) {
   const auto commands = program.get_subcommands();
-  const std::vector<std::string> left = program.remaining();
-  std::string line = error.what();
-  if (commands.empty() && !left.empty())
+  const std::vector<std::string> left = program.remaining(true);
+  std::string line = error.what(), near;
+  if (commands.empty() && !left.empty() && !left[0].starts_with('-')) {
     line = "unknown command \"" + left[0] + "\"; use one of oracle, decode, generate, predict, info";
+    near = nearest(left[0], {"oracle", "decode", "generate", "predict", "info"});
+  } else if (const auto option = std::ranges::find_if(left, [](const auto& word) { return word.starts_with("--"); });
+             option != left.end()) {
+    std::vector<std::string> names = options_of(program);
+    for (const CLI::App* command : commands) std::ranges::copy(options_of(*command), std::back_inserter(names));
+    near = nearest(option->substr(0, option->find('=')), names);
+  }
+  if (!near.empty()) line += "; did you mean " + near + "?";
   return line + " (see tree_attn " + (commands.empty() ? "" : commands[0]->get_name() + " ") + "--help)";
 }
 
@@ -100,6 +119,7 @@ class Program {
   /// @returns the exit status if there is nothing to run @throws InputError
   std::optional<int> parse(int argc, char** argv, const Ranks& ranks) {
     try {
+      if (argc == 1) throw CLI::CallForHelp();
       app_.parse(argc, argv);
     } catch (const CLI::Success& request) {
       const int status = ranks.rank() == 0 ? app_.exit(request) : 0;

@@ -107,13 +107,15 @@ Measurement measure(const Bench& bench, OpenShard& shard, const Algorithm& algor
   return result;
 }
 
-Verifier::Verifier(Workload& workload, double scale, int n_ranks, const Backend& backend)
+Verifier::Verifier(Workload& workload, double scale, int n_ranks, const Backend& backend,
+                   std::function<void(double)> progress)
     : n_ranks_(n_ranks), n_keys_(workload.shape().n_keys) {
   const int last = workload.steps() - 1;
   const WorkloadShape& shape = workload.shape();
   const Shard all = workload.whole();
   q_ = workload.query(last), k_ = all.k, v_ = all.v;
   options_.scale = scale;
+  options_.progress = std::move(progress);
   options_.lengths = workload.lengths(last);
   options_.rule = shape.rule;
   options_.key_scale = shape.scales.k, options_.value_scale = shape.scales.v;

@@ -86,7 +86,8 @@ class Verifier {
  public:
   /// Computes the oracle, on the calling rank alone. The workload must outlive this object.
   /// @param backend the backend that computed the shards
-  Verifier(Workload& workload, double scale, int n_ranks, const Backend& backend);
+  /// @param progress see AttentionOptions; also while a bound is computed
+  Verifier(Workload& workload, double scale, int n_ranks, const Backend& backend, std::function<void(double)> progress = {});
   /// @param algorithm the algorithm that computed `output`
   /// @param output the output of the last step @throws std::invalid_argument if it has another size than the oracle's
   Errors operator()(const Algorithm& algorithm, const DecodeOutput& output) const;

@@ -5,6 +5,7 @@
 #include "distributed/program/memory.hpp"
 #include "distributed/program/option_values.hpp"
 #include "distributed/program/program.hpp"
+#include "distributed/program/progress.hpp"
 #include "reference/data/output_file.hpp"
 #include "reference/data/workload.hpp"
 #include "reference/oracle/attention.hpp"
@@ -36,11 +37,16 @@ void run_oracle(const OracleOptions& options) {
   require_memory(readable(options.in, 200) + ": attention over " + axes_text(shape),
                  oracle_bytes(shape, attention_options.zeta ? 2 : 1));
   AttentionResult result;
+  Progress progress(true, 1);
+  progress.next("oracle");
+  attention_options.progress = [&](double done) { progress.part(done); };
   try {
     result = attention(tensors.q, tensors.k, tensors.v, attention_options);
   } catch (const std::invalid_argument& error) {
     throw InputError(readable(options.in, 200) + ": " + error.what());
   }
+
+  progress.end();
 
   // Write out [b, n_h, l, d_v], lse [b, n_h, l] and, given zeta, energy and gradient.
   const std::vector<std::int64_t> rows{tensors.q.shape[0], tensors.q.shape[1], tensors.q.shape[2]};
@@ -54,6 +60,13 @@ void run_oracle(const OracleOptions& options) {
     writer.add("gradient", "F64", vectors, std::as_bytes(std::span(result.gradient)));
   }
   writer.write(out);
+  out.finish();
+  const std::string of_rows = " [" + CLI::detail::join(rows, ", ") + "]",
+                    of_vectors = " [" + CLI::detail::join(vectors, ", ") + "]";
+  std::string written = "out" + of_vectors + ", lse" + of_rows;
+  if (attention_options.zeta) written += ", energy" + of_rows + ", gradient" + of_vectors;
+  std::printf("%s: %s, F64\n", readable(options.out, 200).c_str(), written.c_str());
+  flush_standard_output();
   out.put_in_place();
   name_ignored(file);
 }

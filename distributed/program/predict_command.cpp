@@ -7,11 +7,10 @@
 #include "distributed/program/decode_options.hpp"
 #include "distributed/program/option_values.hpp"
 #include "distributed/program/program.hpp"
+#include "distributed/program/progress.hpp"
 #include "distributed/program/report.hpp"
 #include "reference/data/output_file.hpp"
 #include "reference/state/subtree.hpp"
-
-#include <unistd.h>
 
 #include <algorithm>
 #include <memory>
@@ -81,11 +80,11 @@ void run_predict(const PredictOptions& options) {
   const std::vector<KeyRange> ranges =
       header.shape.order == LeafOrder::kDealt ? dealt_ranges(p) : coarse_ranges(header.shape.n_keys, p, kLeafKeys);
   const PlanOptions plan{.radix = options.radix, .network = header.cluster.network};
-  const bool bar = isatty(STDERR_FILENO) != 0;
   std::vector<NamedPrediction> predictions;
   const std::vector<const Algorithm*> all = all_algorithms();
+  Progress progress(true, all.size());
   for (const Algorithm* algorithm : all) {
-    show_progress(bar, predictions.size(), all.size(), algorithm->name);
+    progress.next(algorithm->name);
     std::string name(algorithm->name);
     std::string why = algorithm->refusal ? algorithm->refusal(header.topology, nullptr, ranges, header.shape) : "";
     if (header.shape.order == LeafOrder::kDealt && !algorithm->takes_dealt) why = "takes --order contiguous alone";
@@ -97,7 +96,7 @@ void run_predict(const PredictOptions& options) {
         {std::move(name), radix_of(*algorithm, header.topology, ranges, plan.for_step(header.shape, header.shape.n_queries)),
          predict(*algorithm, header.shape, header.topology, ranges, plan, header.cluster)});
   }
-  show_progress(bar, all.size(), all.size(), "");
+  progress.end();
 
   if (report) {
     report->write(json(header, predictions));

@@ -12,11 +12,9 @@
 
 #include <CLI/CLI.hpp>
 
-#include <cstddef>
 #include <cstdio>
 #include <functional>
 #include <string>
-#include <string_view>
 
 namespace tree_attn {
 
@@ -37,17 +35,6 @@ inline std::string not_empty(const std::string& name) { return name.empty() ? "m
 inline void name_ignored(const SafetensorsFile& in, const std::string& expected = {}) {
   if (const std::string names = ignored_tensors(in, expected); !names.empty())
     std::fprintf(stderr, "tree_attn: %s: ignored: %s\n", readable(in.path(), 200).c_str(), names.c_str());
-}
-
-/// Shows a progress bar on standard error, and removes it once all is done.
-inline void show_progress(bool shown, std::size_t done, std::size_t all, std::string_view what) {
-  if (!shown) return;
-  constexpr std::size_t kWidth = 30;
-  const std::size_t filled = all == 0 ? kWidth : done * kWidth / all;
-  std::fprintf(stderr, "\r[%s%s] %s\033[K", std::string(filled, '#').c_str(), std::string(kWidth - filled, ' ').c_str(),
-               std::string(what).c_str());
-  if (done == all) std::fprintf(stderr, "\r\033[K");
-  std::fflush(stderr);
 }
 
 /// `tree_attn oracle IN OUT [--scale S] [--causal]`

@@ -88,6 +88,8 @@ AttentionResult attention(const TensorView& q, const TensorView& k, const Tensor
     RowMatrix s = scores(q, k, rows, options);
     const Eigen::VectorXd sinks = sinks_of(q, rows, options);
     reduce(s, sinks, v, options.value_scale, rows, result.out.data() + rows.begin * d_v, result.lse.data() + rows.begin);
+    const auto done = static_cast<double>(rows.begin + rows.count);
+    if (options.progress) options.progress(done / static_cast<double>(n_rows));
     if (!options.zeta) return;
     add_source(load_query_rows(*options.zeta, rows), v, options.value_scale, rows, s);
     reduce(s, sinks, v, options.value_scale, rows, result.gradient.data() + rows.begin * d_v,

@@ -11,6 +11,7 @@
 #include "reference/tensor/convert.hpp"
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <vector>
 
@@ -27,6 +28,8 @@ struct AttentionOptions {
   std::vector<float> key_scale{};       ///< factors of stored keys [b, n_kv]; empty: 1
   std::vector<float> value_scale{};     ///< of values
   double softcap = 0;                   ///< c of the scores c tanh(s / c), which come before the mask; 0: none
+  /// Called with the part that is done, 0 to 1, after each block of query rows.
+  std::function<void(double)> progress{};
 };
 
 /// The result of attention(), dense, last axis fastest.

@@ -98,6 +98,8 @@ ErrorBound error_bound(const TensorView& q, const TensorView& k, const TensorVie
         if (of_hull(j) < out(r, j)) out(r, j) = of_hull(j);
       }
     }
+    const auto done = static_cast<double>(rows.begin + rows.count);
+    if (options.progress) options.progress(done / static_cast<double>(n_rows));
   });
   return bound;
 }

@@ -6,7 +6,7 @@
 #include "tests/support/algorithm_names.hpp"
 
 TEST_CASE("usage: help and version are there for the program and every command") {
-  std::vector<Words> all{alone({"--version"}), alone({"decode", "-h"}), alone({"--help"})};
+  std::vector<Words> all{alone({"--version"}), alone({"decode", "-h"}), alone({"--help"}), alone({})};
   const Words commands{"decode", "generate", "info", "oracle", "predict"};
   for (const std::string& command : commands) all.push_back(alone({command, "--help"}));
   const std::vector<Result> results = run_all(all);
@@ -17,13 +17,14 @@ TEST_CASE("usage: help and version are there for the program and every command")
     for (std::string line; std::getline(text, line);) CHECK(line.size() <= 140);
   }
   CHECK(results[0].out == "tree_attn " TREE_ATTN_VERSION "\n");
-  CHECK(results[1].out == results[3].out);
+  CHECK(results[1].out == results[4].out);
+  CHECK(results[2].out == results[3].out);
   // Every option of every command is tried by the test of options that differ between ranks.
   for (std::size_t i = 0; i < commands.size(); ++i) {
     CHECK(results[2].out.find(commands[i]) != std::string::npos);
-    CHECK(results[3 + i].out.find("Usage: ") != std::string::npos);
+    CHECK(results[4 + i].out.find("Usage: ") != std::string::npos);
   }
-  for (const std::string& name : tree_attn::test::names()) CHECK(results[3].out.find(name + ":") != std::string::npos);
+  for (const std::string& name : tree_attn::test::names()) CHECK(results[4].out.find(name + ":") != std::string::npos);
 }
 
 TEST_CASE("usage: what is wrong with a command line is said in one line, as tests/data/refused.json lists") {
@@ -45,6 +46,33 @@ TEST_CASE("usage: what is just within a limit is taken, as tests/data/taken.json
     all.push_back({alone(row.get<Words>()), ""});
   CHECK(all.size() > 15);
   check_endings(all);
+}
+
+TEST_CASE("usage: long work shows its phases where a terminal is, and nothing else there") {
+  const Scratch scratch;
+  const Around around{.folder = scratch.folder().string()};
+  const struct {
+    Words command;
+    std::vector<std::string> phases;
+  } cases[] = {
+      {{"decode", "--seq-len", "64", "--heads", "4", "--verify", "--compare", "ring"},
+       {"keys and values", "two-level", "ring", "oracle", "error bounds"}},
+      {{"predict", "--ranks", "8"}, {"two-level", "ring-state"}},
+      {{"oracle", kLayer, "out"}, {"oracle"}},
+      {{"generate", TREE_ATTN_TEST_DATA "/recall/model.safetensors", "text", "--ask", "a", "--tokens", "1"}, {"reading"}}};
+  scratch.write("text", "A text of a few words.");
+  for (const auto& [command, phases] : cases) {
+    CAPTURE(command[0]);
+    const Result piped = run(alone(command), around),
+                 shown = run(Words{"env", "TREE_ATTN_PROGRESS=1"} + alone(command), around);
+    CHECK(shown.status == 0);
+    CHECK(piped.err.find('\r') == std::string::npos);
+    for (const std::string& phase : phases) CHECK(shown.err.find("] " + phase + "\x1b[K") != std::string::npos);
+    // The line is removed: what stays is what a pipe has.
+    const std::size_t end = shown.err.rfind("\r\x1b[K");
+    REQUIRE(end != std::string::npos);
+    CHECK(shown.err.substr(end + 4) == piped.err);
+  }
 }
 
 TEST_CASE("usage: without a launcher MPI is not started") {
