@@ -11,6 +11,8 @@ Run: docs/tools/notebook.py --mark NOTEBOOK.cpp MARKED.cpp         the same prog
      docs/tools/notebook.py --run PROGRAM PRINTED.txt              run the marked program and keep what it prints
      docs/tools/notebook.py --page NOTEBOOK.cpp PRINTED.txt PAGE.md  write the page, with what was printed last
      docs/tools/notebook.py --collect FOLDER TARGET                copy all pages and their figures to where Doxygen reads them
+     docs/tools/notebook.py --readme FOLDER [--write]              what all printed as notebooks_cpp/README.md, for readers without a site;
+                                                                   without --write, status 1 if it is another
 
 A cell is marked by its number among all cells, so that a page can be written again after its prose has changed.
 """
@@ -21,6 +23,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import book
+
+README = book.DOCS.parent / "notebooks_cpp" / "README.md"
 CELL = re.compile(r"^\s*// %%(?: (\[markdown\]|\w.*))?$")
 MARK = "\x1eCELL "
 SECONDS = 120
@@ -103,7 +108,44 @@ def collect(folder, target):
         shutil.copy(path, target)
 
 
+def printed_in(text):
+    """{number of a notebook: what it prints}, of the text of README.md."""
+    return {int(number): printed for number, printed in re.findall(r"^## \[(\d+)\. .*?^```\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)}
+
+
+def readme(printed):
+    """The text of README.md: title, purpose and output of every notebook."""
+    known, pages = book.titles()
+    files = {name: path for path, name in pages.items()}
+
+    def link(match):
+        path = files.get(match[1], "")
+        return f"[{known[match[1]]}]({path.removeprefix('../notebooks_cpp/') if path.startswith('..') else f'../docs/{path}'})"
+
+    out = ["# Notebooks", "", "Programs to read, run and change: `./run notebook 5` builds one and runs it. On the site each is a page, with what its parts print beside them.",
+           "Their [exercises](exercises) are functions to write: `./run exercise 5.2`."]
+    for number in sorted(printed):
+        (path,) = README.parent.glob(f"{number}_*.cpp")
+        text = re.sub(r"^// ?", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        title, purpose = re.search(r"^# Notebook \d+: (.*) \{#", text, re.MULTILINE)[1], re.search(r"\*\*What\s+you\s+get:\*\*\s(.*?)\n\n", text, re.DOTALL)[1]
+        out += ["", f"## [{number}. {title}]({path.name})", "", "What you get: " + re.sub(r"@ref (\w+)", link, " ".join(purpose.split())), "",
+                "<details><summary>What it prints</summary>", "", "```", *printed[number].rstrip("\n").split("\n"), "```", "", "</details>"]
+    return "\n".join(out) + "\n"
+
+
+def write_readme(folder, write):
+    """Compares README.md with the output in a folder of a build, or writes it."""
+    printed = {int(path.parent.name.split("_")[0]): re.sub(rf"^{MARK}\d+\n", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+               for path in folder.glob("[0-9]*_*/printed.txt")}
+    if write:
+        README.write_text(readme(printed), encoding="utf-8")
+    elif README.read_text(encoding="utf-8") != readme(printed):
+        sys.exit(f"notebooks_cpp/README.md is not what the notebooks print: docs/tools/notebook.py --readme {folder} --write")
+
+
 def main():
+    if sys.argv[1:2] == ["--readme"] and len(sys.argv) in (3, 4):
+        return write_readme(Path(sys.argv[2]), sys.argv[3:] == ["--write"])
     if len(sys.argv) == 4 and sys.argv[1] == "--mark":
         mark(Path(sys.argv[2]), Path(sys.argv[3]))
     elif len(sys.argv) == 4 and sys.argv[1] == "--run":

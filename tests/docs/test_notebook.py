@@ -9,6 +9,7 @@ from unittest import mock
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "docs" / "tools"))
 import index
+import notebook
 
 NOTEBOOK = """\
 // %% [markdown]
@@ -38,6 +39,28 @@ int main() {
 //
 //    </details>
 """
+
+
+class Readme(unittest.TestCase):
+    def test_the_readme_of_the_notebooks_is_theirs_with_what_they_printed(self):
+        text = notebook.README.read_text(encoding="utf-8")
+        printed = notebook.printed_in(text)
+        self.assertEqual(sorted(printed), sorted(int(path.name.split("_")[0]) for path in notebook.README.parent.glob("[0-9]*_*.cpp")))
+        self.assertEqual(notebook.readme(printed), text)
+        self.assertNotIn("@ref", text)
+        self.assertGreater(min(map(len, printed.values())), 40)
+
+    def test_what_is_printed_is_compared(self):
+        printed = notebook.printed_in(notebook.README.read_text(encoding="utf-8"))
+        with tempfile.TemporaryDirectory() as folder:
+            for path in notebook.README.parent.glob("[0-9]*_*.cpp"):
+                pathlib.Path(folder, path.stem).mkdir()
+                pathlib.Path(folder, path.stem, "printed.txt").write_text(f"{notebook.MARK}3\n{printed[int(path.name.split('_')[0])]}", encoding="utf-8")
+            notebook.write_readme(pathlib.Path(folder), False)
+            with pathlib.Path(folder, "5_associativity_and_the_state", "printed.txt").open("a", encoding="utf-8") as file:
+                file.write("more\n")
+            with self.assertRaises(SystemExit):
+                notebook.write_readme(pathlib.Path(folder), False)
 
 
 class Notebook(unittest.TestCase):
