@@ -87,6 +87,11 @@ class Readme(unittest.TestCase):
         self.assertEqual(readme.stated(TEXT), TEXT)
         self.assertEqual(readme.noted(MEASURED), MEASURED)
 
+    def test_the_demo_takes_as_long_as_it_says(self):
+        self.assertIn("half a minute of processor time, once built", TEXT)
+        seconds = int(re.search(r"; (\d+) s of processor time", readme.between(MEASURED, "output"))[1])
+        self.assertTrue(20 <= seconds <= 45, seconds)
+
     def test_it_is_short(self):
         self.assertLessEqual(len(re.findall(r"[^\s|]*\w[^\s|]*", re.sub(r"<!--.*?-->", "", TEXT))), MOST_WORDS)
 
