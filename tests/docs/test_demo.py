@@ -27,13 +27,13 @@ class Conclusion(unittest.TestCase):
         self.assertTrue(is_right)
         self.assertEqual(len(lines), 5)
         self.assertIn("sent 195 KiB in the tree and 3.50 GiB in the ring, 18,821 times as many", lines[0])
-        self.assertIn("one digest on 1, 3, 8 and 13 ranks: a; by `paper` on 8: b.", lines[1])
+        self.assertIn("one digest on 1, 3, 8 and 13 ranks, a; by `paper` on 8 b.", lines[1])
         self.assertIn('"It is 1" is what the text says, in 262144 characters', lines[2])
 
     def test_other_bits_and_a_wrong_answer_fail(self):
         lines, is_right = demo.conclusion(DECODED, "It is 1", "It is 1", DIGESTS | {13: "c"}, "b", 262144)
         self.assertFalse(is_right)
-        self.assertIn("different digests on 1, 3, 8 and 13 ranks: a, c", lines[1])
+        self.assertIn("different digests on 1, 3, 8 and 13 ranks, a, c", lines[1])
         lines, is_right = demo.conclusion(DECODED, "It is 2", "It is 1", DIGESTS, "b", 262144)
         self.assertFalse(is_right)
         self.assertIn("wrong: It is 1", lines[2])
