@@ -478,6 +478,9 @@ class Attention:
     def _outputs(self, q, l):
         """Arrays for out and lse of l queries."""
         (b, n_h), d_v = self._out_axes
+        if _is_plain_torch(q):
+            torch = sys.modules["torch"]
+            return torch.empty((b, n_h, l, d_v), dtype=q.dtype, device="cpu"), torch.empty((b, n_h, l), dtype=torch.float32, device="cpu")
         return _empty(q, (b, n_h, l, d_v)), _empty(q, (b, n_h, l), "float32")
 
     def start(self, q, causal=False, window=None, sinks=None, mask=None, softcap=None):

@@ -11,7 +11,8 @@ Every rank runs the whole model; only keys and values are spread. A call takes a
 cache.crop(-n) removes the last n. Causal models whose layers see all keys or a window, with learned sinks or without, and no padding: all else is
 refused. Needs transformers 5 with AttentionInterface.
 """
-import torch
+import threading
+
 import transformers
 from transformers.cache_utils import CacheLayerMixin
 from transformers.masking_utils import AttentionMaskInterface, flash_attention_mask
@@ -19,6 +20,7 @@ from transformers.masking_utils import AttentionMaskInterface, flash_attention_m
 import tree_attn
 
 _KINDS = {"full_attention", "sliding_attention"}
+_waiting = threading.local()  # its layer is the one whose keys the next attend() has to get
 
 
 def _require(holds, line):
@@ -42,7 +44,7 @@ class _Layer(CacheLayerMixin):
     def update(self, key_states, value_states, *args, **kwargs):
         """The new keys, which carry this layer to attend()."""
         key_states = key_states.view(key_states.shape)  # a tensor of our own
-        key_states.tree_attn_layer = self
+        key_states.tree_attn_layer = _waiting.layer = self
         return key_states, value_states
 
     def attend(self, query, key, value, scale, causal, window, sinks):
@@ -108,6 +110,8 @@ def attend(module, query, key, value, attention_mask, scaling=None, dropout=0.0,
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     sinks = None if s_aux is None else s_aux.detach()
     layer = getattr(key, "tree_attn_layer", None)
+    expected, _waiting.layer = getattr(_waiting, "layer", None), None
+    _require(layer is expected, "attn_implementation='tree_attn' has got other keys than those that its cache gave to this layer: the model changes or shares them")
     if layer is None:
         out, _ = tree_attn.attention(query, key, value, scaling, causal, sliding_window, sinks)
     else:

@@ -110,6 +110,14 @@ class HuggingFace(unittest.TestCase):
             tree_attn.hugging_face.Cache(types.SimpleNamespace(get_text_config=lambda decoder: types.SimpleNamespace(layer_types=["chunked_attention"])))
         with self.assertRaisesRegex(ValueError, r"crop\(-9\) of 0 positions"):
             cache.crop(-9)
+        k = torch.zeros(1, 2, 3, 16)
+        keys, values = cache.update(k, k, 0)
+        for other in (keys.clone(), k):
+            cache.update(k, k, 0)
+            with self.assertRaisesRegex(ValueError, "has got other keys than those that its cache gave"):
+                tree_attn.hugging_face.attend(types.SimpleNamespace(), torch.zeros(1, 4, 3, 16), other, values, None)
+        with self.assertRaisesRegex(ValueError, "has got other keys"):  # of a layer that shares them
+            tree_attn.hugging_face.attend(types.SimpleNamespace(), torch.zeros(1, 4, 3, 16), keys, values, None)
         with self.assertRaisesRegex(ValueError, "beams would move sequences"):
             cache.layers[0].reorder_cache(None)
 
