@@ -5,6 +5,7 @@
     out, lse = merge(o1, lse1, o2, lse2)           two disjoint sets of keys, from any kernel
     layer = Attention(group=..., heads=..., ...)   a cache that grows, alone or over a group of torch.distributed, or comm=: of mpi4py
     energy, energy_gradient, moments               the functions of the paper, in double
+    diagnose(q, shards, partials, out, lse)        is another engine's decode over ranks right, and which fault explains it
 
 Arrays are NumPy's, PyTorch's, JAX's or any other's with __dlpack__, in memory of the host, or for an Attention with backend="cuda" all on
 its GPU, but for JAX's. They are read in place, and results are arrays of the kind of the first argument, in the same memory, or NumPy's
@@ -22,7 +23,7 @@ import numpy
 
 from . import _comm
 
-__all__ = ["Attention", "TransportError", "attention", "energy", "energy_gradient", "error_bound", "merge", "moments"]
+__all__ = ["Attention", "TransportError", "attention", "diagnose", "energy", "energy_gradient", "error_bound", "merge", "moments"]
 
 
 class TransportError(RuntimeError):
@@ -599,3 +600,11 @@ class Attention:
     def __del__(self):
         if getattr(self, "_handle", None) and self._comm is None:
             self.close()
+
+
+def __getattr__(name):
+    """The module diagnose, which can be called, when it is first asked for."""
+    if name == "diagnose":
+        import importlib
+        return importlib.import_module("tree_attn.diagnose")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

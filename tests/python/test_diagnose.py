@@ -1,0 +1,136 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""tree_attn.diagnose: right dumps are right, faults are named, and the page's case prints what the page shows.
+
+Run: ./run python
+"""
+import contextlib
+import functools
+import io
+import json
+import math
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import numpy
+
+import tree_attn
+
+PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "diagnose.md"
+BF16 = "bfloat16"
+
+
+def stored(x, dtype):
+    """An array as a dump has it; BF16 as its bits."""
+    if dtype != BF16:
+        return x.astype(dtype)
+    bits = numpy.ascontiguousarray(x, "float32").view("uint32")
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype("uint16")
+
+
+def dump(dtype="float32", lengths=(40, 70, 30), rows=2, seed=1, partials=True, merged=True, change=lambda rank, o, lse: (o, lse), keys=lambda rank, k, v: (k, v), **seen):
+    """A decode of 4 heads over two; change: what the merge gets of each rank; keys: what a rank attends to. seen: as of tree_attn.attention()."""
+    rng = numpy.random.default_rng(seed)
+    draw = lambda *shape: stored(rng.standard_normal(shape), dtype)
+    wide = lambda x: (x.astype("uint32") << 16).view("float32") if dtype == BF16 else x
+    x, states = {"q": draw(2, 4, rows, 32)}, []
+    for r, n in enumerate(lengths):
+        k, v = draw(2, 2, n, 32), draw(2, 2, n, 16)
+        x.update({f"k.{r}": k, f"v.{r}": v})
+        o, lse = tree_attn.attention(wide(x["q"]), *keys(r, wide(k), wide(v)), **(seen if r == len(lengths) - 1 else {}))
+        x.update({f"o.{r}": stored(o, dtype), f"lse.{r}": lse} if partials else {})
+        states.append(change(r, o, lse))
+    if merged:
+        out, x["lse"] = functools.reduce(lambda a, b: tree_attn.merge(*a, *b), states)
+        x["out"] = stored(out, dtype)
+    return x
+
+
+def save(path, tensors, settings):
+    """A file of safetensors."""
+    names, at, header = {"float32": "F32", "float16": "F16", "uint16": "BF16", "int64": "I64"}, 0, {"__metadata__": {"settings": json.dumps(settings)}}
+    for name, x in tensors.items():
+        header[name] = {"dtype": names[str(x.dtype)], "shape": x.shape, "data_offsets": [at, at + x.nbytes]}
+        at += x.nbytes
+    head = json.dumps(header).encode()
+    path.write_bytes(len(head).to_bytes(8, "little") + head + b"".join(x.tobytes() for x in tensors.values()))
+
+
+class Diagnose(unittest.TestCase):
+    def names(self, fault, tensors, **layout):
+        report = tree_attn.diagnose(tensors, layout=layout)
+        self.assertEqual((report["verdict"], report["fault"]), ("wrong", fault), str(report))
+        return report
+
+    def test_right_is_right(self):
+        for dtype in ("float32", "float16", BF16):
+            for partials, merged in ((True, True), (True, False), (False, True)):
+                for lengths in ((40, 70, 30), (40, 0, 30), (65,)):
+                    report = tree_attn.diagnose(dump(dtype, lengths, partials=partials, merged=merged))
+                    self.assertEqual((report["verdict"], report["fault"]), ("right", None), str(report))
+                    self.assertLess(report["largest"], 0.8)
+            self.assertEqual(tree_attn.diagnose(dump(dtype, causal=True), layout={"causal": True})["verdict"], "right")
+
+    def test_faults_of_the_merge(self):
+        for partials in (True, False):
+            self.names("lse_base2", dump(partials=partials, change=lambda r, o, lse: (o, lse / numpy.float32(math.log(2)))))
+            gone = self.names("rank_missing", dump(partials=partials, change=lambda r, o, lse: (o, lse - (numpy.inf if r == 1 else 0))))
+            self.assertIn("rank 1", gone["detail"])
+            self.assertIsNone(gone["where"]["rank"])
+            self.names("rank_twice", dump(partials=partials, change=lambda r, o, lse: (o, lse + numpy.float32(math.log(2) if r == 2 else 0))))
+            self.names("empty_lse", dump(partials=partials, lengths=(40, 0, 30), change=lambda r, o, lse: (o, numpy.where(numpy.isinf(lse), numpy.float32(0), lse))))
+            self.names("heads_permuted", dump(partials=partials, change=lambda r, o, lse: (o[:, [2, 0, 3, 1]].copy(), lse[:, [2, 0, 3, 1]].copy())))
+        self.names("partials_16bit", dump(change=lambda r, o, lse: (o.astype("float16").astype("float32"), lse)))
+
+    def test_faults_of_a_rank(self):
+        late = self.names("last_keys_missing", dump(keys=lambda r, k, v: (k[:, :, :-3 if r == 2 else None], v[:, :, :-3 if r == 2 else None])))
+        self.assertEqual((late["detail"], late["where"]["rank"]), ("[0, 0, 3] of the ranks", 2))
+        self.names("causal_edge", dump(), causal=True)
+        self.names("scale_missing", dump(lengths=(65,), scale=1.0))
+        self.names("kv_grouping", dump(keys=lambda r, k, v: (k[:, ::-1].copy(), v[:, ::-1].copy())))
+        self.names("none of these", dump(keys=lambda r, k, v: (k + 0.1 * numpy.roll(k, 1, 3), v)))
+
+    def test_calls(self):
+        x = dump()
+        shards, partials = [(x[f"k.{r}"], x[f"v.{r}"], [40 * (r > 0) + 70 * (r > 1) + numpy.arange(n)][0]) for r, n in enumerate((40, 70, 30))], [(x[f"o.{r}"], x[f"lse.{r}"]) for r in range(3)]
+        self.assertEqual(tree_attn.diagnose(x["q"], shards, partials, x["out"], x["lse"])["parts"], tree_attn.diagnose(x)["parts"])
+        for wrong, line in (({"k.1": x["k.0"]}, r"v.1 is \[2, 2, 70, 16\]; expected \[2, 2, 40, 16\]"), ({"lse": x["lse"][:1]}, "lse is"), ({"q": x["q"].astype(int)}, "of type int64")):
+            with self.assertRaisesRegex(ValueError, line):
+                tree_attn.diagnose({**x, **wrong})
+        with self.assertRaisesRegex(ValueError, "nothing to check"):
+            tree_attn.diagnose(x["q"], shards)
+        with self.assertRaisesRegex(ValueError, "'windows'; there are: scale"):
+            tree_attn.diagnose(x, layout={"windows": 3})
+
+    def test_files(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "x.safetensors"
+            run = lambda *more: subprocess.run([sys.executable, "-m", "tree_attn.diagnose", path, *more], capture_output=True, text=True)
+            save(path, dump(BF16, causal=True), {"causal": True})
+            right = run()
+            self.assertEqual((right.returncode, right.stderr, right.stdout.split(":")[0]), (0, "", "right"))
+            save(path, dump(BF16), {"causal": True})
+            wrong = run("--json")
+            self.assertEqual((wrong.returncode, json.loads(wrong.stdout)["fault"]), (1, "causal_edge"))
+            whole = path.read_bytes()
+            for broken in (b"", whole[:100], whole[:-1], whole[:8] + b"x" + whole[9:], whole.replace(b'"BF16"', b'"BF17"'), whole.replace(b"[0, ", b"[9, ")):
+                path.write_bytes(broken)
+                said = run()
+                self.assertEqual((said.returncode, said.stdout, said.stderr.count("\n")), (2, "", 1), said.stderr)
+            path.unlink()
+            self.assertEqual(run().returncode, 2)
+
+    def test_the_case_of_the_page(self):
+        code, shown = re.search(r"```python\n(.*?)```\n\n```text\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL).groups()
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            exec(code, {})
+        digits = lambda text: re.sub(r"\d\.\d+(?:e[-+]\d+)?", "x", text)  # errors of the library's own sums depend on the instruction set
+        self.assertEqual(digits(printed.getvalue()), digits(shown))
+
+
+if __name__ == "__main__":
+    unittest.main()
