@@ -40,8 +40,8 @@ constexpr double kMostPlannedStates = 1 << 21;
 /// Bytes of keys and values of the smallest step that is shared: a shorter one ends before another thread has woken.
 constexpr double kBytesWorthThreads = 1 << 18;
 
-/// How a session cuts the work of steps of l queries, and the memory that they need. In double, because the axes of an empty
-/// tensor may have a product beyond 64 bits.
+/// Division of the work of steps of l queries, and the memory that they need. Counted in double, because the axes of an
+/// empty tensor may have a product beyond 64 bits.
 struct SessionPlan {
   double n_rows, n_queries, chunk_leaves, n_subtrees, n_chunks, workspace, n_threads, packed, state;
   double n_dealt_heads = 0, n_dealt_leaves = 0;  ///< heads and leaves of DealtMerges
@@ -269,7 +269,7 @@ class CpuSession final : public DecodeSession, public States {
     if (states_.size() < n_floats) states_.resize(n_floats);
   }
 
-  /// What the queries of each sequence see, and what none of any sequence sees.
+  /// Sets what the queries of each sequence see, and which keys no query of any sequence sees.
   void see(const Step& step) {
     const std::int64_t b = step.q.shape[0], n_h = step.q.shape[1], l = step.q.shape[2];
     masks_.clear();
@@ -352,7 +352,7 @@ class CpuSession final : public DecodeSession, public States {
     const auto next = std::upper_bound(cuts_.begin(), cuts_.end(), a);
     return next == cuts_.end() ? kOpenEnd : *next;
   }
-  /// Whether two entries have some rows in the same pages, and all of their queries see all keys of them.
+  /// Tests whether two entries have these rows in the same pages, and all of their queries see all keys of them.
   bool share(std::int64_t i, std::int64_t j, KeyRange rows) const {
     const Seen a = step_.seen_by_all(i), b = step_.seen_by_all(j);
     for (std::int64_t row = rows.begin; row < rows.end; row += kLeafKeys) {
@@ -495,7 +495,7 @@ class CpuSession final : public DecodeSession, public States {
   const CpuCache& cache_;
   const LeafKernel& kernel_;
   std::int64_t planned_ = -1, most_queries_ = 0;  ///< the capacity, or -1, and the most queries that the memory is for
-  /// Of the step: query positions, or -1 before one is planned, rows, and rows that share a head.
+  /// Axes of the planned step: query positions (-1 before one is planned), query rows, and query rows that share a head.
   std::int64_t l_ = -1, n_rows_ = 0, n_queries_ = 0;
   std::int64_t chunk_leaves_ = 1, workspace_size_ = 0, n_chunks_ = 0;
   std::vector<float, LineAllocator<float>> queries_, workspace_;  ///< [n_rows][padded d_h]; [threads] workspaces
@@ -512,7 +512,7 @@ class CpuSession final : public DecodeSession, public States {
   std::vector<Seen> seen_;               ///< [b, l] what its queries see; empty if that is everything
   std::vector<const std::byte*> masks_;  ///< [n_rows] the mask of every row; empty if there is none
   KeyRange hidden_;                      ///< positions that none of them sees
-  /// What a thread computes for several entries.
+  /// Queries and states of the entries that a thread decodes together.
   struct Together {
     std::vector<float, LineAllocator<float>> queries{};  ///< [entries][rows of a head][padded d_h]
     std::vector<float> states{};                         ///< [leaves or 1][entries][rows of a head][...]

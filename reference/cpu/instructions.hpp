@@ -59,7 +59,7 @@ TREE_ATTN_INLINE Vector load_vector(const void* p) {
   __builtin_memcpy(&x, p, sizeof x);
   return x;
 }
-/// The same element in all lanes of a part.
+/// Broadcasts an element to all lanes of a part.
 TREE_ATTN_INLINE Part all(float x) { return x - Part{}; }
 TREE_ATTN_INLINE Part select(PartBits mask, Part x, Part y) { return mask ? x : y; }
 
@@ -188,7 +188,7 @@ TREE_ATTN_INLINE float largest(Part x) {
   const Quad two = larger(four, __builtin_shufflevector(four, four, 2, 3, 0, 1));
   return larger(two[0], two[1]);
 }
-/// Whether any lane of a mask is set.
+/// Tests whether any lane of a mask is set.
 TREE_ATTN_INLINE bool any(PartBits mask) {
 #if defined(__AVX512F__)
   return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;

@@ -57,7 +57,7 @@ struct Pair {
   Lanes x, y;
 };
 
-/// Where element i of a pair of type T is: in lane result % 16 of x if the result is less than 16, else of y.
+/// Lane of element i of a pair of type T: lane result % 16 of x if the result is less than 16, else of y.
 template <class T>
 constexpr int lane_of(int i) {
   return sums_in_pairs(DTypeTraits<T>::kDType) ? i / 2 + i % 2 * kLanes : i;

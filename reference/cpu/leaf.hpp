@@ -60,7 +60,8 @@ TREE_ATTN_INLINE Pair load_once(const std::byte* row, std::int64_t p, std::int64
   return rest >= kPairElements ? load_pair<T>(from) : load_pair<T>(from, rest);
 }
 
-/// Whether a weight is -0, that of a key that is not seen. Its value is ignored and counts as -0, which changes no sum.
+/// Tests for the weight -0, which marks a key that is not seen. The value of that key is ignored and counts as -0, which
+/// changes no sum.
 TREE_ATTN_INLINE bool is_none(float weight) { return __builtin_bit_cast(std::uint32_t, weight) == 0x80000000; }
 
 /// Pair p of a packed query.
@@ -180,7 +181,7 @@ TREE_ATTN_INLINE void soft_cap(float* s, float limit, float inverse) {
   }
 }
 
-/// What the weights of a leaf have in common.
+/// Shift of a leaf, and whether its queries see all of its keys.
 struct LeafShift {
   float shift;  ///< e
   bool all_seen;

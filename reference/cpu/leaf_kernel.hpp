@@ -17,7 +17,7 @@
 
 namespace tree_attn {
 
-/// Where the rows of one leaf are in memory, at any alignment.
+/// Addresses of the rows of one leaf, at any alignment.
 struct LeafRows {
   const std::byte *k, *v;           ///< the key and the value of its first position
   std::int64_t k_stride, v_stride;  ///< bytes from one position to the next

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Which build of the loops this processor runs.
+/// @brief Chooses the build of the loops that this processor runs.
 #include "reference/cpu/leaf_kernel.hpp"
 #include "reference/decode/decode.hpp"
 
@@ -27,7 +27,8 @@ namespace {
 #if defined(TREE_ATTN_X86_64)
 constexpr std::array kKernels{&leaf_kernel_x86_64_v4, &leaf_kernel_x86_64_v3, &leaf_kernel_x86_64};
 
-/// Whether this processor has what a level of the x86-64 psABI adds, as far as compilers use it in these loops.
+/// Tests whether this processor has the instructions of a level of the x86-64 psABI, as far as compilers use them in these
+/// loops.
 bool can_run(const LeafKernel& kernel) {
   unsigned a = 0, b = 0, basic = 0, extended = 0, d = 0;
   __get_cpuid(1, &a, &b, &basic, &d);

@@ -32,7 +32,7 @@ fs::path folder_of(const std::string& path) {
   return folder.empty() ? "." : folder;
 }
 
-/// Whether two paths name one file, which may be one that does not exist yet.
+/// Tests whether two paths name one file, possibly one that does not exist yet.
 bool is_same_file(const fs::path& a, const fs::path& b) {
   std::error_code error;
   if (fs::exists(a, error) || fs::exists(b, error)) return fs::equivalent(a, b, error);

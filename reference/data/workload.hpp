@@ -88,7 +88,7 @@ class Workload {
   virtual std::optional<Shard> in_place(KeyRange) { return std::nullopt; }
   /// All keys and values [b, n_kv, N, d], for the oracle.
   virtual Shard whole() = 0;
-  /// The same keys and values before they were rounded to F8_E4M3, where they are known; else null.
+  /// Returns the keys and values before they were rounded to F8_E4M3, where they are known; else null.
   virtual std::unique_ptr<Workload> unquantised() const { return nullptr; }
 
  protected:
@@ -103,7 +103,7 @@ class Workload {
 /// @param lengths keys in use per batch entry [b], counted over the whole sequence
 /// @throws std::invalid_argument for another number of lengths; as KvCache::append()
 void fill(KvCache& cache, Workload& workload, std::span<const std::int64_t> lengths);
-/// The same for an empty cache, which borrows keys and values that are in host memory in the order of its rows.
+/// Fills an empty cache in this way; it borrows keys and values that are in host memory in the order of its rows.
 void fill_at_start(KvCache& cache, Workload& workload, std::span<const std::int64_t> lengths);
 
 /// Queries, keys and values of a safetensors file, mapped and read in place.

@@ -31,7 +31,7 @@ class Backend {
   /// The reason why the backend cannot be used on this machine, in a few words; empty if it can. On a GPU the question makes
   /// a context, which takes memory there: use_gpu() comes first.
   virtual std::string missing() const = 0;
-  /// Whether it cannot be used without a GPU.
+  /// Returns whether the backend needs a GPU.
   virtual bool needs_gpu() const { return false; }
   /// The names of the GPUs that it finds. Makes a context on none.
   virtual std::vector<std::string> gpus() const = 0;
@@ -41,11 +41,11 @@ class Backend {
   /// used,
   ///   as one in exclusive mode that another process has
   virtual void use_gpu(int index) const { static_cast<void>(index); }
-  /// Whether a session computes a step on several threads of the host, as many as the caller chooses.
+  /// Returns whether a session computes a step on several threads of the host, as many as the caller chooses.
   virtual bool has_threads() const { return false; }
-  /// Whether a session caps scores and adds masks to them.
+  /// Returns whether a session caps scores and adds masks to them.
   virtual bool has_masks() const { return false; }
-  /// Whether kernels of one rank can store into memory of the device of another.
+  /// Returns whether kernels of one rank can store into memory of the device of another.
   virtual bool has_windows() const { return false; }
   /// The reason why the backend does not accept the shape, in a few words; empty if it does.
   virtual std::string refusal(const AttentionShape& shape) const = 0;

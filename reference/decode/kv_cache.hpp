@@ -97,7 +97,7 @@ class KvCache {
   /// @param memory called with a number of bytes if a copy is needed; returns memory of that size
   /// @throws std::out_of_range unless 0 <= n <= longest()
   Shard shard(std::int64_t n, const std::function<std::byte*(std::size_t)>& memory) const;
-  /// The same copied to device memory, for a cache on a device: there after all that the default stream holds.
+  /// Copies the first n rows to device memory, for a cache on a device, in the order of the default stream.
   /// @param memory for all keys and, after them, all values @throws as shard(); std::logic_error if the cache is on the host
   Shard shard_on_device(std::int64_t n, std::byte* memory) const;
   /// Prepares decode steps, of any number of queries each. The cache outlives the session. @param scale multiplies q.k

@@ -28,7 +28,7 @@ struct KvScales {
   }
 };
 
-/// Whether a scale is from 2^-100 to 2^100: then no element of F8_E4M3 times it is beyond F32.
+/// Tests whether a scale is from 2^-100 to 2^100, where no product with an element of F8_E4M3 leaves the range of F32.
 inline bool is_scale(float x) { return x >= 0x1p-100f && x <= 0x1p100f; }
 
 /// Divides elements by a scale in F32, then stores them. By a power of two nothing is lost before the last rounding. What is

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Which page of a pool holds which leaf of which batch entry (section 5.3).
+/// @brief Table of the pages of a pool that hold the leaves of each batch entry (section 5.3).
 ///
 /// A page has 64 rows of every key/value head. A leaf is a set of positions wherever its rows lie, so no bit depends on the
 /// table.
@@ -53,7 +53,7 @@ class PageTable {
     const std::int64_t on = page(entry, leaves_.index_of_row(a));
     return on == kNone ? kNone : on * kLeafKeys + (a + leaves_.cut_off()) % kLeafKeys;
   }
-  /// Whether another entry has the page of row a too.
+  /// Tests whether another entry also has the page of row a.
   bool is_shared(std::int64_t entry, std::int64_t a) const {
     const std::int64_t on = page(entry, leaves_.index_of_row(a));
     return on != kNone && n_users_[static_cast<std::size_t>(on)] > 1;
@@ -93,7 +93,7 @@ class PageTable {
   };
   const Entry& of(std::int64_t entry) const { return entries_[static_cast<std::size_t>(entry)]; }
   std::int64_t n_leaves(std::int64_t n_rows) const { return n_rows == 0 ? 0 : leaves_.index_of_row(n_rows - 1) + 1; }
-  /// What extend() will do.
+  /// Changes that extend() will make.
   struct Plan {
     std::int64_t before, after, gone_end;  ///< leaves now and then, and where those begin that keep a page
     KeyRange given_back;                   ///< leaves

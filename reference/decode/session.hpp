@@ -49,7 +49,7 @@ class DecodeSession {
   /// @paper{eq_7, eq. (7)}
   States& decode(const Step& step, const std::function<void()>& progress = {});
 
-  /// What multiplies q.k.
+  /// Factor of q.k.
   double scale() const { return scale_; }
   /// check_step() for the cache.
   void check(const Step& step) const { check_step(cache_, step); }

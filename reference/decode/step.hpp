@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What one decode step is asked: the queries, and the positions that each of them sees (section 5).
+/// @brief Input of one decode step: the queries, and the positions that each of them sees (section 5).
 #pragma once
 
 #include "reference/state/mask.hpp"
@@ -25,7 +25,7 @@ struct Step {
 
   /// Keys of the longest batch entry; 0 without entries.
   std::int64_t longest() const { return lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end()); }
-  /// What query j of a batch entry sees, what any of its queries sees, and what all of them see.
+  /// Keys that query j of a batch entry sees, that any of its queries sees, and that all of them see.
   Seen seen(std::int64_t entry, std::int64_t j) const { return rule.of(length(entry), q.shape[2], j); }
   Seen seen_by_any(std::int64_t entry) const { return rule.of_any(length(entry), q.shape[2]); }
   Seen seen_by_all(std::int64_t entry) const { return rule.of_all(length(entry), q.shape[2]); }

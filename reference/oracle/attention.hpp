@@ -83,7 +83,7 @@ void check_options(const TensorView& q, const TensorView& k, const TensorView& v
 /// The factor of q.k: options.scale, or 1/sqrt(d_h).
 double scale_of(const TensorView& q, const AttentionOptions& options);
 
-/// What query i of batch entry b sees.
+/// Keys that query i of batch entry b sees.
 Seen seen_by(const TensorView& q, const TensorView& k, const AttentionOptions& options, std::int64_t b, std::int64_t i);
 
 }  // namespace tree_attn

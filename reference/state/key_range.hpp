@@ -37,7 +37,7 @@ inline KeyRange closed(KeyRange range, std::int64_t longest) {
   if (longest <= range.begin) return {range.begin, range.begin};
   return {range.begin, static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(longest)))};
 }
-/// The same for every range.
+/// Closes every range.
 inline std::vector<KeyRange> closed(std::span<const KeyRange> ranges, std::int64_t longest) {
   std::vector<KeyRange> result;
   for (const KeyRange& range : ranges) result.push_back(closed(range, longest));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What becomes of a score before it is weighed: the soft cap, and then the mask (section 5).
+/// @brief Changes of a score before it is weighed: the soft cap, and then the mask (section 5).
 ///
 /// The order is that of ONNX Attention: a cap after the mask would make a key of score -inf one of score -c.
 #pragma once
@@ -32,7 +32,7 @@ struct Mask {
             shape,
             {shape[1] * shape[2] * shape[3], shape[2] * shape[3], shape[3]}};
   }
-  /// That of query j alone.
+  /// Mask of query j alone.
   Mask query(std::int64_t j) const {
     Mask mask = *this;
     if (data != nullptr) mask.data = row(0, 0, j), mask.shape[2] = 1;
@@ -54,7 +54,7 @@ struct Mask {
   }
 };
 
-/// Whether steps take a soft cap: 0 (none), or 2^-60 to 2^60.
+/// Tests for a valid soft cap: 0 (none), or 2^-60 to 2^60.
 constexpr bool is_soft_cap(double c) { return c == 0 || (c >= 0x1p-60 && c <= 0x1p60); }
 
 /// Throws std::invalid_argument unless the mask, if there is one, has these axes, with `n_keys` or more, and the cap is 0

@@ -22,7 +22,7 @@ struct DealtNode {
   int depth = 0;           ///< t
   std::int64_t first = 0;  ///< r < 2^t, the lowest of its leaves
 
-  /// Whether it holds a leaf.
+  /// Tests whether the node holds a leaf.
   bool has(std::int64_t leaf) const { return (leaf & ((std::int64_t{1} << depth) - 1)) == first; }
   /// Number of its leaves among the first n of a sequence.
   std::int64_t n_leaves(std::int64_t n) const { return n > first ? ((n - first - 1) >> depth) + 1 : 0; }
@@ -100,7 +100,7 @@ class OwnedLeaves {
   std::int64_t leaf(std::int64_t i) const {
     return i / n_residues() << bits_ | residues_[static_cast<std::size_t>(i % n_residues())];
   }
-  /// Where a leaf of the range is stored: the inverse of leaf().
+  /// Index at which a leaf of the range is stored: the inverse of leaf().
   std::int64_t index_of(std::int64_t leaf) const {
     const auto found = std::lower_bound(residues_.begin(), residues_.end(), leaf & period_mask());
     return (leaf >> bits_) * n_residues() + (found - residues_.begin());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Which keys a query sees: the causal edge, a window, and the first keys of a sequence (section 5).
+/// @brief Keys that a query sees: the causal edge, a window, and the first keys of a sequence (section 5).
 ///
 /// A key that is not seen is not in the set that the query attends to. The tree stands over positions, so no node, plan or
 /// message changes: the value of a node is the state of the keys below it that the row sees.
@@ -19,13 +19,13 @@ struct Seen {
   TREE_ATTN_HOST_DEVICE bool contains(std::int64_t position) const {
     return position < end && (position >= begin || position < sinks);
   }
-  /// Whether one of the positions [first, last) is seen.
+  /// Tests whether one of the positions [first, last) is seen.
   TREE_ATTN_HOST_DEVICE bool touches(std::int64_t first, std::int64_t last) const {
     return first < end && last > first && (last > begin || first < sinks);
   }
 };
 
-/// Which of the keys in use the l queries of a sequence see, the same rule for all sequences.
+/// Rule by which the l queries of a sequence see the keys in use; it holds for all sequences.
 struct SeenRule {
   bool causal = false;      ///< query j of l stands at position length - l + j, and sees the keys up to there
   std::int64_t window = 0;  ///< it sees the last `window` of those; 0: all
@@ -33,16 +33,16 @@ struct SeenRule {
 
   bool operator==(const SeenRule&) const = default;
 
-  /// What query j of l sees of a sequence.
+  /// Keys of a sequence that query j of l sees.
   TREE_ATTN_HOST_DEVICE Seen of(std::int64_t length, std::int64_t l, std::int64_t j) const {
     const std::int64_t after = causal ? l - 1 - j : 0, end = length > after ? length - after : 0;
     return {sinks, window > 0 && end > window ? end - window : 0, end};
   }
-  /// What any of the l queries sees. Their windows move by one position at most, so together they have no gap.
+  /// Keys that any of the l queries sees. The windows move by one position at most, so together they have no gap.
   TREE_ATTN_HOST_DEVICE Seen of_any(std::int64_t length, std::int64_t l) const {
     return {sinks, of(length, l, 0).begin, length};
   }
-  /// What all of the l queries see.
+  /// Keys that all of the l queries see.
   TREE_ATTN_HOST_DEVICE Seen of_all(std::int64_t length, std::int64_t l) const {
     return {sinks, of(length, l, l - 1).begin, of(length, l, 0).end};
   }

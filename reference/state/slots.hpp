@@ -26,7 +26,7 @@
 
 namespace tree_attn {
 
-/// Which leaf is in which slot.
+/// Order of the leaves: the map from leaves to slots.
 enum class LeafOrder {
   kContiguous,  ///< slot = leaf
   kDealt        ///< bit reversal of the low 12 bits of the leaf number

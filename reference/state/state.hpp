@@ -134,7 +134,7 @@ TREE_ATTN_HOST_DEVICE inline void set_empty(Real* state, std::int64_t d_v) {
   for (std::int64_t j = 0; j < d_v; ++j) state[kValues + j] = Real(-0.0);
 }
 
-/// Whether a state is empty: it has no key, or only keys with a score of -inf.
+/// Tests whether a state is empty: without keys, or with only keys with a score of -inf.
 ///
 /// A state with D = NaN is not empty. A key with a NaN score also has shift -inf (key_shift()); only D distinguishes the
 /// two.

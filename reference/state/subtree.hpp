@@ -28,7 +28,7 @@ struct Subtree {
   TREE_ATTN_HOST_DEVICE std::int64_t begin() const { return index << level; }       ///< first position covered
   TREE_ATTN_HOST_DEVICE std::int64_t end() const { return (index + 1) << level; }   ///< one past the last position covered
   TREE_ATTN_HOST_DEVICE Subtree parent() const { return {level + 1, index >> 1}; }  ///< the node above
-  /// Whether `right` is the right sibling of this node.
+  /// Tests whether `right` is the right sibling of this node.
   bool is_left_sibling_of(const Subtree& right) const {
     return level == right.level && (index & 1) == 0 && index + 1 == right.index;
   }

@@ -221,7 +221,7 @@ constexpr void with_dtype(DType dtype, F&& f) {
 constexpr std::size_t bytes_of(DType dtype) { return facts_of(dtype).bytes; }
 /// "F64", "F32", "F16", "BF16" or "F8_E4M3", as in safetensors.
 constexpr std::string_view name_of(DType dtype) { return facts_of(dtype).name; }
-/// The same in lower case, as in options and reports: "bf16".
+/// Name in lower case, as in options and reports: "bf16".
 inline std::string lower_name_of(DType dtype) {
   std::string name(name_of(dtype));
   for (char& c : name) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
@@ -231,7 +231,8 @@ inline std::string lower_name_of(DType dtype) {
 constexpr double unit_roundoff(DType dtype) { return facts_of(dtype).unit_roundoff; }
 /// Largest finite element.
 constexpr double largest_of(DType dtype) { return facts_of(dtype).largest; }
-/// Whether the CPU adds neighbours of a dot product in one lane: of BF16, and of F8_E4M3, which has the bits of BF16.
+/// Tests whether the CPU adds neighbours of a dot product in one lane: for BF16, and for F8_E4M3, which has the bits of
+/// BF16.
 constexpr bool sums_in_pairs(DType dtype) { return dtype == DType::BF16 || dtype == DType::F8_E4M3; }
 /// The unit that multiplies elements of the type in a kernel.
 constexpr KernelUnit kernel_unit_of(DType dtype) { return facts_of(dtype).unit; }

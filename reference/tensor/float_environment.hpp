@@ -38,7 +38,7 @@ class FloatEnvironment {
   }
 
 #if defined(__x86_64__)
-  /// Whether this thread has the default environment.
+  /// Tests whether this thread has the default environment.
   static bool is_default() {
     std::uint16_t x87;
     __asm__ __volatile__("fnstcw %0" : "=m"(x87));
@@ -55,7 +55,7 @@ class FloatEnvironment {
     _mm_setcsr(kDefault);  // older libraries leave the flush to zero
   }
 #elif defined(__aarch64__)
-  /// Whether this thread has the default environment.
+  /// Tests whether this thread has the default environment.
   static bool is_default() {
     Saved control;
     save(control);
@@ -68,7 +68,7 @@ class FloatEnvironment {
   static void restore(const Saved& saved) { __asm__ __volatile__("msr fpcr, %0" : : "r"(saved)); }
   static void set_default() { restore(0); }
 #else
-  /// Whether this thread is known to have the default environment.
+  /// Tests whether this thread is known to have the default environment.
   static bool is_default() { return false; }
 
  private:
