@@ -17,7 +17,7 @@
 namespace tree_attn::emulated {
 namespace runtime {
 
-/// What arena.take() gave.
+/// Memory that arena.take() returned.
 struct Allocation {
   const std::byte* first = nullptr;
   std::size_t n_bytes = 0;
@@ -106,12 +106,12 @@ class CheckedPointer {
     runtime::access_shared(at_, n_bytes, access, allocation_, line);
     return at_;
   }
-  /// The same place, as numbers of another type.
+  /// Pointer to this address with another element type.
   template <class U>
   CheckedPointer<U> as() const {
     return {reinterpret_cast<U*>(at_), allocation_, line_};
   }
-  /// The same place in another block of the cluster.
+  /// Pointer to the corresponding address in another block of the cluster.
   CheckedPointer in_block(int rank, const Line& line) const {
     const auto move = [&](const void* own) {
       return runtime::remote(static_cast<std::byte*>(const_cast<void*>(own)), rank, line);
@@ -135,7 +135,7 @@ class CheckedPointer {
 
 namespace runtime {
 
-/// What shared.hpp declares for plain pointers.
+/// Overloads of the functions that shared.hpp declares for plain pointers.
 template <Access access, class T>
 T* plain(const CheckedPointer<T>& at, int n_bytes, const Line& line) {
   return at.checked(static_cast<std::size_t>(n_bytes), access, line);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Which thread of which block is running: what the emulator reads for threadIdx, blockIdx, blockDim and gridDim, and
-/// what a report of a broken rule names.
+/// @brief The running thread and its block: read for threadIdx, blockIdx, blockDim and gridDim, and named in reports of a
+/// broken rule.
 #pragma once
 
 #include <source_location>
@@ -19,7 +19,7 @@ struct dim3 {
 
 namespace runtime {
 
-/// Where a thread is.
+/// Coordinates of a thread in its block and grid.
 struct Coordinates {
   dim3 thread, block, block_extent, grid_extent;
 };

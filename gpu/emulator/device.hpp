@@ -41,7 +41,7 @@ namespace tree_attn::emulated {
 
 namespace runtime {
 
-/// What a shuffle moves: 4 or 8 bytes.
+/// Shuffles a value of 4 or 8 bytes.
 template <class T>
 T shuffle_value(unsigned mask, T value, unsigned from, const char* word, const Line& line) {
   static_assert((sizeof(T) == 4 || sizeof(T) == 8) && std::is_trivially_copyable_v<T>);
@@ -185,7 +185,7 @@ void store_fresh(T* to, std::type_identity_t<T> x, const Line& line = Line::curr
   runtime::check_global(to, sizeof(T), runtime::Reach::kWrite, "store_fresh", line);
   *to = x;
 }
-/// The same for 16 bytes, at a multiple of 16.
+/// Loads and stores 16 bytes in this way, at a multiple of 16.
 inline Bytes16 load_fresh16(const float* from, const Line& line = Line::current()) {
   return runtime::load_global16(from, runtime::Reach::kRead, "load_fresh16", line);
 }
@@ -299,7 +299,7 @@ inline int cluster_rank() { return runtime::cluster_rank(); }
 inline void cluster_sync(const Line& line = Line::current()) { runtime::meet_cluster(line); }
 /// Orders no memory on a device. Here it does, and no mode finds a cluster_meet() where cluster_sync() is needed.
 inline void cluster_meet(const Line& line = Line::current()) { runtime::meet_cluster(line); }
-/// The same place in the shared memory of another block of the cluster. That block must not have ended.
+/// Maps an address to the shared memory of another block of the cluster. The other block must not have ended.
 template <class T>
 Shared<T> remote(Shared<T> shared, int rank, const Line& line = Line::current()) {
 #if defined(TREE_ATTN_EMULATOR_SHADOW)

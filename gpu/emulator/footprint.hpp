@@ -17,18 +17,18 @@
 
 namespace tree_attn::emulated::runtime {
 
-/// What an access does: reads what no kernel writes, reads, writes, or does both at once.
+/// Kind of an access: a read of memory that no kernel writes, a read, a write, or both at once.
 enum class Reach { kReadOnly, kRead, kWrite, kAtomic };
 
-/// What an operation did to the bytes of one buffer, with one bit for every two bytes.
+/// Accesses of an operation to the bytes of one buffer, with one bit for every two bytes.
 class Touched {
  public:
   explicit Touched(std::size_t n_bytes) : n_words_((n_bytes + 127) / 128) {}
 
   /// @param at offset of the first byte in the buffer
   void note(std::size_t at, std::size_t n_bytes, Reach reach, const char* word, const Line& line);
-  /// How two operations that nothing orders conflict: "writes bytes 0 to 8 (...) that ... reads (...)"; empty if they do
-  /// not.
+  /// Describes the conflict of two operations that nothing orders: "writes bytes 0 to 8 (...) that ... reads (...)"; empty
+  /// if they do not.
   /// @param other_name of the operation that touched `other`
   std::string conflict(const Touched& other, const std::string& other_name) const;
 

@@ -51,7 +51,7 @@ std::atomic<int> n_opened{0};               // windows of other processes
 /// A buffer and the gaps around it.
 std::size_t with_gaps(std::size_t n_bytes) { return kGap + (n_bytes + kAlignment - 1) / kAlignment * kAlignment + kGap; }
 
-/// Where the gaps of a buffer lie, ASan reports every access.
+/// Makes ASan report every access to the gaps of a buffer.
 void forbid_gaps(std::byte* memory, std::size_t n_bytes) {
   forbid(memory, kGap);
   forbid(memory + kGap + n_bytes, with_gaps(n_bytes) - kGap - n_bytes);
@@ -85,7 +85,7 @@ void mark(LaunchMark& mark, const Grid& grid) {
   mark.before = mark.last.load();
   mark.last = grid.number;
 }
-/// Whether a launch that may still run when this one begins has left the mark.
+/// Tests whether the mark was left by a launch that may still run when this one begins.
 bool is_from_running(const LaunchMark& mark, const Grid& grid) {
   const std::uint64_t last = mark.last, other = last == grid.number ? mark.before.load() : last;
   return other >= grid.running && other < grid.number;

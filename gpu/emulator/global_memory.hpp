@@ -27,7 +27,8 @@ void* open_window(const WindowHandle& handle, std::size_t n_bytes);
 /// Memory of a library as a window: of the current device, or elsewhere. Ended by free_global() or close_window().
 void borrow_window(void* memory, std::size_t n_bytes, bool is_own);
 void close_window(void* window);
-/// Whether windows of other processes are open: then these may store into windows of this one at any time.
+/// Tests whether windows of other processes are open, so that those processes may store into windows of this one at any
+/// time.
 bool others_may_store();
 
 /// Bytes that kernels of a device have stored into windows of others: its part of DeviceTraffic::bytes_to_peers.

@@ -15,7 +15,7 @@
 
 namespace tree_attn::emulated {
 
-/// How a kernel is launched.
+/// Launch configuration of a kernel.
 struct Launch {
   dim3 grid{}, block{};
   std::size_t shared_bytes = 0;  ///< dynamic shared memory of a block
@@ -33,14 +33,14 @@ inline std::size_t shared_bytes_of(const Settings& how) {
   return how.shared_bytes > 0 ? how.shared_bytes : least_shared_bytes(how.major);
 }
 
-/// Of all its clusters.
+/// Number of blocks in all clusters of a launch.
 inline std::uint64_t n_blocks_of(const Launch& config) {
   return std::uint64_t{config.grid.x} * config.grid.y * config.grid.z;
 }
 
 class Footprint;
 
-/// What the next launch of a stream must know of those before it.
+/// State that a launch of a stream passes to the next one.
 struct LaunchHistory {
   LaunchHistory();
   std::uint64_t scratch = 0;  ///< Grid::scratch of the last one

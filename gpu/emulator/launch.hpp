@@ -25,7 +25,7 @@
 
 namespace tree_attn::emulated {
 
-/// What a launch layer asks of the device at hand.
+/// Properties of the current device that a launch layer needs.
 struct Device {
   std::string name;
   int n_multiprocessors = 0;
@@ -44,7 +44,7 @@ inline Device device() {
 inline int n_devices() { return settings().n_devices; }
 inline void set_device(int device) { runtime::set_device(device); }
 inline int current_device() { return runtime::current_device(); }
-/// Whether this process has used a device since this was last set to false. On a GPU the first use makes a context, which
+/// Flag: this process has used a device since the flag was last set to false. On a GPU the first use makes a context, which
 /// takes memory there. set_device(), device(), memory, streams and launches are uses; n_devices(), current_device() and
 /// gpu_names() are none.
 inline std::atomic<bool>& has_context(int device) { return runtime::has_context(device); }
@@ -73,7 +73,7 @@ class OpenedWindow {
  public:
   /// Opens that of another process. @param n_bytes of that window @throws DeviceError if it cannot be reached
   OpenedWindow(const WindowHandle& handle, std::size_t n_bytes) : data_(runtime::open_window(handle, n_bytes)) {}
-  /// Where a library has mapped it.
+  /// Borrows a window at the address where a library has mapped it.
   OpenedWindow(void* memory, std::size_t n_bytes) : data_(memory) { runtime::borrow_window(memory, n_bytes, false); }
   OpenedWindow(OpenedWindow&& other) noexcept : data_(std::exchange(other.data_, nullptr)) {}
   OpenedWindow& operator=(OpenedWindow&&) = delete;
@@ -106,7 +106,7 @@ class HostBuffer {
   T* data() { return elements_.data(); }
   std::int64_t size() const { return static_cast<std::int64_t>(elements_.size()); }
   std::span<const T> elements() const { return elements_; }
-  /// The same, to be written. @throws DeviceError if the host has not waited for a copy from here or to here
+  /// The elements, to be written. @throws DeviceError if the host has not waited for a copy from here or to here
   std::span<T> to_write(const Line& line = Line::current()) {
     runtime::check_host_write(std::as_bytes(std::span(elements_)), line);
     return elements_;

@@ -19,7 +19,7 @@ struct OutsideAccess {
 /// Goes on with an operation. @returns whether it is done
 using OutsideAdvance = std::function<bool()>;
 
-/// Where such a library queues an operation: the handle of an emulated stream points to one.
+/// Stream in which such a library queues an operation: the handle of an emulated stream points to one.
 class OutsideStream {
  public:
   virtual ~OutsideStream() = default;
@@ -28,7 +28,7 @@ class OutsideStream {
   /// @param begin called when the operation is queued; if the stream is being captured, in every replay. What it returns is
   /// called again and again from when the stream gets there, until it returns true
   virtual void queue(const char* name, std::vector<OutsideAccess> accesses, std::function<OutsideAdvance()> begin) = 0;
-  /// Whether the stream is being captured.
+  /// Returns whether the stream is being captured.
   virtual bool is_captured() const = 0;
 };
 

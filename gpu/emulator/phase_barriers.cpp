@@ -66,7 +66,7 @@ void for_units(const TensorBox& box, const Act& act) {
   }
 }
 
-/// What every bulk copy must keep to; then it is on its way.
+/// Checks the rules of every bulk copy, then puts the copy in flight.
 void issue(const BulkCopy& copy, const char* what) {
   PhaseBarrier& barrier = *copy.barrier;
   const Line& line = copy.line;

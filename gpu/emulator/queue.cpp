@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What the host asks of streams: operations queued or recorded, marks, waits.
+/// @brief Calls of the host on streams: operations queued or recorded, marks, waits.
 #include "gpu/emulator/queue.hpp"
 
 #include "gpu/emulator/global_memory.hpp"
@@ -22,7 +22,7 @@ namespace {
 thread_local int the_current_device = 0;
 std::atomic<bool> peers[kMaxDevices][kMaxDevices];
 
-/// What a destructor could not throw.
+/// Error that a destructor could not throw.
 thread_local std::exception_ptr kept_error;
 thread_local int n_captured = 0;
 

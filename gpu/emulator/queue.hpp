@@ -83,7 +83,7 @@ void set_device(int device);
 std::atomic<bool>& has_context(int device);
 /// The current device is used.
 inline void make_context() { has_context(current_device()).store(true, std::memory_order_relaxed); }
-/// Whether kernels of a device may reach windows of another, and from now on.
+/// Tests, or allows from now on, access by kernels of a device to windows of another.
 bool has_peer_access(int device, int other);
 void enable_peer_access(int device, int other);
 
@@ -92,14 +92,14 @@ Queue& queue_of(Queue* queue);
 std::shared_ptr<Queue> make_queue();
 /// Runs what is queued. An error is kept, and thrown by the next call that may throw.
 void finish_queue(Queue& queue) noexcept;
-/// The same at the end of a queue, called once by its owner: no call waits for it from then on.
+/// Finishes a queue at its end, called once by its owner: no call waits for it from then on.
 void end_queue(Queue& queue) noexcept;
 
 /// Queues an operation, or records it. On the default stream it runs at once. @throws DeviceError
 void enqueue(Queue& queue, Operation operation);
 /// Runs all queues of this host thread: what a blocking copy to the host, and the end of a buffer, wait for.
 void synchronise_all();
-/// The same where nothing may be thrown: an error is kept.
+/// Runs all queues where nothing may be thrown: an error is kept.
 void synchronise_all_quietly() noexcept;
 
 /// From here on the queue records what it is given.

@@ -25,7 +25,7 @@ struct Begun {
   std::function<bool()> until{};
 };
 
-/// What a host thread has begun. It may go on with it in a later wait.
+/// Operations that a host thread has begun. It may go on with them in a later wait.
 struct Host {
   Host() { adopt_host_thread(fiber); }
   ~Host() {
@@ -128,13 +128,13 @@ bool advance_all(Streams& all) {
   return changed;
 }
 
-/// Whether an operation waits for an event outside the emulator.
+/// Tests whether an operation waits for an event outside the emulator.
 bool waits_outside() {
   return std::any_of(host().begun.begin(), host().begun.end(), [](const Begun& one) { return one.until != nullptr; });
 }
 
-/// Whether what has begun can never go on, now that nothing has changed: neither another host thread, nor another process,
-/// nor a library can change anything. Otherwise the deadline ends the wait.
+/// Tests whether the begun operations can never go on, now that nothing has changed: neither another host thread, nor
+/// another process, nor a library can change anything. Otherwise the deadline ends the wait.
 bool is_deadlock() { return !host().begun.empty() && settings().n_hosts == 1 && !others_may_store() && !waits_outside(); }
 
 /// Lets other host threads run. @param n_idle consecutive polls without work

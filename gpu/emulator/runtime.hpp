@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What the functions of device.hpp call in the emulator. The caller is always the running thread.
+/// @brief Functions of the emulator that device.hpp calls. The caller is always the running thread.
 #pragma once
 
 #include "gpu/emulator/coordinates.hpp"
@@ -12,7 +12,7 @@
 
 namespace tree_attn::emulated::runtime {
 
-/// How a function reaches shared memory. kBoundsOnly: only the bounds are checked, for the destination of a copy or where
+/// Access of a function to shared memory. kBoundsOnly: only the bounds are checked, for the destination of a copy or where
 /// the function checks the access itself.
 enum class Access { kRead, kWrite, kBoundsOnly };
 
@@ -38,7 +38,7 @@ void multiply_matrices(float (*c)[4], const std::uint32_t (*a)[4], int n, const 
 
 /// The n-th piece of shared memory of this block, the same for every thread.
 std::byte* take(int n, std::size_t n_bytes, std::size_t alignment, const Line& line);
-/// The same place in another block of the cluster.
+/// Maps an address to the shared memory of another block of the cluster.
 std::byte* remote(std::byte* own, int rank, const Line& line);
 int cluster_rank();
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What the sanitizers must be told: they know threads and heaps, not fibers and shared memory of blocks.
+/// @brief Annotations for the sanitizers, which know threads and heaps, but not fibers and shared memory of blocks.
 ///
 /// Without a sanitizer every function here is empty. Under ThreadSanitizer the emulator itself is compiled without it and
 /// runs Unwatched, for the allocator and memcpy() are watched wherever they are called from. What the emulator does to
@@ -82,7 +82,8 @@ struct Watched {
   ~Watched() { begin_unwatched(); }
 };
 
-/// What the running thread did before release(p) happens before what a thread does after its acquire(p). TSan.
+/// Orders accesses for TSan: those of the running thread before release(p) happen before those of a thread after its
+/// acquire(p).
 inline void release([[maybe_unused]] const void* where) {
 #if defined(TREE_ATTN_EMULATOR_THREAD)
   const Watched watched;

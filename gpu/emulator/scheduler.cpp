@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Which fiber of a cluster runs next: each switches directly to the next one.
+/// @brief Scheduling of the fibers of a cluster: each switches directly to the next one.
 #include "gpu/emulator/sanitizer.hpp"
 #include "gpu/emulator/shadow.hpp"
 #include "gpu/emulator/thread.hpp"
@@ -50,7 +50,7 @@ void switch_to(Fiber& from, Cluster& cluster, Thread* next, bool ends = false) {
   switch_fiber(from, next ? next->fiber : cluster.host, ends);
 }
 
-/// What every fiber runs.
+/// Entry point of every fiber.
 void run_thread() {
   const Unwatched unwatched;
   Thread& self = *running;

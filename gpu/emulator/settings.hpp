@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What a run of the emulator may vary: the order of everything that a device orders as it likes.
+/// @brief Settings of a run of the emulator: the order of everything that a device may order freely.
 #pragma once
 
 #include "gpu/types/code_version.hpp"
@@ -32,13 +32,13 @@ class SharedNumber {
   std::atomic<int> n_;
 };
 
-/// How kernels are run. A result may depend on none of these; a kernel whose result does has a bug.
+/// Settings with which kernels are run. A result may depend on none of them; a kernel whose result does has a bug.
 struct Settings {
   /// 0: blocks and threads run in ascending order. Any other number shuffles blocks, the threads of every release, the times
   /// at which bulk copies and far stores arrive and the operations of streams run, and picks the NaN that memory starts
   /// with.
   std::uint64_t seed = 0;
-  /// Of one launch, in elapsed time, and of a wait in which nothing changes. It does not follow the time limit of a
+  /// Deadline of one launch, in elapsed time, and of a wait in which nothing changes. It does not follow the time limit of a
   /// transport: a kernel that waits for other ranks gives up at the earlier of the two, whatever --timeout says.
   std::chrono::milliseconds deadline{300'000};
   int n_multiprocessors = 4;  ///< what device() reports, and how many blocks may wait for memory at once

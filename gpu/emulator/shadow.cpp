@@ -70,7 +70,7 @@ void for_cells(Cluster& cluster, const std::byte* at, std::size_t n_bytes, const
   for (std::size_t i = offset / 2; i < end; ++i) act(books.cells[i]);
 }
 
-/// What has to be so before the running thread may read or write a cell.
+/// Checks that the running thread may read or write a cell.
 void check(const Cell& cell, bool writes, const char* does, const Line& line) {
   const Thread& self = *running;
   const Cluster& cluster = *self.block->cluster;

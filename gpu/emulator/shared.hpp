@@ -20,7 +20,7 @@ namespace tree_attn::emulated {
 template <class T>
 using Shared = CheckedPointer<T>;
 
-/// The same memory as numbers of another type.
+/// Views shared memory as elements of another type.
 template <class U, class T>
 Shared<U> shared_as(Shared<T> shared) {
   return shared.template as<U>();
@@ -32,7 +32,7 @@ Shared<U> shared_as(Shared<T> shared) {
 template <class T>
 using Shared = T*;
 
-/// The same memory as numbers of another type.
+/// Views shared memory as elements of another type.
 template <class U, class T>
 Shared<U> shared_as(T* shared) {
   return reinterpret_cast<U*>(shared);

@@ -20,7 +20,7 @@ std::size_t round_up(std::size_t n_bytes, std::size_t alignment = kLeastAlignmen
   return (n_bytes + alignment - 1) / alignment * alignment;
 }
 
-/// Whether a thread has written where none may.
+/// Tests whether bytes that no thread may write still have their pattern.
 bool is_poison(const Cluster& cluster, const std::byte* from, std::size_t n_bytes) {
   for (std::size_t i = 0; i < n_bytes; ++i) {
     if (from[i] != static_cast<std::byte>(cluster.nan >> 8 * (i % 2))) return false;

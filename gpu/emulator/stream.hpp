@@ -18,13 +18,13 @@
 
 namespace tree_attn::emulated {
 
-/// What the host has asked of device memory.
+/// Counts of the host's allocations, copies and launches.
 inline DeviceTraffic& traffic() {
   static DeviceTraffic counts;
   return counts;
 }
 
-/// Where launches and copies queue. A default one is the default stream: the host waits for each of its operations.
+/// Queue of launches and copies. A default one is the default stream: the host waits for each of its operations.
 struct Stream {
   runtime::Queue* queue = nullptr;
 };
@@ -65,13 +65,14 @@ class Event {
   Event() = default;
   Event(const Event&) = delete;
   Event& operator=(const Event&) = delete;
-  /// All that is queued on the stream so far.
+  /// Records the event after everything queued on the stream so far.
   void record(Stream stream, const Line& line = Line::current());
-  /// The same for a stream that is being captured: every replay records the event anew when it is queued.
+  /// Records the event in a stream that is being captured: every replay records the event anew when it is queued.
   void record_in_graph(Stream stream, const Line& line = Line::current());
-  /// What is queued on the stream from now on comes after that. An event that was never recorded orders nothing.
+  /// Orders everything queued on the stream from now on after the event. An event that was never recorded orders nothing.
   void hold(Stream stream, const Line& line = Line::current()) const;
-  /// Whether the stream has come to this place; one that was never recorded is passed. What can run runs meanwhile.
+  /// Tests whether the stream has passed the event; one that was never recorded is passed. Operations that can run, run
+  /// meanwhile.
   bool has_passed(const Line& line = Line::current()) const;
 
  private:

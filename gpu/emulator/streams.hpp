@@ -36,9 +36,9 @@ struct Streams {
 /// Never destroyed: buffers of static storage end after it.
 Streams& streams();
 
-/// How many operations of a stream a clock knows.
+/// Number of operations of a stream that a clock knows.
 std::uint32_t at(const StreamClock& clock, int stream);
-/// What either knows.
+/// Joins into a clock the operations that another one knows.
 void join(StreamClock& clock, const StreamClock& other);
 
 /// Gives an operation that is queued now its clock. @pre the lock is held, as for all that follow

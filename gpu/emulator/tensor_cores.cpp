@@ -17,7 +17,7 @@ namespace {
 
 constexpr unsigned kAllLanes = 0xFFFFFFFF;
 
-/// Where a lane has its two neighbouring elements of an 8 x 8 matrix: row g, columns t and t + 1.
+/// Row g and column t of the two neighbouring elements, at t and t + 1, that a lane has of an 8 x 8 matrix.
 struct Place {
   unsigned g, t;
   explicit Place(unsigned lane) : g(lane / 4), t(2 * (lane % 4)) {}
@@ -43,7 +43,7 @@ void take_operands(Thread* lanes, Operand (&of)[32]) {
 /// Half of the eight columns of a row of b or c. Vectors of this size every processor has.
 typedef float Columns __attribute__((vector_size(16)));
 
-/// Of n products with a, each with m matrices b.
+/// Operands of n products with a, each with m matrices b.
 struct Operands {
   float (*c)[4];
   const std::uint32_t (*a)[4];

@@ -27,7 +27,7 @@ struct Block;
 struct Cluster;
 struct Warp;
 
-/// What a thread stands at, in the words of the kernel.
+/// Call in which a thread stands, in the words of the kernel.
 struct Call {
   const char* name = nullptr;
   Line line;
@@ -173,7 +173,7 @@ extern constinit thread_local Thread* running;
 void park(const Call& call);
 /// Lets threads run on, in an order that the seed chooses.
 void resume(Cluster& cluster, Thread* const* threads, int n);
-/// What a report of a deadlock shows: the parked threads by line and word, how many, and the first of them.
+/// Describes the parked threads for a report of a deadlock: by line and word, how many, and the first of them.
 std::string waits_of(std::span<Cluster* const> clusters);
 
 /// Runs cluster `number` of the grid until all of its threads have ended, or all wait. @returns whether it has ended

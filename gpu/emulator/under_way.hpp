@@ -38,7 +38,7 @@ class UnderWay {
   bool has_ended() const;
   /// @throws what the first thread that failed has thrown
   void end() const;
-  /// Which threads wait where, and how many blocks have not started.
+  /// Describes the waiting threads, and counts the blocks that have not started.
   std::string waits() const;
 
  private:

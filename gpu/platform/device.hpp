@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What a kernel may use: the words of CUDA, and a wrapper for each instruction that has none (section 5).
+/// @brief Vocabulary of kernels: the words of CUDA, and a wrapper for each instruction that has none (section 5).
 ///
 /// Kernels include this file and no other header of a platform. nvcc finds the device side, gpu/platform/cuda/device.hpp:
 /// wrappers of one instruction each. g++ finds the twin, gpu/emulator/device.hpp: the same names, run by fibers.

@@ -72,7 +72,8 @@ class DeviceBuffer {
 
   T* data() const { return static_cast<T*>(memory_.data()); }
   std::int64_t size() const { return n_; }
-  /// What another process opens it by. @throws DeviceError if it is no window, or the machine has no CUDA IPC
+  /// Handle by which another process opens the window. @throws DeviceError if it is no window, or the machine has no CUDA
+  /// IPC
   WindowHandle handle() const { return memory_.handle(); }
 
   /// Copies from the host, after all that is queued on the default stream; the bytes are there when it returns.
@@ -113,7 +114,7 @@ class DeviceBuffer {
     queue_download(Stream{}, to, at, line);
     synchronise(Stream{}, line);
   }
-  /// The same, queued.
+  /// Queues a copy of elements from `at` on to the host.
   void queue_download(Stream stream, std::span<T> to, std::int64_t at = 0, const Line& line = Line::current()) const {
     if (has_rows("download", at, 0, std::ssize(to), 1))
       copy(stream, CopyKind::Download, to.data(), 0, data() + at, 0, std::ssize(to), 1, line);
@@ -136,7 +137,7 @@ class DeviceBuffer {
     copy_rows(stream, kind, to, bytes(to_pitch), from, bytes(from_pitch), bytes(width), static_cast<std::size_t>(n_rows),
               line);
   }
-  /// Whether there is anything to copy. @throws DeviceError if the rows do not lie in this buffer
+  /// Tests whether there is anything to copy. @throws DeviceError if the rows do not lie in this buffer
   bool has_rows(const char* word, std::int64_t at, std::int64_t pitch, std::int64_t width, std::int64_t n_rows) const {
     if (width <= 0 || n_rows <= 0) return false;
     if (at < 0 || at + (n_rows - 1) * pitch + width > n_)

@@ -10,7 +10,7 @@
 
 namespace tree_attn {
 
-/// What one thread moves at once.
+/// Sixteen bytes: the most that one thread moves at once.
 struct alignas(16) Bytes16 {
   std::uint32_t word[4];
 };
@@ -35,7 +35,7 @@ TREE_ATTN_HOST_DEVICE inline void widen(const Bytes16& from, float (&out)[kPer16
   for (int i = 0; i < kPer16<T>; ++i) out[i] = widen(elements[i]);
 }
 
-/// The same for BF16, word by word: one instruction per element.
+/// Widens BF16 word by word: one instruction per element.
 template <>
 TREE_ATTN_HOST_DEVICE inline void widen<BFloat16>(const Bytes16& from, float (&out)[kPer16<BFloat16>]) {
   TREE_ATTN_UNROLL

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What a copy tells the L2 cache about the lines that it reads.
+/// @brief Hint of a copy to the L2 cache about the lines that it reads.
 #pragma once
 
 namespace tree_attn {

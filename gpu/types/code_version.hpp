@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Which compiled kernels a device can run. A version is 10 times the major plus the minor compute capability.
+/// @brief Choice of the compiled kernels that a device can run. A version is 10 times the major plus the minor compute
+/// capability.
 #pragma once
 
 #include <cstddef>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What a device, real or emulated, reports.
+/// @brief Error that a device, real or emulated, reports.
 #pragma once
 
 #include <stdexcept>

@@ -14,7 +14,7 @@ class DevicePart {
   DevicePart(const DevicePart&) = delete;
   DevicePart& operator=(const DevicePart&) = delete;
   ~DevicePart() { of_thread_ = 0; }
-  /// Those of this host thread; 0: it has the whole device.
+  /// Multiprocessors of this host thread; 0: it has the whole device.
   static int n_multiprocessors() { return of_thread_; }
 
  private:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What the host asks of the device's memory, counted: a decode step allocates nothing and uploads what is new.
+/// @brief Counts of the host's calls on a device: a decode step allocates nothing and uploads only new data.
 #pragma once
 
 #include <atomic>
@@ -20,7 +20,7 @@ struct DeviceTraffic {
   std::atomic<std::int64_t> n_replays = 0;         ///< graphs that it has launched; their kernels are not counted again
 };
 
-/// Between which memories a copy goes.
+/// Direction of a copy between host and device memory.
 enum class CopyKind { Upload, Download, OnDevice };
 
 /// Kernels and graphs that this host thread has launched, a graph once and not its kernels.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What device memory is for, said where it is allocated: what a launch may expect to find there.
+/// @brief Uses of device memory, stated where it is allocated: what a launch may expect to find there.
 #pragma once
 
 namespace tree_attn {
@@ -14,7 +14,8 @@ enum class MemoryUse {
   Scratch,     ///< undefined when a launch begins: what is read there this launch has written, see Launch::continues
 };
 
-/// Whether launches that run at the same time may hand data to each other in it, or a host thread to them.
+/// Tests whether launches that run at the same time may exchange data in memory of this use, or receive it from a host
+/// thread.
 constexpr bool is_window(MemoryUse use) { return use == MemoryUse::Window || use == MemoryUse::HostWord; }
 
 }  // namespace tree_attn

@@ -5,8 +5,8 @@
 
 namespace tree_attn {
 
-/// What devices send each other: a receiver that finds the step that it waits for has the floats of that step, without a
-/// fence or a flag.
+/// Message of 16 bytes that devices send each other: a receiver that finds the step that it waits for has the floats of that
+/// step, without a fence or a flag.
 struct alignas(16) Packet {
   float element[3];
   unsigned step;

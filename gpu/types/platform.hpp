@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Which platform a file is compiled for: its namespace, tree_attn::cuda or tree_attn::emulated.
+/// @brief Platform that a file is compiled for: its namespace, tree_attn::cuda or tree_attn::emulated.
 ///
 /// nvcc compiles for CUDA and g++ for the emulator. Host code that g++ compiles to be linked with the kernels of nvcc
 /// defines TREE_ATTN_FOR_CUDA; it may include gpu/platform/launch.hpp and gpu/engine/launch.hpp, but no kernel.

@@ -30,7 +30,7 @@ class SharedPages {
     map(n_bytes, file_ >= 0 && ftruncate(file_, static_cast<off_t>(n_bytes)) == 0,
         "a window of " + std::to_string(n_bytes) + " bytes");
   }
-  /// Those of another process, or of this one at another address. @param n_bytes as many as it has
+  /// Maps the pages of another process, or those of this one at another address. @param n_bytes as many as it has
   /// @throws DeviceError if the handle names no pages, or others
   SharedPages(const WindowHandle& handle, std::size_t n_bytes) {
     Place place;
@@ -71,7 +71,7 @@ class SharedPages {
   }
 
  private:
-  /// Which file of which process.
+  /// A file of a process.
   struct Place {
     std::int64_t process, file;
   };

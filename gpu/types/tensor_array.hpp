@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What a tensor map describes: an array in device memory, and the box of it that one copy fetches.
+/// @brief Array in device memory that a tensor map describes, and the box of it that one copy fetches.
 #pragma once
 
 #include "gpu/types/device_error.hpp"
@@ -19,7 +19,7 @@ inline constexpr int kBoxAlignment = 1024;
 /// The address of a tensor map on the host is a multiple of this when it is encoded: cuTensorMapEncodeTiled() asks for it.
 inline constexpr int kMapAlignment = 64;
 
-/// Where 16-byte unit `unit` (0 to 7) of row `row` of a box lies in that row: the 128-byte swizzle.
+/// Offset, in 16-byte units, of unit `unit` (0 to 7) of row `row` of a box in that row: the 128-byte swizzle.
 ///
 /// The same unit of eight consecutive rows lies in eight different groups of banks, so that ldmatrix reads them without
 /// conflicts.

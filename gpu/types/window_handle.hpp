@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief How another process of the same machine finds a window.
+/// @brief Handle by which another process of the same machine finds a window.
 #pragma once
 
 #include <cstddef>
 
 namespace tree_attn {
 
-/// What a process tells another one, so that this one can open its window: plain bytes, of the size of CUDA's.
+/// Plain bytes, of the size of CUDA's handle, with which another process opens a window of this one.
 struct WindowHandle {
   alignas(8) std::byte bytes[64] = {};
 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Which of the images in the program the current device runs: asked of a kernel that is compiled as all others are.
+/// @brief Finds which image in the program the current device runs, by asking a kernel that is compiled as all others are.
 #include "gpu/platform/cuda/launch.hpp"
 
 namespace tree_attn::cuda {

@@ -18,7 +18,7 @@ namespace tree_attn::cuda {
 template <class T>
 using Shared = T*;
 
-/// The same memory as numbers of another type.
+/// Views shared memory as elements of another type.
 template <class U, class T>
 __device__ inline Shared<U> shared_as(T* shared) {
   return reinterpret_cast<U*>(shared);
@@ -75,8 +75,8 @@ __device__ inline float exp2_flushed(float x) {
   return power;
 }
 
-/// The same number, of which the compiler does not know that it is: what follows from it is worked out where it is needed,
-/// and not kept in registers from round to round of a loop.
+/// Hides a number from the optimiser: expressions of it are computed where they are needed, and not kept in registers from
+/// round to round of a loop.
 __device__ inline int opaque(int x) {
   asm volatile("" : "+r"(x));
   return x;
@@ -125,7 +125,7 @@ __device__ inline void store_fresh(T* to, std::type_identity_t<T> x) {
   static_assert(sizeof(T) == 4);
   __stcg(to, x);
 }
-/// The same for 16 bytes, at a multiple of 16.
+/// Loads and stores 16 bytes in this way, at a multiple of 16.
 __device__ inline Bytes16 load_fresh16(const float* from) {
   const uint4 words = __ldcg(reinterpret_cast<const uint4*>(from));
   return {{words.x, words.y, words.z, words.w}};
@@ -325,7 +325,7 @@ __device__ inline void cluster_sync() {
 __device__ inline void cluster_meet() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned; barrier.cluster.wait.aligned;" ::: "memory");
 }
-/// The same place in the shared memory of another block of the cluster. That block must not have ended.
+/// Maps an address to the shared memory of another block of the cluster. The other block must not have ended.
 template <class T>
 __device__ inline T* remote(T* shared, int rank) {
   T* mapped;
@@ -380,7 +380,7 @@ __device__ inline void load_matrices_x4(std::uint32_t (&out)[n][4], const Row& r
                  : "memory");
   }
 }
-/// The same with every matrix transposed: lane i receives rows 2 (i % 4) and the next of column i / 4.
+/// Loads the matrices, each transposed: lane i receives rows 2 (i % 4) and the next of column i / 4.
 template <int n, class Row>
 __device__ inline void load_matrices_x4_transposed(std::uint32_t (&out)[n][4], const Row& row) {
   TREE_ATTN_UNROLL

@@ -27,7 +27,7 @@
 
 namespace tree_attn::cuda {
 
-/// What a launch layer asks of the device at hand.
+/// Properties of the current device that a launch layer needs.
 struct Device {
   std::string name;
   int n_multiprocessors = 0;
@@ -144,7 +144,7 @@ class OpenedWindow {
     check(cudaIpcOpenMemHandle(&opened, ipc, cudaIpcMemLazyEnablePeerAccess), "cudaIpcOpenMemHandle");
     opened_.reset(static_cast<std::byte*>(opened));
   }
-  /// Where a library has mapped it.
+  /// Borrows a window at the address where a library has mapped it.
   OpenedWindow(void* memory, std::size_t) : mapped_(memory) {}
   void* data() const { return mapped_ != nullptr ? mapped_ : opened_.get(); }
 
@@ -172,7 +172,7 @@ class HostBuffer {
   T* data() { return data_; }
   std::int64_t size() const { return n_; }
   std::span<const T> elements() const { return {data_, static_cast<std::size_t>(n_)}; }
-  /// The same, to be written. @pre the host has waited for all copies from here and to here, which the emulator checks
+  /// The elements, to be written. @pre the host has waited for all copies from here and to here, which the emulator checks
   std::span<T> to_write() { return {data_, static_cast<std::size_t>(n_)}; }
 
  private:
@@ -249,7 +249,7 @@ inline void fill_bytes(Stream stream, void* to, unsigned char byte, std::size_t 
 /// n_resident_clusters().
 inline constexpr int kPortableCluster = 8;
 
-/// How a kernel is launched.
+/// Launch configuration of a kernel.
 struct Launch {
   dim3 grid{1}, block{1};
   std::size_t shared_bytes = 0;  ///< dynamic shared memory of a block

@@ -14,12 +14,12 @@
 
 namespace tree_attn::cuda {
 
-/// Where a call stands, which the emulator reports and a GPU does not.
+/// Source line of a call, which the emulator reports and a GPU does not.
 struct Line {
   static Line current() { return {}; }
 };
 
-/// Where launches and copies queue. A default one is the default stream.
+/// Queue of launches and copies. A default one is the default stream.
 using Stream = cudaStream_t;
 
 /// @throws DeviceError with the call and what CUDA says of it
@@ -27,7 +27,7 @@ inline void check(cudaError_t status, const char* call) {
   if (status != cudaSuccess) throw DeviceError(std::string(call) + ": " + cudaGetErrorString(status));
 }
 
-/// What the host has asked of device memory.
+/// Counts of the host's allocations, copies and launches.
 inline DeviceTraffic& traffic() {
   static DeviceTraffic counts;
   return counts;
@@ -68,15 +68,15 @@ class Event {
   Event(const Event&) = delete;
   Event& operator=(const Event&) = delete;
   ~Event() { cudaEventDestroy(event_); }
-  /// All that is queued on the stream so far.
+  /// Records the event after everything queued on the stream so far.
   void record(Stream stream) { check(cudaEventRecord(event_, stream), "cudaEventRecord"); }
-  /// The same for a stream that is being captured: every replay records the event anew when it is queued.
+  /// Records the event in a stream that is being captured: every replay records the event anew when it is queued.
   void record_in_graph(Stream stream) {
     check(cudaEventRecordWithFlags(event_, stream, cudaEventRecordExternal), "cudaEventRecordWithFlags");
   }
-  /// What is queued on the stream from now on comes after that. An event that was never recorded orders nothing.
+  /// Orders everything queued on the stream from now on after the event. An event that was never recorded orders nothing.
   void hold(Stream stream) const { check(cudaStreamWaitEvent(stream, event_, 0), "cudaStreamWaitEvent"); }
-  /// Whether the stream has come to this place; one that was never recorded is passed.
+  /// Tests whether the stream has passed the event; one that was never recorded is passed.
   bool has_passed() const {
     const cudaError_t status = cudaEventQuery(event_);
     if (status != cudaErrorNotReady) check(status, "cudaEventQuery");
@@ -134,7 +134,7 @@ class Graph {
   }
 
  private:
-  /// What one replay copies.
+  /// Copies and launches of one replay.
   struct Counts {
     std::int64_t uploads = 0, uploaded = 0, downloaded = 0, launches = 0;
     static Counts now() {
