@@ -12,7 +12,7 @@
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
-/// Where the rows come from and go to.
+/// Source and destination of appended rows.
 struct AppendedRows {
   const std::int64_t* rows = nullptr;                     ///< [b], row of the cache; negative: nothing is appended
   const unsigned char* data = nullptr;                    ///< [b] keys [n_kv][key_bytes], then values [n_kv][value_bytes]

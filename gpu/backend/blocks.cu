@@ -116,7 +116,7 @@ class Blocks : public DeviceBlocks {
         d_v_(d_v),
         own_(stream == nullptr ? std::make_unique<KernelStream>() : nullptr),
         stream_(stream == nullptr ? *own_ : *stream) {}
-  /// What is queued reads and writes memory that ends here.
+  /// Waits for the queued operations, which read and write memory that ends here.
   ~Blocks() override { stream_.finish(); }
 
   void upload(std::int64_t at, std::span<const float> elements) override {

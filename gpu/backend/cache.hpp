@@ -88,9 +88,9 @@ class DeviceCache final : public KvCache {
     return {rows.memory.data(), {entry_stride() * rows.dim, most_ * rows.dim, rows.dim}};
   }
   const std::vector<float>& scales_of(const Rows& rows) const { return &rows == &k_ ? scales().k : scales().v; }
-  /// Those of the heads of an entry; null: none. A session that is opened uploads them.
+  /// Scales of the heads of an entry; null: none. Opening a session uploads them.
   const float* scales_on_device(Rows& rows, std::int64_t entry) const;
-  /// Where row a of an entry lies, counted from its first head; negative if its page has been given back.
+  /// Index in memory of row a of an entry, counted from its first head; negative if its page has been given back.
   std::int64_t place(std::int64_t entry, std::int64_t a) const {
     return pages() == nullptr ? entry * entry_stride() + a : pages()->row(entry, a);
   }

@@ -14,7 +14,7 @@
 
 namespace tree_attn {
 
-/// What a step goes on with after its kernel.
+/// Operations of a step after its kernel.
 class StepEnd {
  public:
   virtual ~StepEnd() = default;
@@ -23,7 +23,7 @@ class StepEnd {
   virtual void queue(const float* states) = 0;
   /// A number that no other plan of the session's steps has: of its graph. @returns at least 1
   virtual std::uint64_t graph() const = 0;
-  /// Whether a graph may hold what it queues.
+  /// Returns whether a graph may hold the queued operations.
   virtual bool may_be_recorded() const { return true; }
 };
 

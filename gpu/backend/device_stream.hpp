@@ -17,7 +17,7 @@ class DeviceStream {
   virtual ~DeviceStream() = default;
   /// The stream as NCCL takes it: a cudaStream_t. Of an emulated device an emulated::OutsideStream*.
   virtual void* handle() = 0;
-  /// What is queued from now on begins after all that the default stream was given before, and so after steps of a
+  /// Orders everything queued from now on after everything queued on the default stream before, and so after steps of a
   /// DecodeSession.
   virtual void follow_default() = 0;
 
@@ -27,7 +27,7 @@ class DeviceStream {
   /// Marks the place up to which operations are queued. In repeat() the mark is a part of the graph, and moves to the same
   /// place of every replay. @returns its index: marks are counted from 0 after keep_marks(0)
   virtual std::size_t mark() = 0;
-  /// Whether the stream has come to a mark. It does not wait. @throws DeviceError of an operation before it that failed
+  /// Tests whether the stream has passed a mark, without waiting. @throws DeviceError of an operation before it that failed
   virtual bool has_passed(std::size_t mark) = 0;
   /// Forgets all marks but the first n.
   virtual void keep_marks(std::size_t n) = 0;
@@ -42,7 +42,7 @@ class DeviceStream {
   virtual void repeat(const std::function<void()>& queue, bool may_record = true) = 0;
   /// Drops all graphs, and a recording that is under way. Replays that are under way go on. The next repeat() is the first.
   virtual void forget() noexcept = 0;
-  /// Whether the next repeat() is the first.
+  /// Returns whether the next repeat() is the first.
   virtual bool is_new() const = 0;
 };
 

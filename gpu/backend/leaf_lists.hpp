@@ -54,7 +54,8 @@ class LeafLists {
   static std::int64_t tree_positions(const OwnedLeaves& leaves, KeyRange range, std::int64_t n_leaves);
 
  private:
-  /// What the leaves of a list follow from, beside the range: leaves of the shard, and the numbers of the leaves at edges.
+  /// Source of a list beside the range, from which its leaves follow: leaves of the shard, and the numbers of the leaves at
+  /// edges.
   struct Source {
     std::int64_t begin, end, n_places, first, edge_of_first, version;
     SeenRule rule;

@@ -5,7 +5,7 @@
 
 namespace tree_attn {
 
-/// The same number of bytes on the device of every rank of a node, until the end of this object.
+/// Memory of equal size on the device of every rank of a node, until the end of this object.
 class NodeMemory {
  public:
   virtual ~NodeMemory() = default;

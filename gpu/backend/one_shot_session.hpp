@@ -20,8 +20,8 @@
 
 namespace tree_attn {
 
-/// What a rank tells the others: where its window is, which they store into. The address is for threads of its process, the
-/// handle for other processes; a window that a library has mapped needs neither.
+/// Location of a rank's window, sent to the other ranks, which store into the window. The address is for threads of its
+/// process, the handle for other processes; a window that a library has mapped needs neither.
 struct NodeWindow {
   std::uint64_t address = 0;
   std::int64_t process = 0;  ///< drawn at random, once for each
@@ -33,7 +33,7 @@ struct NodeWindow {
 inline constexpr int kMostOneShotRanks = 16;
 inline constexpr std::int64_t kMostOneShotBytes = 128 * 1024;
 
-/// What a step throws after give_up() of another rank: it says nothing of its own.
+/// Error that a step throws after give_up() of another rank; it has no cause of its own.
 class PeerFailed : public DeviceError {
  public:
   using DeviceError::DeviceError;
@@ -94,7 +94,7 @@ std::int64_t one_shot_bytes(std::span<const KeyRange> ranges, int from, std::int
 /// Bytes of the window of every rank, for steps of up to so many rows. Arguments as one_shot_bytes()
 std::int64_t one_shot_window_bytes(std::span<const KeyRange> ranges, std::int64_t n_rows, std::int64_t d_v);
 
-/// What a session is opened with.
+/// Options of a session.
 struct OneShotOptions {
   double timeout = 0;             ///< seconds that one wait of a kernel may take, at least 0; infinity for no limit
   unsigned steps_done = 0;        ///< steps that a new window counts as done, at most 2^32 - 4: tests begin before the wrap

@@ -20,7 +20,7 @@
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
-/// What the steps of a range and a number of queries have in common: the parameters of their kernel, its launch, and memory.
+/// Plan that the steps of a range and a number of queries share: the parameters of their kernel, its launch, and memory.
 struct StepPlan {
   const DeviceCache& cache;
   std::int64_t n_queries = 1;  ///< l
@@ -38,7 +38,7 @@ struct StepPlan {
 
   const AttentionShape& shape() const { return cache.shape(); }
   std::int64_t n_rows() const { return shape().n_rows(n_queries); }
-  /// Whether the kernel reads the leaves of a list: in the dealt order, in pages, and those that a window leaves.
+  /// Tests whether the kernel reads the leaves of a list: in the dealt order, in pages, and those that a window leaves.
   bool is_listed() const { return order == LeafOrder::kDealt || rule.window > 0 || cache.pages() != nullptr; }
 };
 
@@ -46,9 +46,9 @@ struct StepPlan {
 class StepKernel {
  public:
   virtual ~StepKernel() = default;
-  /// Whether there is anything to launch.
+  /// Tests whether there is anything to launch.
   virtual bool has_work(const StepPlan& plan) const = 0;
-  /// How it will be launched. @pre has_work()
+  /// Launch configuration of the kernel. @pre has_work()
   virtual LaunchPlan launch_of(const StepPlan& plan) const = 0;
   virtual void queue(const StepPlan& plan, Stream stream) = 0;
 };

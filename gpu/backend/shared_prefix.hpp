@@ -30,25 +30,25 @@ class SharedPrefix {
   /// @returns whether it is another number than before, or there are leaves, and another number of queries: then plan() is
   /// next
   bool count(const DeviceCache& cache, const Step& step);
-  /// The same without leaves.
+  /// Sets the number of leaves to none. @returns as count()
   bool clear();
 
   std::int64_t n_leaves() const { return n_leaves_; }
-  /// What remains of a range that begins with the leaves.
+  /// Rest of a range that begins with the leaves.
   KeyRange rest_of(KeyRange range) const { return {range.begin + n_leaves_ * kLeafKeys, range.end}; }
 
   /// Plans for a range, if there are leaves. @param rest the parameters of what remains, but for its lists
   /// @throws DeviceError
   void plan(const DeviceCache& cache, KeyRange range, const ListedParams& rest);
-  /// Where the states of what remains go; null without leaves.
+  /// Memory for the states of the rest; null without leaves.
   float* rest() const { return n_leaves_ > 0 ? rest_.data() : nullptr; }
   /// Queues the decode of the leaves, with the scale of the rest; nothing without leaves.
   void queue(const ListedParams& rest, DType dtype, Stream stream) const;
   /// Queues the join with what remains. @param[out] states of the subtrees of the range
   void join(float* states, Stream stream) const;
 
-  /// Which blocks of states are merged, in order, the left one in place, and which are the result. Block i < n_prefix is a
-  /// subtree of the prefix, the others are those of the rest.
+  /// Merges of state blocks, in order, the left one in place, and the blocks of the result. Block i < n_prefix is a subtree
+  /// of the prefix, the others are those of the rest.
   struct Join {
     static constexpr int kMost = 128;  ///< subtrees of both: at most two a level, of at most 32 levels, each
     std::int64_t n_rows = 0, batch = 1, d_v = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What a decode step reads from the host: one block of memory, and one copy (section 5.3, Alg. 3).
+/// @brief Input that a decode step reads from the host: one block of memory, and one copy (section 5.3, Alg. 3).
 ///
 /// For a few kilobytes the time of a copy is that of starting it, so a step has one copy for all that it reads.
 #pragma once
@@ -31,7 +31,7 @@ struct StepArrays {
 /// next one. It loses no time: a query follows from the output of the step before.
 class StepInput {
  public:
-  /// Where arrays begin: at multiples of so many bytes, of which a thread may read as many at once.
+  /// Alignment of the arrays in bytes: the most that a thread reads at once.
   static constexpr std::int64_t kAlignment = sizeof(Bytes16);
 
   /// @param shape as stored @param n_queries that there is room for @throws DeviceError
@@ -45,8 +45,7 @@ class StepInput {
     std::ranges::fill(host_.to_write(), static_cast<unsigned char>(0));
   }
 
-  /// What the next upload takes; all elements keep their values until they are written. @pre the host has waited for the
-  /// last
+  /// Arrays of the next upload; all elements keep their values until they are written. @pre the host has waited for the last
   StepArrays on_host() { return arrays(host_.to_write().data()); }
   /// For kernels, to be read.
   StepArrays on_device() const { return arrays(device_.data()); }
