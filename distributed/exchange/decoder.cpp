@@ -62,7 +62,7 @@ class PlanDecoder : public Decoder {
   OutputView run_finish() override { return is_whole_ ? Decoder::run_finish() : planned_.front().on_host->finish(); }
 
  private:
-  /// Whether the plan runs on the device.
+  /// Tests whether the plan runs on the device.
   bool is_on_device(const Step& step) const { return transport_.device() != nullptr || step.q.on_device; }
   /// Lengths and queries are the same on every rank, so all ranks write new plans, and take memory for them, in the same
   /// step.
@@ -159,7 +159,7 @@ class PlanDecoder : public Decoder {
   std::list<Planned> planned_;  ///< that of the last step first
 };
 
-/// What ranks compare of a mask: whether there is one, of what type, and which axes are not broadcast.
+/// Kind of a mask, which ranks compare: whether there is one, its type, and the axes that are not broadcast.
 std::int64_t mask_kind(const Mask& mask) {
   if (mask.data == nullptr) return 0;
   return 1 + mask.is_boolean + 2 * (mask.shape[0] > 1) + 4 * (mask.shape[1] > 1);

@@ -113,7 +113,7 @@ class Decoder {
   bool compares_steps_ = false;        ///< whether ranks compare every step
 };
 
-/// What an algorithm adds to the error model of the backend (error_bound.hpp).
+/// Terms that an algorithm adds to the error model of the backend (error_bound.hpp).
 struct ExchangeRounding {
   /// Error of a weight exp(lse - m), in units of u, for each unit of the largest |lse|: that of its lse.
   double weight_error_per_lse = 0;
@@ -130,7 +130,7 @@ using PlanOf = Plan (*)(const Topology& topology, int rank, std::span<const KeyR
 /// The radix that plans for these options have. @param ranges, options as PlanOf
 using RadixOf = int (*)(const Topology& topology, std::span<const KeyRange> ranges, const PlanOptions& options);
 
-/// What goes around, of an algorithm that is a ring. @param ranges, shape as Algorithm::cost()
+/// Cargoes of an algorithm that is a ring. @param ranges, shape as Algorithm::cost()
 using RingOf = Ring (*)(std::span<const KeyRange> ranges, const WorkloadShape& shape);
 
 /// An algorithm that moves more than states, and therefore has a decoder of its own instead of a plan.
@@ -180,8 +180,8 @@ struct Algorithm {
   /// plan can be written for the options. @param function that begins the line
   void check_ranges(const char* function, int n_ranks, std::span<const KeyRange> ranges, LeafOrder order,
                     const PlanOptions& options) const;
-  /// What one rank sends and holds in a step. @throws as open(); std::invalid_argument also if a sequence is longer than the
-  /// ranges, and std::logic_error if `refusal` names a reason
+  /// Cost of a step for one rank: the data that it sends and holds. @throws as open(); std::invalid_argument also if a
+  /// sequence is longer than the ranges, and std::logic_error if `refusal` names a reason
   RankCost cost(const Topology& topology, int rank, std::span<const KeyRange> ranges, const WorkloadShape& shape,
                 const PlanOptions& options = {}) const;
 };

@@ -31,7 +31,7 @@ struct ExchangeStep {
   bool finished = false;  ///< the received message is the result of butterfly(), not an operand
   MemberRange theirs{};   ///< members whose contributions the received operand covers
 
-  /// Whether the operand of the peer is the left one.
+  /// Tests whether the operand of the peer is the left one.
   bool peer_is_left(int me) const { return peer < me; }
 };
 

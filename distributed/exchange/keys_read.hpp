@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief How many keys of a rank a step reads, by what its queries see (section 5).
+/// @brief Number of keys of a rank that a step reads, by what its queries see (section 5).
 #pragma once
 
 #include "reference/data/workload.hpp"

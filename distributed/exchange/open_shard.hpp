@@ -37,12 +37,12 @@ struct OpenShard {
 /// @throws std::invalid_argument for a scale that is not finite, a window without pages, and as KvCache::set_scales()
 OpenShard open_shard(const Backend& backend, const AttentionShape& shape, const OwnedLeaves& leaves, std::int64_t capacity,
                      double scale, const PageRule& pages = {}, const KvScales& scales = {}, std::int64_t most_queries = 0);
-/// The same with room for all positions of a range, in the contiguous order.
+/// Opens a shard with room for all positions of a range, in the contiguous order.
 inline OpenShard open_shard(const Backend& backend, const AttentionShape& shape, KeyRange range, double scale) {
   return open_shard(backend, shape, range, range.end, scale);
 }
-/// The same over a shard in host memory. The CPU reads it in place, so that memory must outlive the cache; a device copies
-/// it.
+/// Opens a cache over a shard in host memory. The CPU reads it in place, so that memory must outlive the cache; a device
+/// copies it.
 /// @param q queries of steps to come, [b, n_h, l, d_h], of which l are the most
 /// @param lengths keys in use per batch entry [b], over the whole sequence
 OpenShard open_shard(const Backend& backend, const TensorView& q, const Shard& shard, std::span<const std::int64_t> lengths,

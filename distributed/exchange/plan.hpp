@@ -32,7 +32,7 @@ struct BlockWidth {
   std::int64_t elements(std::int64_t n_rows, std::int64_t d_v) const {
     return rows.size(n_rows) * (vectors * d_v + scalars);
   }
-  /// The same for some of the rows.
+  /// Width of the block for some of the rows.
   BlockWidth of(RowSlice slice) const { return {vectors, scalars, slice}; }
 };
 /// [n_rows][2 + d_v]: the states of one subtree.
@@ -138,11 +138,11 @@ struct Plan {
   std::vector<std::int64_t> offsets(std::int64_t n_rows, std::int64_t d_v) const;
   /// Number of subtrees of this rank.
   std::int32_t n_subtrees() const { return n_own == 0 ? 0 : n_own / widths.front().rows.of; }
-  /// Where the elements of an own block are in the states of this rank's subtrees, [subtrees][n_rows][2 + d_v].
+  /// Offset of the elements of an own block in the states of this rank's subtrees, [subtrees][n_rows][2 + d_v].
   std::int64_t offset_of_own(Block block, std::int64_t n_rows, std::int64_t d_v) const;
 };
 
-/// What one rank sends and holds in a step.
+/// Cost of a step for one rank: the data that it sends and holds.
 struct RankCost {
   struct Message {
     int peer = 0;

@@ -79,7 +79,7 @@ class PlanBuilder {
   /// evaluate op(left, right) on the same two operands in the same order.
   /// @param mine this rank's contribution: adjacent blocks @returns the blocks of the result
   Blocks all_reduce(const Topology& topology, int rank, Blocks mine, Combine::Operator op);
-  /// The same for a sum or a maximum, which the library of the transport may compute in place.
+  /// Reduces to a sum or a maximum, which the library of the transport may compute in place.
   Blocks all_reduce(const Topology& topology, int rank, Blocks mine, Combine::Operator op, const PlanOptions& options) {
     if (!options.library_reduces) return all_reduce(topology, rank, mine, op);
     collective();
@@ -102,10 +102,10 @@ class PlanBuilder {
   /// @param mine the forest of the unit of this rank
   /// @returns the forest of all units @throws std::invalid_argument if the radix is less than 2
   BlockForest join_blocks(const Members& members, std::span<const int> units, int radix, BlockForest mine);
-  /// The same for all ranks, with the nodes as units.
+  /// Joins the forests of all nodes on all ranks; the first blocks are the nodes.
   /// @param ranges of all ranks, in the order of the topology @param mine the forest of the node of this rank
   BlockForest join_nodes(const Topology& topology, int rank, std::span<const KeyRange> ranges, int radix, BlockForest mine);
-  /// The same for the ranks of this rank's place in all nodes, which have the same slice of the rows.
+  /// Joins the forests of all nodes on the ranks with this rank's index in its node, which have the same slice of the rows.
   /// @param nodes the ranges of the nodes
   BlockForest join_slices(const Topology& topology, int rank, std::span<const KeyRange> nodes, int radix, BlockForest mine);
   /// Scatters slices of the rows over members and joins what arrives: one round, after which member i has the forest of all
@@ -149,8 +149,8 @@ Members members_of_node(const Topology& topology, int rank, std::span<const KeyR
 int n_slices(const Topology& topology, double message_bytes, const PlanOptions& options);
 /// The radix between nodes, by default for the slices of messages of so many bytes.
 int radix_between_nodes(const Topology& topology, double message_bytes, const PlanOptions& options);
-/// Whether an AllGather by the library of the transport takes less time than rounds of messages: all ranks are on one node,
-/// they have as many states each, as in the dealt order a power of two of them has, and no radix is asked for.
+/// Tests whether an AllGather by the library of the transport takes less time than rounds of messages: all ranks are on one
+/// node, they have as many states each, as in the dealt order a power of two of them has, and no radix is asked for.
 bool library_gathers(const Topology& topology, std::span<const KeyRange> ranges, const PlanOptions& options);
 /// Bytes of the longest of the forests of some ranges. @param options with the shape of the states
 double longest_forest_bytes(std::span<const KeyRange> ranges, const PlanOptions& options);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What a plan is written for, beside nodes and ranges of positions, and how it chooses a radix (section 5.3).
+/// @brief Inputs of a plan, beside nodes and ranges of positions, and the choice of its radix (section 5.3).
 #pragma once
 
 #include "distributed/transport/network.hpp"
@@ -15,16 +15,16 @@
 
 namespace tree_attn {
 
-/// What a plan is written for, beside nodes and ranges. The same on every rank. It decides which rank sends what to which,
-/// and no bit of the output of an algorithm that keeps its bits.
+/// Inputs of a plan, beside nodes and ranges; the same on every rank. They decide which rank sends what to which, and no bit
+/// of the output of an algorithm that keeps its bits.
 struct PlanOptions {
   int radix = 0;       ///< nodes, or blocks of nodes, that one round joins, at least 2; 0: default_radix()
   int node_radix = 0;  ///< ranks of a node, or blocks of them, that one round joins, at least 2; 0: default_radix()
   std::optional<std::int64_t> slice_bytes{};  ///< messages above it are cut by rows; by default Network::slice_bytes
   Network network = kMpiNetwork;              ///< for default_radix(), and where to cut
-  /// Whether sums and maxima over all ranks are left to the library of the transport, an NcclTransport.
+  /// True if sums and maxima over all ranks are left to the library of the transport, an NcclTransport.
   bool library_reduces = false;
-  /// Where the counter of steps begins in the windows of one-shot. Tests let it begin just before it wraps.
+  /// First value of the counter of steps in the windows of one-shot. Tests begin just before it wraps.
   unsigned steps_done = 0;
   /// Shape of the states. A decoder sets it for every number of queries, and cost().
   std::int64_t n_rows = 1, d_v = 1;

@@ -22,7 +22,7 @@ struct Place {
   std::int64_t row, n;
 };
 
-/// Where the key of a position is. @param leaves of all ranks, whose ranges ascend
+/// Finds the rank and the row that hold the key of a position. @param leaves of all ranks, whose ranges ascend
 Place place_of(std::span<const OwnedLeaves> leaves, std::int64_t position) {
   const std::int64_t at = slot_of(leaves.front().order(), position / kLeafKeys) * kLeafKeys + position % kLeafKeys;
   const auto owner = std::ranges::upper_bound(leaves, at, {}, [](const OwnedLeaves& each) { return each.range().end; });

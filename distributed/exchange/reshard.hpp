@@ -24,12 +24,11 @@ struct RowMove {
 /// The leaves of every rank, for ranges in the order of the topology.
 std::vector<OwnedLeaves> owned_leaves(std::span<const KeyRange> ranges, LeafOrder order);
 
-/// The same ranges for more ranks: those that are added hold nothing. They come before the last one, whose range may be
-/// open.
+/// Extends ranges to more ranks: those that are added hold nothing. They come before the last one, whose range may be open.
 /// @throws std::invalid_argument if there is no range, or more than n_ranks
 std::vector<KeyRange> spread_over(std::span<const KeyRange> ranges, int n_ranks);
 
-/// Where the first n_keys keys of a sequence go, by ascending position.
+/// Moves of the first n_keys keys of a sequence, by ascending position.
 /// @param before, after leaves of all ranks, which hold every position once, in any order of leaves
 /// @throws std::invalid_argument for different numbers of ranks; std::out_of_range for a key that no rank holds
 std::vector<RowMove> moves_between(std::span<const OwnedLeaves> before, std::span<const OwnedLeaves> after,

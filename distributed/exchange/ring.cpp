@@ -179,7 +179,7 @@ class RingDecoder : public Decoder {
             std::span(lse_).first(static_cast<std::size_t>(n_rows_))};
   }
 
-  /// Whether a query sees a key of a shard.
+  /// Tests whether a query sees a key of a shard.
   static bool is_seen(const OwnedLeaves& leaves, const Step& step) {
     for (std::int64_t i = 0; i < step.q.shape[0]; ++i)
       if (keys_read(leaves, step.seen_by_any(i)) > 0) return true;
@@ -244,7 +244,7 @@ Ring ring_of(std::span<const KeyRange> ranges, const WorkloadShape& shape) {
   return ring;
 }
 
-/// Of dense shards, which are sent from where they are.
+/// Cost for dense shards, which are sent from where they are.
 RankCost ring_cost(const Topology& topology, int rank, std::span<const KeyRange> ranges, const WorkloadShape& shape,
                    const PlanOptions&) {
   const std::vector<int>& order = topology.order();

@@ -98,7 +98,7 @@ class Runner : public StepEnd {
   bool may_be_recorded() const override { return device_ != nullptr ? device_->may_be_recorded() : transport_.size() == 1; }
   /// Waits for the plan after a step that ends with it. @returns the output, valid until the next step
   OutputView settle();
-  /// Whether the last step was one launch of a graph, for which the library took no memory.
+  /// Returns whether the last step was one launch of a graph, for which the library took no memory.
   bool was_launched() const { return was_launched_; }
   /// @}
 
@@ -116,14 +116,14 @@ class Runner : public StepEnd {
   void run(const AllGather& gather);
   /// Copies the output of the plan to host memory, where it stays until the next step, or multiplies it on the device.
   void give_output();
-  /// Where z, or lse, of blocks on a device is on the host.
+  /// Host copy of z, or lse, of blocks on a device.
   std::span<float> on_host(Blocks of_output) const;
   NcclTransport& library(const char* call) const;
   std::int64_t at(Block block) const { return offsets_[static_cast<std::size_t>(block)]; }
   std::int64_t size(Blocks blocks) const { return at(blocks.first + blocks.n) - at(blocks.first); }
   /// Rows of a block of states.
   std::int64_t n_states(Blocks blocks) const;
-  /// Where messages take blocks from, and leave them.
+  /// Memory of blocks for messages, which take them from there and leave them there.
   std::span<float> for_messages(Blocks blocks) const;
   /// The learned sinks of the rows that a block has; null: none.
   const float* sinks_of(Block block) const;

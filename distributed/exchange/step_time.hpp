@@ -68,8 +68,8 @@ struct MessageTime {
 double step_time(std::span<const RankCost> costs, const Topology& topology, const Cluster& cluster,
                  std::vector<MessageTime>* messages = nullptr);
 
-/// What goes around a ring: in hop h = 0 .. p - 2 the rank of index i sends the cargo of index i - h to the next one, and
-/// decodes it; at the end all ranks have had all of them. One list serves all ranks, whose rounds are p^2.
+/// Cargoes of a ring: in hop h = 0 .. p - 2 the rank of index i sends the cargo of index i - h to the next one, and decodes
+/// it; at the end all ranks have had all of them. One list serves all ranks, whose rounds are p^2.
 struct Ring {
   struct Cargo {
     std::array<std::int64_t, 2> bytes{};  ///< of its messages; 0 is no message
@@ -81,7 +81,7 @@ struct Ring {
   std::int64_t merge_steps = 0;  ///< at the end
 };
 
-/// The same for a ring of all ranks of the topology, in time p^2 and memory p.
+/// Time of a step of a ring over all ranks of the topology, computed in time p^2 and memory p.
 double step_time(const Ring& ring, const Topology& topology, const Cluster& cluster);
 
 }  // namespace tree_attn

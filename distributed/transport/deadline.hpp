@@ -67,11 +67,11 @@ class Deadline {
   virtual ~Deadline() = default;
 
   double seconds() const { return seconds_; }
-  /// Whether waits can end early.
+  /// Tests whether waits can end early.
   bool is_limited() const { return std::isfinite(seconds_); }
   /// Sets what this rank is doing, for the message of a missed deadline: "in two-level, step 3".
   void doing(std::string_view phrase) { doing_ = phrase; }
-  /// That phrase; empty before the first.
+  /// Phrase of the last doing(); empty before the first.
   const std::string& activity() const { return doing_; }
   /// Begins a wait: "for all ranks to agree".
   virtual void begin_wait(std::string_view phrase) { waiting_ = phrase, since_ = polled_ = Clock::now(); }

@@ -11,7 +11,7 @@
 
 namespace tree_attn {
 
-/// What an error says, in one line that starts with the name of its rank.
+/// Text of an error in one line, which starts with the name of its rank.
 /// @param name "rank 1"; empty for none. A text that names a rank itself is not changed.
 inline std::string error_line(const std::exception& error, const std::string& name) {
   const bool is_memory = dynamic_cast<const std::bad_alloc*>(&error) != nullptr;

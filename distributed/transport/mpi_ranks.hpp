@@ -53,13 +53,13 @@ class MpiRanks : public Ranks {
   /// @param timeout seconds that one wait may take without progress, may be infinite
   /// @throws std::invalid_argument for MPI_COMM_NULL, an inter-communicator, or if MPI is not running; TransportError
   MpiRanks(MPI_Comm comm, double timeout);
-  /// The same with the caller's deadline, which outlives this object. @param polls false on a simulator of MPI, where
-  /// polling takes time: waits are left to MPI, and end with the first error or never
+  /// Duplicates the communicator, with the caller's deadline, which outlives this object. @param polls false on a simulator
+  /// of MPI, where polling takes time: waits are left to MPI, and end with the first error or never
   MpiRanks(MPI_Comm comm, Deadline& deadline, bool polls = true);
   /// Frees the duplicates if all ranks can_meet(): collective, but a rank that cannot does not wait.
   ~MpiRanks() override;
 
-  /// Whether MPI has been initialized and not finalized.
+  /// Tests whether MPI has been initialized and not finalized.
   static bool is_running();
   /// The duplicate. Its error handler is MPI_ERRORS_RETURN.
   MPI_Comm comm() const { return comm_; }
@@ -73,8 +73,8 @@ class MpiRanks : public Ranks {
   bool poll(std::span<MPI_Request> requests, const Completed& completed, const Advance& advance) const;
   /// Gives up these ranks, after an error that leaves messages in flight.
   void give_up() const { gave_up_ = true; }
-  /// Whether the others can be expected in a collective: no wait has given up, no exception has ended the scope of this
-  /// object, and MPI is running.
+  /// Tests whether the others can be expected in a collective: no wait has given up, no exception has ended the scope of
+  /// this object, and MPI is running.
   bool can_meet() const;
   /// @throws TransportError if a wait has given up before; std::logic_error if MPI is not running
   void check() const;
@@ -116,7 +116,7 @@ class MpiRanks : public Ranks {
   bool polls_;
   MPI_Comm comm_ = MPI_COMM_NULL, for_the_end_ = MPI_COMM_NULL;
   int n_exceptions_;  ///< in flight when this object was made
-  /// Whether this rank cannot meet the others at the end, and how many cannot.
+  /// Counts of ranks that cannot meet the others at the end: this rank (0 or 1), and all.
   struct Ended {
     int here = 0, in_all = 0;
   };

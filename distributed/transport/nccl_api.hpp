@@ -78,7 +78,8 @@ struct Functions {
   Status (*ncclGetPeerDevicePointer)(Window* window, std::size_t offset, int peer, void** at);
 };
 
-/// What a macro makes of the name of each, as a list: of those that every library has, and of those that are null in some.
+/// Lists with an entry that a macro makes of the name of each function: of those that every library has, and of those that
+/// are null in some.
 #define TREE_ATTN_NCCL_REQUIRED(make)                                                                                       \
   make(ncclGetVersion), make(ncclGetUniqueId), make(ncclCommInitRankConfig), make(ncclCommGetAsyncError),                   \
       make(ncclCommFinalize), make(ncclCommDestroy), make(ncclCommAbort), make(ncclGetErrorString), make(ncclGetLastError), \

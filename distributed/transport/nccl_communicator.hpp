@@ -41,7 +41,7 @@ class NcclCommunicator {
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;
 
   const NcclLibrary& library() const { return *library_; }
-  /// Of the library; all but those of groups take get().
+  /// Functions of the library; all but those of groups take get().
   const nccl::Functions& functions() const { return library_->functions(); }
   const Ranks& ranks() const { return ranks_; }
 
@@ -68,8 +68,8 @@ class NcclCommunicator {
   void check(std::string_view call, nccl::Status status);
   /// ncclCommAbort(). The second call does nothing.
   void abort() noexcept;
-  /// What abort() calls first. ncclCommAbort() ends kernels that wait for messages, then waits until all graphs with calls
-  /// on this communicator have been dropped (NCCL 2.30.7, commDestroySync() in src/init.cc).
+  /// Sets the function that abort() calls first. ncclCommAbort() ends kernels that wait for messages, then waits until all
+  /// graphs with calls on this communicator have been dropped (NCCL 2.30.7, commDestroySync() in src/init.cc).
   void before_abort(std::function<void()> drop_graphs) { before_abort_ = std::move(drop_graphs); }
 
   nccl::Comm* get() const { return comm_; }

@@ -35,19 +35,19 @@ class NcclLibrary {
   std::string version_text() const { return nccl_version_text(version_); }
   /// The file.
   const std::string& path() const { return path_; }
-  /// Whether the streams that it takes are those of emulated devices: the stand-in of the tests.
+  /// Returns whether the streams that it takes are those of emulated devices: the stand-in of the tests.
   bool is_emulated() const { return is_emulated_; }
-  /// Whether it registers windows.
+  /// Tests whether the library registers windows.
   bool has_windows() const {
     return functions_.ncclCommSplit != nullptr && functions_.ncclMemAlloc != nullptr &&
            functions_.ncclCommWindowRegister != nullptr;
   }
-  /// Whether the host can ask where a window of another rank is: from 2.29 on.
+  /// Tests whether the host can query the address of a window of another rank: from 2.29 on.
   bool has_window_addresses() const {
     return has_windows() && version_ >= nccl::kWindowAddresses && functions_.ncclGetPeerDevicePointer != nullptr;
   }
 
-  /// What a call reports, as "ncclSend: unhandled system error: last words of the library".
+  /// Describes the error of a call, as "ncclSend: unhandled system error: last words of the library".
   std::string describe(std::string_view call, nccl::Status status, nccl::Comm* comm) const;
 
  private:

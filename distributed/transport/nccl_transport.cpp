@@ -14,7 +14,7 @@
 namespace tree_attn {
 namespace {
 
-/// Whether NCCL sends by its low-latency protocol between nodes too.
+/// Tests whether NCCL sends by its low-latency protocol between nodes too.
 bool has_low_latency_buffers() {
   const char* const value = std::getenv(kNcclLowLatencyVariable);
   return value != nullptr && std::string_view(value) == "1";

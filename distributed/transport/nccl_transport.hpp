@@ -59,11 +59,11 @@ class NcclTransport : public Transport {
 
   /// Blocks on the device of this rank.
   MakeBlocks make_blocks() const { return platform_.make_blocks; }
-  /// Whether messages may be queued while a stream records a graph.
+  /// Tests whether messages may be queued while a stream records a graph.
   bool may_be_recorded() const { return size() == 1 || !ranks().is_one_process(); }
   /// Messages and reductions are queued on this stream until take_queued(). Forgets its marks.
   void queue_on(DeviceStream& stream);
-  /// What was queued since queue_on().
+  /// Takes the messages and reductions queued since queue_on().
   Queued take_queued() { return {std::exchange(stream_, nullptr), std::exchange(groups_, {})}; }
   /// Memory of all devices of a node, for kernels that store into it: a window, from NCCL 2.29 on. Collective over all
   /// ranks.
@@ -85,7 +85,7 @@ class NcclTransport : public Transport {
   /// Waits until these messages and reductions are done, and all that is on their stream.
   /// @throws TransportError after the deadline, or if the library reports an error
   void settle(const Queued& queued);
-  /// The same for what was queued since queue_on().
+  /// Waits for everything queued since queue_on().
   void settle() { settle(take_queued()); }
   /// When, in the last settle(), all that was queued on the stream before queue_on() was done, as seconds().
   double settled_from() const { return settled_from_; }

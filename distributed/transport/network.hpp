@@ -60,7 +60,7 @@ inline constexpr Network kNcclNetwork{.inside = {.latency_us = 7.2, .bytes_per_u
 /// An AllGather by NCCL in a window of all GPUs of a node, from 2.27 on, whose kernels store into the memory of the others:
 /// NCCL's own constant for the low-latency protocol on GPUs before Blackwell (src/sym_kernels.cc). Not measured here.
 inline constexpr double kNcclGatherUs = 4.5;
-/// The same where NCCL_ALLOC_P2P_NET_LL_BUFFERS is 1 on all ranks: 6.6 + 2.7 us between nodes.
+/// NCCL's network where NCCL_ALLOC_P2P_NET_LL_BUFFERS is 1 on all ranks: 6.6 + 2.7 us between nodes.
 inline constexpr Network kNcclLowLatencyNetwork{.inside = kNcclNetwork.inside,
                                                 .between = {.latency_us = 9.3, .bytes_per_us = 50e3},
                                                 .overhead_us = 0,

@@ -38,7 +38,7 @@ class Ranks {
 
   int rank() const { return rank_; }
   int size() const { return size_; }
-  /// Whether all ranks are threads of one process, so that an address of one is an address of all.
+  /// Returns whether all ranks are threads of one process, so that an address of one is an address of all.
   virtual bool is_one_process() const { return size_ == 1; }
 
   /// Sets what this rank is doing, for the message of a missed deadline: "in two-level, step 3".
@@ -52,7 +52,8 @@ class Ranks {
   /// @param[out] all size() times as many
   /// @param what the rank waits for, for the message of a missed deadline: "all ranks to agree"
   virtual void all_gather(std::span<const std::byte> mine, std::span<std::byte> all, std::string_view what) const = 0;
-  /// The same on rank 0 alone. @param[out] all on rank 0 size() times as many; elsewhere not written
+  /// Concatenates the bytes of all ranks on rank 0 alone. @param[out] all on rank 0 size() times as many; elsewhere not
+  /// written
   virtual void gather(std::span<const std::byte> mine, std::span<std::byte> all, std::string_view what) const;
   /// Copies the bytes of one rank to all ranks. @param[in,out] bytes the same number on every rank
   virtual void broadcast(std::span<std::byte> bytes, int root, std::string_view what) const = 0;
@@ -68,8 +69,8 @@ class Ranks {
   template <class T>
   void all_gather(std::span<const T>, std::string_view) const = delete;
 
-  /// Whether all ranks pass the same number. If a rank passes an error instead, all throw it as throw_if_any_failed() does:
-  /// where ranks compare a number anyway, that takes no further message.
+  /// Tests whether all ranks pass the same number. If a rank passes an error instead, all throw it as throw_if_any_failed()
+  /// does: where ranks compare a number anyway, that takes no further message.
   bool all_equal(std::uint64_t x, std::string_view what, const std::optional<std::string>& error = {}) const;
   /// Maximum and minimum over all ranks; NaN if it is NaN on one of them.
   double all_max(double x) const;
@@ -90,7 +91,7 @@ class Ranks {
   /// Messages between these ranks, which outlive the transport. If there are several transports, all ranks use them in the
   /// same order.
   virtual std::unique_ptr<Transport> open_transport(Topology topology) const = 0;
-  /// The same through memory that the ranks of a node share. Collective.
+  /// Opens a transport through memory that the ranks of a node share. Collective.
   virtual std::unique_ptr<Transport> open_shared_transport(Topology topology) const = 0;
 
  protected:

@@ -37,7 +37,7 @@ struct SharedTransport::Mailbox {
   static_assert(std::atomic<std::uint64_t>::is_always_lock_free, "a lock would be in the memory of one process");
 };
 
-/// What a rank says at the end.
+/// State of a rank, which it sets at the end.
 enum class SharedTransport::State { kOpen, kClosed, kGaveUp };
 
 /// The memory of a rank: this, and its mailboxes, one per sender.

@@ -47,7 +47,7 @@ class SharedTransport : public MpiTransport {
   enum class State;
   struct Mailbox;
   struct Inbox;
-  /// What is left of a message, and the mailbox that it goes through.
+  /// Rest of a message, and the mailbox that it goes through.
   template <class Byte>
   struct Message {
     std::span<Byte> rest;

@@ -102,7 +102,7 @@ class ThreadRanks : public Ranks {
   void all_gather(std::span<const std::byte> mine, std::span<std::byte> all, std::string_view what) const override;
   void broadcast(std::span<std::byte> bytes, int root, std::string_view what) const override;
   std::unique_ptr<Transport> open_transport(Topology topology) const override;
-  /// The same: threads share all memory.
+  /// Opens the transport of threads, which share all memory.
   std::unique_ptr<Transport> open_shared_transport(Topology topology) const override {
     return open_transport(std::move(topology));
   }
@@ -144,7 +144,7 @@ class ThreadTransport : public Transport {
   std::vector<Receive> receives_;
 };
 
-/// What run_threads() calls on every rank.
+/// Function that run_threads() calls on every rank.
 using ThreadBody = std::function<void(const ThreadRanks&, ThreadTransport&)>;
 
 /// Runs `body` on every rank of a topology, one thread per rank, and joins the threads.
@@ -155,7 +155,7 @@ using ThreadBody = std::function<void(const ThreadRanks&, ThreadTransport&)>;
 /// std::runtime_error begins with the rank, and std::bad_alloc becomes one.
 void run_threads(const Topology& topology, double timeout, const ThreadBody& body);
 
-/// The same for a body that needs the transport alone.
+/// Runs a body that needs the transport alone.
 template <class Body>
 requires std::is_invocable_v<const Body&, ThreadTransport&>
 void run_threads(const Topology& topology, double timeout, const Body& body) {

@@ -33,7 +33,7 @@ class Topology {
   int node_of(int rank) const { return node_of_[place("node_of", "rank", rank, size())]; }
   /// Ranks of a node, ascending; the first is its leader. @throws std::out_of_range if there is no such node
   const std::vector<int>& node(int i) const { return nodes_[place("node", "node", i, n_nodes())]; }
-  /// Whether all nodes have as many ranks.
+  /// Tests whether all nodes have as many ranks.
   bool has_equal_nodes() const {
     return std::ranges::all_of(nodes_, [this](const auto& node) { return node.size() == nodes_[0].size(); });
   }

@@ -22,7 +22,7 @@
 
 namespace tree_attn {
 
-/// What one rank has sent and merged since its counters were last cleared.
+/// Counts of the messages and merges of one rank since they were last cleared.
 struct Traffic {
   std::int64_t collectives = 0;          ///< collective operations this rank took part in
   std::int64_t messages = 0;             ///< messages sent by this rank
@@ -32,7 +32,7 @@ struct Traffic {
   std::int64_t buffer_kv_bytes = 0;      ///< most bytes of keys and values held at once beside the rank's own shard
 
   bool operator==(const Traffic&) const = default;
-  /// What was counted since. The most bytes held are no count.
+  /// Difference to earlier counts. The most bytes held are no count.
   Traffic since(const Traffic& before) const {
     return {collectives - before.collectives, messages - before.messages, bytes - before.bytes,
             bytes_between_nodes - before.bytes_between_nodes, merge_steps - before.merge_steps};
@@ -41,7 +41,7 @@ struct Traffic {
 
 /// Messages have failed. what() is one line. After it the ranks refuse further work.
 struct TransportError : std::runtime_error {
-  /// What has happened.
+  /// Cause of the error.
   enum class Kind {
     kDeadline,   ///< a wait has made no progress for as long as it may take
     kLength,     ///< a message has another length than its receiver expected
@@ -80,7 +80,7 @@ class Transport {
   virtual const Ranks& ranks() const = 0;
   /// "mpi", "shared", "threads" or "nccl", for reports.
   virtual std::string_view name() const = 0;
-  /// What messages take, for the default radix: constants, the same on every rank. Those of MPI unless a transport has its
+  /// Times of messages, for the default radix: constants, the same on every rank. Those of MPI unless a transport has its
   /// own.
   virtual const Network& network() const { return kMpiNetwork; }
   /// The version of the library that carries messages between devices; empty if there is none.
@@ -88,8 +88,8 @@ class Transport {
   /// This transport, if its messages lie in device memory; null if they lie in host memory.
   virtual NcclTransport* device() { return nullptr; }
 
-  /// Whether messages that were started have not been waited for, or a wait for them has given up: then their memory must
-  /// stay, for ever if need be.
+  /// Returns whether messages that were started have not been waited for, or a wait for them has given up. Their memory must
+  /// then remain allocated.
   virtual bool has_messages_in_flight() const { return false; }
   /// @throws TransportError if a wait has given up: messages may be in flight, and no further one can be matched
   virtual void check() const {}
@@ -113,7 +113,7 @@ class Transport {
 
   /// Time since some fixed moment in seconds: every latency is a difference of two such times.
   virtual double seconds() const;
-  /// Where buffers for received messages are allocated.
+  /// Allocator of buffers for received messages.
   virtual Allocate allocate() const { return allocate_on_heap; }
 
   /// The counters of this rank. The transport counts messages and bytes; runners and decoders count the rest.
