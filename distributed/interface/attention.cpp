@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What Attention adds to a decoder: which rank holds which keys, and how long the sequences are.
+/// @brief Attention over a decoder: it adds the keys that each rank holds, and the lengths of the sequences.
 #include "distributed/interface/attention.hpp"
 
 #include "distributed/exchange/decoder_setup.hpp"

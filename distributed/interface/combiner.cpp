@@ -21,7 +21,7 @@ namespace {
 /// The places of p ranks in the tree.
 std::vector<KeyRange> places(int p) { return ranges_of_lengths(std::vector<std::int64_t>(static_cast<std::size_t>(p), 1)); }
 
-/// Whether a node has the subtree of its ranks, so that one state for each row leaves it.
+/// Tests whether a node has the subtree of its ranks, so that one state for each row leaves it.
 bool has_two_rounds(const Topology& topology) {
   return topology.has_equal_nodes() && std::has_single_bit(topology.node(0).size());
 }

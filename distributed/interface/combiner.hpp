@@ -15,7 +15,7 @@
 
 namespace tree_attn {
 
-/// What a rank ends with.
+/// Part of the output that a rank ends with.
 enum class OutputPart {
   kAll,   ///< every row: [b, n_h, l, d_v] on every rank
   kHeads  ///< of p ranks, rank r has the query heads [r n_h / p, (r + 1) n_h / p): [b, n_h / p, l, d_v]
@@ -61,7 +61,7 @@ class Combiner {
 
   /// Heads of the output.
   std::int64_t n_heads() const { return part_ == OutputPart::kAll ? shape_[1] : shape_[1] / transport_.size(); }
-  /// What this rank sends in one call.
+  /// Cost of one call for this rank.
   RankCost cost() const;
 
  private:

@@ -10,7 +10,7 @@
 
 namespace tree_attn {
 
-/// What the attention of a layer sees.
+/// Kind of a layer: the positions that its attention sees.
 enum class LayerKind {
   kWindow,  ///< a position and the window - 1 positions before it, with rotary positions
   kGlobal   ///< all positions up to its own; its keys and values are sharded over the ranks
@@ -36,8 +36,8 @@ struct ModelConfig {
   /// Number of positions before a position on which the input of the first global layer depends: every windowed layer below
   /// it looks back by window - 1.
   std::int64_t halo() const { return leading_windows() * (window - 1); }
-  /// Whether the keys and values of a text follow from the text and a halo, without any attention to the whole of it: the
-  /// only global layer is the last one. Every rank then computes its own shard alone.
+  /// Tests whether the keys and values of a text follow from the text and a halo, without any attention to the whole of it:
+  /// the only global layer is the last one. Every rank then computes its own shard alone.
   bool shards_alone() const { return leading_windows() + 1 == static_cast<std::int64_t>(layers.size()); }
 };
 

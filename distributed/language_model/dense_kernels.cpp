@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Which build of the arithmetic this processor runs.
+/// @brief Chooses the build of the arithmetic that this processor runs.
 #include "distributed/language_model/dense_kernel.hpp"
 #include "reference/cpu/leaf_kernel.hpp"
 

@@ -51,7 +51,7 @@ TensorView heads_of(const Rows& rows, std::int64_t kv_heads, std::int64_t head_d
           {rows.size(), rows.cols() / kv_heads, rows.cols()}};
 }
 
-/// The same elements in another type, dense. @param[out] bytes their memory
+/// Converts elements to another type, dense. @param[out] bytes their memory
 TensorView rounded(const TensorView& view, DType dtype, std::vector<std::byte>& bytes) {
   const std::int64_t size = view.shape[3] * static_cast<std::int64_t>(bytes_of(dtype));
   bytes.resize(static_cast<std::size_t>(view.shape[1] * view.shape[2] * size));

@@ -19,7 +19,7 @@
 
 namespace tree_attn {
 
-/// How keys and values are stored and combined; the same on every rank.
+/// Options of how keys and values are stored and combined; the same on every rank.
 struct GeneratorOptions {
   LeafOrder order = LeafOrder::kContiguous;
   DType dtype = DType::F32;  ///< of keys and values

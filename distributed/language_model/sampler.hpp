@@ -14,7 +14,7 @@
 
 namespace tree_attn {
 
-/// How the next character is chosen.
+/// Options of the choice of the next character.
 struct Sampling {
   double temperature = 0;  ///< 0: the character with the largest score
   std::uint64_t seed = 1;  ///< equal seeds give equal characters from equal scores

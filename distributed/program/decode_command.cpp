@@ -106,7 +106,7 @@ void write_tensors(OutputFile& file, const WorkloadShape& shape, const DecodeOut
   writer.write(file);
 }
 
-/// What the command line requests, checked: the input, how it is decoded and where the results are written.
+/// Request of the command line, checked: the input, how it is decoded and where the results are written.
 struct Setup {
   std::optional<SafetensorsFile> file;
   std::unique_ptr<Workload> workload;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What every rank found on its machine, as rows of text. Plain values, so that tables can be tested with clusters
-/// that do not exist.
+/// @brief Facts that every rank found on its machine, as rows of text. Plain values, so that tables can be tested with
+/// clusters that do not exist.
 #pragma once
 
 #include <span>
@@ -11,7 +11,7 @@
 
 namespace tree_attn {
 
-/// What one rank found. A `no_...` says why something is missing, in the words of the system; "" if it is there.
+/// Facts that one rank found. A `no_...` says why something is missing, in the words of the system; "" if it is there.
 struct RankFacts {
   int node = 0;                        ///< number of its machine
   std::string host, cores, interface;  ///< its name, the cores that the rank may use, where NCCL's bootstrap would listen
@@ -33,8 +33,8 @@ RankFacts facts_of_text(const std::string& text);
 /// does not have: why, and where the book says what to do. @param facts of all ranks, by rank
 std::string table(std::span<const RankFacts> facts);
 
-/// Whether kernels for an architecture in CMake's notation run on a GPU: those for "80-real" on 8.0 and later of 8, for
-/// "90a-real" on 9.0 alone, for "80", which has PTX, on 8.0 and all later ones.
+/// Tests whether kernels for an architecture in CMake's notation run on a GPU: those for "80-real" on 8.0 and later of 8,
+/// for "90a-real" on 9.0 alone, for "80", which has PTX, on 8.0 and all later ones.
 bool runs_on(std::string_view architecture, int major, int minor);
 
 }  // namespace tree_attn

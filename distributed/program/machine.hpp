@@ -18,7 +18,7 @@ std::string mpi_library();
 /// Number of cores that the launcher lets this process use.
 int n_allowed_cores();
 
-/// How the cores of a node are divided among its ranks. Equal on all ranks.
+/// Division of the cores of a node among its ranks. Equal on all ranks.
 struct CoreShare {
   int threads_per_rank;        ///< cores of a node / its ranks: the smallest over all nodes, at least 1
   bool ranks_outnumber_cores;  ///< some node has more ranks than cores that they may use

@@ -135,7 +135,8 @@ class Program {
     return std::nullopt;
   }
 
-  /// What all ranks must have in common: the command, then the options of the program and of the command, see add_lines().
+  /// Lines that all ranks must have in common: the command, then the options of the program and of the command, see
+  /// add_lines().
   std::string shared_lines() const {
     const CLI::App& command = *app_.get_subcommands().front();
     std::string lines = "the command " + command.get_name() + '\0';

@@ -23,7 +23,7 @@ struct Latency {
   double median = 0, p10 = 0, p90 = 0;
 };
 
-/// Of a list of times, or of other numbers, in their unit. @throws std::invalid_argument if there is none
+/// Percentiles of a list of times, or of other numbers, in their unit. @throws std::invalid_argument if there is none
 Latency latency_of(std::vector<double> times);
 
 /// The counters of all ranks: sums of messages and bytes, the most of everything else. Collective.
@@ -39,8 +39,7 @@ struct Errors {
   /// the same Inf or NaN. Scores of less than -2^128 in base two may count as masked: a row with no other score may be that
   /// of no keys, which not_finite() names.
   bool passed = false;
-  /// What rounding keys and values to F8_E4M3 has changed in z, relative to its largest element; no part of the errors
-  /// above.
+  /// Change of z by rounding keys and values to F8_E4M3, relative to its largest element; no part of the errors above.
   std::optional<double> quantisation{};
 };
 

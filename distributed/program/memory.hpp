@@ -34,7 +34,7 @@ std::string refused_memory(const std::string& subject, double bytes);
 /// @param n_results results of d_v + 1 elements per row: 1, with zeta 2, with the error bounds 3
 double oracle_bytes(const WorkloadShape& shape, int n_results);
 
-/// What a decode holds beside its queries and outputs.
+/// Memory that a decode holds beside its queries and outputs.
 struct MemoryUse {
   bool keys_in_memory;  ///< keys and values are synthetic; those of a file are pages that can be evicted
   std::span<const Algorithm* const> algorithms;  ///< run one after the other, some with shards of other ranks in flight

@@ -15,7 +15,7 @@ namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
-/// Whether query j of a head sees a key, or the head has a sink: its lse should then be finite.
+/// Tests whether query j of a head sees a key, or the head has a sink, so that its lse should be finite.
 bool sees_something(const WorkloadShape& shape, const Mask& mask, std::int64_t length, std::int64_t i, std::int64_t h,
                     std::int64_t j) {
   if (!shape.sink.empty() && shape.sink[static_cast<std::size_t>(h)] > -kInf) return true;

@@ -55,13 +55,13 @@ CLI::Validator within(std::type_identity_t<Integer> least, std::type_identity_t<
   };
   return CLI::Validator(check, "");
 }
-/// The same for all integers of a type.
+/// Accepts all integers of a type.
 template <class Integer>
 CLI::Validator any_integer() {
   return within<Integer>(std::numeric_limits<Integer>::min(), std::numeric_limits<Integer>::max());
 }
 
-/// Whether the text is one of these names, which the help of the option lists.
+/// Accepts one of these names, which the help of the option lists.
 inline CLI::Validator one_of(std::vector<std::string> names) { return CLI::IsMember(std::move(names)).description(""); }
 
 /// Returns a function that adds an option to a command: its name, variable, help and check. The variables must live until

@@ -23,7 +23,7 @@ struct Machine {
   std::vector<std::string> gpus;  ///< names of the GPUs of all backends in this build
 };
 
-/// What the reports of `decode` and `generate` have in common.
+/// Header that the reports of `decode` and `generate` share.
 struct RunHeader {
   std::string command;  ///< as typed
   std::string backend, transport;
@@ -62,7 +62,7 @@ struct NamedPrediction {
 /// The table: one line per algorithm, below the workload and the cluster; then those that are left out.
 std::string table(const PredictionHeader& header, std::span<const NamedPrediction> predictions);
 
-/// The same for programs.
+/// JSON document of the predictions, for programs.
 std::string json(const PredictionHeader& header, std::span<const NamedPrediction> predictions);
 
 /// The largest weight from which on an answer is likely to be in the text, see docs/IV.6-model.md.
