@@ -36,7 +36,7 @@ WorkloadShape step_of(std::int64_t n_keys, int heads = 16, int kv_heads = 16, in
   return {one, n_keys, {}};
 }
 
-/// What one algorithm sends, holds and takes on some ranks of a cluster.
+/// Predicts the messages, memory and time of one algorithm on some ranks of a cluster.
 Prediction on_cluster(const char* algorithm, const WorkloadShape& step, int n_ranks, int per_node = 8,
                       const Cluster& cluster = kPaperCluster) {
   return predict(find_algorithm(algorithm), step, Topology::pretend(n_ranks, per_node),

@@ -37,7 +37,7 @@
 // %%
 namespace tree_attn::emulated {
 
-/// What the lanes of the first sub-warp have received, [lane][exchange].
+/// Values that the lanes of the first sub-warp have received, [lane][exchange].
 std::vector<std::vector<float>> came(8);
 
 float noted_exchange(unsigned mask, float value, int flip) {

@@ -50,7 +50,7 @@ inline Tensor normal(unsigned seed, const std::array<std::int64_t, 4>& shape) {
   return tensor;
 }
 
-/// Whether two arrays have the same bits. Unlike ==, this distinguishes -0 from +0, and a NaN equals itself.
+/// Tests whether two arrays have the same bits. Unlike ==, this distinguishes -0 from +0, and a NaN equals itself.
 template <class A, class B>
 bool same_bits(const A& a, const B& b) {
   static_assert(sizeof a[0] == sizeof b[0]);

@@ -19,7 +19,8 @@ using namespace tree_attn::exercise;
 #else
 
 // Change from here ...
-/// Of the n keys of a shard, at positions begin, ..., begin + n - 1 of a sequence of N: how many query j of l sees.
+/// Number of keys that query j of l sees, of the n keys of a shard, at positions begin, ..., begin + n - 1 of a sequence of
+/// N.
 inline long n_seen(long N, long l, long j, long begin, long n) {
   return (void)N, (void)l, (void)j, (void)begin, n;  // All of them: right for a shard that ends before the queries begin.
 }

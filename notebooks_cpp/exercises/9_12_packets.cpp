@@ -18,7 +18,7 @@ using namespace tree_attn::exercise;
 
 constexpr unsigned kSteps = 4;
 
-/// What device d sends: to which window, and the newest step.
+/// Data that device d sends: its window, and the newest step.
 struct Sent {
   const Packet *begin, *end;
   std::atomic<unsigned> step;

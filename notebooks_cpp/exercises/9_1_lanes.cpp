@@ -21,7 +21,7 @@ using namespace tree_attn::exercise;
 // Change from here ...
 using Lanes = std::array<float, 32>;
 
-/// What this lane holds after round i = 0 .. 4. @param before what every lane held before it
+/// Value of this lane after round i = 0 .. 4. @param before value of every lane before the round
 inline float after_round(const Lanes& before, int lane, int i) {
   (void)i;
   return before[std::size_t(lane)];

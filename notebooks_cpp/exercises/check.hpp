@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What an exercise is checked with: claims that are counted, and the status of the program.
+/// @brief Checks of an exercise: claims that are counted, and the status of the program.
 #pragma once
 
 #include <cmath>
@@ -31,7 +31,7 @@ inline void expect_near(double got, double want, double relative, const std::str
   expect(got == want || (std::isfinite(largest) && std::abs(got - want) <= relative * largest), what + text);
 }
 
-/// Whether two floats have the same bits.
+/// Tests whether two floats have the same bits.
 inline bool same_bits(float a, float b) { return std::memcmp(&a, &b, sizeof a) == 0; }
 
 /// Prints the outcome. @returns the status of the program: 0 if there are claims and all of them hold

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What a puzzle that is a kernel is checked with: the emulator in its shadow mode, under several seeds.
+/// @brief Check of a puzzle that is a kernel: the emulator in its shadow mode, under several seeds.
 ///
 /// Races in shared memory, reads of what has not been written, accesses outside a buffer and waits that never end are
 /// claims that do not hold, each with the lines that collide.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What the exercises on several MPI ranks share: small states, and the outcome.
+/// @brief Functions that the exercises on several MPI ranks share: small states, and the outcome.
 #pragma once
 
 #include "notebooks_cpp/exercises/check.hpp"

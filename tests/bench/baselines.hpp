@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What the decode is measured against: a read of its bytes, its arithmetic alone, a plain program and Eigen's
-/// products (section 3).
+/// @brief Baselines of the decode: a read of its bytes, its arithmetic alone, a plain program and Eigen's products (section
+/// 3).
 ///
 /// All of them are compiled for the processor of this machine, whatever the rest of the build is compiled for. They live in
 /// a shared library that exports the functions below and nothing else: templates compiled for two processors never meet.
@@ -40,8 +40,8 @@ struct Operations {
   double multiplies, adds, conversions, exponentials;
 };
 
-/// What each key of a step takes, for all queries that share it: whatever the order, no decode does with less where nothing
-/// is fused.
+/// Counts the operations of a step for each key and all queries that share it: in any order, no decode needs fewer where
+/// nothing is fused.
 Operations operations(const Step& step);
 
 /// Runs as many independent multiplies and adds, half of each, as there are operations: registers of `lanes` elements.
@@ -55,7 +55,7 @@ float arithmetic(const Operations& all, int lanes, bool fused);
 /// @param[out] z [n_h, d_h]
 void plain_decode(const Step& step, std::int64_t begin, std::int64_t end, float* z);
 
-/// The same as two products of Eigen's, K q and V^T p.
+/// Computes z by two products of Eigen's, K q and V^T p.
 /// @param step arrays in F32
 /// @param begin first key/value head to compute
 /// @param end one past the last

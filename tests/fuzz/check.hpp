@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What every fuzzer checks: a refusal is one readable line.
+/// @brief Check of every fuzzer: a refusal is one readable line.
 #pragma once
 
 #include "reference/data/input_error.hpp"

@@ -10,7 +10,7 @@
 
 namespace tree_attn::test {
 
-/// What a test is for.
+/// Predicates that choose the algorithms of a test.
 inline bool any(const Algorithm&) { return true; }
 inline bool keeps_bits(const Algorithm& algorithm) { return algorithm.keeps_bits; }
 inline bool keeps_no_bits(const Algorithm& algorithm) { return !algorithm.keeps_bits; }

@@ -20,7 +20,8 @@ struct Case {
   std::vector<std::int64_t> lengths;
   std::vector<int> ranks, splits;
 
-  /// Whether scores overflow in F32 and not in the oracle's double: NaN in every number is right, and so is the oracle.
+  /// Tests whether scores overflow in F32 and not in the oracle's double: NaN in every number is right, and so is the
+  /// oracle.
   bool overflows() const { return input.find("overflow fp32") != std::string::npos; }
 };
 

@@ -77,7 +77,7 @@ Comparison compare(const Got& got, const Want& want, const std::vector<double>& 
   return result;
 }
 
-/// The same, with one bound for all elements.
+/// Compares with one bound for all elements.
 template <class Got, class Want>
 Comparison compare(const Got& got, const Want& want, double bound, NonFinite non_finite = NonFinite::Reject) {
   return compare(got, want, std::vector<double>(static_cast<std::size_t>(want.size()), bound), non_finite);

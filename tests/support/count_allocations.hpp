@@ -13,7 +13,7 @@ namespace {
 
 /// Calls of operator new so far, in all threads.
 std::atomic<int> n_allocations = 0;
-/// Those of this thread alone: a library of messages may have threads of its own.
+/// Calls of operator new of this thread alone: a library of messages may have threads of its own.
 thread_local int n_allocations_here = 0;
 /// Allocations that this thread has not released; negative where it has released those of another.
 thread_local int n_live_here = 0;

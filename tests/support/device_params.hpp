@@ -79,7 +79,7 @@ inline DecodeOutput run_step(const device::LadderStep& step, const DeviceShard& 
   return {out.download(), lse.download()};
 }
 
-/// The same for a workload.
+/// Runs a step over a workload.
 inline DecodeOutput run_step(const device::LadderStep& step, TensorWorkload& workload,
                              const device::LaunchOptions& options = {}) {
   return run_step(step, DeviceShard(workload.query(0), workload.whole(), workload.lengths(), workload.scale), options);
@@ -111,7 +111,7 @@ inline device::LaunchPlan plan_of(const device::LadderStep& step, const Axes& ax
   return step.plan(params, axes.dtype, {.n_splits = n_splits});
 }
 
-/// What a call asks of the device, see DeviceTraffic.
+/// Counts of a call, see DeviceTraffic.
 struct Counts {
   std::int64_t allocations = 0, uploads = 0, uploaded = 0, downloaded = 0, launches = 0, replays = 0;
   std::int64_t of_thread = 0;  ///< n_launches_of_thread
@@ -132,14 +132,14 @@ Counts counts_of(const Call& call) {
           b.launches - a.launches,       b.replays - a.replays, b.of_thread - a.of_thread};
 }
 
-/// Whether two outputs agree bit for bit.
+/// Tests whether two outputs agree bit for bit.
 inline bool same_output(const DecodeOutput& a, const DecodeOutput& b) { return same_bits(a, b); }
 
 /// Longest chain of additions of a step.
 inline double longest_chain(const device::LadderStep& step, const DeviceShard& shard) {
   return step.n_additions(shard.params, shard.dtype);
 }
-/// Whether scalar units multiply. Steps on scalar units agree in bits; steps on tensor cores have other bits.
+/// Tests whether scalar units multiply. Steps on scalar units agree in bits; steps on tensor cores have other bits.
 inline bool is_scalar(const device::LaunchPlan& plan) { return plan.path == std::string("scalar"); }
 
 /// Compares an output with the oracle: positions of NaN and Inf, and the error bound of the elements. Returns the first

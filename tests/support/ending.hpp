@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief How a process ends that runs a function.
+/// @brief Ending of a process that runs a function.
 #pragma once
 
 #include <doctest/doctest.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What a call says as it fails.
+/// @brief Message of a call that fails.
 #pragma once
 
 #include <doctest/doctest.h>

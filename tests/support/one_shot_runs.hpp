@@ -26,7 +26,7 @@ namespace tree_attn::test::one_shot {
 
 inline constexpr double kTimeout = 120, kScale = 0.3;
 
-/// How the ranks share the sequence. kLast: the last rank has all of it.
+/// Division of the sequence among the ranks. kLast: the last rank has all of it.
 enum class Cut { kEven, kUneven, kEmpty, kLast };
 
 struct Run {
@@ -149,7 +149,7 @@ inline std::string text(const Run& run) {
   return text.str();
 }
 
-/// Whether the last of these ranges, which is open, grows in a run.
+/// Tests whether the last of the ranges, which is open, grows in a run.
 inline bool opens_new_windows(const Run& run, std::int64_t n_at_start) {
   const KeyRange last = ranges_of(run, n_at_start).back();
   return closed(last, n_at_start + 1).end != closed(last, n_at_start + run.steps).end;

@@ -21,8 +21,8 @@
 
 namespace tree_attn::test {
 
-/// The same operations on both caches and on the model, in which a page is a number and a row knows its own. What is not as
-/// the model says is a std::logic_error.
+/// Applies operations to two caches, with pages and without, and to a model, in which a page is a number and a row knows its
+/// own. A difference from the model is a std::logic_error.
 class PagedPair {
  public:
   PagedPair(const Backend& backend, AttentionShape shape, const OwnedLeaves& leaves, const PageRule& rule)
@@ -218,12 +218,12 @@ class PagedPair {
     model_.of(entry).keys.resize(static_cast<std::size_t>(n));
     std::erase_if(model_.of(entry).pages, [&](const auto& each) { return first_of(each.first) >= n; });
   }
-  /// Whether no query of a later step sees a key of a leaf, once the cache holds the key of a position.
+  /// Tests whether no query of a later step sees a key of a leaf, once the cache holds the key of a position.
   bool is_past(std::int64_t leaf, std::int64_t position) const {
     if (rule_.window == 0 || first_of(leaf) < rule_.sinks) return false;
     return (leaf + 1) * kLeafKeys <= position + 1 - (rule_.most_queries - 1) - rule_.window;
   }
-  /// Whether row n can be appended after the rows before it: they are in pages, or fill theirs.
+  /// Tests whether row n can be appended after the rows before it: they are in pages, or fill theirs.
   bool may_follow(std::int64_t entry, std::int64_t n) const {
     const std::int64_t n_rows = rows(n);
     if (n_rows == 0 || leaves().end_of_leaf(n_rows - 1) == n_rows) return true;

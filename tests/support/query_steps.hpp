@@ -22,7 +22,8 @@ struct QueryStep {
   std::vector<std::int64_t> lengths() const { return {n_keys, std::max<std::int64_t>(0, n_keys - 30)}; }
 };
 
-/// Of the last draft of five, two or three stay. A fifth number of queries is one more than there are graphs for.
+/// Steps of a prompt in chunks of 64, then of one query or a draft of five, of which two or three stay. A fifth number of
+/// queries is one more than there are graphs for.
 inline const std::vector<QueryStep> kSteps{{0, 64, 64},   {64, 128, 64}, {128, 192, 64}, {192, 256, 64}, {256, 257, 1},
                                            {257, 262, 5}, {259, 260, 1}, {260, 265, 5},  {262, 263, 1},  {263, 264, 1},
                                            {264, 269, 5}, {266, 267, 1}, {267, 331, 64}, {331, 334, 3},  {334, 336, 2},
@@ -83,7 +84,7 @@ inline std::vector<DecodeOutput> fresh(const Backend& backend, DType dtype, Leaf
   return outputs;
 }
 
-/// How the steps are made.
+/// Setup of the steps.
 struct Run {
   std::string_view algorithm;
   const Backend& backend;

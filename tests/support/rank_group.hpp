@@ -31,7 +31,7 @@ class RankGroup {
   int size() const { return size_; }
   /// Runs `body` on every rank. Returns, on every process, the results of all ranks in order, with their traffic filled in.
   virtual std::vector<RankResult> run(const Topology& topology, const std::function<DecodeOutput(Transport&)>& body) = 0;
-  /// Whether this process makes the checks that need the oracle. One process is enough.
+  /// Returns whether this process makes the checks that need the oracle. One process is enough.
   virtual bool has_oracle() const { return true; }
 
  private:

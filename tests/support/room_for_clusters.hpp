@@ -17,7 +17,7 @@ namespace tree_attn::test {
 class RoomForClusters {
  public:
   RoomForClusters() {}
-  /// Whether the device has clusters: from compute capability 9 on. On others `short-end` runs equal runs.
+  /// Tests whether the device has clusters: from compute capability 9 on. On others `short-end` runs equal runs.
   static bool has_clusters() { return TREE_ATTN_PLATFORM::device().major >= 9; }
   /// Blocks of the largest cluster that the device holds for certain; 0 where it has no clusters.
   static int largest() { return has_clusters() ? std::min(kMost, TREE_ATTN_PLATFORM::device().n_multiprocessors) : 0; }

@@ -11,7 +11,7 @@
 
 namespace tree_attn::test {
 
-/// Of the elements of two arrays.
+/// Compares the elements of two arrays.
 template <class A, class B>
 bool same_bits(const A& a, const B& b) {
   return std::ranges::equal(std::as_bytes(std::span(a)), std::as_bytes(std::span(b)));
@@ -19,14 +19,14 @@ bool same_bits(const A& a, const B& b) {
 inline bool same_bits(const DecodeOutput& a, const DecodeOutput& b) {
   return same_bits(a.out, b.out) && same_bits(a.lse, b.lse);
 }
-/// Of subtrees and their states.
+/// Compares subtrees and their states.
 inline bool same_bits(const Forest<float>& a, const Forest<float>& b) {
   return a.subtrees() == b.subtrees() && same_bits(a.states(), b.states());
 }
 
 /// Equal bits; any NaN equals any other, and the sign of a zero counts.
 inline bool same_number(float a, float b) { return bits_of(a) == bits_of(b) || (std::isnan(a) && std::isnan(b)); }
-/// Of all elements of two arrays.
+/// Compares all elements of two arrays.
 template <class A, class B>
 bool same_numbers(const A& a, const B& b) {
   return std::ranges::equal(a, b, same_number);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Whether the tests run under a sanitizer: the longest sweeps then visit a part of their cases.
+/// @brief Test for a sanitizer: the longest sweeps then visit a part of their cases.
 #pragma once
 
 namespace tree_attn::test {

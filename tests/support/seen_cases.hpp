@@ -40,7 +40,7 @@ struct SeenCase {
     const std::int64_t longest = std::ranges::max(lengths);
     return std::ranges::count_if(ranges, [&](KeyRange range) { return OwnedLeaves(range, order).n_keys(longest) > 0; });
   }
-  /// Whether a leaf of a sequence lies between its sinks and its window.
+  /// Tests whether a leaf of a sequence lies between its sinks and its window.
   bool hides_leaves() const {
     return std::ranges::any_of(lengths, [&](std::int64_t length) {
       const Seen any = rule.of_any(length, axes.n_queries);

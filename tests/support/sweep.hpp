@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief How much of a sweep is run: all of it, or the part of it that belongs to the fast set.
+/// @brief Extent of a sweep: all of it, or the part of it that belongs to the fast set.
 #pragma once
 
 #include <cstdlib>
 
 namespace tree_attn::test {
 
-/// Whether sweeps take all of their cases: ./run test --all, and on a GPU.
+/// Tests whether sweeps take all of their cases: ./run test --all, and on a GPU.
 inline bool takes_all_cases() {
 #if defined(TREE_ATTN_FOR_CUDA)
   return true;

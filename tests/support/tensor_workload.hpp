@@ -106,8 +106,8 @@ inline Tensor copy_of(const TensorView& view) {
   return copy;
 }
 
-/// The same elements as strided views of one packed tensor. Each token has its query, key and value heads side by side.
-/// Requires d_v = d_h and one query position, that of the last token; the queries of the other tokens are NaN.
+/// Copies the elements of a workload to strided views of one packed tensor. Each token has its query, key and value heads
+/// side by side. Requires d_v = d_h and one query position, that of the last token; the queries of the other tokens are NaN.
 inline std::unique_ptr<TensorWorkload> packed(TensorWorkload& workload) {
   const WorkloadShape& shape = workload.shape();
   const std::int64_t N = shape.n_keys, d = shape.head_dim, width = (shape.heads + 2 * shape.kv_heads) * d;
@@ -132,7 +132,7 @@ inline std::unique_ptr<TensorWorkload> packed(TensorWorkload& workload) {
   return std::make_unique<TensorWorkload>(std::move(owned), q, k, v, shape.lengths, workload.scale);
 }
 
-/// The same elements, every tensor starting `offset` bytes after a multiple of 16.
+/// Copies the elements of a workload, every tensor starting `offset` bytes after a multiple of 16.
 inline std::unique_ptr<TensorWorkload> misaligned(TensorWorkload& workload, std::size_t offset) {
   std::vector<std::vector<std::byte>> owned;
   std::vector<TensorView> views;

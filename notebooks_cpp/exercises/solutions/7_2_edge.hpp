@@ -7,7 +7,8 @@
 #include <cmath>
 #include <string>
 
-/// Of the n keys of a shard, at positions begin, ..., begin + n - 1 of a sequence of N: how many query j of l sees.
+/// Number of keys that query j of l sees, of the n keys of a shard, at positions begin, ..., begin + n - 1 of a sequence of
+/// N.
 inline long n_seen(long N, long l, long j, long begin, long n) {
   const long edge = N - l + 1 + j;  // The first position that it does not see; a shard may lie on either side of it.
   return std::clamp(edge - begin, 0L, n);

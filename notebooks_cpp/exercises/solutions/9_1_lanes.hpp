@@ -8,7 +8,7 @@
 
 using Lanes = std::array<float, 32>;
 
-/// What this lane holds after round i = 0 .. 4. @param before what every lane held before it
+/// Value of this lane after round i = 0 .. 4. @param before value of every lane before the round
 inline float after_round(const Lanes& before, int lane, int i) {
   // Both sides of an exchange add the same two numbers, and an addition commutes in bits: so both get the same sum.
   return before[std::size_t(lane)] + before[std::size_t(lane ^ 1 << i)];

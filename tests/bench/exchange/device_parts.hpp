@@ -70,7 +70,7 @@ class DeviceParts {
     }
   }
 
-  /// Of every part: they are equal.
+  /// Multiprocessors of every part: the parts are equal.
   int n_multiprocessors() const { return static_cast<int>(resources_.front().sm.smCount); }
 
   /// While it exists, this host thread is on a part.

@@ -26,7 +26,7 @@ namespace tree_attn::exchange {
 namespace device = TREE_ATTN_PLATFORM;
 using Clock = std::chrono::steady_clock;
 
-/// That take turns: prime, so that no query always meets the same half of a window.
+/// Number of queries that take turns: prime, so that no query always meets the same half of a window.
 inline constexpr int kQueries = 7;
 
 inline WorkloadShape shape_of(std::int64_t n_keys) {
@@ -60,7 +60,7 @@ struct Rank {
   TensorView query(int step) { return workload->query(step % kQueries); }
 };
 
-/// What a program is asked for.
+/// Request of the command line.
 struct Asked {
   /// @param count the option of the numbers of ranks
   Asked(const Options& options, const char* count, double seconds)
@@ -75,7 +75,7 @@ struct Asked {
   double timeout;
 };
 
-/// What every rank does.
+/// Function that every rank runs.
 using Body = std::function<void(const ThreadRanks&, ThreadTransport&)>;
 
 /// Some ranks, each a thread.
@@ -108,7 +108,7 @@ inline std::vector<DecodeOutput> outputs_of_gather(std::int64_t n_keys) {
   return outputs;
 }
 
-/// Whether a bit of the output of a step is not that of `gather`.
+/// Tests whether a bit of the output of a step is not that of `gather`.
 inline bool differs(const std::vector<DecodeOutput>& want, int t, std::span<const float> out, std::span<const float> lse) {
   const auto same_bits = [](std::span<const float> a, std::span<const float> b) {
     return std::ranges::equal(std::as_bytes(a), std::as_bytes(b));

@@ -13,7 +13,7 @@
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
-/// What a block has reached, and of which its first thread notes the time: of the last of its query tiles.
+/// Stages of a block, of which its first thread notes the time for the last of its query tiles.
 enum ExchangeStage : int {
   kJoined,         ///< the states of the own range are joined
   kSent,           ///< their packets are stored

@@ -20,7 +20,7 @@ inline constexpr std::size_t kPeerWorkspace = std::size_t{96} << 20;
 
 extern const char* const kPeer;  ///< the library, as a table names it
 bool peer_takes(const PeerStep& step);
-/// What the library works out once for all steps of the same lengths, in the workspace. @returns a cudaError_t
+/// Computes, once for all steps of the same lengths, what the library keeps in the workspace. @returns a cudaError_t
 int plan_peer(const PeerStep& step);
 /// Queues a step. @returns a cudaError_t
 int queue_peer(const PeerStep& step);

@@ -11,7 +11,7 @@
 
 namespace tree_attn::cuda {
 
-/// What a thread has measured.
+/// Measurement of a thread.
 struct Took {
   std::uint64_t nanoseconds = 0, cycles = 0, multiprocessor = 0;
 };

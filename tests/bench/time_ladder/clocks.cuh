@@ -45,7 +45,7 @@ class TimedEvent {
   cudaEvent_t event_ = nullptr;
 };
 
-/// Whether the environment asks for a rehearsal, on a GPU in software: the smallest shapes, and nothing repeated.
+/// Tests whether the environment asks for a rehearsal, on a GPU in software: the smallest shapes, and nothing repeated.
 inline bool is_rehearsal() { return std::getenv("TREE_ATTN_REHEARSAL") != nullptr; }
 
 inline double median(std::vector<double> times) {
@@ -157,7 +157,7 @@ inline std::int64_t l2_bytes() {
 inline int n_sets_past_l2(std::int64_t n_bytes) {
   return static_cast<int>(std::max<std::int64_t>(1, (4 * l2_bytes() + n_bytes - 1) / n_bytes));
 }
-/// Whether the L2 cache is to hold an input that takes no turns. Whether it does shows in the time of a read.
+/// Tests whether an input that takes no turns should fit in the L2 cache. The time of a read shows whether it does.
 inline bool fits_in_l2(std::int64_t n_bytes) { return n_bytes <= l2_bytes() / 4 * 3; }
 
 }  // namespace tree_attn::cuda

@@ -27,7 +27,7 @@ constexpr const char* name_of(CopyWay way) {
 /// Bytes that a warp copies at once: 16 rows of 128 elements of BF16. Rows and bytes that a tensor map copies at once.
 inline constexpr int kCopyBytes = 4096, kCopyTileRows = 64, kCopyTileBytes = 64 * 256;
 
-/// What is copied.
+/// Streams of bytes to copy.
 struct CopyStreams {
   const unsigned char *keys, *values;
   std::int64_t n_bytes;  ///< of each; a multiple of kCopyTileBytes
@@ -200,7 +200,7 @@ inline std::size_t shared_bytes_of(CopyWay way, int n_copies) {
 
 inline int copies_in_flight(int kib) { return kib * 1024 / kCopyBytes; }
 
-/// Whether the device has the way to copy, and room for a block with that many KiB in flight.
+/// Tests whether the device has the way to copy, and room for a block with that many KiB in flight.
 inline bool has_copies(CopyWay way, int kib_in_flight) {
   if (way > CopyWay::CpAsync && device().major < 9) return false;
   return shared_bytes_of(way, copies_in_flight(kib_in_flight)) <= device().shared_bytes;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What is decoded while it is timed, and what must come out: numbers that host and device can both make.
+/// @brief Input of a timed decode, and its expected output: numbers that host and device can both make.
 #pragma once
 
 #include "gpu/ladder/ladder.hpp"
@@ -19,7 +19,7 @@ namespace tree_attn::cuda {
 
 constexpr std::int64_t kDim = 128;
 
-/// What is decoded: the last queries of every sequence, with a cache that has room for the longest of them.
+/// Shape of a decode: the last queries of every sequence, with a cache that has room for the longest of them.
 struct Shape {
   std::string name;
   DType dtype;
@@ -175,7 +175,7 @@ class Input {
   DeviceBuffer<std::int64_t> lengths_;
 };
 
-/// What is wrong with an output; "" if nothing is.
+/// Describes the fault of an output; "" if there is none.
 inline std::string against(const Row& row, std::int64_t row_index, const std::vector<float>& out,
                            const std::vector<float>& lse) {
   // F32 sums of a million terms, and weights of 16 bits on tensor cores: far below, a key that is lost: far above.

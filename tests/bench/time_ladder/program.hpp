@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What programs that measure share: their options, and a measurement as one line of JSON on standard output, which
-/// tests/bench/time_ladder/measure collects.
+/// @brief Functions that programs that measure share: their options, and a measurement as one line of JSON on standard
+/// output, which tests/bench/time_ladder/measure collects.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ struct WrongOption : std::invalid_argument {
   using std::invalid_argument::invalid_argument;
 };
 
-/// What a program is asked for: options that its usage names in brackets, some with a value.
+/// Options of a program, which its usage names in brackets, some with a value.
 class Options {
  public:
   /// @throws WrongOption for another option, and for one that has to have a value and has none
@@ -60,7 +60,7 @@ class Options {
   std::map<std::string, std::string> values_;
 };
 
-/// Whether a list of names with a semicolon after each but the last has a name: an empty list has all.
+/// Tests whether a list of names with a semicolon after each but the last has a name: an empty list has all.
 inline bool is_named(const std::string& list, const std::string& name) {
   return list.empty() || (";" + list + ";").find(";" + name + ";") != std::string::npos;
 }

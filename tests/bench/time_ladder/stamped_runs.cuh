@@ -16,10 +16,12 @@ namespace tree_attn::cuda {
 struct BlockStamps {
   static constexpr int kWarps = 8, kJoins = 14;
   std::uint64_t multiprocessor = 0;
-  /// Of each warp: it has its memory and its first work range, and starts copies next; it has walked over its last one.
+  /// Times of each warp: it has its memory and its first work range, and starts copies next; it has walked over its last
+  /// one.
   std::uint64_t started[kWarps] = {}, walked[kWarps] = {};
-  /// Of the last work range: a join begins. First the block joins its thread groups, once for every tile of rows; then, if
-  /// it is the last of those that share its query tile, their blocks likewise. The end of the block notes one more.
+  /// Times at which a join of the last work range begins. First the block joins its thread groups, once for every tile of
+  /// rows; then, if it is the last of those that share its query tile, their blocks likewise. The end of the block notes one
+  /// more.
   std::uint64_t joins[kJoins] = {};
   std::uint64_t writing = 0;  ///< the last tile of rows is joined, and is written next
   std::uint64_t done = 0;     ///< all that the block shares in has been joined

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What tests of the C interface share: tensors of exactly their size, a call, a handle, and the line of a refusal.
+/// @brief Helpers that tests of the C interface share: tensors of exactly their size, a call, a handle, and the line of a
+/// refusal.
 #pragma once
 
 #include "distributed/interface/tree_attn.h"
@@ -76,7 +77,7 @@ inline ta_setup setup_of_call() {
   return setup;
 }
 
-/// What ta_open() opens, closed at the end.
+/// Handle that ta_open() opens, closed at the end.
 struct Handle {
   ta_attention* opened = nullptr;
   explicit Handle(const ta_setup& setup) { REQUIRE(ta_open(&setup, &opened) == TA_OK); }
@@ -85,7 +86,7 @@ struct Handle {
   operator ta_attention*() const { return opened; }
 };
 
-/// What a refused call has said.
+/// Error line of a refused call.
 inline std::string line(int status, int expected = TA_INVALID) {
   CHECK(status == expected);
   const std::string text = ta_error();

@@ -33,7 +33,7 @@ template <class Scalar>
 class PlainModel {
  public:
   using Matrix = Eigen::Matrix<Scalar, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
-  /// What the model computes from one text, row by row of its characters.
+  /// Results of the model for one text, row by row of its characters.
   struct Result {
     std::vector<Matrix> hidden;  ///< what enters each layer, and what leaves the last one [T, dim]
     std::vector<Matrix> k, v;    ///< of each layer [T, kv_heads * head_dim], with rotary positions where it has them

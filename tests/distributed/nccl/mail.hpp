@@ -23,7 +23,7 @@ namespace tree_attn::test {
 /// Bytes from one rank to another, in their order. Memory of zeros is an empty queue, so none is constructed.
 using Channel = boost::lockfree::spsc_queue<std::byte, boost::lockfree::capacity<(1 << 16)>>;
 
-/// What the ranks of a communicator share, and the channels between them: a file in shared memory.
+/// Shared memory of the ranks of a communicator, with the channels between them: a file.
 class Mail {
  public:
   static constexpr int kMaxRanks = 64, kMaxWindows = 64;
@@ -59,7 +59,7 @@ class Mail {
   Shared* operator->() const { return shared_; }
   const std::string& name() const { return name_; }
   int n_ranks() const { return n_ranks_; }
-  /// How many windows all ranks have registered.
+  /// Number of windows that all ranks have registered.
   int n_windows_of_all() const { return *std::min_element(shared_->n_windows, shared_->n_windows + n_ranks_); }
   Channel& channel(int from, int to) { return reinterpret_cast<Channel*>(shared_ + 1)[from * n_ranks_ + to]; }
   /// No further rank can join.

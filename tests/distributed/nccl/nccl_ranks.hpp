@@ -48,7 +48,7 @@ class AsProcesses final : public ThreadRanks {
   bool is_one_process() const override { return false; }
 };
 
-/// What ranks are for the transport.
+/// Kind of the ranks of the transport.
 enum class Kind { kProcesses, kThreads };
 
 /// Runs a function on every rank, each with an emulated device of its own and a transport over the stand-in. No rank has
@@ -98,7 +98,7 @@ class EmulatedGroup : public RankGroup {
   bool over_nccl_;
 };
 
-/// What one rank has open of a workload, on its emulated device.
+/// Shard, cache and decoder of one rank of a workload, on its emulated device.
 struct OpenRank {
   OpenRank(TensorWorkload& of, const std::vector<KeyRange>& ranges, Transport& transport, std::string_view algorithm,
            const PlanOptions& options = {})

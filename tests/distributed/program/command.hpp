@@ -28,7 +28,7 @@
 
 inline const std::string kProgram = TREE_ATTN_PROGRAM;
 inline const std::string kLayer = TREE_ATTN_TEST_DATA "/minilm/attention.safetensors";
-/// What is said of this file where --expect does not name its last tensor.
+/// Line about this file where --expect does not name its last tensor.
 inline const std::string kLayerIgnored = "tree_attn: " + kLayer + ": ignored: expected";
 
 using Words = std::vector<std::string>;
@@ -44,14 +44,14 @@ inline Words operator""_words(const char* text, std::size_t n) {
   return {std::istream_iterator<std::string>(words), {}};
 }
 
-/// How a command ended.
+/// Result of a command.
 struct Result {
   int status = -1;  ///< of exit(); 128 + the signal that ended it; -1 past the deadline
   std::string out, err;
   long peak_kib = 0;  ///< largest resident set of any of its processes
 };
 
-/// What is not the same for all commands.
+/// Environment of a command.
 struct Around {
   std::string folder = ".";                   ///< to run in
   int deadline = 60;                          ///< seconds after `meanwhile`, when its processes are killed
@@ -149,7 +149,7 @@ inline Result run(const Words& words, const Around& around = {}) {
 /// The program without mpirun.
 inline Words alone(const Words& arguments) { return Words{kProgram} + arguments; }
 
-/// The same by a shell. @param script what it does with the command "$0" "$@"
+/// The program run by a shell. @param script what the shell does with the command "$0" "$@"
 inline Words by_shell(const std::string& script, const Words& arguments) {
   return Words{"sh", "-c", script, kProgram} + arguments;
 }

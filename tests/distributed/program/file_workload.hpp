@@ -117,7 +117,8 @@ struct FileWorkload {
   }
 };
 
-/// What `oracle` and `decode` should say of it: the oracle of the library, which its own tests hold to eq. (5)-(7).
+/// Computes the expected result of `oracle` and `decode` with the oracle of the library, which its own tests hold to eq.
+/// (5)-(7).
 inline tree_attn::AttentionResult work_out(const FileWorkload& workload, tree_attn::AttentionOptions options = {}) {
   const auto view = [](const Elements& elements) {
     const std::vector<std::int64_t>& shape = elements.shape;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What this process has given MPI to send: for programs that pmpi_counts.cpp is linked into.
+/// @brief Counts of the messages that this process has given MPI to send, for programs that pmpi_counts.cpp is linked into.
 #pragma once
 
 #include <span>

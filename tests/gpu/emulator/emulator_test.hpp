@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What tests of the emulator share: kernels are functions of a test file, their errors are text.
+/// @brief Helpers that tests of the emulator share: kernels are functions of a test file, their errors are text.
 #pragma once
 
 #include "gpu/platform/device.hpp"
@@ -15,13 +15,13 @@
 
 namespace tree_attn::emulated {
 
-/// What an action is refused with; empty if nothing.
+/// Error of an action; empty if there is none.
 template <class Act>
 std::string error_in(const Act& act) {
   return test::message<DeviceError>(act);
 }
 
-/// What a launch is refused with; empty if nothing.
+/// Error of a launch; empty if there is none.
 template <class... Parameters, class... Arguments>
 std::string error_of(void (*kernel)(Parameters...), const Launch& config, Arguments&&... arguments) {
   return error_in([&] { launch(kernel, config, Stream{}, std::forward<Arguments>(arguments)...); });
@@ -38,8 +38,8 @@ inline DeviceBuffer<float> ascending(int n) {
   return buffer;
 }
 
-/// Whether a kernel may look at bytes that the emulator has fenced off: not under ASan, which would end the program, and
-/// not in shadow mode, which has an error for it.
+/// True if a kernel may read bytes that the emulator has fenced off: not under ASan, which would end the program, and not in
+/// shadow mode, which reports an error.
 #if defined(__SANITIZE_ADDRESS__) || defined(TREE_ATTN_EMULATOR_SHADOW)
 inline constexpr bool kMayLook = false;
 #else

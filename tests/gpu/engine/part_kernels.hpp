@@ -31,8 +31,8 @@ std::vector<float> join_splits_on_device(const std::vector<float>& states, KeyRa
 /// work items before that entry. Every second one is looked for from the entry of one before it.
 std::vector<Count> scan_on_device(const std::vector<Count>& counts);
 
-/// How often a thread asks for the leaves of a batch entry in a launch of the library kernel, all blocks together, over a
-/// batch of sequences of one key.
+/// Counts how often a thread asks for the leaves of a batch entry in a launch of the library kernel, all blocks together,
+/// over a batch of sequences of one key.
 unsigned n_asked_on_device(std::int64_t batch, int n_blocks);
 
 /// choose_cluster() for an H200, whose processing clusters have 10 to 18 of its 132 multiprocessors.

@@ -34,7 +34,7 @@ void put_lanes(Warp& w, const Op& op, const F& f) {
   w.put(op.at[0], d);
 }
 
-/// What make<T>() returns for the type T that lanes of this type have; nullptr if they have none.
+/// Returns make<T>() for the type T that lanes of this type have; nullptr if they have none.
 template <class Make>
 Run for_type(Type type, const Make& make) {
   if (type == "b16" || type == "u16") return make.template operator()<std::uint16_t>();

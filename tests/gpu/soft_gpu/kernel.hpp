@@ -22,15 +22,15 @@ bool is_type(std::string_view word);
 /// Bytes of a lane in memory; of predicates, whose 32 lanes are the bits of one word, and where no type is named, 4.
 int bytes_of(Type type);
 
-/// Where an operand is: bytes from the beginning of a warp's registers, or, if the lowest bit is set, of the constants.
+/// Location of an operand: bytes from the beginning of a warp's registers, or, if the lowest bit is set, of the constants.
 using Place = std::uint32_t;
 constexpr Place kNowhere = ~Place{0};  ///< what is not written: _
 
 /// State spaces of an address. Addresses of shared and parameter memory lie in windows of the generic ones.
 enum class Space : std::uint8_t { Generic, Global, Shared, Param };
 constexpr std::uint64_t kSharedWindow = 0x7100'0000'0000, kParamWindow = 0x7300'0000'0000;
-/// Where shared memory begins, all of it dynamic, and how many addresses a block has: block i of the cluster from (i + 1)
-/// kSharedSpan on, and the own one from 0 on as well.
+/// First address of shared memory, all of it dynamic, and number of addresses of a block: block i of the cluster from (i +
+/// 1) kSharedSpan on, and the own one from 0 on as well.
 constexpr std::uint32_t kSharedBegin = 1024, kSharedSpan = 1 << 24;
 
 /// An instruction. `run` is called with the lanes whose guard holds.

@@ -50,7 +50,7 @@ struct PhaseBarrier {
   std::uint32_t phase = 0;
 };
 
-/// What a group of lanes waits for: other lanes, or a number that counts what has happened and has to change.
+/// Condition for which a group of lanes waits: other lanes, or a number that counts what has happened and has to change.
 struct Wait {
   bool is_for_lanes = false;
   const std::uint32_t* count = nullptr;
@@ -118,12 +118,13 @@ struct Warp {
   }
   std::uint32_t thread(int lane) const { return first_thread + static_cast<std::uint32_t>(lane); }
 
-  /// Where the host keeps n bytes that a lane reaches. @throws Fault
+  /// Address on the host of n bytes that a lane accesses. @throws Fault
   std::byte* at(Space space, int lane, std::uint64_t address, std::uint32_t n, const Op& op, bool is_store);
   /// The block of the cluster whose shared memory holds an address, and where. @throws Fault
   std::pair<Block*, std::uint32_t> shared(std::uint64_t address, std::uint32_t n, std::uint32_t alignment);
 
-  /// Whether all these lanes are at this instruction; if not, those that are wait there. @throws Fault if one has ended
+  /// Tests whether all these lanes are at this instruction; if not, those that are wait there. @throws Fault if one has
+  /// ended
   bool meet(std::uint32_t members);
   /// The lanes of the instruction wait, and, if `again`, execute it anew afterwards.
   void hold(const Wait& what, bool again);
@@ -146,7 +147,7 @@ struct Block {
   std::uint32_t rank;  ///< in its cluster
   Extent index;
   std::vector<std::byte> shared;
-  /// Of every 8 bytes the thread that has stored there, plus 1, and how many proxy fences it had executed: the async proxy
+  /// For every 8 bytes, the thread that has stored there, plus 1, and how many proxy fences it had executed: the async proxy
   /// may only write there after another.
   std::vector<std::uint32_t> unfenced;
   std::vector<std::uint32_t> n_fences;  ///< of every thread
@@ -178,7 +179,7 @@ struct Cluster {
   std::uint32_t n_arrived = 0, generation = 0, n_alive = 0, n_threads = 0;
 };
 
-/// How a kernel is launched.
+/// Launch configuration of a kernel.
 struct LaunchShape {
   Extent grid{1, 1, 1}, block{1, 1, 1};
   std::uint32_t cluster = 1, dynamic_shared = 0;

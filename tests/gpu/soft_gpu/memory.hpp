@@ -19,7 +19,7 @@ std::string joined(const Parts&... parts) {
   (text << ... << parts);
   return text.str();
 }
-/// What a kernel did wrong; the machine adds where.
+/// Fault of a kernel; the machine adds where it happened.
 struct Fault : std::runtime_error {
   template <class... Parts>
   explicit Fault(const Parts&... parts) : std::runtime_error(joined(parts...)) {}
@@ -57,7 +57,7 @@ void pin(void* begin, std::uint64_t n_bytes);
 bool release(std::uint64_t begin);
 /// The allocation that holds an address.
 std::optional<Range> find(std::uint64_t address);
-/// What lies around an address, for a message.
+/// Describes the memory around an address, for a message.
 std::string around(std::uint64_t address);
 
 }  // namespace memory

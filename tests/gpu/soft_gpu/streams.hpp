@@ -17,13 +17,13 @@ namespace tree_attn::soft_gpu {
 using Job = std::function<void()>;
 struct Stream;
 
-/// What is recorded instead of being run. It forbids calls of its host thread alone.
+/// Operations that are recorded instead of run. It forbids calls of its host thread alone.
 struct Capture {
   std::vector<Job> jobs;
   std::vector<Stream*> streams;  ///< its origin, and those that have joined it; none once it has ended
   bool is_broken = false;        ///< by a call that is not allowed meanwhile
 };
-/// That which this host thread has begun and not ended.
+/// Capture that this host thread has begun and not ended.
 inline thread_local std::shared_ptr<Capture> current_capture;
 
 struct Context;
