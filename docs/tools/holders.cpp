@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Which lane holds what in the kernels, as JSON for docs/tools/kernel_figures.py: asked of the kernels' own
-/// functions.
+/// @brief Contents of the lanes in the kernels, as JSON for docs/tools/kernel_figures.py, by the kernels' own functions.
 ///
 /// Run: holders holders.json
 #include "gpu/platform/device.hpp"
@@ -16,7 +15,7 @@
 namespace tree_attn::emulated {
 namespace {
 
-/// What lanes receive in __shfl_xor_sync(), in the order of the calls: [exchange][lane].
+/// Values that lanes receive in __shfl_xor_sync(), in the order of the calls: [exchange][lane].
 std::vector<std::vector<unsigned>> received;
 std::vector<std::size_t> n_calls;
 
@@ -123,7 +122,7 @@ void print_transposed() {
   std::printf("],\n");
 }
 
-/// Which lane holds which component of a row of 256 bytes, in a sub-warp and in a tile.
+/// Prints the lane that holds each component of a row of 256 bytes, in a sub-warp and in a tile.
 void print_rows() {
   using Row = SubWarp<float, 16, 1>;
   using Tile = MmaTile<BFloat16, 128, 8>;
@@ -171,7 +170,7 @@ __global__ void watch_leaf_forest(KeyRange range, float* memory, float* sums, in
   }
 }
 
-/// Which leaves are summed in memory after each of the leaves 1 to 12 of a sub-warp.
+/// Prints which leaves are summed in memory after each of the leaves 1 to 12 of a sub-warp.
 void print_leaf_forest() {
   const KeyRange range{64, 832};
   const std::int64_t n_leaves = range.size() / kLeafKeys,
@@ -232,7 +231,7 @@ void print_leaf() {
   std::printf("},\n");
 }
 
-/// Which thread runs, and in which part of the kernel: 0 up to the shuffle, 1 up to the barrier, 2 after it.
+/// Order of the threads that run, each with its part of the kernel: 0 up to the shuffle, 1 up to the barrier, 2 after it.
 std::vector<std::pair<unsigned, int>> ran;
 __global__ void watch_fibers() {
   ran.emplace_back(threadIdx.x, 0);
@@ -288,8 +287,9 @@ void print_schedules() {
   std::printf("]\n");
 }
 
-/// What every step picks for BF16, 64k keys and rows of 128 on 132 multiprocessors, and the bytes that one of its blocks has
-/// asked for and not yet received. Steps that leave such rows to tensor cores have rows of 64 in F32, which are as long.
+/// Prints the plan of every step for BF16, 64k keys and rows of 128 on 132 multiprocessors, and the bytes that one of its
+/// blocks has asked for and not yet received. Steps that leave such rows to tensor cores have rows of 64 in F32, which are
+/// as long.
 void print_plans() {
   using Row = SubWarp<float, 16, 1>;
   using Tile = MmaTile<BFloat16, 128, 8>;

@@ -242,6 +242,25 @@ def check_words(names):
                     fault("word", name, number, word, f"'{word}' in a comment: say which thread or rank, and after or past")
 
 
+# The first word of a doc comment that leaves its reader without the thing.
+FIRST = re.compile(r"\s*///\s*(@brief\s+)?(The same|What|Of|Whether|Where|How|Which|Who|Those|That)\b")
+# Rooms that are being rewritten, comments and all.
+REWRITTEN = ["gpu/engine"]
+
+
+def check_first_words(names):
+    """A doc comment begins with a verb or the thing: a page of the reference is read out of order, and names what it is about."""
+    for name in names:
+        if is_in(name, REWRITTEN) or is_in(name, ["tests/*.cpp", "tests/*.cu"]):
+            continue
+        inside = False
+        for number, line in enumerate(lines_of(name), 1):
+            found = FIRST.match(line)
+            if found and (found[1] or not inside):
+                fault("first word", name, number, found[2], f"a doc comment begins with '{found[2]}': begin with a verb or the thing")
+            inside = line.lstrip().startswith("///")
+
+
 def check_pages(names):
     """A source beside a header with @file has it too: the site has links from the one to the other."""
     for name in names:
@@ -315,6 +334,7 @@ def check(files):
     check_include_order(names)
     check_comments(files, names)
     check_words(names)
+    check_first_words(names)
     check_pages(names)
     check_names(names)
     check_test_names(names)

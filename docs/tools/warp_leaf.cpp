@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief How a warp of rung 3 of the ladder reads and adds the 64 keys of a leaf, as JSON for docs/tools/kernel_figures.py:
-/// the kernel runs under the emulator, and its loads, exchanges and sums are noted.
+/// @brief Reads and sums of a warp of rung 3 of the ladder over the 64 keys of a leaf, as JSON for
+/// docs/tools/kernel_figures.py: the kernel runs under the emulator, and its loads, exchanges and sums are noted.
 #include "gpu/ladder/ladder.hpp"
 #include "gpu/platform/device.hpp"
 #include "gpu/platform/launch.hpp"
@@ -18,7 +18,7 @@ namespace {
 constexpr float kFirstValue = 1000;
 constexpr int kRow = 128, kLane = 5, kLeaf = 64;  // elements of F32; the lane that is noted; keys
 
-/// What the lane does, in order: K and V load a vector of a row, x exchanges the sum of a key, + adds a value to its own.
+/// Events of the lane, in order: K and V load a vector of a row, x exchanges the sum of a key, + adds a value to its own.
 struct Event {
   char what;
   int row;

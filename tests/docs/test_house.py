@@ -49,6 +49,9 @@ class House(unittest.TestCase):
                 ("reference/data/file.cpp", "#include <vector>\n#include <array>\n", "sorted block"),
                 ("tests/gpu/a.cpp", "// see elsewhere.hpp\n", " names elsewhere.hpp"),
                 ("gpu/engine/a.hpp", "// behind it\n", "'behind' in a comment"),
+                ("gpu/backend/a.hpp", "int a;  ///< of a tile\n/// What a tile is.\n", "gpu/backend/a.hpp:2: a doc comment begins with 'What'"),
+                ("gpu/backend/a.hpp", "/// @file\n/// @brief The same again.\n", "a doc comment begins with 'The same'"),
+                ("tests/gpu/a.hpp", "  /// Whether it is.\n", "tests/gpu/a.hpp:1: a doc comment begins with 'Whether'"),
                 ("tests/gpu/a.cpp", 'if (algorithm.name == "ring") return;\n', "ring"),
                 ("tests/gpu/a.cpp", 'TEST_CASE("a: b; c") {\n', "semicolon"),
                 ("tests/gpu/a.cpp", 'TEST_CASE(\n    "a: b") {\n', "too long"),
@@ -84,7 +87,8 @@ class House(unittest.TestCase):
         for name, text in (("gpu/backend/cache.hpp", '#include "gpu/ladder/ladder.hpp"\n'), ("tests/gpu/a.cpp", '// see state/state.hpp\nCHECK(find("ring").name == "ring");\n'),
                            ("gpu/engine/a.hpp", 'fail("a text that no test knows");\n'), ("gpu/engine/forest.cuh", "#if defined(__CUDA_ARCH__)\n#endif\n"),
                            ("distributed/exchange/a.cpp", '#include "gpu/backend/cache.hpp"\n'), ("tests/gpu/a.cpp", 'say("// elsewhere.hpp");\n'),
-                           ("reference/data/file.cpp", '#include "reference/data/file.hpp"\n\n#include "reference/state/state.hpp"\n\n#include <Eigen/Core>\n\n#include <array>\n#include <vector>\n')):
+                           ("gpu/backend/a.hpp", "/// Tiles, as long as rows are.\n/// Of rows, all.\nint a;  ///< Of a tile.\n/// Office.\n"),
+                           ("tests/gpu/a.cpp", "/// What a test may say.\n"), ("reference/data/file.cpp", '#include "reference/data/file.hpp"\n\n#include "reference/state/state.hpp"\n\n#include <Eigen/Core>\n\n#include <array>\n#include <vector>\n')):
             self.assertEqual(self.faults({name: text}), [], text)
 
     def test_known_exceptions(self):
