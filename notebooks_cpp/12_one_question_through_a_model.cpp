@@ -57,7 +57,7 @@ int main() {
   // %%
   const Model model(SafetensorsFile::open(TREE_ATTN_TEST_DATA "/recall/model.safetensors"));
   const ModelConfig& config = model.config();
-  Place place;
+  Cursor cursor;
   Rows keys(0, padded(config.head_dim)), q;
   const auto keep_keys = [&](std::int64_t layer, const Rows& h, const Rotation& rotation) {
     const Rows k = model.keys(layer, h, rotation);
@@ -66,7 +66,7 @@ int main() {
     q = model.queries(layer, h.bottomRows(1), rotation);
     return Rows(0, h.cols());
   };
-  for (std::int64_t begin = 0; begin < N; begin += 64) model.run(text.substr(begin, 64), place, keep_keys);
+  for (std::int64_t begin = 0; begin < N; begin += 64) model.run(text.substr(begin, 64), cursor, keep_keys);
   std::printf("%td layers, %td of them windowed; keys of the global layer: %td x %td\n", std::ssize(config.layers),
               config.leading_windows(), keys.rows(), keys.cols());
 
@@ -76,7 +76,7 @@ int main() {
 
   // %%
   const Rows whole = keys;
-  Place shard{.position = N / 3 - config.halo()};
+  Cursor shard{.position = N / 3 - config.halo()};
   model.run(text.substr(shard.position, config.halo() + 200), shard, keep_keys);
   const auto same_rows = [&](std::int64_t begin, std::int64_t n) {
     return std::memcmp(&keys(begin, 0), &whole(begin, 0), std::size_t(n * keys.cols()) * sizeof(float)) == 0;
@@ -95,7 +95,7 @@ int main() {
   // $q \cdot k / \sqrt{d_h} \cdot \ln n / \ln 256$.
 
   // %%
-  model.run(question, place, keep_keys);
+  model.run(question, cursor, keep_keys);
   const std::int64_t n = keys.rows();
   const auto weights = [&](int head, std::int64_t visible, double factor) {
     Eigen::VectorXd s =

@@ -304,7 +304,7 @@ plot $level using 1:2:3 with lines lw 1.2 lc palette notitle, \
       const Vector v = V.row(a).transpose(), k = K.row(a).transpose();
       Vector enlarged(layout.size());
       enlarge<double>(layout, v.data(), k.data(), enlarged.data());
-      set_key(forest.slot(), kLog2E * s(a), enlarged.data(), layout.size());
+      set_key(forest.next(), kLog2E * s(a), enlarged.data(), layout.size());
       forest.push({0, a});
     }
     return forest;
@@ -334,7 +334,7 @@ plot $level using 1:2:3 with lines lw 1.2 lc palette notitle, \
   Forest<double> one_rank = shard(0, N), plain(1, d_v);
   for (Index a = 0; a < N; ++a) {
     const Vector v = V.row(a).transpose();
-    set_key(plain.slot(), kLog2E * s(a), v.data(), d_v);
+    set_key(plain.next(), kLog2E * s(a), v.data(), d_v);
     plain.push({0, a});
   }
   const bool ranks_agree = same_bits(one_rank.fold(), state);

@@ -200,7 +200,7 @@ plot $steps index 2 using 1:2 with linespoints ls 1 title 'N = 2^{16}', \
   // %%
   Forest<float> counter(1, 1);
   const auto push_key = [](Forest<float>& forest, std::int64_t position, float s, float v) {
-    set_key(forest.slot(), s, &v, 1);
+    set_key(forest.next(), s, &v, 1);
     forest.push({0, position});
   };
   std::printf("keys  binary  subtrees          merges\n");

@@ -194,7 +194,7 @@ int main() {
     Forest<double> forest(1, d_v);
     for (Eigen::Index a = first; a < last; ++a) {
       const Vector v = V.row(a).transpose();
-      set_key(forest.slot(), kLog2E * K.row(a).dot(q), v.data(), d_v);
+      set_key(forest.next(), kLog2E * K.row(a).dot(q), v.data(), d_v);
       forest.push({0, a});
     }
     return forest;

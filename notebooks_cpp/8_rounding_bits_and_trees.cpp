@@ -87,7 +87,7 @@ int main() {
     const std::vector<State> reversed(x.rbegin(), x.rend());
     Forest<float> forest(1, 4);
     for (std::size_t a = 0; a < N; ++a) {
-      std::copy(x[a].begin(), x[a].end(), forest.slot());
+      std::copy(x[a].begin(), x[a].end(), forest.next());
       forest.push({0, std::int64_t(a)});
     }
     const std::span<const float> root = forest.fold();
@@ -156,7 +156,7 @@ int main() {
   const auto key_by_key = [](const std::vector<float>& s, const std::vector<float>& v) {
     Forest<float> forest(1, 4);
     for (std::size_t a = 0; a < s.size(); ++a) {
-      set_key(forest.slot(), s[a], &v[4 * a], 4);
+      set_key(forest.next(), s[a], &v[4 * a], 4);
       forest.push({0, std::int64_t(a)});
     }
     const std::span<const float> root = forest.fold();
@@ -212,7 +212,7 @@ int main() {
     const float v = a < n_many / 2 ? 1 : 0;
     set_key(key.data(), 0.0f, &v, 1);
     merge(chain.data(), key.data(), 1);
-    std::copy(key.begin(), key.end(), tree.slot());
+    std::copy(key.begin(), key.end(), tree.next());
     tree.push({0, a});
   }
   const std::span<const float> root = tree.fold();

@@ -26,21 +26,21 @@ Part gather_and_join(MPI_Comm comm, const Part& mine) {
   MPI_Comm_size(comm, &n_ranks);
   std::vector<KeyRange> ranges(static_cast<std::size_t>(n_ranks));
   MPI_Allgather(&mine.range, 2, MPI_INT64_T, ranges.data(), 2, MPI_INT64_T, comm);
-  std::vector<int> counts, places{0};
+  std::vector<int> counts, offsets{0};
   for (const KeyRange& range : ranges) {
     counts.push_back(n_subtrees(range.begin, range.end) * static_cast<int>(mine.forest.block_size()));
-    places.push_back(places.back() + counts.back());
+    offsets.push_back(offsets.back() + counts.back());
   }
 
   // Gather the states.
-  std::vector<float> states(static_cast<std::size_t>(places.back()));
+  std::vector<float> states(static_cast<std::size_t>(offsets.back()));
   MPI_Allgatherv(mine.forest.states().data(), static_cast<int>(mine.forest.states().size()), MPI_FLOAT, states.data(),
-                 counts.data(), places.data(), MPI_FLOAT, comm);
+                 counts.data(), offsets.data(), MPI_FLOAT, comm);
 
   // Merge those of subtrees that become siblings.
   Part joined{{ranges.front().begin, ranges.back().end}, Forest<float>(mine.forest.n_rows(), mine.forest.d_v())};
   for (std::size_t i = 0; i < ranges.size(); ++i)
-    joined.forest.append(cover(ranges[i].begin, ranges[i].end), states.data() + places[i]);
+    joined.forest.append(cover(ranges[i].begin, ranges[i].end), states.data() + offsets[i]);
   return joined;
 }
 
@@ -59,11 +59,11 @@ void plain_two_level(MPI_Comm world, MPI_Comm node, const Step& step, const Tens
 
   // Lines 3 to 5, first in a node, then between the first ranks of all nodes.
   part = gather_and_join(node, part);
-  int place = 0;
-  MPI_Comm_rank(node, &place);
+  int local_rank = 0;
+  MPI_Comm_rank(node, &local_rank);
   MPI_Comm leaders;
-  MPI_Comm_split(world, place == 0 ? 0 : MPI_UNDEFINED, 0, &leaders);
-  if (place == 0) part = gather_and_join(leaders, part), MPI_Comm_free(&leaders);
+  MPI_Comm_split(world, local_rank == 0 ? 0 : MPI_UNDEFINED, 0, &leaders);
+  if (local_rank == 0) part = gather_and_join(leaders, part), MPI_Comm_free(&leaders);
 
   // Line 6, z = n / D. The first rank of a node has all keys, and its output replaces that of the others.
   const std::int64_t n_rows = part.forest.n_rows(), d_v = v.shape[3];

@@ -260,7 +260,7 @@ std::vector<KeyRange> ranges_of_nodes(const Topology& topology, std::span<const 
 Members members_of_node(const Topology& topology, int rank, std::span<const KeyRange> ranges) {
   const std::vector<int>& ranks = topology.node(topology.node_of(rank));
   const auto first = static_cast<std::size_t>(topology.index_of(ranks.front()));
-  return {ranks, ranges.subspan(first, ranks.size()), topology.place_of(rank)};
+  return {ranks, ranges.subspan(first, ranks.size()), topology.local_rank(rank)};
 }
 
 namespace {

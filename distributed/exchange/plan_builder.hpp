@@ -86,23 +86,24 @@ class PlanBuilder {
     add(AllReduce{op, mine});
     return mine;
   }
-  /// Joins blocks of ranks until all members hold the forest of all members.
+  /// Joins rank blocks until all members hold the forest of all members.
   ///
-  /// A *block* is a range of consecutive members that all hold the forest of their positions together. A round joins up to
-  /// `radix` neighbouring blocks: member i of block A receives from member i mod |B| of every other block B, sends to every
-  /// member j of B with j mod |A| = i, and joins the forests of the blocks from left to right. So each member receives one
-  /// message from every other block: j of B is served by the one i < |A| with i = j mod |A|. The units are the blocks of the
-  /// first round; ceil(log_radix n) rounds join n of them, for any n and any sizes.
+  /// A *rank block* is a range of consecutive members that all hold the forest of their positions. A round joins up
+  /// to `radix` neighbouring ones: member i of rank block A receives from member i mod |B| of every other one, B, sends to
+  /// every member j of B with j mod |A| = i, and joins their forests from left to right. So each member receives one message
+  /// from every other rank block: j of B is served by the one i < |A| with i = j mod |A|. ceil(log_radix n) rounds join n of
+  /// them, for any n and any sizes.
   ///
-  /// The bits are canonical. Every member of a block holds the forest of the block's positions: this is true of the units,
-  /// and a round joins the forests of neighbouring blocks, which gives the forest of their union. A forest is a function of
-  /// its positions and of the states below them alone (Forest), so it depends neither on the sizes of the units nor on the
-  /// radix.
-  /// @param units unit u is members [units[u], units[u + 1]); each holds the forest of its positions
-  /// @param mine the forest of the unit of this rank
-  /// @returns the forest of all units @throws std::invalid_argument if the radix is less than 2
-  BlockForest join_blocks(const Members& members, std::span<const int> units, int radix, BlockForest mine);
-  /// Joins the forests of all nodes on all ranks; the first blocks are the nodes.
+  /// The bits are canonical. Every member of a rank block holds the forest of its positions: this is true of the first ones,
+  /// and a round joins the forests of neighbours, which gives the forest of their union. A forest is a function of
+  /// its positions and of the states below them alone (Forest), so it depends neither on the sizes of the rank blocks nor on
+  /// the radix.
+  /// @param begins rank block i of the first round is members [begins[i], begins[i + 1]); each holds the forest of its
+  /// positions
+  /// @param mine the forest of the rank block of this rank
+  /// @returns the forest of all members @throws std::invalid_argument if the radix is less than 2
+  BlockForest join_blocks(const Members& members, std::span<const int> begins, int radix, BlockForest mine);
+  /// Joins the forests of all nodes on all ranks; the first rank blocks are the nodes.
   /// @param ranges of all ranks, in the order of the topology @param mine the forest of the node of this rank
   BlockForest join_nodes(const Topology& topology, int rank, std::span<const KeyRange> ranges, int radix, BlockForest mine);
   /// Joins the forests of all nodes on the ranks with this rank's index in its node, which have the same slice of the rows.
@@ -129,7 +130,7 @@ class PlanBuilder {
  private:
   void pair(Combine::Operator op, BlockPair pair, std::int32_t n = 1);
   void merge_last_two(BlockForest& forest, std::int32_t n = 1);
-  /// One round of join_blocks(). @param bounds block b is members [bounds[b], bounds[b + 1])
+  /// One round of join_blocks(). @param bounds rank block b is members [bounds[b], bounds[b + 1])
   BlockForest join_neighbours(const Members& members, std::span<const int> bounds, BlockForest mine);
   BlockWidth state_width() const { return kStateBlock.of(rows_); }
   Exchange& current() { return std::get<Exchange>(plan_.operations.back()); }

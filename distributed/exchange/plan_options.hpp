@@ -18,8 +18,8 @@ namespace tree_attn {
 /// Inputs of a plan, beside nodes and ranges; the same on every rank. They decide which rank sends what to which, and no bit
 /// of the output of an algorithm that keeps its bits.
 struct PlanOptions {
-  int radix = 0;       ///< nodes, or blocks of nodes, that one round joins, at least 2; 0: default_radix()
-  int node_radix = 0;  ///< ranks of a node, or blocks of them, that one round joins, at least 2; 0: default_radix()
+  int radix = 0;       ///< nodes, or rank blocks of nodes, that one round joins, at least 2; 0: default_radix()
+  int node_radix = 0;  ///< ranks of a node, or rank blocks, that one round joins, at least 2; 0: default_radix()
   std::optional<std::int64_t> slice_bytes{};  ///< messages above it are cut by rows; by default Network::slice_bytes
   Network network = kMpiNetwork;              ///< for default_radix(), and where to cut
   /// True if sums and maxima over all ranks are left to the library of the transport, an NcclTransport.
@@ -41,7 +41,7 @@ struct PlanOptions {
   }
 };
 
-/// Rounds that join n blocks k at a time: ceil(log_k n). @throws std::invalid_argument if k < 2
+/// Rounds that join n rank blocks k at a time: ceil(log_k n). @throws std::invalid_argument if k < 2
 inline int n_rounds(int n, int k) {
   require(k >= 2, "n_rounds: ", n, " blocks joined ", k, " at a time");
   int rounds = 0;
@@ -49,7 +49,7 @@ inline int n_rounds(int n, int k) {
   return rounds;
 }
 
-/// The time in which M blocks are joined, k at a time:
+/// The time in which M rank blocks are joined, k at a time:
 ///
 ///     T(k) = ceil(log_k M) (alpha + (k - 1) (S / beta + 2 o))
 ///

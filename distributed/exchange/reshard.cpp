@@ -17,13 +17,13 @@ namespace tree_attn {
 namespace {
 
 /// Rows from that of a key on that lie in the same leaf of the same rank.
-struct Place {
+struct Location {
   int index;
   std::int64_t row, n;
 };
 
 /// Finds the rank and the row that hold the key of a position. @param leaves of all ranks, whose ranges ascend
-Place place_of(std::span<const OwnedLeaves> leaves, std::int64_t position) {
+Location location_of(std::span<const OwnedLeaves> leaves, std::int64_t position) {
   const std::int64_t at = slot_of(leaves.front().order(), position / kLeafKeys) * kLeafKeys + position % kLeafKeys;
   const auto owner = std::ranges::upper_bound(leaves, at, {}, [](const OwnedLeaves& each) { return each.range().end; });
   require<std::out_of_range>(owner != leaves.end() && owner->range().begin <= at, "moves_between: no rank holds key ",
@@ -106,7 +106,7 @@ std::vector<RowMove> moves_between(std::span<const OwnedLeaves> before, std::spa
   std::vector<RowMove> moves;
   std::map<std::pair<int, int>, std::size_t> last;  // move between two ranks
   for (std::int64_t position = 0; position < n_keys;) {
-    const Place from = place_of(before, position), to = place_of(after, position);
+    const Location from = location_of(before, position), to = location_of(after, position);
     const std::int64_t n = std::min({from.n, to.n, n_keys - position});
     const auto [found, is_new] = last.try_emplace({from.index, to.index}, moves.size());
     RowMove* const before_it = is_new ? nullptr : &moves[found->second];

@@ -56,8 +56,8 @@ void prepare_receive(KvBlock& block, const AttentionShape& shape, std::int64_t n
   block.shard = dense_shard(shape, n, block.held.data(), 0, on_device);
 }
 
-/// The block of the rank's own shard: in place if its first n rows are dense in host memory, else copied there, or to memory
-/// of the device.
+/// Keys and values of the rank's own shard: in place if its first n rows are dense in host memory, else copied there, or to
+/// memory of the device.
 void pack_shard(KvBlock& block, const KvCache& cache, std::int64_t n, bool on_device) {
   const auto memory = [&block](std::size_t n_bytes) {
     block.held = block.memory->first(n_bytes);
@@ -138,7 +138,7 @@ class RingDecoder : public Decoder {
     };
     const auto n_sent = [&](int hop) { return is_seen(leaves_of(hop), step) ? leaves_of(hop).n_keys(longest) : 0; };
 
-    // Hop i: compute on the block of index me - i while it goes on to the right and the next one comes in from the left.
+    // Hop i: compute on the shard of index me - i while it goes on to the right and the next one comes in from the left.
     KvBlock here{&memory_[0]}, next{&memory_[1]};
     if (p > 1) pack_shard(here, *shard_.cache, n_sent(0), device_ != nullptr);
     for (int hop = 0; hop < p; ++hop) {
@@ -220,11 +220,11 @@ class RingDecoder : public Decoder {
   NcclTransport* device_;                       ///< the transport, if messages are sent from device memory
   std::array<KvMemory, 2> memory_;              ///< one receives while the other is sent
   std::unique_ptr<DeviceBlocks> for_messages_;  ///< no blocks: their stream, if messages are sent from device memory
-  OpenShard hop_;                               ///< over the block that has arrived; empty with one rank
+  OpenShard hop_;                               ///< over the shard that has arrived; empty with one rank
   std::vector<Forest<float>> forests_;          ///< by source
   Forest<float> joined_;
   std::vector<float> out_, lse_;
-  std::vector<std::int64_t> hop_lengths_;  ///< positions of that block, per batch entry
+  std::vector<std::int64_t> hop_lengths_;  ///< positions of that shard, per batch entry
 };
 
 std::unique_ptr<Decoder> open_ring(Transport& transport, OpenShard& shard, std::span<const KeyRange> ranges,

@@ -70,7 +70,8 @@ class Runner : public StepEnd {
   Runner& operator=(const Runner&) = delete;
 
   /// Carries out the plan, on a device by DeviceStream::repeat().
-  /// @param states of this rank's subtrees, [subtrees][n_rows][2 + d_v], where the blocks are; on a device at the same place
+  /// @param states of this rank's subtrees, [subtrees][n_rows][2 + d_v], where the blocks are; on a device at the same
+  /// address
   ///   in every step
   /// @param sinks a learned logit of every row, for add_sink() at the root; empty: none, as always on a device
   /// @returns the output, valid until the next step @throws std::logic_error if the plan is for another range of positions

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief One rule for all levels of the machine: neighbouring blocks of ranks are joined, a node first (section 5.3).
+/// @brief One rule for all levels of the machine: neighbouring rank blocks are joined, a node first (section 5.3).
 ///
 /// No rank leads and no output comes down: every rank of a node exchanges with the rank of its index in other nodes, so all
 /// links are in use, and every rank ends with the forest of the whole. PlanBuilder::join_blocks() states the rule and why
@@ -48,13 +48,13 @@ Plan two_level_plan(const Topology& topology, int rank, std::span<const KeyRange
   }
 
   // Level one: the ranks of a node.
-  std::vector<int> units(static_cast<std::size_t>(n_ranks) + 1);
-  std::iota(units.begin(), units.end(), me - neighbours.me);
+  std::vector<int> begins(static_cast<std::size_t>(n_ranks) + 1);
+  std::iota(begins.begin(), begins.end(), me - neighbours.me);
   BlockForest forest = builder.own(topology.range_of(rank, ranges));
   const int node_radix = options.node_radix > 0 ? options.node_radix
                                                 : default_radix(options.network.inside, options.network.overhead_us, n_ranks,
                                                                 longest_forest_bytes(neighbours.ranges, options));
-  forest = builder.join_blocks({topology.order(), ranges, me}, units, node_radix, std::move(forest));
+  forest = builder.join_blocks({topology.order(), ranges, me}, begins, node_radix, std::move(forest));
 
   // Level two: the nodes, `radix` of them at a time.
   forest = builder.join_nodes(topology, rank, ranges, radix, std::move(forest));

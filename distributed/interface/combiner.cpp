@@ -18,15 +18,17 @@
 namespace tree_attn {
 namespace {
 
-/// The places of p ranks in the tree.
-std::vector<KeyRange> places(int p) { return ranges_of_lengths(std::vector<std::int64_t>(static_cast<std::size_t>(p), 1)); }
+/// One position of the tree for each of p ranks.
+std::vector<KeyRange> positions_of(int p) {
+  return ranges_of_lengths(std::vector<std::int64_t>(static_cast<std::size_t>(p), 1));
+}
 
 /// Tests whether a node has the subtree of its ranks, so that one state for each row leaves it.
 bool has_two_rounds(const Topology& topology) {
   return topology.has_equal_nodes() && std::has_single_bit(topology.node(0).size());
 }
 
-/// The rank that ends with slice i of the rows: with two rounds the ranks of one place in their nodes have adjacent slices.
+/// The rank that ends with slice i of the rows: with two rounds ranks with equal local ranks have adjacent slices.
 int owner(const Topology& topology, int i) {
   const int n_nodes = topology.n_nodes();
   if (!has_two_rounds(topology)) return topology.order()[static_cast<std::size_t>(i)];
@@ -35,7 +37,7 @@ int owner(const Topology& topology, int i) {
 
 Plan heads_plan(const Topology& topology, int rank) {
   const int p = topology.size(), me = topology.index_of(rank);
-  const std::vector<KeyRange> ranges = places(p);
+  const std::vector<KeyRange> ranges = positions_of(p);
   PlanBuilder builder;
   const std::vector<BlockForest> slices = builder.own_slices(ranges[static_cast<std::size_t>(me)], p);
   const auto output = [&](int slice) { return builder.allocate_output({slice, p}); };
@@ -45,7 +47,7 @@ Plan heads_plan(const Topology& topology, int rank) {
     return builder.take();
   }
 
-  // Round one, in the node: the rank of place i gets the slices of all ranks of that place, one for each node.
+  // Round one, in the node: local rank i gets the slices of all ranks with this local rank, one for each node.
   const Members node = members_of_node(topology, rank, ranges);
   const int n = static_cast<int>(node.ranks.size()), n_nodes = topology.n_nodes(), my_node = topology.node_of(rank);
   const auto width = [&](int slice) { return kStateBlock.of({slice, p}); };
@@ -111,7 +113,7 @@ Plan plan_of(const Transport& transport, OutputPart part, PlanOptions options, s
   if (part == OutputPart::kHeads) return heads_plan(topology, transport.rank());
   options.n_rows = n_rows, options.d_v = d_v;
   const auto& exchange = find_algorithm("two-level").exchange;
-  return std::get<PlanOf>(exchange)(topology, transport.rank(), places(topology.size()), options);
+  return std::get<PlanOf>(exchange)(topology, transport.rank(), positions_of(topology.size()), options);
 }
 
 }  // namespace

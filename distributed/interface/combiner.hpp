@@ -23,14 +23,14 @@ enum class OutputPart {
 
 /// Merges the outputs of p ranks, any number of times for one shape.
 ///
-/// The ranks count as neighbours in the order of the topology, one place of the canonical tree each. So the bits are the
+/// The ranks count as neighbours in the order of the topology, one position of the canonical tree each. So the bits are the
 /// same for both parts, every radix and any nodes of the same p ranks, but depend on p, which the decoders' do not: where
 /// the sequence was cut decides what a kernel has rounded.
 ///
 /// `kAll` exchanges as `two-level` does. `kHeads` sends half of the bytes where `two-level` cuts its messages by rows: each
-/// rank sends to the others only their heads, inside its node first, and what the node has merged to the ranks of its place
-/// in other nodes. In nodes of different sizes, or of a number of ranks that is no power of two, all ranks exchange in one
-/// round.
+/// rank sends to the others only their heads, inside its node first, and what the node has merged to the ranks with its
+/// local rank in other nodes. In nodes of different sizes, or of a number of ranks that is no power of two, all ranks
+/// exchange in one round.
 class Combiner {
  public:
   /// Writes the plan and takes the memory for it. Collective: all ranks pass the same arguments.

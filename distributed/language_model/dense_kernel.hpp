@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The arithmetic of a transformer between its attention steps, row by row: products, norms, gates, windows. One
-/// build per instruction set (eq. (7) inside a window).
+/// @brief The arithmetic of a transformer between its attention steps, row by row: products, norms, gates, sliding windows.
+/// One build per instruction set (eq. (7) inside a sliding window).
 ///
 /// Row i of every result is a function of row i of the operands alone, or of a window of rows that ends there. The order of
-/// each sum is fixed and no multiply-add is fused. Hence a position has the same bits in every block of positions, on every
+/// each sum is fixed and no multiply-add is fused. Hence a position has the same bits in every chunk of positions, on every
 /// number of ranks and threads, and on every instruction set. A library's matrix product does not have this property: it
 /// chooses the order of its sums by the sizes of the matrices.
 ///

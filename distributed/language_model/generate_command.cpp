@@ -179,7 +179,7 @@ class Conversation {
   const Answer& ask(const Question& question, bool shown) {
     ranks_.doing("in " + run_.algorithm + ", question " + std::to_string(run_.answers.size() + 1));
     generator_.use(algorithm_);
-    const Place after_text = generator_.place();
+    const Cursor after_text = generator_.cursor();
     const auto show = [&](const std::string& text) {
       if (shown) std::fputs(readable(text, 4096).c_str(), stdout), std::fflush(stdout);
     };

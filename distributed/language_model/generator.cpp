@@ -18,7 +18,7 @@ namespace tree_attn {
 namespace {
 
 /// Positions that pass through the layers at once: enough for the products, and few enough for the cache of a core.
-constexpr std::int64_t kBlock = 64;
+constexpr std::int64_t kChunk = 64;
 /// Positions of an item of work of read(). Each item starts with the halo, so a longer one does less work twice.
 constexpr std::int64_t kItem = 2048;
 
@@ -100,7 +100,7 @@ Generator::Generator(const Model& model, const Backend& backend, Transport& tran
   if (options.order == LeafOrder::kContiguous) setup.ranges = growing_ranges(options.order, n_text, transport.size());
   for (std::int64_t layer = 0; layer < std::ssize(config.layers); ++layer) {
     if (config.layers[static_cast<std::size_t>(layer)] != LayerKind::kGlobal) continue;
-    setup.most_queries = is_last(layer) ? 1 : kBlock;
+    setup.most_queries = is_last(layer) ? 1 : kChunk;
     layers_.push_back({layer, std::make_unique<Attention>(transport, cache_shape(config, options), setup)});
   }
 }
@@ -115,11 +115,11 @@ void Generator::use(const Algorithm& algorithm) {
   for (GlobalLayer& layer : layers_) layer.attention->use(algorithm.name);
 }
 
-void Generator::rewind(const Place& place) {
-  require<std::out_of_range>(place.position >= 0 && place.position <= size(), "Generator::rewind: position ", place.position,
-                             " of ", size());
-  for (GlobalLayer& layer : layers_) layer.attention->truncate(0, place.position);
-  place_ = place;
+void Generator::rewind(const Cursor& cursor) {
+  require<std::out_of_range>(cursor.position >= 0 && cursor.position <= size(), "Generator::rewind: position ",
+                             cursor.position, " of ", size());
+  for (GlobalLayer& layer : layers_) layer.attention->truncate(0, cursor.position);
+  cursor_ = cursor;
 }
 
 void Generator::read(std::string_view text, const std::function<void(double)>& progress) {
@@ -127,8 +127,8 @@ void Generator::read(std::string_view text, const std::function<void(double)>& p
   const ModelConfig& config = model_.config();
   const std::int64_t n = std::ssize(text);
   if (!config.shards_alone()) {
-    for (std::int64_t begin = 0; begin < n; begin += kBlock) {
-      append(text.substr(static_cast<std::size_t>(begin), static_cast<std::size_t>(kBlock)));
+    for (std::int64_t begin = 0; begin < n; begin += kChunk) {
+      append(text.substr(static_cast<std::size_t>(begin), static_cast<std::size_t>(kChunk)));
       if (progress) progress(static_cast<double>(size()) / static_cast<double>(n));
     }
     return;
@@ -136,19 +136,19 @@ void Generator::read(std::string_view text, const std::function<void(double)>& p
   read_shard(text, progress);
 
   // Every rank continues after the text, so every rank fills the windows with its last characters.
-  place_.position = std::max<std::int64_t>(0, n - config.halo());
-  model_.run(text.substr(static_cast<std::size_t>(place_.position)), place_,
+  cursor_.position = std::max<std::int64_t>(0, n - config.halo());
+  model_.run(text.substr(static_cast<std::size_t>(cursor_.position)), cursor_,
              [](std::int64_t, const Rows& h, const Rotation&) { return Rows(0, h.cols()); });
 }
 
 void Generator::read_shard(std::string_view text, const std::function<void(double)>& progress) {
-  // The keys and values of an item: from its halo on, block by block.
+  // The keys and values of an item: from its halo on, chunk by chunk.
   const auto compute = [&](Item& item) {
     const std::int64_t n = item.positions.size();
-    Place place{std::max<std::int64_t>(0, item.positions.begin - model_.config().halo())};
-    while (place.position < item.positions.end) {
-      const std::int64_t size = std::min(kBlock, item.positions.end - place.position);
-      model_.run(text.substr(static_cast<std::size_t>(place.position), static_cast<std::size_t>(size)), place,
+    Cursor cursor{std::max<std::int64_t>(0, item.positions.begin - model_.config().halo())};
+    while (cursor.position < item.positions.end) {
+      const std::int64_t size = std::min(kChunk, item.positions.end - cursor.position);
+      model_.run(text.substr(static_cast<std::size_t>(cursor.position), static_cast<std::size_t>(size)), cursor,
                  [&](std::int64_t layer, const Rows& h, const Rotation& rotation) {
                    const Rows k = model_.keys(layer, h, rotation), v = model_.values(layer, h);
                    if (item.k.rows() == 0) item.k.resize(n, k.cols()), item.v.resize(n, v.cols());
@@ -193,7 +193,7 @@ void Generator::read_shard(std::string_view text, const std::function<void(doubl
 
 std::vector<float> Generator::append(std::string_view text) {
   require(!text.empty(), "Generator::append: no characters");
-  const Rows x = model_.run(text, place_, [&](std::int64_t layer, const Rows& h, const Rotation& rotation) {
+  const Rows x = model_.run(text, cursor_, [&](std::int64_t layer, const Rows& h, const Rotation& rotation) {
     const auto global = std::ranges::find(layers_, layer, &GlobalLayer::index);
     return attend(*global, h, rotation);
   });
@@ -208,7 +208,7 @@ Rows Generator::attend(GlobalLayer& layer, const Rows& h, const Rotation& rotati
   Rows z = Rows::Zero(n - first, q.cols());
   for (std::int64_t i = first, held = 0; i < n; i = held) {
     // The ranks that hold the positions keep the keys and values; then all decode.
-    const std::int64_t end = std::min(n, i + kBlock);
+    const std::int64_t end = std::min(n, i + kChunk);
     hold(layer, k.middleRows(held, end - held), v.middleRows(held, end - held));
     decode(layer, q.middleRows(i, end - i), z.row(i - first).data());
     held = end;

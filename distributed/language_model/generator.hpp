@@ -67,12 +67,12 @@ class Generator {
   std::vector<float> append(std::string_view text);
 
   /// Characters read and appended.
-  std::int64_t size() const { return place_.position; }
-  /// The current place, to which rewind() returns.
-  const Place& place() const { return place_; }
-  /// Forgets all characters after a place, on every rank; the caches keep their memory.
-  /// @param place that place() returned earlier @throws std::out_of_range if it is not among those read and appended
-  void rewind(const Place& place);
+  std::int64_t size() const { return cursor_.position; }
+  /// The current cursor, to which rewind() returns.
+  const Cursor& cursor() const { return cursor_; }
+  /// Forgets all characters after a cursor, on every rank; the caches keep their memory.
+  /// @param cursor that cursor() returned earlier @throws std::out_of_range if it is not among those read and appended
+  void rewind(const Cursor& cursor);
   /// Moves the keys and values to the caches of n ranks: the others hold nothing from then on, and exchange with them.
   /// Collective. @returns bytes that this rank has sent @throws as Attention::reshard()
   std::int64_t move_to(int n_ranks);
@@ -92,7 +92,7 @@ class Generator {
   }
 
  private:
-  /// A global layer, and its attention. A layer below another one attends with every character of a block: its steps have
+  /// A global layer, and its attention. A layer below another one attends with every character of a chunk: its steps have
   /// up to 64 queries.
   struct GlobalLayer {
     std::int64_t index;
@@ -110,7 +110,7 @@ class Generator {
   GeneratorOptions options_;
   double scale_;  ///< 1 / sqrt(d_h)
   std::vector<GlobalLayer> layers_;
-  Place place_;
+  Cursor cursor_;
 
   // The last decode step.
   std::vector<float> q_;  ///< [heads][d_h], with the factor ln(n) / ln(scale_base)

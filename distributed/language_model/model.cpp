@@ -176,11 +176,11 @@ Model::Model(const SafetensorsFile& file) : config_(read_config(file)) {
   reader.finish();
 }
 
-Rows Model::run(std::string_view text, Place& place, const GlobalAttention& attend) const {
-  const Rotation rotation(config_, place.position, std::ssize(text));
-  place.position += std::ssize(text);
+Rows Model::run(std::string_view text, Cursor& cursor, const GlobalAttention& attend) const {
+  const Rotation rotation(config_, cursor.position, std::ssize(text));
+  cursor.position += std::ssize(text);
   Rows x = embed(text);
-  for (std::int64_t i = 0; i < std::ssize(layers_) && x.rows() > 0; ++i) x = layer(i, x, place, rotation, attend);
+  for (std::int64_t i = 0; i < std::ssize(layers_) && x.rows() > 0; ++i) x = layer(i, x, cursor, rotation, attend);
   return x;
 }
 
@@ -190,16 +190,16 @@ Rows Model::embed(std::string_view text) const {
   return x;
 }
 
-Rows Model::layer(std::int64_t i, const Rows& x, Place& place, const Rotation& rotation,
+Rows Model::layer(std::int64_t i, const Rows& x, Cursor& cursor, const Rotation& rotation,
                   const GlobalAttention& attend) const {
   // Attention. A global layer may return fewer rows, the last ones: the others are not needed any more.
   const Layer& layer = layer_at(i);
   const Rows h = norm(x, layer.input_layernorm);
-  place.windows.resize(layers_.size());
+  cursor.windows.resize(layers_.size());
   const Rows z = config_.layers[static_cast<std::size_t>(i)] == LayerKind::kGlobal
                      ? attend(i, h, rotation)
-                     : place.windows[static_cast<std::size_t>(i)].attend(config_, queries(i, h, rotation),
-                                                                         keys(i, h, rotation), values(i, h));
+                     : cursor.windows[static_cast<std::size_t>(i)].attend(config_, queries(i, h, rotation),
+                                                                          keys(i, h, rotation), values(i, h));
   require(z.rows() <= x.rows(), "Model::layer: attention of ", z.rows(), " positions, of ", x.rows());
   Rows y = x.bottomRows(z.rows()) + layer.o_proj(z);
 

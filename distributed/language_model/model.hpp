@@ -78,8 +78,8 @@ struct Rotation {
   Rows cos, sin;  ///< [n, d_h / 2]
 };
 
-/// A place in a text: the next position, and the windows of all windowed layers before it.
-struct Place {
+/// A cursor in a text: the next position, and the windows of all windowed layers before it.
+struct Cursor {
   std::int64_t position = 0;
   std::vector<Window> windows = {};  ///< by layer; those of global layers stay empty
 };
@@ -102,9 +102,9 @@ class Model {
 
   const ModelConfig& config() const { return config_; }
 
-  /// Runs the next characters of a text through the layers, and moves `place` past them.
+  /// Runs the next characters of a text through the layers, and moves `cursor` past them.
   /// @returns [m, dim], the output of the last layer for the m rows that `attend` returned last; no row for an empty text
-  Rows run(std::string_view text, Place& place, const GlobalAttention& attend) const;
+  Rows run(std::string_view text, Cursor& cursor, const GlobalAttention& attend) const;
   /// The first step of run(): the rows of the embedding. @returns [n, dim]
   Rows embed(std::string_view text) const;
   /// The further steps of run(): one layer.
@@ -114,7 +114,7 @@ class Model {
   /// @throws std::out_of_range if there is no such layer, as the functions below do; std::invalid_argument if `attend`
   /// returns
   ///   more rows than it is given
-  Rows layer(std::int64_t i, const Rows& x, Place& place, const Rotation& rotation, const GlobalAttention& attend) const;
+  Rows layer(std::int64_t i, const Rows& x, Cursor& cursor, const Rotation& rotation, const GlobalAttention& attend) const;
   /// Queries, keys and values of a layer; with rotary positions if the layer has them.
   /// @param h [n, dim], the input after its RMSNorm, of the last n positions of the rotation
   /// @returns [n, heads * d] and [n, kv_heads * d] with d = padded(head_dim)

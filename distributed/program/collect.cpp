@@ -168,24 +168,24 @@ std::string bootstrap_interface() {
   const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> owned(list, freeifaddrs);
   const std::string chosen = variable("NCCL_SOCKET_IFNAME");
   std::string best;
-  std::size_t place_of_best = 5;
+  std::size_t best_order = 5;
   for (const int family : {AF_INET, AF_INET6}) {
     for (const ifaddrs* one = list; one != nullptr; one = one->ifa_next) {
       const std::string_view name = one->ifa_name;
       if (one->ifa_addr == nullptr || one->ifa_addr->sa_family != family || (one->ifa_flags & IFF_UP) == 0) continue;
-      const std::size_t place = name.starts_with("ib")       ? 0
+      const std::size_t order = name.starts_with("ib")       ? 0
                                 : name.starts_with("docker") ? 2
                                 : name == "lo"               ? 3
                                 : name.starts_with("virbr")  ? 4
                                                              : 1;
-      if (!chosen.empty() ? !best.empty() || !name.starts_with(chosen) : place >= place_of_best) continue;
+      if (!chosen.empty() ? !best.empty() || !name.starts_with(chosen) : order >= best_order) continue;
       const void* const address = family == AF_INET
                                       ? static_cast<const void*>(&reinterpret_cast<sockaddr_in*>(one->ifa_addr)->sin_addr)
                                       : &reinterpret_cast<sockaddr_in6*>(one->ifa_addr)->sin6_addr;
       std::array<char, INET6_ADDRSTRLEN> text{};
       inet_ntop(family, address, text.data(), text.size());
       best = std::string(name) + " " + text.data();
-      place_of_best = place;
+      best_order = order;
     }
   }
   return best;

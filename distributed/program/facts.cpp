@@ -36,11 +36,11 @@ std::string aligned(const std::vector<Row>& rows) {
   return text;
 }
 
-/// One reason why something is not there, with its column, the ranks that give it and the place of its remedy in the book.
+/// One reason why something is not there, with its column, the ranks that give it and the anchor of its remedy in the book.
 struct Absence {
   std::string_view subject;
   std::string RankFacts::*why;
-  std::string_view place;
+  std::string_view anchor;
 };
 constexpr Absence kAbsences[] = {{"driver", &RankFacts::no_driver, "no_driver"},
                                  {"GPU", &RankFacts::no_gpu, "no_gpu"},
@@ -51,14 +51,14 @@ constexpr Absence kAbsences[] = {{"driver", &RankFacts::no_driver, "no_driver"},
 std::string absences(std::span<const RankFacts> facts) {
   constexpr std::size_t kIndent = 15;
   std::string text;
-  for (const auto& [subject, why, place] : kAbsences) {
+  for (const auto& [subject, why, anchor] : kAbsences) {
     std::map<std::string, std::vector<int>> ranks;
     for (int rank = 0; const RankFacts& one : facts) ranks[one.*why].push_back(rank++);
     ranks.erase("");
     for (const auto& [reason, those] : ranks) {
       const std::string where = those.size() == facts.size() ? "" : " for " + ranks_text(those);
       text.append(subject).append(kIndent - subject.size(), ' ').append("not here" + where + ": " + reason);
-      text.append("; see docs/IV.7-many-gpus.md#").append(place).append("\n");
+      text.append("; see docs/IV.7-many-gpus.md#").append(anchor).append("\n");
     }
   }
   return text;

@@ -204,7 +204,7 @@ std::vector<int> devices_of(const std::string& list) {
 
 int gpu_of_rank(const std::string& devices, int rank, const Topology& machines, int n_gpus) {
   if (n_gpus == 0) return -1;
-  if (devices.empty()) return machines.place_of(rank) % n_gpus;
+  if (devices.empty()) return machines.local_rank(rank) % n_gpus;
   const int gpu = devices_of(devices)[static_cast<std::size_t>(rank)];
   return gpu < n_gpus ? gpu : -1;
 }

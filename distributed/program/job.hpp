@@ -38,7 +38,7 @@ int run_job(int argc, char** argv, const std::function<int(const Ranks&)>& body)
 
 /// The devices of a list such as "0-7" or "0,2,4-5", each at most once, and at most 256. @throws InputError
 std::vector<int> devices_of(const std::string& list);
-/// The GPU of a rank among the `n_gpus` that it sees: that of --devices, or the one at its place among the ranks of its
+/// The GPU of a rank among the `n_gpus` that it sees: that of --devices, or the one whose number is the local rank on its
 /// machine; ranks take turns if they outnumber the GPUs. -1: none.
 int gpu_of_rank(const std::string& devices, int rank, const Topology& machines, int n_gpus);
 

@@ -59,9 +59,9 @@ NcclCommunicator::NcclCommunicator(const Ranks& ranks, bool is_emulated, std::st
 
 NcclCommunicator::NcclCommunicator(NcclCommunicator& whole, const Topology& topology)
     : ranks_(whole.ranks_), library_(whole.library_), n_exceptions_(std::uncaught_exceptions()) {
-  const int node = topology.node_of(ranks_.rank()), place = topology.place_of(ranks_.rank());
+  const int node = topology.node_of(ranks_.rank()), local = topology.local_rank(ranks_.rank());
   // NCCL sets the pointer when the split is done, which the state of the whole tells.
-  whole.check("ncclCommSplit", functions().ncclCommSplit(whole.comm_, node, place, &comm_, nullptr));
+  whole.check("ncclCommSplit", functions().ncclCommSplit(whole.comm_, node, local, &comm_, nullptr));
   whole.await("all ranks to divide NCCL's communicator by nodes");
   await("the ranks of its node to join NCCL");
 }
@@ -145,13 +145,13 @@ NcclWindow::NcclWindow(NcclCommunicator& node, const Topology& topology, std::si
     release();
     throw;
   }
-  at_[static_cast<std::size_t>(topology.place_of(node.ranks().rank()))] = memory_;
+  at_[static_cast<std::size_t>(topology.local_rank(node.ranks().rank()))] = memory_;
 }
 
 void NcclWindow::find_others() {
   const nccl::Functions& f = node_.functions();
-  for (std::size_t place = 0; window_ != nullptr && place < at_.size(); ++place)
-    node_.check("ncclGetPeerDevicePointer", f.ncclGetPeerDevicePointer(window_, 0, static_cast<int>(place), &at_[place]));
+  for (std::size_t i = 0; window_ != nullptr && i < at_.size(); ++i)
+    node_.check("ncclGetPeerDevicePointer", f.ncclGetPeerDevicePointer(window_, 0, static_cast<int>(i), &at_[i]));
   run_on_all(node_.ranks(), [&] {
     if (window_ == nullptr || std::ranges::count(at_, nullptr) > 0)
       throw InputError(

@@ -100,7 +100,7 @@ class NcclWindow final : public NodeMemory {
   /// Asks for the addresses of the other ranks, by a library that has them. Collective over all ranks of all nodes.
   /// @throws InputError on all ranks if there is no window, or an address is null
   void find_others();
-  void* of(int rank) const override { return at_[static_cast<std::size_t>(topology_.place_of(rank))]; }
+  void* of(int rank) const override { return at_[static_cast<std::size_t>(topology_.local_rank(rank))]; }
 
  private:
   void release() noexcept;

@@ -11,7 +11,7 @@
 
 namespace tree_attn {
 
-/// The environment variable that names the library, for an NCCL in an unusual place: a path, or a name that the loader
+/// The environment variable that names the library, for an NCCL in an unusual folder: a path, or a name that the loader
 /// finds.
 inline constexpr const char* kNcclVariable = "TREE_ATTN_NCCL_LIBRARY";
 

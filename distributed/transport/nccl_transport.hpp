@@ -79,7 +79,7 @@ class NcclTransport : public Transport {
   /// @throws TransportError
   std::unique_ptr<NodeMemory> allocate_to_gather(std::size_t n_bytes);
   /// Queues an AllGather, by the library: not counted either.
-  /// @param own elements in memory of allocate_to_gather(), as many on every rank, at the same place
+  /// @param own elements in memory of allocate_to_gather(), as many on every rank, at the same offset
   /// @param[out] all those of all ranks, rank after rank; apart from own
   void all_gather(std::span<const float> own, std::span<float> all);
   /// Waits until these messages and reductions are done, and all that is on their stream.

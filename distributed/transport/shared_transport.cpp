@@ -17,22 +17,22 @@ namespace {
 
 constexpr std::size_t kCacheLine = 64;  // of the cache: each side writes lines of its own
 
-/// The core of the receiver still has the lines of a place, and a store takes each from it. On a Zen 4 a store to every line
-/// and then the copy are faster than the copy alone, and requests for the lines gain nothing.
-void copy_to_place(std::span<const std::byte> bytes, std::byte* place) {
+/// The core of the receiver still has the lines of a buffer, and a store takes each from it. On a Zen 4 a store to every
+/// line and then the copy are faster than the copy alone, and requests for the lines gain nothing.
+void copy_to_buffer(std::span<const std::byte> bytes, std::byte* buffer) {
   for (std::size_t i = 0; i < bytes.size(); i += kCacheLine)
-    std::atomic_ref(place[i]).store(std::byte{}, std::memory_order_relaxed);
-  std::memcpy(place, bytes.data(), bytes.size());
+    std::atomic_ref(buffer[i]).store(std::byte{}, std::memory_order_relaxed);
+  std::memcpy(buffer, bytes.data(), bytes.size());
 }
 
 }  // namespace
 
 /// One direction between two ranks. The memory belongs to the receiver.
 struct SharedTransport::Mailbox {
-  alignas(kCacheLine) std::atomic<std::uint64_t> sent{0};    ///< parts, by the sender
-  alignas(kCacheLine) std::atomic<std::uint64_t> taken{0};   ///< parts, by the receiver
-  alignas(kCacheLine) std::uint64_t message_bytes[kPlaces];  ///< of the whole message
-  alignas(kCacheLine) std::byte places[kPlaces][kPartBytes];
+  alignas(kCacheLine) std::atomic<std::uint64_t> sent{0};     ///< parts, by the sender
+  alignas(kCacheLine) std::atomic<std::uint64_t> taken{0};    ///< parts, by the receiver
+  alignas(kCacheLine) std::uint64_t message_bytes[kBuffers];  ///< of the whole message
+  alignas(kCacheLine) std::byte buffers[kBuffers][kPartBytes];
 
   static_assert(std::atomic<std::uint64_t>::is_always_lock_free, "a lock would be in the memory of one process");
 };
@@ -159,11 +159,11 @@ void SharedTransport::start_receive(std::span<std::byte> bytes, int from) {
 bool SharedTransport::put(Message<const std::byte>& message) const {
   Mailbox& box = *message.mailbox;
   const std::uint64_t sent = box.sent.load(std::memory_order_relaxed);
-  if (sent - box.taken.load(std::memory_order_acquire) == kPlaces) return false;
-  std::byte* const place = box.places[sent % kPlaces];
+  if (sent - box.taken.load(std::memory_order_acquire) == kBuffers) return false;
+  std::byte* const buffer = box.buffers[sent % kBuffers];
   const std::size_t n = std::min(message.rest.size(), kPartBytes);
-  box.message_bytes[sent % kPlaces] = message.n_bytes;
-  copy_to_place(message.rest.first(n), place);
+  box.message_bytes[sent % kBuffers] = message.n_bytes;
+  copy_to_buffer(message.rest.first(n), buffer);
   box.sent.store(sent + 1, std::memory_order_release);
   message.rest = message.rest.subspan(n);
   return true;
@@ -171,12 +171,12 @@ bool SharedTransport::put(Message<const std::byte>& message) const {
 
 bool SharedTransport::take(Message<std::byte>& message) {
   Mailbox& box = *message.mailbox;
-  const std::uint64_t taken = box.taken.load(std::memory_order_relaxed), first = taken % kPlaces;
+  const std::uint64_t taken = box.taken.load(std::memory_order_relaxed), first = taken % kBuffers;
   if (box.sent.load(std::memory_order_acquire) == taken) return false;
   if (box.message_bytes[first] != message.n_bytes)
     throw another_length(rank(), message.n_bytes, message.peer, box.message_bytes[first]);
   const std::size_t n = std::min(message.rest.size(), kPartBytes);
-  std::memcpy(message.rest.data(), box.places[first], n);
+  std::memcpy(message.rest.data(), box.buffers[first], n);
   box.taken.store(taken + 1, std::memory_order_release);
   message.rest = message.rest.subspan(n);
   return true;

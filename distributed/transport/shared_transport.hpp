@@ -15,17 +15,17 @@ namespace tree_attn {
 
 /// MPI between nodes; inside a node a mailbox in shared memory for each two ranks and each direction.
 ///
-/// A mailbox has kPlaces adjacent places of kPartBytes each. A message is copied into it in parts and out of it in parts, so
-/// that the receiver copies one part while the sender copies the next. Two counters, one written by each side, say which
-/// places are full: the sender raises `sent` after it has filled a place, the receiver raises `taken` after it has emptied
-/// one. Both places together hold the states of 128 rows of 128 components: their sender waits only until the message before
-/// them has been taken. A library spends much of the time of a message of 8 KiB on matching it; here the receiver knows
-/// whose message comes next. The n ranks of a node take about n^2 times 68 KiB of shared memory.
+/// A mailbox has kBuffers adjacent buffers of kPartBytes each. A message is copied into it in parts and out of it in parts,
+/// so that the receiver copies one part while the sender copies the next. Two counters, one written by each side, say which
+/// buffers are full: the sender raises `sent` after it has filled a buffer, the receiver raises `taken` after it has emptied
+/// one. Both buffers together hold the states of 128 rows of 128 components: their sender waits only until the message
+/// before them has been taken. A library spends much of the time of a message of 8 KiB on matching it; here the receiver
+/// knows whose message comes next. The n ranks of a node take about n^2 times 68 KiB of shared memory.
 ///
 /// Messages above kMaxBytes go over MPI, which copies them once instead of twice.
 class SharedTransport : public MpiTransport {
  public:
-  static constexpr std::size_t kPlaces = 2, kPartBytes = std::size_t{34} << 10, kMaxBytes = std::size_t{1} << 20;
+  static constexpr std::size_t kBuffers = 2, kPartBytes = std::size_t{34} << 10, kMaxBytes = std::size_t{1} << 20;
 
   /// Opens the shared memory: collective over the ranks. Ranks of one node of the topology use it where they do share
   /// memory.

@@ -30,9 +30,9 @@ class Topology {
   int size() const { return static_cast<int>(node_of_.size()); }
   int n_nodes() const { return static_cast<int>(nodes_.size()); }
   /// Number of the node of a rank. @throws std::out_of_range if there is no such rank
-  int node_of(int rank) const { return node_of_[place("node_of", "rank", rank, size())]; }
+  int node_of(int rank) const { return node_of_[checked("node_of", "rank", rank, size())]; }
   /// Ranks of a node, ascending; the first is its leader. @throws std::out_of_range if there is no such node
-  const std::vector<int>& node(int i) const { return nodes_[place("node", "node", i, n_nodes())]; }
+  const std::vector<int>& node(int i) const { return nodes_[checked("node", "node", i, n_nodes())]; }
   /// Tests whether all nodes have as many ranks.
   bool has_equal_nodes() const {
     return std::ranges::all_of(nodes_, [this](const auto& node) { return node.size() == nodes_[0].size(); });
@@ -42,9 +42,9 @@ class Topology {
   /// All ranks, in the order in which they hold the sequence.
   const std::vector<int>& order() const { return order_; }
   /// Index of a rank in order(). @throws std::out_of_range if there is no such rank
-  int index_of(int rank) const { return index_of_[place("index_of", "rank", rank, size())]; }
-  /// Place of a rank among the ranks of its node.
-  int place_of(int rank) const { return index_of(rank) - index_of(node(node_of(rank)).front()); }
+  int index_of(int rank) const { return index_of_[checked("index_of", "rank", rank, size())]; }
+  /// Number of a rank among the ranks of its node.
+  int local_rank(int rank) const { return index_of(rank) - index_of(node(node_of(rank)).front()); }
   /// The element of a rank in ranges that are given in that order.
   /// @throws std::invalid_argument unless there are as many as ranks
   KeyRange range_of(int rank, std::span<const KeyRange> ranges) const {
@@ -53,7 +53,7 @@ class Topology {
   }
 
  private:
-  static std::size_t place(const char* function, const char* what, int i, int n) {
+  static std::size_t checked(const char* function, const char* what, int i, int n) {
     require<std::out_of_range>(i >= 0 && i < n, "Topology::", function, ": ", what, " ", i, " of ", n);
     return static_cast<std::size_t>(i);
   }

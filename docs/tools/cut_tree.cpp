@@ -38,7 +38,7 @@ std::vector<float> key_states() {
 Forest<float> forest_of(const std::vector<float>& keys, std::int64_t begin, std::int64_t end) {
   Forest<float> forest(1, kDim);
   for (std::int64_t a = begin; a < end; ++a) {
-    std::copy_n(&keys[static_cast<std::size_t>(a * kStateSize)], kStateSize, forest.slot());
+    std::copy_n(&keys[static_cast<std::size_t>(a * kStateSize)], kStateSize, forest.next());
     forest.push({0, a});
   }
   return forest;

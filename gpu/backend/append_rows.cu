@@ -15,8 +15,8 @@ __device__ void copy_row(unsigned char* to, const unsigned char* from, std::int6
   const bool by_fours = ((reinterpret_cast<std::uintptr_t>(to) | reinterpret_cast<std::uintptr_t>(from) |
                           static_cast<std::uintptr_t>(n_bytes)) &
                          3) == 0;
-  const std::int64_t unit = by_fours ? 4 : 1;
-  for (std::int64_t i = threadIdx.x * unit; i < n_bytes; i += blockDim.x * unit) {
+  const std::int64_t width = by_fours ? 4 : 1;
+  for (std::int64_t i = threadIdx.x * width; i < n_bytes; i += blockDim.x * width) {
     if (by_fours) {
       store_fresh(reinterpret_cast<std::uint32_t*>(to + i), load_once(reinterpret_cast<const std::uint32_t*>(from + i)));
     } else {

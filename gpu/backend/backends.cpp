@@ -78,11 +78,11 @@ namespace {
 
 constexpr std::int64_t kPacketBytes = sizeof(Packet);
 
-/// The exchange as the rank in one place sees it.
+/// The exchange as one rank sees it.
 Peers checked_peers(const char* function, std::span<const KeyRange> ranges, int me, std::int64_t n_rows, std::int64_t d_v) {
   require_neighbours(function, ranges);
   require(std::ssize(ranges) <= kMostOneShotRanks, function, ": ", ranges.size(), " ranks; at most ", kMostOneShotRanks);
-  require<std::out_of_range>(me >= 0 && me < std::ssize(ranges), function, ": place ", me, " among ", ranges.size(),
+  require<std::out_of_range>(me >= 0 && me < std::ssize(ranges), function, ": index ", me, " among ", ranges.size(),
                              " ranks");
   require(n_rows >= 0 && d_v >= 0, function, ": ", n_rows, " rows of ", d_v, " components");
   return Peers::of(ranges, me, n_rows, d_v);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Blocks of states in host memory or on a device, and what combines them: what a plan of distributed/ runs on
-/// (section 5.3).
+/// @brief State blocks in host memory or on a device, and the operations that combine them: what a plan of distributed/ runs
+/// on (section 5.3).
 ///
 /// No CUDA header is included here, so that any compiler may; what was not built in is not there to link.
 #pragma once
@@ -16,9 +16,9 @@
 
 namespace tree_attn {
 
-/// One array of host or device memory that holds all blocks of a step: what a Runner works on. Places in it are offsets in
-/// elements. For n_rows query rows, all or some of those of a step, a block of states is [n_rows][2 + d_v], of vectors
-/// [n_rows][d_v], of scalars [n_rows]. On a device everything is queued on a stream.
+/// One array of host or device memory that holds all state blocks of a step, on which a Runner works. An address in it is an
+/// offset in elements. For n_rows query rows, all or some of those of a step, a block of states is [n_rows][2 + d_v], of
+/// vectors [n_rows][d_v], of scalars [n_rows]. On a device everything is queued on a stream.
 class BlockMemory {
  public:
   /// Two blocks of the same width.
@@ -49,7 +49,7 @@ class BlockMemory {
   /// Writes the empty state into every row.
   virtual void set_empty(std::int64_t state, std::int64_t n_rows) = 0;
   /// Writes z = n / D and lse of a block of states, or, of two blocks, of merge(left, right). Without sinks states keep
-  /// their bits. @param states equal places are one block
+  /// their bits. @param states equal offsets are one block
   /// @param sinks learned logits of the rows, for add_sink(), in host memory alone; null: none
   virtual void finish(Pair states, std::int64_t z, std::int64_t lse, std::int64_t n_rows, const float* sinks = nullptr) = 0;
   /// z <- z exp(lse - m), lse <- exp(lse - m); a shard without keys has weight 0.
@@ -58,7 +58,7 @@ class BlockMemory {
   virtual void divide(std::int64_t n, std::int64_t D, std::int64_t m, std::int64_t n_rows, const float* sinks = nullptr) = 0;
 };
 
-/// Blocks in the memory of a device.
+/// State blocks in the memory of a device.
 class DeviceBlocks : public BlockMemory {
  public:
   /// Waits for all kernels before it copies.

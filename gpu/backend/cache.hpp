@@ -16,8 +16,8 @@ namespace tree_attn::TREE_ATTN_PLATFORM {
 /// Positions for which a cache of n positions has memory, per key/value head: whole steps of eight, so that kernels may copy
 /// the last step as one; in the dealt order, in which the last leaf is not read last, whole leaves.
 constexpr std::int64_t allocated_positions(std::int64_t n, LeafOrder order = LeafOrder::kContiguous) {
-  const std::int64_t unit = order == LeafOrder::kDealt ? kLeafKeys : 8;
-  return (n + unit - 1) / unit * unit;
+  const std::int64_t multiple = order == LeafOrder::kDealt ? kLeafKeys : 8;
+  return (n + multiple - 1) / multiple * multiple;
 }
 
 /// The types in which kernels read a shape: as they are, but a type that no kernel takes, or values of another type than
@@ -40,7 +40,7 @@ class DeviceCache final : public KvCache {
   /// Rows of a key/value head that are allocated, and from one entry to the next.
   std::int64_t n_allocated() const { return most_; }
   std::int64_t entry_stride() const { return pages() == nullptr ? shape().kv_heads * most_ : 0; }
-  /// Rows of an entry that there is room for: in pages more than are allocated, where a window gives some back.
+  /// Rows of an entry that there is room for: in pages more than are allocated, where a sliding window gives some back.
   std::int64_t n_positions() const { return pages() == nullptr ? most_ : capacity(); }
   /// Bytes of a row of keys, and of values beside them.
   std::int64_t key_bytes() const { return k_.row_bytes(); }

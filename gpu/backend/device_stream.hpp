@@ -24,8 +24,8 @@ class DeviceStream {
   /// Waits until all that is queued has run.
   virtual void wait() = 0;
 
-  /// Marks the place up to which operations are queued. In repeat() the mark is a part of the graph, and moves to the same
-  /// place of every replay. @returns its index: marks are counted from 0 after keep_marks(0)
+  /// Marks the end of the queued operations. In repeat() the mark is a part of the graph, and moves to every replay.
+  /// @returns its index: marks are counted from 0 after keep_marks(0)
   virtual std::size_t mark() = 0;
   /// Tests whether the stream has passed a mark, without waiting. @throws DeviceError of an operation before it that failed
   virtual bool has_passed(std::size_t mark) = 0;

@@ -11,7 +11,7 @@ namespace tree_attn::TREE_ATTN_PLATFORM {
 
 /// Queues a copy of all elements, through F32, rounded to the type of `to`, as load() and store() on the host.
 /// @param from, to on the current device, of the same axes
-/// @param scales on the device, one for each place of the second axis: elements of another type are divided by them, as
+/// @param scales on the device, one for each index of the second axis: elements of another type are divided by them, as
 /// quantise() does; null: by none
 /// @throws std::invalid_argument for a view with other axes, or an address that is no multiple of an element; DeviceError
 void convert_rows(const TensorView& from, const TensorView& to, Stream stream, const float* scales = nullptr);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The lists of leaves by which kernels read the dealt order, windows and pages (section 5.3).
+/// @brief The lists of leaves by which kernels read the dealt order, sliding windows and pages (section 5.3).
 #pragma once
 
 #include "gpu/engine/listed_params.hpp"
@@ -30,8 +30,8 @@ class ListedTree {
   int n_top_, n_low_;  ///< bits that remain
 };
 
-/// The lists of a batch. The leaves of one are uploaded when its sequence begins a leaf, a window another one, or its
-/// pages change. What a list says of itself is a part of what every step uploads: see StepInput.
+/// The lists of a batch. The leaves of one are uploaded when its sequence begins a leaf, its sliding window another one, or
+/// its pages change. What a list says of itself is a part of what every step uploads: see StepInput.
 class LeafLists {
  public:
   LeafLists() = default;

@@ -112,7 +112,7 @@ class DeviceOneShot final : public OneShotSession, private StepKernel {
     // A join of ranges that may be cut anywhere counts positions in 32 bits.
     if (!ranges.empty() && ranges.back().end >> 32 != 0)
       throw DeviceError("one-shot: position " + std::to_string(ranges.back().end) + "; fewer than 2^32");
-    require<std::out_of_range>(me >= 0 && me < std::ssize(ranges), "OneShotSession::open_window: place ", me, " among ",
+    require<std::out_of_range>(me >= 0 && me < std::ssize(ranges), "OneShotSession::open_window: index ", me, " among ",
                                ranges.size(), " ranks");
     const KeyRange held = cache_.leaves().range();
     require(ranges[static_cast<std::size_t>(me)].begin == held.begin, "OneShotSession::open_window: range ", me,

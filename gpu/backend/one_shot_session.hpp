@@ -52,12 +52,12 @@ class OneShotSession {
   virtual ~OneShotSession() = default;
   /// Makes an empty window, laid out for these ranges, and counts steps from 1 again. The old window stays, since others
   /// close it in connect(); the one before it goes. A step lies between two calls, so all have closed that one.
-  /// @param ranges of the ranks of the node in the tree, closed, neighbours touching @param me the place of this rank among
+  /// @param ranges of the ranks of the node in the tree, closed, neighbours touching @param me the index of this rank among
   /// them
   /// @param is_shared whether other ranks are processes of their own
   /// @param memory in which the windows of the node lie, one_shot_window_bytes() each; null: in memory of the session
   /// @param most_queries of the steps to come; fewer than before: as many as before
-  /// @throws std::invalid_argument or std::out_of_range for other ranges or another place; DeviceError if there are more
+  /// @throws std::invalid_argument or std::out_of_range for other ranges or another index; DeviceError if there are more
   /// than kMostOneShotRanks ranks, the device has no memory, or the machine has no way to share it between processes
   virtual NodeWindow open_window(std::span<const KeyRange> ranges, int me, int rank, bool is_shared,
                                  std::shared_ptr<NodeMemory> memory = nullptr, std::int64_t most_queries = 1) = 0;
@@ -88,8 +88,8 @@ class OneShotSession {
 
 /// Bytes that one rank stores into the window of each other in a step. They are packets of 16 bytes, of which one has three
 /// of the 2 + d_v floats of a state; a rank without positions stores one packet per row.
-/// @param ranges of all ranks, closed, at most kMostOneShotRanks @param from a place among them
-/// @throws std::invalid_argument for other ranges, or a negative size; std::out_of_range for another place
+/// @param ranges of all ranks, closed, at most kMostOneShotRanks @param from an index among them
+/// @throws std::invalid_argument for other ranges, or a negative size; std::out_of_range for another index
 std::int64_t one_shot_bytes(std::span<const KeyRange> ranges, int from, std::int64_t n_rows, std::int64_t d_v);
 /// Bytes of the window of every rank, for steps of up to so many rows. Arguments as one_shot_bytes()
 std::int64_t one_shot_window_bytes(std::span<const KeyRange> ranges, std::int64_t n_rows, std::int64_t d_v);

@@ -38,7 +38,8 @@ struct StepPlan {
 
   const AttentionShape& shape() const { return cache.shape(); }
   std::int64_t n_rows() const { return shape().n_rows(n_queries); }
-  /// Tests whether the kernel reads the leaves of a list: in the dealt order, in pages, and those that a window leaves.
+  /// Tests whether the kernel reads the leaves of a list: in the dealt order, in pages, and those that a sliding window
+  /// leaves.
   bool is_listed() const { return order == LeafOrder::kDealt || rule.window > 0 || cache.pages() != nullptr; }
 };
 

@@ -25,8 +25,8 @@ inline std::int64_t least_bytes_saved = 16 << 20;
 class SharedPrefix {
  public:
   /// Counts the leaves of the shard with which all entries begin, in the same pages, and of which all queries see all keys;
-  /// none in the dealt order, under a window, where keys have scales, or if they would save less than least_bytes_saved: a
-  /// read serves up to 32 rows on tensor cores, and one on others, where nothing is saved.
+  /// none in the dealt order, under a sliding window, where keys have scales, or if they would save less than
+  /// least_bytes_saved: a read serves up to 32 rows on tensor cores, and one on others, where nothing is saved.
   /// @returns whether it is another number than before, or there are leaves, and another number of queries: then plan() is
   /// next
   bool count(const DeviceCache& cache, const Step& step);

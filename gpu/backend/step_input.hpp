@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Input that a decode step reads from the host: one block of memory, and one copy (section 5.3, Alg. 3).
+/// @brief Input that a decode step reads from the host: one buffer, and one copy (section 5.3, Alg. 3).
 ///
 /// For a few kilobytes the time of a copy is that of starting it, so a step has one copy for all that it reads.
 #pragma once
@@ -24,11 +24,11 @@ struct StepArrays {
   unsigned char* q = nullptr;         ///< [b, n_h, l, d_h], as keys are multiplied
 };
 
-/// The arrays, one after the other in pinned memory of the host, and in the same places in memory of the device. Both
+/// The arrays, one after the other in pinned memory of the host, and at the same offsets in memory of the device. Both
 /// addresses stay, as a graph records them.
 ///
-/// There is one block and not two by turns, which would take two graphs. So the host waits for the step before it writes the
-/// next one. It loses no time: a query follows from the output of the step before.
+/// There is one buffer and not two by turns, which would take two graphs. So the host waits for the step before it writes
+/// the next one. It loses no time: a query follows from the output of the step before.
 class StepInput {
  public:
   /// Alignment of the arrays in bytes: the most that a thread reads at once.
@@ -60,12 +60,12 @@ class StepInput {
   }
 
  private:
-  /// First byte of each array but the lists, which begin the block; the queries, whose number changes, end it.
-  struct Places {
+  /// First byte of each array but the lists, which begin the buffer; the queries, whose number changes, end it.
+  struct Offsets {
     std::int64_t lengths, rows, appended, q;
     std::int64_t query;  ///< bytes of a query position
 
-    explicit Places(const AttentionShape& shape)
+    explicit Offsets(const AttentionShape& shape)
         : lengths(aligned(shape.batch * static_cast<std::int64_t>(sizeof(LeafList)))),
           rows(lengths + aligned(shape.batch * static_cast<std::int64_t>(sizeof(std::int64_t)))),
           appended(rows + aligned(shape.batch * static_cast<std::int64_t>(sizeof(std::int64_t)))),
@@ -79,7 +79,7 @@ class StepInput {
             reinterpret_cast<std::int64_t*>(block + at_.rows), block + at_.appended, block + at_.q};
   }
 
-  Places at_;
+  Offsets at_;
   std::int64_t n_queries_, end_;
   HostBuffer<unsigned char> host_;
   DeviceBuffer<unsigned char> device_;

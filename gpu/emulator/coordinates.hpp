@@ -24,14 +24,14 @@ struct Coordinates {
   dim3 thread, block, block_extent, grid_extent;
 };
 
-/// The place of the running thread. Every host thread runs one fiber at a time, and a fiber never changes its host thread.
+/// Coordinates of the running thread. Every host thread runs one fiber at a time, and a fiber never changes its host thread.
 extern constinit thread_local const Coordinates* running_coordinates;
 
 /// "file:line"
 std::string to_string(const Line& line);
 /// "block (x, y, z), thread (x, y, z)"
 std::string to_string(const Coordinates& coordinates);
-/// @throws DeviceError with the line, the text and the place of the running thread
+/// @throws DeviceError with the line, the text and the coordinates of the running thread
 [[noreturn]] void fail(const Line& line, const std::string& text);
 
 }  // namespace runtime

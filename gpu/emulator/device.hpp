@@ -197,7 +197,7 @@ inline void store_fresh16(float* to, const Bytes16& bytes, const Line& line = Li
 
 // ---- Waiting for memory that others write
 
-/// Calls ready() until it is true. Meanwhile other threads, blocks and devices run; this block keeps its place.
+/// Calls ready() until it is true. Meanwhile other threads, blocks and devices run; this block stays resident.
 template <class Ready>
 void wait_until(const Ready& ready, const Line& line = Line::current()) {
   bool waited = false;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Fibers: a stack and a place to go on, which is all that a thread of a block is.
+/// @brief Fibers: a stack and an address to go on, which is all that a thread of a block is.
 #pragma once
 
 #include <cstddef>

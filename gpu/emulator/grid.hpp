@@ -66,7 +66,7 @@ struct Grid {
 
 /// @throws DeviceError for a launch that no device could start
 void check(const Launch& config, const Settings& how);
-/// Gives a launch its place after those before it on its stream, and its blocks an order.
+/// Orders a launch after those before it on its stream, and its blocks among themselves.
 void begin(Grid& grid, LaunchHistory& history);
 
 }  // namespace runtime

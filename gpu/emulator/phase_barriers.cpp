@@ -43,24 +43,24 @@ void try_complete(Cluster& cluster, PhaseBarrier& barrier) {
   resume(cluster, free.data(), static_cast<int>(free.size()));
 }
 
-/// Calls act(byte of the box, address, bytes) for the part of every 16-byte unit of a box that lies inside the array.
+/// Calls act(byte of the box, address, bytes) for the part of every 16-byte vector of a box that lies inside the array.
 template <class Act>
-void for_units(const TensorBox& box, const Act& act) {
+void for_vectors(const TensorBox& box, const Act& act) {
   const auto& [array, first] = box;
   const auto inside = [&](int axis, std::int64_t i) { return i >= 0 && i < array.extent[axis]; };
   if (!inside(0, first[0]) || !inside(1, first[1])) return;
-  const int size = array.size(), in_unit = 16 / size, n_units = kBoxColumns / in_unit;
+  const int size = array.size(), in_vector = 16 / size, n_vectors = kBoxColumns / in_vector;
   for (int r = 0; r < array.rows; ++r) {
     const std::int64_t row = std::int64_t{first[2]} + r;
     if (!inside(2, row)) continue;
     const auto* const from = static_cast<const std::byte*>(array.data) +
                              size * (first[0] * array.stride[0] + first[1] * array.stride[1] + row * array.stride[2]);
-    for (int unit = 0; unit < n_units; ++unit) {
-      const std::int64_t column = std::int64_t{first[3]} + in_unit * unit;
-      const std::int64_t begin = std::max<std::int64_t>(column, 0), end = std::min(column + in_unit, array.extent[3]);
+    for (int vector = 0; vector < n_vectors; ++vector) {
+      const std::int64_t column = std::int64_t{first[3]} + in_vector * vector;
+      const std::int64_t begin = std::max<std::int64_t>(column, 0), end = std::min(column + in_vector, array.extent[3]);
       if (begin >= end) continue;
-      const int place = size == 2 ? swizzled_unit(r, unit) : unit;
-      const std::int64_t at = (r * n_units + place) * 16 + size * (begin - column);
+      const int to_vector = size == 2 ? swizzled_unit(r, vector) : vector;
+      const std::int64_t at = (r * n_vectors + to_vector) * 16 + size * (begin - column);
       act(static_cast<std::size_t>(at), from + size * begin, static_cast<std::size_t>(size * (end - begin)));
     }
   }
@@ -105,7 +105,7 @@ void deliver_bulk_copy(Cluster& cluster) {
     std::memcpy(copy.to, copy.from, n_bytes);
   } else {
     std::memset(copy.to, 0, n_bytes);
-    for_units(copy.box, [&](std::size_t at, const std::byte* from, std::size_t n) { std::memcpy(copy.to + at, from, n); });
+    for_vectors(copy.box, [&](std::size_t at, const std::byte* from, std::size_t n) { std::memcpy(copy.to + at, from, n); });
   }
   shadow::deliver(copy);
   copy.barrier->n_bytes_missing -= copy.n_bytes;
@@ -194,10 +194,11 @@ void bulk_copy_tensor(std::byte* to, const TensorBox& box, DType dtype, std::uin
     fail(line, "bulk_copy_tensor: the map is of " + std::string(name_of(box.array.dtype)) + ", the kernel asks for " +
                    std::string(name_of(dtype)));
   }
-  if (const int unit = box.array.size() == 2 ? kBoxAlignment : 128; reinterpret_cast<std::uintptr_t>(to) % unit != 0)
-    fail(line, "bulk_copy_tensor: the address is not a multiple of " + std::to_string(unit));
+  if (const int alignment = box.array.size() == 2 ? kBoxAlignment : 128;
+      reinterpret_cast<std::uintptr_t>(to) % alignment != 0)
+    fail(line, "bulk_copy_tensor: the address is not a multiple of " + std::to_string(alignment));
   std::int64_t n_read = 0;
-  for_units(box, [&](std::size_t, const std::byte* from, std::size_t n) {
+  for_vectors(box, [&](std::size_t, const std::byte* from, std::size_t n) {
     check_global(from, n, Reach::kRead, "bulk_copy_tensor", line);
     note_read(from, n);
     n_read += static_cast<std::int64_t>(n);

@@ -30,7 +30,7 @@ struct Queue;
 /// For every stream, how many of its first operations come before.
 using StreamClock = std::vector<std::uint32_t>;
 
-/// A place in a queue: all that was queued up to it.
+/// A mark in a queue: all operations queued before it.
 struct Mark {
   std::shared_ptr<Queue> queue;
   std::uint64_t n = 0;
@@ -61,7 +61,7 @@ struct Operation {
 struct Queue : std::enable_shared_from_this<Queue> {
   struct Queued {
     Operation operation;
-    StreamClock clock;  ///< with its own place
+    StreamClock clock;  ///< with its own number
   };
   int device = 0;
   int number = 0;         ///< in the clocks; below kMaxDevices: the default stream of that device

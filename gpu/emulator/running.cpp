@@ -176,7 +176,7 @@ Queue* choose(const Streams& all, Queue& queue) {
 
 }  // namespace
 
-bool run_until(Queue& queue, std::uint64_t place, bool waits) {
+bool run_until(Queue& queue, std::uint64_t mark, bool waits) {
   Streams& all = streams();
   const auto now = [] { return std::chrono::steady_clock::now(); };
   auto ends_at = now() + settings().deadline;
@@ -185,7 +185,7 @@ bool run_until(Queue& queue, std::uint64_t place, bool waits) {
       bool changed = advance_all(all);
       {
         std::unique_lock lock(all.mutex);
-        if (queue.n_done >= place) break;
+        if (queue.n_done >= mark) break;
         if (Queue* const next = changed ? nullptr : choose(all, queue)) {
           begin_first(all, *next, lock);
           changed = true;
@@ -207,7 +207,7 @@ bool run_until(Queue& queue, std::uint64_t place, bool waits) {
   }
   acquire(&queue);
   const std::lock_guard lock(all.mutex);
-  return queue.n_done >= place;
+  return queue.n_done >= mark;
 }
 
 }  // namespace tree_attn::emulated::runtime

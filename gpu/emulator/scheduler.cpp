@@ -72,7 +72,7 @@ void run_thread() {
   switch_to(self.fiber, cluster, cluster.grid.error ? nullptr : next_ready(cluster), true);
 }
 
-/// Gives blocks and threads their places. The memory and the stacks stay from one cluster to the next.
+/// Gives blocks and threads their coordinates. The memory and the stacks stay from one cluster to the next.
 void begin_cluster(Cluster& cluster, int number) {
   const Launch& config = cluster.grid.config;
   const int n_threads = static_cast<int>(config.block.x * config.block.y * config.block.z);

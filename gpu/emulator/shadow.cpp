@@ -18,7 +18,7 @@ namespace shadow {
 namespace {
 
 /// mbarriers also have clock entries, after those of the threads; bulk copies use the entry of their mbarrier.
-constexpr int kBarrierPlaces = 32;
+constexpr int kMostBarriers = 32;
 constexpr std::uint32_t kNobody = 0xFFFFFFFF;
 
 }  // namespace
@@ -45,7 +45,7 @@ namespace {
 
 std::uint32_t clock_index(const PhaseBarrier& barrier, const Block& block) {
   const auto n_threads = static_cast<std::uint32_t>(block.cluster->threads.size());
-  return n_threads + static_cast<std::uint32_t>(block.rank * kBarrierPlaces + barrier.number % kBarrierPlaces);
+  return n_threads + static_cast<std::uint32_t>(block.rank * kMostBarriers + barrier.number % kMostBarriers);
 }
 
 void join(Clock& clock, const Clock& other) {
@@ -102,7 +102,7 @@ void begin_cluster(Cluster& cluster) {
   }
   for (std::size_t i = 0; i < cluster.books->n_used; ++i) cluster.books->cells[i] = {};
   cluster.books->n_used = 0;
-  const std::size_t n = cluster.threads.size() + cluster.blocks.size() * kBarrierPlaces;
+  const std::size_t n = cluster.threads.size() + cluster.blocks.size() * kMostBarriers;
   for (Thread& thread : cluster.threads) {
     thread.clock.assign(2 * n, 0);
     thread.clock[static_cast<std::size_t>(thread.number)] = 1;

@@ -59,7 +59,7 @@ class LibraryStream final : public OutsideStream {
   Stream stream_;
 };
 
-/// A place in a stream that other streams can wait for.
+/// A mark in a stream that other streams can wait for.
 class Event {
  public:
   Event() = default;

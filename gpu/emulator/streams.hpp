@@ -48,9 +48,9 @@ void forget_known(Streams& all);
 /// @throws DeviceError if an operation meets another that it does not know, and that does not know it
 void check_races(const Streams& all, const Trace& own);
 
-/// Runs until a queue has come to a place: what that needs first, and, where nothing can go on, whatever may run.
+/// Runs until a queue has passed a mark: what that needs first, and, where nothing can go on, whatever may run.
 /// @pre the lock is not held @throws DeviceError, after which all that this host thread has queued is lost
-/// @param waits whether to wait for what is outside the emulator @returns whether the queue has come to the place
-bool run_until(Queue& queue, std::uint64_t place, bool waits = true);
+/// @param waits whether to wait for what is outside the emulator @returns whether the queue has passed the mark
+bool run_until(Queue& queue, std::uint64_t mark, bool waits = true);
 
 }  // namespace tree_attn::emulated::runtime

@@ -18,17 +18,17 @@ namespace {
 constexpr unsigned kAllLanes = 0xFFFFFFFF;
 
 /// Row g and column t of the two neighbouring elements, at t and t + 1, that a lane has of an 8 x 8 matrix.
-struct Place {
+struct Element {
   unsigned g, t;
-  explicit Place(unsigned lane) : g(lane / 4), t(2 * (lane % 4)) {}
+  explicit Element(unsigned lane) : g(lane / 4), t(2 * (lane % 4)) {}
 };
 
 /// An 8 x 8 matrix of 16-bit elements.
 struct Matrix {
   std::uint16_t at[8][8];
 
-  std::uint32_t pair(Place place, bool transposed) const {
-    const auto [g, t] = place;
+  std::uint32_t pair(Element element, bool transposed) const {
+    const auto [g, t] = element;
     const std::uint32_t low = transposed ? at[t][g] : at[g][t], high = transposed ? at[t + 1][g] : at[g][t + 1];
     return low | high << 16;
   }
@@ -60,7 +60,7 @@ void multiply_for_all(Thread* lanes, int n) {
   for (int i = 0; i < m; ++i) {
     std::uint16_t columns[8][16];
     for (unsigned lane = 0; lane < 32; ++lane) {
-      const auto [g, t] = Place(lane);
+      const auto [g, t] = Element(lane);
       for (unsigned h = 0; h < 2; ++h) std::memcpy(&columns[g][t + 8 * h], &of[lane].b[i][h], 4);
     }
     for (unsigned k = 0; k < 16; ++k) {
@@ -72,7 +72,7 @@ void multiply_for_all(Thread* lanes, int n) {
     std::uint16_t rows[16][16];
     float a[16][16], c[16][8];
     for (unsigned lane = 0; lane < 32; ++lane) {
-      const auto [g, t] = Place(lane);
+      const auto [g, t] = Element(lane);
       for (unsigned h = 0; h < 4; ++h) std::memcpy(&rows[g + 8 * (h % 2)][t + 8 * (h / 2)], &of[lane].a[j][h], 4);
       for (unsigned h = 0; h < 2; ++h) std::memcpy(&c[g + 8 * h][t], &of[lane].c[j][2 * h], 8);
     }
@@ -93,7 +93,7 @@ void multiply_for_all(Thread* lanes, int n) {
       std::memcpy(c[row], sum, sizeof sum);
     }
     for (unsigned lane = 0; lane < 32; ++lane) {
-      const auto [g, t] = Place(lane);
+      const auto [g, t] = Element(lane);
       for (unsigned h = 0; h < 2; ++h) std::memcpy(&of[lane].c[j][2 * h], &c[g + 8 * h][t], 8);
     }
   }
@@ -115,7 +115,7 @@ void load_matrices(std::uint32_t (*out)[4], const void* const* rows, int n, bool
       for (unsigned m = 0; m < 4; ++m) {
         Matrix matrix;
         for (unsigned row = 0; row < 8; ++row) std::memcpy(matrix.at[row], of[8 * m + row].rows[j], 16);
-        for (unsigned lane = 0; lane < 32; ++lane) of[lane].out[j][m] = matrix.pair(Place(lane), transposed);
+        for (unsigned lane = 0; lane < 32; ++lane) of[lane].out[j][m] = matrix.pair(Element(lane), transposed);
       }
     }
   });
@@ -128,8 +128,8 @@ void transpose_matrices(std::uint32_t* pairs, int n, const Line& line) {
     for (unsigned lane = 0; lane < 32; ++lane) of[lane] = static_cast<std::uint32_t*>(lanes[lane].operand);
     for (int j = 0; j < n; ++j) {
       Matrix matrix;
-      for (unsigned lane = 0; lane < 32; ++lane) std::memcpy(&matrix.at[Place(lane).g][Place(lane).t], of[lane] + j, 4);
-      for (unsigned lane = 0; lane < 32; ++lane) of[lane][j] = matrix.pair(Place(lane), true);
+      for (unsigned lane = 0; lane < 32; ++lane) std::memcpy(&matrix.at[Element(lane).g][Element(lane).t], of[lane] + j, 4);
+      for (unsigned lane = 0; lane < 32; ++lane) of[lane][j] = matrix.pair(Element(lane), true);
     }
   });
 }

@@ -3,7 +3,7 @@
 /// @brief A launch under way, which the waiting host thread runs: it starts clusters, sets them aside while they wait, and
 /// ends them.
 ///
-/// A cluster whose threads wait for memory keeps its place: it is resident, as on a device, while other clusters run. A
+/// A cluster whose threads wait for memory stays resident, as on a device, while other clusters run. A
 /// device has room for as many waiting blocks as it has multiprocessors, as if each filled one.
 #pragma once
 
@@ -48,7 +48,7 @@ class UnderWay {
 
   Grid grid_;
   Residency& device_;
-  std::deque<Cluster> clusters_;  ///< where they are: one that waits keeps its place
+  std::deque<Cluster> clusters_;  ///< where they are: one that waits stays there
   std::vector<Cluster*> idle_, waiting_;
 };
 

@@ -9,7 +9,7 @@
 /// | `queue_upload queue_copy queue_download` | the same copies, and copies on the device, queued on a stream |
 /// | `Stream` | where launches and copies queue; a default one is the default stream |
 /// | `OwnedStream synchronise` | a stream of its own, which the default stream does not wait for; waits for a stream |
-/// | `Event` | `record` marks a place in a stream, `record_in_graph` one of a graph, `hold` makes another wait for it, and `has_passed` asks without waiting |
+/// | `Event` | `record` sets a mark in a stream, `record_in_graph` one in a graph, `hold` makes another wait for it, and `has_passed` asks without waiting |
 /// | `LibraryStream` | a stream as a library such as NCCL takes it: its `handle` |
 /// | `Graph drop_capture` | records what is queued on a stream and queues it again: `replay`; ends a recording |
 /// | `Launch` | grid, block, bytes of dynamic shared memory, blocks per cluster, whether it continues or overlaps the last, whether its blocks wait for each other |

@@ -33,10 +33,10 @@ class SharedPages {
   /// Maps the pages of another process, or those of this one at another address. @param n_bytes as many as it has
   /// @throws DeviceError if the handle names no pages, or others
   SharedPages(const WindowHandle& handle, std::size_t n_bytes) {
-    Place place;
-    std::memcpy(&place, handle.bytes, sizeof place);
-    const std::string who = "the window of process " + std::to_string(place.process),
-                      path = "/proc/" + std::to_string(place.process) + "/fd/" + std::to_string(place.file);
+    Owner owner;
+    std::memcpy(&owner, handle.bytes, sizeof owner);
+    const std::string who = "the window of process " + std::to_string(owner.process),
+                      path = "/proc/" + std::to_string(owner.process) + "/fd/" + std::to_string(owner.file);
     file_ = open(path.c_str(), O_RDWR | O_CLOEXEC);
     // In another namespace the number of the process may be that of a stranger.
     struct stat status {};
@@ -63,16 +63,16 @@ class SharedPages {
   std::size_t size() const { return n_bytes_; }
   /// By which another process finds them, as long as these are there.
   WindowHandle handle() const {
-    const Place place{getpid(), file_};
+    const Owner owner{getpid(), file_};
     WindowHandle handle;
-    static_assert(sizeof place <= sizeof handle.bytes);
-    std::memcpy(handle.bytes, &place, sizeof place);
+    static_assert(sizeof owner <= sizeof handle.bytes);
+    std::memcpy(handle.bytes, &owner, sizeof owner);
     return handle;
   }
 
  private:
   /// A file of a process.
-  struct Place {
+  struct Owner {
     std::int64_t process, file;
   };
 

@@ -19,11 +19,11 @@ inline constexpr int kBoxAlignment = 1024;
 /// The address of a tensor map on the host is a multiple of this when it is encoded: cuTensorMapEncodeTiled() asks for it.
 inline constexpr int kMapAlignment = 64;
 
-/// Offset, in 16-byte units, of unit `unit` (0 to 7) of row `row` of a box in that row: the 128-byte swizzle.
+/// Index in its row of 16-byte vector `vector` (0 to 7) of row `row` of a box: the 128-byte swizzle.
 ///
-/// The same unit of eight consecutive rows lies in eight different groups of banks, so that ldmatrix reads them without
-/// conflicts.
-TREE_ATTN_HOST_DEVICE constexpr int swizzled_unit(int row, int unit) { return unit ^ (row % 8); }
+/// The vectors of one number of eight consecutive rows lie in eight different groups of banks, so that ldmatrix reads them
+/// without conflicts.
+TREE_ATTN_HOST_DEVICE constexpr int swizzled_unit(int row, int vector) { return vector ^ (row % 8); }
 
 /// A strided array [entries, heads, positions, d], the last axis contiguous, and a box of it. Rows of 16-bit elements are
 /// swizzled in a box, those of F8_E4M3 lie as they are.
@@ -50,10 +50,10 @@ inline std::string refusal(const TensorArray& array) {
       return std::to_string(array.extent[i]) + " " + axis[i] + "; a tensor map takes 1 to 2^31";
   }
   for (int i = 0; i < 3; ++i) {
-    const std::int64_t n = array.stride[i], unit = 16 / array.size();
-    if (array.extent[i] > 1 && (n < 1 || n % unit != 0 || n >= std::int64_t{1} << 39))
+    const std::int64_t n = array.stride[i], multiple = 16 / array.size();
+    if (array.extent[i] > 1 && (n < 1 || n % multiple != 0 || n >= std::int64_t{1} << 39))
       return "a stride of " + std::to_string(n) + " elements between " + axis[i] + "; a tensor map takes multiples of " +
-             std::to_string(unit) + " below 2^39";
+             std::to_string(multiple) + " below 2^39";
   }
   if (array.rows < 1 || array.rows > 256) return std::to_string(array.rows) + " rows in a box; a tensor map takes 1 to 256";
   return "";

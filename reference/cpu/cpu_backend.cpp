@@ -74,7 +74,7 @@ struct SessionPlan {
     n_subtrees = std::min(n_keys, 2.0 * std::bit_width(static_cast<std::uint64_t>(capacity))) + n_open;
     if (leaves.order() == LeafOrder::kDealt) {
       n_chunks = 0;
-      n_subtrees = static_cast<double>(leaves.nodes().size());
+      n_subtrees = static_cast<double>(leaves.subtrees().size());
       // One thread completes a head before it begins the next one, unless entries share leaves.
       n_dealt_heads = n_threads > 1 || n_together > 1 ? batch * kv_heads : std::min(1.0, batch * kv_heads);
       n_dealt_leaves = std::ceil(n_keys / static_cast<double>(kLeafKeys));
@@ -150,12 +150,12 @@ class CpuSession final : public DecodeSession, public States {
       n_chunks_ = std::ssize(bounds_);
       bounds_.push_back(most_rows);
       subtrees_.clear();
-      for (const DealtNode& node : leaves.nodes()) subtrees_.push_back(node.subtree);
-      nodes_ = forest_.assign(subtrees_).data();
+      for (const DealtSubtree& each : leaves.subtrees()) subtrees_.push_back(each.subtree);
+      subtree_states_ = forest_.assign(subtrees_).data();
       for (std::int64_t head = 0; head < shape.batch * shape.kv_heads; ++head) {
-        for (std::size_t node = 0; node < leaves.nodes().size(); ++node) {
-          const Seen of_node = DealtMerges::leaves_of(leaves.nodes()[node], step.seen_by_any(head / shape.kv_heads));
-          if (!of_node.touches(0, of_node.end)) set_all_empty(states_of_node(head, node));
+        for (std::size_t i = 0; i < leaves.subtrees().size(); ++i) {
+          const Seen of_subtree = DealtMerges::leaves_of(leaves.subtrees()[i], step.seen_by_any(head / shape.kv_heads));
+          if (!of_subtree.touches(0, of_subtree.end)) set_all_empty(states_of(head, i));
         }
       }
     } else {
@@ -229,7 +229,7 @@ class CpuSession final : public DecodeSession, public States {
     seen_.reserve(static_cast<std::size_t>(shape.batch * l));
     masks_.reserve(static_cast<std::size_t>(n_rows_));
     bounds_.reserve(static_cast<std::size_t>(plan.n_dealt_leaves) + 1);
-    subtrees_.reserve(leaves.nodes().size());
+    subtrees_.reserve(leaves.subtrees().size());
     forest_.set_rows(n_rows_);
     forest_.reserve(static_cast<std::size_t>(plan.n_subtrees));
     together_.resize(shares ? static_cast<std::size_t>(pool_.size()) : 0);
@@ -409,21 +409,22 @@ class CpuSession final : public DecodeSession, public States {
     const KeyRange rows = rows_of(head / shape.kv_heads, c);
     if (rows.empty()) return;
     const std::int64_t first = rows.begin / kLeafKeys, end = (rows.end + kLeafKeys - 1) / kLeafKeys;
-    const auto place_of = [&](std::int64_t of_head) { return pool_.size() > 1 || !together_.empty() ? of_head : 0; };
+    const auto index_of_head = [&](std::int64_t of_head) { return pool_.size() > 1 || !together_.empty() ? of_head : 0; };
     compute_rows(thread, head, c, rows, true,
-                 [&](std::int64_t of_head) { return merges_->states(place_of(of_head), first); });
+                 [&](std::int64_t of_head) { return merges_->states(index_of_head(of_head), first); });
     for_each_sharing(head, c, [&](std::int64_t of_head) {
       const Seen seen = step_.seen_by_any(of_head / shape.kv_heads);
       for (std::int64_t i = first; i < end; ++i) {
-        std::size_t node = 0;
-        if (const float* states = merges_->complete(place_of(of_head), leaves, i, seen, &node))
-          kernel_.unpack(states, shape.value_dtype, n_queries_, shape.value_dim, states_of_node(of_head, node));
+        std::size_t subtree = 0;
+        if (const float* states = merges_->complete(index_of_head(of_head), leaves, i, seen, &subtree))
+          kernel_.unpack(states, shape.value_dtype, n_queries_, shape.value_dim, states_of(of_head, subtree));
       }
     });
   }
-  float* states_of_node(std::int64_t head, std::size_t node) const {
+  float* states_of(std::int64_t head, std::size_t subtree) const {
     const AttentionShape& shape = cache_.shape();
-    return nodes_ + (static_cast<std::int64_t>(node) * n_rows_ + head * n_queries_) * state_size(shape.value_dim);
+    return subtree_states_ +
+           (static_cast<std::int64_t>(subtree) * n_rows_ + head * n_queries_) * state_size(shape.value_dim);
   }
 
   void set_all_empty(float* states) const {
@@ -506,7 +507,7 @@ class CpuSession final : public DecodeSession, public States {
   std::vector<std::int64_t> bounds_;                              ///< [chunks + 1] rows of the chunks of the dealt order
   std::vector<std::int64_t> cuts_;                                ///< rows at which entries part, ascending
   std::optional<DealtMerges> merges_;                             ///< in the dealt order
-  float* nodes_ = nullptr;                                        ///< the states of its subtrees in the forest
+  float* subtree_states_ = nullptr;                               ///< the states of its subtrees in the forest
   Forest<float> forest_;
   Step step_;                            ///< the step at hand
   std::vector<Seen> seen_;               ///< [b, l] what its queries see; empty if that is everything

@@ -16,8 +16,8 @@ namespace tree_attn {
 /// The states of the leaves of a dealt range for one or several heads. Leaves are read, and their states written, in the
 /// order of storage; siblings merge as soon as both are complete, whichever thread completes the second one.
 ///
-/// Below a node at depth t (DealtNode) leaf u = 0, 1, ... stands in the slot whose top 12 - t bits are the lowest of u,
-/// reversed. So with C = 2^(12 - t) the merges of the tree, from the bottom up, are
+/// Below a subtree at depth t (DealtSubtree) leaf u = 0, 1, ... stands in the slot whose top 12 - t bits are the lowest of
+/// u, reversed. So with C = 2^(12 - t) the merges of the tree, from the bottom up, are
 ///
 ///     state[u] <- merge(state[u], state[u + s])      for s = C, 2C, 4C, ... and then s = C/2, C/4, ..., 1,
 ///
@@ -48,21 +48,22 @@ class DealtMerges {
     return states_.data() + (head * n_leaves_ + i) * n_queries_ * state_size(packed_size(d_v_));
   }
 
-  /// The leaves u of a node that hold one of the keys that a query sees.
-  static Seen leaves_of(const DealtNode& node, const Seen& keys) {
-    return {node.n_leaves((std::min(keys.sinks, keys.end) + kLeafKeys - 1) / kLeafKeys),
-            node.n_leaves(keys.begin / kLeafKeys), node.n_leaves((keys.end + kLeafKeys - 1) / kLeafKeys)};
+  /// The leaves u of a subtree that hold one of the keys that a query sees.
+  static Seen leaves_of(const DealtSubtree& subtree, const Seen& keys) {
+    return {subtree.n_leaves((std::min(keys.sinks, keys.end) + kLeafKeys - 1) / kLeafKeys),
+            subtree.n_leaves(keys.begin / kLeafKeys), subtree.n_leaves((keys.end + kLeafKeys - 1) / kLeafKeys)};
   }
 
   /// Merges the states of leaf i, which are complete, with those of its sibling, if they are complete, and so on upwards.
   /// @param keys what is seen of the whole sequence; for a leaf of which nothing is seen nothing is done
-  /// @returns the packed states of the node of the range, the node itself being leaves.nodes()[*node]; null if other leaves
-  /// are missing
-  const float* complete(std::int64_t head, const OwnedLeaves& leaves, std::int64_t i, const Seen& keys, std::size_t* node) {
+  /// @returns the packed states of the subtree of the range, the subtree itself being leaves.subtrees()[*subtree]; null if
+  /// other leaves are missing
+  const float* complete(std::int64_t head, const OwnedLeaves& leaves, std::int64_t i, const Seen& keys,
+                        std::size_t* subtree) {
     const std::int64_t leaf = leaves.leaf(i);
-    *node = 0;
-    while (!leaves.nodes()[*node].has(leaf)) ++*node;
-    const DealtNode& top = leaves.nodes()[*node];
+    *subtree = 0;
+    while (!leaves.subtrees()[*subtree].has(leaf)) ++*subtree;
+    const DealtSubtree& top = leaves.subtrees()[*subtree];
     const Seen seen = leaves_of(top, keys);
     const std::int64_t n = seen.end, n_classes = std::int64_t{1} << (kDealtBits - top.depth);
     std::int64_t u = (leaf - top.first) >> top.depth;

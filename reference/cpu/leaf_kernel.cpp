@@ -83,7 +83,7 @@ class ChunkLoop {
       bool all_seen = true;
       for (std::int64_t j = 0; j < chunk_.n_queries; ++j) {
         const float* const of_leaf = weights_of(leaf, j);
-        float* const state = slot(n_held_) + j * state_floats();
+        float* const state = held(n_held_) + j * state_floats();
         state[kShift] = of_leaf[kShift], state[kSum] = of_leaf[kSum];
         all_seen = all_seen && of_leaf[kAllSeen] > 0;
       }
@@ -91,7 +91,7 @@ class ChunkLoop {
       const LeafRows& at = chunk_.leaves[leaf];
       const Rows values = rows(leaf, at.v, at.v_stride);
       if (at.is_hidden)
-        for (std::int64_t j = 0; j < chunk_.n_queries; ++j) set_empty(slot(n_held_) + j * state_floats(), d_v_);
+        for (std::int64_t j = 0; j < chunk_.n_queries; ++j) set_empty(held(n_held_) + j * state_floats(), d_v_);
       else if (all_seen)
         values_of_leaf<T, true>(values, w);
       else
@@ -166,7 +166,7 @@ class ChunkLoop {
   float* weights_of(std::int64_t leaf, std::int64_t j) const {
     return weights_ + kLeafWeights * (leaf * chunk_.n_queries + j);
   }
-  float* slot(std::int64_t i) const { return counter_ + i * chunk_.n_queries * state_floats(); }
+  float* held(std::int64_t i) const { return counter_ + i * chunk_.n_queries * state_floats(); }
 
   /// The scores of one leaf for all queries. Rows of 64 and 128 elements have a length that the compiler knows, where there
   /// is one query, except those of F64, whose speed does not matter.
@@ -213,7 +213,7 @@ class ChunkLoop {
   /// @tparam kAll whether all queries see all keys
   template <class T, bool kAll>
   TREE_ATTN_INLINE void values_of_leaf(Rows values, const float* w) {
-    float* const n = slot(n_held_) + kValues;
+    float* const n = held(n_held_) + kValues;
     std::int64_t done = 0;
     if constexpr (kAll && sizeof(T) <= sizeof(float)) {  // other leaves are few
       const auto single = [&]<int kPairs>() TREE_ATTN_LAMBDA {
@@ -251,7 +251,7 @@ class ChunkLoop {
   }
   void merge_last_two() {
     --n_held_;
-    merge_states(slot(n_held_ - 1), slot(n_held_), slot(n_held_ - 1), chunk_.n_queries, d_v_);
+    merge_states(held(n_held_ - 1), held(n_held_), held(n_held_ - 1), chunk_.n_queries, d_v_);
   }
 
   const Chunk& chunk_;

@@ -18,16 +18,17 @@ namespace tree_attn {
 /// The pool of a cache in pages, and what its steps will see.
 struct PageRule {
   std::int64_t n_pages = 0;  ///< for all batch entries
-  std::int64_t window = 0;   ///< most keys of a query's window, SeenRule::window; 0: no page is given back while it is used
-  std::int64_t sinks = 0;    ///< most keys that it sees before its window
+  std::int64_t window =
+      0;  ///< most keys of a query's sliding window, SeenRule::window; 0: no page is given back while it is used
+  std::int64_t sinks = 0;         ///< most keys that it sees before its window
   std::int64_t most_queries = 1;  ///< l of the steps whose windows keep their pages; a longer one may see too few
   bool operator==(const PageRule&) const = default;
 };
 
 /// A pool of pages, and a list of pages for each batch entry.
 ///
-/// Entries may share a page, which is free again when none of them has it. With a window, a page of which no row to come
-/// sees a key is given back: for l queries and a last row at position t those are the leaves in
+/// Entries may share a page, which is free again when none of them has it. With a sliding window, a page of which no row to
+/// come sees a key is given back: for l queries and a last row at position t those are the leaves in
 ///
 ///     [sinks, t + 1 - (l - 1) - window),
 ///

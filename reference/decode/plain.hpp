@@ -52,13 +52,13 @@ inline Forest<float> decode(const Step& step, const TensorView& k, const TensorV
   std::vector<float> query(static_cast<std::size_t>((d_h + 31) / 32 * 32)), key(query), x[kLeafKeys];
   Forest<float> forest(b * n_h * l, d_v);
   for (std::int64_t at = range.begin; at < range.end; at = forest.subtrees().back().end()) {
-    // Take the next leaf, or, if no sequence reaches its first key, the largest node that begins with it: that is empty.
-    // A leaf in which the longest sequence ends is summed whole into its first node: no bit tells where the shard ends.
+    // Take the next leaf, or, if no sequence reaches its first key, the largest subtree that begins with it: that is empty.
+    // A leaf in which the longest sequence ends is summed whole into its first subtree: no bit tells where the shard ends.
     const std::int64_t first = leaf_of(leaves.order(), at / kLeafKeys) * kLeafKeys + at % kLeafKeys;
-    const Subtree node = first_subtree(at, first < longest ? std::min(at + kLeafKeys, range.end) : range.end);
+    const Subtree subtree = first_subtree(at, first < longest ? std::min(at + kLeafKeys, range.end) : range.end);
     const std::int64_t row = leaves.n_keys(first), next_leaf = (at / kLeafKeys + 1) * kLeafKeys;
-    if (at >= sums.end) sums = {at, first_subtree(at, longest > range.end ? node.end() : next_leaf).end()};
-    float* state = forest.slot();
+    if (at >= sums.end) sums = {at, first_subtree(at, longest > range.end ? subtree.end() : next_leaf).end()};
+    float* state = forest.next();
     for (std::int64_t r = 0; r < forest.n_rows(); ++r, state += state_size(d_v)) {
       const std::int64_t i = r / (n_h * l), h = r / l % n_h, g = h / (n_h / n_kv);
       const Seen seen = step.seen(i, r % l);
@@ -92,7 +92,7 @@ inline Forest<float> decode(const Step& step, const TensorView& k, const TensorV
           for (std::size_t j = 0; j < x[a].size(); ++j) x[a][j] = x[2 * a][j] + x[2 * a + 1][j];
       state[kShift] = e, std::copy(x[0].begin(), x[0].end(), state + kSum);
     }
-    forest.push(node);
+    forest.push(subtree);
   }
   return forest;
 }

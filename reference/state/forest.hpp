@@ -2,11 +2,11 @@
 /// @file
 /// @brief The canonical merge tree: ranges of positions as forests of subtrees (section 5, Thm. 1).
 ///
-/// The keys are the lowest nodes 0, 1, 2, ... of one perfect binary tree. A position without a key holds the empty set,
-/// which is neutral bit for bit. The value at a node is therefore a function of the keys below it alone. It does not depend
-/// on N, on the rank that computes it, or on the other sequences of the batch. A range of positions [begin, end) is covered
-/// by its maximal subtrees. Neighbouring ranges are joined by merging subtrees that become siblings, as carries propagate in
-/// a binary counter.
+/// The keys are the lowest subtrees 0, 1, 2, ... of one perfect binary tree. A position without a key holds the empty set,
+/// which is neutral bit for bit. The value of a subtree is therefore a function of the keys below it alone. It does not
+/// depend on N, on the rank that computes it, or on the other sequences of the batch. A range of positions [begin, end) is
+/// covered by its maximal subtrees. Neighbouring ranges are joined by merging subtrees that become siblings, as carries
+/// propagate in a binary counter.
 #pragma once
 
 #include "reference/state/require.hpp"
@@ -106,13 +106,13 @@ class Forest {
   }
 
   /// Memory for the states of one more subtree, [n_rows][2 + d_v], which the next push() appends.
-  Real* slot() {
+  Real* next() {
     const std::size_t needed = n_elements(subtrees_.size() + 1);
     if (states_.size() < needed) states_.resize(needed);
     return block(subtrees_.size());
   }
 
-  /// Appends the subtree whose states the caller has written to slot(), then merges the last two subtrees while they are
+  /// Appends the subtree whose states the caller has written to next(), then merges the last two subtrees while they are
   /// siblings.
   /// @throws std::invalid_argument if it does not begin where the last subtree ends
   void push(Subtree next) {
@@ -122,7 +122,7 @@ class Forest {
   /// Appends subtrees and their states, [subtrees][n_rows][2 + d_v], such as the forest of the next rank.
   void append(std::span<const Subtree> subtrees, const Real* states) {
     for (const Subtree& subtree : subtrees) {
-      std::copy(states, states + block_size(), slot());
+      std::copy(states, states + block_size(), next());
       states += block_size();
       push(subtree);
     }
@@ -135,7 +135,7 @@ class Forest {
   /// position 0 is therefore the value at the root. The forest is consumed, and the caller may change the result.
   std::span<Real> fold() {
     if (subtrees_.empty()) {
-      Real* states = slot();
+      Real* states = next();
       for (std::int64_t r = 0; r < n_rows_; ++r) set_empty(states + r * state_size(d_v_), d_v_);
       return {states, n_elements(1)};
     }

@@ -93,9 +93,9 @@ inline std::vector<KeyRange> coarse_ranges(std::int64_t n_keys, int p, std::int6
   require_cut("coarse_ranges", n_keys, p, leaf);
   require(std::has_single_bit(static_cast<std::uint64_t>(leaf)), "coarse_ranges: leaves of ", leaf,
           " keys; a power of two is needed");
-  std::int64_t unit = leaf;
-  while (unit <= n_keys / p / 16) unit *= 2;
-  return even_ranges(n_keys, p, unit);
+  std::int64_t multiple = leaf;
+  while (multiple <= n_keys / p / 16) multiple *= 2;
+  return even_ranges(n_keys, p, multiple);
 }
 
 /// Consecutive ranges of the given lengths, starting at position 0.

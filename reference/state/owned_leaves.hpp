@@ -16,13 +16,13 @@
 
 namespace tree_attn {
 
-/// A node of the tree in the dealt order, at depth t <= kDealtBits: it holds the leaves r + 2^t u, u = 0, 1, ...
-struct DealtNode {
+/// A subtree of the tree in the dealt order, at depth t <= kDealtBits: it holds the leaves r + 2^t u, u = 0, 1, ...
+struct DealtSubtree {
   Subtree subtree;
   int depth = 0;           ///< t
   std::int64_t first = 0;  ///< r < 2^t, the lowest of its leaves
 
-  /// Tests whether the node holds a leaf.
+  /// Tests whether the subtree holds a leaf.
   bool has(std::int64_t leaf) const { return (leaf & ((std::int64_t{1} << depth) - 1)) == first; }
   /// Number of its leaves among the first n of a sequence.
   std::int64_t n_leaves(std::int64_t n) const { return n > first ? ((n - first - 1) >> depth) + 1 : 0; }
@@ -38,20 +38,20 @@ class OwnedLeaves {
     require(range.begin >= 0 && range.begin <= range.end && range.end <= kOpenEnd, "OwnedLeaves: [", range.begin, ", ",
             range.end, ") is no range of positions, which ascend from 0 to 2^62");
     if (order == LeafOrder::kContiguous) return;
-    constexpr int kUnit = kPositionBits - kDealtBits;
-    require(
-        range.end <= std::int64_t{1} << kPositionBits && ((range.begin | range.end) & ((std::int64_t{1} << kUnit) - 1)) == 0,
-        "OwnedLeaves: [", range.begin, ", ", range.end, ") is not a range of the dealt order");
+    constexpr int kClassBits = kPositionBits - kDealtBits;
+    require(range.end <= std::int64_t{1} << kPositionBits &&
+                ((range.begin | range.end) & ((std::int64_t{1} << kClassBits) - 1)) == 0,
+            "OwnedLeaves: [", range.begin, ", ", range.end, ") is not a range of the dealt order");
     // The residues of the leaves modulo 2^b, with as few bits as the ends of the range have.
-    const std::int64_t begin = range.begin >> kUnit, end = range.end >> kUnit;
+    const std::int64_t begin = range.begin >> kClassBits, end = range.end >> kClassBits;
     const int zeros = std::countr_zero(static_cast<std::uint64_t>(begin | end | 1 << kDealtBits));
     bits_ = kDealtBits - zeros;
     for (std::int64_t top = begin >> zeros; top < end >> zeros; ++top) residues_.push_back(reverse_bits(top, bits_));
     std::sort(residues_.begin(), residues_.end());
-    for (std::int64_t at = range.begin; at < range.end; at = nodes_.back().subtree.end()) {
+    for (std::int64_t at = range.begin; at < range.end; at = subtrees_.back().subtree.end()) {
       const Subtree subtree = first_subtree(at, range.end);
       const int depth = kPositionBits - subtree.level;
-      nodes_.push_back({subtree, depth, reverse_bits(subtree.index, depth)});
+      subtrees_.push_back({subtree, depth, reverse_bits(subtree.index, depth)});
     }
   }
 
@@ -95,7 +95,7 @@ class OwnedLeaves {
   /// @name The dealt order
   /// @{
   /// The maximal subtrees of the range, from left to right.
-  const std::vector<DealtNode>& nodes() const { return nodes_; }
+  const std::vector<DealtSubtree>& subtrees() const { return subtrees_; }
   /// Number of the leaf that is stored as leaf i.
   std::int64_t leaf(std::int64_t i) const {
     return i / n_residues() << bits_ | residues_[static_cast<std::size_t>(i % n_residues())];
@@ -110,15 +110,15 @@ class OwnedLeaves {
   /// Calls use(slot, index_of(leaf)) for every leaf of the range among the first n of a sequence, by ascending slot.
   template <class Use>
   void for_each_by_slot(std::int64_t n, const Use& use) const {
-    for (const DealtNode& node : nodes_) {
-      // Leaf u of the node is in class u mod C, C = 2^(12 - t). Classes stand in the order of their reversed bits, those
+    for (const DealtSubtree& each : subtrees_) {
+      // Leaf u of the subtree is in class u mod C, C = 2^(12 - t). Classes stand in the order of their reversed bits, those
       // beyond n_u have no leaf; inside a class leaves ascend.
-      const std::int64_t n_u = node.n_leaves(n);
-      const int class_bits = std::min<int>(kDealtBits - node.depth,
+      const std::int64_t n_u = each.n_leaves(n);
+      const int class_bits = std::min<int>(kDealtBits - each.depth,
                                            std::bit_width(static_cast<std::uint64_t>(std::max<std::int64_t>(n_u, 1) - 1)));
       for (std::int64_t i = 0; i < std::int64_t{1} << class_bits; ++i) {
-        for (std::int64_t u = reverse_bits(i, class_bits); u < n_u; u += std::int64_t{1} << (kDealtBits - node.depth)) {
-          const std::int64_t leaf = node.first + (u << node.depth);
+        for (std::int64_t u = reverse_bits(i, class_bits); u < n_u; u += std::int64_t{1} << (kDealtBits - each.depth)) {
+          const std::int64_t leaf = each.first + (u << each.depth);
           use(slot_of(LeafOrder::kDealt, leaf), index_of(leaf));
         }
       }
@@ -134,7 +134,7 @@ class OwnedLeaves {
   LeafOrder order_;
   int bits_ = 0;                        ///< b: the leaves of the range repeat with period 2^b
   std::vector<std::int64_t> residues_;  ///< of its leaves modulo 2^b, ascending
-  std::vector<DealtNode> nodes_;
+  std::vector<DealtSubtree> subtrees_;
 };
 
 }  // namespace tree_attn

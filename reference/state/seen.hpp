@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Keys that a query sees: the causal edge, a window, and the first keys of a sequence (section 5).
+/// @brief Keys that a query sees: the causal edge, a sliding window, and the first keys of a sequence (section 5).
 ///
-/// A key that is not seen is not in the set that the query attends to. The tree stands over positions, so no node, plan or
-/// message changes: the value of a node is the state of the keys below it that the row sees.
+/// A key that is not seen is not in the set that the query attends to. The tree stands over positions, so no subtree, plan
+/// or message changes: the value of a subtree is the state of the keys below it that the row sees.
 #pragma once
 
 #include "reference/state/host_device.hpp"
@@ -38,7 +38,7 @@ struct SeenRule {
     const std::int64_t after = causal ? l - 1 - j : 0, end = length > after ? length - after : 0;
     return {sinks, window > 0 && end > window ? end - window : 0, end};
   }
-  /// Keys that any of the l queries sees. The windows move by one position at most, so together they have no gap.
+  /// Keys that any of the l queries sees. The sliding windows move by one position at most, so together they have no gap.
   TREE_ATTN_HOST_DEVICE Seen of_any(std::int64_t length, std::int64_t l) const {
     return {sinks, of(length, l, 0).begin, length};
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Slots: the places of the canonical tree, and the two orders in which leaves take them (section 5.3).
+/// @brief Slots: the positions of leaves in the canonical tree, and the two orders in which leaves take them (section 5.3).
 ///
 /// The tree stands over slots of 64 positions. An order says which leaf of the sequence is in which slot. Ranges, covers,
 /// forests and plans refer to slots in both orders: position = 64 slot + offset inside the leaf.
@@ -11,8 +11,8 @@
 ///
 ///       slot(j) = 2^28 bitrev_12(j mod 2^12) + floor(j / 2^12),        0 <= j < 2^40.
 ///
-///   The node at depth t <= 12, index i from the left, therefore holds the leaves j with j mod 2^t = bitrev_t(i). A range of
-///   slots is a set of residues: its owner gets its share of every 4096 leaves to come, so the ranges never change.
+///   The subtree at depth t <= 12, index i from the left, therefore holds the leaves j with j mod 2^t = bitrev_t(i). A range
+///   of slots is a set of residues: its owner gets its share of every 4096 leaves to come, so the ranges never change.
 #pragma once
 
 #include "reference/state/host_device.hpp"

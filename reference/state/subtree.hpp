@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Nodes of the canonical merge tree, and the nodes that cover a range of positions (section 5, Thm. 1).
+/// @brief Subtrees of the canonical merge tree, and those that cover a range of positions (section 5, Thm. 1).
 ///
-/// The keys are the lowest nodes 0, 1, 2, ... of one perfect binary tree. The subtrees that cover a range of positions
+/// The keys are the lowest subtrees 0, 1, 2, ... of one perfect binary tree. The subtrees that cover a range of positions
 /// follow from its two endpoints, so they are never stored or sent. CPU and CUDA code include this file.
 #pragma once
 
@@ -13,22 +13,22 @@
 
 namespace tree_attn {
 
-/// Keys per leaf, the node that is computed as a whole. Inside it every backend has one order of sums for a type and shape,
-/// so bits are independent of the cuts between ranges if ranges are cut at multiples of 64.
+/// Keys per leaf, the subtree that is computed as a whole. Inside it every backend has one order of sums for a type and
+/// shape, so bits are independent of the cuts between ranges if ranges are cut at multiples of 64.
 inline constexpr std::int64_t kLeafKeys = 64;
 /// Level of a leaf in the tree.
 inline constexpr int kLeafLevel = std::bit_width(static_cast<std::uint64_t>(kLeafKeys)) - 1;
 static_assert(kLeafKeys == std::int64_t{1} << kLeafLevel);
 
-/// A node of the tree: level h and index i, covering the positions [i 2^h, (i + 1) 2^h).
+/// A subtree: the node of the tree at level h and index i, covering the positions [i 2^h, (i + 1) 2^h).
 struct Subtree {
   int level = 0;           ///< height above the keys; 0 is a single key
-  std::int64_t index = 0;  ///< index among the nodes of its level
+  std::int64_t index = 0;  ///< index among those of its level
 
   TREE_ATTN_HOST_DEVICE std::int64_t begin() const { return index << level; }       ///< first position covered
   TREE_ATTN_HOST_DEVICE std::int64_t end() const { return (index + 1) << level; }   ///< one past the last position covered
-  TREE_ATTN_HOST_DEVICE Subtree parent() const { return {level + 1, index >> 1}; }  ///< the node above
-  /// Tests whether `right` is the right sibling of this node.
+  TREE_ATTN_HOST_DEVICE Subtree parent() const { return {level + 1, index >> 1}; }  ///< the subtree above
+  /// Tests whether `right` is the right sibling of this subtree.
   bool is_left_sibling_of(const Subtree& right) const {
     return level == right.level && (index & 1) == 0 && index + 1 == right.index;
   }

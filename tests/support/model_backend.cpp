@@ -97,7 +97,7 @@ class ModelSession final : public DecodeSession, public States {
     const KeyRange range = closed(leaves.range(), step.longest());
     for (const Subtree& subtree : cover(range.begin, range.end)) {
       const OwnedLeaves below({subtree.begin(), subtree.end()}, leaves.order());
-      float* state = forest_.slot();
+      float* state = forest_.next();
       for (std::int64_t r = 0; r < forest_.n_rows(); ++r, state += state_size(d_v)) {
         const std::int64_t n_keys = below.n_keys(step.lengths[static_cast<std::size_t>(r / rows_per_entry)]);
         set_empty(state, d_v);

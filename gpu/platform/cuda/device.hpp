@@ -29,7 +29,7 @@ class Arena {
  public:
   __device__ Arena() {
     extern __shared__ __align__(1024) unsigned char tree_attn_shared_memory[];
-    // Its address in a register: else the compiler works it out anew, from the block's place in its cluster, in every
+    // Its address in a register: else the compiler works it out anew, from the block's rank in its cluster, in every
     // branch.
     auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(tree_attn_shared_memory));
     asm("" : "+r"(address));
@@ -146,10 +146,10 @@ __device__ inline unsigned atomic_inc_acq_rel(unsigned* counter, unsigned last) 
 
 // ---- Waiting for memory that others write
 
-/// Calls ready() until it is true. Meanwhile other threads, blocks and devices run; this block keeps its place.
+/// Calls ready() until it is true. Meanwhile other threads, blocks and devices run; this block stays resident.
 ///
 /// Blocks that wait for others of the same grid need Launch::is_cooperative, and blocks that wait for another launch need
-/// one that the device can hold beside them: a wait for a block that never gets a place does not end.
+/// one that the device can hold beside them: a wait for a block that never becomes resident does not end.
 template <class Ready>
 __device__ inline void wait_until(const Ready& ready) {
   while (!ready()) {
@@ -283,7 +283,7 @@ __device__ inline void bulk_copy(T* to, const void* from, int n_bytes, Barrier* 
   }
 }
 /// Starts to copy a box of the array that a tensor map describes: map's `rows` positions from `row` on, kBoxColumns elements
-/// of each from `column` on, of one head of one entry. They arrive as rows of 128 bytes with the units of a row swizzled,
+/// of each from `column` on, of one head of one entry. They arrive as rows of 128 bytes with the vectors of a row swizzled,
 /// see swizzled_unit(), or of 64 bytes as they are. One thread; the barrier is told of all bytes of the box beforehand, by
 /// barrier_arrive_expect().
 ///

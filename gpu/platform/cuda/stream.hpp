@@ -61,7 +61,7 @@ class LibraryStream {
   Stream stream_;
 };
 
-/// A place in a stream that other streams can wait for.
+/// A mark in a stream that other streams can wait for.
 class Event {
  public:
   Event() { check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreateWithFlags"); }

@@ -46,15 +46,15 @@ class LeavesOfWarp {
   }
 
  private:
-  __device__ int n_units() const { return (n_leaves_ + kLeavesOfTicket - 1) / kLeavesOfTicket; }
-  /// Each warp draws once more than it has units; the last draw of all makes the counter 0.
+  __device__ int n_tickets() const { return (n_leaves_ + kLeavesOfTicket - 1) / kLeavesOfTicket; }
+  /// Each warp draws once more than it has tickets; the last draw of all makes the counter 0.
   __device__ int draw() const {
     unsigned drawn = 0;
-    if (lane_of_warp() == 0) drawn = atomicInc(ticket_, static_cast<unsigned>(n_units() + n_warps_ - 1));
+    if (lane_of_warp() == 0) drawn = atomicInc(ticket_, static_cast<unsigned>(n_tickets() + n_warps_ - 1));
     return static_cast<int>(warp_uniform(drawn));
   }
   __device__ void take_next() {
-    at_ = next_ * kLeavesOfTicket, end_ = next_ < n_units() ? min(at_ + kLeavesOfTicket, n_leaves_) : at_;
+    at_ = next_ * kLeavesOfTicket, end_ = next_ < n_tickets() ? min(at_ + kLeavesOfTicket, n_leaves_) : at_;
     if (has()) next_ = draw();
   }
 

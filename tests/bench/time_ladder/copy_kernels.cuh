@@ -12,7 +12,7 @@
 
 namespace tree_attn::cuda {
 
-/// Ways to copy. Each thread group has a contiguous run of the keys and the same run of the values, and takes units of them
+/// Ways to copy. Each thread group has a contiguous run of the keys and the same run of the values, and takes pieces of them
 /// in turns; a thread group is a warp, or for tensor maps a block.
 enum class CopyWay {
   CpAsync,     ///< 16 bytes per lane, in a ring of shared memory per warp
@@ -43,19 +43,19 @@ struct CopyShape {
 constexpr int kWarpsOfRing = 8;  ///< warps of a block that have a ring each
 constexpr int kVectorsOfCopy = kCopyBytes / 16, kCopiedPerLane = kVectorsOfCopy / kWarp;
 
-/// The part of the streams that a thread group copies: units of keys and of values in turns.
+/// The part of the streams that a thread group copies: pieces of keys and of values in turns.
 struct CopyRun {
   const unsigned char *keys, *values;
-  int n_units;  ///< of both
+  int n_pieces;  ///< of both
 
-  __device__ CopyRun(const CopyStreams& streams, int unit_bytes, int thread_group, int n_thread_groups) {
-    const std::int64_t n = streams.n_bytes / unit_bytes, begin = n * thread_group / n_thread_groups,
+  __device__ CopyRun(const CopyStreams& streams, int piece_bytes, int thread_group, int n_thread_groups) {
+    const std::int64_t n = streams.n_bytes / piece_bytes, begin = n * thread_group / n_thread_groups,
                        end = n * (thread_group + 1) / n_thread_groups;
-    keys = streams.keys + begin * unit_bytes, values = streams.values + begin * unit_bytes;
-    n_units = static_cast<int>(2 * (end - begin));
+    keys = streams.keys + begin * piece_bytes, values = streams.values + begin * piece_bytes;
+    n_pieces = static_cast<int>(2 * (end - begin));
   }
-  __device__ const unsigned char* unit(int i, int unit_bytes) const {
-    return (i % 2 == 0 ? keys : values) + static_cast<std::int64_t>(i / 2) * unit_bytes;
+  __device__ const unsigned char* piece(int i, int piece_bytes) const {
+    return (i % 2 == 0 ? keys : values) + static_cast<std::int64_t>(i / 2) * piece_bytes;
   }
 };
 
@@ -73,18 +73,18 @@ __global__ void __launch_bounds__(kWarp* kWarpsOfRing, 1) copy_by_cp_async(CopyS
   const Shared<Bytes16> ring = arena.take<Bytes16>(kWarpsOfRing * kStages * kVectorsOfCopy) +
                                static_cast<int>(threadIdx.x) / kWarp * kStages * kVectorsOfCopy;
   const auto start = [&](int i) {
-    if (i < run.n_units) {
+    if (i < run.n_pieces) {
       TREE_ATTN_UNROLL
       for (int c = 0; c < kCopiedPerLane; ++c) {
         const int vector = kWarp * c + lane_of_warp();
-        copy_async16(ring + (i % kStages * kVectorsOfCopy + vector), run.unit(i, kCopyBytes) + 16 * vector, 16);
+        copy_async16(ring + (i % kStages * kVectorsOfCopy + vector), run.piece(i, kCopyBytes) + 16 * vector, 16);
       }
     }
     copy_async_commit();
   };
   for (int i = 0; i < kStages - 1; ++i) start(i);
   std::uint32_t firsts = 0;
-  for (int i = 0; i < run.n_units; ++i) {
+  for (int i = 0; i < run.n_pieces; ++i) {
     copy_async_wait<kStages - 2>();
     __syncwarp();
     start(i + kStages - 1);
@@ -106,9 +106,9 @@ static __global__ void __launch_bounds__(kWarp* kWarpsOfRing, 1)
       arena.take<Bytes16>(kWarpsOfRing * n_stages * kVectorsOfCopy) + warp * n_stages * kVectorsOfCopy;
   const Shared<Barrier> full = arena.take<Barrier>(kWarpsOfRing * n_stages) + warp * n_stages;
   const auto start = [&](int i, int stage) {
-    if (lane != 0 || i >= run.n_units) return;
+    if (lane != 0 || i >= run.n_pieces) return;
     barrier_arrive_expect(full + stage, kCopyBytes);
-    bulk_copy(ring + stage * kVectorsOfCopy, run.unit(i, kCopyBytes), kCopyBytes, full + stage);
+    bulk_copy(ring + stage * kVectorsOfCopy, run.piece(i, kCopyBytes), kCopyBytes, full + stage);
   };
   if (lane == 0) {
     for (int stage = 0; stage < n_stages; ++stage) barrier_init(full + stage, 1);
@@ -117,7 +117,7 @@ static __global__ void __launch_bounds__(kWarp* kWarpsOfRing, 1)
   __syncwarp();
   for (int i = 0; i < n_stages; ++i) start(i, i);
   std::uint32_t firsts = 0;
-  for (int i = 0, stage = 0, parity = 0; i < run.n_units; ++i) {
+  for (int i = 0, stage = 0, parity = 0; i < run.n_pieces; ++i) {
     barrier_wait(full + stage, parity);
     if (lane == 0) firsts += load16(ring + stage * kVectorsOfCopy).word[0];
     __syncwarp();
@@ -146,7 +146,7 @@ static __global__ void __launch_bounds__(2 * kWarp, 1)
   __syncthreads();
 
   if (threadIdx.x == 0) {
-    for (int i = 0, stage = 0, parity = 1; i < run.n_units; ++i) {
+    for (int i = 0, stage = 0, parity = 1; i < run.n_pieces; ++i) {
       if (i >= n_stages) barrier_wait(empty + stage, parity);
       const int row = first_row + i / 2 * kCopyTileRows;
       barrier_arrive_expect(full + stage, kCopyTileBytes);
@@ -161,7 +161,7 @@ static __global__ void __launch_bounds__(2 * kWarp, 1)
     }
   } else if (threadIdx.x >= kWarp) {
     std::uint32_t firsts = 0;
-    for (int i = 0, stage = 0, parity = 0; i < run.n_units; ++i) {
+    for (int i = 0, stage = 0, parity = 0; i < run.n_pieces; ++i) {
       barrier_wait(full + stage, parity);
       if (lane_of_warp() == 0) {
         // Every 16 rows are kCopyBytes. The swizzle leaves the first 16 bytes of these rows where they are.

@@ -12,14 +12,14 @@
 
 namespace tree_attn {
 
-/// Checks that p ranges lie one after the other over all keys, cut at multiples of a unit.
-static void check_cuts(const std::vector<KeyRange>& ranges, std::int64_t n_keys, int p, std::int64_t unit) {
+/// Checks that p ranges lie one after the other over all keys, cut at multiples of a number of keys.
+static void check_cuts(const std::vector<KeyRange>& ranges, std::int64_t n_keys, int p, std::int64_t multiple) {
   REQUIRE(ranges.size() == static_cast<std::size_t>(p));
   CHECK(ranges.front().begin == 0);
   CHECK(ranges.back().end == n_keys);
   for (std::size_t i = 0; i < ranges.size(); ++i) {
     if (i > 0) CHECK(ranges[i].begin == ranges[i - 1].end);
-    CHECK((ranges[i].end % unit == 0 || ranges[i].end == n_keys));
+    CHECK((ranges[i].end % multiple == 0 || ranges[i].end == n_keys));
   }
 }
 
@@ -61,12 +61,12 @@ TEST_CASE("coarse ranges: few subtrees at the paper's lengths, nearly equal, and
       CAPTURE(n_keys);
       CAPTURE(p);
       const std::vector<KeyRange> ranges = coarse_ranges(n_keys, p, kLeafKeys);
-      std::int64_t unit = kLeafKeys;
-      while (16 * unit * p <= n_keys) unit *= 2;
-      check_cuts(ranges, n_keys, p, unit);
+      std::int64_t multiple = kLeafKeys;
+      while (16 * multiple * p <= n_keys) multiple *= 2;
+      check_cuts(ranges, n_keys, p, multiple);
       for (std::size_t i = 0; i < ranges.size(); ++i) {
         CHECK(ranges[i].empty() == (static_cast<std::int64_t>(i) >= (n_keys + kLeafKeys - 1) / kLeafKeys));
-        CHECK(static_cast<double>(ranges[i].size()) <= static_cast<double>(n_keys) / p + static_cast<double>(unit));
+        CHECK(static_cast<double>(ranges[i].size()) <= static_cast<double>(n_keys) / p + static_cast<double>(multiple));
       }
     }
   }

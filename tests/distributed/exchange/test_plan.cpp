@@ -32,7 +32,7 @@ Forest<float> forest_of(std::int64_t begin, std::int64_t end, float shift = 0) {
   Forest<float> forest(kRows, kValueDim);
   std::vector<float> v(static_cast<std::size_t>(kValueDim));
   for (std::int64_t a = begin; a < end; ++a) {
-    float* state = forest.slot();
+    float* state = forest.next();
     for (std::int64_t row = 0; row < kRows; ++row, state += state_size(kValueDim)) {
       const auto x = static_cast<float>(a + 10 * row);
       for (std::size_t j = 0; j < v.size(); ++j) v[j] = std::cos(static_cast<float>(j + 1) * x);

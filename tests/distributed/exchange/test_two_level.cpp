@@ -205,9 +205,9 @@ TEST_CASE("two-level: the plan has the radix that is reported, from the size of 
 TEST_CASE("two-level: a radix below 2 is refused") {
   for (const int radix : {1, -1}) {
     PlanBuilder builder;
-    const int ranks[] = {0, 1}, units[] = {0, 1, 2};
+    const int ranks[] = {0, 1}, begins[] = {0, 1, 2};
     const KeyRange ranges[] = {{0, 1}, {1, 2}};
-    CHECK_THROWS_AS(builder.join_blocks({ranks, ranges, 0}, units, radix, builder.own({0, 1})), std::invalid_argument);
+    CHECK_THROWS_AS(builder.join_blocks({ranks, ranges, 0}, begins, radix, builder.own({0, 1})), std::invalid_argument);
   }
 }
 

@@ -50,7 +50,7 @@ DecodeOutput merged(const Partials& partials, const Shape& shape) {
   Forest<float> forest(b * n_h * l, d_v);
   std::vector<float> row(static_cast<std::size_t>(d_v));
   for (std::size_t part = 0; part < partials.o.size(); ++part) {
-    float* state = forest.slot();
+    float* state = forest.next();
     for (std::int64_t r = 0; r < b * n_h * l; ++r, state += state_size(d_v)) {
       float lse = 0;
       load_row(partials.lse[part].view(), r / (n_h * l), r / l % n_h, r % l, &lse);

@@ -45,7 +45,7 @@ std::vector<std::vector<Answer>> ask(const Model& model, const std::string& text
                                     setting.options);
                 generator.read(text);
                 CHECK(generator.size() == std::ssize(text));
-                const Place after_text = generator.place();
+                const Cursor after_text = generator.cursor();
                 for (const std::string& question : questions) {
                   Answer answer;
                   std::vector<float> logits = generator.append(question);
@@ -248,9 +248,9 @@ TEST_CASE("generator: F8_E4M3 has the logits of caches whose rows were divided a
           z.middleCols(j * d_h, d_h) *= mine.v[static_cast<std::size_t>(j / (config.heads / n_kv))];
         return with_padding(z, config.heads, d_h);
       };
-      Place place;
+      Cursor cursor;
       Rows x;
-      for (const char c : text + question) x = model.run(std::string(1, c), place, attend);
+      for (const char c : text + question) x = model.run(std::string(1, c), cursor, attend);
       const std::vector<float> expected = model.logits(x);
       for (const int p : {1, 2, 3, 4}) {
         const auto answers = ask(model, text, {question}, {p, 2, "two-level", options}, 1);

@@ -49,14 +49,14 @@ void check_layers(const Model& model, const SafetensorsFile& file, const std::st
     return with_padding(z.cast<float>(), c.heads, c.head_dim);
   };
   const Rotation rotation(c, 0, std::ssize(text));
-  Place place;
+  Cursor cursor;
   Rows x = model.embed(text);
   for (std::size_t i = 0; i < c.layers.size(); ++i) {
     const Rows before = without_padding(x, 1, c.dim);
     PlainModel<double>::Result ignored;
     PlainModel<float>::Result ignored_too;
     const Matrix truth = exact.layer(i, before.cast<double>(), ignored);
-    x = model.layer(static_cast<std::int64_t>(i), x, place, rotation, attend);
+    x = model.layer(static_cast<std::int64_t>(i), x, cursor, rotation, attend);
     const double error = distance(without_padding(x, 1, c.dim).cast<double>(), truth),
                  of_plain = distance(plain.layer(i, before, ignored_too).cast<double>(), truth);
     CAPTURE(i);
@@ -98,15 +98,15 @@ TEST_CASE("model: activations and logits are those of PyTorch, and as close to t
     CHECK(error <= 2 * theirs);
   };
   const Rotation rotation(model.config(), 0, std::ssize(text));
-  Place place;
+  Cursor cursor;
   Rows x = model.embed(text);
   for (std::int64_t i = 0; i < 2; ++i) {
-    x = model.layer(i, x, place, rotation, {});
+    x = model.layer(i, x, cursor, rotation, {});
     compare(without_padding(x, 1, 128).cast<double>(), "hidden." + std::to_string(i + 1),
             truth.hidden[static_cast<std::size_t>(i) + 1]);
   }
-  place = {};
-  model.run(text, place, [&](std::int64_t layer, const Rows& h, const Rotation& of_text) {
+  cursor = {};
+  model.run(text, cursor, [&](std::int64_t layer, const Rows& h, const Rotation& of_text) {
     compare(model.keys(layer, h, of_text).cast<double>(), "k", truth.k[2]);
     compare(model.values(layer, h).cast<double>(), "v", truth.v[2]);
     return Rows(0, h.cols());
@@ -144,10 +144,10 @@ TEST_CASE("model: a position has the same bits in blocks of any size, and after 
     // Keys and values of the global layer of the positions [begin, end), in blocks of a size, started at a position.
     const auto keys_and_values = [&](std::int64_t start, std::int64_t block, std::int64_t begin, std::int64_t end) {
       std::vector<float> both;
-      Place place{start};
-      while (place.position < end) {
-        const std::int64_t size = std::min(block, end - place.position);
-        model.run(text.substr(static_cast<std::size_t>(place.position), static_cast<std::size_t>(size)), place,
+      Cursor cursor{start};
+      while (cursor.position < end) {
+        const std::int64_t size = std::min(block, end - cursor.position);
+        model.run(text.substr(static_cast<std::size_t>(cursor.position), static_cast<std::size_t>(size)), cursor,
                   [&](std::int64_t layer, const Rows& h, const Rotation& rotation) {
                     const Rows k = model.keys(layer, h, rotation), v = model.values(layer, h);
                     for (Eigen::Index i = std::max<Eigen::Index>(0, begin - rotation.position); i < h.rows(); ++i) {

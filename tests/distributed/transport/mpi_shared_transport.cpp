@@ -78,7 +78,7 @@ TEST_CASE("shared transport: progress() moves messages before anyone waits") {
   if (session().ranks().size() < 2) return;
   const MpiRanks& ranks = session().ranks();
   SharedTransport transport(ranks, ranks.topology(0));
-  constexpr std::size_t kLength = 4 * SharedTransport::kPartBytes;  // twice the places of a mailbox
+  constexpr std::size_t kLength = 4 * SharedTransport::kPartBytes;  // twice the buffers of a mailbox
   std::vector<std::byte> sent(kLength, std::byte{5}), received(kLength);
   if (ranks.rank() == 0) transport.send(sent, 1);
   if (ranks.rank() == 1) transport.receive(received, 0);

@@ -28,7 +28,7 @@ TEST_CASE("topology: nodes are numbered by their smallest rank, whatever their l
   CHECK(topology.order() == std::vector{0, 2, 1, 4, 3});
   CHECK(topology.leaders() == std::vector{0, 1, 3});
   for (int rank = 0; rank < 5; ++rank)
-    CHECK(topology.place_of(rank) == std::vector{0, 0, 1, 0, 1}[static_cast<std::size_t>(rank)]);
+    CHECK(topology.local_rank(rank) == std::vector{0, 0, 1, 0, 1}[static_cast<std::size_t>(rank)]);
 }
 
 TEST_CASE("topology: the order is a permutation in which every node is a range, led by its first rank") {

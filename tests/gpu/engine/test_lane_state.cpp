@@ -39,7 +39,7 @@ std::vector<float> random_states(std::mt19937& random, std::int64_t n) {
 std::vector<float> forest_of(const std::vector<float>& states, KeyRange range) {
   Forest<float> forest(1, kDim);
   for (std::int64_t i = 0; i < range.size(); ++i) {
-    std::copy_n(states.data() + i * state_size(kDim), state_size(kDim), forest.slot());
+    std::copy_n(states.data() + i * state_size(kDim), state_size(kDim), forest.next());
     forest.push({0, range.begin + i});
   }
   std::vector<float> all(forest.states().begin(), forest.states().end());

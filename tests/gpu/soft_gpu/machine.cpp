@@ -79,12 +79,12 @@ std::byte* Warp::at(Space space, int lane, std::uint64_t address, std::uint32_t 
 }
 
 void Block::stored(std::uint32_t at, std::uint32_t n, std::uint32_t thread) {
-  for (std::uint32_t unit = at / 8; unit <= (at + n - 1) / 8; ++unit) unfenced[unit] = (thread + 1) | n_fences[thread] << 11;
+  for (std::uint32_t word = at / 8; word <= (at + n - 1) / 8; ++word) unfenced[word] = (thread + 1) | n_fences[thread] << 11;
 }
 void Block::check_fenced(std::uint32_t at, std::uint32_t n) const {
-  for (std::uint32_t unit = at / 8; unit <= (at + n - 1) / 8; ++unit) {
-    const std::uint32_t thread = (unfenced[unit] & 0x7FF) - 1;
-    if (unfenced[unit] != 0 && unfenced[unit] >> 11 == (n_fences[thread] & 0x1FFFFF))
+  for (std::uint32_t word = at / 8; word <= (at + n - 1) / 8; ++word) {
+    const std::uint32_t thread = (unfenced[word] & 0x7FF) - 1;
+    if (unfenced[word] != 0 && unfenced[word] >> 11 == (n_fences[thread] & 0x1FFFFF))
       throw Fault("a bulk copy to shared memory where thread ", thread,
                   " has stored without a fence of the async proxy since");
   }

@@ -304,7 +304,7 @@ void copy_bulk(Warp& w, const Op& op) {
                op.at[3]);
   });
 }
-/// A box of a tensor: rows of units of 16 bytes, swizzled by the address where a unit goes.
+/// A box of a tensor: rows of vectors of 16 bytes, swizzled by the address of a vector.
 void copy_tensor(Warp& w, const Op& op) {
   w.for_lanes([&](int lane) {
     TensorMap map;
@@ -325,13 +325,13 @@ void copy_tensor(Warp& w, const Op& op) {
         is_inside = is_inside && x >= 0 && x < map.extent[i];
         from += static_cast<std::uint64_t>(x) * map.stride[i - 1];
       }
-      for (std::uint32_t unit = 0; unit < row_bytes; unit += 16) {
-        const std::int64_t x = corner[0] * map.element_bytes + unit,
+      for (std::uint32_t vector = 0; vector < row_bytes; vector += 16) {
+        const std::int64_t x = corner[0] * map.element_bytes + vector,
                            n_inside = std::int64_t{map.extent[0]} * map.element_bytes - x;
         if (x % 16 != 0) throw Fault("a column that is no multiple of 16 bytes");
         const std::uint32_t n =
             !is_inside || x < 0 ? 0 : static_cast<std::uint32_t>(std::clamp<std::int64_t>(n_inside, 0, 16));
-        std::uint32_t to = at + row * row_bytes + unit;
+        std::uint32_t to = at + row * row_bytes + vector;
         if (swizzled > 1) to ^= (to >> 7 & (swizzled - 1)) << 4;
         const std::byte* const bytes =
             n > 0 ? w.at(Space::Global, lane, from + static_cast<std::uint64_t>(x), n, op, false) : nullptr;

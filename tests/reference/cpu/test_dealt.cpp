@@ -39,11 +39,11 @@ TEST_CASE("dealt: m leaves that a query sees take m - 1 merges, however many lea
       DealtMerges merges(kernel, 1, n, kDim);
       merges.set_queries(1);
       const std::vector<float> elements = normal_elements(random, n * kSize);
-      // The nodes of the range, and merges, where `keys` are seen and all leaves but those of `kept` are empty.
+      // The subtrees of the range, and merges, where `keys` are seen and all leaves but those of `kept` are empty.
       const auto merged = [&](const Seen& keys, const Seen& kept) {
-        std::vector<float> nodes(leaves.nodes().size() * kSize);
-        for (std::size_t node = 0; node < leaves.nodes().size(); ++node)
-          set_empty(nodes.data() + node * kSize, kSize - kValues);
+        std::vector<float> subtrees(leaves.subtrees().size() * kSize);
+        for (std::size_t subtree = 0; subtree < leaves.subtrees().size(); ++subtree)
+          set_empty(subtrees.data() + subtree * kSize, kSize - kValues);
         std::vector<std::int64_t> order(static_cast<std::size_t>(n));
         std::iota(order.begin(), order.end(), 0), std::ranges::shuffle(order, random);
         n_merges = 0;
@@ -52,11 +52,11 @@ TEST_CASE("dealt: m leaves that a query sees take m - 1 merges, however many lea
           state[kShift] = std::round(8 * state[kShift]);
           const std::int64_t first = leaves.leaf(i) * kLeafKeys;
           if (!kept.touches(first, first + kLeafKeys)) set_empty(state, kSize - kValues);
-          std::size_t node = 0;
-          if (const float* top = merges.complete(0, leaves, i, keys, &node))
-            std::copy_n(top, kSize, nodes.data() + node * kSize);
+          std::size_t subtree = 0;
+          if (const float* top = merges.complete(0, leaves, i, keys, &subtree))
+            std::copy_n(top, kSize, subtrees.data() + subtree * kSize);
         }
-        return nodes;
+        return subtrees;
       };
       for (const Seen& keys :
            {Seen{0, 0, kLeaves * kLeafKeys}, Seen{0, 300000, 301000}, Seen{129, 319000, kLeaves * kLeafKeys - 5},
@@ -68,13 +68,13 @@ TEST_CASE("dealt: m leaves that a query sees take m - 1 merges, however many lea
         const int n_few = n_merges;
         REQUIRE(same_bits(few, merged({0, 0, kLeaves * kLeafKeys}, keys)));
         int n_seen = 0;
-        std::vector<bool> has_any(leaves.nodes().size());
+        std::vector<bool> has_any(leaves.subtrees().size());
         for (std::int64_t i = 0; i < n; ++i) {
           const std::int64_t leaf = leaves.leaf(i);
           if (!keys.touches(leaf * kLeafKeys, (leaf + 1) * kLeafKeys)) continue;
           ++n_seen;
-          for (std::size_t node = 0; node < has_any.size(); ++node)
-            has_any[node] = has_any[node] || leaves.nodes()[node].has(leaf);
+          for (std::size_t subtree = 0; subtree < has_any.size(); ++subtree)
+            has_any[subtree] = has_any[subtree] || leaves.subtrees()[subtree].has(leaf);
         }
         CHECK(n_few == n_seen - std::ranges::count(has_any, true));
       }

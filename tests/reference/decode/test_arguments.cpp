@@ -65,7 +65,7 @@ TEST_CASE("arguments: the leaves of a range ascend, and have no row but their ow
 TEST_CASE("arguments: the subtrees of a forest touch") {
   CHECK_INVALID(Forest<float>(-1, 4), "Forest: -1 rows of 4 components");
   Forest<float> forest(1, 1);
-  set_empty(forest.slot(), 1), forest.push({3, 0});
+  set_empty(forest.next(), 1), forest.push({3, 0});
   CHECK_INVALID(forest.push({3, 2}), "Forest::push: a subtree from position 16 on, after one that ends at 8");
   CHECK_THROWS_AS(forest.assign(std::vector<Subtree>{{3, 0}, {3, 2}}), std::invalid_argument);
   CHECK_INVALID(forest.assign(std::vector<Subtree>{{3, 0}, {3, 1}}), "Forest::assign: subtrees 0 and 1 are siblings");

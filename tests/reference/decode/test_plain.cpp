@@ -171,7 +171,7 @@ TEST_CASE("plain: one shift per leaf has the bits of merging key by key") {
       float largest = -kInf, smallest = kInf;
       for (std::int64_t a = 0; a < kKeys; ++a) {
         const Forest<float> key = states_of({a, a + 1});
-        std::copy(key.states().begin(), key.states().end(), by_key.slot());
+        std::copy(key.states().begin(), key.states().end(), by_key.next());
         by_key.push({0, a});
         for (const float* state = key.states().data(); state < key.states().data() + key.states().size();
              state += state_size(whole.d_v())) {

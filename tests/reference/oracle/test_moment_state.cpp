@@ -48,7 +48,7 @@ Forest<Real> forest_of(const Workload& p, const MomentLayout& layout, std::int64
     const Column v = p.V.row(a).transpose().cast<Real>(), u = p.K.row(a).transpose().cast<Real>();
     Column enlarged(layout.size());
     enlarge(layout, v.data(), u.data(), enlarged.data());
-    set_key(forest.slot(), static_cast<Real>(kLog2E * p.K.row(a).dot(p.q)), enlarged.data(), layout.size());
+    set_key(forest.next(), static_cast<Real>(kLog2E * p.K.row(a).dot(p.q)), enlarged.data(), layout.size());
     forest.push({0, a});
   }
   return forest;

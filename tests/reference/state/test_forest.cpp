@@ -24,7 +24,7 @@ Forest<float> forest_of(std::int64_t begin, std::int64_t end) {
     std::normal_distribution<float> normal(0, 5);
     const float s = normal(random);
     const float v[kValueDim] = {normal(random), normal(random), normal(random)};
-    set_key(forest.slot(), s, v, kValueDim);
+    set_key(forest.next(), s, v, kValueDim);
     forest.push({0, a});
   }
   return forest;
@@ -76,7 +76,7 @@ TEST_CASE("forest: positions without a key change no bit") {
   Forest<float> short_run = forest_of(0, 11);
   Forest<float> padded = forest_of(0, 11);
   for (std::int64_t a = 11; a < 64; ++a) {
-    set_empty(padded.slot(), kValueDim);
+    set_empty(padded.next(), kValueDim);
     padded.push({0, a});
   }
   CHECK(padded.subtrees().size() == 1);

@@ -127,28 +127,28 @@ TEST_CASE("owned leaves: rows are the keys of the range in ascending order, for 
   }
 }
 
-TEST_CASE("owned leaves: the nodes of a dealt range are its cover, and name their leaves") {
+TEST_CASE("owned leaves: the subtrees of a dealt range are its cover, and name their leaves") {
   for (const int p : {1, 3, 7, 8, 100}) {
     for (const KeyRange& range : dealt_ranges(p)) {
       const OwnedLeaves leaves(range, kDealt);
       const std::vector<Subtree> covering = cover(range.begin, range.end);
-      REQUIRE(leaves.nodes().size() == covering.size());
+      REQUIRE(leaves.subtrees().size() == covering.size());
       std::int64_t n_leaves = 0;
       for (std::size_t i = 0; i < covering.size(); ++i) {
-        const DealtNode& node = leaves.nodes()[i];
-        CHECK(node.subtree == covering[i]);
-        for (std::int64_t u = 0; u < node.n_leaves(10000); ++u) {
-          const std::int64_t slot = slot_of(kDealt, node.first + (u << node.depth));
-          REQUIRE((slot * kLeafKeys >= node.subtree.begin() && slot * kLeafKeys < node.subtree.end()));
+        const DealtSubtree& each = leaves.subtrees()[i];
+        CHECK(each.subtree == covering[i]);
+        for (std::int64_t u = 0; u < each.n_leaves(10000); ++u) {
+          const std::int64_t slot = slot_of(kDealt, each.first + (u << each.depth));
+          REQUIRE((slot * kLeafKeys >= each.subtree.begin() && slot * kLeafKeys < each.subtree.end()));
         }
-        n_leaves += node.n_leaves(10000);
+        n_leaves += each.n_leaves(10000);
       }
       CHECK(n_leaves * kLeafKeys == leaves.n_keys(10000 * kLeafKeys));
     }
   }
   CHECK_THROWS_AS(OwnedLeaves({0, 64}, kDealt), std::invalid_argument);
   CHECK(OwnedLeaves({0, 0}, kDealt).n_keys(1000) == 0);
-  CHECK(OwnedLeaves({0, 0}, kDealt).nodes().empty());
+  CHECK(OwnedLeaves({0, 0}, kDealt).subtrees().empty());
 }
 
 TEST_CASE("owned leaves: by ascending slot, every leaf of the range once") {
