@@ -14,8 +14,8 @@
 namespace tree_attn::TREE_ATTN_PLATFORM {
 namespace {
 
-using Member = std::pair<int, KeyRange>;           ///< a rank, and the range of its keys
-using SubtreeStates = std::pair<Subtree, float*>;  ///< a subtree, and its states [n_rows][2 + d_v]
+using Member = std::pair<int, KeyRange>;  ///< a rank, and the range of its keys
+using Part = std::pair<Subtree, float*>;  ///< a subtree, and its states [n_rows][2 + d_v]
 
 /// left <- merge(left, right), and z and lse of states: a thread per row. gpu/backend/blocks.cu has one per component.
 __global__ void merge_rows(float* left, const float* right, std::int64_t d_v) {
@@ -69,14 +69,13 @@ void plain_two_level_nccl(const nccl::Functions& library, nccl::Comm*& comm, int
     if (status != nccl::Status::kSuccess)
       throw std::runtime_error(call + ": " + library.ncclGetErrorString(status) + ": " + library.ncclGetLastError(comm));
   };
-  const auto merge_last_two = [&](std::vector<SubtreeStates>& forest) {
+  const auto merge_last_two = [&](std::vector<Part>& forest) {
     launch(merge_rows, per_row, stream, forest.end()[-2].second, forest.back().second, d_v);
     forest.pop_back(), forest.back().first = forest.back().first.parent();
   };
   // Sends a forest to some ranks, and joins those of some ranks from left to right. A rank sends to itself, too.
-  const auto gather_and_join = [&](std::vector<SubtreeStates> mine, std::span<const Member> to,
-                                   std::span<const Member> from) {
-    std::vector<SubtreeStates> all, joined;
+  const auto gather_and_join = [&](std::vector<Part> mine, std::span<const Member> to, std::span<const Member> from) {
+    std::vector<Part> all, joined;
     check("ncclGroupStart", library.ncclGroupStart());
     for (const auto& [peer, range] : to)
       for (const auto& [subtree, at] : mine) check("ncclSend", library.ncclSend(at, block, kFloat, peer, comm, on.handle()));
@@ -86,7 +85,7 @@ void plain_two_level_nccl(const nccl::Functions& library, nccl::Comm*& comm, int
         all.emplace_back(subtree, std::exchange(next, next + block));
       }
     check("ncclGroupEnd", library.ncclGroupEnd());
-    for (const SubtreeStates& each : all) {
+    for (const Part& each : all) {
       joined.push_back(each);
       while (joined.size() > 1 && joined.end()[-2].first.is_left_sibling_of(joined.back().first)) merge_last_two(joined);
     }
@@ -94,7 +93,7 @@ void plain_two_level_nccl(const nccl::Functions& library, nccl::Comm*& comm, int
   };
 
   // Lines 3 to 5, first in a node, then between the nodes. Line 2, the decode of the own keys, has given the states.
-  std::vector<SubtreeStates> forest;
+  std::vector<Part> forest;
   for (const Subtree& subtree : cover(ranges[rank].begin, ranges[rank].end))
     forest.emplace_back(subtree, std::exchange(states, states + block));
   forest = gather_and_join(forest, std::span(node).first(1), std::span(node).first(rank == leader ? node.size() : 0));

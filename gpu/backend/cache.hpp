@@ -5,6 +5,7 @@
 
 #include "gpu/engine/params.hpp"
 #include "gpu/platform/launch.hpp"
+#include "reference/decode/kv_cache.hpp"
 #include "reference/decode/page_table.hpp"
 #include "reference/decode/session.hpp"
 

@@ -5,6 +5,7 @@
 /// This header includes neither Eigen nor CUDA. gpu/backend/backends.hpp finds a backend by its name.
 #pragma once
 
+#include "reference/decode/kv_cache.hpp"
 #include "reference/decode/session.hpp"
 
 #include <cstdint>

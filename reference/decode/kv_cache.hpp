@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Keys and values of one shard, in the memory that kernels read: a cache that grows at its end (sections 5 and 6).
+/// @brief A cache that grows at its end, in rows or in pages, in the memory that kernels read (sections 5 and 6).
 ///
 /// This header includes neither Eigen nor CUDA.
 #pragma once
 
 #include "reference/decode/kv_scales.hpp"
-#include "reference/state/owned_leaves.hpp"
-#include "reference/tensor/shape.hpp"
+#include "reference/decode/shard.hpp"
 
 #include <cstddef>
 #include <cstdint>
@@ -21,21 +20,6 @@ namespace tree_attn {
 class DecodeSession;
 class PageTable;
 struct PageRule;
-
-/// Keys and values of a range, in the rows of OwnedLeaves: in the contiguous order row 0 is the key at `begin`.
-struct Shard {
-  TensorView k;                                            ///< [b, n_kv, n, d_h]
-  TensorView v;                                            ///< [b, n_kv, n, d_v]
-  std::int64_t begin = 0;                                  ///< where the range begins
-  std::int64_t end() const { return begin + k.shape[2]; }  ///< one past the last position
-};
-
-/// Keys [b, n_kv, n, d_h] that lie densely in memory, and the values after them, or in them. @param n rows per head
-Shard dense_shard(const AttentionShape& shape, std::int64_t n, const std::byte* memory, std::int64_t begin, bool on_device);
-
-/// Rows of each batch entry, OwnedLeaves::n_keys(). @param lengths keys of the sequences [b] @throws std::out_of_range if <
-/// 0
-std::vector<std::int64_t> rows_in_use(std::span<const std::int64_t> lengths, const OwnedLeaves& leaves);
 
 /// Keys and values of a range of the tree.
 ///

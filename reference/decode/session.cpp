@@ -3,6 +3,7 @@
 /// @brief The checks that all sessions share.
 #include "reference/decode/session.hpp"
 
+#include "reference/decode/kv_cache.hpp"
 #include "reference/decode/page_table.hpp"
 #include "reference/tensor/float_environment.hpp"
 

@@ -4,7 +4,6 @@
 /// (sections 5 and 6).
 #pragma once
 
-#include "reference/decode/kv_cache.hpp"
 #include "reference/decode/step.hpp"
 #include "reference/state/forest.hpp"
 
@@ -13,6 +12,8 @@
 #include <string>
 
 namespace tree_attn {
+
+class KvCache;
 
 /// States of the maximal subtrees of a cache's range, [subtrees][n_rows][2 + d_v], in host or device memory.
 class States {

@@ -55,7 +55,18 @@ class Path(unittest.TestCase):
     def test_includes(self):
         self.assertIn("b.hpp: includes y.hpp, which is neither on the path", self.fault({"b.hpp": '#include "y.hpp"\n'}))
         self.assertIn("a.hpp: includes b.hpp, which stands below it", self.fault({"a.hpp": '#include "b.hpp"\n'}))
-        self.assertIn("no file of the path includes the exception x.hpp", self.fault({"c.cu": ""}))
+        self.assertIn("no file of the path reaches the exception x.hpp", self.fault({"c.cu": ""}))
+
+    def test_includes_of_exceptions_are_followed(self):
+        through = {"x.hpp": '#include "y.hpp"\n', "y.hpp": '#include "z.hpp"\n#include "a.hpp"\n', "z.hpp": ""}
+        self.assertIn("x.hpp: includes y.hpp, which is neither on the path", self.fault(through))
+        self.assertIn("y.hpp: includes z.hpp, which is neither on the path", self.fault(through, LIST + "y.hpp  no bit\n", MOST_EXCEPTIONS=2))
+        self.assertEqual(self.run_main(through, LIST + "y.hpp  no bit\nz.hpp  none\n", MOST_EXCEPTIONS=3)[0], 0)
+
+    def test_folders_of_exceptions(self):
+        below, listed = {"x.hpp": '#include "below/y.hpp"\n', "below/y.hpp": '#include "below/z.hpp"\n', "below/z.hpp": ""}, LIST + "below/  no bit\n"
+        self.assertEqual(self.run_main(below, listed, MOST_EXCEPTIONS=2)[0], 0)
+        self.assertIn("below/ is an exception, and holds files of the path", self.fault(below, listed.replace("[beside]", "below/z.hpp  z\n[beside]"), MOST_EXCEPTIONS=2, MOST_FILES=3))
 
     def test_limits(self):
         self.assertIn("2 files on the path, at most 1", self.fault(MOST_FILES=1))
