@@ -261,6 +261,27 @@ def check_first_words(names):
             inside = line.lstrip().startswith("///")
 
 
+def check_kernel_heads(names):
+    """A reader of a kernel finds its template parameters, its grid and block, and what it reads and writes, above it."""
+    for name in names:
+        if not is_in(name, ["gpu"]) or is_in(name, REWRITTEN + ["gpu/emulator", "gpu/platform"]):
+            continue
+        lines = lines_of(name)
+        for number, line in enumerate(lines, 1):
+            if not line.startswith("__global__"):
+                continue
+            at = number - 1
+            is_template = lines[at - 1].startswith("template")
+            at -= is_template
+            head = []
+            while at > 0 and lines[at - 1].startswith("///"):
+                at -= 1
+                head.append(lines[at])
+            for what in ["@tparam"] * is_template + ["- Grid:", "- Block:", "- Reads:", "- Writes:"]:
+                if not any(what in each for each in head):
+                    fault("kernel head", name, number, what, f"the comment of this kernel has no '{what}'")
+
+
 def check_pages(names):
     """A source beside a header with @file has it too: the site has links from the one to the other."""
     for name in names:
@@ -335,6 +356,7 @@ def check(files):
     check_comments(files, names)
     check_words(names)
     check_first_words(names)
+    check_kernel_heads(names)
     check_pages(names)
     check_names(names)
     check_test_names(names)

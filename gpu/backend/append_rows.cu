@@ -25,6 +25,11 @@ __device__ void copy_row(unsigned char* to, const unsigned char* from, std::int6
   }
 }
 
+/// Copies the appended row of each batch entry into the cache.
+/// - Grid: batch * kv_heads, a head of an entry each.
+/// - Block: kThreads threads, four bytes or one each.
+/// - Reads: rows [batch] and data, the keys and values of every entry.
+/// - Writes: row rows[entry] of k and of v; nothing where it is negative.
 __global__ void copy_appended(AppendedRows appended) {
   // The decode after it may begin, and read older leaves; it waits before it reads the leaves that are written here, see
   // begin_early().

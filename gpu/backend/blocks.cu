@@ -30,13 +30,21 @@ struct Pairs {
   DeviceBlocks::Pair of[kMaxPairs];
 };
 
-/// left <- merge(left, right), one thread block per row.
+/// left <- merge(left, right), pair after pair.
+/// - Grid: n_rows.
+/// - Block: kThreads threads, which share the components of a row.
+/// - Reads: the row of both states of every pair.
+/// - Writes: the row of the left ones.
 __global__ void merge_states(float* memory, Pairs pairs, std::int64_t d_v) {
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * state_size(d_v);
   for (int i = 0; i < pairs.n; ++i) merge_rows(memory + pairs.of[i].left + row, memory + pairs.of[i].right + row, d_v);
 }
 
 /// left <- op(left, right): a thread takes the same elements of all pairs, in their order.
+/// - Grid: blocks of kThreads elements of n.
+/// - Block: kThreads threads, an element each.
+/// - Reads: the element of both blocks of every pair.
+/// - Writes: the element of the left ones.
 __global__ void combine_elements(float* memory, Pairs pairs, DeviceBlocks::Operator op, std::int64_t n) {
   const std::int64_t element = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (element >= n) return;
@@ -51,11 +59,21 @@ __global__ void combine_elements(float* memory, Pairs pairs, DeviceBlocks::Opera
   }
 }
 
+/// to <- from.
+/// - Grid: blocks of kThreads elements of n.
+/// - Block: kThreads threads, an element each.
+/// - Reads: from [n].
+/// - Writes: to [n].
 __global__ void copy_elements(float* to, const float* from, std::int64_t n) {
   const std::int64_t element = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (element < n) store_fresh(to + element, load_fresh(from + element));
 }
 
+/// The empty state in every row.
+/// - Grid: blocks of kThreads rows of n_rows.
+/// - Block: kThreads threads, a row each.
+/// - Reads: nothing.
+/// - Writes: state [n_rows][2 + d_v].
 __global__ void write_empty(float* state, std::int64_t n_rows, std::int64_t d_v) {
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (row >= n_rows) return;
@@ -65,7 +83,11 @@ __global__ void write_empty(float* state, std::int64_t n_rows, std::int64_t d_v)
     store_fresh(state + row * state_size(d_v) + c, empty[c < kValues ? c : kValues]);
 }
 
-/// z and lse of states, or of merge(left, right), one thread block per row.
+/// z and lse of states, or of merge(left, right).
+/// - Grid: n_rows.
+/// - Block: kThreads threads, which share the components of a row.
+/// - Reads: the row of the left state, and of the right one if it is another.
+/// - Writes: z [n_rows][d_v] and lse [n_rows].
 __global__ void finish_states(const float* memory, DeviceBlocks::Pair states, float* z, float* lse, std::int64_t d_v) {
   const std::int64_t row = blockIdx.x;
   const float* const left = memory + states.left + row * state_size(d_v);
@@ -82,6 +104,11 @@ __global__ void finish_states(const float* memory, DeviceBlocks::Pair states, fl
   if (threadIdx.x == 0) store_fresh(lse + row, finish_lse(e_and_D));
 }
 
+/// z <- exp(lse - m) z, and the weight where lse was.
+/// - Grid: n_rows.
+/// - Block: kThreads threads, which share the components of a row.
+/// - Reads: z [n_rows][d_v], lse [n_rows], and m [n_rows], the largest lse of all shards.
+/// - Writes: z and lse.
 __global__ void weigh_rows(float* z, float* lse, const float* m, std::int64_t d_v) {
   constexpr float kInf = std::numeric_limits<float>::infinity();
   const std::int64_t row = blockIdx.x;
@@ -95,6 +122,11 @@ __global__ void weigh_rows(float* z, float* lse, const float* m, std::int64_t d_
   if (threadIdx.x == 0) store_fresh(lse + row, weight);
 }
 
+/// z = n / D where n was, and lse = m + log D where D was.
+/// - Grid: n_rows.
+/// - Block: kThreads threads, which share the components of a row.
+/// - Reads: n [n_rows][d_v], D [n_rows], and m [n_rows].
+/// - Writes: n and D.
 __global__ void divide_rows(float* n, float* D, const float* m, std::int64_t d_v) {
   constexpr float kInf = std::numeric_limits<float>::infinity(), kNaN = std::numeric_limits<float>::quiet_NaN();
   const std::int64_t row = blockIdx.x;

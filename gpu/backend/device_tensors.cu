@@ -35,6 +35,11 @@ struct Rows {
   }
 };
 
+/// to <- from in another type, divided by a scale of the head where the types differ.
+/// - Grid: rows of the last axis of `from`.
+/// - Block: kThreads threads, which share the elements of a row.
+/// - Reads: a row of `from`, and scales[head] unless scales is null.
+/// - Writes: a row of `to`.
 __global__ void convert_each(Rows from, Rows to, const float* scales) {
   constexpr float kLargest = std::numeric_limits<float>::max();
   const std::int64_t source = from.begin(blockIdx.x), target = to.begin(blockIdx.x);
@@ -47,6 +52,11 @@ __global__ void convert_each(Rows from, Rows to, const float* scales) {
   }
 }
 
+/// The state of every row of o with its lse.
+/// - Grid: rows of the last axis of o.
+/// - Block: kThreads threads, which share the components of a row.
+/// - Reads: a row of o, unless its lse is -inf, and its lse.
+/// - Writes: states [rows][2 + d_v].
 __global__ void set_each(float* states, Rows o, Rows lse, LseForm form) {
   const std::int64_t d_v = o.n[3], first = o.begin(blockIdx.x);
   float* const state = states + blockIdx.x * state_size(d_v);

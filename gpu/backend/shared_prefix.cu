@@ -17,7 +17,11 @@ namespace {
 
 constexpr unsigned kThreads = 128;
 
-/// One thread block per query row. Row (i, h) of an entry is row (h, i) of the prefix.
+/// Joins the forests of prefix and rest. Row (i, h) of an entry is row (h, i) of the prefix.
+/// - Grid: n_rows.
+/// - Block: kThreads threads, which share the components of a row.
+/// - Reads: the row of all state blocks of prefix and rest.
+/// - Writes: the row of the merged blocks, in place, and of the results, `to` [results][n_rows][2 + d_v].
 __global__ void join_rows(float* prefix, float* rest, float* to, SharedPrefix::Join join) {
   const std::int64_t row = blockIdx.x, rows_of_entry = join.n_rows / join.batch, size = state_size(join.d_v),
                      row_of_prefix = row % rows_of_entry * join.batch + row / rows_of_entry;

@@ -14,7 +14,11 @@ namespace tree_attn::TREE_ATTN_PLATFORM {
 namespace {
 
 /// s_a = score_scale (query_scale q).k_a, one thread per query and key.
-/// @param[out] scores [n_rows][end - begin]
+/// @tparam T stored type of q and k
+/// - Grid: [blocks of kThreads keys of the range][n_rows].
+/// - Block: kThreads threads, a key each.
+/// - Reads: q and the keys in use.
+/// - Writes: scores [n_rows][end - begin], where a key is in use.
 template <StoredType T>
 __global__ void naive_scores(DecodeParams params, float* scores) {
   const std::int64_t kv_head = blockIdx.y / params.group, r = blockIdx.y % params.group;
@@ -30,7 +34,12 @@ __global__ void naive_scores(DecodeParams params, float* scores) {
   store_fresh(scores + blockIdx.y * (params.end - params.begin) + position - params.begin, params.score_scale * dot);
 }
 
-/// e = max ceil(s_a), D = sum 2^(s_a - e), n_j = sum 2^(s_a - e) v_aj: one block per query, one thread per component j.
+/// e = max ceil(s_a), D = sum 2^(s_a - e), n_j = sum 2^(s_a - e) v_aj.
+/// @tparam T stored type of v
+/// - Grid: n_rows, a query each.
+/// - Block: kThreads threads, a component j each, and again after kThreads; kThreads floats of shared memory.
+/// - Reads: the scores of the query, twice, and the values in use.
+/// - Writes: z [n_rows][d_v] and lse [n_rows].
 template <StoredType T>
 __global__ void naive_output(DecodeParams params, DeviceOutput output, const float* scores) {
   const std::int64_t row = blockIdx.x, kv_head = row / params.group;

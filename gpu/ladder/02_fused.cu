@@ -20,8 +20,13 @@ namespace {
 
 constexpr int kWarp = 32;  // lanes
 
-/// state <- merge(state, key) for one key after the other; one warp, one query. Lane i has the components i, i + 32, .. of
-/// every row; of a state these, the shift and the sum. A chain, not a tree: there are no splits that it has to agree with.
+/// state <- merge(state, key) for one key after the other. Lane i has the components i, i + 32, .. of every row; of a state
+/// these, the shift and the sum. A chain, not a tree: there are no splits that it has to agree with.
+/// @tparam T stored type @tparam kElements components of a row that a lane has: 2, 4 or kLongestRow / 32
+/// - Grid: n_rows, a query each.
+/// - Block: one warp.
+/// - Reads: q, and the keys and values in use, once per query.
+/// - Writes: z [n_rows][d_v] and lse [n_rows].
 template <StoredType T, int kElements>
 __global__ void __launch_bounds__(kWarp) fused(DecodeParams params, DeviceOutput output) {
   const std::int64_t row = blockIdx.x, kv_head = row / params.group, r = row % params.group;

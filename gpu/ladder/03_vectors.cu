@@ -107,7 +107,12 @@ struct Subtrees {
   }
 };
 
-/// One warp: query blockIdx.x. @param forests of all queries, n_forest floats each
+/// A query, leaf after leaf. @param forests of all queries, n_forest floats each
+/// @tparam T stored type @tparam kVectors 16-byte vectors of a row that a lane has
+/// - Grid: n_rows, a query each.
+/// - Block: one warp.
+/// - Reads: q, the keys and values in use, and its own forest.
+/// - Writes: its own forest in global memory, z [n_rows][d_v] and lse [n_rows].
 template <StoredType T, int kVectors>
 __global__ void __launch_bounds__(kWarp, 1)
     vectors(DecodeParams params, DeviceOutput output, float* forests, std::int64_t n_forest) {

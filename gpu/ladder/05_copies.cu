@@ -120,8 +120,12 @@ struct Subtrees {
   }
 };
 
-/// One warp: split blockIdx.x of query blockIdx.y. @param forests of the splits of all queries, n_forest floats each
-/// @param counters one per query, zero before and after
+/// A split of a query. @param forests of all splits, n_forest floats each @param counters of queries, 0 before and after
+/// @tparam T stored type @tparam kVectors 16-byte vectors of a row that a lane has
+/// - Grid: [n_splits][n_rows].
+/// - Block: one warp, with Q::kStages stages of shared memory, 8 keys and their values each.
+/// - Reads: q, the keys and values of the split; the last warp of a query also the forests of all of its splits.
+/// - Writes: its forest; the last warp of a query z [n_rows][d_v] and lse [n_rows].
 /// @paper{alg_3, Alg. 3}
 template <StoredType T, int kVectors>
 __global__ void __launch_bounds__(kWarp, 1)

@@ -236,8 +236,12 @@ struct Subtrees {
   }
 };
 
-/// One warp: split blockIdx.x of query tile blockIdx.y, part blockIdx.z of its values. @param forests of all splits of all
-/// tiles and parts, n_forest floats each @param counters one per tile and part, zero before and after
+/// A split of a query tile. @param forests n_forest floats each @param counters one per tile and part, zero before and after
+/// @tparam T stored type, of 16 bits @tparam kKeyDim elements of a key, padded: 64, 128, 256 or kLongestRow
+/// - Grid: [n_splits][query tiles][parts of the values, W::kDim components each].
+/// - Block: one warp; shared memory for 64 keys and for their values.
+/// - Reads: q, the keys and values of the split; the last warp of a tile and part also the forests of all of its splits.
+/// - Writes: its forest; the last warp of a tile and part its components of z [n_rows][d_v], of part 0 also lse [n_rows].
 /// @paper{alg_3, Alg. 3}
 template <StoredType T, int kKeyDim>
 __global__ void __launch_bounds__(kWarp, 1)
