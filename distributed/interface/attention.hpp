@@ -22,7 +22,7 @@
 
 namespace tree_attn {
 
-/// How an Attention is opened: the same on every rank, but for the threads.
+/// Options of an Attention: the same on every rank, but for the threads.
 struct AttentionSetup {
   std::string algorithm = "two-level";  ///< find_algorithm()
   std::string backend = "cpu";          ///< find_backend()
@@ -31,14 +31,14 @@ struct AttentionSetup {
   /// those two.
   const Backend* found_backend = nullptr;
   std::optional<double> scale{};  ///< factor of q.k, finite; 1/sqrt(d_h) by default
-  /// Which rank holds what. Empty: leaves of 64 keys are dealt to the ranks as the sequences grow. Otherwise a range of
+  /// Ranges of the ranks. Empty: leaves of 64 keys are dealt to the ranks as the sequences grow. Otherwise a range of
   /// positions for each rank, in the order of the topology; the last one may end at kOpenEnd.
   std::vector<KeyRange> ranges{};
   int ranks_per_node = 0;      ///< 0: ranks that share memory form a node
   bool shares_memory = false;  ///< whether the ranks of a node exchange through shared memory
-  /// Whether each step compares the lengths of all ranks, and what queries see, by a reduction of 16 bytes: ranks that
-  /// have appended other numbers of keys would return attention over different sequences. combine() compares its axes. With
-  /// it a rank that refuses an argument tells the others; without it they wait.
+  /// True if each step compares the lengths of all ranks, and what queries see, by a reduction of 16 bytes: ranks that have
+  /// appended other numbers of keys would return attention over different sequences. combine() compares its axes. With it a
+  /// rank that refuses an argument tells the others; without it they wait.
   bool compares_lengths = true;
   std::int64_t capacity = 0;  ///< positions of each sequence that memory is taken for at once; not with pages
   /// The pages of each rank, for all sequences; 0: rows lie one after the other. Over several ranks append() then waits for
@@ -80,7 +80,7 @@ class Attention {
   /// One rank of several, which outlive this object: MpiRanks, or the ThreadRanks of run_threads().
   /// @throws InputError on every rank if two ranks differ in the setup, before anything else is compared; TransportError
   Attention(const Ranks& ranks, const AttentionShape& shape, const AttentionSetup& setup = {});
-  /// The same with ranks of its own.
+  /// One rank of several, with ranks that it owns.
   Attention(std::unique_ptr<const Ranks> ranks, const AttentionShape& shape, const AttentionSetup& setup = {});
   /// One rank of several over messages that the program has opened, on its nodes; they outlive this object, and any number
   /// of objects share them, of which one at a time has a step under way.
@@ -111,7 +111,7 @@ class Attention {
   void release(std::int64_t entry) { truncate(entry, 0); }
   /// Keys of each sequence [b], over all ranks.
   std::span<const std::int64_t> lengths() const { return lengths_; }
-  /// Whether this rank holds the key of a position. @throws std::out_of_range for a negative position
+  /// Tests whether this rank holds the key of a position. @throws std::out_of_range for a negative position
   bool holds(std::int64_t position) const;
 
   /// Attention of the queries over all keys. Collective.

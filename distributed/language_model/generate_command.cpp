@@ -67,7 +67,7 @@ std::vector<Question> read_questions(const std::string& path) {
   return questions;
 }
 
-/// What the command line requests, checked.
+/// Request of the command line, checked.
 struct Generation {
   std::unique_ptr<Model> model;
   std::unique_ptr<MappedFile> text_file;

@@ -26,7 +26,7 @@ struct ShapeOptions {
   std::string dtype = "bf16";
 };
 
-/// How shards are decoded and combined: the options that `decode` and `generate` share.
+/// Options of how shards are decoded and combined, which `decode` and `generate` share.
 struct ClusterOptions : RankOptions {
   std::string command_line;  ///< as typed
   std::string algorithm = "two-level";

@@ -42,7 +42,7 @@ std::vector<int> devices_of(const std::string& list);
 /// machine; ranks take turns if they outnumber the GPUs. -1: none.
 int gpu_of_rank(const std::string& devices, int rank, const Topology& machines, int n_gpus);
 
-/// How the ranks of a job are placed.
+/// Placement of the ranks of a job.
 struct RankLayout {
   Topology machines;  ///< which ranks share a machine
   Topology topology;  ///< the nodes: those of --ranks-per-node, or the machines
@@ -61,9 +61,9 @@ const Backend& backend_of_rank(const RankOptions& options, int rank, const RankL
 /// The transport of --transport. Collective. @param backend has states on a device, for nccl @throws as NcclTransport
 std::unique_ptr<Transport> open_transport(const RankOptions& options, const Backend& backend, const Ranks& ranks,
                                           Topology topology);
-/// How ranks exchange states, over the network of the transport. Where ranks outnumber the cores of their node, a message
-/// costs the time of a core rather than latency, so the schedule with the fewest messages is the fastest: two blocks in each
-/// round, inside nodes too. Between nodes --radix has the last word.
+/// Options of the exchange of states, over the network of the transport. Where ranks outnumber the cores of their node, a
+/// message costs the time of a core rather than latency, so the schedule with the fewest messages is the fastest: two blocks
+/// in each round, inside nodes too. Between nodes --radix has the last word.
 PlanOptions plan_options(const RankOptions& options, const RankLayout& layout, Transport& transport);
 
 }  // namespace tree_attn

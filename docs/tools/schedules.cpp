@@ -110,7 +110,7 @@ double exchange_us(const Exchange& each) {
   return step_time(costs, Topology::pretend(each.n_ranks, each.between_nodes ? 1 : each.n_ranks), each.machines);
 }
 
-/// What others timed. No constant is fitted: those of NCCL are of its own model, bandwidths are nominal.
+/// Prints times that others measured. No constant is fitted: those of NCCL are of its own model, bandwidths are nominal.
 void print_others(std::FILE* out) {
   const auto over_nccl = [](double inside_gb) {  // GB/s of NVLink, one direction
     Cluster cluster{.network = kNcclNetwork, .memory_bytes_per_us = std::numeric_limits<double>::infinity()};
