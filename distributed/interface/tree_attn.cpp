@@ -32,7 +32,7 @@
 namespace tree_attn {
 namespace {
 
-/// Where tensors may lie beside the host, and how they are copied there.
+/// Device on which tensors may lie beside the host, and copies of tensors to it.
 struct OfBackend {
   std::unique_ptr<DeviceBlocks> blocks;  ///< null: nowhere
   DLDeviceType type = kDLCUDA;
@@ -46,7 +46,7 @@ struct OfBackend {
 }  // namespace
 }  // namespace tree_attn
 
-/// What ta_open() opens.
+/// Handle that ta_open() opens.
 struct ta_attention {
   tree_attn::Attention attention;
   tree_attn::AttentionShape shape;
@@ -105,11 +105,12 @@ DType dtype_of(const char* name, DLDataType type) {
   return DType::F8_E4M3;
 }
 
-/// Whether the axes are filled up to four by one at the end, as for an lse: the last of its own axes may then be strided.
+/// Kind of the rows of a tensor. Scalars, as of an lse, get a last axis of one element; the last of their own axes may be
+/// strided.
 enum class Rows { kVectors, kScalars };
 
-/// Whether a tensor lies on the device of a backend. @throws std::invalid_argument if it lies in neither its memory nor the
-/// host's
+/// Tests whether a tensor lies on the device of a backend. @throws std::invalid_argument if it lies in neither its memory
+/// nor the host's
 bool is_on_device(const DLDevice& at, const char* name, const OfBackend* device) {
   const bool has_device = device != nullptr && device->blocks != nullptr;
   const int index = has_device ? device->blocks->device() : 0;
@@ -201,7 +202,7 @@ class Output {
     require(view_.on_device == input.on_device, name, " is in memory of ", input.on_device ? "a device" : "the host",
             ", and ", name_, " is not");
   }
-  /// The same from device memory, to which it is queued.
+  /// Queues a copy of the output from device memory.
   void queue(const float* from, const OfBackend& device) const {
     TensorView dense = TensorView::dense(from, DType::F32, view_.shape);
     dense.on_device = true;
