@@ -274,7 +274,7 @@ void write(const Outputs& outputs, const OutputView& output, const OfBackend& de
   device.blocks->stream().wait();
 }
 
-/// Which keys a query sees, the learned sinks, and what becomes of scores.
+/// Rule of the keys that a query sees, the learned sinks, and what becomes of scores.
 struct Asked {
   SeenRule rule;
   std::vector<float> sink;
