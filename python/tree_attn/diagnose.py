@@ -163,9 +163,6 @@ class _Dump:
     def truth(self):
         """Partials of all ranks by the oracle. Rows that see the same keys of a rank are one call."""
         b, h, l, _ = self.q.shape
-        if self.s.soft_cap:
-            r = _Rows(self, tuple(x.ravel() for x in numpy.indices((b, h, l))), numpy.arange(self.d_v + 1))
-            return State(*(f.reshape(self.p, b, h, l, -1) for f in r.state(r.sees())))
         x, bound, score = numpy.zeros((self.p, b, h, l, self.d_v + 1)), numpy.zeros((self.p, b, h, l, self.d_v + 1)), self.score_bound()
         x[..., -1] = -numpy.inf
         for r, position in enumerate(self.positions):
@@ -181,7 +178,7 @@ class _Dump:
                 begin, end = (begin, end) if begin < end else (0, first)
                 if end:
                     q, (o, lse) = numpy.ascontiguousarray(self.q[:, :, rows]), (numpy.empty((b, h, len(rows), *of)) for of in ((self.d_v,), ()))
-                    of, (seen, _) = (q, k[:, :, :end], v[:, :, :end]), tree_attn._seen(False, *((None, None) if begin <= first else (end - begin, first)))
+                    of, (seen, _) = (q, k[:, :, :end], v[:, :, :end]), tree_attn._seen(False, *((None, None) if begin <= first else (end - begin, first)), None, self.s.soft_cap)
                     tree_attn._call("oracle", *of, None, self.scale, seen, o, lse, None, None, 1)
                     x[r][:, :, rows, :-1], x[r][:, :, rows, -1] = o, lse
                     tree_attn._call("error_bound", *of, self.scale, seen, self.additions(end), 1, self.u[0, 0] + self.rounds, o, 1)
@@ -319,9 +316,10 @@ def _of_masks(d):
     for chunk in sorted({*(1 << x for x in range(9)), 0, s.page_size, 2 * s.page_size, s.page_size // 2, 2 * s.interleave, s.interleave // 2} - {s.interleave}):
         at = lambda r, c=chunk: r.local // c * c * d.p + r.rank * c + r.local % c if c else r.local + d.at[r.rank]
         counts, detail = numpy.array([len(x) for x in d.dealt(chunk)]), f"chunks of {chunk}" if chunk else "contiguous"
+        detail += ", unevenly" * bool((counts[n > 0] == 0).any())  # a rank that is left without keys is another fault first
         if s.window or s.causal:
             yield "interleave", detail, lambda r, at=at: r.sees(position=at(r))
-        if (counts < n).any() and (counts[n > 0] > 0).all():
+        if (counts < n).any():
             yield "interleave", detail + ": keys beyond the counts that these give are missing", lambda r, counts=counts: r.sees() & (r.local < counts[r.rank])
             yield "interleave", detail + ", positions and counts", lambda r, counts=counts, at=at: r.sees(position=at(r)) & (r.local < counts[r.rank])
 
@@ -397,7 +395,8 @@ def _of_last_keys(d, r, row):
     tries += [lost(order[d.total - m:]) for m in (1, 2, 4, 8, 16)]
     few = lambda m: 2 * m <= min(d.total, d.s.window or d.total)  # the first few keys alone are another fault
     for x in {tuple(x.tolist()): x for x in tries if x.any() and ((x < n) | (n == 0)).all() and few(x.sum())}.values():
-        yield "last_keys_missing", f"{x.tolist()} of the ranks", lambda r, x=x: r.sees() & (r.local < (n - x)[r.rank])
+        even = (x == lost(order[d.total - x.sum():])).all() or (x > 0).sum() == 1 or (x == x[0]).all()
+        yield "last_keys_missing", f"{x.tolist()} of the ranks{'' if even else ', unevenly'}", lambda r, x=x: r.sees() & (r.local < (n - x)[r.rank])
     for m in sorted(m for m in moved | {1, 2, 4} if few(m)) if d.s.causal or d.s.window else ():
         yield "last_keys_missing", f"the last {m}, and edges move with the end", lambda r, m=m: r.sees(limit=r.limit - m)
 
@@ -503,13 +502,24 @@ def _order_of_heads(seen, want, bound, known):
     return order if len({*order.tolist()}) == len(order) else numpy.arange(len(order))
 
 
+def _order_before(d, rank, columns):
+    """The permutation of heads of outputs, or of lse, on a rank or on all, after which the merge is that of the dump; or the identity."""
+    n, at = d.q.shape[1], (slice(1), slice(None), slice(4))
+    t, cost = State(*(f[(slice(None), *at)] for f in d.right)), numpy.zeros((d.q.shape[1],) * 2)
+    for order in (numpy.arange(n) + shift for shift in range(n)):
+        x = _changed(t, rank, *(f[:, :, order % n][rank, ..., columns] for f in t), columns)
+        y = d.merged(x, 0 if d.place is None else None, rows=at)
+        cost[numpy.arange(n), order % n] = numpy.nan_to_num(numpy.where(d.known[d.p], abs(d.seen[d.p][at] - y.x) / y.bound, 0), nan=1e30).max((0, 2, 3))
+    order = cost.argmin(1)
+    return order if len({*order.tolist()}) == n else numpy.arange(n)
+
+
 def _of_heads(d, r):
     """Heads in another order, of all, of partials or of lse alone: orders that the tensors show, and the usual ones."""
     n, (b, h, i), heads = d.q.shape[1], r.rows, numpy.arange(d.q.shape[1])
     orders = [_order_of_heads(d.seen[rank], *((f[rank] for f in d.right) if rank < d.p else d.merge), x) for rank in range(d.p + 1)
               for x in (slice(d.d_v), slice(d.d_v, None)) if d.known[rank, 0, x].any()]
-    orders += [heads[::-1], numpy.roll(heads, 1), numpy.roll(heads, -1), *(heads.reshape(m, -1).T.ravel() for m in sorted({d.kv, d.group, d.p}) if n % m == 0)]
-    orders += [heads.reshape(-1, 2)[:, ::-1].ravel()] if n % 2 == 0 else []
+    orders += [_order_before(d, rank, x) for rank in (slice(None), *range(d.p)) for x in (slice(-1), slice(-1, None)) if d.known[d.p].any() and n <= 32]
     plain = d.taken(d.right, r)
     for order in {tuple(x.tolist()): x for x in orders if (x != heads).any()}.values():
         turned = State(*(f[(slice(None), b, order[h], i)][..., r.cols] for f in d.right))
@@ -568,7 +578,7 @@ def _explained(d, wrong):
                 t = t if isinstance(t, State) else r.state(t)
                 if _parts(t.x, *d.taken(d.raw, r), numpy.zeros(t.x.shape, bool)).max(initial=0) < 1:
                     break  # it changes nothing here
-                if not sum(note(fault, detail + where, [x, d.each(x, r.rows)], [d.merged(x, rows=r.rows)], int(bool(where)), r) for where, x in _chosen(d, t, r)):
+                if not sum(note(fault, detail + where, [x, d.each(x, r.rows)], [d.merged(x, rows=r.rows)], int(bool(where) or "unevenly" in detail), r) for where, x in _chosen(d, t, r)):
                     break
     empty = numpy.isneginf(d.raw.x[..., -1]).any(0)
     if not found and not d.known[:d.p, 0, -1].any() and empty.any() and not (worst > 1)[~empty].any():
