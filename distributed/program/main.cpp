@@ -50,6 +50,7 @@ std::string usage_error(const CLI::App& program, const CLI::ParseError& error) {
     near = nearest(option->substr(0, option->find('=')), names);
   }
   if (!near.empty()) line += "; did you mean " + near + "?";
+  if (std::ranges::count(left, "-n") > 0) line += "; mpirun -n starts ranks, --devices makes them threads";
   return line + " (see tree_attn " + (commands.empty() ? "" : commands[0]->get_name() + " ") + "--help)";
 }
 
