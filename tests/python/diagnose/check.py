@@ -4,13 +4,16 @@
 
 Run: ./run python [--peers]            or: tests/python/diagnose/check.py [--faulty 2000] [--right 10000 [--foreign]] [--large] [--classes]
 
-A fifth of the dumps have shapes, numbers of ranks and lengths outside the range of the others. A fault is named if the tool names it first, or
+A fifth of the dumps have shapes, numbers of ranks and lengths from a far wider range than the others. A fault is named if the tool names it first, or
 another that gives the same numbers on this dump within twice the bounds of its errors: its class. Fails if less than 95 % of the faulty dumps
 are named, less than 85 % of those of one fault that has at least 20, or if one right dump is called wrong.
 """
 import argparse
 import collections
+import contextlib
 import importlib
+import itertools
+import multiprocessing
 import os
 import sys
 import tempfile
@@ -59,39 +62,39 @@ def agrees_with_the_library(n):
             raise AssertionError(f"case {seed}: the exact output is not that of the library")
 
 
-def faulty(n, table, times):
-    """Asks for n dumps, the faults in turn, and counts answers."""
-    names, alarms = list(generate.NAMES), []
-    for i in range(n):
-        run = generate.Run(names[i % len(names)], i // len(names), held=i // len(names) % 5 == 4)
-        verdict, fault, seconds = ask(run, i % 10 == 9)
-        times.append(seconds)
-        if verdict == "right":
-            answer = "right"
-        elif fault == run.fault:
-            answer = "named"
-        elif fault == NONE:
-            answer = "none"
-        else:
-            answer = "class" if fault in generate.NAMES and run.equals(fault) else "other"
-        table[run.fault][answer] += 1
-        table[run.fault]["held" if run.held else "tried"] += answer in ("named", "class")
-        table[run.fault]["of held" if run.held else "of tried"] += 1
-        if answer in ("none", "other", "right"):
-            alarms.append(f"{run.fault} {run.seed}{' --held' if run.held else ''}: {verdict}, {fault}")
-    return alarms
+def judge_faulty(i, seed):
+    """(fault, its answer's column, whether its shape is held back, seconds, a line)"""
+    names = list(generate.NAMES)
+    name, turn = names[i % len(names)], i // len(names)
+    run = generate.Run(name, seed + turn, held=turn % 5 == 4)
+    verdict, fault, seconds = ask(run, i % 10 == 9)
+    if verdict == "right":
+        answer = "right"
+    elif fault == name:
+        answer = "named"
+    elif fault == NONE:
+        answer = "none"
+    else:
+        answer = "class" if fault in generate.NAMES and run.equals(fault) else "other"
+    return name, answer, run.held, seconds, f"{name} {run.seed}{' --held' if run.held else ''}: {verdict}, {fault}"
 
 
-def right_dumps(n, foreign):
-    """Right dumps: of the engine of generate.py, or of foreign kernels in three types."""
-    if not foreign:
-        for i in range(n):
-            yield "this engine", generate.Run("right", i, held=i % 5 == 4)
-        return
-    import foreign as kernels
-    for i in range(n):
-        kernel, dtype = list(kernels.KERNELS)[i % 4], list(kernels.OF_TORCH)[i // 4 % 3]
-        yield f"{kernel}, {dtype}", kernels.Right(kernel, dtype, i // 12, held=i // 12 % 5 == 4)
+def judge_other(i, seed):
+    run = generate.Run("other", seed + i, held=i % 5 == 4)
+    verdict, fault, _ = ask(run, False)
+    return f"{verdict}, {fault}"
+
+
+def judge_right(i, seed, foreign):
+    """(source, whether it is called right, seconds, a line) of a dump of the engine of generate.py, or of foreign kernels in three types."""
+    if foreign:
+        import foreign as kernels
+        kernel, dtype, turn = list(kernels.KERNELS)[i % 4], list(kernels.OF_TORCH)[i // 4 % 3], i // 12
+        source, run = f"{kernel}, {dtype}", kernels.Right(kernel, dtype, seed + turn, held=turn % 5 == 4)
+    else:
+        source, run = "this engine", generate.Run("right", seed + i, held=i % 5 == 4)
+    verdict, fault, seconds = ask(run, i % 10 == 9)
+    return source, verdict == "right", seconds, f"{source} {run.seed}{' --held' if run.held else ''}: {verdict}, {fault}"
 
 
 def large():
@@ -103,15 +106,21 @@ def large():
             print(f"8 ranks, {n} keys of 128, 8 heads, {name}: {verdict}, {fault}, {seconds:.2f} s")
 
 
-def print_classes(n):
-    """The faults, and how often others give the same numbers."""
-    print("| fault | others with the same numbers, of 100 dumps |\n| --- | --- |")
-    for name in generate.NAMES:
-        equal = collections.Counter()
-        for seed in range(n):
-            run = generate.Run(name, seed, held=seed % 5 == 4)
-            equal.update(of for of in [*generate.NAMES, "right"] if of != name and run.equals(of))
-        print(f"| `{name}` | {', '.join(f'`{of}` {100 * m / n:.0f}' for of, m in equal.most_common()) or '-'} |", flush=True)
+def judge_class(i, seed):
+    """(fault, others with the same numbers)"""
+    names = list(generate.NAMES)
+    run = generate.Run(names[i % len(names)], seed + i // len(names), held=i // len(names) % 5 == 4)
+    return run.fault, [of for of in [*names, "right"] if of != run.fault and run.equals(of)]
+
+
+def print_classes(answers):
+    equal, dumps = collections.defaultdict(collections.Counter), collections.Counter()
+    for name, others in answers:
+        dumps[name] += 1
+        equal[name].update(others)
+    print("| fault | others with the same numbers, in % of its dumps |\n| --- | --- |")
+    for name, m in dumps.items():
+        print(f"| `{name}` | {', '.join(f'`{of}` {100 * k / m:.0f}' for of, k in equal[name].most_common()) or '-'} |")
 
 
 def main():
@@ -119,48 +128,67 @@ def main():
     parser.add_argument("--faulty", type=int, default=0)
     parser.add_argument("--right", type=int, default=0)
     parser.add_argument("--foreign", action="store_true", help="right dumps of PyTorch, FlashInfer and JAX")
+    parser.add_argument("--seed", type=int, default=0, help="the first seed of every kind")
     parser.add_argument("--large", action="store_true")
-    parser.add_argument("--classes", type=int, default=0, metavar="N", help="which faults are equal, over N dumps of each")
+    parser.add_argument("--classes", type=int, default=0, metavar="N", help="which faults have the same numbers, in N dumps")
     parser.add_argument("--list", action="store_true", help="every dump of which the answer is wrong")
+    parser.add_argument("--processes", type=int, default=1)
     options = parser.parse_args()
-    failed = False
     agrees_with_the_library(30)
-    if options.classes:
-        print_classes(options.classes)
-    if options.faulty:
-        table, times = collections.defaultdict(collections.Counter), []
-        wrong = faulty(options.faulty, table, times)
-        print("| fault | dumps | named first, % | another of its class, % | none of these, % | another fault, % | right, % | draws held back: named, % |")
-        print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
-        table["all"] = sum(table.values(), collections.Counter())
-        for name, row in table.items():
-            m = row["of held"] + row["of tried"]
-            cells = [100 * row[answer] / m for answer in ("named", "class", "none", "other", "right")] + [100 * row["held"] / max(1, row["of held"])]
-            print(f"| `{name}` | {m} | " + " | ".join(f"{x:.1f}" for x in cells) + " |")
-            failed |= row["named"] + row["class"] < (0.95 if name == "all" else 0.85 if m >= 20 else 0) * m
-        print(f"{1e3 * numpy.mean(times):.1f} ms a dump, at most {1e3 * max(times):.0f} ms")
-        if options.list or failed:
-            print("\n".join(wrong))
-    if options.faulty >= 100:
-        answers = collections.Counter(ask(generate.Run("other", seed, held=seed % 5 == 4), False)[:2] for seed in range(100))
-        print("faults that are none of these, 100 dumps: " + ", ".join(f"{verdict}, {fault}: {m}" for (verdict, fault), m in answers.most_common()))
-    if options.right:
-        table, times, wrong = collections.defaultdict(lambda: [0, 0]), [], []
-        for i, (source, run) in enumerate(right_dumps(options.right, options.foreign)):
-            verdict, fault, seconds = ask(run, i % 10 == 9)
-            times.append(seconds)
-            table[source][0] += 1
-            if verdict != "right":
-                table[source][1] += 1
-                wrong.append(f"{source} {run.seed}{' --held' if run.held else ''}: {verdict}, {fault}")
-        print("| right dumps of | dumps | false alarms |\n| --- | ---: | ---: |")
-        for source, (m, alarms) in table.items():
-            print(f"| {source} | {m} | {alarms} |")
-        print(f"{1e3 * numpy.mean(times):.1f} ms a dump, at most {1e3 * max(times):.0f} ms\n" + "\n".join(wrong[:40]))
-        failed |= bool(wrong)
+    failed = False
+    with multiprocessing.get_context("spawn").Pool(options.processes) if options.processes > 1 else contextlib.nullcontext() as pool:
+        def each(judge, n, *arguments):
+            jobs = [(i, options.seed, *arguments) for i in range(n)]
+            return pool.starmap(judge, jobs, 20) if pool else itertools.starmap(judge, jobs)
+        if options.classes:
+            print_classes(each(judge_class, options.classes))
+        if options.faulty:
+            failed |= print_faulty(each(judge_faulty, options.faulty), options.list)
+        if options.faulty >= 100:
+            answers = collections.Counter(each(judge_other, 100))
+            print("faults that are none of these, 100 dumps: " + ", ".join(f"{answer}: {m}" for answer, m in answers.most_common()))
+        if options.right:
+            failed |= print_right(each(judge_right, options.right, options.foreign))
     if options.large:
         large()
     return 1 if failed else 0
+
+
+def print_faulty(answers, list_all):
+    """@returns whether too few are named"""
+    table, times, lines, failed = collections.defaultdict(collections.Counter), [], [], False
+    for name, answer, held, seconds, line in answers:
+        for of in (name, "all"):
+            table[of].update([answer, "dumps"] + ["held"] * held + ["held, named"] * (held and answer in ("named", "class")))
+        times.append(seconds)
+        if answer in ("none", "other", "right"):
+            lines.append(line)
+    print("| fault | dumps | named first, % | another of its class, % | none of these, % | another fault, % | right, % | of unknown shapes: named, % |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+    for name in [*generate.NAMES, "all"]:
+        row, m = table[name], max(1, table[name]["dumps"])
+        cells = [100 * row[answer] / m for answer in ("named", "class", "none", "other", "right")] + [100 * row["held, named"] / max(1, row["held"])]
+        print(f"| `{name}` | {m} | " + " | ".join(f"{x:.1f}" for x in cells) + " |")
+        failed |= row["named"] + row["class"] < (0.95 if name == "all" else 0.85 if m >= 20 else 0) * m
+    print(f"{1e3 * numpy.mean(times):.1f} ms a dump, at most {1e3 * max(times):.0f} ms")
+    if list_all or failed:
+        print("\n".join(lines))
+    return failed
+
+
+def print_right(answers):
+    """@returns whether one is called wrong"""
+    table, times, lines = collections.Counter(), [], []
+    for source, is_right, seconds, line in answers:
+        table.update([source] + [(source, "alarm")] * (not is_right))
+        times.append(seconds)
+        if not is_right:
+            lines.append(line)
+    print("| right dumps of | dumps | false alarms |\n| --- | ---: | ---: |")
+    for source in [source for source in table if isinstance(source, str)]:
+        print(f"| {source} | {table[source]} | {table[source, 'alarm']} |")
+    print(f"{1e3 * numpy.mean(times):.1f} ms a dump, at most {1e3 * max(times):.0f} ms", *lines[:40], sep="\n")
+    return bool(lines)
 
 
 if __name__ == "__main__":

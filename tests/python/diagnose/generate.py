@@ -83,15 +83,17 @@ class Case:
             return wish[name] if wish.get(name) is not None else value
 
         self.random, self.held, self.plain = random, held, {}
-        self.p = p = int(wished("p", one_of(3, 5, 6, 7, 9, 11, 12, 13) if held else one_of(2, 2, 3, 4, 4, 8)))
+        self.p = p = int(wished("p", random.integers(2, 14) if held else one_of(2, 2, 3, 4, 4, 8)))
         self.b = int(one_of(1, 2, 3)) if held else 1
-        self.kvh, group = one_of((1, 3), (2, 3), (3, 1), (1, 5), (2, 6), (3, 2), (5, 1)) if held else one_of((1, 4), (2, 2), (2, 4), (4, 1), (1, 8), (4, 2))
-        if wish.get("groups"):
-            self.kvh, group = one_of((3, 3), (2, 5), (3, 2), (2, 7)) if held else one_of((2, 2), (2, 4), (4, 2))
+        several = 2 if wish.get("groups") else 1
+        if held:
+            self.kvh, group = (int(random.integers(several, 6)) for _ in range(2))
+        else:
+            self.kvh, group = one_of((2, 2), (2, 4), (4, 2)) if wish.get("groups") else one_of((1, 4), (2, 2), (2, 4), (4, 1), (1, 8), (4, 2))
         self.h = self.kvh * group
-        self.d = int(one_of(16, 24, 40, 72, 80, 96, 192) if held else one_of(32, 64, 128))
-        self.dv = int(one_of(8, 20, 33, 48, 65, 100) if held else self.d)
-        self.l = int(wished("l", one_of(1, 3, 5, 6, 7) if held else one_of(1, 1, 2, 4)))
+        self.d = 2 * int(random.integers(8, 100)) if held else int(one_of(32, 64, 128))
+        self.dv = int(random.integers(4, 140)) if held else self.d
+        self.l = int(wished("l", random.integers(1, 8) if held else one_of(1, 1, 2, 4)))
         if wish.get("shape"):
             self.b, self.kvh, self.h, self.l, self.d, self.dv = wish["shape"]
         self.n = n = int(wished("n", random.integers(self.l + 2 * p, 420) | 1 if held else 16 * random.integers(max(2, p // 2), 32)))
@@ -105,7 +107,7 @@ class Case:
         s["window"] = int(random.integers(1, n)) if wished("window", random.random() < 0.3) else 0
         s["sinks"] = int(random.integers(1, 9)) if s["window"] and wished("sinks", random.random() < 0.4) else 0
         s["soft_cap"] = float(one_of(2, 3, 5, 10, 30, 50)) if wished("soft_cap", random.random() < 0.15) else 0.0
-        s["interleave"] = int(one_of(1, 2, 3, 4, 16) if held else one_of(1, 1, 4, 16)) if wished("dealt", random.random() < 0.45) else 0
+        s["interleave"] = int(random.integers(1, 20) if held else one_of(1, 1, 4, 16)) if wished("dealt", random.random() < 0.45) else 0
         s["page_size"] = (s["interleave"] if s["interleave"] > 1 and random.random() < 0.5 else int(one_of(16, 32, 64))) if random.random() < 0.4 else 0
         if self.kv_type == "F8_E4M3":
             s["k_scale"], s["v_scale"] = (float(2 ** random.uniform(-4, 2)) for _ in range(2))
@@ -113,7 +115,7 @@ class Case:
         self.sink_at = one_of("merge", "merge", int(random.integers(p)))  # the rank whose partial contains it, or the merge
 
         self.positions = self._cut(wished("empty", held and random.random() < 0.3))
-        self.permuted = random.random() < 0.08
+        self.permuted = bool(wished("permuted", random.random() < 0.08))
         if self.permuted:
             self.positions = [random.permutation(x) for x in self.positions]
         factor = float(one_of(1, 1, 1, 3, 8))
@@ -404,7 +406,7 @@ def last_keys_missing(c, random):
             return k[:, :, here], v[:, :, here], seen[:, here]
         return rank
     most = max(2, min(c.n // 3, 40))
-    counts = [int(random.integers(1, most)) if random.random() < 0.6 else 1] if random is not None else range(1, most)
+    counts = [int(random.integers(1, most)) if random.random() < 0.6 else 1] if random is not None else [*range(1, most), *range(max(most, c.n - 8), c.n)]
     for m in counts:
         yield {"rank": without(m, False)}
         yield {"rank": without(m, True)}
@@ -559,14 +561,16 @@ NAMES = {fault.__name__: fault for fault in FAULTS}
 def wishes(fault, random):
     """Settings of a case for a fault, some drawn."""
     wish = dict(FAULTS.get(fault, {}))
+    if fault in (local_window, sink_every_rank, last_keys_missing, causal_edge, rope_position):  # of keys of a rank in their order
+        wish["permuted"] = False
     heads = random.random() < 0.5
     if fault in (local_window, interleave):
-        wish.update({"window": True} if heads else {"l": 4, "dealt": True if fault is local_window else None})
+        wish.update({"window": True} if heads else {"l": 2 + int(random.integers(4)), "dealt": True if fault is local_window else None})
     if fault in (sink_every_rank, sink_missing):
         wish.update({"sink": True} if heads else {"window": True, "sinks": True})
     if fault is window_replicated:
         wish.update({"sinks": True} if random.random() < 0.4 else {"sink": True} if heads else {})
-    if fault in (softcap_after_mask,):
+    if fault is softcap_after_mask:
         wish.update({"window": True} if heads else {"l": 4})
     return wish
 
