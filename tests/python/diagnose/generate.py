@@ -330,7 +330,8 @@ def empty_lse(c, random):
 
 def nan_zero(c, random):
     """vllm-project/vllm#28181, Dao-AILab/flash-attention#2842: o of a rank without keys is 0/0; or a cache page that nobody wrote has weight 0."""
-    yield {"of_partial": lambda r, o, lse: (numpy.where(empty_rows(lse)[..., None], numpy.float32(NAN), o), lse)}
+    for of_lse in (False, True):  # where the maximum of no scores is subtracted, the sum is NaN too
+        yield {"of_partial": lambda r, o, lse, y=of_lse: (numpy.where(empty_rows(lse)[..., None], numpy.float32(NAN), o), numpy.where(y & empty_rows(lse), numpy.float32(NAN), lse))}
     if numpy.isnan(c.v).any():
         yield {"poisoned": True}
 
@@ -390,7 +391,7 @@ def sink_every_rank(c, random):
 
 def sink_missing(c, random):
     """PrimeIntellect-ai/prime-rl#3397: sinks are dropped under context parallelism."""
-    if c.sink is not None:
+    if c.sink is not None and c.has_out:  # partials alone may all be without it
         yield {"sink_on": None}
     if c.settings["sinks"]:
         yield {"rank": lambda r: c.rank(r, sinks=0)}
@@ -422,12 +423,20 @@ def dealt(c, r, chunk):
 
 
 def interleave(c, random):
-    """vllm-project/vllm#41623, sgl-project/sglang#32997: masks for positions dealt in other chunks."""
+    """vllm-project/vllm#41623, sgl-project/sglang#32997: masks, or lengths of ranks, for positions dealt in other chunks."""
     if c.permuted:
         return
-    others = {0, 1, 2, 4, 8, 16, 32, 64, c.settings["page_size"], 2 * c.settings["interleave"], c.settings["interleave"] // 2} - {c.settings["interleave"]}
+    others = {0, 1, 2, 4, 8, 16, 32, 64, 128, 256, c.settings["page_size"], 2 * c.settings["interleave"], c.settings["interleave"] // 2} - {c.settings["interleave"]}
+    def by(chunk, moves, counts):
+        def rank(r):
+            position = dealt(c, r, chunk)
+            k, v, seen = c.rank(r, position=position if moves else None)
+            here = position < c.n if chunk and counts else position >= 0  # a length of the rank in other chunks: keys beyond it are not read
+            return k[:, :, here], v[:, :, here], seen[:, here]
+        return {"rank": rank}
     for chunk in sorted(others) if random is None else random.permutation(sorted(others)):
-        yield {"rank": lambda r, chunk=int(chunk): c.rank(r, position=dealt(c, r, chunk))}
+        for moves, counts in ((True, False), (False, True), (True, True)):
+            yield by(int(chunk), moves, counts)
 
 
 def heads_permuted(c, random):
