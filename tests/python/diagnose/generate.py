@@ -318,12 +318,15 @@ def empty_lse(c, random):
         def of_partial(r, o, lse):
             garbage = numpy.random.default_rng([seed, r])
             empty, x = empty_rows(lse), garbage.standard_normal(lse.shape) * 4 if value is None else value
-            o = o if keeps_o else numpy.where(empty[..., None], garbage.standard_normal(o.shape), o)
+            o = o if keeps_o else numpy.where(empty[..., None], NAN if value is NAN else garbage.standard_normal(o.shape), o)
             return o.astype("float32"), numpy.where(empty, x, lse).astype("float32")
         return of_partial
     yield {"of_partial": written(INF, True)}
     yield {"of_partial": written(0.0, True)}
-    if random is not None:
+    if random is None:
+        yield {"of_partial": written(NAN, True)}
+        yield {"of_partial": written(NAN, False)}
+    else:
         yield {"of_partial": written(None, True)}
         yield {"of_partial": written(None, False)}
 
@@ -424,7 +427,7 @@ def dealt(c, r, chunk):
 
 def interleave(c, random):
     """vllm-project/vllm#41623, sgl-project/sglang#32997: masks, or lengths of ranks, for positions dealt in other chunks."""
-    if c.permuted:
+    if c.permuted and random is not None:
         return
     others = {0, 1, 2, 4, 8, 16, 32, 64, 128, 256, c.settings["page_size"], 2 * c.settings["interleave"], c.settings["interleave"] // 2} - {c.settings["interleave"]}
     def by(chunk, moves, counts):
