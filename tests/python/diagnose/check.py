@@ -30,9 +30,9 @@ NONE = "none of these"
 
 
 def ask(run, from_file):
-    """(verdict, fault, seconds); an error of the tool is a verdict too."""
+    """(verdict, fault, seconds of processor); an error of the tool is a verdict too."""
     tool = importlib.import_module("tree_attn.diagnose")
-    begin = time.perf_counter()
+    begin = time.process_time()
     try:
         if from_file:
             with tempfile.TemporaryDirectory() as folder:
@@ -44,7 +44,7 @@ def ask(run, from_file):
         report = tool.diagnose(dump, layout=settings)
     except Exception as error:  # counted as a wrong answer
         report = {"verdict": "error", "fault": f"{type(error).__name__}: {error}"}
-    return report["verdict"], report.get("fault"), time.perf_counter() - begin
+    return report["verdict"], report.get("fault"), time.process_time() - begin
 
 
 def agrees_with_the_library(n):
@@ -98,7 +98,7 @@ def judge_right(i, seed, foreign):
 
 
 def large():
-    """Seconds for 8 ranks that hold 32k keys each, and 32k keys together: right, and with a fault."""
+    """Seconds of processor for 8 ranks that hold 32k keys together, and 32k each: right, and with a fault."""
     for n in (32768, 8 * 32768):
         for name in ("right", "rank_missing", "rope_position"):
             run = generate.Run(name, 1, p=8, n=n, shape=(1, 1, 8, 1, 128, 128), parts="all", type="F32", kv_type="F32", dealt=True, window=False)
@@ -170,7 +170,7 @@ def print_faulty(answers, list_all):
         cells = [100 * row[answer] / m for answer in ("named", "class", "none", "other", "right")] + [100 * row["held, named"] / max(1, row["held"])]
         print(f"| `{name}` | {m} | " + " | ".join(f"{x:.1f}" for x in cells) + " |")
         failed |= row["named"] + row["class"] < (0.95 if name == "all" else 0.85 if m >= 20 else 0) * m
-    print(f"{1e3 * numpy.mean(times):.1f} ms a dump, at most {1e3 * max(times):.0f} ms")
+    print(f"{1e3 * numpy.mean(times):.1f} ms of processor a dump, at most {1e3 * max(times):.0f} ms")
     if list_all or failed:
         print("\n".join(lines))
     return failed
@@ -187,7 +187,7 @@ def print_right(answers):
     print("| right dumps of | dumps | false alarms |\n| --- | ---: | ---: |")
     for source in [source for source in table if isinstance(source, str)]:
         print(f"| {source} | {table[source]} | {table[source, 'alarm']} |")
-    print(f"{1e3 * numpy.mean(times):.1f} ms a dump, at most {1e3 * max(times):.0f} ms", *lines[:40], sep="\n")
+    print(f"{1e3 * numpy.mean(times):.1f} ms of processor a dump, at most {1e3 * max(times):.0f} ms", *lines[:40], sep="\n")
     return bool(lines)
 
 
