@@ -372,6 +372,8 @@ def window_off_by_one(c, random):
         for step in (1, -1):
             if w + step > 0:
                 yield {"rank": lambda r, w=w + step: c.rank(r, window=w)}
+            elif random is None:  # no key but the sinks
+                yield {"rank": lambda r: (*c.rank(r)[:2], c.rank(r)[2] & (c.positions[r] < c.settings["sinks"]))}
 
 
 def window_replicated(c, random):
@@ -415,7 +417,7 @@ def last_keys_missing(c, random):
         yield {"rank": without(m, False)}
         yield {"rank": without(m, True)}
     for r in [int(random.integers(c.p))] if random is not None else range(c.p):
-        for m in [m for m in counts if m < len(c.positions[r])]:
+        for m in [m for m in counts if m < len(c.positions[r])] if random is not None else range(1, len(c.positions[r]) + 1):
             yield {"rank": without(m, False, r)}
 
 
