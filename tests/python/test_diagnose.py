@@ -84,6 +84,7 @@ class Diagnose(unittest.TestCase):
             self.names("rank_twice", dump(partials=partials, change=lambda r, o, lse: (o, lse + numpy.float32(math.log(2) if r == 2 else 0))))
             self.names("empty_lse", dump(partials=partials, lengths=(40, 0, 30), change=lambda r, o, lse: (o, numpy.where(numpy.isinf(lse), numpy.float32(0), lse))))
             self.names("heads_permuted", dump(partials=partials, change=lambda r, o, lse: (o[:, [2, 0, 3, 1]].copy(), lse[:, [2, 0, 3, 1]].copy())))
+        self.names("nan_zero", {**(x := dump(lengths=(40, 0, 30))), "out": x["out"] * numpy.float32("nan")})
         self.names("partials_16bit", dump(change=lambda r, o, lse: (o.astype("float16").astype("float32"), lse)))
 
     def test_faults_of_a_rank(self):
