@@ -72,8 +72,7 @@ struct Generation {
   std::unique_ptr<Model> model;
   std::unique_ptr<MappedFile> text_file;
   std::vector<Question> questions;
-  std::vector<const Algorithm*> chosen;
-  const Backend* backend = nullptr;
+  Combining combining;
   GeneratorOptions generator;
   std::optional<OutputFile> report;  ///< on rank 0
   std::uint64_t hash = 0;            ///< of all input
@@ -93,10 +92,8 @@ struct Generation {
       refuse("--reshard-at moves keys and values over host memory; use --transport mpi or shared");
     if ((options.k_scale || options.v_scale) && options.dtype != "f8_e4m3")
       refuse("--k-scale and --v-scale are for --dtype f8_e4m3");
-    backend = &backend_of_rank(options, ranks.rank(), layout);
-    generator.order = order_named(options.order);
-    check_cluster(options, *backend, generator.order, ranks.size());
-    chosen = chosen_algorithms(options);
+    combining = resolve(options, options.order, false, layout.topology, backend_of_rank(options, ranks.rank(), layout));
+    generator.order = combining.order;
     generator.dtype = dtype_named(options.dtype);
     generator.n_threads = layout.n_threads;
 
@@ -125,6 +122,9 @@ struct Generation {
       files.push_back({"--report", options.report});
       check_different(files);
     }
+    const std::int64_t n = std::ssize(text());
+    check_shards(combining, layout.topology, growing_ranges(generator.order, n, ranks.size()),
+                 {cache_shape(model->config(), generator), n, {}, generator.order});
   }
   std::string_view text() const { return text_file ? text_of(*text_file) : std::string_view(); }
   std::int64_t global_layers() const {
@@ -284,24 +284,21 @@ int run_generate(const GenerateOptions& options, const Ranks& ranks) {
   }
 
   // Read the text.
-  const std::unique_ptr<Transport> transport = open_transport(options, *setup->backend, ranks, layout.topology);
-  setup->generator.plan = plan_options(options, layout, *transport);
+  const OpenTransport opened = open_transport(options, *setup->combining.backend, ranks, layout);
+  Transport& transport = *opened.transport;
+  setup->generator.plan = opened.plan;
   ranks.doing("while reading the text");
   Progress progress(is_root, 1);
   progress.next("reading");
+  const double start = transport.seconds();
   std::optional<Generator> generator;
-  const double start = transport->seconds();
-  run_on_all(ranks, [&] {
-    const AttentionShape cached = cache_shape(setup->model->config(), setup->generator);
-    check_algorithms(setup->chosen, *setup->backend, *transport, growing_ranges(setup->generator.order, n, ranks.size()),
-                     {cached, n, {}, setup->generator.order});
-  });
-  generator.emplace(*setup->model, *setup->backend, *transport, n, *setup->chosen[0], setup->generator);
+  generator.emplace(*setup->model, *setup->combining.backend, transport, n, *setup->combining.algorithms[0],
+                    setup->generator);
   generator->read(text, [&](double part) { progress.part(part); });
   progress.end();
-  const double read_seconds = ranks.all_max(transport->seconds() - start);
+  const double read_seconds = ranks.all_max(transport.seconds() - start);
   const std::int64_t most_rows = static_cast<std::int64_t>(ranks.all_max(static_cast<std::uint64_t>(generator->rows())));
-  const GenerationHeader header{header_of(options, *setup->backend, *transport, layout),
+  const GenerationHeader header{header_of(options, *setup->combining.backend, transport, layout),
                                 options.dtype,
                                 options.order,
                                 n,
@@ -315,9 +312,9 @@ int run_generate(const GenerateOptions& options, const Ranks& ranks) {
   // Answer every question with one algorithm after the other.
   std::vector<Conversation> conversations;
   const std::vector<KeyRange> ranges = closed(growing_ranges(setup->generator.order, n, ranks.size()), n);
-  const PlanOptions plan = setup->generator.plan.for_step(cache_shape(setup->model->config(), setup->generator), 1);
-  for (const Algorithm* algorithm : setup->chosen) {
-    conversations.emplace_back(options, *algorithm, radix_of(*algorithm, layout.topology, ranges, plan), ranks, *transport,
+  const PlanOptions of_one = opened.plan.for_step(cache_shape(setup->model->config(), setup->generator), 1);
+  for (const Algorithm* algorithm : setup->combining.algorithms) {
+    conversations.emplace_back(options, *algorithm, radix_of(*algorithm, layout.topology, ranges, of_one), ranks, transport,
                                *generator);
   }
   const auto answer = [&](const Question& question) {

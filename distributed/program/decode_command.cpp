@@ -13,7 +13,6 @@
 #include "reference/oracle/attention.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstdio>
 #include <iterator>
@@ -41,17 +40,6 @@ OpenShard fill_shard(const Backend& backend, Workload& workload, KeyRange range,
   } catch (const std::runtime_error& error) {  // of the device
     refuse(who, error.what());
   }
-}
-
-/// The tensor of --expect, with the shape of the output. @throws InputError
-TensorView expected_tensor(const SafetensorsFile& file, const std::string& name, const WorkloadShape& shape) {
-  const TensorView expected = view4(file, name, "b, n_h, l, d_v");
-  const std::array<std::int64_t, 4> axes{shape.batch, shape.heads, shape.n_queries, shape.value_dim};
-  if (expected.shape != axes) {
-    refuse(readable(file.path(), 200), ": tensor \"", readable(name), "\" has shape [",
-           CLI::detail::join(expected.shape, ", "), "], but the output has [", CLI::detail::join(axes, ", "), "]");
-  }
-  return expected;
 }
 
 /// Largest absolute difference between the output and the expected tensor; NaN if any difference is NaN, because one of the
@@ -106,90 +94,45 @@ void write_tensors(OutputFile& file, const WorkloadShape& shape, const DecodeOut
   writer.write(file);
 }
 
-/// Request of the command line, checked: the input, how it is decoded and where the results are written.
-struct Setup {
-  std::optional<SafetensorsFile> file;
-  std::unique_ptr<Workload> workload;
-  std::vector<const Algorithm*> chosen;
-  const Backend* backend = nullptr;
-  std::optional<Outputs> outputs;  ///< on rank 0
-
-  /// @throws InputError
-  Setup(const DecodeOptions& options, const Ranks& ranks, const RankLayout& layout) {
-    backend = &backend_of_rank(options, ranks.rank(), layout);
-    chosen = chosen_algorithms(options);
-    const LeafOrder order = order_of(options, chosen);
-    check_cluster(options, *backend, order, ranks.size());
-    if (!options.in.empty()) file = SafetensorsFile::open(options.in);
-    if (!file && !options.expect.empty())
-      refuse("--expect ", readable(options.expect), ": needs IN, the file that contains the tensor");
-    if (!file && options.value_dim > 0) refuse("--value-dim ", options.value_dim, ": needs IN, a file without the tensor v");
-    WorkloadShape synthetic = file ? WorkloadShape{} : synthetic_shape(options, order);
-    synthetic.rule = options.rule, synthetic.softcap = options.softcap;
-    workload = file ? open_workload(*file, options.steps, order, options.rule, options.softcap, options.value_dim)
-                    : make_workload(synthetic, options.seed, options.steps);
-    if (file && !options.expect.empty()) expected_tensor(*file, options.expect, workload->shape());
-    check_workload(options, ranks.size(), workload->shape());
-    if (ranks.rank() == 0) outputs.emplace(options);
-  }
-};
-
-/// The positions of every rank, in the order of the topology. @param n_keys to cut evenly
-std::vector<KeyRange> cut_sequence(const DecodeOptions& options, const Topology& topology, std::int64_t n_keys) {
-  if (options.shards.empty()) return coarse_ranges(n_keys, topology.size(), kLeafKeys);
-  std::vector<std::int64_t> lengths;
-  for (const int rank : topology.order()) lengths.push_back(options.shards[static_cast<std::size_t>(rank)]);
-  return ranges_of_lengths(lengths);
-}
-
-/// The range of every rank in the tree, in the order of the topology. In the contiguous order the last rank holds all keys
-/// that are appended: its range is open, and begins between two leaves.
-std::vector<KeyRange> ranges_in_tree(const DecodeOptions& options, const Topology& topology, const Workload& workload) {
-  if (workload.shape().order == LeafOrder::kDealt) return dealt_ranges(topology.size());
-  if (workload.steps() == 1) return cut_sequence(options, topology, workload.shape().n_keys);
-  std::vector<KeyRange> ranges = cut_sequence(options, topology, workload.n_keys_at_start() / kLeafKeys * kLeafKeys);
-  ranges.back().end = kOpenEnd;
-  return ranges;
-}
-
 int run_decode(const DecodeOptions& options, const Ranks& ranks) {
   const bool is_root = ranks.rank() == 0;
 
   // Check everything that can be wrong before any rank waits for another.
   const RankLayout layout = layout_of(options, ranks);
   const Topology& topology = layout.topology;
-  std::optional<Setup> setup;
-  run_on_all(ranks, [&] { setup.emplace(options, ranks, layout); });
-  Workload& workload = *setup->workload;
+  DecodeTask task;
+  std::optional<Outputs> outputs;  // on rank 0
+  run_on_all(ranks, [&] {
+    task = resolve(options, topology, backend_of_rank(options, ranks.rank(), layout));
+    if (is_root) outputs.emplace(options);
+  });
+  Workload& workload = *task.workload;
   const WorkloadShape& shape = workload.shape();
 
-  // Cut the sequence, check the memory, and fill the cache.
-  const std::vector<KeyRange> ranges = ranges_in_tree(options, topology, workload);
-  const double scale = options.scale ? *options.scale : 1 / std::sqrt(static_cast<double>(shape.head_dim));
-  const std::unique_ptr<Transport> transport = open_transport(options, *setup->backend, ranks, topology);
-  Bench bench{ranks,          *transport,     *setup->backend,
-              workload,       ranges,         scale,
-              options.warmup, options.repeat, plan_options(options, layout, *transport)};
+  // Check the memory, and fill the cache.
+  const OpenTransport opened = open_transport(options, *task.backend, ranks, layout);
+  Transport& transport = *opened.transport;
+  const Bench bench{ranks,      transport,   *task.backend, workload,   task.ranges,
+                    task.scale, task.warmup, task.repeat,   opened.plan};
   run_on_all(ranks, [&] {
-    const std::string subject = setup->file ? readable(options.in, 200) + ": decoding " + axes_text(shape)
-                                            : line_of("--seq-len ", shape.n_keys, " with --batch ", shape.batch);
-    const MemoryUse use{.keys_in_memory = !setup->file || shape.order == LeafOrder::kDealt,
-                        .algorithms = setup->chosen,
-                        .oracle = options.verify};
+    const std::string subject = task.file ? readable(task.file->path(), 200) + ": decoding " + axes_text(shape)
+                                          : line_of("--seq-len ", shape.n_keys, " with --batch ", shape.batch);
+    const MemoryUse use{.keys_in_memory = !task.file || shape.order == LeafOrder::kDealt,
+                        .algorithms = task.algorithms,
+                        .oracle = task.verify};
     check_memory(subject, bench, layout.machines, use);
   });
-  agree_on_input(ranks, workload, setup->file ? &*setup->file : nullptr, ranges);
+  agree_on_input(ranks, workload, task.file ? &*task.file : nullptr, task.ranges);
   std::optional<OpenShard> shard;
-  Progress progress(is_root, 1 + setup->chosen.size() + (options.verify ? 2 : 0));
+  Progress progress(is_root, 1 + task.algorithms.size() + (task.verify ? 2 : 0));
   run_on_all(ranks, [&] {
     progress.next("keys and values");
-    check_algorithms(setup->chosen, *setup->backend, *transport, ranges, shape);
-    shard = fill_shard(*setup->backend, workload, topology.range_of(ranks.rank(), ranges), scale);
+    shard = fill_shard(*task.backend, workload, topology.range_of(ranks.rank(), task.ranges), task.scale);
   });
 
   // Run one algorithm after the other on the same input.
   std::vector<Measurement> measurements;
-  for (const Algorithm* algorithm : setup->chosen) {
+  for (const Algorithm* algorithm : task.algorithms) {
     progress.next(algorithm->name);
     measurements.push_back(measure(bench, *shard, *algorithm));
   }
@@ -199,14 +142,14 @@ int run_decode(const DecodeOptions& options, const Ranks& ranks) {
 
   // Compare the outputs with the oracle on rank 0, and between ranks.
   std::vector<std::string> failed;
-  if (is_root && options.verify) {
+  if (is_root && task.verify) {
     progress.next("oracle");
     ranks.doing("in the oracle");
-    const Verifier verify(workload, scale, ranks.size(), *setup->backend, [&](double done) { progress.part(done); });
+    const Verifier verify(workload, task.scale, ranks.size(), *task.backend, [&](double done) { progress.part(done); });
     progress.next("error bounds");
     for (std::size_t i = 0; i < measurements.size(); ++i) {
       Measurement& m = measurements[i];
-      m.errors = verify(*setup->chosen[i], m.output);
+      m.errors = verify(*task.algorithms[i], m.output);
       if (!m.errors->passed) failed.push_back(m.algorithm + " exceeds the error bound of the oracle");
     }
   }
@@ -220,11 +163,10 @@ int run_decode(const DecodeOptions& options, const Ranks& ranks) {
   ranks.doing("while writing the results");
   run_on_all(ranks, [&] {
     if (!is_root) return;
-    Outputs& outputs = *setup->outputs;
-    const ReportHeader report{header_of(options, *setup->backend, *transport, layout), shape, options.steps};
-    if (outputs.out) write_tensors(*outputs.out, shape, measurements[0].output);
-    if (outputs.report) outputs.report->write(json(report, measurements));
-    outputs.finish();
+    const ReportHeader report{header_of(options, *task.backend, transport, layout), shape, workload.steps()};
+    if (outputs->out) write_tensors(*outputs->out, shape, measurements[0].output);
+    if (outputs->report) outputs->report->write(json(report, measurements));
+    outputs->finish();
     std::fputs(table(report, measurements).c_str(), stdout);
     if (!kernel.empty())
       std::printf("kernel: %s (%lld keys of rank 0)\n", kernel.c_str(), static_cast<long long>(n_positions));
@@ -232,17 +174,17 @@ int run_decode(const DecodeOptions& options, const Ranks& ranks) {
       std::printf("quantisation: out differs by at most %.1e of its largest element from that of k and v before rounding\n",
                   *errors->quantisation);
     for (const Measurement& m : measurements) {
-      if (options.expect.empty()) break;
-      const double distance = distance_from(expected_tensor(*setup->file, options.expect, shape), m.output);
-      const std::string name = "\"" + readable(options.expect) + "\"";
+      if (!task.expected) break;
+      const double distance = distance_from(*task.expected, m.output);
+      const std::string name = "\"" + readable(task.expect) + "\"";
       std::printf("%s: differs from %s by at most %.2e\n", m.algorithm.c_str(), name.c_str(), distance);
-      if (!(distance <= options.tolerance))
+      if (!(distance <= task.tolerance))
         failed.push_back(m.algorithm + " differs from " + name + " by more than --tolerance");
     }
     flush_standard_output();  // the table comes before the messages on standard error
-    outputs.put_in_place();
+    outputs->put_in_place();
 
-    if (setup->file) name_ignored(*setup->file, options.expect);
+    if (task.file) name_ignored(*task.file, task.expect);
     for (const std::string& line : failed) std::fprintf(stderr, "tree_attn: check failed: %s\n", line.c_str());
     if (const std::string line = not_finite(measurements[0].output, workload); !line.empty())
       std::fprintf(stderr, "tree_attn: warning: %s\n", line.c_str());

@@ -1,21 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The options of `tree_attn decode`: names, groups and checks.
+/// @brief The options of `tree_attn decode`: names, groups, and one pass that checks what the parser cannot.
 #include "distributed/program/decode_options.hpp"
 
-#include "distributed/program/collect.hpp"
 #include "distributed/program/option_values.hpp"
 #include "distributed/program/program.hpp"
-#include "distributed/transport/nccl_transport.hpp"
 
 #include <algorithm>
-#include <charconv>
+#include <array>
+#include <cmath>
 #include <iterator>
-#include <stdexcept>
-#include <system_error>
-#include <vector>
 
 namespace tree_attn {
+
 std::vector<std::string> dtype_options() {
   std::vector<std::string> options;
   for (const DType dtype : kDTypes) {
@@ -32,82 +29,10 @@ DType dtype_named(std::string_view name) {
   return *std::find_if(kDTypes.begin(), kDTypes.end(), [&](DType candidate) { return lower_name_of(candidate) == name; });
 }
 
-RunHeader header_of(const ClusterOptions& options, const Backend& backend, const Transport& transport,
-                    const RankLayout& layout) {
-  RunHeader header{options.command_line,
-                   options.backend,
-                   std::string(transport.name()),
-                   backend.has_threads() ? layout.n_threads : 1,
-                   layout.topology.size(),
-                   layout.topology.n_nodes(),
-                   this_machine()};
-  header.machine.nccl = transport.library();
-  return header;
-}
-
-void check_cluster(const ClusterOptions& options, const Backend& backend, LeafOrder order, int n_ranks) {
-  if (options.threads && !backend.has_threads())
-    refuse("--threads is for --backend cpu, but the backend is ", options.backend);
-  if (options.transport == "nccl" && platform_of(backend).make_blocks == nullptr)
-    refuse("--transport nccl sends from the memory of GPUs, but the backend is ", options.backend, "; use --backend cuda");
-  if (options.ranks_per_node > n_ranks)
-    refuse("--ranks-per-node ", options.ranks_per_node, " is larger than the job, which has ", ranks_text(n_ranks));
-  if (order == LeafOrder::kDealt && n_ranks > kMostDealtRanks)
-    refuse("--order dealt: at most ", kMostDealtRanks, " ranks can share a sequence, but the job has ", ranks_text(n_ranks));
-}
-
-void check_workload(const DecodeOptions& options, int n_ranks, const WorkloadShape& shape) {
-  if (options.steps > 1 && options.steps > shape.n_keys)
-    refuse("--steps ", options.steps, ": every step appends one key, but the sequence has only ", shape.n_keys);
-  if (options.shards.empty()) return;
-  if (shape.order == LeafOrder::kDealt)
-    refuse("--shards is for --order contiguous: in the dealt order the number of ranks decides who holds which keys");
-  if (std::ssize(options.shards) != n_ranks)
-    refuse("--shards lists ", options.shards.size(), options.shards.size() == 1 ? " shard for " : " shards for ",
-           ranks_text(n_ranks));
-  std::int64_t sum = 0;
-  for (const std::int64_t shard : options.shards) {
-    if (shard < 0 || shard > shape.n_keys)
-      refuse("--shards: ", shard, " is not in 0 .. ", shape.n_keys, ", the number of keys");
-    sum += shard;
-  }
-  if (sum != shape.n_keys) refuse("--shards add up to ", sum, " keys, but the sequence has ", shape.n_keys);
-}
-
-void check_algorithms(std::span<const Algorithm* const> chosen, const Backend& backend, Transport& transport,
-                      std::span<const KeyRange> ranges, const WorkloadShape& shape) {
-  const std::string who = "--backend " + std::string(backend.name()) + ": ";
-  if (const std::string why = backend.refusal(shape); !why.empty()) refuse(who, "no kernel supports ", why);
-  if ((shape.mask.data != nullptr || shape.softcap > 0) && !backend.has_masks())
-    refuse(who, "no kernel has --softcap or the tensor \"mask\"; use --backend cpu");
-  if (!shape.sink.empty() && transport.device() != nullptr)
-    refuse("--transport ", transport.name(), ": no kernel adds the tensor \"sink\"; use --transport mpi or shared");
-  for (const Algorithm* algorithm : chosen) {
-    if (shape.order == LeafOrder::kDealt && !algorithm->takes_dealt)
-      refuse("--algorithm ", algorithm->name, ": takes --order contiguous alone");
-    const bool cuts_at_leaves = algorithm->keeps_bits && shape.order == LeafOrder::kContiguous;
-    for (const auto& [begin, position] : cuts_at_leaves ? ranges : std::span<const KeyRange>()) {
-      if (position % kLeafKeys == 0 || position == shape.n_keys || position == kOpenEnd) continue;
-      refuse("--shards: key ", position, " is inside a leaf of ", kLeafKeys, " keys; ", algorithm->name,
-             " keeps its bits where shards are cut at multiples of ", kLeafKeys);
-    }
-    if (algorithm->refusal == nullptr) continue;
-    if (const std::string why = algorithm->refusal(transport.topology(), &backend, ranges, shape); !why.empty())
-      refuse("--algorithm ", algorithm->name, ": ", why);
-  }
-}
-
 std::string ranks_text(int n_ranks) { return line_of(n_ranks, n_ranks == 1 ? " rank" : " ranks"); }
 
 LeafOrder order_named(std::string_view name) {
   return name == name_of(LeafOrder::kDealt) ? LeafOrder::kDealt : LeafOrder::kContiguous;
-}
-
-LeafOrder order_of(const DecodeOptions& options, std::span<const Algorithm* const> chosen) {
-  if (options.order) return order_named(*options.order);
-  const bool is_dealt = options.steps > 1 && options.in.empty() &&
-                        std::ranges::all_of(chosen, [](const auto* each) { return each->takes_dealt; });
-  return is_dealt ? LeafOrder::kDealt : LeafOrder::kContiguous;
 }
 
 WorkloadShape synthetic_shape(const ShapeOptions& options, LeafOrder order) {
@@ -128,6 +53,122 @@ WorkloadShape synthetic_shape(const ShapeOptions& options, LeafOrder order) {
   if (bytes > 0x1p46)
     refuse("--seq-len ", options.seq_len, ": a cache of ", bytes / 0x1p40, " TiB exceeds the limit of 64 TiB");
   return shape;
+}
+
+Combining resolve(const ClusterOptions& options, const std::optional<std::string>& order, bool deals,
+                  const Topology& topology, const Backend& backend) {
+  Combining result{&backend, {&find_algorithm(options.algorithm)}, LeafOrder::kContiguous, options.transport == "nccl"};
+  for (const std::string& name : options.compare) result.algorithms.push_back(&find_algorithm(name));
+  const auto has_radix = [](const Algorithm* algorithm) { return algorithm->radix != nullptr; };
+  if (options.radix && std::ranges::none_of(result.algorithms, has_radix))
+    refuse("--radix is for algorithms that join blocks of ranks, not for ", options.algorithm);
+  deals = deals && std::ranges::all_of(result.algorithms, [](const Algorithm* each) { return each->takes_dealt; });
+  result.order = order ? order_named(*order) : deals ? LeafOrder::kDealt : LeafOrder::kContiguous;
+
+  const int n_ranks = topology.size();
+  if (options.threads && !backend.has_threads())
+    refuse("--threads is for --backend cpu, but the backend is ", options.backend);
+  if (result.sends_from_devices && platform_of(backend).make_blocks == nullptr)
+    refuse("--transport nccl sends from the memory of GPUs, but the backend is ", options.backend, "; use --backend cuda");
+  if (options.ranks_per_node > n_ranks)
+    refuse("--ranks-per-node ", options.ranks_per_node, " is larger than the job, which has ", ranks_text(n_ranks));
+  if (result.order == LeafOrder::kDealt && n_ranks > kMostDealtRanks)
+    refuse("--order dealt: at most ", kMostDealtRanks, " ranks can share a sequence, but the job has ", ranks_text(n_ranks));
+  return result;
+}
+
+void check_shards(const Combining& combining, const Topology& topology, std::span<const KeyRange> ranges,
+                  const WorkloadShape& shape) {
+  const Backend& backend = *combining.backend;
+  const std::string who = "--backend " + std::string(backend.name()) + ": ";
+  if (const std::string why = backend.refusal(shape); !why.empty()) refuse(who, "no kernel supports ", why);
+  if ((shape.mask.data != nullptr || shape.softcap > 0) && !backend.has_masks())
+    refuse(who, "no kernel has --softcap or the tensor \"mask\"; use --backend cpu");
+  if (!shape.sink.empty() && combining.sends_from_devices)
+    refuse("--transport nccl: no kernel adds the tensor \"sink\"; use --transport mpi or shared");
+  for (const Algorithm* algorithm : combining.algorithms) {
+    if (shape.order == LeafOrder::kDealt && !algorithm->takes_dealt)
+      refuse("--algorithm ", algorithm->name, ": takes --order contiguous alone");
+    const bool cuts_at_leaves = algorithm->keeps_bits && shape.order == LeafOrder::kContiguous;
+    for (const auto& [begin, position] : cuts_at_leaves ? ranges : std::span<const KeyRange>()) {
+      if (position % kLeafKeys == 0 || position == shape.n_keys || position == kOpenEnd) continue;
+      refuse("--shards: key ", position, " is inside a leaf of ", kLeafKeys, " keys; ", algorithm->name,
+             " keeps its bits where shards are cut at multiples of ", kLeafKeys);
+    }
+    if (algorithm->refusal == nullptr) continue;
+    if (const std::string why = algorithm->refusal(topology, &backend, ranges, shape); !why.empty())
+      refuse("--algorithm ", algorithm->name, ": ", why);
+  }
+}
+
+DecodeTask resolve(const DecodeOptions& options, const Topology& topology, const Backend& backend) {
+  const int n_ranks = topology.size();
+  DecodeTask task{resolve(options, options.order, options.steps > 1 && options.in.empty(), topology, backend), options};
+
+  // Open the input.
+  if (!options.in.empty()) {
+    task.file = SafetensorsFile::open(options.in);
+    task.workload = open_workload(*task.file, options.steps, task.order, options.rule, options.softcap, options.value_dim);
+  } else {
+    if (!options.expect.empty())
+      refuse("--expect ", readable(options.expect), ": needs IN, the file that contains the tensor");
+    if (options.value_dim > 0) refuse("--value-dim ", options.value_dim, ": needs IN, a file without the tensor v");
+    WorkloadShape synthetic = synthetic_shape(options, task.order);
+    synthetic.rule = options.rule, synthetic.softcap = options.softcap;
+    task.workload = make_workload(synthetic, options.seed, options.steps);
+  }
+  const WorkloadShape& shape = task.workload->shape();
+  if (!options.expect.empty()) {
+    task.expected = view4(*task.file, options.expect, "b, n_h, l, d_v");
+    const std::array axes{shape.batch, shape.heads, shape.n_queries, shape.value_dim};
+    if (task.expected->shape != axes)
+      refuse(readable(options.in, 200), ": tensor \"", readable(options.expect), "\" has shape [",
+             CLI::detail::join(task.expected->shape, ", "), "], but the output has [", CLI::detail::join(axes, ", "), "]");
+  }
+  task.scale = options.scale ? *options.scale : 1 / std::sqrt(static_cast<double>(shape.head_dim));
+
+  // Cut the sequence. Keys that are appended go to the last rank, from the end of a leaf on.
+  const bool grows = options.steps > 1;
+  if (grows && options.steps > shape.n_keys)
+    refuse("--steps ", options.steps, ": every step appends one key, but the sequence has only ", shape.n_keys);
+  if (!options.shards.empty()) {
+    if (task.order == LeafOrder::kDealt)
+      refuse("--shards is for --order contiguous: in the dealt order the number of ranks decides who holds which keys");
+    if (std::ssize(options.shards) != n_ranks)
+      refuse("--shards lists ", options.shards.size(), options.shards.size() == 1 ? " shard for " : " shards for ",
+             ranks_text(n_ranks));
+    std::int64_t sum = 0;
+    for (const std::int64_t shard : options.shards) {
+      if (shard < 0 || shard > shape.n_keys)
+        refuse("--shards: ", shard, " is not in 0 .. ", shape.n_keys, ", the number of keys");
+      sum += shard;
+    }
+    if (sum != shape.n_keys) refuse("--shards add up to ", sum, " keys, but the sequence has ", shape.n_keys);
+    std::vector<std::int64_t> lengths;
+    for (const int rank : topology.order()) lengths.push_back(options.shards[static_cast<std::size_t>(rank)]);
+    task.ranges = ranges_of_lengths(lengths);
+  } else if (task.order == LeafOrder::kDealt) {
+    task.ranges = dealt_ranges(n_ranks);
+  } else {
+    const std::int64_t n = grows ? task.workload->n_keys_at_start() / kLeafKeys * kLeafKeys : shape.n_keys;
+    task.ranges = coarse_ranges(n, n_ranks, kLeafKeys);
+  }
+  if (grows && task.order == LeafOrder::kContiguous) task.ranges.back().end = kOpenEnd;
+  check_shards(task, topology, task.ranges, shape);
+  return task;
+}
+
+RunHeader header_of(const ClusterOptions& options, const Backend& backend, const Transport& transport,
+                    const RankLayout& layout) {
+  RunHeader header{options.command_line,
+                   options.backend,
+                   std::string(transport.name()),
+                   backend.has_threads() ? layout.n_threads : 1,
+                   layout.topology.size(),
+                   layout.topology.n_nodes(),
+                   this_machine()};
+  header.machine.nccl = transport.library();
+  return header;
 }
 
 void add_shape_options(CLI::App& command, ShapeOptions& options, const std::string& group) {
@@ -151,15 +192,6 @@ std::vector<const Algorithm*> all_algorithms() {
 int radix_of(const Algorithm& algorithm, const Topology& topology, std::span<const KeyRange> ranges,
              const PlanOptions& options) {
   return algorithm.radix == nullptr ? 0 : algorithm.radix(topology, ranges, options);
-}
-
-std::vector<const Algorithm*> chosen_algorithms(const ClusterOptions& options) {
-  std::vector<const Algorithm*> chosen{&find_algorithm(options.algorithm)};
-  for (const std::string& name : options.compare) chosen.push_back(&find_algorithm(name));
-  const auto has_radix = [](const Algorithm* algorithm) { return algorithm->radix != nullptr; };
-  if (options.radix && std::none_of(chosen.begin(), chosen.end(), has_radix))
-    refuse("--radix is for algorithms that join blocks of ranks, not for ", options.algorithm);
-  return chosen;
 }
 
 void add_window_options(CLI::App& command, SeenRule& rule) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The options of `tree_attn decode`, and the checks that the parser cannot make.
+/// @brief The options of `tree_attn decode`, some of which other commands share, and what they mean together.
 #pragma once
 
 #include "distributed/exchange/decoder.hpp"
@@ -41,15 +41,21 @@ struct FormulaOptions {
   std::int64_t value_dim = 0;
 };
 
+/// Options of measuring and checking, of `decode`.
+struct MeasuringOptions {
+  int repeat = 1, warmup = 0;
+  bool verify = false;
+  std::string expect;
+  double tolerance = 1e-5;
+};
+
 /// The options of `decode`; see its help.
-struct DecodeOptions : ShapeOptions, ClusterOptions, FormulaOptions {
-  std::string in, out, report, expect;
+struct DecodeOptions : ShapeOptions, ClusterOptions, FormulaOptions, MeasuringOptions {
+  std::string in, out, report;
   std::vector<std::int64_t> shards;
   std::uint64_t seed = 1;
   std::optional<std::string> order;
-  double tolerance = 1e-5;
-  int steps = 1, repeat = 1, warmup = 0;
-  bool verify = false;
+  int steps = 1;
 };
 
 /// Adds the options of the shape to a group of the subcommand. What this and the functions below set must live until the
@@ -76,38 +82,53 @@ std::vector<const Algorithm*> all_algorithms();
 /// The radix of a plan of the algorithm; 0 if it has none.
 int radix_of(const Algorithm& algorithm, const Topology& topology, std::span<const KeyRange> ranges,
              const PlanOptions& options);
-/// The algorithm, and then those to compare it with. @throws InputError for a radix that none of them has
-std::vector<const Algorithm*> chosen_algorithms(const ClusterOptions& options);
-
 /// The group of the options that apply to synthetic input only.
 inline const std::string kSyntheticGroup = "Synthetic input (without IN)";
 /// Adds the options to the subcommand.
 void add_decode_options(CLI::App& command, DecodeOptions& options);
 
-/// The header of a report. @param transport of the states
-RunHeader header_of(const ClusterOptions& options, const Backend& backend, const Transport& transport,
-                    const RankLayout& layout);
-
-/// Checks the options against the backend, the order of leaves and the number of ranks. @throws InputError
-void check_cluster(const ClusterOptions& options, const Backend& backend, LeafOrder order, int n_ranks);
-/// Refuses shapes that the backend does not support, cuts inside a leaf if an algorithm promises bits, and shards that one
-/// cannot combine, see Algorithm::refusal. @param shape as the cache stores it
-/// @throws InputError
-void check_algorithms(std::span<const Algorithm* const> chosen, const Backend& backend, Transport& transport,
-                      std::span<const KeyRange> ranges, const WorkloadShape& shape);
 /// "1 rank", "8 ranks".
 std::string ranks_text(int n_ranks);
 
-/// Checks the options against each other, the number of ranks and the shape. @throws InputError
-void check_workload(const DecodeOptions& options, int n_ranks, const WorkloadShape& shape);
-
 /// The order of leaves of that name, "contiguous" or "dealt".
 LeafOrder order_named(std::string_view name);
-/// The order of leaves: that of --order. Without it dealt for synthetic input that grows, if all algorithms take it, and
-/// contiguous otherwise.
-LeafOrder order_of(const DecodeOptions& options, std::span<const Algorithm* const> chosen);
-
 /// The shape of a synthetic workload. @throws InputError
 WorkloadShape synthetic_shape(const ShapeOptions& options, LeafOrder order = LeafOrder::kContiguous);
+
+/// Backend, algorithms and order of leaves, resolved.
+struct Combining {
+  const Backend* backend = nullptr;
+  std::vector<const Algorithm*> algorithms;  ///< that of --algorithm, then those to compare it with
+  LeafOrder order = LeafOrder::kContiguous;
+  bool sends_from_devices = false;
+};
+/// Resolves the options of the ranks and the algorithm.
+/// @param backend that of --backend @param order that of --order; empty: dealt if `deals` and all algorithms take it, and
+/// contiguous otherwise
+/// @throws InputError
+Combining resolve(const ClusterOptions& options, const std::optional<std::string>& order, bool deals,
+                  const Topology& topology, const Backend& backend);
+/// Refuses shapes that the backend does not support, cuts inside a leaf if an algorithm promises bits, and shards that one
+/// cannot combine, see Algorithm::refusal.
+/// @param ranges of every rank, in the order of the topology @param shape as the cache stores it @throws InputError
+void check_shards(const Combining& combining, const Topology& topology, std::span<const KeyRange> ranges,
+                  const WorkloadShape& shape);
+
+/// Task of `decode`: its options, resolved, and its input.
+struct DecodeTask : Combining, MeasuringOptions {
+  std::optional<SafetensorsFile> file{};  ///< IN
+  std::unique_ptr<Workload> workload{};
+  std::optional<TensorView> expected{};  ///< the tensor of --expect, with the shape of the output
+  /// Positions of every rank in the tree, in the order of the topology. In the contiguous order the last rank holds all keys
+  /// that are appended: its range is open, and begins between two leaves.
+  std::vector<KeyRange> ranges{};
+  double scale = 1;
+};
+/// Resolves the options of `decode`, and opens the input. @throws InputError
+DecodeTask resolve(const DecodeOptions& options, const Topology& topology, const Backend& backend);
+
+/// The header of a report. @param transport of the states
+RunHeader header_of(const ClusterOptions& options, const Backend& backend, const Transport& transport,
+                    const RankLayout& layout);
 
 }  // namespace tree_attn

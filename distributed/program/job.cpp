@@ -216,22 +216,21 @@ const Backend& backend_of_rank(const RankOptions& options, int rank, const RankL
   return find_backend(options.backend, layout.n_threads);
 }
 
-std::unique_ptr<Transport> open_transport(const RankOptions& options, const Backend& backend, const Ranks& ranks,
-                                          Topology topology) {
-  if (options.transport == "nccl")
-    return std::make_unique<NcclTransport>(ranks, std::move(topology), platform_of(backend), bootstrap_interface());
-  if (options.transport == "shared") return ranks.open_shared_transport(std::move(topology));
-  return ranks.open_transport(std::move(topology));
-}
-
-PlanOptions plan_options(const RankOptions& options, const RankLayout& layout, Transport& transport) {
-  PlanOptions plan;
-  plan.network = transport.network();
+OpenTransport open_transport(const RankOptions& options, const Backend& backend, const Ranks& ranks,
+                             const RankLayout& layout) {
+  const bool is_nccl = options.transport == "nccl", is_shared = options.transport == "shared";
+  OpenTransport opened;
+  opened.transport =
+      is_nccl     ? std::make_unique<NcclTransport>(ranks, layout.topology, platform_of(backend), bootstrap_interface())
+      : is_shared ? ranks.open_shared_transport(layout.topology)
+                  : ranks.open_transport(layout.topology);
+  PlanOptions& plan = opened.plan;
+  plan.network = opened.transport->network();
   // Then messages cost processor time alone.
   if (layout.cores.ranks_outnumber_cores) plan.radix = plan.node_radix = 2, plan.network.links_per_node = 0;
   if (options.radix) plan.radix = *options.radix;
-  plan.library_reduces = transport.device() != nullptr;
-  return plan;
+  plan.library_reduces = opened.transport->device() != nullptr;
+  return opened;
 }
 
 }  // namespace tree_attn

@@ -58,12 +58,16 @@ RankLayout layout_of(const RankOptions& options, const Ranks& ranks);
 /// @throws InputError as find_backend(), or if the GPU is not there or cannot be used
 const Backend& backend_of_rank(const RankOptions& options, int rank, const RankLayout& layout);
 
-/// The transport of --transport. Collective. @param backend has states on a device, for nccl @throws as NcclTransport
-std::unique_ptr<Transport> open_transport(const RankOptions& options, const Backend& backend, const Ranks& ranks,
-                                          Topology topology);
-/// Options of the exchange of states, over the network of the transport. Where ranks outnumber the cores of their node, a
-/// message costs the time of a core rather than latency, so the schedule with the fewest messages is the fastest: two blocks
-/// in each round, inside nodes too. Between nodes --radix has the last word.
-PlanOptions plan_options(const RankOptions& options, const RankLayout& layout, Transport& transport);
+/// Transport of a rank, and options of the exchange of states over it.
+struct OpenTransport {
+  std::unique_ptr<Transport> transport;
+  PlanOptions plan;
+};
+/// Opens the transport of --transport. Collective. Where ranks outnumber the cores of their node, a message costs the time
+/// of a core rather than latency, so the schedule with the fewest messages is the fastest: two blocks in each round, inside
+/// nodes too. Between nodes --radix has the last word.
+/// @param backend has states on a device, for nccl @throws as NcclTransport
+OpenTransport open_transport(const RankOptions& options, const Backend& backend, const Ranks& ranks,
+                             const RankLayout& layout);
 
 }  // namespace tree_attn
