@@ -303,6 +303,8 @@ void Algorithm::check_ranges(const char* function, int n_ranks, std::span<const 
           " ranks");
   require_neighbours(function, ranges);
   require(ranges.front().begin == 0, function, ": the ranges begin at ", ranges.front().begin, " instead of 0");
+  for (const KeyRange& range : ranges)
+    require(begins_leaf(range), function, ": a range begins at ", range.begin, ", inside a leaf of ", kLeafKeys, " keys");
   constexpr std::int64_t kEnd = std::int64_t{1} << kPositionBits;
   require(order == LeafOrder::kContiguous || ranges.back().end == kEnd, function, ": the ranges end at ", ranges.back().end,
           "; in the dealt order they end at ", kEnd);

@@ -163,9 +163,8 @@ struct Algorithm {
   /// algorithm, with the same shape, scale, order of leaves, ranges and options, and tell each other so; see DecoderSetup.
   /// @param transport, shard outlive the decoder
   /// @param ranges range of every rank in the tree, in the order of the topology; neighbours touch, some may be empty, and
-  /// the last may be open: then the plan is written anew when the longest sequence has doubled, see closed(). keeps_bits
-  /// is a promise for ranges of whole leaves, which end at a multiple of kLeafKeys or with the keys. Others are taken too
-  /// (the program refuses them): then a kernel has other bits, and the CPU the same except in the cases of docs/II.2-tree.md
+  /// the last may be open: then the plan is written anew when the longest sequence has doubled, see closed(). Those with
+  /// keys begin at multiples of kLeafKeys
   /// @param options of the plan
   /// @throws InputError on every rank if two ranks differ; std::invalid_argument unless the ranges are such ranges, one per
   ///   rank, from position 0 on (in the dealt order up to the last slot), that of this rank is the one of its cache, and a

@@ -32,8 +32,8 @@ std::string why_not(const Topology& topology, std::span<const KeyRange> ranges, 
     return "a node of " + std::to_string(topology.size()) + " ranks; at most " + std::to_string(kMostOneShotRanks) +
            "; use two-level";
   for (int rank = 0; rank < topology.size(); ++rank) {
-    const auto [begin, end] = topology.range_of(rank, ranges);
-    const double bytes = 4.0 * n_subtrees(begin, end) * static_cast<double>(n_rows) * static_cast<double>(state_size(d_v));
+    const double bytes = 4.0 * n_subtrees(whole_leaves(topology.range_of(rank, ranges))) * static_cast<double>(n_rows) *
+                         static_cast<double>(state_size(d_v));
     if (bytes > kMostOneShotBytes)
       return "rank " + std::to_string(rank) + " has " + std::to_string(static_cast<std::int64_t>(bytes / 1024)) +
              " KiB of states; at most " + std::to_string(kMostOneShotBytes / 1024) + "; use two-level";
@@ -177,7 +177,7 @@ class OneShotDecoder : public Decoder {
 
     // The states of all subtrees become one.
     std::int64_t n = 0;
-    for (const KeyRange& range : node.ranges) n += n_subtrees(range.begin, range.end);
+    for (const KeyRange& range : node.ranges) n += n_subtrees(whole_leaves(range));
     n_merges_ = std::max<std::int64_t>(0, n - 1);
     n_stored_ = std::ssize(exchange_of(node, shape.n_rows(l), shape.value_dim).sends);
   }
@@ -220,14 +220,13 @@ RankCost cost(const Topology& topology, int rank, std::span<const KeyRange> open
   cost.rounds.push_back({.decoded_bytes = bytes_read(leaves, shape)});
   cost.rounds.push_back(exchange_of(node, n_rows, d_v));
   Forest<float> joined(0, 0);
-  for (const KeyRange& each : node.ranges) joined.append(cover(each.begin, each.end), nullptr);
+  for (const KeyRange& each : node.ranges) joined.append(cover(whole_leaves(each).begin, whole_leaves(each).end), nullptr);
   joined.fold();
   cost.collectives = 1;
   cost.merge_steps = cost.rounds.back().merge_steps = joined.n_merges();
 
   // The own states, the window that the others store into, and the output.
-  const KeyRange range = topology.range_of(rank, ranges);
-  cost.elements = n_rows * n_subtrees(range.begin, range.end) * state_size(d_v) +
+  cost.elements = n_rows * n_subtrees(whole_leaves(topology.range_of(rank, ranges))) * state_size(d_v) +
                   one_shot_window_bytes(node.ranges, n_rows, d_v) / static_cast<std::int64_t>(sizeof(float)) +
                   n_rows * (d_v + 1);
   return cost;

@@ -20,16 +20,6 @@
 namespace tree_attn {
 namespace {
 
-/// Throws std::invalid_argument for ranges that are not those of n ranks, or that the algorithm or the backend does not
-/// take.
-void require_ranges(const char* function, const Algorithm& algorithm, const Backend& backend, int n_ranks,
-                    std::span<const KeyRange> ranges, LeafOrder order, const PlanOptions& options) {
-  algorithm.check_ranges(function, n_ranks, ranges, order, options);
-  for (const KeyRange& range : ranges)
-    require(range.begin % kLeafKeys == 0 || platform_of(backend).make_blocks == nullptr, function, ": a range begins at ",
-            range.begin, ", inside a leaf of 64 positions; on the CPU alone");
-}
-
 /// Compares an argument over all ranks, first by a hash alone, as step() does: ranks that have called it are told so.
 void require_equal_argument(const Ranks& ranks, const char* function, std::string_view what, const Field& argument,
                             const std::optional<std::string>& refusal) {
@@ -93,7 +83,7 @@ void Attention::open(const Ranks& ranks, const AttentionShape& shape, const Atte
     require(std::isfinite(*setup_.scale), kHere, ": a scale of ", *setup_.scale, "; a finite number is needed");
     const std::string why = backend->refusal(shape);
     require(why.empty(), "--backend ", name, ": no kernel supports ", why);
-    require_ranges(kHere, *algorithm_, *backend, ranks.size(), setup_.ranges, order, setup_.plan);
+    algorithm_->check_ranges(kHere, ranks.size(), setup_.ranges, order, setup_.plan);
     require(setup.ranks_per_node >= 0, kHere, ": nodes of ", setup.ranks_per_node, " ranks");
     require(!is_given || (setup.ranks_per_node == 0 && !setup.shares_memory), kHere,
             ": nodes and shared memory are those of the transport");
@@ -154,8 +144,7 @@ void Attention::use(std::string_view algorithm) {
   const auto refusal = refusal_of(transport_->size() > 1, [&] {
     require_idle(kHere);
     other = &find_algorithm(algorithm);
-    require_ranges(kHere, *other, *shard_->backend, transport_->size(), setup_.ranges, cache().leaves().order(),
-                   setup_.plan);
+    other->check_ranges(kHere, transport_->size(), setup_.ranges, cache().leaves().order(), setup_.plan);
   });
   require_equal_argument(transport_->ranks(), kHere, "all ranks to use an algorithm", {"algorithm", algorithm}, refusal);
   decoder_ = other->open_agreed(*transport_, *shard_, setup_.ranges, setup_.plan, compares_lengths_);
@@ -173,7 +162,7 @@ void Attention::reshard(std::span<const KeyRange> ranges) {
     require(cache().pages() == nullptr, kHere, ": keys in pages stay where they are");
     require(transport_->device() == nullptr, kHere, ": the transport ", transport_->name(), " sends from device memory");
     after = spread_over(ranges, p);
-    require_ranges(kHere, *algorithm_, *shard_->backend, p, after, order, setup_.plan);
+    algorithm_->check_ranges(kHere, p, after, order, setup_.plan);
     for (const std::int64_t length : lengths_)
       require<std::out_of_range>(length <= after.back().end, kHere, ": a sequence has ", length,
                                  " positions, but the ranges of all ranks end at ", after.back().end);

@@ -89,12 +89,6 @@ void check_shards(const Combining& combining, const Topology& topology, std::spa
   for (const Algorithm* algorithm : combining.algorithms) {
     if (shape.order == LeafOrder::kDealt && !algorithm->takes_dealt)
       refuse("--algorithm ", algorithm->name, ": takes --order contiguous alone");
-    const bool cuts_at_leaves = algorithm->keeps_bits && shape.order == LeafOrder::kContiguous;
-    for (const auto& [begin, position] : cuts_at_leaves ? ranges : std::span<const KeyRange>()) {
-      if (position % kLeafKeys == 0 || position == shape.n_keys || position == kOpenEnd) continue;
-      refuse("--shards: key ", position, " is inside a leaf of ", kLeafKeys, " keys; ", algorithm->name,
-             " keeps its bits where shards are cut at multiples of ", kLeafKeys);
-    }
     if (algorithm->refusal == nullptr) continue;
     if (const std::string why = algorithm->refusal(topology, &backend, ranges, shape); !why.empty())
       refuse("--algorithm ", algorithm->name, ": ", why);
@@ -147,6 +141,11 @@ DecodeTask resolve(const DecodeOptions& options, const Topology& topology, const
     std::vector<std::int64_t> lengths;
     for (const int rank : topology.order()) lengths.push_back(options.shards[static_cast<std::size_t>(rank)]);
     task.ranges = ranges_of_lengths(lengths);
+    for (const KeyRange& range : task.ranges) {
+      if (!begins_leaf(range))
+        refuse("--shards: key ", range.begin, " is inside a leaf of ", kLeafKeys, " keys; cut shards at multiples of ",
+               kLeafKeys);
+    }
   } else if (task.order == LeafOrder::kDealt) {
     task.ranges = dealt_ranges(n_ranks);
   } else {
@@ -271,10 +270,9 @@ void add_decode_options(CLI::App& command, DecodeOptions& options) {
   add("OUT", options.out, "safetensors file to write: F32 out and lse of the last step", not_empty);
 
   add_cluster_options(command, options);
-  add_list_option(
-      command, "--shards", options.shards,
-      "Keys per rank, n0,n1,..., zeros allowed; cuts at multiples of 64 if bits are promised (default: even, aligned)",
-      any_integer<std::int64_t>());
+  add_list_option(command, "--shards", options.shards,
+                  "Keys per rank, n0,n1,..., zeros allowed; cuts at multiples of 64 (default: even, aligned)",
+                  any_integer<std::int64_t>());
   add("--steps", options.steps,
       "Decode T tokens: the cache starts with N - T keys; each step appends one and has a new query;"
       "\na batch entry with fewer than T keys joins late, in the last steps, one for each of its keys",

@@ -108,8 +108,7 @@ struct Combining {
 /// @throws InputError
 Combining resolve(const ClusterOptions& options, const std::optional<std::string>& order, bool deals,
                   const Topology& topology, const Backend& backend);
-/// Refuses shapes that the backend does not support, cuts inside a leaf if an algorithm promises bits, and shards that one
-/// cannot combine, see Algorithm::refusal.
+/// Refuses shapes that the backend does not support, and shards that an algorithm cannot combine, see Algorithm::refusal.
 /// @param ranges of every rank, in the order of the topology @param shape as the cache stores it @throws InputError
 void check_shards(const Combining& combining, const Topology& topology, std::span<const KeyRange> ranges,
                   const WorkloadShape& shape);

@@ -109,9 +109,9 @@ class DeviceOneShot final : public OneShotSession, private StepKernel {
     if (ranges.size() > kMaxPeers)
       throw DeviceError("one-shot: " + std::to_string(ranges.size()) + " ranks; at most " + std::to_string(kMaxPeers));
     require_neighbours("OneShotSession::open_window", ranges);
-    // A join of ranges that may be cut anywhere counts positions in 32 bits.
-    if (!ranges.empty() && ranges.back().end >> 32 != 0)
-      throw DeviceError("one-shot: position " + std::to_string(ranges.back().end) + "; fewer than 2^32");
+    // A join counts leaves in 32 bits.
+    if (ranges.back().end > (kMostWorkItems << kLeafLevel))
+      throw DeviceError("one-shot: position " + std::to_string(ranges.back().end) + ": more than 2^38 - 64");
     require<std::out_of_range>(me >= 0 && me < std::ssize(ranges), "OneShotSession::open_window: index ", me, " among ",
                                ranges.size(), " ranks");
     const KeyRange held = cache_.leaves().range();
@@ -122,7 +122,7 @@ class DeviceOneShot final : public OneShotSession, private StepKernel {
     peers_ = Peers::of(ranges, me, shape.n_rows(most_queries_), shape.value_dim);
     peers_.gave_up = gave_up_.data();
     if (std::isfinite(timeout_)) peers_.limit_ns = static_cast<std::uint64_t>(std::clamp(1e9 * timeout_, 1.0, 0x1p62));
-    steps_.plan_range(ranges[static_cast<std::size_t>(me)], most_queries_);
+    steps_.plan_range(peers_.range[me], most_queries_);
 
     // Nothing of this rank is under way, and no other rank knows the new window.
     synchronise(steps_.stream());

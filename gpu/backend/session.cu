@@ -75,9 +75,6 @@ void StepRunner::plan_keys() {
   const StepArrays input = input_->on_device();
   ListedParams& params = plan_.params;
   if (plan_.is_listed()) {
-    if (plan_.order == LeafOrder::kContiguous && range.begin % kLeafKeys != 0)
-      throw DeviceError("a window or pages over a shard that begins inside a leaf, at position " +
-                        std::to_string(range.begin));
     static_cast<DecodeParams&>(params) = params_of(s, most_queries_, {0, cache.n_allocated()});
     const auto leaves_of = [](std::int64_t n) { return (n + kLeafKeys - 1) / kLeafKeys; };
     const std::int64_t n_leaves = leaves_of(cache.n_allocated());

@@ -280,13 +280,13 @@ class JoinList {
 /// The subtrees of the parts are listed once. A thread starts to copy its slice of as many subtrees as there is room for to
 /// the places after its stack, and pushes them when they are there: what is merged takes no more places than what was
 /// copied. Siblings of one size, which are the usual case, are merged as they are read.
-/// @tparam kUnit all parts begin and end at multiples of 2^kUnit, and before 2^32 of those
+/// @pre parts begin and end with leaves, before 2^32 of those
 /// @param n_rows queries of the thread group
 /// @param range of all parts
 /// @param positions (i) -> KeyRange of part i
 /// @param forest_of (slice, i) -> the forest of part i, as StateSlice::load() takes it
 /// @param use (slice, roots) what to do with the result; called once per slice
-template <IsThreadGroup ThreadGroup, int kUnit = kLeafLevel, class Positions, class ForestOf, class Use>
+template <IsThreadGroup ThreadGroup, class Positions, class ForestOf, class Use>
 __device__ __forceinline__ void join_parts(Scratch scratch, int n_rows, KeyRange range, int n_parts,
                                            const Positions& positions, const ForestOf& forest_of, const Use& use) {
   using States = SliceStates<ThreadGroup>;
@@ -294,7 +294,7 @@ __device__ __forceinline__ void join_parts(Scratch scratch, int n_rows, KeyRange
   n_parts = opaque(n_parts);  // Nothing that follows from it is worked out before the walk, and held through it.
   const int thread = opaque(static_cast<int>(threadIdx.x)), n_threads = static_cast<int>(blockDim.x);
   const JoinList list(scratch.memory);
-  const auto units = [](KeyRange x) { return JoinRange{Count(x.begin >> kUnit), Count(x.end >> kUnit)}; };
+  const auto units = [](KeyRange x) { return JoinRange{Count(leaf_at(x.begin)), Count(leaf_at(x.end))}; };
   const JoinRange all = units(range);
 
   // Whether the parts are siblings, and each of them so many units: every warp finds out for itself.
@@ -416,11 +416,11 @@ __device__ __forceinline__ void join_parts(Scratch scratch, int n_rows, KeyRange
 
 /// join_parts() for the n parts of a range that split_range() has cut, their forests in global memory one after the other.
 /// @param n_rows queries of the thread group @param parts [n_parts][n_slots][n_part] @param first_slot of the thread group
-template <IsThreadGroup ThreadGroup, int kUnit = kLeafLevel, class Use>
+template <IsThreadGroup ThreadGroup, class Use>
 __device__ __forceinline__ void join_splits(Scratch scratch, int n_rows, const float* parts, std::int64_t n_part,
                                             KeyRange range, int n_parts, const Use& use, int n_slots = ThreadGroup::kSlots,
                                             int first_slot = 0) {
-  join_parts<ThreadGroup, kUnit>(
+  join_parts<ThreadGroup>(
       scratch, n_rows, range, n_parts, [range, n_parts](int i) { return split_range(range, i, n_parts); },
       [=](const auto& slice, int i) { return parts + (i * n_slots + first_slot + slice.slot) * n_part; }, use);
 }

@@ -35,7 +35,7 @@ bool has_bulk_rows(const DecodeParams& params, DType dtype, int row_bytes) {
     return view.stride[2] == d && d * static_cast<int>(bytes_of(dtype)) == row_bytes;
   };
   return is_dense(params.k, params.d_h) && is_dense(params.v, params.d_v) && starts_aligned(params, dtype) &&
-         params.begin % kLeafKeys == 0 && params.readable_end >= (params.rows_end() + 7) / 8 * 8;
+         params.readable_end >= (params.rows_end() + 7) / 8 * 8;
 }
 
 void set_scale(DecodeParams& params, DType dtype, double scale) {

@@ -34,7 +34,6 @@ class ContiguousLeaves {
   __device__ __forceinline__ ContiguousLeaves(KeyRange range, KeyRange used)
       : origin_(range.begin),
         n_leaves_(static_cast<int>(leaf_at(range.end) - leaf_at(range.begin))),
-        first_key_(range.begin < used.begin ? static_cast<int>(used.begin - range.begin) : 0),
         end_key_(range.empty() ? 0 : static_cast<int>((used.end < range.end ? used.end : range.end) - range.begin)),
         n_older_(used.end <= range.end ? n_leaves_ - 1 : n_leaves_) {}
 
@@ -42,9 +41,9 @@ class ContiguousLeaves {
   /// Whether the first n leaves, or all if there are fewer, are older than the newest of the sequence, that of its last key.
   __device__ __forceinline__ bool are_older(int n) const { return n <= n_older_ || n_older_ == n_leaves_; }
   /// Positions up to the last key.
-  __device__ __forceinline__ int n_positions() const { return end_key_ > first_key_ ? end_key_ : 0; }
+  __device__ __forceinline__ int n_positions() const { return end_key_ > 0 ? end_key_ : 0; }
   /// Which positions from `at` on have a key that is seen, counted from there, as far as the leaf goes.
-  __device__ __forceinline__ SeenHere seen(int at) const { return {0, first_key_ - at, end_key_ - at}; }
+  __device__ __forceinline__ SeenHere seen(int at) const { return {0, 0, end_key_ - at}; }
   /// Whether all queries see the same keys of leaf i, those that seen() says. @param n_edge DecodeParams::n_edge()
   __device__ __forceinline__ bool are_seen_alike(int i, int n_edge) const {
     return n_edge == 0 || end_key_ - (i + 1) * static_cast<int>(kLeafKeys) >= n_edge;
@@ -70,7 +69,7 @@ class ContiguousLeaves {
  private:
   std::int64_t origin_ = 0;
   int n_leaves_ = 0;
-  int first_key_ = 0, end_key_ = 0;
+  int end_key_ = 0;
   int n_older_ = 0;  ///< leaves older than the newest
 };
 

@@ -138,7 +138,7 @@ __device__ __forceinline__ void receive_states(const AnyPeers& peers, const Para
   }
 
   // Devices are joined as the splits of one device are.
-  join_parts<ThreadGroup, 0>(
+  join_parts<ThreadGroup>(
       scratch, rows.n, peers.range_of_all(), peers.n, [&peers](int source) { return peers.range[source]; },
       [&](const StateSlice<ThreadGroup>& slice, int source) {
         return [&, slice, source](int subtree) {

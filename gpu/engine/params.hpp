@@ -111,13 +111,12 @@ struct DecodeParams {
     const std::int64_t length = lengths[entry];
     return {begin, length < begin ? begin : length < end ? length : end};
   }
-  /// The leaves that hold them, whole: positions without a key hold the empty set, which changes no bit. A leaf that an end
-  /// of the shard cuts is one leaf here, with fewer keys, and several nodes in plain.hpp.
+  /// The leaves that hold them, whole: positions without a key hold the empty set, which changes no bit. A leaf in which the
+  /// shard ends is one leaf here, and several subtrees in plain.hpp.
   TREE_ATTN_HOST_DEVICE KeyRange leaves(std::int64_t kv_head) const { return leaves_by_entry(entry_of(kv_head)); }
   TREE_ATTN_HOST_DEVICE KeyRange leaves_by_entry(std::int64_t entry) const {
     const KeyRange used = in_use_by_entry(entry);
-    const std::int64_t first = leaf_at(used.begin) * kLeafKeys;
-    return {first, used.empty() ? first : leaf_at(used.end + kLeafKeys - 1) * kLeafKeys};
+    return {used.begin, used.empty() ? used.begin : leaf_at(used.end + kLeafKeys - 1) * kLeafKeys};
   }
   /// The range of the tree that the shard is.
   TREE_ATTN_HOST_DEVICE KeyRange shard(std::int64_t) const { return {begin, end}; }

@@ -59,7 +59,7 @@ struct Peers {
   std::int64_t n_rows = 0, n_packets = 0;  ///< query rows; packets of a state of 2 + d_v floats
   std::int64_t half = 0;                   ///< packets of half a window, which has room for the most rows
   Packet* window[kMaxPeers] = {};          ///< [2][slots of all devices][rows][n_packets]
-  KeyRange range[kMaxPeers] = {};          ///< of the canonical tree; neighbours touch, and some may be empty
+  KeyRange range[kMaxPeers] = {};          ///< of the canonical tree, whole leaves; neighbours touch, and some may be empty
   int first_slot[kMaxPeers + 1] = {};      ///< slots per row of the devices before each; the last one: of all
   unsigned* steps = nullptr;               ///< [n_rows], own memory: steps done
   GaveUp* gave_up = nullptr;               ///< own memory
@@ -71,8 +71,8 @@ struct Peers {
   static Peers of(const Ranges& ranges, int me, std::int64_t n_rows, std::int64_t d_v) {
     Peers peers;
     peers.n = 0, peers.me = me, peers.n_rows = n_rows, peers.n_packets = (state_size(d_v) + 2) / 3;
-    for (const KeyRange& each : ranges) {
-      peers.range[peers.n] = each;
+    for (const KeyRange& of_device : ranges) {
+      const KeyRange each = peers.range[peers.n] = whole_leaves(of_device);
       const int n = n_subtrees(each.begin, each.end);
       peers.first_slot[peers.n + 1] = peers.first_slot[peers.n] + (n > 0 ? n : 1);
       ++peers.n;

@@ -214,8 +214,8 @@ class KeySteps {
   /// Which of the eight positions of a step have a key that is seen, bit by bit. Other rows are never read.
   __device__ __forceinline__ unsigned valid(int step) const {
     const SeenHere seen = leaves_.seen(step * kKeysPerStep);
-    const unsigned hidden = lowest_of_eight(seen.begin);
-    return lowest_of_eight(seen.end) & (Leaves::kHasEmptySlots ? ~hidden | lowest_of_eight(seen.sinks) : ~hidden);
+    const unsigned hidden = lowest_of_eight(seen.begin), sinks = lowest_of_eight(seen.sinks);
+    return lowest_of_eight(seen.end) & (~hidden | sinks);
   }
   /// Whether a step holds the last keys of its leaf.
   __device__ __forceinline__ bool ends_leaf(int step) const {

@@ -32,7 +32,7 @@ struct LeafKeys {
   template <class Leaves>
   __device__ __forceinline__ LeafKeys(const Leaves& leaves, int first) : at(first) {
     const SeenHere seen = leaves.seen(at);
-    sinks = Leaves::kHasEmptySlots ? seen.sinks : 0;
+    sinks = seen.sinks;
     begin = seen.begin > sinks ? seen.begin : 0;
     end = seen.end < static_cast<int>(kLeafKeys) ? seen.end : static_cast<int>(kLeafKeys);
   }

@@ -159,7 +159,7 @@ class CpuSession final : public DecodeSession, public States {
         }
       }
     } else {
-      cut(closed(leaves.range(), step.longest()), most_rows, step.longest());
+      cut(closed(leaves.range(), step.longest()), most_rows);
     }
 
     find_shared_chunks();
@@ -246,11 +246,9 @@ class CpuSession final : public DecodeSession, public States {
   }
 
   /// The chunks of a contiguous range whose first `n` positions are in use: past them subtrees are as large as they can be.
-  /// @param longest the longest sequence. Where it ends, keys have the shift that they have in an open range: a leaf is not
-  /// cut, and the first of its subtrees has all of its sums
-  void cut(KeyRange range, std::int64_t n, std::int64_t longest) {
+  /// A leaf in which the range ends is several of them, and the first has all of its sums.
+  void cut(KeyRange range, std::int64_t n) {
     chunks_.clear(), ends_.clear();
-    std::int64_t read = range.begin;
     for (std::int64_t begin = range.begin; begin < range.end; begin = chunks_.back().end()) {
       std::int64_t end = begin < range.begin + n ? std::min(range.end, begin + chunk_leaves_ * kLeafKeys) : range.end;
       // Between the sinks and the windows of all sequences nothing is seen.
@@ -258,11 +256,7 @@ class CpuSession final : public DecodeSession, public States {
       if (first_seen > begin) end = std::min(range.end, first_seen);
       if (next_cut(begin - range.begin) < end - range.begin) end = range.begin + next_cut(begin - range.begin);
       chunks_.push_back(first_subtree(begin, end));
-      ends_.push_back(begin);
-      if (begin < read) continue;
-      read = chunks_.back().end();
-      if (longest <= range.end) read = std::max(read, first_subtree(begin, (begin / kLeafKeys + 1) * kLeafKeys).end());
-      ends_.back() = read;
+      ends_.push_back(begin % kLeafKeys > 0 ? begin : std::max(chunks_.back().end(), begin + kLeafKeys));
     }
     n_chunks_ = std::ssize(chunks_);
     const std::size_t n_floats = chunks_.size() * static_cast<std::size_t>(forest_.block_size());
@@ -323,9 +317,9 @@ class CpuSession final : public DecodeSession, public States {
       if (end <= hidden.end) end = std::min(end, hidden.begin);
       return {begin, std::max(begin, end)};
     }
+    const KeyRange range = cache_.leaves().range();
     const std::int64_t begin = chunks_[static_cast<std::size_t>(c)].begin(),
-                       end = std::min(ends_[static_cast<std::size_t>(c)], seen.end),
-                       first_row = cache_.leaves().range().begin;
+                       end = std::min({ends_[static_cast<std::size_t>(c)], seen.end, range.end}), first_row = range.begin;
     return {begin - first_row, seen.touches(begin, end) ? end - first_row : begin - first_row};
   }
   /// Finds the rows at which two entries part that begin with the same pages. Chunks end there.

@@ -41,7 +41,7 @@ void CpuCache::allocate(std::int64_t capacity) {
   if (!segments_.empty() && end >= needed) return;
 
   // A leaf has one stride. If the last segment ends inside one, all of its rows move to the new segment.
-  Segment next{end == 0 ? 0 : leaves().end_of_leaf(end - 1) == end ? end : leaves().begin_of_leaf(end - 1), 0, {}, {}};
+  Segment next{end / kLeafKeys * kLeafKeys, 0, {}, {}};
   next.size = needed - next.begin;
   const std::int64_t n_rows = (pages() == nullptr ? shape().batch : 1) * shape().kv_heads * next.size;
   next.k = std::make_unique_for_overwrite<std::byte[]>(static_cast<std::size_t>(n_rows * key_bytes()));
@@ -112,7 +112,7 @@ void CpuCache::write(std::int64_t entry, std::int64_t first, const TensorView& k
   // move to memory of the cache.
   std::int64_t& borrowed = borrowed_[static_cast<std::size_t>(entry)];
   const std::int64_t kept = std::min(borrowed, first);
-  borrowed = kept == 0 || leaves().end_of_leaf(kept - 1) == kept ? kept : leaves().begin_of_leaf(kept - 1);
+  borrowed = kept / kLeafKeys * kLeafKeys;
   if (borrowed < kept) {
     copy_rows(entry, borrowed, shard_.k.entry(entry).positions(borrowed, kept),
               shard_.v.entry(entry).positions(borrowed, kept));

@@ -32,7 +32,7 @@ namespace tree_attn {
 /// set_key().
 ///
 /// @param q queries [b, n_h, l, d_h]; row (i, h, j) of the result is (i * n_h + h) * l + j
-/// @param shard keys and values of some positions
+/// @param shard keys and values of some positions, from the beginning of a leaf on
 /// @param lengths keys in use per batch entry, [b], over the whole sequence and not over the shard
 /// @param scale multiplies q.k, often 1/sqrt(d_h); see split_scale()
 /// @param progress called after every chunk of up to 4096 keys: lets messages advance meanwhile; may be empty

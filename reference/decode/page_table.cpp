@@ -32,8 +32,7 @@ void PageTable::reset(const OwnedLeaves& leaves) {
 KeyRange PageTable::given_back(std::int64_t entry) const {
   const std::int64_t end = of(entry).gone_end;
   if (end <= n_sink_leaves_) return {};
-  const std::int64_t first = std::max<std::int64_t>(0, n_sink_leaves_ * kLeafKeys - leaves_.cut_off());
-  return {leaves_.position(first), leaves_.position(end * kLeafKeys - leaves_.cut_off() - 1) + 1};
+  return {leaves_.position(n_sink_leaves_ * kLeafKeys), leaves_.position(end * kLeafKeys - 1) + 1};
 }
 
 std::int32_t PageTable::take() {
@@ -52,7 +51,7 @@ PageTable::Plan PageTable::plan(std::int64_t entry, std::int64_t n, std::int64_t
   const Entry& e = of(entry);
   Plan plan{n_leaves(n), n_leaves(end), 0, {}, false, n_sink_leaves_};
   if (rule_.window > 0)
-    plan.gone_end = std::max(e.gone_end, leaves_.index_of_row(leaves_.n_keys(first_seen(leaves_.position(end - 1) + 1))));
+    plan.gone_end = std::max(e.gone_end, leaves_.n_keys(first_seen(leaves_.position(end - 1) + 1)) / kLeafKeys);
   plan.given_back = {std::max(e.gone_end, n_sink_leaves_), std::min(plan.gone_end, plan.before)};
 
   // Count.
@@ -61,7 +60,7 @@ PageTable::Plan PageTable::plan(std::int64_t entry, std::int64_t n, std::int64_t
   for (std::int64_t i = plan.given_back.begin; i < plan.given_back.end; ++i) n_available += n_users_of(i) == 1;
   for (std::int64_t i = plan.before; i < plan.after; ++i) n_needed += plan.stays(i);
   const std::int64_t last = plan.before - 1;
-  plan.copies = leaves_.index_of_row(n) < plan.before && plan.stays(last) && n_users_of(last) > 1;
+  plan.copies = n / kLeafKeys < plan.before && plan.stays(last) && n_users_of(last) > 1;
   n_needed += plan.copies;
   require<std::out_of_range>(n_needed <= n_available, "KvCache::append: ", end - n, " more positions of batch entry ", entry,
                              " need ", n_needed, " pages, but ", n_available, " of ", rule_.n_pages, " are free");
@@ -85,7 +84,7 @@ PageTable::Copy PageTable::extend(std::int64_t entry, std::int64_t n, std::int64
   Copy copy;
   if (plan.copies) {
     std::int32_t& last = page_of(plan.before - 1);
-    copy = {last, take(), (n + leaves_.cut_off()) % kLeafKeys};
+    copy = {last, take(), n % kLeafKeys};
     give_back(std::exchange(last, static_cast<std::int32_t>(copy.to)));
   }
   for (std::int64_t i = plan.before; i < plan.after; ++i) {

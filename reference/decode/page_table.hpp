@@ -51,12 +51,12 @@ class PageTable {
   std::int64_t page(std::int64_t entry, std::int64_t i) const { return of(entry).pages[static_cast<std::size_t>(i)]; }
   /// The row of the pool that holds row a of an entry; kNone if its page has been given back.
   std::int64_t row(std::int64_t entry, std::int64_t a) const {
-    const std::int64_t on = page(entry, leaves_.index_of_row(a));
-    return on == kNone ? kNone : on * kLeafKeys + (a + leaves_.cut_off()) % kLeafKeys;
+    const std::int64_t on = page(entry, a / kLeafKeys);
+    return on == kNone ? kNone : on * kLeafKeys + a % kLeafKeys;
   }
   /// Tests whether another entry also has the page of row a.
   bool is_shared(std::int64_t entry, std::int64_t a) const {
-    const std::int64_t on = page(entry, leaves_.index_of_row(a));
+    const std::int64_t on = page(entry, a / kLeafKeys);
     return on != kNone && n_users_[static_cast<std::size_t>(on)] > 1;
   }
   /// The positions of an entry that lie between the first and the last page that it has given back.
@@ -93,7 +93,7 @@ class PageTable {
     std::int64_t version = 0;
   };
   const Entry& of(std::int64_t entry) const { return entries_[static_cast<std::size_t>(entry)]; }
-  std::int64_t n_leaves(std::int64_t n_rows) const { return n_rows == 0 ? 0 : leaves_.index_of_row(n_rows - 1) + 1; }
+  std::int64_t n_leaves(std::int64_t n_rows) const { return (n_rows + kLeafKeys - 1) / kLeafKeys; }
   /// Changes that extend() will make.
   struct Plan {
     std::int64_t before, after, gone_end;  ///< leaves now and then, and where those begin that keep a page

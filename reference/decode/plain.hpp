@@ -48,22 +48,21 @@ inline Forest<float> decode(const Step& step, const TensorView& k, const TensorV
                             double scale, std::span<const float> key_scale = {}) {
   const auto [b, n_h, l, d_h] = step.q.shape;
   const std::int64_t n_kv = k.shape[1], d_v = v.shape[3], longest = step.longest();
-  KeyRange range = closed(leaves.range(), longest), sums{range.begin, range.begin};
+  const KeyRange range = closed(leaves.range(), longest);
   std::vector<float> query(static_cast<std::size_t>((d_h + 31) / 32 * 32)), key(query), x[kLeafKeys];
   Forest<float> forest(b * n_h * l, d_v);
   for (std::int64_t at = range.begin; at < range.end; at = forest.subtrees().back().end()) {
     // Take the next leaf, or, if no sequence reaches its first key, the largest subtree that begins with it: that is empty.
-    // A leaf in which the longest sequence ends is summed whole into its first subtree: no bit tells where the shard ends.
+    // A leaf in which the range ends is several subtrees: the first has the sums of all of its keys, the others are empty.
     const std::int64_t first = leaf_of(leaves.order(), at / kLeafKeys) * kLeafKeys + at % kLeafKeys;
     const Subtree subtree = first_subtree(at, first < longest ? std::min(at + kLeafKeys, range.end) : range.end);
-    const std::int64_t row = leaves.n_keys(first), next_leaf = (at / kLeafKeys + 1) * kLeafKeys;
-    if (at >= sums.end) sums = {at, first_subtree(at, longest > range.end ? subtree.end() : next_leaf).end()};
+    const std::int64_t row = leaves.n_keys(first), n_keys = at % kLeafKeys > 0 ? 0 : kLeafKeys;
     float* state = forest.next();
     for (std::int64_t r = 0; r < forest.n_rows(); ++r, state += state_size(d_v)) {
       const std::int64_t i = r / (n_h * l), h = r / l % n_h, g = h / (n_h / n_kv);
       const Seen seen = step.seen(i, r % l);
       const ScoreScale c = split_scale(scale * (key_scale.empty() ? 1.0 : double{key_scale[i * n_kv + g]}));
-      const std::int64_t n = at > sums.begin ? 0 : std::min(sums.size(), leaves.n_keys(seen.end) - row);
+      const std::int64_t n = std::min(n_keys, leaves.n_keys(seen.end) - row);
 
       // s_a = log2(e) scale q.k_a, and the shift of the leaf: e = max_a ceil(s_a).
       load_row(step.q, i, h, r % l, query.data());

@@ -31,12 +31,14 @@ struct DealtSubtree {
 /// A range of positions of the tree, an order, and the rows in which the keys of the range are stored.
 class OwnedLeaves {
  public:
-  /// @param range in the contiguous order any positions up to 2^62; in the dealt order multiples of 2^28 slots, as
-  /// dealt_ranges() has
+  /// @param range in the contiguous order positions up to 2^62 from the beginning of a leaf on, or none; in the dealt order
+  /// multiples of 2^28 slots, as dealt_ranges() has
   /// @throws std::invalid_argument for another range, or a reversed one
   OwnedLeaves(KeyRange range, LeafOrder order = LeafOrder::kContiguous) : range_(range), order_(order) {  // NOLINT: implicit
     require(range.begin >= 0 && range.begin <= range.end && range.end <= kOpenEnd, "OwnedLeaves: [", range.begin, ", ",
             range.end, ") is no range of positions, which ascend from 0 to 2^62");
+    require(begins_leaf(range), "OwnedLeaves: [", range.begin, ", ", range.end, ") begins inside a leaf of ", kLeafKeys,
+            " keys");
     if (order == LeafOrder::kContiguous) return;
     constexpr int kClassBits = kPositionBits - kDealtBits;
     require(range.end <= std::int64_t{1} << kPositionBits &&
@@ -79,18 +81,8 @@ class OwnedLeaves {
     require<std::out_of_range>(a >= 0 && a < most_keys(), "OwnedLeaves::position: row ", a, " of ", most_keys());
     return order_ == LeafOrder::kContiguous ? range_.begin + a : leaf(a / kLeafKeys) * kLeafKeys + a % kLeafKeys;
   }
-  /// Positions before the range in the leaf that it begins in.
-  std::int64_t cut_off() const { return order_ == LeafOrder::kContiguous ? range_.begin % kLeafKeys : 0; }
-  /// The number of the leaf of row a, in the order of storage.
-  std::int64_t index_of_row(std::int64_t a) const { return (a + cut_off()) / kLeafKeys; }
-  /// One past the last row of the leaf of row a.
-  std::int64_t end_of_leaf(std::int64_t a) const {
-    return std::min(most_keys(), (index_of_row(a) + 1) * kLeafKeys - cut_off());
-  }
-  /// The first row of the leaf of row a.
-  std::int64_t begin_of_leaf(std::int64_t a) const {
-    return std::max<std::int64_t>(0, index_of_row(a) * kLeafKeys - cut_off());
-  }
+  /// One past the last row of the leaf of row a. Leaf i of the cache has the rows 64 i, ...
+  std::int64_t end_of_leaf(std::int64_t a) const { return std::min(most_keys(), (a / kLeafKeys + 1) * kLeafKeys); }
 
   /// @name The dealt order
   /// @{

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "reference/state/host_device.hpp"
+#include "reference/state/key_range.hpp"
 
 #include <bit>
 #include <cstdint>
@@ -14,11 +15,19 @@
 namespace tree_attn {
 
 /// Keys per leaf, the subtree that is computed as a whole. Inside it every backend has one order of sums for a type and
-/// shape, so bits are independent of the cuts between ranges if ranges are cut at multiples of 64.
+/// shape, so bits are independent of the cuts between ranges, which are at multiples of 64.
 inline constexpr std::int64_t kLeafKeys = 64;
 /// Level of a leaf in the tree.
 inline constexpr int kLeafLevel = std::bit_width(static_cast<std::uint64_t>(kLeafKeys)) - 1;
 static_assert(kLeafKeys == std::int64_t{1} << kLeafLevel);
+
+/// Tests whether a range begins with a leaf, or is empty. Ranges of a sequence are cut at leaves; it ends anywhere.
+inline bool begins_leaf(KeyRange range) { return range.empty() || range.begin % kLeafKeys == 0; }
+/// The range up to the end of the leaf in which it ends; an empty one begins there too.
+inline KeyRange whole_leaves(KeyRange range) {
+  const auto up = [](std::int64_t position) { return (position + kLeafKeys - 1) / kLeafKeys * kLeafKeys; };
+  return {up(range.begin), up(range.end)};
+}
 
 /// A subtree: the node of the tree at level h and index i, covering the positions [i 2^h, (i + 1) 2^h).
 struct Subtree {
@@ -61,5 +70,6 @@ TREE_ATTN_HOST_DEVICE inline int n_subtrees(std::int64_t begin, std::int64_t end
   for (; begin < end; ++n) begin = first_subtree(begin, end).end();
   return n;
 }
+TREE_ATTN_HOST_DEVICE inline int n_subtrees(KeyRange range) { return n_subtrees(range.begin, range.end); }
 
 }  // namespace tree_attn

@@ -106,9 +106,9 @@ int main(int argc, char** argv) {
     shape.head_dim = shape.value_dim = std::atoll(argv[3]);
     shape.dtype = shape.value_dtype = std::string(argv[4]) == "BF16" ? DType::BF16 : DType::F32;
   }
-  if (shape.n_keys < p || shape.n_keys % p != 0 || shape.heads < 1 || shape.head_dim < 1) {
+  if (shape.n_keys < 1 || shape.n_keys % (p * kLeafKeys) != 0 || shape.heads < 1 || shape.head_dim < 1) {
     if (ranks.rank() == 0)
-      std::fprintf(stderr, "bench_ring: KEYS (a multiple of the %d ranks) HEADS HEAD_DIM F32|BF16\n", p);
+      std::fprintf(stderr, "bench_ring: KEYS (a multiple of 64 for each of %d ranks) HEADS HEAD_DIM F32|BF16\n", p);
     return 2;
   }
   shape.lengths = {shape.n_keys};

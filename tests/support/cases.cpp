@@ -171,7 +171,7 @@ std::vector<Case> cases_of(const std::string& tier) {
   return cases;
 }
 
-std::vector<KeyRange> ranges_of(const Case& c, int p) { return even_ranges(n_keys_of(c), p, 1); }
+std::vector<KeyRange> ranges_of(const Case& c, int p) { return even_ranges(n_keys_of(c), p, kLeafKeys); }
 
 std::unique_ptr<TensorWorkload> input_of(const Case& c, int p) {
   const Axes axes{c.batch, c.heads, c.kv_heads, c.head_dim, c.head_dim, 1, n_keys_of(c), c.dtype};

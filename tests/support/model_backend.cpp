@@ -96,7 +96,10 @@ class ModelSession final : public DecodeSession, public States {
     const std::int64_t rows_per_entry = shape.heads * step.q.shape[2], d_v = shape.value_dim;
     const KeyRange range = closed(leaves.range(), step.longest());
     for (const Subtree& subtree : cover(range.begin, range.end)) {
-      const OwnedLeaves below({subtree.begin(), subtree.end()}, leaves.order());
+      // A leaf in which the range ends is several subtrees, and the first has all of its keys.
+      const std::int64_t begin = subtree.begin();
+      const OwnedLeaves below({begin, begin % kLeafKeys > 0 ? begin : std::max(subtree.end(), begin + kLeafKeys)},
+                              leaves.order());
       float* state = forest_.next();
       for (std::int64_t r = 0; r < forest_.n_rows(); ++r, state += state_size(d_v)) {
         const std::int64_t n_keys = below.n_keys(step.lengths[static_cast<std::size_t>(r / rows_per_entry)]);

@@ -58,6 +58,7 @@ TEST_CASE("arguments: a decoder opens for ranges that touch from position 0 on, 
   check({{128, 200}, {0, 128}}, {128, 200}, "Algorithm::open: range 1 begins at 0, but range 0 ends at 200");
   check({{0, 128}, {128, 100}}, {0, 128}, "Algorithm::open: range 1 is [128, 100), and positions ascend from 0 to 2^62");
   check({{64, 128}, {128, 200}}, {64, 128}, "Algorithm::open: the ranges begin at 64 instead of 0");
+  check({{0, 70}, {70, 200}}, {0, 64}, "Algorithm::open: a range begins at 70, inside a leaf of 64 keys");
   check({{0, kOpenEnd}, {kOpenEnd, kOpenEnd}}, {0, kOpenEnd},
         "Algorithm::open: range 0 of 2 is open, and only the last may be");
   check({{0, 200}}, {0, 200}, "Algorithm::open: 1 ranges for 2 ranks");
@@ -128,6 +129,8 @@ TEST_CASE("arguments: costs are of ranges that hold the sequences") {
       CAPTURE(algorithm.name);
       CHECK_THROWS_WITH_AS(algorithm.cost(topology, 0, Ranges{{0, 64}, {64, 128}}, shape),
                            "Algorithm::cost: 200 keys, but the ranges end at 128", std::invalid_argument);
+      CHECK_THROWS_WITH_AS(algorithm.cost(topology, 0, Ranges{{0, 70}, {70, 200}}, shape),
+                           "Algorithm::cost: a range begins at 70, inside a leaf of 64 keys", std::invalid_argument);
       CHECK_THROWS_WITH_AS(algorithm.cost(topology, 0, Ranges{{0, 200}}, shape), "Algorithm::cost: 1 ranges for 2 ranks",
                            std::invalid_argument);
       CHECK_THROWS_WITH_AS(algorithm.cost(topology, 2, Ranges{{0, 64}, {64, 200}}, shape), "Algorithm::cost: rank 2 of 2",
@@ -221,8 +224,8 @@ TEST_CASE("arguments: one-shot opens windows for ranges that touch, and steps af
   CHECK_THROWS_AS(session->step({q, Lengths{0}}, {}), std::logic_error);
   CHECK_THROWS_AS(session->open_window(Ranges{{0, 64}, {0, 64}}, 0, 0, false), std::invalid_argument);
   CHECK_THROWS_AS(session->open_window(Ranges{{0, 64}}, 1, 0, false), std::out_of_range);
-  CHECK_THROWS_WITH_AS(session->open_window(Ranges{{0, std::int64_t{1} << 32}}, 0, 0, false),
-                       "one-shot: position 4294967296; fewer than 2^32", DeviceError);
+  CHECK_THROWS_WITH_AS(session->open_window(Ranges{{0, std::int64_t{1} << 38}}, 0, 0, false),
+                       "one-shot: position 274877906944: more than 2^38 - 64", DeviceError);
   CHECK_THROWS_AS(session->open_window(Ranges{{0, 64}, {64, 128}}, 1, 0, false), std::invalid_argument);
   session->open_window(Ranges{{0, 64}}, 0, 0, false);
   CHECK_THROWS_AS(session->connect({}), std::invalid_argument);

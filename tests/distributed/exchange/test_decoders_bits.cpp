@@ -27,10 +27,11 @@ TEST_CASE("decoders: canonical bits for every layout and every grouping into nod
 }
 
 TEST_CASE("decoders: NaN of any sign and payload leaves every rank with the same bits, those of the one quiet NaN") {
-  const Axes axes{.heads = 3, .kv_heads = 3, .head_dim = 8, .value_dim = 6, .n_keys = 48};
+  constexpr std::int64_t kKeys = 512;
+  const Axes axes{.heads = 3, .kv_heads = 3, .head_dim = 8, .value_dim = 6, .n_keys = kKeys};
   std::mt19937 random(800);
   Tensor q = normal_tensor(random, axes.q()), k = normal_tensor(random, axes.k()), v = normal_tensor(random, axes.v());
-  for (std::int64_t a = 0; a < 48; a += 5) {
+  for (std::int64_t a = 0; a < kKeys; a += 5) {
     // Another payload for every one, every other one negative. Head 0 has them in its keys, head 1 in its values.
     const auto nan = std::bit_cast<float>(0x7FC00000u + static_cast<std::uint32_t>(a) + (a % 2 == 0 ? 0x80000000u : 0u));
     k.set(0, 0, a, 3, nan);
@@ -38,11 +39,11 @@ TEST_CASE("decoders: NaN of any sign and payload leaves every rank with the same
   }
   // Head 2 makes its own: +Inf on the first ranks and -Inf on the last.
   constexpr float kInf = std::numeric_limits<float>::infinity();
-  for (std::int64_t a = 0; a < 48; ++a) v.set(0, 2, a, a % 6, a < 24 ? kInf : -kInf);
+  for (std::int64_t a = 0; a < kKeys; ++a) v.set(0, 2, a, a % 6, a < kKeys / 2 ? kInf : -kInf);
   const auto workload = workload_of(std::move(q), std::move(k), std::move(v));
   for (RankGroup* rank_group : rank_groups()) {
     const int p = rank_group->size();
-    check_all(*rank_group, *workload, {{mixed_grouping(p), even_ranges(48, p, 1)}},
+    check_all(*rank_group, *workload, {{mixed_grouping(p), even_ranges(kKeys, p, kLeafKeys)}},
               [](const Algorithm&, const DecodeOutput& output) {
                 for (std::size_t i = 0; i < 18; ++i) CHECK(std::bit_cast<std::uint32_t>(output.out[i]) == 0x7FC00000u);
                 CHECK(std::bit_cast<std::uint32_t>(output.lse[0]) == 0x7FC00000u);

@@ -8,7 +8,7 @@
 namespace tree_attn::test {
 namespace {
 
-constexpr std::int64_t kKeys = 45;
+constexpr std::int64_t kKeys = 7 * kLeafKeys + 45;
 const Axes kAxes{.batch = 2, .heads = 4, .kv_heads = 2, .head_dim = 6, .value_dim = 5, .n_queries = 2, .n_keys = kKeys};
 
 /// Which tensor gets the number, and where: always in batch entry 1, in head 1 of its kind, at component 2.
@@ -44,7 +44,7 @@ TEST_CASE("decoders: NaN and Inf on the first, a middle and the last rank reach 
   constexpr float kInf = std::numeric_limits<float>::infinity(), kNaN = std::numeric_limits<float>::quiet_NaN();
   for (RankGroup* rank_group : rank_groups({1, 2, 3, 5, 8})) {
     const int p = rank_group->size();
-    const Layout layout{mixed_grouping(p), even_ranges(kKeys, p, 1)};
+    const Layout layout{mixed_grouping(p), even_ranges(kKeys, p, kLeafKeys)};
     REQUIRE(n_holders(layout.ranges) == p);
     for (const Where where : {Where::Query, Where::Key, Where::Value}) {
       // A query position, or a key of the first, a middle and the last place.
@@ -77,7 +77,7 @@ TEST_CASE("decoders: a rank whose scores are all -inf is neutral, bit for bit") 
     const int p = rank_group->size();
     if (p < 2) continue;
     // Equal aligned shards; the keys of one place have a component of -inf, and all queries are positive there.
-    const std::int64_t n_keys = 8 * p;
+    const std::int64_t n_keys = kLeafKeys * p;
     for (const int index : {0, p / 2, p - 1}) {
       const Axes axes{.head_dim = 6, .value_dim = 5, .n_keys = n_keys};
       std::mt19937 random(1000);
@@ -85,14 +85,14 @@ TEST_CASE("decoders: a rank whose scores are all -inf is neutral, bit for bit") 
       for (std::int64_t h = 0; h < axes.heads; ++h) q.set(0, h, 0, 2, 1);
       Tensor k_seen = k, v_nan = v;
       for (std::int64_t h = 0; h < axes.kv_heads; ++h) {
-        for (std::int64_t a = 8 * index; a < 8 * index + 8; ++a) {
+        for (std::int64_t a = kLeafKeys * index; a < kLeafKeys * (index + 1); ++a) {
           k.set(0, h, a, 2, -std::numeric_limits<float>::infinity());
           // Values of keys that are not seen are not looked at.
           v_nan.set(0, h, a, a % 5, std::numeric_limits<float>::quiet_NaN());
         }
       }
       const auto workload = workload_of(q, k, v), not_looked_at = workload_of(q, k, v_nan);
-      const Layout layout{mixed_grouping(p), even_ranges(n_keys, p, 1)};
+      const Layout layout{mixed_grouping(p), even_ranges(n_keys, p, kLeafKeys)};
       check_all(*rank_group, *workload, {layout});
       for (const Algorithm& algorithm : algorithms()) {
         CAPTURE(algorithm.name);
@@ -101,7 +101,7 @@ TEST_CASE("decoders: a rank whose scores are all -inf is neutral, bit for bit") 
         CHECK(same_bits(results[0].output, nan[0].output));
         if (index + 1 < p || !algorithm.keeps_bits) continue;
         // Behind the last keys, not seen is the same as not there.
-        const auto shorter = workload_of(q, k_seen, v, std::vector<std::int64_t>{n_keys - 8}, workload->scale);
+        const auto shorter = workload_of(q, k_seen, v, std::vector<std::int64_t>{n_keys - kLeafKeys}, workload->scale);
         CHECK(same_bits(results[0].output, decode_alone(*shorter)));
       }
     }

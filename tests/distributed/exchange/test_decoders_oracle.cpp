@@ -6,9 +6,10 @@
 namespace tree_attn::test {
 namespace {
 
-/// Shards as even as single keys allow, and as even as leaves allow.
+/// Shards as even as leaves allow, for two groupings into nodes.
 std::vector<Layout> even_layouts(std::int64_t n_keys, int p) {
-  return {{mixed_grouping(p), even_ranges(n_keys, p, 1)}, {Topology::pretend(p, 2), even_ranges(n_keys, p, kLeafKeys)}};
+  return {{mixed_grouping(p), even_ranges(n_keys, p, kLeafKeys)},
+          {Topology::pretend(p, 2), even_ranges(n_keys, p, kLeafKeys)}};
 }
 
 }  // namespace
@@ -17,12 +18,12 @@ std::vector<Layout> even_layouts(std::int64_t n_keys, int p) {
 /// @tested{eq_7, eq. (7)}
 TEST_CASE("decoders: every head size, values of another size, grouped heads, several queries") {
   const Axes shapes[] = {
-      {.heads = 4, .kv_heads = 4, .head_dim = 1, .value_dim = 1, .n_keys = 130},
-      {.heads = 6, .kv_heads = 3, .head_dim = 46, .value_dim = 59, .n_keys = 97},
-      {.batch = 2, .heads = 4, .kv_heads = 1, .head_dim = 59, .value_dim = 46, .n_queries = 3, .n_keys = 65},
-      {.heads = 2, .kv_heads = 2, .head_dim = 111, .value_dim = 1, .n_keys = 200},
-      {.heads = 4, .kv_heads = 2, .head_dim = 512, .value_dim = 512, .n_keys = 70},
-      {.batch = 3, .heads = 8, .kv_heads = 2, .head_dim = 16, .value_dim = 24, .n_queries = 2, .n_keys = 129},
+      {.heads = 4, .kv_heads = 4, .head_dim = 1, .value_dim = 1, .n_keys = 530},
+      {.heads = 6, .kv_heads = 3, .head_dim = 46, .value_dim = 59, .n_keys = 497},
+      {.batch = 2, .heads = 4, .kv_heads = 1, .head_dim = 59, .value_dim = 46, .n_queries = 3, .n_keys = 449},
+      {.heads = 2, .kv_heads = 2, .head_dim = 111, .value_dim = 1, .n_keys = 600},
+      {.heads = 4, .kv_heads = 2, .head_dim = 512, .value_dim = 512, .n_keys = 470},
+      {.batch = 3, .heads = 8, .kv_heads = 2, .head_dim = 16, .value_dim = 24, .n_queries = 2, .n_keys = 513},
   };
   for (RankGroup* rank_group : rank_groups({1, 2, 3, 5, 8})) {
     unsigned seed = 100;
@@ -32,7 +33,7 @@ TEST_CASE("decoders: every head size, values of another size, grouped heads, sev
         CAPTURE(seed);
         CAPTURE(name_of(dtype));
         const auto workload = normal_workload(seed++, axes);
-        const Layout layout{mixed_grouping(rank_group->size()), even_ranges(axes.n_keys, rank_group->size(), 1)};
+        const Layout layout{mixed_grouping(rank_group->size()), even_ranges(axes.n_keys, rank_group->size(), kLeafKeys)};
         REQUIRE(n_holders(layout.ranges) == rank_group->size());
         check_all(*rank_group, *workload, {layout});
       }
@@ -41,15 +42,16 @@ TEST_CASE("decoders: every head size, values of another size, grouped heads, sev
 }
 
 /// @tested{alg_3, Alg. 3}
-TEST_CASE("decoders: 0, 1, p - 1, p and p + 1 keys") {
+TEST_CASE("decoders: no key and one, p - 1 and p leaves, and a key more") {
   for (RankGroup* rank_group : rank_groups()) {
     const int p = rank_group->size();
-    for (const std::int64_t n_keys : {0, 1, p - 1, p, p + 1}) {
+    for (const std::int64_t n_keys :
+         {std::int64_t{0}, std::int64_t{1}, (p - 1) * kLeafKeys, p * kLeafKeys, p * kLeafKeys + 1}) {
       CAPTURE(n_keys);
       const Axes axes{.batch = 2, .head_dim = 10, .value_dim = 7, .n_keys = n_keys};
       const auto workload = normal_workload(300 + static_cast<unsigned>(n_keys), axes);
       const std::vector<Layout> layouts = even_layouts(n_keys, p);
-      REQUIRE(n_holders(layouts[0].ranges) == std::min<std::int64_t>(n_keys, p));
+      REQUIRE(n_holders(layouts[0].ranges) == std::min<std::int64_t>((n_keys + kLeafKeys - 1) / kLeafKeys, p));
       check_all(*rank_group, *workload, layouts, [&](const Algorithm&, const DecodeOutput& output) {
         if (n_keys > 1) return;
         // No key: z = 0, lse = -inf. One key: z = v but for two roundings; lse, its score, is held against the oracle.
@@ -69,17 +71,17 @@ TEST_CASE("decoders: 0, 1, p - 1, p and p + 1 keys") {
 
 /// The numerator of the empty set is -0, the one number that changes no other when added.
 TEST_CASE("decoders: values of -0 stay -0 beside empty shards and keys that are not in use") {
-  const Axes axes{.batch = 2, .head_dim = 6, .value_dim = 5, .n_keys = 40};
+  const Axes axes{.batch = 2, .head_dim = 6, .value_dim = 5, .n_keys = 400};
   std::mt19937 random(450);
   Tensor q = normal_tensor(random, axes.q()), k = normal_tensor(random, axes.k());
   const Tensor v(std::vector<float>(static_cast<std::size_t>(n_elements(axes.v())), -0.0f), axes.v());
-  const auto workload = workload_of(std::move(q), std::move(k), v, std::vector<std::int64_t>{40, 3});
+  const auto workload = workload_of(std::move(q), std::move(k), v, std::vector<std::int64_t>{400, 3});
   for (RankGroup* rank_group : rank_groups({1, 2, 3, 5, 8})) {
     const int p = rank_group->size();
     std::vector<std::int64_t> only(static_cast<std::size_t>(p), 0);
-    only[static_cast<std::size_t>(p / 2)] = 40;
+    only[static_cast<std::size_t>(p / 2)] = 400;
     check_all(*rank_group, *workload,
-              {{mixed_grouping(p), ranges_of_lengths(only)}, {Topology::pretend(p, 2), even_ranges(40, p, 1)}},
+              {{mixed_grouping(p), ranges_of_lengths(only)}, {Topology::pretend(p, 2), even_ranges(400, p, kLeafKeys)}},
               [](const Algorithm& algorithm, const DecodeOutput& output) {
                 // Where outputs are weighed by their lse, an empty shard adds +0.
                 if (algorithm.rounding.weight_error_per_lse > 0) return;

@@ -22,14 +22,14 @@ Draft draft(std::int64_t n_keys, float size = 1) {
           normal_tensor(random, axes.v())};
 }
 
-/// Checks that all is finite, within the bound and of the same bits everywhere. Ranks hold one key, several, or none.
+/// Checks that all is finite, within the bound and of the same bits everywhere. Ranks hold a leaf, several, or none.
 void check_finite(TensorWorkload& workload) {
   DecodeOutput canonical;
   for (RankGroup* rank_group : rank_groups({1, 2, 3, 5, 8})) {
     std::optional<Verifier> verify;
     if (rank_group->has_oracle()) verify.emplace(workload, workload.scale, rank_group->size(), cpu_backend());
     const std::int64_t n_keys = workload.n_keys();
-    std::vector<Layout> layouts{{mixed_grouping(rank_group->size()), even_ranges(n_keys, rank_group->size(), 1)}};
+    std::vector<Layout> layouts{{mixed_grouping(rank_group->size()), even_ranges(n_keys, rank_group->size(), kLeafKeys)}};
     if (rank_group->size() == 3)
       layouts.push_back({Topology::pretend(3, 1), ranges_of_lengths(std::vector<std::int64_t>{0, n_keys, 0})});
     for (const Layout& layout : layouts) {
@@ -54,7 +54,7 @@ void check_finite(TensorWorkload& workload) {
 TEST_CASE("overflow: products q.k beyond F32 whose scores are not") {
   for (const double scale : {1e-38, -3e-38, 1e-40}) {
     CAPTURE(scale);
-    const Draft d = draft(45, scale == 1e-40 ? 1e20f : 1e19f);
+    const Draft d = draft(7 * kLeafKeys + 45, scale == 1e-40 ? 1e20f : 1e19f);
     check_finite(*workload_of(d.q, d.k, d.v, {}, scale));
   }
 }

@@ -26,12 +26,13 @@ namespace {
 constexpr double kTimeout = 30;
 constexpr std::int64_t kRows = 3, kValueDim = 2, kNeverCut = std::int64_t{1} << 60;
 
-/// The states of the keys [begin, end) of a fixed sequence. Row 1 has a score of NaN, row 2 an infinite value.
+/// The states of the leaves of a range of a fixed sequence, each with one key. Row 1 has a score of NaN, row 2 an infinite
+/// value.
 /// @param shift added to the scores: another sequence
-Forest<float> forest_of(std::int64_t begin, std::int64_t end, float shift = 0) {
+Forest<float> forest_of(KeyRange range, float shift = 0) {
   Forest<float> forest(kRows, kValueDim);
   std::vector<float> v(static_cast<std::size_t>(kValueDim));
-  for (std::int64_t a = begin; a < end; ++a) {
+  for (std::int64_t a = range.begin / kLeafKeys; a < range.end / kLeafKeys; ++a) {
     float* state = forest.next();
     for (std::int64_t row = 0; row < kRows; ++row, state += state_size(kValueDim)) {
       const auto x = static_cast<float>(a + 10 * row);
@@ -39,7 +40,7 @@ Forest<float> forest_of(std::int64_t begin, std::int64_t end, float shift = 0) {
       if (row == 2 && a == 11) v[0] = HUGE_VALF;
       set_key(state, row == 1 && a == 7 ? NAN : shift + 20 * std::sin(x), v.data(), kValueDim);
     }
-    forest.push({0, a});
+    forest.push({kLeafLevel, a});
   }
   return forest;
 }
@@ -103,11 +104,12 @@ TEST_CASE("plans: forests of any cut, empty ranges included, end as the output o
   std::mt19937 random(3);
   const std::vector<std::pair<const Algorithm*, PlanOptions>> all = algorithms_and_options();
   int n_copies = 0, n_sliced = 0, n_empty = 0;
-  const auto check = [&](std::span<const std::int64_t> lengths) {
+  const auto check = [&](std::vector<std::int64_t> lengths) {  // in leaves
     const int p = static_cast<int>(lengths.size());
+    for (std::int64_t& n : lengths) n *= kLeafKeys;
     const std::vector<KeyRange> ranges = ranges_of_lengths(lengths);
     n_empty += n_holders(ranges) < p;
-    Forest<float> whole = forest_of(0, ranges.back().end);
+    Forest<float> whole = forest_of({0, ranges.back().end});
     const DecodeOutput expected = finish_rows(whole.fold(), kRows, kValueDim);
     for (const Topology& topology : groupings(p)) {
       std::vector<int> n_wrong(all.size());
@@ -115,7 +117,7 @@ TEST_CASE("plans: forests of any cut, empty ranges included, end as the output o
       std::mutex mutex;
       run_threads(topology, kTimeout, [&](ThreadTransport& transport) {
         const KeyRange range = topology.range_of(transport.rank(), ranges);
-        const Forest<float> own = forest_of(range.begin, range.end), other = forest_of(range.begin, range.end, 1);
+        const Forest<float> own = forest_of(range), other = forest_of(range, 1);
         const std::vector<float> before(own.states().begin(), own.states().end());
         for (std::size_t i = 0; i < all.size(); ++i) {
           const auto& [algorithm, options] = all[i];
@@ -245,7 +247,7 @@ TEST_CASE("plans: states of another range are refused") {
   const Plan plan = std::get<PlanOf>(find_algorithm("gather").exchange)(topology, 0, {&range, 1}, {});
   run_threads(topology, kTimeout, [&](ThreadTransport& transport) {
     Runner runner(transport, plan, kRows, kValueDim);
-    CHECK_THROWS_AS(runner.step(forest_of(0, 4).states()), std::logic_error);
+    CHECK_THROWS_AS(runner.step(forest_of({0, 4 * kLeafKeys}).states()), std::logic_error);
   });
 }
 

@@ -103,8 +103,8 @@ TEST_CASE("reshard: a cache that goes from p to p' ranks, and on, has the bits o
   }
 }
 
-TEST_CASE("reshard: rows move between orders of leaves too, and from ranges that cut leaves") {
-  const std::vector<KeyRange> cut{{0, 100}, {100, 100}, {100, 300}, {300, 1000}};
+TEST_CASE("reshard: rows move between orders of leaves too, and between uneven ranges") {
+  const std::vector<KeyRange> cut{{0, 128}, {128, 128}, {128, 320}, {320, 1000}};
   const std::vector<OwnedLeaves> chunks = owned_leaves(cut, LeafOrder::kContiguous),
                                  dealt = owned_leaves(dealt_ranges(4), LeafOrder::kDealt);
   for (const auto& [before, after] : {std::pair{chunks, dealt}, {dealt, chunks}, {dealt, dealt}, {chunks, chunks}}) {

@@ -43,7 +43,7 @@ Prediction predicted(const Topology& topology, std::span<const KeyRange> ranges,
 }
 
 /// As many keys on every rank: one aligned subtree.
-std::vector<KeyRange> aligned(int p) { return even_ranges(16 * p, p, 16); }
+std::vector<KeyRange> aligned(int p) { return even_ranges(kLeafKeys * p, p, kLeafKeys); }
 
 /// The radix between nodes.
 int radix_of(const Network& network, int n_nodes, double bytes) {

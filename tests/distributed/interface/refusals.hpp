@@ -206,9 +206,9 @@ inline std::vector<OpenKind> open_kinds(int p) {
            }},
           {"open: ranges that overlap", [=](Opened& a) { a.setup.ranges = ranges(96); }},
           {"open: ranges at all", [=](Opened& a) { a.setup.ranges = ranges(64); }},
-          {"open: ranges inside a leaf, on a device",
+          {"open: a cut inside a leaf",
            [=](Opened& a) {
-             a.setup.backend = "emulated", a.setup.ranges = ranges(64);
+             a.setup.ranges = ranges(64);
              a.setup.ranges[0].end = a.setup.ranges[1].begin = 33;
            }},
           {"open: a negative capacity", [](Opened& a) { a.setup.capacity = -1; }},

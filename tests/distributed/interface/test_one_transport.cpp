@@ -258,6 +258,7 @@ TEST_CASE("facade: what cannot move is refused, and stays") {
       };
       refused({{0, 448}}, "a sequence has 500 positions, but the ranges of all ranks end at 448");
       refused({{64, kOpenEnd}}, "the ranges begin at 64 instead of 0");
+      if (p == 3) refused({{0, 64}, {64, 150}, {150, kOpenEnd}}, "a range begins at 150, inside a leaf of 64 keys");
       CHECK(message([&] { attention.reshard({}); }).starts_with("spread_over: 0 ranges over "));
       attention.start(inputs().q);
       CHECK(message([&] {

@@ -15,7 +15,7 @@ TEST_CASE("sampled rows: the first and the last row in use of every shard, and r
   for (const auto& [p, lengths] : std::vector<std::pair<int, std::vector<std::int64_t>>>{
            {1, {1000}}, {2, {1000, 700}}, {3, {3000, 1}}, {31, {31000, 15500}}, {64, {64000}}}) {
     CAPTURE(p);
-    const std::vector<KeyRange> ranges = even_ranges(lengths[0], p, 1);
+    const std::vector<KeyRange> ranges = even_ranges(lengths[0], p, kLeafKeys);
     const std::vector<CacheRow> rows = sampled_rows(ranges, lengths, 1);
     for (std::size_t i = 0; i < lengths.size(); ++i) {
       const auto entry = static_cast<std::int64_t>(i);
@@ -38,7 +38,7 @@ TEST_CASE("sampled rows: few, distinct, in use, and from every part of the cache
   const auto below = [&](std::int64_t n) { return std::uniform_int_distribution<std::int64_t>(0, n - 1)(random); };
   for (int repeat = 0; repeat < 200; ++repeat) {
     std::vector<std::int64_t> shards, lengths;
-    for (std::int64_t i = below(100); i >= 0; --i) shards.push_back(below(4) * below(500));
+    for (std::int64_t i = below(100); i >= 0; --i) shards.push_back(below(4) * below(8) * kLeafKeys);
     const std::vector<KeyRange> ranges = ranges_of_lengths(shards);
     for (std::int64_t i = below(20); i >= 0; --i) lengths.push_back(below(ranges.back().end + 1));
     const std::int64_t kv_heads = 1 + below(9);
@@ -52,7 +52,7 @@ TEST_CASE("sampled rows: few, distinct, in use, and from every part of the cache
   }
   // More blocks than are sampled: rows of the first shard and the last, of the first entry and the last, of all heads but
   // few.
-  const std::vector<KeyRange> ranges = even_ranges(3000, 10, 1);
+  const std::vector<KeyRange> ranges = even_ranges(3000, 10, kLeafKeys);
   const std::vector<std::int64_t> lengths(20, 3000);
   const std::vector<CacheRow> rows = sampled_rows(ranges, lengths, 8);
   CHECK(rows.size() == 192);
@@ -64,13 +64,13 @@ TEST_CASE("sampled rows: few, distinct, in use, and from every part of the cache
 
 TEST_CASE("sampled rows: none where no key is in use") {
   const std::int64_t none[] = {0, 0}, one[] = {0, 1};
-  CHECK(sampled_rows(even_ranges(0, 3, 1), none, 4).empty());
-  CHECK(sampled_rows(even_ranges(9, 3, 1), none, 4).empty());
-  CHECK(sampled_rows(even_ranges(9, 3, 1), {}, 4).empty());
+  CHECK(sampled_rows(even_ranges(0, 3, kLeafKeys), none, 4).empty());
+  CHECK(sampled_rows(even_ranges(9, 3, kLeafKeys), none, 4).empty());
+  CHECK(sampled_rows(even_ranges(9, 3, kLeafKeys), {}, 4).empty());
   // More blocks than 64 bits count: an overflow that the sanitizer finds.
-  CHECK(sampled_rows(even_ranges(0, 9, 1), none, std::int64_t{1} << 61).empty());
-  CHECK(sampled_rows(even_ranges(9, 3, 1), one, 0).empty());
-  CHECK(sampled_rows(even_ranges(9, 3, 1), one, 1) == std::vector<CacheRow>{{1, 0, 0}});
+  CHECK(sampled_rows(even_ranges(0, 9, kLeafKeys), none, std::int64_t{1} << 61).empty());
+  CHECK(sampled_rows(even_ranges(9, 3, kLeafKeys), one, 0).empty());
+  CHECK(sampled_rows(even_ranges(9, 3, kLeafKeys), one, 1) == std::vector<CacheRow>{{1, 0, 0}});
 }
 
 }  // namespace tree_attn

@@ -91,7 +91,7 @@ TEST_CASE("devices: one-shot has the bits of gather as threads and processes, in
               devices{"--devices", "0-2"};
   for (const auto& [n_ranks, more, windows, fault] :
        {Job{0, steps + Words{"--devices", "0-3"}, "process"},
-        Job{0, "--devices 5,3,9 --seq-len 777 --kv-heads 1 --shards 64,0,713"_words, "process"}, Job{3, steps, "ipc"},
+        Job{0, "--devices 5,3,9 --seq-len 768 --kv-heads 1 --shards 64,0,704"_words, "process"}, Job{3, steps, "ipc"},
         Job{3, steps + "--transport shared --dtype bf16"_words, "ipc"},
         // NCCL has windows for kernels from 2.29 on.
         Job{0, nccl + devices, "nccl"}, Job{3, nccl, "nccl"}, Job{0, nccl + devices, "process", "version 22809"},

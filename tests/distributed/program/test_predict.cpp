@@ -15,7 +15,7 @@ namespace tree_attn::test {
 namespace {
 
 /// Keys on every rank: one aligned subtree.
-constexpr std::int64_t kPerRank = 16;
+constexpr std::int64_t kPerRank = kLeafKeys;
 const Axes kAxes{.batch = 2, .heads = 4, .kv_heads = 2, .head_dim = 6, .value_dim = 5, .n_queries = 3, .dtype = DType::BF16};
 
 std::unique_ptr<TensorWorkload> workload_for(int p, Axes axes = kAxes) {

@@ -90,17 +90,6 @@ TEST_CASE("seen on a device: windows that move as a cache grows and shrinks have
   }
 }
 
-TEST_CASE("seen on a device: a window over a shard that begins inside a leaf is refused each time") {
-  const auto cache = device::backend().make_cache({.heads = 2, .kv_heads = 2, .head_dim = 8, .value_dim = 8}, {37, 300});
-  const auto session = cache->open(1);
-  const Tensor q(std::vector<float>(16), {1, 2, 1, 8}), rows(std::vector<float>(63 * 16), {1, 2, 63, 8});
-  cache->append(0, rows, rows);
-  for (int i = 0; i < 2; ++i)
-    CHECK_THROWS_WITH_AS(session->decode({q, std::vector<std::int64_t>{100}, {.window = 50}}),
-                         "a window or pages over a shard that begins inside a leaf, at position 37", DeviceError);
-  CHECK_NOTHROW(session->decode({q, std::vector<std::int64_t>{100}}));
-}
-
 TEST_CASE("seen on a device: a value of Inf or NaN is in the rows that see it, and in no other") {
   for (const DType dtype : kTypes) check_hidden_values(device::backend(), dtype);
 }

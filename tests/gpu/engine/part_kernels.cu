@@ -82,10 +82,10 @@ __global__ void join(const float* states, KeyRange range, int n_parts, int n_ent
     const KeyRange part = split_range(range, i, n_parts);
     const GroupForest<SubWarp8> forest(forests + i * n_floats, lane);
     int depth = 0;
-    for (std::int64_t position = part.begin; position < part.end; ++position) {
+    for (std::int64_t leaf = leaf_at(part.begin); leaf < leaf_at(part.end); ++leaf) {
       State state;
-      load_state(states + (position - range.begin) * state_size(kStateDim), lane, state);
-      Subtree subtree{0, position};
+      load_state(states + (leaf - leaf_at(range.begin)) * state_size(kStateDim), lane, state);
+      Subtree subtree{kLeafLevel, leaf};
       for (; (subtree.index & 1) == 1 && subtree.parent().begin() >= part.begin; subtree = subtree.parent()) {
         State left;
         forest.load(--depth, left);
@@ -96,7 +96,7 @@ __global__ void join(const float* states, KeyRange range, int n_parts, int n_ent
     }
   }
   __syncthreads();
-  join_splits<SubWarp8, 0>(scratch, 1, forests, n_floats, range, n_parts, [&](const auto& slice, const auto& roots) {
+  join_splits<SubWarp8>(scratch, 1, forests, n_floats, range, n_parts, [&](const auto& slice, const auto& roots) {
     if (slice.component(0) == 0) *n_roots = roots.size();
     // Each of them, and their fold.
     for (int i = 0; i <= roots.size(); ++i) {
@@ -169,8 +169,9 @@ std::vector<float> leaves_on_device(const std::vector<float>& scores, const std:
   return out.download();
 }
 
-std::vector<float> join_splits_on_device(const std::vector<float>& states, KeyRange range, int n_parts, int n_entries) {
+std::vector<float> join_splits_on_device(const std::vector<float>& states, KeyRange leaves, int n_parts, int n_entries) {
   constexpr int kMostRoots = 64;
+  const KeyRange range{leaves.begin * kLeafKeys, leaves.end * kLeafKeys};
   const std::int64_t n_floats = GroupForest<SubWarp8>::n_floats(range.size());
   const DeviceBuffer<float> in = on_device(states), forests(n_floats * n_parts),
                             out((kMostRoots + 1) * state_size(kStateDim));

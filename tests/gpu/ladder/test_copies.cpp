@@ -55,9 +55,6 @@ TEST_CASE("copies: of rows past the shard that may be copied no bit depends") {
   shard.params.end = 61;
   CHECK(device::has_bulk_rows(shard.params, shard.dtype, 256));
   CHECK(same_output(run_step(device::kEqualRuns, shard), want));
-  // Before a shard that begins inside a leaf there may be no memory.
-  shard.params.begin = 1;
-  CHECK_FALSE(device::has_bulk_rows(shard.params, shard.dtype, 256));
 }
 
 TEST_CASE("short end: a cluster where the splits of a query tile fit into one, else equal runs") {

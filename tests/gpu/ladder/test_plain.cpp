@@ -141,10 +141,11 @@ TEST_CASE("plain kernels: step 6 has the bits of the library kernel for all its 
     for (const auto& [d_h, d_v] : {std::pair{8, 8}, {64, 65}, {65, 9}, {100, 128}, {128, 129}, {256, 72}, {31, 255}}) {
       for (const std::int64_t group : {1, 2, 3, 4, 5, 6, 7, 8, 9, 20}) {
         const std::int64_t end = 90 + static_cast<std::int64_t>(random() % 150);
-        const std::int64_t begin = group % 3 == 0 ? 0 : group % 3 == 1 ? 64 : 50;
+        const std::int64_t begin = group % 3 == 0 ? 0 : 64;
         const Axes axes{
             .batch = 2, .heads = group, .kv_heads = 1, .head_dim = d_h, .value_dim = d_v, .n_keys = end, .dtype = dtype};
-        const auto padded = padded_workload(random, axes, {end, begin + static_cast<std::int64_t>(random() % 40)});
+        const auto padded =
+            padded_workload(random, axes, {end, std::min(end, begin + static_cast<std::int64_t>(random() % 40))});
         TensorWorkload workload({}, padded->query(0).components(d_h), padded->k().components(d_h),
                                 padded->v().components(d_v), padded->lengths(), padded->scale);
         INFO(name_of(dtype) << ", d_h " << d_h << ", d_v " << d_v << ", group " << group << ", " << begin << " to " << end);
@@ -155,8 +156,6 @@ TEST_CASE("plain kernels: step 6 has the bits of the library kernel for all its 
         const DecodeOutput plain = run_step(device::kTensor, shard, {.n_splits = 3});
         CHECK(same_output(run_step(device::library_kernel(), shard), plain));
         CHECK(same_output(run_step(device::kEqualRuns, shard, {.n_splits = 2}), plain));
-        if (begin % kLeafKeys != 0) continue;
-
         // Of whole leaves every subtree keeps its own keys.
         const Forest<float> forest = forest_of(device::kEqualRuns, workload, {begin, end / kLeafKeys * kLeafKeys}, 2);
         const auto size = static_cast<std::size_t>(forest.block_size());

@@ -59,6 +59,8 @@ TEST_CASE("arguments: the leaves of a range ascend, and have no row but their ow
     CHECK_THROWS_AS(OwnedLeaves({0, 0}, order).position(0), std::out_of_range);
   }
   CHECK_INVALID(OwnedLeaves({5, 3}), "OwnedLeaves: [5, 3) is no range of positions, which ascend from 0 to 2^62");
+  CHECK_INVALID(OwnedLeaves({37, 100}), "OwnedLeaves: [37, 100) begins inside a leaf of 64 keys");
+  CHECK(OwnedLeaves({37, 37}).most_keys() == 0);
   CHECK_OUT_OF_RANGE(OwnedLeaves({0, 10}).position(10), "OwnedLeaves::position: row 10 of 10");
 }
 

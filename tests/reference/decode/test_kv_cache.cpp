@@ -15,7 +15,7 @@
 namespace tree_attn::test {
 namespace {
 
-constexpr KeyRange kCapacity{70, 300};
+constexpr KeyRange kCapacity{64, 300};
 
 /// Positions [begin, end) of one batch entry.
 Shard part(TensorWorkload& workload, std::int64_t entry, std::int64_t begin, std::int64_t end) {
@@ -37,10 +37,10 @@ TEST_CASE("cache: borrowed positions are read in place, and appended ones follow
   // Borrow all positions. Nothing is copied, but the view is of a longer array and not dense.
   cache->borrow(workload->shard(kCapacity), used(lengths));
   CHECK(same_bits(session->decode({workload->query(0), lengths}).host(), want));
-  CHECK_THROWS_AS(cache->shard(230, no_memory), std::logic_error);
+  CHECK_THROWS_AS(cache->shard(kCapacity.size(), no_memory), std::logic_error);
   const Tensor k = copy_of(workload->shard(kCapacity).k), v = copy_of(workload->shard(kCapacity).v);
   cache->borrow({k.view(), v.view(), kCapacity.begin}, used(lengths));
-  CHECK(cache->shard(230, no_memory).k.data == k.bytes.data());
+  CHECK(cache->shard(kCapacity.size(), no_memory).k.data == k.bytes.data());
 
   // Borrow a part, then append the rest, also after some positions were truncated.
   for (int repetition = 0; repetition < 2; ++repetition) {
@@ -60,11 +60,11 @@ TEST_CASE("cache: borrowed positions are read in place, and appended ones follow
   const auto other = cpu_backend().make_cache(workload->shape(), kCapacity);
   for (std::int64_t i = 0; i < 2; ++i) {
     cache->truncate(i, 13);
-    other->append(i, part(*workload, i, 70, 83).k, part(*workload, i, 70, 83).v);
+    other->append(i, part(*workload, i, 64, 77).k, part(*workload, i, 64, 77).v);
     for (KvCache* each : {cache.get(), other.get()})
       each->append(i, part(*workload, 1 - i, 0, 10).k, part(*workload, 1 - i, 0, 10).v);
   }
-  const std::vector<std::int64_t> now{93, 93};
+  const std::vector<std::int64_t> now{87, 87};
   CHECK(same_bits(session->decode({workload->query(0), now}).host(),
                   other->open(workload->scale)->decode({workload->query(0), now}).host()));
   cache->borrow(workload->shard(kCapacity), used(lengths));
@@ -72,11 +72,11 @@ TEST_CASE("cache: borrowed positions are read in place, and appended ones follow
 
   // shard() copies the positions in use unchanged.
   std::vector<std::byte> memory;
-  const Shard copy = cache->shard(230, [&memory](std::size_t n) {
+  const Shard copy = cache->shard(kCapacity.size(), [&memory](std::size_t n) {
     memory.resize(n);
     return memory.data();
   });
-  CHECK(memory.size() == static_cast<std::size_t>(230 * cache->shape().bytes_per_position()));
+  CHECK(memory.size() == static_cast<std::size_t>(kCapacity.size() * cache->shape().bytes_per_position()));
   CHECK(copy_of(copy.k.entry(0)).bytes == copy_of(k.view().entry(0)).bytes);
   CHECK(copy_of(copy.v.entry(1).positions(0, 20)).bytes == copy_of(v.view().entry(1).positions(0, 20)).bytes);
 }
@@ -114,7 +114,7 @@ TEST_CASE("cache: reset reuses the memory for another range, and empty ranges an
   const auto workload = normal_workload(5400, {.batch = 2, .n_keys = 300});
   const auto cache = cpu_backend().make_cache(workload->shape(), {0, 200});
   const auto session = cache->open(workload->scale);
-  for (const KeyRange capacity : {KeyRange{0, 200}, {200, 300}, {64, 65}, {300, 300}, {33, 200}}) {
+  for (const KeyRange capacity : {KeyRange{0, 200}, {192, 300}, {64, 65}, {300, 300}, {128, 200}}) {
     CAPTURE(capacity.begin);
     cache->reset(capacity);
     CHECK(cache->longest() == 0);

@@ -147,12 +147,12 @@ TEST_CASE("moment state: decode_shard over enlarged values gives variance and en
     const MomentLayout layout{d_v, Products::Squares, d_h};
     const Tensor enlarged(enlarge_values(layout, k, v), {b, n_kv, N, layout.size()});
 
-    // Two ranks, cut at a position that is not aligned to anything.
+    // Two ranks, cut at a leaf.
     const auto rank = [&](std::int64_t begin, std::int64_t end) {
       return decode_shard(q, {k.view().positions(begin, end), enlarged.view().positions(begin, end), begin}, lengths, scale);
     };
-    Forest<float> states = rank(0, 67);
-    const Forest<float> right = rank(67, N);
+    Forest<float> states = rank(0, 64);
+    const Forest<float> right = rank(64, N);
     states.append(right.subtrees(), right.states().data());
     const std::span<const float> joined = states.fold();
     Forest<float> one_rank = rank(0, N);

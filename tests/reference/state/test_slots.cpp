@@ -95,7 +95,7 @@ TEST_CASE("owned leaves: rows are the keys of the range in ascending order, for 
   for (const int p : {1, 2, 3, 5, 8, 13}) {
     std::vector<std::vector<OwnedLeaves>> sharded(2);
     for (const KeyRange& range : dealt_ranges(p)) sharded[0].emplace_back(range, kDealt);
-    for (const KeyRange& range : even_ranges(5000, p, 1)) sharded[1].emplace_back(range);
+    for (const KeyRange& range : even_ranges(5000, p, kLeafKeys)) sharded[1].emplace_back(range);
     for (const std::vector<OwnedLeaves>& shards : sharded) {
       for (const std::int64_t n : {0, 1, 63, 64, 65, 1000, 4999, 5000}) {
         std::vector<int> seen(static_cast<std::size_t>(n));
@@ -108,7 +108,7 @@ TEST_CASE("owned leaves: rows are the keys of the range in ascending order, for 
             before = position;
             ++seen[static_cast<std::size_t>(position)];
             // The row starts and ends its leaf where its position does.
-            const std::int64_t first = leaves.begin_of_leaf(a), last = leaves.end_of_leaf(a) - 1;
+            const std::int64_t first = a / kLeafKeys * kLeafKeys, last = leaves.end_of_leaf(a) - 1;
             REQUIRE((first <= a && a <= last));
             REQUIRE(leaves.position(first) / kLeafKeys == position / kLeafKeys);
             REQUIRE(leaves.position(last) / kLeafKeys == position / kLeafKeys);

@@ -93,16 +93,18 @@ int n_different(TensorWorkload& workload, std::span<const KeyRange> ranges, std:
 
 /// @tested{alg_3, Alg. 3}
 TEST_CASE("modes: one-shot on three devices, one of them without keys, has the bits of one device") {
-  constexpr std::int64_t kKeys = 229;
+  constexpr std::int64_t kKeys = 256;
+  const std::vector<std::int64_t> lengths{229};
   const KeyRange ranges[] = {{0, 128}, {128, 128}, {128, kKeys}};
   for (const std::uint64_t seed : kSeeds) {
     CAPTURE(seed);
     const auto on_cuda_cores = normal_workload(
-        9300, {.heads = 2, .kv_heads = 2, .head_dim = 64, .value_dim = 64, .n_keys = kKeys, .dtype = DType::F32});
+        9300, {.heads = 2, .kv_heads = 2, .head_dim = 64, .value_dim = 64, .n_keys = kKeys, .dtype = DType::F32}, lengths);
     CHECK(n_different<float>(*on_cuda_cores, ranges, seed) == 0);
     for (const std::int64_t heads : {4, 19}) {
       const auto on_tensor_cores = normal_workload(
-          9301, {.heads = heads, .kv_heads = 1, .head_dim = 64, .value_dim = 64, .n_keys = kKeys, .dtype = DType::BF16});
+          9301, {.heads = heads, .kv_heads = 1, .head_dim = 64, .value_dim = 64, .n_keys = kKeys, .dtype = DType::BF16},
+          lengths);
       CHECK(n_different<BFloat16>(*on_tensor_cores, ranges, seed) == 0);
     }
   }
