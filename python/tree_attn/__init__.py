@@ -366,7 +366,7 @@ class Attention:
     "float8_e4m3fn", on the CPU, rows of other types are divided by k_scale and v_scale and rounded: each a number or [batch, kv_heads].
     n_pages, page_window, page_sinks: pages of 64 positions on this rank, and most keys that step() sees; others are given back.
     values_in_keys: values are the first value_dim components of the keys (multi-head latent attention), and stored once.
-    most_queries: a step of up to so many queries takes no memory; 0: it is taken when a step needs it.
+    most_queries: a step of up to so many queries takes no memory; 0: it is taken when a step needs it. n_queries: its name in 0.2.
     capacity: positions of each sequence that memory is taken for at once, not with pages.
     range_ends: where the ranges of positions of the ranks end, None for no end; then outputs have the bits of attention(). By default leaves
     of 64 positions are dealt to the ranks in turn, and outputs have those of attention(order="dealt").
@@ -376,7 +376,11 @@ class Attention:
 
     def __init__(self, comm=None, *, group=None, heads, head_dim, kv_heads=None, value_dim=None, batch=1, most_queries=0, dtype="float32", scale=None,
                  k_scale=None, v_scale=None, algorithm=None, backend=None, threads=1, ranks_per_node=None, timeout=None, n_pages=None, page_window=None,
-                 page_sinks=None, values_in_keys=False, capacity=None, range_ends=None, compares=True):
+                 page_sinks=None, values_in_keys=False, capacity=None, range_ends=None, compares=True, n_queries=None):
+        if n_queries is not None:
+            if most_queries:
+                raise ValueError("most_queries and n_queries, its name in 0.2, are both given")
+            most_queries = n_queries
         self._handle, self._views, self._started = ctypes.c_void_p(), [_View() for _ in range(3)], None
         self._rule = _Seen()
         self._of_rule = ctypes.byref(self._rule)

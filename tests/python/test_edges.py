@@ -118,7 +118,7 @@ class Keywords(unittest.TestCase):
             return fields
 
         eight = {"dtype": "float8_e4m3fn", "n_pages": None, "page_window": None}
-        table = {"heads": (8, {"heads": 8, "kv_heads": 8}), "head_dim": (8, {"head_dim": 8, "value_dim": 8}), "kv_heads": 2, "value_dim": 0, "batch": 3, "most_queries": 2,
+        table = {"heads": (8, {"heads": 8, "kv_heads": 8}), "head_dim": (8, {"head_dim": 8, "value_dim": 8}), "kv_heads": 2, "value_dim": 0, "batch": 3, "most_queries": 2, "n_queries": (2, {"most_queries": 2}),
                  "dtype": ("bfloat16", {"key_type": (4, 16), "value_type": (4, 16)}), "scale": (0.0, {"has_scale": 1}), "k_scale": (2.0, {"k_scale": True}, eight),
                  "v_scale": (2.0, {"v_scale": True}, eight), "algorithm": ("gather", {"algorithm": b"gather"}), "backend": ("cpu", {"backend": b"cpu"}),
                  "threads": (3, {"n_threads": 3}), "ranks_per_node": 2, "timeout": 7.5, "n_pages": 50, "page_window": 10, "page_sinks": 3,
@@ -130,6 +130,7 @@ class Keywords(unittest.TestCase):
             first, second = passed(**base), passed(**base, **{name: value}) if name not in base else None
             self.assertEqual({field: x for field, x in second.items() if x != first[field]}, expected, name)
         self.assertEqual(passed()["size"], ctypes.sizeof(tree_attn._Setup))
+        self.assertEqual(outcome(lambda: passed(most_queries=1, n_queries=1)), "ValueError: most_queries and n_queries, its name in 0.2, are both given")
         self.assertEqual(passed(scale=0.3)["scale"], 0.3)
 
     def test_flags_that_are_left_out_are_0(self):
