@@ -199,6 +199,7 @@ TEST_CASE("nccl: tensors on the device are merged and asked there, and only leng
       const DeviceTensor q_there(copy_of(query));
       OpenRank own(*workload, ranges, transport, "two-level");
       const auto calls = [&] {
+        ranks.barrier();  // no rank begins before rank 0 has begun to count
         for (const OutputPart part : {OutputPart::kAll, OutputPart::kHeads}) {
           Combiner combiner(transport, shape, part);
           if (over_nccl) CHECK_THROWS_AS(combiner.combine(o[rank], lse[rank]), std::invalid_argument);
@@ -216,7 +217,6 @@ TEST_CASE("nccl: tensors on the device are merged and asked there, and only leng
         }
         ranks.barrier();
       };
-      ranks.barrier();
       if (rank != 0 || !over_nccl) return calls();
       const Copied copied = copied_by(calls);
       CHECK(copied.down == 0);
@@ -241,7 +241,8 @@ TEST_CASE("nccl: a shard that arrives in the memory of a device is not taken for
   run_nccl(Topology::pretend(2, 2), 60, "", [&](const Ranks& ranks, NcclTransport& transport) {
     OpenRank rank(*workload, ranges, transport, "ring");
     DecodeOutput output;
-    const auto step = [&] { output = rank.step(), ranks.barrier(); };
+    // No rank begins before rank 0 has begun to count.
+    const auto step = [&] { ranks.barrier(), output = rank.step(), ranks.barrier(); };
     step();
     if (ranks.rank() != 0) return step();
     // A query of one head, room for one appended row, and the length, on each rank for each of the two shards.
