@@ -235,8 +235,10 @@ const StepTimes = (() => {
 
   /// Kernels store packets of 16 bytes, three floats in each: gpu/engine/peers.hpp.
   const kMostOneShotRanks = 16, kMostOneShotBytes = 128 * 1024;
+  /// whole_leaves() of reference/state/subtree.hpp.
+  const wholeLeaves = ({begin, end}) => [begin, end].map(at => Math.ceil(at / kLeafKeys) * kLeafKeys);
   function oneShot(step, me, plan) {
-    const {ranges, nRows, d} = step, forests = ranges.map(({begin, end}) => step.coverOf(begin, end));
+    const {ranges, nRows, d} = step, forests = ranges.map(range => step.coverOf(...wholeLeaves(range)));
     // One without keys stores one packet for every row.
     const bytesOf = i => 16 * nRows * Math.max(1, forests[i].length * Math.ceil((d + 2) / 3));
     plan.exchange();
@@ -247,7 +249,7 @@ const StepTimes = (() => {
   /// Its kernels reach one node, and are for few ranks and few rows: refusal() in distributed/exchange/one_shot.cpp.
   const takesOneShot = ({keys, batch, heads, headDim, ranks, perNode, dealt}) =>
       !dealt && ranks <= perNode && ranks <= kMostOneShotRanks &&
-      contiguousRanges(keys, ranks).every(({begin, end}) => cover(begin, end).length * 4 * batch * heads * (headDim + 2) <= kMostOneShotBytes);
+      contiguousRanges(keys, ranks).every(range => cover(...wholeLeaves(range)).length * 4 * batch * heads * (headDim + 2) <= kMostOneShotBytes);
 
   function leaders(step, me, plan) {
     const {nodes, nodeRanges, ranges, nRows, d} = step, node = step.nodeOf(me), ranks = nodes[node], n = ranks.length, place = me - ranks[0];
