@@ -12,7 +12,12 @@ function(run_or_fail)
   endif()
 endfunction()
 
+# A header that the sources have no more is not installed.
+file(WRITE ${BUILD}/include/tree_attn/reference/gone.hpp "")
 run_or_fail(${CMAKE_COMMAND} --install ${BUILD} --config ${CONFIG} --prefix ${FOLDER}/prefix)
+if(EXISTS ${FOLDER}/prefix/include/tree_attn/reference/gone.hpp)
+  message(FATAL_ERROR "the copy of a header that is gone is installed")
+endif()
 string(REPLACE "," ";" components ${COMPONENTS})
 set(without_gpu ${components})
 list(REMOVE_ITEM without_gpu gpu)
