@@ -269,7 +269,7 @@ std::span<const float> Decoder::sinks_of_rows(const Step& step) {
 }
 
 Forest<float>& Decoder::decode_own_shard(const Step& step) {
-  Forest<float>& states = shard_.session->decode(step, progress_).host();
+  Forest<float>& states = shard_.session->decode_checked(step, progress_).host();
   set_states_ready(transport_.seconds());
   return states;
 }

@@ -196,7 +196,7 @@ class RingDecoder : public Decoder {
 
   const Forest<float>& decode_first(const Step& step) {
     if (device_ == nullptr) return decode_own_shard(step);
-    const Forest<float>& states = on_host(shard_.session->decode(step, progress_));
+    const Forest<float>& states = on_host(shard_.session->decode_checked(step, progress_));
     set_states_ready(transport_.seconds());
     return states;
   }

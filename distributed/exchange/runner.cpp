@@ -90,14 +90,6 @@ Runner::Runner(Transport& transport, Plan plan, std::int64_t n_rows, std::int64_
   pairs_.reserve(most_pairs);
 }
 
-Runner::Runner(Transport& transport, Plan plan, std::int64_t n_rows, std::int64_t d_v, MakeBlocks make_blocks,
-               DeviceStream* stream)
-    : Runner(transport, plan, n_rows, d_v, [&] {
-        RunnerSize size;
-        size.fit(plan, n_rows, d_v);
-        return std::make_shared<RunnerMemory>(transport, size, d_v, make_blocks, stream);
-      }()) {}
-
 OutputView Runner::step(std::span<const float> states, std::span<const float> sinks) {
   if (std::ssize(states) != at(plan_.n_own)) throw std::logic_error("Runner: the plan is for another range of positions");
   if (on_device_ == nullptr) {

@@ -19,6 +19,8 @@ namespace tree_attn {
 
 /// Elements that the plans of a decoder need: the most of any number of queries.
 struct RunnerSize {
+  RunnerSize() = default;
+  RunnerSize(const Plan& plan, std::int64_t n_rows, std::int64_t d_v) { fit(plan, n_rows, d_v); }
   std::int64_t elements = 0;  ///< of all blocks
   std::int64_t outputs = 0;   ///< of z and lse
   bool gathers = false;       ///< whether the library of the transport gathers
@@ -63,9 +65,6 @@ class Runner : public StepEnd {
  public:
   /// @param transport outlives the runner @param memory with room for the plan
   Runner(Transport& transport, Plan plan, std::int64_t n_rows, std::int64_t d_v, std::shared_ptr<RunnerMemory> memory);
-  /// Carries out the plan in memory of its own. @param make_blocks, stream as RunnerMemory
-  Runner(Transport& transport, Plan plan, std::int64_t n_rows, std::int64_t d_v, MakeBlocks make_blocks = nullptr,
-         DeviceStream* stream = nullptr);
   Runner(const Runner&) = delete;
   Runner& operator=(const Runner&) = delete;
 

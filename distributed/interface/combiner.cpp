@@ -157,7 +157,9 @@ Combiner::Side& Combiner::side(bool on_device) {
   } else {
     side.memory = std::make_unique<HostBlocks>(n_elements, d_v);
   }
-  side.runner.emplace(transport_, plan_, n_rows_, d_v, on_device ? make_blocks_ : nullptr, stream);
+  side.runner.emplace(transport_, plan_, n_rows_, d_v,
+                      std::make_shared<RunnerMemory>(transport_, RunnerSize(plan_, n_rows_, d_v), d_v,
+                                                     on_device ? make_blocks_ : nullptr, stream));
   side.runner->leave_output(on_device);
   return side;
 }

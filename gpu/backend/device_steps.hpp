@@ -41,10 +41,11 @@ class DeviceSteps {
   /// most_queries, and for another rule or memory of q. Before a step for which this rank takes memory for keys, all ranks
   /// have to call stream().forget().
   /// @param end outlives the session, or forgets the stream at its end
-  /// @throws as decode(); std::logic_error if this rank would begin a new graph by itself
+  /// @param step that DecodeSession::check() has passed
+  /// @throws std::invalid_argument for a mask or a soft cap; std::logic_error if this rank would begin a new graph by itself
   virtual void decode_to(StepEnd& end, const Step& step, const std::function<void()>& progress) = 0;
   /// Takes the memory for decode_to(), so that a rank without memory knows it before others wait for its messages. Begins a
-  /// new graph where it has to: not for messages that a library records. @throws as decode(); without memory
+  /// new graph where it has to: not for messages that a library records. @param step as decode_to() @throws without memory
   virtual void prepare(const Step& step) = 0;
 };
 

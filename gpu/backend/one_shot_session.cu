@@ -183,7 +183,6 @@ class DeviceOneShot final : public OneShotSession, private StepKernel {
   OutputView step(const Step& step, const std::function<void()>& progress) override {
     if (own_ == nullptr) throw std::logic_error("OneShotSession::step: no windows are connected");
     const std::optional<std::int64_t> before = bytes_to_peers();
-    check_step(cache_, step);
     require(step.q.shape[2] <= most_queries_, "OneShotSession::step: ", step.q.shape[2], " queries, but windows for ",
             most_queries_);
     if (step.q.shape[2] != l_) plan_queries(step.q.shape[2]);

@@ -71,8 +71,7 @@ class OneShotSession {
   virtual void prepare(std::int64_t longest) = 0;
   /// Closes the windows of other processes. They may be freed once all ranks have.
   virtual void disconnect() = 0;
-  /// Makes one step of at most most_queries queries; collective over the node. Arguments as DecodeSession::decode(), which
-  /// throws for others.
+  /// Makes one step of at most most_queries queries, which DecodeSession::check() has passed; collective over the node.
   /// @returns z and lse, in host memory of the session, until the next step
   /// @throws std::logic_error before connect(); DeviceError if another rank has sent nothing for longer than the timeout:
   /// "rank 0, step 17: no states from rank 5, row 3, for 60 s"; PeerFailed after give_up() of another rank

@@ -13,10 +13,19 @@
 
 namespace tree_attn {
 
-void check_step(const KvCache& cache, const Step& step) {
+DecodeSession::DecodeSession(const KvCache& cache, double scale, std::int64_t most_queries) : cache_(cache), scale_(scale) {
+  require(std::isfinite(scale), "DecodeSession: a scale of ", scale, "; a finite number is needed");
+  require(most_queries >= 0, "DecodeSession: steps of at most ", most_queries, " queries");
+  const double rows = static_cast<double>(cache.shape().n_rows(1)) * static_cast<double>(most_queries);
+  require<std::length_error>(rows <= 0x1p62, "DecodeSession: ", rows, " rows of queries; at most 2^62");
+}
+
+void DecodeSession::check(const Step& step) const {
+  const FloatEnvironment environment;
   const TensorView& q = step.q;
   const auto lengths = step.lengths;
   constexpr const char* kHere = "DecodeSession::decode";
+  const KvCache& cache = cache_;
   const AttentionShape& shape = cache.shape();
   const auto& [b, n_h, l, d_h] = q.shape;
   require(q.shape == std::array{shape.batch, shape.heads, l, shape.head_dim} && std::ssize(lengths) == shape.batch, kHere,
@@ -43,16 +52,13 @@ void check_step(const KvCache& cache, const Step& step) {
   }
 }
 
-DecodeSession::DecodeSession(const KvCache& cache, double scale, std::int64_t most_queries) : cache_(cache), scale_(scale) {
-  require(std::isfinite(scale), "DecodeSession: a scale of ", scale, "; a finite number is needed");
-  require(most_queries >= 0, "DecodeSession: steps of at most ", most_queries, " queries");
-  const double rows = static_cast<double>(cache.shape().n_rows(1)) * static_cast<double>(most_queries);
-  require<std::length_error>(rows <= 0x1p62, "DecodeSession: ", rows, " rows of queries; at most 2^62");
+States& DecodeSession::decode(const Step& step, const std::function<void()>& progress) {
+  check(step);
+  return decode_checked(step, progress);
 }
 
-States& DecodeSession::decode(const Step& step, const std::function<void()>& progress) {
+States& DecodeSession::decode_checked(const Step& step, const std::function<void()>& progress) {
   FloatEnvironment environment;
-  check_step(cache_, step);
   if (!progress) return run(step, progress);
   return run(step, [&] { environment.call_back(progress); });
 }

@@ -27,9 +27,6 @@ class States {
   virtual const float* device() const = 0;
 };
 
-/// Throws what a decode over the cache would throw for these arguments.
-void check_step(const KvCache& cache, const Step& step);
-
 /// Decode steps on one cache, each of any number of queries. The session holds workspace, plan and memory for queries and
 /// states: a step copies no key, and allocates nothing unless the cache has grown, or it has more queries, or sees more
 /// millions of keys, than steps before.
@@ -49,11 +46,13 @@ class DecodeSession {
   /// @throws std::out_of_range if a length is negative, or the cache does not hold all positions of its range below it
   /// @paper{eq_7, eq. (7)}
   States& decode(const Step& step, const std::function<void()>& progress = {});
+  /// decode() of a step that check() has passed.
+  States& decode_checked(const Step& step, const std::function<void()>& progress);
+  /// Throws what decode() throws for these arguments.
+  void check(const Step& step) const;
 
   /// Factor of q.k.
   double scale() const { return scale_; }
-  /// check_step() for the cache.
-  void check(const Step& step) const { check_step(cache_, step); }
 
   virtual std::int64_t bytes_read() const { return -1; }  ///< of keys and values by the last step; -1: not counted
   /// The launch configuration in one line; empty if there is none.

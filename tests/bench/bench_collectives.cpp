@@ -7,10 +7,10 @@
 /// Prints JSON: the median over rounds of (time of ours) / (time of MPI_Allreduce), the two taking turns, and the same for
 /// the three AllReduces of Alg. 3 over one.
 #include "distributed/exchange/plan_builder.hpp"
-#include "distributed/exchange/runner.hpp"
 #include "distributed/program/measure.hpp"
 #include "distributed/transport/mpi_session.hpp"
 #include "distributed/transport/mpi_transport.hpp"
+#include "tests/support/plan_runner.hpp"
 
 #include <mpi.h>
 
@@ -39,7 +39,7 @@ double time_of(const Ranks& ranks, const std::function<void()>& call) {
 class SumOverRanks {
  public:
   SumOverRanks(Transport& transport, std::size_t n)
-      : runner_(transport, plan_of(transport), static_cast<std::int64_t>(n), 1) {}
+      : runner_(test::runner_of(transport, plan_of(transport), static_cast<std::int64_t>(n), 1)) {}
   void operator()() {
     std::ranges::fill(runner_.elements({0, 1}), 1.0f);
     runner_.step({});

@@ -13,11 +13,11 @@
 /// and the radix, inside nodes too (0: the default of the library). `tree_attn` takes 2 where ranks outnumber the cores of
 /// their node.
 #include "distributed/exchange/decoder.hpp"
-#include "distributed/exchange/runner.hpp"
 #include "distributed/program/measure.hpp"
 #include "distributed/transport/mpi_session.hpp"
 #include "distributed/transport/mpi_transport.hpp"
 #include "distributed/transport/shared_transport.hpp"
+#include "tests/support/plan_runner.hpp"
 
 #include <mpi.h>
 
@@ -43,8 +43,9 @@ constexpr std::int64_t kRows[] = {16, 32, 128};  // states of 8, 16 and 65 KiB
 struct Combiner {
   Combiner(const Algorithm& of, Transport& transport, std::span<const KeyRange> ranges, const PlanOptions& options)
       : name(std::string(of.name) + (transport.name() == "mpi" ? "" : ", " + std::string(transport.name()))),
-        runner(transport, std::get<PlanOf>(of.exchange)(transport.topology(), transport.rank(), ranges, options),
-               options.n_rows, kValueDim) {}
+        runner(test::runner_of(transport,
+                               std::get<PlanOf>(of.exchange)(transport.topology(), transport.rank(), ranges, options),
+                               options.n_rows, kValueDim)) {}
 
   std::string name;
   Runner runner;

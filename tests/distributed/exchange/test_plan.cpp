@@ -3,11 +3,11 @@
 /// @brief Plans carried out alone: the exchanges that algorithms share, in an order that shows (section 5).
 #include "distributed/exchange/decoder.hpp"
 #include "distributed/exchange/plan_builder.hpp"
-#include "distributed/exchange/runner.hpp"
 #include "distributed/transport/thread_transport.hpp"
 #include "gpu/platform/launch.hpp"
 #include "reference/state/forest.hpp"
 #include "tests/support/decoding.hpp"
+#include "tests/support/plan_runner.hpp"
 #include "tests/support/sanitized.hpp"
 
 #include <algorithm>
@@ -78,7 +78,7 @@ TEST_CASE("all_reduce: every rank ends with the contributions in rank order, eac
         const Blocks mine = builder.allocate(kScalarBlock, 2), ones = builder.allocate(kScalarBlock, 2);
         const Blocks largest = builder.all_reduce(topology, transport.rank(), mine, Combine::Operator::kMax),
                      sum = builder.all_reduce(topology, transport.rank(), ones, Combine::Operator::kAdd);
-        Runner runner(transport, builder.take(), p * p, 1);
+        Runner runner = runner_of(transport, builder.take(), p * p, 1);
         const int me = topology.index_of(transport.rank());
         for (int row = 0; row < 2 * p * p; ++row) {
           const auto [first, second] = std::minmax({row / p % p, row % p});
@@ -122,7 +122,7 @@ TEST_CASE("plans: forests of any cut, empty ranges included, end as the output o
         for (std::size_t i = 0; i < all.size(); ++i) {
           const auto& [algorithm, options] = all[i];
           const Plan plan = std::get<PlanOf>(algorithm->exchange)(topology, transport.rank(), ranges, options);
-          Runner runner(transport, plan, kRows, kValueDim);
+          Runner runner = runner_of(transport, plan, kRows, kValueDim);
           // Nothing of an earlier step is left, and the states that a rank has decoded stay as they are.
           runner.step(other.states());
           transport.clear_traffic();
@@ -130,7 +130,7 @@ TEST_CASE("plans: forests of any cut, empty ranges included, end as the output o
           const Traffic of_step = transport.traffic();
           bool is_right = (!algorithm->keeps_bits || same_bits(output, expected)) && same_bits(own.states(), before);
           if (p <= 6 && options.radix <= 3) {
-            Runner device(transport, plan, kRows, kValueDim, emulated::make_blocks);
+            Runner device = runner_of(transport, plan, kRows, kValueDim, emulated::make_blocks);
             emulated::DeviceBuffer<float> states(std::max<std::int64_t>(std::ssize(before), 1));
             states.upload(before);
             transport.clear_traffic();
@@ -180,7 +180,7 @@ TEST_CASE("broadcast: the blocks of the first member reach every member, and no 
       const Blocks block = builder.allocate(kScalarBlock);
       const auto found = std::find(members.begin(), members.end(), transport.rank());
       if (found != members.end()) builder.broadcast(members, static_cast<int>(found - members.begin()), block);
-      Runner runner(transport, builder.take(), 1, 1);
+      Runner runner = runner_of(transport, builder.take(), 1, 1);
       runner.elements(block)[0] = static_cast<float>(transport.rank());
       runner.step({});
       ended[static_cast<std::size_t>(transport.rank())] = runner.elements(block)[0];
@@ -246,7 +246,7 @@ TEST_CASE("plans: states of another range are refused") {
   const KeyRange range{0, 3};
   const Plan plan = std::get<PlanOf>(find_algorithm("gather").exchange)(topology, 0, {&range, 1}, {});
   run_threads(topology, kTimeout, [&](ThreadTransport& transport) {
-    Runner runner(transport, plan, kRows, kValueDim);
+    Runner runner = runner_of(transport, plan, kRows, kValueDim);
     CHECK_THROWS_AS(runner.step(forest_of({0, 4 * kLeafKeys}).states()), std::logic_error);
   });
 }
