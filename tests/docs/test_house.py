@@ -53,6 +53,7 @@ class House(unittest.TestCase):
                 ("tests/gpu/a.cpp", "// see elsewhere.hpp\n", " names elsewhere.hpp"),
                 ("gpu/engine/a.hpp", "// behind it\n", "'behind' in a comment"),
                 ("gpu/backend/a.hpp", "int a;  ///< of a tile\n/// What a tile is.\n", "gpu/backend/a.hpp:2: a doc comment begins with 'What'"),
+                ("tests/gpu/a.cpp", "/// What a test says.\n", "tests/gpu/a.cpp:1: a doc comment begins with 'What'"),
                 ("gpu/backend/a.hpp", "/// @file\n/// @brief The same again.\n", "a doc comment begins with 'The same'"),
                 ("gpu/backend/a.cu", HEAD.replace("/// - Reads: x.\n", "") + "__global__ void a() {}\n", "gpu/backend/a.cu:4: the comment of this kernel has no '- Reads:'"),
                 ("gpu/ladder/ladder.cu", GROUND["gpu/ladder/ladder.cu"] + HEAD + "template <class T>\n__global__ void a() {}\n", "has no '@tparam'"),
@@ -94,7 +95,7 @@ class House(unittest.TestCase):
                            ("distributed/exchange/a.cpp", '#include "gpu/backend/cache.hpp"\n'), ("tests/gpu/a.cpp", 'say("// elsewhere.hpp");\n'),
                            ("gpu/backend/a.hpp", "/// Tiles, as long as rows are.\n/// Of rows, all.\nint a;  ///< Of a tile.\n/// Office.\n"),
                            ("gpu/backend/a.cu", HEAD + "__global__ void a() {}\n\n/// @tparam T any\n" + HEAD + "template <class T>\n__global__ void b() {}\n"),
-                           ("tests/gpu/a.cpp", "/// What a test may say.\n"), ("reference/data/file.cpp", '#include "reference/data/file.hpp"\n\n#include "reference/state/state.hpp"\n\n#include <Eigen/Core>\n\n#include <array>\n#include <vector>\n')):
+                           ("tests/gpu/a.cpp", "/// A tile.\n/// What follows on a line.\n"), ("reference/data/file.cpp", '#include "reference/data/file.hpp"\n\n#include "reference/state/state.hpp"\n\n#include <Eigen/Core>\n\n#include <array>\n#include <vector>\n')):
             self.assertEqual(self.faults({name: text}), [], text)
 
     def test_known_exceptions(self):

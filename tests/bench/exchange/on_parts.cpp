@@ -92,7 +92,7 @@ void time_all(const Ranks& parts) {
   time_decode(parts);
 }
 
-/// Where the time of an exchange goes: steps of the kernel with stamps, seen from the rank that has joined last, whose waits
+/// Times the parts of an exchange: steps of the kernel with stamps, seen from the rank that has joined last, whose waits
 /// are for packets and not for keys of another. @returns whether the bits are those of `gather`, and the stamps in order
 bool stamp_steps(const Ranks& parts, const std::vector<DecodeOutput>& want) {
   const Asked& asked = parts.asked;

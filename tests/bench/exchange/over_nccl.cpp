@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What `one-shot` has to beat: the decode, ncclAllGather of the states, and kernels that merge them (section 5.3).
+/// @brief Times the competitor of `one-shot`: the decode, ncclAllGather of the states, and kernels that merge them
+/// (section 5.3).
 ///
 /// Run: exchange_over_nccl [--ranks 2,4,8] [--timed N] [--keys N] [--timeout SECONDS]
 /// The ranks are threads, without MPI, each on the GPU of its number. Two of them may share the only GPU of a machine, which

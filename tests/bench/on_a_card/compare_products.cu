@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Whether the tensor cores give the same bits by `wgmma` as by `mma.sync`: if they do, rows may stand on the side of
-/// a product that a warpgroup takes from shared memory, and every sum stays as it is (section 6.3).
+/// @brief Compares the bits of products by `wgmma` with those by `mma.sync`: if they are equal, rows may stand on the side
+/// of a product that a warpgroup takes from shared memory, and every sum stays as it is (section 6.3).
 ///
 /// Run: compare_products
 /// Random products of 16 x 16 and 16 x 8 elements of BF16 and F16, added to random sums in F32, four in a chain; the

@@ -68,7 +68,7 @@ __device__ __forceinline__ void merge_all(State (&states)[kAtOnce]) {
   for (int i = 0; i < kAtOnce; i += 2 * distance) merge(states[i], states[i + distance]);
 }
 
-/// Where states of a warp wait in shared memory: for each, a vector per lane, and one more for shift and sum.
+/// Vectors of a waiting state of a warp in shared memory: one per lane, and one more for shift and sum.
 constexpr int kVectorsOfWaiting = kWarp + 1;
 __device__ __forceinline__ State waiting(Shared<Bytes16> at, int lane) {
   State state;

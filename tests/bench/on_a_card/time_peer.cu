@@ -14,7 +14,7 @@
 namespace tree_attn::cuda {
 namespace {
 
-/// Of an element, about 1 at most: a unit in the last place of BF16, and what weights of BF16 lose.
+/// Tolerance of an element, about 1 at most: a unit in the last place of BF16, and what weights of BF16 lose.
 constexpr double kTolerance = 0.02;
 
 /// @returns whether the result is wrong

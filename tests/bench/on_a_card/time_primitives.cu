@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What the primitives take that the ends of kernels consist of (section 6).
+/// @brief Times the primitives that the ends of kernels consist of (section 6).
 ///
 /// Run: time_primitives
 /// One line of JSON per primitive, with nanoseconds of one: loads from L2, by multiprocessor, and from memory; a fence after

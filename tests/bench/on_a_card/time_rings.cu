@@ -19,7 +19,7 @@
 
 namespace tree_attn::cuda {
 
-/// Which leaves a warp takes.
+/// Assignment of leaves to warps.
 enum class LeafOrderOfCopies { Contiguous, Interleaved, Ticket };
 constexpr const char* kOrders[] = {"contiguous", "interleaved", "ticket"};
 constexpr int kLeavesOfTicket = 4;
@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(kWarp* kRings, 1)
 
 constexpr double kSeconds = 0.1;  ///< of a measurement
 
-/// What is copied, and what must come out.
+/// Source of the copies, and their expected result.
 struct Copied {
   std::string shape;
   CopyStreams streams;

@@ -30,10 +30,10 @@ namespace {
 /// Steps that take one key after the other are not timed for more: they need seconds.
 constexpr std::int64_t kMostOfChains = 1 << 13;
 
-/// How long each kernel is timed with --lean.
+/// Time of each kernel with --lean.
 constexpr double kLeanSeconds = 0.1;
 
-/// What a step took, or why it has no times.
+/// Times of a step, or the reason for none.
 struct Timed {
   std::string note;  ///< empty if there are times; "WRONG: ..." if the output is
   LaunchPlan plan;
@@ -129,7 +129,7 @@ std::int64_t free_bytes() {
   return static_cast<std::int64_t>(free);
 }
 
-/// Whether a step was asked for: all are, if none is named.
+/// Tests whether a step was requested: all are, if none is named.
 bool wanted(const std::string& steps, const std::string& name) {
   return steps.empty() || ("," + steps + ",").find("," + name + ",") != std::string::npos;
 }

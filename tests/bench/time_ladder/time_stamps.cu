@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Where the time of a launch of the library kernels goes, by stamps of their blocks and warps (section 6).
+/// @brief Times the parts of a launch of the library kernels, by stamps of their blocks and warps (section 6).
 ///
 /// Run: time_stamps [--quick] [--shape NAME;NAME] [--raw LAUNCHES]
 /// Launches of the kernel `equal-runs`, and of the library kernel where that merges in clusters, alone on the device, each
@@ -56,8 +56,8 @@ struct Launched {
   }
   double end() const { return seconds(ended_walk(std::ranges::max(blocks, {}, ended_walk)), last().done); }
   double kernel() const { return seconds(first_start(), last().done); }
-  /// Of the last block, from its walk to where it joins the blocks that share its query tile, and from there to where it
-  /// writes; 0 if it joins none.
+  /// Seconds of the last block from its walk to where it joins the blocks that share its query tile, and from there to where
+  /// it writes; 0 if it joins none.
   double own_join() const { return joins_blocks() ? seconds(ended_walk(last()), at_blocks()) : 0; }
   double blocks_join() const { return joins_blocks() ? seconds(at_blocks(), last().writing) : 0; }
   double write() const { return last().writing == 0 ? 0 : seconds(last().writing, last().done); }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief How fast one block computes when the memory is not what it waits for (section 6).
+/// @brief Times one block that does not wait for memory (section 6).
 ///
 /// Run: time_walks
 /// Launches the step `equal-runs` with one block per key/value head, on few heads and an input that the L2 cache holds. So

@@ -63,7 +63,7 @@ class MpiRankGroup : public RankGroup {
   bool has_oracle() const override { return ranks_.rank() == 0; }
 
  private:
-  /// What MPI was given to send by this rank so far.
+  /// Traffic that this rank has passed to MPI so far.
   Traffic given(const Topology& topology) const {
     Traffic sum;
     for (int peer = 0; peer < size(); ++peer) {

@@ -13,7 +13,7 @@
 
 namespace tree_attn {
 
-/// Of distributed/exchange/plain_two_level.cpp.
+/// Defined in distributed/exchange/plain_two_level.cpp.
 void plain_two_level(MPI_Comm world, MPI_Comm node, const Step& step, const TensorView& k, const TensorView& v,
                      const OwnedLeaves& leaves, double scale, float* out, float* lse);
 

@@ -11,7 +11,7 @@ namespace {
 constexpr std::int64_t kKeys = 7 * kLeafKeys + 45;
 const Axes kAxes{.batch = 2, .heads = 4, .kv_heads = 2, .head_dim = 6, .value_dim = 5, .n_queries = 2, .n_keys = kKeys};
 
-/// Which tensor gets the number, and where: always in batch entry 1, in head 1 of its kind, at component 2.
+/// Tensor that gets the number: always in batch entry 1, in head 1 of its kind, at component 2.
 enum class Where { Query, Key, Value };
 
 std::unique_ptr<TensorWorkload> workload_with(Where where, std::int64_t position, float number) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What a query sees, over ranks: every algorithm, both orders, any shards; and ranks that disagree (section 5).
+/// @brief Rules of what a query sees, over ranks: every algorithm, both orders, any shards; and ranks that disagree (section
+/// 5).
 #include "distributed/exchange/keys_read.hpp"
 #include "distributed/program/predict.hpp"
 #include "reference/data/input_error.hpp"
@@ -24,7 +25,7 @@ DecodeOutput step_of(Transport& transport, const Algorithm& algorithm, TensorWor
   return algorithm.open(transport, shard, c.ranges)->step(step).copy();
 }
 
-/// The same by the plain decode over all keys.
+/// Output of the plain decode over all keys.
 DecodeOutput plainly(TensorWorkload& workload, const SeenCase& c, const Step& step) {
   const OwnedLeaves whole(c.order == LeafOrder::kDealt ? dealt_ranges(1)[0] : KeyRange{0, c.axes.n_keys}, c.order);
   const auto cache = cpu_backend().make_cache(workload.shape(), whole, 64);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief How a sequence is cut, and how algorithms and backends are found by name.
+/// @brief Cuts of a sequence; algorithms and backends found by name.
 #include "distributed/exchange/decoder.hpp"
 #include "gpu/backend/backends.hpp"
 #include "reference/data/input_error.hpp"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What algorithms lose that weight outputs by exp(lse - m): the table of the chapter on error bounds.
+/// @brief Digits lost by algorithms that weight outputs by exp(lse - m): the table of the chapter on error bounds.
 #include "tests/support/decoding.hpp"
 
 #include <cmath>

@@ -24,7 +24,8 @@
 namespace tree_attn::test {
 namespace {
 
-/// Where the n-th allocation fails. The emulator is no program under test, so with it the memory of the device alone.
+/// Scope in which the n-th allocation fails. The emulator is no program under test, so with it the memory of the device
+/// alone.
 class Failing {
  public:
   Failing(bool on_device, int n) {
@@ -72,7 +73,7 @@ std::vector<Kind> kinds() {
   return all;
 }
 
-/// What is appended, and asked.
+/// Rows to append, and queries.
 struct Inputs {
   Tensor q, k, v;
   Inputs(const Kind& kind, std::mt19937& random)

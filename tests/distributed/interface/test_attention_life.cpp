@@ -33,7 +33,7 @@ struct Rows {
   Tensor k, v;
 };
 
-/// What is in the object: the rows of each sequence, and from where on their pages are there for sure.
+/// Expected content of the object: the rows of each sequence, and from where on their pages are there for sure.
 struct Model {
   std::vector<std::vector<std::int64_t>> rows;
   std::vector<std::int64_t> kept_from;

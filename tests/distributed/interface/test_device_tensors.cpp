@@ -36,7 +36,7 @@ AttentionShape shape_of_type(DType dtype) {
           .value_dim = kValueDim};
 }
 
-/// What a program appends, and asks.
+/// Rows that a program appends, and its queries.
 template <class T>
 struct Inputs {
   T q, k, v;
@@ -54,7 +54,7 @@ void append(Attention& attention, const Inputs<T>& in, std::int64_t begin, std::
     attention.append(entry, k.entry(entry).positions(begin, end), v.entry(entry).positions(begin, end));
 }
 
-/// What all ranks copy while each of them calls `steps`. @returns on rank 0; nothing on others
+/// Counts the copies of all ranks while each of them calls `steps`. @returns on rank 0; nothing on others
 Copied copied_by_all(const ThreadRanks& ranks, const std::function<void()>& steps) {
   Copied copied;
   const auto together = [&] {

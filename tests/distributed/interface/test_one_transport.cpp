@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What a program needs that opens its ranks itself: objects over one transport, another algorithm over the same
+/// @brief A program that opens its ranks itself: objects over one transport, another algorithm over the same
 /// keys, and keys that move to other ranks.
 #include "distributed/interface/attention.hpp"
 #include "distributed/transport/thread_transport.hpp"

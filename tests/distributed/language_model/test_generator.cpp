@@ -19,7 +19,7 @@ namespace {
 using namespace tree_attn;
 using namespace tree_attn::test;
 
-/// What one rank says, and the logits from which it says it.
+/// Answer of one rank, and the logits it comes from.
 struct Answer {
   std::string text;
   std::vector<float> logits;

@@ -22,8 +22,8 @@ nccl::Status ncclGetPeerDevicePointer(nccl::Window* window, std::size_t offset, 
 
 namespace {
 
-/// Whether arguments of both types are passed alike: pointers; enumerations and integers of one size; structures of one
-/// layout.
+/// Tests whether arguments of both types are passed alike: pointers; enumerations and integers of one size; structures of
+/// one layout.
 template <class Ours, class Theirs>
 constexpr bool passes_alike() {
   if constexpr (std::is_pointer_v<Ours> && std::is_pointer_v<Theirs>)

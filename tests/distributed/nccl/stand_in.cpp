@@ -53,10 +53,10 @@ using tree_attn::test::Mail;
 using tree_attn::test::Message;
 
 constexpr int kVersion = 22907;
-/// How often a call is polled before it is done.
+/// Polls of a call before it is done.
 constexpr int kPolls = 3;
 
-/// What TREE_ATTN_NCCL_FAULT asks for.
+/// Fault that TREE_ATTN_NCCL_FAULT names.
 struct Fault {
   std::string kind;
   int number = -1, count = -1;  ///< R or V, N
@@ -70,7 +70,7 @@ struct Fault {
   bool is(const char* other, int rank) const { return kind == other && number == rank; }
 };
 
-/// What a communicator and the operations that it has queued share.
+/// State that a communicator shares with the operations that it has queued.
 struct State {
   State(const std::string& name, int n_ranks, int own) : mail(name, n_ranks), rank(own) {}
   Mail mail;
@@ -130,7 +130,7 @@ struct Group {
     return accesses;
   }
 
-  /// What the stream calls again and again. @returns whether all is done
+  /// Advances the operation; called by the stream until it returns true. @returns whether all is done
   bool advance() {
     if (state->is_aborted) return true;
     if (state->n_done != number) return false;
@@ -196,7 +196,7 @@ struct tree_attn::nccl::Window {
 
 namespace {
 
-/// What ncclMemAlloc() has handed out, by its address.
+/// Allocations of ncclMemAlloc(), by address.
 std::mutex memory_mutex;
 std::map<void*, SharedPages> allocated;
 
@@ -233,7 +233,7 @@ bool make_part(Comm& whole) {
   return true;
 }
 
-/// Whether a call may be made, and is not to fail.
+/// Checks that a call may be made, and that no fault is set for it.
 Status check(Comm* comm, const void* memory, const void* stream) {
   if (comm == nullptr || memory == nullptr || stream == nullptr) return Status::kInvalidArgument;
   State& state = *comm->state;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What a fault of NCCL ends with: one line that says what and where, within the deadline.
+/// @brief Faults of NCCL end with one line that says what and where, within the deadline.
 #include "reference/data/input_error.hpp"
 #include "tests/distributed/nccl/nccl_ranks.hpp"
 #include "tests/support/message.hpp"

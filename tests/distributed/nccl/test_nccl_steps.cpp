@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What a step over NCCL asks of the devices: copies, launches and memory.
+/// @brief Copies, launches and memory of a step over NCCL.
 #include "gpu/backend/device_steps.hpp"
 #include "gpu/engine/peers.hpp"
 #include "tests/distributed/nccl/nccl_ranks.hpp"
@@ -19,7 +19,7 @@
 namespace tree_attn::test {
 namespace {
 
-/// What the devices have been asked for: allocations, uploads, bytes uploaded and downloaded, launches, launches of graphs.
+/// Counts requests to the devices so far: allocations, uploads, bytes uploaded and downloaded, launches, launches of graphs.
 std::array<std::int64_t, 6> asked_so_far() {
   const DeviceTraffic& all = emulated::traffic();
   return {all.n_allocations, all.n_uploads, all.bytes_uploaded, all.bytes_downloaded, all.n_launches, all.n_replays};

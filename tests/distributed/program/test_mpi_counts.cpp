@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What reaches MPI beside the messages of a decode.
+/// @brief Calls of MPI beside the messages of a decode.
 #include "tests/distributed/program/command.hpp"
 
 #include <algorithm>

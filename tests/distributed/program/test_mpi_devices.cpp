@@ -29,7 +29,7 @@ Words with_nccl(const Words& variables = {}) {
   return Words{"env", "TREE_ATTN_NCCL_LIBRARY=" TREE_ATTN_NCCL_STAND_IN, "NCCL_SOCKET_IFNAME=lo"} + variables +
          Words{kProgram};
 }
-/// The same, with a fault that the stand-in injects.
+/// with_nccl() with a fault that the stand-in injects.
 Words with_nccl(const std::string& fault) { return with_nccl(Words{"TREE_ATTN_NCCL_FAULT=" + fault}); }
 
 const Words kDecode = "decode --heads 4 --kv-heads 2 --head-dim 64 --backend emulated"_words;

@@ -62,7 +62,7 @@ TEST_CASE("hanging: ranks that wait for the start or the end of MPI end after 30
   check_one_line(last, "rank 0 has been in MPI_Finalize for 30 s after all output was written");
 }
 
-/// What it does between waits is computing: here it writes for some seconds.
+/// Time between waits counts as computing: here the rank writes for some seconds.
 TEST_CASE("hanging: a rank that computes for longer than --timeout needs a longer one, and the line says so") {
   const Scratch scratch;
   const auto writing = [&](const std::string& seconds, const std::string& timeout) {

@@ -23,7 +23,7 @@ Words options_of(const std::string& help) {
   return names;
 }
 
-/// What no message depends on.
+/// Options that no message depends on.
 bool may_differ(const std::string& option) { return option == "OUT" || option == "--report" || option == "--threads"; }
 
 /// The bits of a run: digests in its tables, or all that it prints.

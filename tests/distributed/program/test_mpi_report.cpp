@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What `decode` reports: the table for people, the JSON for programs, and counts that are as predicted.
+/// @brief Reports of `decode`: the table for people, the JSON for programs, and counts that are as predicted.
 #include "gpu/backend/backends.hpp"
 #include "reference/cpu/leaf_kernel.hpp"
 #include "tests/distributed/program/command.hpp"

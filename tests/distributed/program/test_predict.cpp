@@ -25,7 +25,7 @@ std::unique_ptr<TensorWorkload> workload_for(int p, Axes axes = kAxes) {
 
 std::vector<KeyRange> aligned_ranges(int p) { return even_ranges(kPerRank * p, p, kPerRank); }
 
-/// Whether nodes and their joined runs are aligned subtrees: equal nodes of 2^i ranks, any number of them up to 2^j.
+/// Tests whether nodes and their joined runs are aligned subtrees: equal nodes of 2^i ranks, any number of them up to 2^j.
 bool joins_are_aligned(const Topology& topology) {
   return topology.has_equal_nodes() && std::has_single_bit(static_cast<unsigned>(topology.n_nodes())) &&
          std::has_single_bit(topology.node(0).size());
@@ -54,7 +54,7 @@ std::int64_t doubling_messages(std::int64_t p) {
   const auto m = static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(p)));
   return m * ceil_log2(m) + 2 * (p - m);
 }
-/// Of the r = p - m ranks more than m, each is folded into a neighbour first. Their contributions reach all others one round
+/// Each of the r = p - m ranks beyond m is folded into a neighbour first. Their contributions reach all others one round
 /// later; the result reaches another folded rank yet one later, if two of them are log2 m exchanges apart: if r > m / 2.
 std::int64_t doubling_rounds(std::int64_t p) {
   const auto m = static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(p)));

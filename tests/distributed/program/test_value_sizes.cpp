@@ -20,7 +20,7 @@ struct Form {
   int least, most;
 };
 
-/// How large the values of a decode are, by position and component, and how small the weights.
+/// Sizes of the values of a decode, by position and component, and of the weights.
 struct Sizes {
   const char* name;
   int (*value)(const Form& form, std::int64_t a, std::int64_t j);

@@ -30,7 +30,7 @@ struct Decode {
   std::vector<std::unique_ptr<TensorWorkload>> steps;  ///< the first has the keys and values of all
 };
 
-/// What one rank has open.
+/// Objects that one rank has open.
 struct Open {
   Open(const Algorithm& algorithm, OpenShard& shard, bool shares_memory, double timeout)
       : ranks(session().ranks().comm(), timeout),
@@ -60,7 +60,7 @@ std::vector<DecodeOutput> outputs_of(const Algorithm& algorithm, const Decode& d
   return outputs;
 }
 
-/// What happens to one rank in one step, while the others decode.
+/// Failure of one rank in one step, while the others decode.
 enum class Failure {
   kThrows,  ///< it ends with an error of its own
   kLeaves,  ///< it ends without one

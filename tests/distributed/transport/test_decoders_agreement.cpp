@@ -10,7 +10,7 @@
 namespace tree_attn::test {
 namespace {
 
-/// What one rank opens.
+/// Arguments with which one rank opens a decoder.
 struct Arguments {
   const Algorithm* algorithm;
   std::vector<KeyRange> ranges;

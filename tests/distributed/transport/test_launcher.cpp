@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What a launcher says of a rank, read from the variables that it sets.
+/// @brief The job and the rank that a launcher's variables describe.
 #include "distributed/transport/launcher.hpp"
 
 #include <doctest/doctest.h>
@@ -12,7 +12,7 @@
 namespace tree_attn {
 namespace {
 
-/// What is found with these variables of launchers, and no others.
+/// Reads the job with these variables of launchers, and no others.
 LaunchedJob job_with(const std::map<std::string, std::string>& values) {
   for (const char* name : {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_SIZE", "SLURM_PROCID",
                            "SLURM_STEP_NUM_TASKS", "PMIX_RANK"})

@@ -12,7 +12,7 @@
 namespace tree_attn::test {
 namespace {
 
-/// What an array takes of the block that a step uploads.
+/// Bytes of an array in the block that a step uploads.
 std::int64_t aligned(std::int64_t n_bytes) { return (n_bytes + 15) / 16 * 16; }
 
 /// The states of a shard that is uploaded at once.

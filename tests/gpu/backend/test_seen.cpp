@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What a query sees, on a device: a row has the bits of itself alone, whatever the rule, the shards and the order
-/// (section 5).
+/// @brief Rules of what a query sees, on a device: a row has the bits of itself alone, whatever the rule, the shards and the
+/// order (section 5).
 #include "gpu/backend/backends.hpp"
 #include "tests/support/device_params.hpp"
 #include "tests/support/seen_cases.hpp"

@@ -10,7 +10,7 @@
 
 namespace {
 
-/// What CTest takes for "skipped".
+/// Exit status that CTest takes for "skipped".
 constexpr int kSkipped = 77;
 
 /// Why no kernel can run here; null if one can.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What hosts and devices share has the same bits on both: a state may be finished on either.
+/// @brief Code that hosts and devices share has the same bits on both: a state may be finished on either.
 ///
 /// The emulator compiles the code of the host, so only a device can differ.
 #include "reference/state/state.hpp"
@@ -40,7 +40,7 @@ int n_other(const States& states, Finished which) {
   return n;
 }
 
-/// Those of lse for n sums D whose bits are first, first + stride, first + 2 stride, ...
+/// Counts the lse that differ, for n sums D whose bits are first, first + stride, first + 2 stride, ...
 int n_other(float e, std::uint32_t first, std::uint32_t stride, std::uint32_t n) {
   States states;
   for (std::uint32_t i = 0; i < n; ++i) add(states, e, float_of(first + i * stride), 1);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What a kernel of the library leaves, and another stream reads: without an event that is a race, and both are
-/// named.
+/// @brief Results of a library kernel that another stream reads: without an event that is a race, and both are named.
 #include "gpu/backend/blocks.hpp"
 #include "gpu/backend/kernel_stream.hpp"
 #include "tests/gpu/emulator/emulator_test.hpp"
@@ -16,8 +15,8 @@ using emulated::error_in, emulated::has;
 
 constexpr Axes kAxes{.heads = 2, .kv_heads = 2, .head_dim = 40, .value_dim = 40, .n_keys = 150, .dtype = DType::F32};
 
-/// What the host is told when it waits for two streams, of which the second goes on with what the first leaves and no event
-/// holds it. With an event it must be told nothing.
+/// Message to the host that waits for two streams, of which the second goes on with what the first leaves and no event
+/// holds it. With an event there must be none.
 template <class First, class Second>
 std::string race(device::Stream one, device::Stream two, const First& first, const Second& second) {
   std::string error;

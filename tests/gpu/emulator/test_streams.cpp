@@ -166,7 +166,7 @@ TEST_CASE("emulator: an event makes a stream wait for another, whatever else run
   }
 }
 
-/// What a second stream is refused with if it does `second` without waiting for a stream that does `first`.
+/// Message that refuses a second stream which does `second` without waiting for a stream that does `first`.
 template <class First, class Second>
 std::string race(const First& first, const Second& second, bool orders = false) {
   std::string found;

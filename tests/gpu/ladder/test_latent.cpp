@@ -145,8 +145,8 @@ TEST_CASE("latent rows: blocks that are joined in teams have the bits of a few b
 }
 
 #if !defined(TREE_ATTN_FOR_CUDA)
-/// Where there is no room for all slices of a state at once, some are joined after others: the forest of the first block,
-/// which that of its team replaces, is then read several times.
+/// Without room for all slices of a state at once, some are joined after others: the forest of the first block, which that
+/// of its team replaces, is then read several times.
 TEST_CASE("latent rows: teams have the same bits in any order of blocks, and where these have little memory") {
   const auto workload = normal_workload(8540, axes_of(DType::BF16, 11, 296, 288, 41 * kLeafKeys),
                                         std::vector<std::int64_t>{41 * kLeafKeys - 3});

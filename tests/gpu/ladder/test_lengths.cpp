@@ -32,7 +32,7 @@ std::string name_of(const Kind& kind) {
          std::to_string(kind.dim);
 }
 
-/// What stands in the rows past a length.
+/// Content of the rows past a length.
 enum class Tail { Elements, NotFinite };
 
 /// A batch of all lengths 0 to n_keys: entry n uses n keys.

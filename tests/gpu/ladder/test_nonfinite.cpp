@@ -40,7 +40,7 @@ constexpr Size kSizes[] = {
     {DType::F16, 9, 304, 512, 304}, {DType::BF16, 2, 520, 520, 304},
 };
 
-/// Which tensor gets the number: always in the last batch entry, at component 2; a query of head 1, the last key/value head.
+/// Tensor that gets the number: always in the last batch entry, at component 2; a query of head 1, the last key/value head.
 enum class Where { Query, Key, Value };
 
 std::unique_ptr<TensorWorkload> workload_with(const Size& size, Where where, std::int64_t position, float number) {
@@ -57,7 +57,7 @@ std::unique_ptr<TensorWorkload> workload_with(const Size& size, Where where, std
   return workload_of(std::move(q), std::move(k), std::move(v));
 }
 
-/// Whether all that the number may not reach has the bits of the clean run.
+/// Tests whether all that the number may not reach has the bits of the clean run.
 bool untouched(const Size& size, Where where, const DecodeOutput& clean, const DecodeOutput& output) {
   const Axes axes = size.axes();
   const auto same = [](float a, float b) { return std::memcmp(&a, &b, sizeof a) == 0; };

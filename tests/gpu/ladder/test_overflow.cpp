@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What is finite by the formula is finite in every step, though a sum on the way is beyond F32, and an average of
-/// the values, however large the scores are (section 5).
+/// @brief Results that are finite by the formula are finite in every step, though a sum on the way is beyond F32, and an
+/// average of the values, however large the scores are (section 5).
 #include "tests/support/device_params.hpp"
 #include "tests/support/sanitized.hpp"
 
@@ -31,8 +31,8 @@ std::unique_ptr<TensorWorkload> draw(std::mt19937& random, const Axes& axes, int
                      sign * std::ldexp(1 / (kLog2E * of_product), power - 2 * half));
 }
 
-/// Whether every weight of a row is 1 or too small to change a sum: its scores are whole numbers in F32, and either equal or
-/// at least 50 below the largest one, whatever their rounding errors.
+/// Tests whether every weight of a row is 1 or too small to change a sum: its scores are whole numbers in F32, and either
+/// equal or at least 50 below the largest one, whatever their rounding errors.
 bool has_whole_weights(TensorWorkload& workload, bool equal, std::int64_t row) {
   const TensorView q = workload.query(0);
   const std::vector<double> query = row_of(q, 0, row / q.shape[2], row % q.shape[2]);

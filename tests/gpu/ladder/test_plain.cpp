@@ -14,7 +14,7 @@ namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity(), kNaN = std::numeric_limits<float>::quiet_NaN();
 
-/// How often a step has been compared.
+/// Number of comparisons of each step.
 using Counts = std::map<std::string, int>;
 
 /// Normal elements in rows of d, with zeros after each up to a multiple of 16 bytes: the steps read rows of vectors.
@@ -101,8 +101,8 @@ TEST_CASE("plain kernels: the library kernels have their bits for every N below 
   for (const auto& [name, n] : counts) CHECK_MESSAGE(n > (takes_all_cases() ? 200 : 40), name);
 }
 
-/// Of a tensor one element of one row, of some or of all is overwritten: with what is not finite, with zeros, with elements
-/// that make scores of some thousands, and values whose sum is beyond F32.
+/// One element of one row of a tensor, of some rows or of all is overwritten: with numbers that are not finite, zeros,
+/// elements that make scores of some thousands, and values whose sum is beyond F32.
 /// @tested{eq_7, eq. (7)}
 TEST_CASE("plain kernels: the library kernels have their bits whatever the elements and the scale") {
   std::mt19937 random(7950);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What the instructions of PTX do that compute (PTX ISA 9.0, section 9.7): each for the 32 lanes of a warp at once.
+/// @brief The instructions of PTX that compute (PTX ISA 9.0, section 9.7): each for the 32 lanes of a warp at once.
 #include "tests/gpu/soft_gpu/instructions.hpp"
 
 #include <chrono>
@@ -40,7 +40,7 @@ template <auto f>
 constexpr Run (*two)(const Statement&, Op&) = typed<f, 2>;
 template <auto f>
 constexpr Run (*three)(const Statement&, Op&) = typed<f, 3>;
-/// The same for predicates too, whose lanes are the bits of a word.
+/// Applies f to integers, or to predicates, whose lanes are the bits of a word.
 template <auto f>
 Run logic(const Statement& s, Op& op) {
   if (s.type() != "pred") return two<f>(s, op);
@@ -63,7 +63,7 @@ constexpr auto multiply_add = [](auto a, decltype(a) b, decltype(a) c) -> declty
   else
     return static_cast<decltype(a)>(a * b + c);
 };
-/// What is divided by 0, or overflows, has no result that the manual promises.
+/// Divides; the manual promises no result for a division by 0 or an overflow.
 constexpr auto divide = [](auto a, decltype(a) b) -> decltype(a) {
   using T = decltype(a);
   if constexpr (std::integral<T>) {

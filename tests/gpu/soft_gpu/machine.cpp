@@ -287,7 +287,7 @@ void Grid::run(std::uint32_t n_resident) {
   }
 }
 
-/// Where the threads of a grid that does not end are.
+/// Names the places of the threads of a grid that does not end.
 std::string Grid::places() const {
   std::map<std::uint32_t, std::uint32_t> n_at;
   const auto add = [&](const Group& group) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What the instructions of PTX do that touch memory or make threads meet (PTX ISA 9.0, sections 9.7.9 and 9.7.13
+/// @brief The instructions of PTX that access memory or synchronise threads (PTX ISA 9.0, sections 9.7.9 and 9.7.13
 /// to 9.7.15).
 #include "tests/gpu/soft_gpu/instructions.hpp"
 
@@ -85,7 +85,7 @@ Run accessing(const Statement& s, Op& op) {
   return for_type(type == "f32" || type == "f64" ? bits(type) : type, with);
 }
 
-/// Of an address of 64 bits a generic one, of 32 bits one of shared memory.
+/// Converts an address: 64 bits are a generic one, 32 bits one of shared memory.
 template <class Address>
 void map_shared(Warp& w, const Op& op) {
   Address d[32] = {};
@@ -149,7 +149,7 @@ void shuffle(Warp& w, const Op& op) {
 Run shuffling(const Statement& s, Op& op) {
   return op.kind = s.has("bfly"), s.type() == "b32" && s.operand.size() == 6 ? shuffle : nullptr;
 }
-/// Of kind 0 to 2: all, any, ballot.
+/// Votes; kinds 0 to 2 are all, any and ballot.
 void vote(Warp& w, const Op& op) {
   if (!meets(w, op.at[2])) return;
   const std::uint32_t ayes = w.predicate(op.at[1]) & w.mask;
@@ -159,7 +159,7 @@ void vote(Warp& w, const Op& op) {
   w.put_predicate(op.at[0], (op.kind == 0 ? ayes == w.mask : ayes != 0) ? ~0U : 0);
 }
 Run voting(const Statement& s, Op& op) { return op.kind = s.has("all") ? 0 : s.has("any") ? 1 : 2, vote; }
-/// Which lane, the manual leaves open: the same for the same members.
+/// Elects a lane. The manual leaves open which; it is equal for equal members.
 void elect(Warp& w, const Op& op) {
   if (!meets(w, op.at[2])) return;
   std::uint32_t left = w.mask, d[32];

@@ -69,7 +69,7 @@ std::vector<Token> tokens_of(std::string_view text, std::uint32_t line) {
   throw Fault("the PTX ends within a kernel");
 }
 
-/// What a name stands for: a register and its place, or an address.
+/// Meaning of a name: a register and its place, or an address.
 struct Symbol {
   Type type;
   bool is_address;

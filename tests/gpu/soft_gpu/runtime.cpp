@@ -133,7 +133,7 @@ LaunchShape shape_of(const cudaLaunchConfig_t& config) {
   return shape;
 }
 
-/// Where the host keeps bytes that a copy names. @returns nullptr if they are not in one allocation, or not where they
+/// Finds the host's memory of bytes that a copy names. @returns nullptr if they are not in one allocation, or not where they
 /// should be
 std::byte* bytes_at(const void* pointer, std::size_t n, bool is_on_device) {
   const auto range = memory::find(number(pointer));

@@ -31,7 +31,7 @@ struct Array {
   std::uint64_t address;
 };
 
-/// What a kernel finds in its registers: %r1 its thread, %r2 where dynamic shared memory begins, %r3 four times the thread,
+/// Head of a kernel, with its registers: %r1 its thread, %r2 where dynamic shared memory begins, %r3 four times the thread,
 /// %r4 its word of shared memory, %d1 and %d2 the parameters, %d3 its word of the first one.
 constexpr const char* kHead = R"(.version 9.0
 .target sm_90a

@@ -19,7 +19,7 @@ namespace {
 
 const WorkloadShape kShape{{.batch = 2, .heads = 4, .kv_heads = 2, .head_dim = 5, .value_dim = 3}, 37, {37, 30}};
 
-/// Whether a part, of one batch entry or of all, equals the whole at its positions.
+/// Tests whether a part, of one batch entry or of all, equals the whole at its positions.
 bool is_part_of(const Shard& part, const Shard& whole, std::optional<std::int64_t> entry = {}) {
   const auto same = [&](const TensorView& some, const TensorView& all) {
     const TensorView at = all.positions(part.begin, part.end());

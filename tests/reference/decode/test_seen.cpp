@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What a query sees: the rules by their definition, and what it does not see is not read. Random rules, with masks,
+/// @brief The rules of what a query sees, by their definition; hidden positions are not read. Random rules, with masks,
 /// are in test_mask.cpp.
 #include "reference/decode/backend.hpp"
 #include "tests/support/seen_cases.hpp"

@@ -14,7 +14,8 @@
 namespace tree_attn::test {
 namespace {
 
-/// Whether arithmetic rounds to nearest and has subnormal numbers; read through volatile, for compilers compute constants.
+/// Tests whether arithmetic rounds to nearest and has subnormal numbers; read through volatile, for compilers compute
+/// constants.
 bool is_plain() {
   volatile float third = 3, tiny = 0x1p-130f, one = 1;
   volatile double wide = 3;

@@ -74,7 +74,7 @@ const Kind kKinds[] = {{"sub-warp of 8", 8, false, 0, of_sub_warps(DType::F32, 3
 constexpr std::uint64_t kSeeds[] = {0, 1};
 #endif
 
-/// Whether a mode is for such a plan: races in global memory need blocks that count each other.
+/// Tests whether a mode is for such a plan: races in global memory need blocks that count each other.
 bool is_watched(const device::LaunchPlan& plan) {
 #if defined(TREE_ATTN_EMULATOR_THREAD)
   return plan.n_counters > 0;
@@ -210,7 +210,7 @@ TEST_CASE("modes: keys that hold the values, with tensor maps and without") {
   }
 }
 
-/// Where the last block has more states to join than its shared memory holds, it joins them in rounds.
+/// The last block joins its states in rounds if its shared memory does not hold them all.
 /// @tested{thm_1, Thm. 1}
 TEST_CASE("modes: so many splits that their states are joined in rounds") {
   constexpr int kSplits = 70;

@@ -80,7 +80,7 @@ __global__ void one_shot(Bug bug, AnyPeers peers, const float* states, const flo
   for (int r = 0; r < kRowsOfBlock; ++r) receive(first_row + r);
 }
 
-/// What a rank has on its device.
+/// Memory of a rank on its device.
 struct Rank {
   Rank() {
     gave_up.fill(0), window.fill(0), out.fill(0xFF);

@@ -37,7 +37,7 @@ constexpr bool kDies = false;
 /// threads of the host run.
 constexpr std::uint64_t kSeeds = 32, kSeedsOfUnseen = 3;
 
-/// What is seen of a bug in this process: empty if nothing.
+/// Runs a bug in this process. @returns the report of the emulator; empty if there is none
 std::string seen_here(const SeededBug& bug, std::uint64_t seed) {
   const SettingsScope scope({.seed = seed});
   try {
@@ -47,7 +47,7 @@ std::string seen_here(const SeededBug& bug, std::uint64_t seed) {
   }
 }
 
-/// The same in a process of its own, which a sanitizer may end.
+/// seen_here() in a process of its own, which a sanitizer may end.
 std::string seen_by_child(const SeededBug& bug, std::uint64_t seed) {
   const std::string program = std::filesystem::read_symlink("/proc/self/exe");
   const std::string command = "TREE_ATTN_SEEDED_BUG=" + std::to_string(&bug - kSeededBugs) +
