@@ -53,6 +53,13 @@ RankCost::Round exchange_of(const Members& node, std::int64_t n_rows, std::int64
   return round;
 }
 
+/// Why a backend has no such kernel; empty if it has.
+std::string why_no_kernel(const Backend& backend) {
+  if (backend.has_windows()) return "";
+  return "one kernel decodes and exchanges, and --backend " + std::string(backend.name()) +
+         " has none; use emulated or cuda, or another algorithm";
+}
+
 /// Throws InputError on every rank if why_not() names a reason for steps of l queries. @param ranges closed
 void require_possible(const Transport& transport, const KvCache& cache, std::span<const KeyRange> ranges, std::int64_t l) {
   const AttentionShape& shape = cache.shape();
@@ -70,7 +77,6 @@ class OneShotDecoder : public Decoder {
                                {.timeout = transport.ranks().deadline().seconds(),
                                 .steps_done = options.steps_done,
                                 .most_queries = shard.most_queries})) {
-    if (session_ == nullptr) throw std::logic_error("one-shot: the cache is on no device");
     if (ranges_.back().end != kOpenEnd) connect(ranges_, std::max<std::int64_t>(1, shard.most_queries));
   }
   /// A window is freed after all others have closed it: collective where ranks are processes or a library has mapped it,
@@ -194,6 +200,7 @@ class OneShotDecoder : public Decoder {
 
 std::unique_ptr<Decoder> open_decoder(Transport& transport, OpenShard& shard, std::span<const KeyRange> ranges,
                                       const PlanOptions& options) {
+  if (const std::string why = why_no_kernel(*shard.backend); !why.empty()) throw InputError("one-shot: " + why);
   require_possible(transport, *shard.cache, closed(ranges, 0), std::max<std::int64_t>(1, shard.most_queries));
   return std::make_unique<OneShotDecoder>(transport, shard, ranges, options);
 }
@@ -201,9 +208,7 @@ std::unique_ptr<Decoder> open_decoder(Transport& transport, OpenShard& shard, st
 std::string refusal(const Topology& topology, const Backend* backend, std::span<const KeyRange> ranges,
                     const WorkloadShape& shape) {
   if (shape.rule.window > 0 || !shape.sink.empty()) return "its kernel has no window and no learned sinks; use two-level";
-  if (backend != nullptr && !backend->has_windows())
-    return "one kernel decodes and exchanges, and --backend " + std::string(backend->name()) +
-           " has none; use emulated or cuda, or another algorithm";
+  if (backend != nullptr && !backend->has_windows()) return why_no_kernel(*backend);
   return why_not(topology, closed(ranges, shape.longest()), shape.n_rows(), shape.value_dim);
 }
 

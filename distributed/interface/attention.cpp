@@ -147,6 +147,7 @@ void Attention::use(std::string_view algorithm) {
     other->check_ranges(kHere, transport_->size(), setup_.ranges, cache().leaves().order(), setup_.plan);
   });
   require_equal_argument(transport_->ranks(), kHere, "all ranks to use an algorithm", {"algorithm", algorithm}, refusal);
+  if (other == algorithm_) return;
   decoder_ = other->open_agreed(*transport_, *shard_, setup_.ranges, setup_.plan, compares_lengths_);
   algorithm_ = other;
 }
@@ -197,10 +198,13 @@ void Attention::append(std::int64_t entry, const TensorView& k, const TensorView
   const std::int64_t n = k.shape[2];
   const auto refusal = refusal_of(appends_together(), [&] { check_append(entry, k, v); });
   if (appends_together()) {
-    const std::array called{entry, n};
+    // What decides below whether the ranks look for pages together is compared too.
+    const std::array called{entry, n, refusal ? 0 : lengths_[static_cast<std::size_t>(entry)], std::int64_t{has_shared_}};
     const Ranks& ranks = transport_->ranks();
     if (!ranks.all_equal(fnv1a(std::as_bytes(std::span(called))), kWhat, refusal))
-      require_equal(ranks, "Attention::append", kWhat, std::array{Field{"the batch entry", entry}, Field{"positions", n}});
+      require_equal(ranks, "Attention::append", kWhat,
+                    std::array{Field{"the batch entry", entry}, Field{"positions", n}, Field{"positions before", called[2]},
+                               Field{"shared prefixes", called[3]}});
   }
   KvCache& cache = *shard_->cache;
   const OwnedLeaves& leaves = cache.leaves();
@@ -313,13 +317,11 @@ void Attention::start(const TensorView& q, const SeenRule& rule, std::span<const
   decoder_->start(step, refusal_of_pages(step));
 }
 
-void Attention::refuse(const std::string& line) {
-  if (compares_lengths_) transport_->ranks().all_equal(0, "all ranks to refuse a call", line);
-  throw std::invalid_argument(line);
-}
-
-void Attention::refuse_append(const std::string& line) {
-  if (appends_together()) transport_->ranks().all_equal(0, "all ranks to refuse a call", line);
+void Attention::refuse(const std::string& line, Refused call) {
+  const bool is_told = call == Refused::kStep     ? compares_lengths_
+                       : call == Refused::kAppend ? appends_together()
+                                                  : transport_->size() > 1;
+  if (is_told) transport_->ranks().all_equal(0, "all ranks to refuse a call", line);
   throw std::invalid_argument(line);
 }
 

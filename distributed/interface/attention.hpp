@@ -52,6 +52,13 @@ struct AttentionSetup {
   std::string refusal{};
 };
 
+/// Call of the other ranks in which Attention::refuse() takes part.
+enum class Refused {
+  kStep,    ///< step(), start() or combine()
+  kAppend,  ///< append()
+  kMove     ///< use() or reshard()
+};
+
 /// Attention over keys and values that grow, for one rank of several or alone.
 ///
 /// All ranks make the same calls in the same order; the constructor, step(), start(), finish(), combine(), use(), reshard(),
@@ -129,8 +136,9 @@ class Attention {
   /// Decoder::start() says so, it takes the whole step. append() and truncate() may follow at once.
   void start(const TensorView& q, const SeenRule& rule = {}, std::span<const float> sink = {}, const Mask& mask = {},
              double softcap = 0);
-  /// Moves what has been started, without waiting: merges what has arrived and posts the next round. @returns whether all
-  /// has
+  /// Moves what has been started, without waiting: merges what has arrived and posts the next round. Over functions of the
+  /// program (CallbackTransport) only finish() moves messages, so it is false there until then. @returns whether all has
+  /// arrived
   bool progress() { return decoder_->progress(); }
   /// Waits for the rest of what has been started. @returns as step() @throws std::logic_error if nothing was started
   OutputView finish() { return decoder_->finish(); }
@@ -152,11 +160,10 @@ class Attention {
   OutputView combine(const TensorView& o, const TensorView& lse, OutputPart part = OutputPart::kAll,
                      LseForm form = LseForm::kNatural);
 
-  /// Takes part in step(), start() or combine() of the other ranks for a rank that refuses its arguments before it can call
-  /// it, since it cannot read them, say: all ranks throw InputError with the line. @throws std::invalid_argument alone
-  [[noreturn]] void refuse(const std::string& line);
-  /// Takes part in append() likewise. Where that waits for no other rank, this one throws alone.
-  [[noreturn]] void refuse_append(const std::string& line);
+  /// Takes part in a call of the other ranks for a rank that refuses its arguments before it can make it, since it cannot
+  /// read them, say: all ranks throw InputError with the line. @throws std::invalid_argument alone, and where the call
+  ///   waits for no other rank
+  [[noreturn]] void refuse(const std::string& line, Refused call = Refused::kStep);
   /// Gives up all messages, so that the destructor does not wait for the other ranks: after an error of the program that
   /// they have not met. They find it by their deadline. Unwinding does it.
   void abandon() noexcept { transport_->abandon(); }

@@ -51,7 +51,7 @@ struct ta_attention {
   tree_attn::Attention attention;
   tree_attn::AttentionShape shape;
   tree_attn::OfBackend device{attention.platform()};
-  std::int64_t started = 0;  ///< queries of a step that was begun
+  tree_attn::TensorView started{};  ///< q of a step that was begun, whose data may be gone
 };
 
 namespace tree_attn {
@@ -87,6 +87,8 @@ int guarded(const Body& body) {
     return failed(TA_NO_MEMORY, "memory ran out");
   } catch (const std::length_error&) {  // more elements than any memory has
     return failed(TA_NO_MEMORY, "memory ran out");
+  } catch (const std::logic_error& error) {  // a call out of its turn
+    return failed(TA_INVALID, error.what());
   } catch (const std::exception& error) {
     return failed(TA_INTERNAL, error.what());
   } catch (...) {
@@ -432,14 +434,13 @@ Attention open(const ta_setup& setup, const AttentionShape& shape, const Attenti
 #endif
 }
 
-/// The arguments of a call that all ranks make, checked. If this rank refuses them, it takes part by `refuse`.
+/// The arguments of a call that all ranks make, checked. If this rank refuses them, it takes part by refuse().
 template <class Check>
-auto checked(Attention& attention, void (Attention::*refuse)(const std::string&), const Check& check) {
+auto checked(Attention& attention, Refused call, const Check& check) {
   try {
     return check();
   } catch (const std::invalid_argument& error) {
-    (attention.*refuse)(error.what());
-    throw;
+    attention.refuse(error.what(), call);
   }
 }
 
@@ -667,7 +668,7 @@ int ta_append(ta_attention* attention, int64_t entry, int64_t n, const DLManaged
       require(given.shape[2] == n, name, " has ", given.shape[2], " positions, but n is ", n);
       return given;
     };
-    const auto [keys, values] = checked(attention->attention, &Attention::refuse_append, [&] {
+    const auto [keys, values] = checked(attention->attention, Refused::kAppend, [&] {
       require(n >= 0, "n is ", n);
       require(!shape.values_in_keys || v == nullptr, "v is not null, but values are the first components of the keys");
       const TensorView of_keys = view(k, "k", shape.dtype, shape.head_dim);
@@ -699,7 +700,7 @@ int ta_share(ta_attention* attention, int64_t from, int64_t to, int64_t n) {
 int ta_reshard(ta_attention* attention, int32_t n, const int64_t* range_ends) {
   return guarded([&] {
     require(attention != nullptr, "attention is null");
-    const std::vector<KeyRange> ranges = checked(attention->attention, &Attention::refuse, [&] {
+    const std::vector<KeyRange> ranges = checked(attention->attention, Refused::kMove, [&] {
       const int size = attention->attention.transport().size();
       require(n >= 1 && n <= size, "n is ", n, "; from 1 to the ", size, " ranks");
       const bool is_dealt = attention->attention.cache().leaves().order() == LeafOrder::kDealt;
@@ -733,7 +734,7 @@ int ta_step(ta_attention* attention, const DLManagedTensor* q, const ta_seen* se
     require(attention != nullptr, "attention is null");
     const AttentionShape& shape = attention->shape;
     const OfBackend& device = attention->device;
-    const auto [qs, outputs, all] = checked(attention->attention, &Attention::refuse, [&] {
+    const auto [qs, outputs, all] = checked(attention->attention, Refused::kStep, [&] {
       const TensorView queries = view_of(q, "q", 4, Rows::kVectors, &device);
       Outputs written = out_and_lse(out, lse, {shape.batch, shape.heads, queries.shape[2], shape.value_dim}, &device);
       written.require_apart(queries, "q"), written.require_beside(queries, "q");
@@ -747,12 +748,12 @@ int ta_step(ta_attention* attention, const DLManagedTensor* q, const ta_seen* se
 int ta_start(ta_attention* attention, const DLManagedTensor* q, const ta_seen* seen) {
   return guarded([&] {
     require(attention != nullptr, "attention is null");
-    const auto [qs, all] = checked(attention->attention, &Attention::refuse, [&] {
+    const auto [qs, all] = checked(attention->attention, Refused::kStep, [&] {
       const TensorView queries = view_of(q, "q", 4, Rows::kVectors, &attention->device);
       return std::pair(queries, asked(seen, attention->shape.heads, {}));
     });
     attention->attention.start(qs, all.rule, all.sink, all.mask, all.softcap);
-    attention->started = qs.shape[2];
+    attention->started = qs;
   });
 }
 
@@ -768,8 +769,10 @@ int ta_finish(ta_attention* attention, const DLManagedTensor* out, const DLManag
   return guarded([&] {
     require(attention != nullptr, "attention is null");
     const AttentionShape& shape = attention->shape;
+    const TensorView& q = attention->started;
     const Outputs outputs =
-        out_and_lse(out, lse, {shape.batch, shape.heads, attention->started, shape.value_dim}, &attention->device);
+        out_and_lse(out, lse, {shape.batch, shape.heads, q.shape[2], shape.value_dim}, &attention->device);
+    outputs.require_beside(q, "q");
     write(outputs, attention->attention.finish(), attention->device);
   });
 }
@@ -779,7 +782,7 @@ int ta_combine(ta_attention* attention, const DLManagedTensor* o, const DLManage
   return guarded([&] {
     require(attention != nullptr, "attention is null");
     const OfBackend& device = attention->device;
-    const auto [os, lses, of, outputs] = checked(attention->attention, &Attention::refuse, [&] {
+    const auto [os, lses, of, outputs] = checked(attention->attention, Refused::kStep, [&] {
       const TensorView values = view_of(o, "o", 4, Rows::kVectors, &device),
                        scalars = view_of(lse, "lse", 3, Rows::kScalars, &device);
       std::array<std::int64_t, 4> shape = values.shape;
@@ -794,9 +797,10 @@ int ta_combine(ta_attention* attention, const DLManagedTensor* o, const DLManage
   });
 }
 
-int ta_refuse(ta_attention* attention, const char* line, int of_append) {
+int ta_refuse(ta_attention* attention, const char* line, int call) {
   return guarded([&] {
     require(attention != nullptr && line != nullptr, "attention or line is null");
-    of_append != 0 ? attention->attention.refuse_append(line) : attention->attention.refuse(line);
+    require(call >= TA_OF_STEP && call <= TA_OF_RESHARD, "call is ", call, "; 0, 1 or 2");
+    attention->attention.refuse(line, static_cast<Refused>(call));
   });
 }

@@ -3,14 +3,14 @@
  * @file
  * @brief The C interface: attention, merges of (o, lse), and attention over ranks, on DLPack tensors that are not copied.
  *
- * Tensors lie in memory of the host, or those of ta_append(), ta_step() and ta_combine() on the device of the backend:
- * kDLCUDA for "cuda", with the index of the calling thread's device, and kDLExtDev for "emulated", in memory of the emulator.
- * In a call of the last two all tensors lie in the same memory, and learned sinks are taken with tensors of the host alone.
- * Then no element passes through the host: Attention says what does. What was queued on the default stream before is seen,
- * and tensors have been read and written when a call returns. Elements are F64, F32, F16, BF16 or F8_E4M3; strides are at
- * least 0 and that of the last axis is 1, in q, k, v, o and out. A tensor that does not fit is refused before anything is
- * read.
- * Tensors that are written must not overlap others, nor themselves. The caller keeps all tensors: no deleter is called.
+ * Tensors lie in memory of the host, or those of ta_append(), ta_step(), ta_start(), ta_finish() and ta_combine() on the
+ * device of the backend: kDLCUDA for "cuda", with the index of the calling thread's device, and kDLExtDev for "emulated", in
+ * memory of the emulator. All tensors of a step, and of ta_combine(), lie in the same memory, and learned sinks are taken
+ * with tensors of the host alone. Then no element passes through the host: Attention says what does. What was queued on the
+ * default stream before is seen, and tensors have been read and written when a call returns. Elements are F64, F32, F16,
+ * BF16 or F8_E4M3; strides are at least 0 and that of the last axis is 1, in q, k, v, o and out. A tensor that does not fit
+ * is refused before anything is read. Tensors that are written must not overlap others, nor themselves. The caller keeps all
+ * tensors: no deleter is called.
  *
  * Every function that returns an int returns a ta_status; ta_error() has the line. Functions on one ta_attention are called
  * by one thread at a time, and collective ones by all of its ranks in the same order.
@@ -34,7 +34,7 @@ extern "C" {
 /** What a call has come to. */
 typedef enum {
   TA_OK = 0,
-  TA_INVALID = 1,   /**< an argument is refused; nothing was changed */
+  TA_INVALID = 1,   /**< an argument is refused, or a call out of its turn; nothing was changed */
   TA_RANGE = 2,     /**< an index, a length or a position is out of range; nothing was changed */
   TA_TRANSPORT = 3, /**< a message is late or wrong, or another rank has failed: close the handle */
   TA_NO_MEMORY = 4, /**< memory ran out */
@@ -58,11 +58,11 @@ typedef struct {
 
 /**
  * Messages of one rank by functions of the program: a process group of PyTorch, an MPI that the library was not built with.
- * They are called one at a time, on the thread that has called the library, and return 0, or another number to fail: then the
- * call of the library returns TA_CALLBACK, and the program knows why. Those that start a message do not wait, and write a
- * request that is not 0, or 0 if the message is complete. Memory stays until then, for ever if need be. Messages from one rank
- * to another keep their order, and all ranks start gathers in the same order. After a wait that was too long or a failure no
- * function is called again, and the group is not used again: some of its messages were never received.
+ * They are called one at a time, on the thread that has called the library, and return 0, or another number to fail: then
+ * the call of the library returns TA_CALLBACK, and the program knows why. Those that start a message do not wait, and write
+ * a request that is not 0, or 0 if the message is complete. Memory stays until then, for ever if need be. Messages from one
+ * rank to another keep their order, and all ranks start gathers in the same order. After a wait that was too long or a
+ * failure no function is called again, and the group is not used again: some of its messages were never received.
  */
 typedef struct {
   int64_t struct_size; /**< sizeof(ta_comm): another one is refused */
@@ -88,31 +88,35 @@ typedef struct {
   int64_t batch, heads, kv_heads, head_dim, value_dim; /**< no defaults */
   int64_t most_queries; /**< a step of up to so many queries takes no memory, and finds the pages of its window; 0: 1 has its
                              pages, and memory is taken when a step needs it */
-  DLDataType key_type, value_type; /**< of what is appended, to F8_E4M3 also others; bits of 0: F32, and the type of the keys */
-  double scale;                                                   /**< factor of q.k; 0: 1 / sqrt(head_dim), see has_scale */
-  const char* algorithm;                                          /**< "two-level" */
-  const char* backend;                                            /**< "cpu" */
-  int32_t n_threads;                                              /**< 1 */
-  int32_t ranks_per_node;                                         /**< ranks that share memory form a node */
-  const void* comm; /**< the address of an MPI_Comm, which is duplicated; null: alone, or over the functions of `callbacks` */
-  double timeout;   /**< seconds that one wait may take without progress: 60 */
+  DLDataType key_type,
+      value_type;         /**< of what is appended, to F8_E4M3 also others; bits of 0: F32, and the type of the keys */
+  double scale;           /**< factor of q.k; 0: 1 / sqrt(head_dim), see has_scale */
+  const char* algorithm;  /**< "two-level" */
+  const char* backend;    /**< "cpu" */
+  int32_t n_threads;      /**< 1 */
+  int32_t ranks_per_node; /**< ranks that share memory form a node */
+  const void*
+      comm;       /**< the address of an MPI_Comm, which is duplicated; null: alone, or over the functions of `callbacks` */
+  double timeout; /**< seconds that one wait may take without progress: 60 */
   const DLManagedTensor *k_scale, *v_scale; /**< [batch, kv_heads] of F8_E4M3, from 2^-100 to 2^100, on the host; null: 1 */
   int64_t n_pages;                 /**< of 64 positions, for all sequences of this rank; 0: rows lie one after the other */
   int64_t page_window, page_sinks; /**< most keys that a step sees, as in ta_seen: other pages are given back; 0: none are */
   int32_t values_in_keys; /**< values are the first value_dim components of the keys, stored once: ta_append() takes no v */
   int32_t has_scale;      /**< whether a scale of 0 is a scale */
   int64_t capacity;       /**< positions of each sequence that memory is taken for at once; not with pages */
-  const char* refusal;    /**< a line: the caller refuses what it was to open, and all ranks return TA_INVALID; null: it does not */
-  const ta_comm* callbacks; /**< copied, its functions and context outlive the handle; null: comm says */
-  const int64_t* range_ends; /**< [ranks] where the ranges of positions end, the last at INT64_MAX for no end: then a rank holds
-                                a range, with the bits of ta_attend(); null: leaves are dealt */
-  int32_t skips_comparison;  /**< whether a step does not compare the lengths of all ranks and what queries see: an argument that
-                                one rank refuses is then refused by it alone, and its group has to be given up */
+  const char*
+      refusal; /**< a line: the caller refuses what it was to open, and all ranks return TA_INVALID; null: it does not */
+  const ta_comm* callbacks;  /**< copied, its functions and context outlive the handle; null: comm says */
+  const int64_t* range_ends; /**< [ranks] where the ranges of positions end, the last at INT64_MAX for no end: then a rank
+                                holds a range, with the bits of ta_attend(); null: leaves are dealt */
+  int32_t skips_comparison;  /**< whether a step does not compare the lengths of all ranks and what queries see: an argument
+                                that  one rank refuses is then refused by it alone, and its group has to be given up */
 } ta_setup;
 
 /** The version of the library, "0.2.0". */
 TREE_ATTN_API const char* ta_version(void);
-/** The MPI that `comm` of a ta_setup is of, as MPI_Get_library_version() names it; empty: the library was built without one. */
+/** The MPI that `comm` of a ta_setup is of, as MPI_Get_library_version() names it; empty: the library was built without one.
+ */
 TREE_ATTN_API const char* ta_mpi(void);
 /** What the last call of this thread that failed has said, in one line; valid until the next one. Empty before the first. */
 TREE_ATTN_API const char* ta_error(void);
@@ -127,18 +131,20 @@ TREE_ATTN_API const char* ta_error(void);
  * differ in the last bits beyond 128 keys.
  */
 TREE_ATTN_API int ta_attend(const DLManagedTensor* q, const DLManagedTensor* k, const DLManagedTensor* v, double scale,
-              const ta_seen* seen, const DLManagedTensor* out, const DLManagedTensor* lse, int has_scale);
+                            const ta_seen* seen, const DLManagedTensor* out, const DLManagedTensor* lse, int has_scale);
 /**
  * The same by the oracle, in double. All that is written is F64.
  * @param[in] zeta sources [b, n_h, l, d_v]; may be null if energy and gradient are
  * @param[out] out, lse as ta_attend(); may be null
  * @param[out] energy F(zeta) [b, n_h, l]; may be null @param[out] gradient dF/dzeta [b, n_h, l, d_v]; may be null
  */
-TREE_ATTN_API int ta_oracle(const DLManagedTensor* q, const DLManagedTensor* k, const DLManagedTensor* v, const DLManagedTensor* zeta,
-              double scale, const ta_seen* seen, const DLManagedTensor* out, const DLManagedTensor* lse,
-              const DLManagedTensor* energy, const DLManagedTensor* gradient, int has_scale);
+TREE_ATTN_API int ta_oracle(const DLManagedTensor* q, const DLManagedTensor* k, const DLManagedTensor* v,
+                            const DLManagedTensor* zeta, double scale, const ta_seen* seen, const DLManagedTensor* out,
+                            const DLManagedTensor* lse, const DLManagedTensor* energy, const DLManagedTensor* gradient,
+                            int has_scale);
 /**
- * The a-priori bound of the rounding errors of a decode with sums in F32, for every component of the output: error_bound.hpp.
+ * The a-priori bound of the rounding errors of a decode with sums in F32, for every component of the output:
+ * error_bound.hpp.
  * @param n_additions longest chain of additions; 0: a tree over n keys, as this library has
  * @param n_rescalings most rescalings of a sum by factors that are no powers of two; 0 in this library
  * @param output_roundoff unit roundoff of the type of the output; 0: F32
@@ -153,22 +159,23 @@ TREE_ATTN_API int ta_error_bound(const DLManagedTensor* q, const DLManagedTensor
  * @param[in] q [d_h] @param[in] k [n, d_h] @param[in] v [n, d_v] @param[in] zeta [d_v]; null: 0
  * @param[out] mean F64 [d_v] @param[out] covariance F64 [d_v, d_v]
  */
-TREE_ATTN_API int ta_moments(const DLManagedTensor* q, const DLManagedTensor* k, const DLManagedTensor* v, const DLManagedTensor* zeta,
-               const DLManagedTensor* mean, const DLManagedTensor* covariance);
+TREE_ATTN_API int ta_moments(const DLManagedTensor* q, const DLManagedTensor* k, const DLManagedTensor* v,
+                             const DLManagedTensor* zeta, const DLManagedTensor* mean, const DLManagedTensor* covariance);
 /**
- * Merges (o, lse) of two disjoint sets of keys, from any kernel. If one is empty, with an lse of -inf, o and lse of the other
- * are returned as they are.
+ * Merges (o, lse) of two disjoint sets of keys, from any kernel. If one is empty, with an lse of -inf, o and lse of the
+ * other are returned as they are.
  * @param[in] o1, o2 [b, n_h, l, d_v] @param[in] lse1, lse2 [b, n_h, l] @param form a ta_lse_form, of both
  * @param[out] out [b, n_h, l, d_v] @param[out] lse natural [b, n_h, l]
  */
 TREE_ATTN_API int ta_merge(const DLManagedTensor* o1, const DLManagedTensor* lse1, const DLManagedTensor* o2,
-             const DLManagedTensor* lse2, int form, const DLManagedTensor* out, const DLManagedTensor* lse);
+                           const DLManagedTensor* lse2, int form, const DLManagedTensor* out, const DLManagedTensor* lse);
 
 /*
- * If one rank of several refuses its arguments of ta_open(), ta_step(), ta_combine() or, in pages, ta_append(), all ranks
- * return TA_INVALID with the same line, which names that rank, and the handle lives on.
+ * If one rank of several refuses its arguments of ta_open(), ta_step(), ta_start(), ta_combine(), ta_reshard() or, in pages,
+ * ta_append(), all ranks return TA_INVALID with the same line, which names that rank, and the handle lives on.
  */
-/** Opens attention over the ranks of a communicator or of callbacks, or alone. Collective. @param[out] attention null if it fails */
+/** Opens attention over the ranks of a communicator or of callbacks, or alone. Collective. @param[out] attention null if it
+ * fails */
 TREE_ATTN_API int ta_open(const ta_setup* setup, ta_attention** attention);
 /** Closes it, which may be null. Collective over a communicator of MPI, unless a call has failed with TA_TRANSPORT, or after
  * ta_abandon(). */
@@ -177,10 +184,11 @@ TREE_ATTN_API void ta_close(ta_attention* attention);
 TREE_ATTN_API int ta_abandon(ta_attention* attention);
 /**
  * Appends n positions to a sequence. Every rank passes the same n; it keeps those that it holds.
- * @param[in] k [n_kv, n, d_h] @param[in] v [n_kv, n, d_v], or with an axis of 1 before these; both null on a rank that holds none of the positions, v also
- *   where values are in the keys
+ * @param[in] k [n_kv, n, d_h] @param[in] v [n_kv, n, d_v], or with an axis of 1 before these; both null on a rank that holds
+ * none of the positions, v also where values are in the keys
  */
-TREE_ATTN_API int ta_append(ta_attention* attention, int64_t entry, int64_t n, const DLManagedTensor* k, const DLManagedTensor* v);
+TREE_ATTN_API int ta_append(ta_attention* attention, int64_t entry, int64_t n, const DLManagedTensor* k,
+                            const DLManagedTensor* v);
 /** Removes all positions of a sequence but the first n; 0 ends it. */
 TREE_ATTN_API int ta_truncate(ta_attention* attention, int64_t entry, int64_t n);
 /** Lets a sequence without keys begin with the first n positions of another one, in the same pages. */
@@ -195,10 +203,13 @@ TREE_ATTN_API int ta_length(const ta_attention* attention, int64_t entry, int64_
 /** Whether this rank holds a position: 0 or 1. */
 TREE_ATTN_API int ta_holds(const ta_attention* attention, int64_t position, int* holds);
 /** Attention of the queries over all that was appended: any l in every step. Collective. Arguments as ta_attend(). */
-TREE_ATTN_API int ta_step(ta_attention* attention, const DLManagedTensor* q, const ta_seen* seen, const DLManagedTensor* out, const DLManagedTensor* lse);
-/** Begins a step without waiting for other ranks, see Attention::start(); q is read before it returns. */
+TREE_ATTN_API int ta_step(ta_attention* attention, const DLManagedTensor* q, const ta_seen* seen, const DLManagedTensor* out,
+                          const DLManagedTensor* lse);
+/** Begins a step, see Attention::start(): waits for other ranks only to compare it, unless skips_comparison. q is read
+ * before it returns. */
 TREE_ATTN_API int ta_start(ta_attention* attention, const DLManagedTensor* q, const ta_seen* seen);
-/** Moves a step that was begun, without waiting. @param[out] done whether nothing is left to wait for; may be null */
+/** Moves a step that was begun, without waiting; over callbacks only ta_finish() does. @param[out] done whether nothing is
+ * left to wait for; may be null */
 TREE_ATTN_API int ta_progress(ta_attention* attention, int* done);
 /** Ends a step that was begun. @param[out] out, lse as ta_step() */
 TREE_ATTN_API int ta_finish(ta_attention* attention, const DLManagedTensor* out, const DLManagedTensor* lse);
@@ -208,14 +219,20 @@ TREE_ATTN_API int ta_finish(ta_attention* attention, const DLManagedTensor* out,
  * @param by_heads whether rank r of p ends with the heads [r n_h / p, (r + 1) n_h / p) alone
  * @param[out] out [b, n_h or n_h / p, l, d_v] @param[out] out_lse natural [b, n_h or n_h / p, l]
  */
-TREE_ATTN_API int ta_combine(ta_attention* attention, const DLManagedTensor* o, const DLManagedTensor* lse, int form, int by_heads,
-               const DLManagedTensor* out, const DLManagedTensor* out_lse);
+TREE_ATTN_API int ta_combine(ta_attention* attention, const DLManagedTensor* o, const DLManagedTensor* lse, int form,
+                             int by_heads, const DLManagedTensor* out, const DLManagedTensor* out_lse);
 
+/** Call of the other ranks in which ta_refuse() takes part. */
+typedef enum {
+  TA_OF_STEP = 0,   /**< ta_step(), ta_start() or ta_combine() */
+  TA_OF_APPEND = 1, /**< ta_append() */
+  TA_OF_RESHARD = 2 /**< ta_reshard() */
+} ta_refused;
 /**
- * Takes part in ta_step() or ta_combine() of the other ranks, or in ta_append(), for a caller that refuses its arguments
- * before it can pass them: all ranks return TA_INVALID with the line. @param of_append whether the others call ta_append()
+ * Takes part in a call of the other ranks, for a caller that refuses its arguments before it can pass them: all ranks
+ * return TA_INVALID with the line. @param call a ta_refused
  */
-TREE_ATTN_API int ta_refuse(ta_attention* attention, const char* line, int of_append);
+TREE_ATTN_API int ta_refuse(ta_attention* attention, const char* line, int call);
 
 #ifdef __cplusplus
 }

@@ -75,14 +75,6 @@ AttentionShape cache_shape(const ModelConfig& config, const GeneratorOptions& op
           .value_dim = config.head_dim};
 }
 
-std::vector<KeyRange> growing_ranges(LeafOrder order, std::int64_t n_keys, int n_ranks) {
-  require(n_keys >= 0, "growing_ranges: ", n_keys, " keys");
-  if (order == LeafOrder::kDealt) return dealt_ranges(n_ranks);
-  std::vector<KeyRange> ranges = coarse_ranges(n_keys / kLeafKeys * kLeafKeys, n_ranks, kLeafKeys);
-  ranges.back().end = kOpenEnd;
-  return ranges;
-}
-
 Generator::Generator(const Model& model, const Backend& backend, Transport& transport, std::int64_t n_text,
                      const Algorithm& algorithm, const GeneratorOptions& options)
     : model_(model),

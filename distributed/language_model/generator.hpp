@@ -39,10 +39,6 @@ struct LargestWeight {
   std::int64_t rank = 0;  ///< that holds the key
 };
 
-/// The range of every rank for a text to which characters are appended. In the contiguous order the last range is open.
-/// @throws std::invalid_argument for a negative number of keys, or no ranks
-std::vector<KeyRange> growing_ranges(LeafOrder order, std::int64_t n_keys, int n_ranks);
-
 /// One rank of a model that reads a text and continues it.
 class Generator {
  public:

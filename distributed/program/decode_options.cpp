@@ -121,7 +121,7 @@ DecodeTask resolve(const DecodeOptions& options, const Topology& topology, const
   }
   task.scale = options.scale ? *options.scale : 1 / std::sqrt(static_cast<double>(shape.head_dim));
 
-  // Cut the sequence. Keys that are appended go to the last rank, from the end of a leaf on.
+  // Cut the sequence.
   const bool grows = options.steps > 1;
   if (grows && options.steps > shape.n_keys)
     refuse("--steps ", options.steps, ": every step appends one key, but the sequence has only ", shape.n_keys);
@@ -146,13 +146,12 @@ DecodeTask resolve(const DecodeOptions& options, const Topology& topology, const
         refuse("--shards: key ", range.begin, " is inside a leaf of ", kLeafKeys, " keys; cut shards at multiples of ",
                kLeafKeys);
     }
-  } else if (task.order == LeafOrder::kDealt) {
-    task.ranges = dealt_ranges(n_ranks);
+    if (grows) task.ranges.back().end = kOpenEnd;
+  } else if (grows) {
+    task.ranges = growing_ranges(task.order, task.workload->n_keys_at_start(), n_ranks);
   } else {
-    const std::int64_t n = grows ? task.workload->n_keys_at_start() / kLeafKeys * kLeafKeys : shape.n_keys;
-    task.ranges = coarse_ranges(n, n_ranks, kLeafKeys);
+    task.ranges = task.order == LeafOrder::kDealt ? dealt_ranges(n_ranks) : coarse_ranges(shape.n_keys, n_ranks, kLeafKeys);
   }
-  if (grows && task.order == LeafOrder::kContiguous) task.ranges.back().end = kOpenEnd;
   check_shards(task, topology, task.ranges, shape);
   return task;
 }

@@ -118,8 +118,8 @@ struct DecodeTask : Combining, MeasuringOptions {
   std::optional<SafetensorsFile> file{};  ///< IN
   std::unique_ptr<Workload> workload{};
   std::optional<TensorView> expected{};  ///< the tensor of --expect, with the shape of the output
-  /// Positions of every rank in the tree, in the order of the topology. In the contiguous order the last rank holds all keys
-  /// that are appended: its range is open, and begins between two leaves.
+  /// Positions of every rank in the tree, in the order of the topology. Where keys are appended in the contiguous order, the
+  /// last range is open; unless --shards says otherwise, it takes all of them.
   std::vector<KeyRange> ranges{};
   double scale = 1;
 };

@@ -210,7 +210,7 @@ int gpu_of_rank(const std::string& devices, int rank, const Topology& machines, 
 }
 
 const Backend& backend_of_rank(const RankOptions& options, int rank, const RankLayout& layout) {
-  // What was not built in, find_backend() names.
+  // find_backend() names what was not built in.
   if (const Backend* const built = built_backend(options.backend); built != nullptr)
     use_gpu(options, *built, rank, layout.machines);
   return find_backend(options.backend, layout.n_threads);

@@ -40,9 +40,9 @@ class Callbacks {
 
 /// Ranks over Callbacks.
 ///
-/// What a callback throws leaves as a TransportError of kCallback with the exception nested in it. After that, and after a
-/// wait that has given up, these ranks refuse all further work, and their group is not used
-/// again: some of its messages were never received. To go on, all ranks open a new group and a new object.
+/// An exception of a callback leaves as a TransportError of kCallback, nested in it. After that, and after a wait that has
+/// given up, these ranks refuse all further work, and their group is not used again: some of its messages were never
+/// received. To go on, all ranks open a new group and a new object.
 class CallbackRanks : public Ranks {
  public:
   /// @param timeout seconds that one wait may take without progress, may be infinite

@@ -78,7 +78,7 @@ class Transport {
   /// These ranks, for what they tell each other apart from the messages of a step, such as the address of a window: it is
   /// not counted.
   virtual const Ranks& ranks() const = 0;
-  /// "mpi", "shared", "threads" or "nccl", for reports.
+  /// "mpi", "shared", "threads", "callbacks" or "nccl", for reports.
   virtual std::string_view name() const = 0;
   /// Times of messages, for the default radix: constants, the same on every rank. Those of MPI unless a transport has its
   /// own.

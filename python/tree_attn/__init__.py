@@ -62,6 +62,7 @@ class _Tensor(ctypes.Structure):
 
 _TYPES = {"float64": (2, 64), "float32": (2, 32), "float16": (2, 16), "bfloat16": (4, 16), "float8_e4m3fn": (10, 8)}
 _FORMS = {"natural": 0, "base two": 1, "natural, inf is empty": 2}
+_OF_APPEND, _OF_RESHARD = 1, 2
 _ERRORS = {1: ValueError, 2: IndexError, 3: TransportError, 4: MemoryError, 6: TransportError}
 
 
@@ -445,7 +446,7 @@ class Attention:
                 if status != 0:
                     _fail(status, self._callbacks)
                 return
-        with self._told(of_append=True):
+        with self._told(_OF_APPEND):
             if k is not None:
                 positions = _shape(k, (3, 4), "k")[-2]
                 if n is not None and n != positions:
@@ -489,7 +490,8 @@ class Attention:
         return _empty(q, (b, n_h, l, d_v)), _empty(q, (b, n_h, l), "float32")
 
     def start(self, q, causal=False, window=None, sinks=None, mask=None, softcap=None):
-        """Begins a step without waiting for other ranks: computes the states of this rank and posts the first messages. q is read before it returns."""
+        """Begins a step: computes the states of this rank and posts the first messages. It waits for other ranks only to compare the step, unless
+        compares is False. q is read before it returns."""
         with self._told():
             seen, _capsule = _seen(causal, window, sinks, mask, softcap)
             l = _shape(q, 4, "q")[2]
@@ -498,7 +500,7 @@ class Attention:
         self._started = q[:0], l
 
     def progress(self):
-        """Moves a step that was begun, without waiting. @returns whether nothing is left to wait for"""
+        """Moves a step that was begun, without waiting; over a group only finish() does. @returns whether nothing is left to wait for"""
         done = ctypes.c_int()
         _call("progress", self._open(), ctypes.byref(done), callbacks=self._callbacks)
         return bool(done.value)
@@ -524,7 +526,7 @@ class Attention:
         ranks dealt leaves are dealt; by default to all.
         """
         self._open()
-        with self._told():
+        with self._told(_OF_RESHARD):
             if range_ends is not None and ranks is not None:
                 raise ValueError("range_ends and ranks are both given")
             n = len(range_ends) if range_ends is not None else self._size if ranks is None else _integer("ranks", ranks, 1, self._size)
@@ -573,7 +575,7 @@ class Attention:
         _call("abandon", self._open())
 
     @contextlib.contextmanager
-    def _told(self, of_append=False):
+    def _told(self, call=0):
         """Tells the other ranks of an error in the arguments of a call that they make too, so that they do not wait for this one."""
         self._open()
         try:
@@ -582,7 +584,7 @@ class Attention:
             line = _line(error)
             if self._size > 1:
                 try:
-                    _call("refuse", self._handle, line, of_append, callbacks=self._callbacks)
+                    _call("refuse", self._handle, line, call, callbacks=self._callbacks)
                 except ValueError as of_all:
                     if str(of_all).encode() != line:
                         raise of_all from error

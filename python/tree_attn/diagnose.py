@@ -63,7 +63,10 @@ def _round16(x, kind):
 
 
 def _parts(seen, want, bound, unread):
-    """Distances in parts of the bound; 0 for equals, among them NaN and NaN. Without keys any lse below all scores is right, and any output that nobody reads."""
+    """The distance of every element as a multiple of its bound: 0 for equal values, and for NaN where NaN is wanted.
+
+    A row without keys may have any lse below -1e4, and where `unread` says that the merge gives it no weight, any output.
+    """
     part = abs(seen - want) / (bound + 1e-37)
     part = numpy.where((seen == want) | numpy.isnan(seen) & numpy.isnan(want), 0, numpy.where(numpy.isnan(part), numpy.inf, part))
     empty = numpy.isneginf(want[..., -1:])

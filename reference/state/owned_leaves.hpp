@@ -129,4 +129,13 @@ class OwnedLeaves {
   std::vector<DealtSubtree> subtrees_;
 };
 
+/// The range of every rank for a sequence of n keys to which others are appended. In the contiguous order those go to the
+/// last rank, whose range is open. @throws std::invalid_argument as coarse_ranges() and dealt_ranges()
+inline std::vector<KeyRange> growing_ranges(LeafOrder order, std::int64_t n_keys, int p) {
+  if (order == LeafOrder::kDealt) return dealt_ranges(p);
+  std::vector<KeyRange> ranges = coarse_ranges(n_keys / kLeafKeys * kLeafKeys, p, kLeafKeys);
+  ranges.back().end = kOpenEnd;
+  return ranges;
+}
+
 }  // namespace tree_attn

@@ -11,7 +11,7 @@
 /// turn, and its output on every rank is compared with that of `gather`; the counter of steps wraps on the way. At last
 /// steps are timed that all ranks begin together: `one-shot`; `one-shot` of every rank by itself, which is the same kernel
 /// without an exchange; and the decode alone. Steps of the same kernel with stamps say where the time of an exchange goes.
-/// What it prints is one line of JSON per result.
+/// It prints one line of JSON per result.
 ///
 /// It is compiled twice, for a GPU and for the emulator, whose times mean nothing. It has run on parts of one H200.
 #include "tests/bench/exchange/device_parts.hpp"

@@ -10,7 +10,7 @@
 /// a power of two, the merges are those of the canonical tree, and the output is compared with that of `gather`. Then steps
 /// are timed that all ranks begin together; those of `one-shot` only where every rank has its own GPU, for on one GPU its
 /// kernels would need parts of it, as in exchange_on_parts. At last a rank does not come to a step: the others abort their
-/// communicators at the deadline, with messages queued. What it prints is one line of JSON per result.
+/// communicators at the deadline, with messages queued. It prints one line of JSON per result.
 ///
 /// It is compiled twice, for GPUs and for the emulator, whose times mean nothing. It has run on one H200 with one rank.
 #include "distributed/transport/nccl_communicator.hpp"

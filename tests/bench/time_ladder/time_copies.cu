@@ -6,7 +6,7 @@
 /// A walk over keys and values can be no faster than the copies that it starts, so these are timed alone: contiguous runs
 /// per warp, each way to copy, with 64 to 192 KiB in flight per multiprocessor, on all multiprocessors and on the largest
 /// multiple of 16 heads. Beside them the kernel that only reads, on the same bytes. All ways must sum up the same words.
-/// What it prints is one line of JSON per measurement; `./run bench --backend cuda` makes tables of them.
+/// It prints one line of JSON per measurement; `./run bench --backend cuda` makes tables of them.
 #include "tests/bench/time_ladder/clocks.cuh"
 #include "tests/bench/time_ladder/copy_kernels.cuh"
 #include "tests/bench/time_ladder/input.cuh"

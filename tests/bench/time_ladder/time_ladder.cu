@@ -9,7 +9,7 @@
 /// without the memory, for its arithmetic, addresses, start and end. In a graph, launches of the last two steps may begin
 /// before those before them have ended; the read and other libraries do not. So these steps are timed without that too, and
 /// compared by those times. Before a step is timed its output is held against a sum
-/// in double on the host; the output is poisoned before. What it prints is one line of JSON per device, shape and step;
+/// in double on the host; the output is poisoned before. It prints one line of JSON per device, shape and step;
 /// `./run bench --backend cuda` makes tables of them. With --lean it compares builds that differ in their kernels: a line
 /// per shape and step with its times in a graph, those of the read, and a digest of the output bits, in less than a second.
 #include "gpu/backend/workspace.hpp"

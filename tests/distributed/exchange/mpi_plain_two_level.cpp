@@ -13,7 +13,7 @@
 
 namespace tree_attn {
 
-/// Defined in distributed/exchange/plain_two_level.cpp.
+/// Alg. 3 by MPI alone, in distributed/exchange/plain_two_level.cpp, which has no header.
 void plain_two_level(MPI_Comm world, MPI_Comm node, const Step& step, const TensorView& k, const TensorView& v,
                      const OwnedLeaves& leaves, double scale, float* out, float* lse);
 

@@ -82,7 +82,7 @@ TEST_CASE("facade: in C a tensor that one rank cannot read is refused by all ran
     refused("append: n of -1", [&] { return append(is_odd ? -1 : 64 * p, k); });
     refused("append: four axes", [&] { return append(64 * p, is_odd ? q : k); });
     refused("append: refused by the caller",
-            [&] { return is_odd ? ta_refuse(attention, "k is torn", 1) : append(64 * p, k); });
+            [&] { return is_odd ? ta_refuse(attention, "k is torn", TA_OF_APPEND) : append(64 * p, k); });
   }
   REQUIRE(append(64 * p, k) == TA_OK);
   for (int i = 0; i < 20; ++i) {
@@ -92,7 +92,8 @@ TEST_CASE("facade: in C a tensor that one rank cannot read is refused by all ran
     refused("step: too many learned sinks",
             [&] { return ta_step(attention, q.tensor(), is_odd ? &seen : nullptr, out.tensor(), nullptr); });
     refused("step: refused by the caller", [&] {
-      return is_odd ? ta_refuse(attention, "q is torn", 0) : ta_step(attention, q.tensor(), nullptr, out.tensor(), nullptr);
+      return is_odd ? ta_refuse(attention, "q is torn", TA_OF_STEP)
+                    : ta_step(attention, q.tensor(), nullptr, out.tensor(), nullptr);
     });
     refused("combine: a form of 9", [&] {
       return ta_combine(attention, q.tensor(), lse.tensor(), is_odd ? 9 : TA_NATURAL, 0, out.tensor(), nullptr);

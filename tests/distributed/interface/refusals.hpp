@@ -75,8 +75,8 @@ inline Call combine(const TensorView& o, const TensorView& lse, OutputPart part 
 inline Call append(std::int64_t entry, const TensorView& k, const TensorView& v) {
   return [=](Attention& attention) { attention.append(entry, k, v); };
 }
-inline Call refuse(const std::string& line = "q is on another planet") {
-  return [=](Attention& attention) { attention.refuse(line); };
+inline Call refuse(Refused call = Refused::kStep) {
+  return [=](Attention& attention) { attention.refuse("q is on another planet", call); };
 }
 
 inline Call use(const std::string& algorithm) {
@@ -146,14 +146,14 @@ inline std::vector<Kind> kinds() {
       {{"use: an unknown algorithm", use("none")},
        {"use: another algorithm", use("paper")},
        {"use: an algorithm that takes no dealt order", use("one-shot")},
-       {"use: refused by the caller", refuse()}});
+       {"use: refused by the caller", refuse(Refused::kMove)}});
   add(kDense, reshard(dealt_ranges(2)),
       {{"reshard: fewer ranks", reshard(dealt_ranges(1))},
        {"reshard: no ranges", reshard({})},
        {"reshard: more ranges than ranks", reshard(dealt_ranges(9))},
        {"reshard: an end that is too early", reshard({{0, 640}})},
        {"reshard: ranges that overlap", reshard({{0, 640}, {64, dealt_ranges(1)[0].end}})},
-       {"reshard: refused by the caller", refuse()}});
+       {"reshard: refused by the caller", refuse(Refused::kMove)}});
   add(kPages, append(0, k, v),
       {{"append in pages: entry -1", append(-1, k, v)},
        {"append in pages: an entry beyond the batch", append(2, k, v)},
@@ -170,7 +170,7 @@ inline std::vector<Kind> kinds() {
        {"append in pages: no data of values", append(0, k, without_data(v))},
        {"append in pages: keys on a device", append(0, on_device(k), v)},
        {"append in pages: another type", append(0, TensorView{k.data, DType::F64, k.shape, k.stride}, v)},
-       {"append in pages: refused by the caller", [](Attention& attention) { attention.refuse_append("k is torn"); }}});
+       {"append in pages: refused by the caller", refuse(Refused::kAppend)}});
   return all;
 }
 

@@ -164,8 +164,15 @@ TEST_CASE("interface: steps of ranks that compare nothing gather nothing, and ra
         n_held += holds;
       }
       CHECK((n_held == 0 || n_held == 200));
+      // One rank refuses, and all return its line; calls out of their turn are refused too.
       const std::int64_t end = 1000;
-      CHECK(has(line(ta_reshard(handle, 1, &end)), "the leaves are dealt, and range_ends is given"));
+      CHECK(line(ta_reshard(handle, 1, rank == 1 ? &end : nullptr)) ==
+            "rank 1: the leaves are dealt, and range_ends is given");
+      CHECK(line(ta_finish(handle, call.out, call.lse)) == "Decoder::finish: no step has been started");
+      REQUIRE(ta_start(handle, call.q, nullptr) == TA_OK);
+      CHECK(has(line(ta_step(handle, call.q, nullptr, call.out, nullptr)), "under way"));
+      REQUIRE(ta_finish(handle, call.out, call.lse) == TA_OK);
+      CHECK(call.out.bytes == expected.out.bytes);
       REQUIRE(ta_step(handle, call.q, nullptr, call.out, nullptr) == TA_OK);
       CHECK(call.out.bytes == expected.out.bytes);
     });

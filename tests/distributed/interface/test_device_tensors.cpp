@@ -355,11 +355,20 @@ TEST_CASE("device tensors: in C, of the device of the backend, and refused from 
     CHECK(ta_step(attention, query, nullptr, to, nullptr) == TA_INVALID);
     return std::string(ta_error());
   };
-  const Managed cuda(in.q, q.shape, {kDLCUDA, 0}), other(in.q, q.shape, {kDLExtDev, 1}), here(in.q, q.shape, {kDLCPU, 0});
+  const Managed cuda(in.q, q.shape, {kDLCUDA, 0}), other(in.q, q.shape, {kDLExtDev, 1}), here(in.q, q.shape, {kDLCPU, 0}),
+      out_here(zeros, out.shape, {kDLCPU, 0});
   CHECK(refused(cuda, out) ==
         "q is on device type 2, index 0; tensors in memory of the host or on device type 12, index 0 are taken");
   CHECK(refused(other, out).starts_with("q is on device type 12, index 1;"));
   CHECK(refused(here, out) == "q is in memory of the host, and out is not");
+  // A step that was begun ends in the memory of its q, and goes on after a refusal.
+  for (const auto& [query, to, other_to] : {std::tuple{&q, &out, &out_here}, {&here, &out_here, &out}}) {
+    REQUIRE(ta_start(attention, *query, nullptr) == TA_OK);
+    CHECK(ta_finish(attention, *other_to, nullptr) == TA_INVALID);
+    CHECK(std::string(ta_error()).ends_with(query == &q ? "a device, and out is not" : "the host, and out is not"));
+    REQUIRE(ta_finish(attention, *to, nullptr) == TA_OK);
+    CHECK(to->memory.bytes() == out.memory.bytes());
+  }
   Managed odd(in.q, q.shape);
   odd.tensor.dl_tensor.byte_offset = 2;
   CHECK(refused(odd, out) == "q is on a device and begins inside an element");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief A program that opens its ranks itself: objects over one transport, another algorithm over the same
+/// @brief Programs that open their ranks themselves: several objects over one transport, another algorithm over the same
 /// keys, and keys that move to other ranks.
 #include "distributed/interface/attention.hpp"
 #include "distributed/transport/thread_transport.hpp"

@@ -55,7 +55,8 @@ TEST_CASE("refusals: a rank that does not call is found by the deadline, whateve
                                 use("gather"),
                                 reshard(dealt_ranges(2)),
                                 refuse(),
-                                [](Attention& attention) { attention.refuse_append("k is torn"); }};
+                                refuse(Refused::kAppend),
+                                refuse(Refused::kMove)};
   for (const Call& call : calls) {
     run_threads(Topology::pretend(3, 3), limit, [&](const ThreadRanks& ranks, ThreadTransport&) {
       Attention attention(ranks, kShape, kPages.setup);
@@ -65,6 +66,53 @@ TEST_CASE("refusals: a rank that does not call is found by the deadline, whateve
       const std::string line = message<TransportError>([&] { call(attention); });
       CHECK_MESSAGE(line.find("gave up") != line.npos, line);
       CHECK(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() < limit + 5);
+    });
+  }
+}
+
+TEST_CASE("refusals: a rank that moves no keys tells the others, where lengths are not compared too") {
+  run_threads(Topology::pretend(2, 2), 20, [&](const ThreadRanks& ranks, ThreadTransport&) {
+    Attention attention(ranks, kShape, {.compares_lengths = false});
+    fill(attention);
+    const Call call = ranks.rank() == 1 ? refuse(Refused::kMove) : reshard(dealt_ranges(2));
+    CHECK(message<InputError>([&] { call(attention); }) == "rank 1: q is on another planet");
+    attention.reshard(dealt_ranges(1));
+    CHECK(attention.holds(0) == (ranks.rank() == 1));
+  });
+}
+
+TEST_CASE("refusals: pages of ranks with other lengths are compared before they are looked for") {
+  const Inputs& in = inputs();
+  run_threads(Topology::pretend(2, 2), 20, [&](const ThreadRanks& ranks, ThreadTransport&) {
+    Attention attention(ranks, kShape, kPages.setup);
+    fill(attention);
+    if (ranks.rank() == 0) attention.release(1);
+    CHECK(message<InputError>([&] { append(1, in.more(in.k), in.more(in.v))(attention); }) ==
+          "Attention::append: ranks 0 and 1 differ in positions before (0 and " + std::to_string(kKeys) + ")");
+    if (ranks.rank() == 1) attention.release(1), attention.share(0, 1, 0);
+    CHECK(message<InputError>([&] { append(1, in.more(in.k), in.more(in.v))(attention); }) ==
+          "Attention::append: ranks 0 and 1 differ in shared prefixes (0 and 1)");
+    if (ranks.rank() == 0) attention.share(0, 1, 0);
+    append(1, in.more(in.k), in.more(in.v))(attention);
+    CHECK(attention.lengths()[1] == in.more(in.k).shape[2]);
+  });
+}
+
+TEST_CASE("refusals: one-shot names the backend that has no such kernel") {
+  for (const int p : {1, 2}) {
+    run_threads(Topology::pretend(p, p), 20, [&](const ThreadRanks& ranks, ThreadTransport&) {
+      AttentionSetup setup{.algorithm = "one-shot", .ranges = {{0, 64}, {64, kOpenEnd}}};
+      if (p == 1) setup.ranges = {{0, kOpenEnd}};
+      const std::string why =
+          "one-shot: one kernel decodes and exchanges, and --backend cpu has none; use emulated or cuda, or another "
+          "algorithm";
+      CHECK(message<InputError>([&] { Attention(ranks, kShape, setup); }) == why);
+      setup.algorithm = "two-level";
+      Attention attention(ranks, kShape, setup);
+      fill(attention);
+      const DecodeOutput expected = attention.step(inputs().q).copy();
+      CHECK(message<InputError>([&] { attention.use("one-shot"); }) == why);
+      CHECK(same_bits(attention.step(inputs().q).copy(), expected));
     });
   }
 }
@@ -81,7 +129,8 @@ TEST_CASE("refusals: alone they keep their types") {
   CHECK_THROWS_AS(attention.reshard(std::vector<KeyRange>()), std::invalid_argument);
   CHECK(attention.lengths()[0] == kKeys);
   CHECK_THROWS_WITH_AS(attention.refuse("a line"), "a line", std::invalid_argument);
-  CHECK_THROWS_WITH_AS(attention.refuse_append("a line"), "a line", std::invalid_argument);
+  CHECK_THROWS_WITH_AS(attention.refuse("a line", Refused::kAppend), "a line", std::invalid_argument);
+  CHECK_THROWS_WITH_AS(attention.refuse("a line", Refused::kMove), "a line", std::invalid_argument);
   CHECK_THROWS_WITH_AS(Attention(kShape, {.refusal = "a line"}), "a line", std::invalid_argument);
 }
 

@@ -12,7 +12,7 @@
 namespace tree_attn {
 namespace emulated {
 
-/// Defined in distributed/exchange/plain_two_level_nccl.cu.
+/// Alg. 3 by NCCL alone, in distributed/exchange/plain_two_level_nccl.cu, which has no header.
 void plain_two_level_nccl(const nccl::Functions& library, nccl::Comm*& comm, int rank, std::span<const int> nodes,
                           std::span<const KeyRange> ranges, float* states, std::int64_t n_rows, std::int64_t d_v, float* out,
                           float* lse, std::chrono::steady_clock::time_point deadline);
@@ -22,7 +22,7 @@ void plain_two_level_nccl(const nccl::Functions& library, nccl::Comm*& comm, int
 namespace test {
 namespace {
 
-/// Output or exception of every rank, by its index in the order of the ranges.
+/// What every rank returned or threw, by its index in the order of the ranges.
 struct PlainRun {
   std::vector<DecodeOutput> outputs;
   std::vector<std::string> errors;

@@ -125,7 +125,7 @@ class Case:
         parts = wished("parts", one_of("all", "all", "partials", "partials and out", "out and lse", "out"))
         self.has_partials, self.has_out, self.has_lse = parts in ("all", "partials", "partials and out"), parts != "partials", parts in ("all", "out and lse")
         self.out_type = "F32" if random.random() < 0.25 else self.type
-        hidden = not self.has_partials and self.out_type == "F32"  # partials in 16 bits that nobody sees would be a fault
+        hidden = not self.has_partials and self.out_type == "F32"  # partials in 16 bits that are not in the dump would be a fault of an F32 out
         self.partial_type = "F32" if hidden or random.random() < 0.6 else self.type
         self.names_positions = self.permuted or random.random() < 0.4
 
@@ -332,7 +332,7 @@ def empty_lse(c, random):
 
 
 def nan_zero(c, random):
-    """vllm-project/vllm#28181, Dao-AILab/flash-attention#2842: o of a rank without keys is 0/0; or a cache page that nobody wrote has weight 0."""
+    """vllm-project/vllm#28181, Dao-AILab/flash-attention#2842: o of a rank without keys is 0/0; or a cache page that was never written is read with a weight of 0, and holds NaN."""
     for of_lse in (False, True):  # where the maximum of no scores is subtracted, the sum is NaN too
         yield {"of_partial": lambda r, o, lse, y=of_lse: (numpy.where(empty_rows(lse)[..., None], numpy.float32(NAN), o), numpy.where(y & empty_rows(lse), numpy.float32(NAN), lse))}
     if numpy.isnan(c.v).any():
@@ -599,7 +599,7 @@ def exceeds(got, want, bound):
 
 
 def seen_results(c, result):
-    """out and lse as whoever has the dump sees them: None where they are not in it."""
+    """out and lse as the dump has them, or None. Without out, the partials of the dump are merged."""
     if c.has_out:
         return rounded(result["out"], c.out_type), result["lse"] if c.has_lse else None
     with numpy.errstate(all="ignore"):
