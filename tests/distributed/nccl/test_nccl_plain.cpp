@@ -22,7 +22,7 @@ void plain_two_level_nccl(const nccl::Functions& library, nccl::Comm*& comm, int
 namespace test {
 namespace {
 
-/// What every rank returned or threw, by its index in the order of the ranges.
+/// Output or error of every rank, by its index in the order of the ranges.
 struct PlainRun {
   std::vector<DecodeOutput> outputs;
   std::vector<std::string> errors;
