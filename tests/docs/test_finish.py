@@ -61,7 +61,7 @@ class Note(unittest.TestCase):
     def test_it_cites_what_the_repository_cites(self):
         version, title, arxiv = note.citation()
         readme = (ROOT / "README.md").read_text(encoding="utf-8")
-        self.assertIn(f"version = {{{version}}}", readme)
+        self.assertIn(f"project(tree_attn VERSION {version} ", (ROOT / "CMakeLists.txt").read_text(encoding="utf-8"))
         self.assertIn(f"arXiv:{arxiv}", readme)
         self.assertIn(title.replace("GPU", "{GPU}"), readme)
 

@@ -93,14 +93,14 @@ class Readme(unittest.TestCase):
         self.assertTrue(20 <= seconds <= 45, seconds)
 
     def test_it_is_short(self):
-        self.assertLessEqual(len(re.findall(r"[^\s|]*\w[^\s|]*", re.sub(r"<!--.*?-->", "", TEXT))), MOST_WORDS)
+        self.assertLessEqual(len(TEXT.split()), MOST_WORDS)
 
     def test_files_that_it_names_are_there(self):
         for name in re.findall(r'(?:\]\(|src="|srcset=")((?!https?:|#)[\w./-]+)', TEXT):
             self.assertTrue((ROOT / name).exists(), name)
 
     def test_it_cites_what_the_citation_file_cites(self):
-        citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+        citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8").split("preferred-citation:")[1]
         bibtex = TEXT.split("```bibtex")[1].split("```")[0].replace("{GPU}", "GPU")
         for field in ("title", "family-names"):
             for value in re.findall(rf'^\s*-?\s*{field}: "?([^"\n]+)"?$', citation, re.MULTILINE):
