@@ -24,6 +24,17 @@ LISTS = {"mainpage.md", "reading_guide.md", "notation.md", "glossary.md", "cheat
 
 
 MOST_WORDS = 50_000
+# Words of a chapter, but for those with a reason for more.
+MOST_OF_CHAPTER = 2_600
+LONGER = {
+    "II.2-tree.md": 3_620,  # the theorem on equal bits with its proofs, and both orders of leaves
+    "IV.1-algorithms.md": 3_620,  # three algorithms of the paper and six variants
+    "III.1-kernels.md": 5_710,  # every rung of the ladder, and the library until it has a page of its own
+}
+# Average words of the longest tenth of the sentences of a chapter.
+MOST_OF_SENTENCES = 34
+LONGER_SENTENCES = {"III.1-kernels.md": 38, "III.3-one-launch.md": 36}
+CHAPTER = re.compile(r"(?:I|II|III|IV)\.\d")
 
 
 def words(text):
@@ -31,6 +42,24 @@ def words(text):
     for kept in (r"<!-- (\w+): begin.*?<!-- \1: end -->", r"<details>.*?</details>", r"^```.*?^```"):
         text = re.sub(kept, "", text, flags=re.DOTALL | re.MULTILINE)
     return sum(bool(re.search(r"\w", word)) for word in re.sub(r"\]\([^)]*\)", "]", text).split())
+
+
+def sentences(text):
+    """Words of each sentence of the running text: a formula or a piece of code counts as one, lists and paragraphs end sentences."""
+    for gone in (r"<!-- (\w+): begin.*?<!-- \1: end -->", r"<details>.*?</details>", r"^```.*?^```", r"<!--.*?-->", r"\$\$.*?\$\$", r"^[|#].*?$"):
+        text = re.sub(gone, "", text, flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(r"\$[^$]*\$|`[^`]*`", "x", re.sub(r"\]\([^)]*\)", "]", text))
+    for paragraph in re.split(r"\n\s*\n|\n(?=[*-] |\d+\. )", text):
+        for sentence in re.split(r"(?<=[.?!:])[*\")]*\s+(?=[A-Z*(\[x\"])", paragraph.strip()):
+            if n := sum(bool(re.search(r"\w", word)) for word in sentence.split()):
+                yield n
+
+
+def longest_tenth(text):
+    """Average words of the longest tenth of its sentences."""
+    longest = sorted(sentences(text), reverse=True)
+    longest = longest[:max(1, len(longest) // 10)]
+    return sum(longest) / len(longest)
 
 
 def is_place(place, text):
@@ -119,6 +148,13 @@ class Book(unittest.TestCase):
         chapters = {name: words(text) for name, text in RAW.items() if re.match(r"(?:I|II|III|IV)\.\d|part-[1-4]|mainpage|ten-minutes|reading_guide", name)}
         self.assertLessEqual(sum(chapters.values()), MOST_WORDS, chapters)
         self.assertEqual(words("One [two three](x.md).\n```sh\nfour\n```\n<details><summary>Five</summary>\n\nsix\n\n</details>\n$x$ |"), 4)
+
+    def test_chapters_and_their_sentences_are_short(self):
+        for name in filter(CHAPTER.match, RAW):
+            self.assertLessEqual(words(RAW[name]), LONGER.get(name, MOST_OF_CHAPTER), name)
+            self.assertLessEqual(longest_tenth(RAW[name]), LONGER_SENTENCES.get(name, MOST_OF_SENTENCES), name)
+        self.assertEqual(list(sentences("One $x + y$ is `a b`. Two words\nhere:\n\n* three\n* [four five](x.md)\n\n| no | row |\n")), [4, 3, 1, 2])
+        self.assertEqual(longest_tenth("One two three. " + "One. " * 19), 2)
 
     def test_walks(self):
         """Every question of the three walks is answered within two clicks of README.md, in the minutes that the table says."""
