@@ -449,7 +449,7 @@ if (typeof document !== "undefined" && typeof myClusterFacts !== "undefined") {
   };
   const node = (name, text, kind) => Object.assign(document.createElement(name), {textContent: text, className: kind || ""});
   const amount = n => (n >= 1e6 ? `${+(n / 1e6).toPrecision(4)}M` : n >= 1e4 ? `${+(n / 1e3).toPrecision(4)}k` : `${n}`);
-  const time = us => (us >= 1e6 ? `${(us / 1e6).toPrecision(3)} s` : us >= 1000 ? `${(us / 1000).toPrecision(3)} ms` : us >= 100 ? `${us.toFixed(0)} us` : `${us.toFixed(1)} us`);
+  const time = us => (us >= 1e6 ? `${(us / 1e6).toPrecision(3)} s` : us >= 1000 ? `${(us / 1000).toPrecision(3)} ms` : us >= 100 ? `${us.toFixed(0)} µs` : `${us.toFixed(1)} µs`);
 
   const ratio = n => (n >= 100 ? n.toFixed(0) : n.toPrecision(3));
 
@@ -521,7 +521,7 @@ if (typeof document !== "undefined" && typeof myClusterFacts !== "undefined") {
     words.textContent = `One such GPU would read the keys and values in ${time(alone)}, if they fitted. ` + (at.ranks === 1 ? "" :
         `${at.ranks} GPUs take ${time(now[best])} with ${best}: ${gain >= 1 ? `${ratio(gain)} times as fast` : "longer than one alone, so it does not pay"}. ` +
         `The ring takes ${ratio(now.ring / now[best])} times as long as that.`) +
-        (at.ranks > 1 && now["one-shot"] !== undefined ? ` The times of one-shot assume ${kStoreUs} us for a store into another GPU; this has not been measured.` : "");
+        (at.ranks > 1 && now["one-shot"] !== undefined ? ` The times of one-shot assume ${kStoreUs} µs for a store into another GPU; this has not been measured.` : "");
     const head = node("tr", ""), rows = names.map(name => {
       const row = node("tr", "");
       row.append(node("td", name, `key ${kLooks[name][0]}`), node("td", time(now[name])), node("td", ratio(now[name] / now["two-level"])), node("td", ratio(now.ring / now[name])));
@@ -549,7 +549,7 @@ if (typeof document !== "undefined" && typeof myClusterFacts !== "undefined") {
     drawing.replaceChildren();
     for (let decade = low; decade <= high; ++decade) {
       drawing.append(svg("line", {class: "empty", x1: left, x2: width - right, y1: y(10 ** decade), y2: y(10 ** decade)}));
-      drawing.append(svg("text", {class: "small", x: left - 30, y: y(10 ** decade) + 4}, decade >= 6 ? `${10 ** (decade - 6)} s` : decade >= 3 ? `${10 ** (decade - 3)} ms` : `${10 ** decade} us`));
+      drawing.append(svg("text", {class: "small", x: left - 30, y: y(10 ** decade) + 4}, decade >= 6 ? `${10 ** (decade - 6)} s` : decade >= 3 ? `${10 ** (decade - 3)} ms` : `${10 ** decade} µs`));
     }
     xs.forEach((n, i) => { if (at.axis !== "keys" || i % (isNarrow ? 4 : 2) === 0) drawing.append(svg("text", {class: "small", x: x(n), y: height - bottom + 18}, amount(n))); });
     drawing.append(svg("text", {x: (left + width - right) / 2, y: height - 6}, at.axis === "keys" ? "keys" : "GPUs"));

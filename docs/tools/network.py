@@ -44,7 +44,7 @@ def radix():
     for overhead in (0, 0.3):
         for ranks in sorted({row["ranks"] for row in data if row["table"] == "radix"}):
             cells = {row["asked"]: row for row in data if row["table"] == "radix" and row["ranks"] == ranks and row["overhead_us"] == overhead}
-            rows.append([f"{ranks} GPUs, {overhead:g} us", *(f"{cells[k]['us']:.2f}" for k in (2, 4, 8, 16)), f"{cells[0]['radix']}: {cells[0]['us']:.2f}"])
+            rows.append([f"{ranks} GPUs, {overhead:g} µs", *(f"{cells[k]['us']:.2f}" for k in (2, 4, 8, 16)), f"{cells[0]['radix']}: {cells[0]['us']:.2f}"])
     return table(["GPUs, time per message", "k = 2", "4", "8", "16", "default"], rows)
 
 
@@ -59,7 +59,7 @@ def one_state():
         for ranks in sorted({row["ranks"] for row in found}):
             cells = {(row["algorithm"], row["asked"]): row["us"] for row in found if (row["ranks"], row["overhead_us"]) == (ranks, overhead)}
             shown = [("leaders", 0), ("paper", 0), ("fused", 0), ("two-level", 4), ("two-level", 16), ("two-level", 0)]
-            rows.append([f"{ranks} GPUs, {overhead:g} us", *(f"{cells[key]:.2f}" for key in shown)])
+            rows.append([f"{ranks} GPUs, {overhead:g} µs", *(f"{cells[key]:.2f}" for key in shown)])
     return table(["GPUs, time per message", "`leaders`", "`paper`", "`fused`", "`two-level`, k = 4", "k = 16", "default"], rows)
 
 
@@ -100,7 +100,7 @@ def payload():
     for name in ("two-level", "leaders", "fused"):
         cells = {row["batch"]: row["us"] for row in data if row["table"] == "batch" and row["algorithm"] == name}
         rows.append([f"`{name}`", *(f"{cells[batch]:.1f}" for batch in batches)])
-    return table(["128 GPUs, in us", *(f"batch {batch}, {batch * 16 * 130 * 4 / 1000:.1f} kB" for batch in batches)], rows)
+    return table(["128 GPUs, in µs", *(f"batch {batch}, {batch * 16 * 130 * 4 / 1000:.1f} kB" for batch in batches)], rows)
 
 
 def one_node():
@@ -113,11 +113,11 @@ def one_node():
     for name, words in (("two-level", "one round, `two-level`"), ("fused", "doubling, `fused`"), ("gather", "`gather`"), ("leaders", "up and down, `leaders`")):
         cells = {row["ranks"]: row["us"] for row in data if row["table"] == "flat" and row["algorithm"] == name}
         rows.append([words, *(f"{cells[p]:.1f}" for p in ranks)])
-    return table(["0.3 us per message, in us", *(f"{p} ranks" for p in ranks)], rows)
+    return table(["0.3 µs per message, in µs", *(f"{p} ranks" for p in ranks)], rows)
 
 
 def us_text(us):
-    return f"{us:.0f} us" if us < 1000 else f"{us / 1000:.3g} ms"
+    return f"{us:.0f} µs" if us < 1000 else f"{us / 1000:.3g} ms"
 
 
 def lengths():
@@ -205,7 +205,7 @@ def nccl():
     for n_nodes in (1, 8, 16, 128):
         tree, ring = nccl_tree(n_nodes, 8), nccl_ring(n_nodes, 8)
         rows.append([f"{8 * n_nodes}", f"{tree:.1f}", f"{ring:.1f}", f"{3 * min(tree, ring):.0f}"])
-    return table(["GPUs, 8 per node", "tree, us", "ring, us", "three AllReduces, us"], rows)
+    return table(["GPUs, 8 per node", "tree, µs", "ring, µs", "three AllReduces, µs"], rows)
 
 
 # Times that others measured: exchange of schedules.cpp, machine, what was timed, us from and to, where, and what may explain the ratio.
@@ -217,12 +217,12 @@ OTHERS = [
      "NCCL sends 4.1 MB through each rank of a ring in its low-latency protocol, at 130 GB/s; the model has one round at 900 GB/s"),
     ("step", "8 B200", "three collectives in each of 61 layers (their model, corrected by the rows above)", 5000, 5000, AISIMULATE,
      "the two rows above; their sum has the kernels between collectives too"),
-    ("send h100", "2 H100", "send and receive, 1000 B", 3, 3, "NVIDIA/nccl/issues/1487", "the constant is 6.6 us for a kernel of NCCL; a benchmark that queues many of them hides most of it"),
+    ("send h100", "2 H100", "send and receive, 1000 B", 3, 3, "NVIDIA/nccl/issues/1487", "the constant is 6.6 µs for a kernel of NCCL; a benchmark that queues many of them hides most of it"),
     ("send h800", "4 H800", "send and receive, 1 kB", 3.7, 3.7, "NVIDIA/nccl/issues/1984", "the same"),
     ("reduce h100", "8 H100", "AllReduce, 4 B to 1 MiB", 20, 25, "marin-community/marin/issues/6736", "three doublings of 64 KiB in the model, as in `fused`; NCCL chooses its own algorithm"),
     ("reduce sparks", "4 DGX Spark", "AllReduce by NCCL, 48 KiB", 54, 64, "local-inference-lab/b12x/pull/295", "two doublings in the model; a ring of NCCL has six steps of 12 KiB"),
     ("stores sparks", "4 DGX Spark", "AllReduce by one-sided stores, 48 KiB", 23, 23, "local-inference-lab/b12x/pull/295",
-     "a message alone takes 8.8 us there and 5 us by the model; the kernel that adds is not in it"),
+     "a message alone takes 8.8 µs there and 5 µs by the model; the kernel that adds is not in it"),
 ]
 
 
@@ -238,8 +238,8 @@ def others():
         ratios = [f"{us[name] / x:.2f}" for x in dict.fromkeys((most, least))]
         inside = least / 2 <= us[name] <= 2 * most
         source = "#".join(part for part in where.replace("/pull/", "/").replace("/issues/", "/").rsplit("/", 1))
-        rows.append([f"{machine}: {what} ([{source}](https://github.com/{where}))", f"{least:g} us" if least == most < 1000 else us_text(least) if least == most else f"{least} to {most} us",
-                     f"{us[name]:.1f} us" if us[name] < 1000 else us_text(us[name]), " to ".join(ratios) if inside else f"**{' to '.join(ratios)}**", why])
+        rows.append([f"{machine}: {what} ([{source}](https://github.com/{where}))", f"{least:g} µs" if least == most < 1000 else us_text(least) if least == most else f"{least} to {most} µs",
+                     f"{us[name]:.1f} µs" if us[name] < 1000 else us_text(us[name]), " to ".join(ratios) if inside else f"**{' to '.join(ratios)}**", why])
     return ["| machine, exchange | measured | predicted | predicted / measured | what may explain it |", "| --- | ---: | ---: | ---: | --- |", *("| " + " | ".join(row) + " |" for row in rows)]
 
 
@@ -266,13 +266,13 @@ def clock(data):
     for us in range(0, math.ceil(last) + 1, 2):
         y = top + unit * us
         if y <= bottom + 2:
-            drawing.text(18, y + 4, f"{us} us", "small")
+            drawing.text(18, y + 4, f"{us} µs", "small")
             drawing.line(left - 12, y, left + len(shown) * (width + gap) - gap, y, "empty")
     for i, row in enumerate(shown):
         x0 = left + i * (width + gap)
         name = row["algorithm"] + (f", k = {row['radix']}" if row["radix"] else "")
         drawing.text(x0 + width / 2, 20, name)
-        drawing.text(x0 + width / 2, 38, f"{row['us']:.2f} us", "small")
+        drawing.text(x0 + width / 2, 38, f"{row['us']:.2f} µs", "small")
         for node in range(n // row["per_node"]):
             drawing.box(x0 + dx * row["per_node"] * node + 2, 46, dx * row["per_node"] - 4, unit * row["us"] + 26, "frame", 6)
         for rank in range(n):

@@ -49,7 +49,7 @@ def bytes_text(n):
 
 
 def time_text(us):
-    return f"{us:.0f} us" if us < 1000 else f"{us / 1000:.2f} ms" if us < 10_000 else f"{us / 1000:.0f} ms" if us < 1e6 else f"{us / 1e6:.1f} s"
+    return f"{us:.0f} µs" if us < 1000 else f"{us / 1000:.2f} ms" if us < 10_000 else f"{us / 1000:.0f} ms" if us < 1e6 else f"{us / 1e6:.1f} s"
 
 
 def recall_lengths(report=None):

@@ -125,7 +125,7 @@ def tables(report=None):
     lines = []
     for cluster, batch, message_us, title in (("h100", 1, 0, "nodes of 8 H100, one subtree of 32768 keys per GPU"),
                                               ("fat-tree", 1, 0, "the same nodes and subtrees in a fat tree of three levels"),
-                                              ("h100", 1, 0.3, "nodes of 8 H100, and 0.3 us per message at its sender and at its receiver"),
+                                              ("h100", 1, 0.3, "nodes of 8 H100, and 0.3 µs per message at its sender and at its receiver"),
                                               ("h100", 64, 0, "nodes of 8 H100, a batch of 64: 532 kB per subtree")):
         if rows := rows_of("schedules", cluster=cluster, batch=batch, message_us=message_us):
             across, cells = by_algorithm(rows, "ranks", combine)
@@ -152,7 +152,7 @@ def tables(report=None):
         decode = min(row["latency_us"] - row["combine_us"] for row in rows_of("example") if row["algorithm"] != "ring")
         hop = (ring[0]["latency_us"] - decode) / (ring[0]["ranks"] - 1)
         lines += [f"The example of section 6.3, {keys_text(ring[0]['keys'])} keys on {ring[0]['ranks']} H100: a GPU reads its keys and values in "
-                  f"{decode:.0f} us, and the ring moves them to a neighbour in {hop:.0f} us.", ""]
+                  f"{decode:.0f} µs, and the ring moves them to a neighbour in {hop:.0f} µs.", ""]
     return lines[:-1]
 
 

@@ -156,6 +156,10 @@ class Book(unittest.TestCase):
         self.assertEqual(list(sentences("One $x + y$ is `a b`. Two words\nhere:\n\n* three\n* [four five](x.md)\n\n| no | row |\n")), [4, 3, 1, 2])
         self.assertEqual(longest_tenth("One two three. " + "One. " * 19), 2)
 
+    def test_microseconds_have_their_unit(self):
+        for name, text in RAW.items():
+            self.assertNotRegex(re.sub(r"^```.*?^```|^    .*?$", "", text, flags=re.DOTALL | re.MULTILINE), r"[\d$] us\b|\bin us\b", name)
+
     def test_walks(self):
         """Every question of the three walks is answered within two clicks of README.md, in the minutes that the table says."""
         def linked(path):

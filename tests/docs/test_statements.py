@@ -177,8 +177,8 @@ class Predicted(Statements):
     def test_three_collectives(self):
         combine = {row["algorithm"]: row["combine_us"] for row in self.ROWS
                    if (row["experiment"], row["cluster"], row["ranks"], row["batch"], row["message_us"]) == ("schedules", "h100", 128, 1, 0)}
-        self.says("docs/IV.8-learnt.md", f"Alg. 3 communicates for {combine['paper']:.1f} us, a single AllReduce of states for {combine['fused']:.1f} us, and `two-level` for {combine['two-level']:.1f} us")
-        self.says("docs/IV.3-cost.md", f"which is {combine['fused']:.1f} us for 128 GPUs")
+        self.says("docs/IV.8-learnt.md", f"Alg. 3 communicates for {combine['paper']:.1f} µs, a single AllReduce of states for {combine['fused']:.1f} µs, and `two-level` for {combine['two-level']:.1f} µs")
+        self.says("docs/IV.3-cost.md", f"which is {combine['fused']:.1f} µs for 128 GPUs")
 
     def test_model_and_simulation(self):
         over = {}
@@ -207,9 +207,9 @@ class Predicted(Statements):
         shard = 5_120_000 / 128 * 8192
         needed = of[128]["ring"] / 8 - of[128]["paper"]
         eight_links = of[128]["ring"] / 8e3  # ms, if the link between nodes were eight times as wide: latencies and reading are 1 % of it
-        self.says("docs/IV.5-does-it-pay.md", f"a shard has {shard / 1e6:.0f} MB. Reading it takes {shard / 3e6:.0f} us", f"over a 50 GB/s link takes {shard / 5e7:.1f} ms",
+        self.says("docs/IV.5-does-it-pay.md", f"a shard has {shard / 1e6:.0f} MB. Reading it takes {shard / 3e6:.0f} µs", f"over a 50 GB/s link takes {shard / 5e7:.1f} ms",
                   f"the ring takes {of[8]['ring'] / of[8]['paper']:.0f} times as long as Alg. 3",
-                  f"On 128 GPUs that is {needed / 1000:.0f} ms, six hundred times the {of[128]['paper']:.0f} us of the schedule",
+                  f"On 128 GPUs that is {needed / 1000:.0f} ms, six hundred times the {of[128]['paper']:.0f} µs of the schedule",
                   f"a hop would take {shard / 4e8:.1f} ms instead of {shard / 5e7:.1f} ms, the ring 105 ms and the overhead of the tree program 13 ms")
         self.assertAlmostEqual(eight_links, 105, delta=1)
         self.assertAlmostEqual(eight_links / 8 - of[128]["paper"] / 1000, 13, delta=0.5)
@@ -217,7 +217,7 @@ class Predicted(Statements):
         self.assertAlmostEqual(needed / of[128]["paper"], 600, delta=60)
         one, many = (self.us(ranks, 80_000, "two-level", dealt=True) for ranks in (8, 128))
         alone = many - 80_000 / 128 * 8192 / 3e6
-        self.says("docs/IV.5-does-it-pay.md", f"falls from {one:.0f} us to {many:.0f} us, of which {alone:.0f} us are communication", "sixteen times the GPUs make a step three times as fast")
+        self.says("docs/IV.5-does-it-pay.md", f"falls from {one:.0f} µs to {many:.0f} µs, of which {alone:.0f} µs are communication", "Sixteen times the GPUs make a step three times as fast")
         self.assertAlmostEqual(one / many, 3, delta=0.4)
 
     def test_tables_1_and_2(self):
@@ -240,7 +240,7 @@ class Arithmetic(Statements):
         n_bytes = 2 * 80_000 * 2048 * 2
         read, move = n_bytes / 3.35e12, n_bytes / 450e9
         for name in ("docs/IV.3-cost.md", "docs/errata.md"):
-            self.says(name, f"{n_bytes / 1e6:.0f} MB", f"{1e6 * read:.0f} us", f"{1e3 * move:.2f} ms")
+            self.says(name, f"{n_bytes / 1e6:.0f} MB", f"{1e6 * read:.0f} µs", f"{1e3 * move:.2f} ms")
         self.says("docs/IV.3-cost.md", f"Computing is {move / read:.0f} times faster than moving")
         self.says("docs/IV.8-learnt.md", f"moving a shard takes {move / read:.0f} times as long as reading it")
 
