@@ -236,10 +236,13 @@ void Decoder::check(const Step& step) const {
 
 void Decoder::agree(const Step& step, std::optional<std::string> refusal) {
   transport_.check();
-  require_started("Decoder::step", false);
   const Ranks& ranks = transport_.ranks();
   const bool compares = compares_steps_ && ranks.size() > 1;
-  if (!refusal) refusal = refusal_of(compares, [&] { check(step), reserve(step.q.shape[2]), begin(step); });
+  if (!refusal)
+    refusal = refusal_of(compares, [&] {
+      require_started("Decoder::step", false);
+      check(step), reserve(step.q.shape[2]), begin(step);
+    });
   Rule mine{.n_queries = step.q.shape[2],
             .causal = step.rule.causal,
             .window = step.rule.window,

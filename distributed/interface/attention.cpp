@@ -329,11 +329,11 @@ DevicePlatform Attention::platform() const { return platform_of(*shard_->backend
 
 OutputView Attention::combine(const TensorView& o, const TensorView& lse, OutputPart part, LseForm form) {
   const FloatEnvironment environment;
-  require_idle("Attention::combine");
-  const MakeBlocks make_blocks =
-      transport_->device() != nullptr ? transport_->device()->make_blocks() : platform().make_blocks;
-  const auto refusal =
-      refusal_of(compares_lengths_, [&] { Combiner::check(*transport_, o.shape, part, make_blocks != nullptr, o, lse); });
+  const MakeBlocks make_blocks = platform().make_blocks;
+  const auto refusal = refusal_of(compares_lengths_, [&] {
+    require_idle("Attention::combine");
+    Combiner::check(*transport_, o.shape, part, make_blocks != nullptr, o, lse);
+  });
   const auto& [b, n_h, l, d_v] = o.shape;
   const std::array<std::int64_t, 6> called{b, n_h, l, d_v, part == OutputPart::kHeads, o.on_device};
   constexpr std::string_view kWhat = "all ranks to compare what they combine";
@@ -353,8 +353,7 @@ OutputView Attention::combine(const TensorView& o, const TensorView& lse, Output
     combiners_.insert(
         combiners_.begin(),
         std::unique_ptr<OpenCombiner>(new OpenCombiner{
-            o.shape, part,
-            Combiner(*transport_, o.shape, part, {.network = transport_->network()}, platform().make_blocks)}));
+            o.shape, part, Combiner(*transport_, o.shape, part, {.network = transport_->network()}, make_blocks)}));
   }
   return combiners_.front()->combiner.combine(o, lse, form);
 }

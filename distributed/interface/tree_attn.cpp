@@ -5,7 +5,9 @@
 
 #include "distributed/exchange/host_blocks.hpp"
 #include "distributed/interface/attention.hpp"
+#include "distributed/interface/c_callbacks.hpp"
 #include "distributed/interface/callback_attention.hpp"
+#include "distributed/interface/dlpack_view.hpp"
 #include "reference/data/input_error.hpp"
 #include "reference/decode/backend.hpp"
 #include "reference/energy/moments.hpp"
@@ -29,33 +31,18 @@
 #include <utility>
 #include <vector>
 
-namespace tree_attn {
-namespace {
-
-/// Device on which tensors may lie beside the host, and copies of tensors to it.
-struct OfBackend {
-  std::unique_ptr<DeviceBlocks> blocks;  ///< null: nowhere
-  DLDeviceType type = kDLCUDA;
-
-  explicit OfBackend(const DevicePlatform& platform) {
-    if (platform.make_blocks != nullptr) blocks = platform.make_blocks(0, 1, nullptr, nullptr);
-    if (platform.is_emulated) type = kDLExtDev;
-  }
-};
-
-}  // namespace
-}  // namespace tree_attn
-
 /// Handle that ta_open() opens.
 struct ta_attention {
   tree_attn::Attention attention;
   tree_attn::AttentionShape shape;
-  tree_attn::OfBackend device{attention.platform()};
+  tree_attn::dlpack::OfBackend device{attention.platform()};
   tree_attn::TensorView started{};  ///< q of a step that was begun, whose data may be gone
 };
 
 namespace tree_attn {
 namespace {
+
+using namespace dlpack;  // NOLINT: arguments are such tensors
 
 thread_local std::string last_error;
 
@@ -94,186 +81,6 @@ int guarded(const Body& body) {
   } catch (...) {
     return failed(TA_INTERNAL, "an exception of an unknown type");
   }
-}
-
-DType dtype_of(const char* name, DLDataType type) {
-  constexpr auto is = [](DLDataType t, int code, int bits) { return t.code == code && t.bits == bits && t.lanes == 1; };
-  if (is(type, kDLFloat, 64)) return DType::F64;
-  if (is(type, kDLFloat, 32)) return DType::F32;
-  if (is(type, kDLFloat, 16)) return DType::F16;
-  if (is(type, kDLBfloat, 16)) return DType::BF16;
-  require(is(type, kDLFloat8_e4m3fn, 8), name, " has elements of code ", int{type.code}, ", ", int{type.bits}, " bits and ",
-          type.lanes, " lanes; F64, F32, F16, BF16 and F8_E4M3 are taken");
-  return DType::F8_E4M3;
-}
-
-/// Kind of the rows of a tensor. Scalars, as of an lse, get a last axis of one element; the last of their own axes may be
-/// strided.
-enum class Rows { kVectors, kScalars };
-
-/// Tests whether a tensor lies on the device of a backend. @throws std::invalid_argument if it lies in neither its memory
-/// nor the host's
-bool is_on_device(const DLDevice& at, const char* name, const OfBackend* device) {
-  const bool has_device = device != nullptr && device->blocks != nullptr;
-  const int index = has_device ? device->blocks->device() : 0;
-  if (has_device && at.device_type == device->type && at.device_id == index) return true;
-  const std::string other =
-      has_device ? " or on device type " + std::to_string(device->type) + ", index " + std::to_string(index) : "";
-  require(at.device_type == kDLCPU || at.device_type == kDLCUDAHost, name, " is on device type ", at.device_type, ", index ",
-          at.device_id, "; tensors in memory of the host", other, " are taken");
-  return false;
-}
-
-/// A tensor of up to four axes, as a view of four: ones are put before the axes.
-/// @param device whose memory is taken too; null: of none
-/// @throws std::invalid_argument in one line for what cannot be read as such; reads no element
-TensorView view_of(const DLManagedTensor* managed, const char* name, int n_axes, Rows rows = Rows::kVectors,
-                   const OfBackend* device = nullptr) {
-  require(managed != nullptr, name, " is null");
-  const DLTensor& tensor = managed->dl_tensor;
-  const bool on_device = is_on_device(tensor.device, name, device);
-  require(tensor.ndim == n_axes, name, " has ", tensor.ndim, " axes; expected ", n_axes);
-  require(tensor.shape != nullptr, name, " has no shape");
-  TensorView view{.dtype = dtype_of(name, tensor.dtype), .shape = {1, 1, 1, 1}, .on_device = on_device};
-  const int shift = rows == Rows::kScalars ? 3 - n_axes : 4 - n_axes;
-  const bool is_empty = std::any_of(tensor.shape, tensor.shape + n_axes, [](std::int64_t n) { return n == 0; });
-  double end = static_cast<double>(tensor.byte_offset), n_dense = 1;  // in double: what a stranger passes may overflow
-  std::int64_t dense = 1;
-  for (int axis = n_axes - 1; axis >= 0; --axis) {
-    const std::int64_t n = tensor.shape[axis], stride = tensor.strides == nullptr ? dense : tensor.strides[axis];
-    require(n >= 0, name, " has ", n, " elements along axis ", axis);
-    n_dense *= static_cast<double>(std::max<std::int64_t>(n, 1));
-    if (n > 1 && !is_empty)
-      require(stride >= 0, name, " has stride ", stride, " along axis ", axis, "; strides are at least 0");
-    if (n > 1 && !is_empty)
-      end += static_cast<double>(n - 1) * static_cast<double>(stride) * static_cast<double>(bytes_of(view.dtype));
-    require(n_dense <= 0x1p58 && end <= 0x1p62, name, " has more than 2^58 elements, or lies beyond 2^62 bytes");
-    const int at = shift + axis;
-    view.shape[static_cast<std::size_t>(at)] = n;
-    if (at < 3) view.stride[static_cast<std::size_t>(at)] = n > 1 && !is_empty ? stride : 0;
-    require(at < 3 || n <= 1 || is_empty || stride == 1, name, " has stride ", stride, " along its last axis; 1 is needed");
-    dense *= std::max<std::int64_t>(n, 1);
-  }
-  require(is_empty || tensor.data != nullptr, name, " has no data");
-  if (is_empty) return view;
-  view.data = static_cast<const std::byte*>(tensor.data) + tensor.byte_offset;
-  require(!on_device || reinterpret_cast<std::uintptr_t>(view.data) % bytes_of(view.dtype) == 0, name,
-          " is on a device and begins inside an element");
-  return view;
-}
-
-/// Bytes from the first to the last element; 0 if there is none.
-std::int64_t extent(const TensorView& view) {
-  std::int64_t last = view.shape[3] - 1;
-  for (std::size_t axis = 0; axis < 3; ++axis) last += (view.shape[axis] - 1) * view.stride[axis];
-  return view.data == nullptr ? 0 : (last + 1) * static_cast<std::int64_t>(bytes_of(view.dtype));
-}
-
-/// A tensor that is written.
-class Output {
- public:
-  /// @param expected axes @throws std::invalid_argument as view_of(); also for other axes, and elements that coincide
-  Output(const DLManagedTensor* managed, const char* name, int n_axes, std::array<std::int64_t, 4> expected,
-         Rows rows = Rows::kVectors, const OfBackend* device = nullptr)
-      : view_(view_of(managed, name, n_axes, rows, device)), name_(name) {
-    require(view_.shape == expected, name, " is [", view_.shape[0], ", ", view_.shape[1], ", ", view_.shape[2], ", ",
-            view_.shape[3], "] with four axes; expected [", expected[0], ", ", expected[1], ", ", expected[2], ", ",
-            expected[3], "]");
-    // Along axes of growing stride, each step passes all that lies below. Where no element is, none coincide.
-    std::vector<std::array<std::int64_t, 2>> axes{{1, view_.shape[3]}};
-    for (std::size_t axis = 0; axis < 3; ++axis) axes.push_back({view_.stride[axis], view_.shape[axis]});
-    std::ranges::sort(axes);
-    std::int64_t below = 0;
-    for (const auto& [stride, n] : axes) {
-      if (n <= 1 || view_.data == nullptr) continue;
-      require(stride > below, name, " has elements that share memory: it is written");
-      below += (n - 1) * stride;
-    }
-  }
-  /// @throws std::invalid_argument if another tensor may share memory
-  void require_apart(const TensorView& other, const char* name) const {
-    const auto begin = [](const TensorView& view) { return reinterpret_cast<std::uintptr_t>(view.data); };
-    const auto end = [&](const TensorView& view) { return begin(view) + static_cast<std::uintptr_t>(extent(view)); };
-    const bool overlap =
-        view_.data != nullptr && other.data != nullptr && begin(view_) < end(other) && begin(other) < end(view_);
-    require(!overlap, name_, " is written and overlaps ", name);
-  }
-  void require_apart(const Output& other) const { require_apart(other.view_, other.name_); }
-  /// @throws std::invalid_argument unless an input lies in the same memory
-  void require_beside(const TensorView& input, const char* name) const {
-    require(view_.on_device == input.on_device, name, " is in memory of ", input.on_device ? "a device" : "the host",
-            ", and ", name_, " is not");
-  }
-  /// Queues a copy of the output from device memory.
-  void queue(const float* from, const OfBackend& device) const {
-    TensorView dense = TensorView::dense(from, DType::F32, view_.shape);
-    dense.on_device = true;
-    device.blocks->convert(dense, view_);
-  }
-  /// Writes dense elements, rounded to the type of the tensor.
-  template <class Real>
-  void write(const Real* from) const {
-    for (std::int64_t i = 0; i < view_.shape[0]; ++i)
-      for (std::int64_t j = 0; j < view_.shape[1]; ++j)
-        for (std::int64_t n = 0; n < view_.shape[2]; ++n, from += view_.shape[3]) write_row(from, view_.row(i, j, n));
-  }
-  /// @throws std::invalid_argument unless the elements are F64
-  void require_double() const {
-    require(view_.dtype == DType::F64, name_, " is ", name_of(view_.dtype), "; the oracle writes F64");
-  }
-
- private:
-  void write_row(const float* from, const std::byte* to) const {
-    if (view_.shape[3] > 0) store(from, view_.dtype, view_.shape[3], const_cast<std::byte*>(to));
-  }
-  void write_row(const double* from, const std::byte* to) const {
-    std::memcpy(const_cast<std::byte*>(to), from, static_cast<std::size_t>(view_.shape[3]) * sizeof *from);
-  }
-
-  TensorView view_;
-  const char* name_;
-};
-
-/// The outputs of a call: none overlaps another, nor an input.
-class Outputs {
- public:
-  void add(const DLManagedTensor* managed, const char* name, int n_axes, std::array<std::int64_t, 4> expected,
-           Rows rows = Rows::kVectors, const OfBackend* device = nullptr) {
-    outputs_.emplace_back(managed, name, n_axes, expected, rows, device);
-    for (std::size_t i = 0; i + 1 < outputs_.size(); ++i) outputs_.back().require_apart(outputs_[i]);
-  }
-  void require_apart(const TensorView& input, const char* name) const {
-    for (const Output& output : outputs_) output.require_apart(input, name);
-  }
-  void require_beside(const TensorView& input, const char* name) const {
-    for (const Output& output : outputs_) output.require_beside(input, name);
-  }
-  const Output& operator[](std::size_t i) const { return outputs_[i]; }
-  std::size_t size() const { return outputs_.size(); }
-
- private:
-  std::vector<Output> outputs_;
-};
-
-/// out [b, n_h, l, d_v] and, unless it is null, lse [b, n_h, l].
-Outputs out_and_lse(const DLManagedTensor* out, const DLManagedTensor* lse, const std::array<std::int64_t, 4>& shape,
-                    const OfBackend* device = nullptr) {
-  Outputs outputs;
-  outputs.add(out, "out", 4, shape, Rows::kVectors, device);
-  if (lse != nullptr) outputs.add(lse, "lse", 3, {shape[0], shape[1], shape[2], 1}, Rows::kScalars, device);
-  return outputs;
-}
-
-void write(const Outputs& outputs, std::span<const float> out, std::span<const float> lse) {
-  outputs[0].write(out.data());
-  if (outputs.size() > 1) outputs[1].write(lse.data());
-}
-void write(const Outputs& outputs, const OutputView& output, const OfBackend& device) {
-  if (!output.on_device) return write(outputs, output.out, output.lse);
-  device.blocks->stream().follow_default();
-  outputs[0].queue(output.out.data(), device);
-  if (outputs.size() > 1) outputs[1].queue(output.lse.data(), device);
-  device.blocks->stream().wait();
 }
 
 /// Rule of the keys that a query sees, the learned sinks, and what becomes of scores.
@@ -370,45 +177,6 @@ AttentionSetup setup_of(const ta_setup& setup, const AttentionShape& shape, int 
   if (setup.backend != nullptr) all.backend = setup.backend;
   if (setup.n_threads != 0) all.n_threads = setup.n_threads;
   return all;
-}
-
-/// Callbacks that are functions of C.
-class CCallbacks : public Callbacks {
- public:
-  explicit CCallbacks(const ta_comm& comm) : comm_(comm) {}
-  Request start_all_gather(std::span<const std::byte> mine, std::span<std::byte> all) override {
-    return started("all_gather", comm_.all_gather, mine.data(), std::ssize(mine), all.data());
-  }
-  Request start_send(std::span<const std::byte> bytes, int to) override {
-    return started("post_send", comm_.post_send, bytes.data(), std::ssize(bytes), to);
-  }
-  Request start_receive(std::span<std::byte> bytes, int from) override {
-    return started("post_receive", comm_.post_receive, bytes.data(), std::ssize(bytes), from);
-  }
-  void wait(std::span<Request> requests, double seconds) override {
-    check("wait", comm_.wait(comm_.context, std::ssize(requests), requests.data(), seconds));
-  }
-
- private:
-  template <class Function, class... Arguments>
-  Request started(const char* name, Function* function, Arguments... arguments) const {
-    Request request = kComplete;
-    check(name, function(comm_.context, arguments..., &request));
-    return request;
-  }
-  static void check(const char* name, int status) {
-    if (status != 0) throw std::runtime_error(std::string(name) + " of ta_comm has returned " + std::to_string(status));
-  }
-  ta_comm comm_;
-};
-
-/// Throws std::invalid_argument for functions that are not there, which no other rank can be told.
-void require_comm(const ta_comm& comm) {
-  constexpr std::int64_t kSize = sizeof(ta_comm);
-  require(comm.struct_size == kSize, "callbacks have a size of ", comm.struct_size,
-          " bytes, but a ta_comm of this library has ", kSize);
-  require(comm.all_gather != nullptr && comm.post_send != nullptr && comm.post_receive != nullptr && comm.wait != nullptr,
-          "a function of callbacks is null");
 }
 
 /// Ranks of a setup that may be refused; 1 where no call says how many.

@@ -14,6 +14,7 @@
 #include <chrono>
 #include <memory>
 #include <random>
+#include <utility>
 
 namespace tree_attn::test {
 
@@ -42,6 +43,31 @@ TEST_CASE("facade: over a communicator a step has the bits of one rank, whole, i
       for (int i = 0; i < repeat * 50 && !is_done; ++i) is_done = attention.progress();
       CHECK(same_bits(attention.finish().copy(), expected));
     }
+  }
+}
+
+TEST_CASE("facade: an open Attention that another is assigned to closes its messages first, on all ranks alike") {
+  const MpiRanks& all = session().ranks();
+  const AttentionShape shape{.heads = 2, .kv_heads = 2, .head_dim = 8, .value_dim = 8};
+  std::mt19937 random(5);
+  const Tensor q = normal_tensor(random, {1, 2, 1, 8}), k = normal_tensor(random, {1, 2, 300, 8});
+  Attention alone(shape);
+  alone.append(0, k, k);
+  const DecodeOutput expected = alone.step(q).copy();
+  for (const bool shares_memory : {false, true}) {
+    Attention first = open_attention(all.comm(), shape, {.shares_memory = shares_memory}),
+              second = open_attention(all.comm(), shape, {.shares_memory = !shares_memory});
+    first.append(0, k.view().positions(0, 64), k.view().positions(0, 64));
+    first.step(q);
+    second.append(0, k, k);
+    const Transport* const moved = &second.transport();
+    first = std::move(second);
+    CHECK(&first.transport() == moved);
+    CHECK(first.lengths()[0] == 300);
+    CHECK(same_bits(first.step(q).copy(), expected));
+    second = open_attention(all.comm(), shape);
+    second.append(0, k, k);
+    CHECK(same_bits(second.step(q).copy(), expected));
   }
 }
 

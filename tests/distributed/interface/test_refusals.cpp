@@ -45,6 +45,24 @@ TEST_CASE("refusals: ranks that call different functions are told at once which,
   });
 }
 
+TEST_CASE("refusals: beside a step that is under way a call is refused by all, and the step is done") {
+  const Inputs& in = inputs();
+  const std::vector<std::pair<std::string_view, Call>> calls{{"Decoder::step", step(in.q)},
+                                                             {"Attention::combine", combine(in.o, in.lse)},
+                                                             {"Attention::use", use("gather")},
+                                                             {"Attention::reshard", reshard(dealt_ranges(1))}};
+  run_threads(Topology::pretend(2, 2), 20, [&](const ThreadRanks& ranks, ThreadTransport&) {
+    Attention attention(ranks, kShape, kDense.setup);
+    fill(attention);
+    const DecodeOutput expected = attention.step(in.q).copy();
+    for (const auto& [name, call] : calls) {
+      attention.start(in.q);
+      CHECK(message<InputError>([&] { call(attention); }) == std::string(name) + ": a step is under way");
+      CHECK(same_bits(attention.finish().copy(), expected));
+    }
+  });
+}
+
 TEST_CASE("refusals: a rank that does not call is found by the deadline, whatever the others call") {
   const Inputs& in = inputs();
   const double limit = takes_all_cases() ? 2 : 0.3;
