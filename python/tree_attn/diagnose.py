@@ -34,6 +34,8 @@ FAULTS = ("lse_base2 empty_lse nan_zero local_window window_off_by_one window_re
           "heads_permuted kv_grouping scale_missing scale_twice fp8_scale_missing partials_16bit softcap_after_mask rank_twice rank_missing causal_edge "
           "rope_position").split()
 NONE, U, LOG2E = "none of these", 2.0 ** -24, 1 / math.log(2)
+# A rounding to a type of unit roundoff u has an error of at most u |x| + LEAST[u], half the smallest subnormal; of other types than F16 that is below 1e-37.
+LEAST = collections.defaultdict(float, {2.0 ** -11: 2.0 ** -25})
 SETTINGS = {"scale": None, "causal": False, "window": 0, "sinks": 0, "sink_weight": None, "soft_cap": 0, "page_size": 0, "interleave": 0,
             "k_scale": 1.0, "v_scale": 1.0}
 _F8 = numpy.array([(-1) ** (x >> 7) * ((x & 7) / 8 + (x >> 3 & 15 > 0)) * 2.0 ** (max(x >> 3 & 15, 1) - 7) if x & 127 != 127 else math.nan
@@ -75,6 +77,11 @@ def _parts(seen, want, bound, unread):
     return part
 
 
+def _rounded(error, x, u):
+    """The error of a number within `error` of x after it is rounded once: |fl(y) - x| <= error + u |y| + LEAST[u], and |y| <= |x| + error."""
+    return error * (1 + u) + u * abs(x) + LEAST[u]
+
+
 def _merge(t, sink=None, counts=None, roundoff=(U, U)):
     """The merge of ranks in double, each so often as counts says, and of a learned sink; roundoff: of the types of out and of lse."""
     o, lse = t.x[..., :-1], t.x[..., -1] if counts is None else t.x[..., -1] + numpy.log(numpy.reshape(counts, (-1,) + (1,) * (t.x.ndim - 2)))
@@ -84,8 +91,8 @@ def _merge(t, sink=None, counts=None, roundoff=(U, U)):
     total = w.sum(0) if sink is None else w.sum(0) + numpy.exp(sink - shift)
     w = (w / numpy.where(total == 0, 1, total))[..., None]
     out, of_all = (w * o).sum(0), shift + numpy.log(total)
-    bound = (w * (t.bound[..., :-1] + numpy.expm1(2 * t.bound[..., -1:]) * abs(o - out) + (2 * len(o) + 10) * U * abs(o))).sum(0) + roundoff[0] * abs(out)
-    of_lse = (w * t.bound[..., -1:]).sum(0)[..., 0] + 8 * U + (9 * U + roundoff[1]) * abs(of_all)
+    bound = (w * (t.bound[..., :-1] + numpy.expm1(2 * t.bound[..., -1:]) * abs(o - out) + (2 * len(o) + 10) * U * abs(o))).sum(0)
+    bound, of_lse = _rounded(bound, out, roundoff[0]), _rounded((w * t.bound[..., -1:]).sum(0)[..., 0] + 8 * U + 9 * U * abs(of_all), of_all, roundoff[1])
     return State(numpy.append(out, of_all[..., None], -1), numpy.append(bound, of_lse[..., None], -1))
 
 
@@ -131,6 +138,8 @@ class _Dump:
                 if name in tensors:
                     self.names[r, i], (self.seen[r][..., at], u) = name, has(name, *shape)
                     self.known[r, :, at], self.u[int(r == p), i] = True, max(u, self.u[int(r == p), i])
+        if not self.known[:p, 0, 0].any():  # outputs that are not there had the type of their merge
+            self.u[0, 0] = self.u[1, 0]
         if not self.names:
             raise ValueError("there is nothing to check: no o.0, lse.0, out or lse")
         dealt = self.dealt(s.interleave)
@@ -153,9 +162,13 @@ class _Dump:
         """Most additions that a weight passes through: leaves of 64 keys in a chain, then a tree, as in kernels of most engines."""
         return 66 + math.ceil(math.log2(max(n, 1)))
 
+    def roundoff(self):
+        """The relative error of a product of a weight, rounded to the type of q where self.rounds is not 0, and a value, in an output that is rounded too."""
+        return (1 + self.rounds) * (1 + self.u[0, 0]) - 1
+
     def lse_bound(self, r, lse, score):
         lse = numpy.where(numpy.isinf(lse), 0, lse)
-        return score + (self.additions(self.n[r]) + 8 * numpy.maximum(1, abs(lse))) * U + self.u[0, 1] * abs(lse) + self.u_in * (self.u_in > U)
+        return _rounded(score + (self.additions(self.n[r]) + 8 * numpy.maximum(1, abs(lse))) * U + self.u_in * (self.u_in > U), lse, self.u[0, 1])
 
     def score_bound(self):
         """(d + 1) u scale |q| |k| [p, batch, heads, rows]: the error of a score on each rank."""
@@ -184,8 +197,9 @@ class _Dump:
                     of, (seen, _) = (q, k[:, :, :end], v[:, :, :end]), tree_attn._seen(False, *((None, None) if begin <= first else (end - begin, first)), None, self.s.soft_cap)
                     tree_attn._call("oracle", *of, None, self.scale, seen, o, lse, None, None, 1)
                     x[r][:, :, rows, :-1], x[r][:, :, rows, -1] = o, lse
-                    tree_attn._call("error_bound", *of, self.scale, seen, self.additions(end), 1, self.u[0, 0] + self.rounds, o, 1)
-                    bound[r][:, :, rows, :-1] = o
+                    tree_attn._call("error_bound", *of, self.scale, seen, self.additions(end), 1, self.roundoff(), o, 1)
+                    least = LEAST[self.rounds] and LEAST[self.rounds] * abs(v[:, :, numpy.r_[:first, max(begin, first):end]]).sum(2, dtype="float64").repeat(self.group, 1)[:, :, None]
+                    bound[r][:, :, rows, :-1] = o + least + LEAST[self.u[0, 0]]
             bound[r][..., -1] = self.lse_bound(r, x[r][..., -1], score[r])
         return State(x, bound)
 
@@ -274,9 +288,11 @@ class _Rows:
             t.x[r, :, -1] = top + numpy.log(total)
             w /= numpy.where(total == 0, 1, total)[:, None]
             w = w if read is None else w * read[at]
-            error = numpy.expm1(2 * (score[r] + 60 * U)) + (2 * d.additions(d.n[r]) + 20) * U + d.u[0, 0] + d.rounds
+            error = numpy.expm1(2 * (score[r] + 60 * U)) + (2 * d.additions(d.n[r]) + 20) * U + d.roundoff()
             for v, bad, of in self.values(self.kv if kv is None else kv):
-                t.x[r, of, :-1], t.bound[r, of, :-1] = w[of] @ v[at], w[of] @ abs(v[at]) * error[of, None]
+                t.x[r, of, :-1], t.bound[r, of, :-1] = w[of] @ v[at], w[of] @ abs(v[at]) * error[of, None] + LEAST[d.u[0, 0]]
+                if LEAST[d.rounds]:
+                    t.bound[r, of, :-1] += LEAST[d.rounds] * ((w[of] > 0) @ abs(v[at]))
                 if bad is not None:
                     t.x[r, of, :-1] += numpy.where(w[of] @ bad[at] > 0, numpy.nan, 0)
             t.bound[r, :, -1] = d.lse_bound(r, t.x[r, :, -1], score[r])

@@ -32,14 +32,14 @@ def stored(x, dtype):
     return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype("uint16")
 
 
-def dump(dtype="float32", lengths=(40, 70, 30), rows=2, seed=1, partials=True, merged=True, change=lambda rank, o, lse: (o, lse), keys=lambda rank, k, v: (k, v), **seen):
+def dump(dtype="float32", lengths=(40, 70, 30), rows=2, seed=1, partials=True, merged=True, change=lambda rank, o, lse: (o, lse), keys=lambda rank, k, v: (k, v), values=1, **seen):
     """A decode of 4 heads over two; change: what the merge gets of each rank; keys: what a rank attends to. seen: as of tree_attn.attention()."""
     rng = numpy.random.default_rng(seed)
-    draw = lambda *shape: stored(rng.standard_normal(shape), dtype)
+    draw = lambda *shape, of=1: stored(of * rng.standard_normal(shape), dtype)
     wide = lambda x: (x.astype("uint32") << 16).view("float32") if dtype == BF16 else x
     x, states = {"q": draw(2, 4, rows, 32)}, []
     for r, n in enumerate(lengths):
-        k, v = draw(2, 2, n, 32), draw(2, 2, n, 16)
+        k, v = draw(2, 2, n, 32), draw(2, 2, n, 16, of=values)
         x.update({f"k.{r}": k, f"v.{r}": v})
         o, lse = tree_attn.attention(wide(x["q"]), *keys(r, wide(k), wide(v)), **(seen if r == len(lengths) - 1 else {}))
         x.update({f"o.{r}": stored(o, dtype), f"lse.{r}": lse} if partials else {})
@@ -48,6 +48,28 @@ def dump(dtype="float32", lengths=(40, 70, 30), rows=2, seed=1, partials=True, m
         out, x["lse"] = functools.reduce(lambda a, b: tree_attn.merge(*a, *b), states)
         x["out"] = stored(out, dtype)
     return x
+
+
+def rounded(x, dtype):
+    """The nearest values of a type, wide."""
+    x = stored(x, dtype)
+    return (x.astype("uint32") << 16).view("float32").astype("float64") if dtype == BF16 else x.astype("float64")
+
+
+def in_16_bits(dtype, scores, values, shown):
+    """One query whose ranks have these scores and values: weights, partials and their merge are each rounded once to a type. shown: names of the dump."""
+    high = [rounded(s, dtype) for s in scores]
+    parts = [numpy.stack([a, rounded(s - a, dtype), s - a - rounded(s - a, dtype)], -1)[None, None] for s, a in zip(scores, high)]
+    x, sums = {"q": stored(numpy.ones((1, 1, 1, 3)), dtype)}, []
+    for r, (k, v) in enumerate(zip(parts, values)):
+        x.update({f"k.{r}": stored(k, dtype), f"v.{r}": stored(v[None, None, :, None], dtype)})
+        s = rounded(k, dtype).sum(-1)[0, 0]
+        p = numpy.exp(s - s.max())
+        sums.append((rounded(rounded(p, dtype) @ v / p.sum(), dtype), numpy.log(p.sum()) + s.max()))
+        x.update({f"o.{r}": stored(sums[r][0].reshape(1, 1, 1, 1), dtype), f"lse.{r}": numpy.full((1, 1, 1), sums[r][1], "float32")})
+    w = numpy.exp([lse for _, lse in sums])
+    x["out"] = stored(numpy.reshape(w @ [o for o, _ in sums] / w.sum(), (1, 1, 1, 1)), dtype)
+    return {name: f for name, f in x.items() if name[0] in "qkv" or name in shown}
 
 
 def save(path, tensors, settings):
@@ -74,6 +96,28 @@ class Diagnose(unittest.TestCase):
                     self.assertEqual((report["verdict"], report["fault"]), ("right", None), str(report))
                     self.assertLess(report["largest"], 0.8)
             self.assertEqual(tree_attn.diagnose(dump(dtype, causal=True), layout={"causal": True})["verdict"], "right")
+
+    def test_each_rounding_to_16_bits_is_counted_once(self):
+        """Errors that are all as large as they can be, and of one sign: of weights, partials and their merge; and of weights and outputs below 2^-14."""
+        up = lambda n, p: numpy.log(numpy.append(1, numpy.full(n, p)))
+        for dtype, unit in ((BF16, 2.0 ** -8), ("float16", 2.0 ** -11)):
+            scores = [up(149, (1 + 1.02 * unit) / 2), up(50, (1 + 1.02 * unit) / 2)]
+            first = 1 + 2 * unit * round(0.04 / unit)
+            values = [numpy.full(150, first), numpy.full(51, first + 4 * unit)]
+            x = in_16_bits(dtype, scores, values, ("out",))
+            report = tree_attn.diagnose(x, layout={"scale": 1.0})
+            self.assertEqual(report["verdict"], "right", str(report))
+            self.assertGreater(report["largest"], 0.9)
+            x["out"] = stored(numpy.full((1, 1, 1, 1), first + 6 * unit), dtype)  # the next number
+            self.assertEqual(tree_attn.diagnose(x, layout={"scale": 1.0})["verdict"], "wrong")
+        scores, values = [up(2000, 1.01 * 2.0 ** -25), up(1, 2.0 ** -13)], [numpy.append(0, numpy.ones(2000)), numpy.zeros(2)]
+        report = tree_attn.diagnose(in_16_bits("float16", scores, values, ("o.0", "lse.0", "o.1", "lse.1", "out")), layout={"scale": 1.0})
+        self.assertEqual(report["verdict"], "right", str(report))
+        self.assertGreater(report["largest"], 0.9)
+        tiny = dump("float16", values=1e-6)
+        self.assertEqual(tree_attn.diagnose(tiny)["verdict"], "right")
+        tiny["o.1"][0, 0, 0, 0] += numpy.float16(2.0 ** -22)
+        self.assertEqual(tree_attn.diagnose(tiny)["verdict"], "wrong")
 
     def test_faults_of_the_merge(self):
         for partials in (True, False):

@@ -14,16 +14,10 @@ import unittest
 import numpy
 
 import tree_attn
+from optional import package
 from tree_attn import Attention, attention
 
-try:
-    import torch
-except ImportError:
-    torch = None
-try:
-    from mpi4py import MPI
-except ImportError:
-    MPI = None
+torch, MPI = package("torch"), package("mpi4py.MPI")
 
 RNG = numpy.random.default_rng(48)
 q, k, v = (RNG.standard_normal(shape).astype("float32") for shape in ((2, 4, 3, 16), (2, 2, 100, 16), (2, 2, 100, 8)))

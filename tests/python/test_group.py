@@ -19,16 +19,9 @@ import unittest
 import numpy
 
 import tree_attn
+from optional import package
 
-try:
-    import torch
-    import torch.distributed as dist
-except ImportError:
-    torch = None
-try:
-    from mpi4py import MPI
-except ImportError:
-    MPI = None
+torch, dist, MPI = map(package, ("torch", "torch.distributed", "mpi4py.MPI"))
 
 HEADS, KV_HEADS, D, N = 8, 2, 32, 300
 

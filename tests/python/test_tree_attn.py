@@ -10,20 +10,9 @@ import unittest
 import numpy
 
 import tree_attn
+from optional import package
 
-try:
-    import torch
-except ImportError:
-    torch = None
-try:
-    import jax
-    import jax.numpy
-except ImportError:
-    jax = None
-try:
-    from mpi4py import MPI
-except ImportError:
-    MPI = None
+torch, jax, MPI = map(package, ("torch", "jax", "mpi4py.MPI"))
 
 RNG = numpy.random.default_rng(47)
 
