@@ -142,18 +142,18 @@ def left():
     return [line for line in run("ps", "-e", "-o", "comm,args").splitlines() if line.startswith("tree_attn ")] + [name.name for name in names]
 
 
-def check_chapter(program):
-    """The command of the chapter, with emulated GPUs and two ranks on a node, prints what the chapter shows of mpirun."""
+def check_chapter(program, mpirun, nccl):
+    """The command of the chapter, with emulated GPUs and two ranks on a node, prints what its rehearsal by mpirun prints."""
     command = next(line for line in many_gpus.commands(many_gpus.CHAPTER.name) if line.startswith("srun "))
     words = [program if word == "build/tree_attn" else word for word in shlex.split(many_gpus.on_emulated(command))]
     ended = srun(*words[1:])
-    printed, in_chapter = ended.stdout, many_gpus.between(many_gpus.CHAPTER.read_text(encoding="utf-8"), "srun")
+    printed = ended.stdout
     first = printed.partition("\n")[0].partition("; ")[2]
     good = check(ended.returncode == 0 and first == "4 ranks on 2 nodes, backend emulated, transport nccl", f"{' '.join(words[:5])}: {first}")
     if not good:
         print(ended.stderr)
-    shown = many_gpus.output_in(in_chapter.removesuffix("```\n"))
-    return check(many_gpus.without_times(printed) == shown, "the table and the digest of the chapter") and good
+    rehearsal = many_gpus.output_of(many_gpus.rehearsed(command), program, mpirun, nccl)
+    return check(many_gpus.without_times(printed) == many_gpus.without_times(rehearsal), "the table and the digest of the rehearsal") and good
 
 
 def check_readme(folder, program):
@@ -259,7 +259,7 @@ def inside(folder, program, mpirun, nccl):
     if "pmix" not in types.stdout + types.stderr:
         print("skipped: this Slurm has no PMIx")
         return SKIPPED
-    good = check_chapter(program)
+    good = check_chapter(program, mpirun, nccl)
     good &= check_readme(folder, program)
     good &= check_info(program)
     good &= check_variables()
