@@ -28,15 +28,6 @@ inline float dot(const std::vector<float>& q, const std::vector<float>& k, bool 
   return (lane[0] + lane[1]) + (lane[2] + lane[3]);
 }
 
-/// 2^f for -1 <= f <= 0, by a polynomial on [-1/2, 1/2]. The bits of std::exp2 differ between C libraries.
-inline float exp2_fraction(float f) {
-  const float g = f < -0.5f ? f + 1 : f;
-  float p = 0x1.416b5ep-13f;
-  for (const float c : {0x1.5f0830p-10f, 0x1.3b2de0p-7f, 0x1.c6af7cp-5f, 0x1.ebfbdcp-3f, 0x1.62e430p-1f, 1.0f})
-    p = p * g + c;
-  return f < -0.5f ? p / 2 : p;
-}
-
 /// The states of the maximal subtrees of a range, for every query: row (i, h, j) is (i n_h + h) l + j.
 ///
 /// Edges: a key that the step hides is not read, and the value of a key whose score is -inf is not; a leaf of which no key
@@ -71,7 +62,7 @@ inline Forest<float> decode(const Step& step, const TensorView& k, const TensorV
       for (std::int64_t a = 0; a < n; ++a) {
         if (s[a] = -INFINITY; !seen.contains(first + a)) continue;
         load_row(k, i, g, row + a, key.data());
-        s[a] = soft_cap(c.score * dot(query, key, sums_in_pairs(k.dtype)), step.softcap, exp2_fraction);
+        s[a] = soft_cap(c.score * dot(query, key, sums_in_pairs(k.dtype)), step.softcap);
         s[a] = step.mask.add(s[a], static_cast<float>(kLog2E), i, h, r % l, first + a);
         e = std::max(e, key_shift(s[a]));
       }

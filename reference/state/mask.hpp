@@ -73,13 +73,12 @@ inline void require_mask(const char* function, const Mask& mask, double softcap,
 /// by a series for small x; s if c = 0.
 ///
 /// Edges: s = +-inf gives +-log2(e) c, and NaN stays NaN. The bits of std::tanh differ between C libraries.
-/// @param s score in base two @param c natural @param exp2 2^f for -1 < f <= 0
-template <class Exp2>
-float soft_cap(float s, double c, Exp2 exp2) {
+/// @param s score in base two @param c natural
+inline float soft_cap(float s, double c) {
   if (c == 0) return s;
   const auto limit = static_cast<float>(kLog2E * c), inverse = static_cast<float>(1 / (kLog2E * c));
   const float x = std::fabs(s) * inverse, z = x * x, y = std::min(x * 0x1.715476p+1f, 64.0f), shift = std::ceil(-y);
-  const float u = exp2(-y - shift) * pow2(shift);
+  const float u = exp2_fraction(-y - shift) * pow2(shift);
   float t = (1 - u) / (1 + u);
   if (x < 0.17f) {
     t = 0x1.664f48p-6f;

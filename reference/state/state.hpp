@@ -55,6 +55,15 @@ TREE_ATTN_HOST_DEVICE inline Real pow2(Real x) {
   return result;
 }
 
+/// 2^f for -1 <= f <= 0, by a polynomial on [-1/2, 1/2]. The bits of std::exp2 differ between C libraries.
+TREE_ATTN_HOST_DEVICE inline float exp2_fraction(float f) {
+  const float g = f < -0.5f ? f + 1 : f;
+  float p = 0x1.416b5ep-13f;
+  const float coefficients[] = {0x1.5f0830p-10f, 0x1.3b2de0p-7f, 0x1.c6af7cp-5f, 0x1.ebfbdcp-3f, 0x1.62e430p-1f, 1.0f};
+  for (const float c : coefficients) p = p * g + c;
+  return f < -0.5f ? p / 2 : p;
+}
+
 /// Shift of a single key: ceil(s), the least integer e with weight 2^(s - e) <= 1.
 ///
 /// Edges: s = -inf gives -inf (the key is masked); s = +inf gives +inf; s = NaN gives -inf. The weight carries the NaN; a
@@ -164,14 +173,13 @@ TREE_ATTN_HOST_DEVICE inline void set_key(Real* __restrict state, Real s, const 
 /// Edges: s = -inf changes nothing; s = +inf or NaN makes D NaN. Without any other key, z = 0 and lse = s up to rounding.
 /// @param[in,out] state [2 + d_v]
 /// @param s natural logit, which no scale multiplies
-template <class Real>
-inline void add_sink(Real* state, Real s, std::int64_t d_v) {
-  const Real t = static_cast<Real>(kLog2E * static_cast<double>(s));  // the state of the sink: (ceil t, 2^(t - ceil t), 0)
-  if (t == -std::numeric_limits<Real>::infinity()) return;
-  const Rescale<Real> r = rescale(state[kShift], key_shift(t));
+inline void add_sink(float* state, float s, std::int64_t d_v) {
+  const auto t = static_cast<float>(kLog2E * static_cast<double>(s));  // the state of the sink: (ceil t, 2^(t - ceil t), 0)
+  if (t == -std::numeric_limits<float>::infinity()) return;
+  const Rescale<float> r = rescale(state[kShift], key_shift(t));
   state[kShift] = r.shift;
-  state[kSum] = merge_element(r, state[kSum], key_weight(t));
-  for (std::int64_t j = 0; j < d_v; ++j) state[kValues + j] = merge_element(r, state[kValues + j], Real(0));
+  state[kSum] = merge_element(r, state[kSum], exp2_fraction(t - std::ceil(t)));
+  for (std::int64_t j = 0; j < d_v; ++j) state[kValues + j] = merge_element(r, state[kValues + j], 0.0f);
 }
 
 /// log2(2^e x) for an integer e and x > 0; +inf where x is +inf, NaN where x is NaN.

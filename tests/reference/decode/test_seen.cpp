@@ -9,6 +9,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <cstring>
+
 namespace tree_attn::test::seen_test {
 namespace {
 
@@ -50,6 +52,13 @@ TEST_CASE("seen: a learned sink of NaN or +inf makes the row NaN, as the formula
     CHECK(std::isnan(finish(state, &z, 1)));
     CHECK(std::isnan(z));
   }
+}
+
+TEST_CASE("seen: a learned sink of -inf changes no bit") {
+  const float before[] = {2, 1, -0.0f};
+  float state[] = {2, 1, -0.0f};
+  add_sink(state, -kInf, 1);
+  CHECK(std::memcmp(state, before, sizeof before) == 0);
 }
 
 TEST_CASE("seen: a value of Inf or NaN is in the rows that see it, and in no other") {
