@@ -25,7 +25,8 @@ sys.dont_write_bytecode = True
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "docs" / "tools"))
 import many_gpus
 
-SKIPPED, SECONDS = 77, 200
+SKIPPED, SECONDS = 77, 300
+FIRST_HOUR = Path(__file__).resolve().parents[1] / "on_a_cluster" / "run"
 NAMESPACES = ["unshare", "--user", "--map-root-user", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
 HEADERS, CONTROL = 1.15, 4096  # the link carries at most HEADERS times the report, and CONTROL bytes more
 # States of 33 KB. The measurement synchronizes ranks between steps, which takes about 15 KB on four hosts, also counted at the
@@ -87,15 +88,19 @@ class Cluster:
         lines = Path("/proc/net/dev").read_text().splitlines()
         return sum(int(line.split(":")[1].split()[0]) for line in lines if line.strip().startswith("port"))
 
-    def __call__(self, *arguments, start=()):
-        """Runs the program on all hosts, on as many ranks as they have or as options of mpirun say. Returns what it printed."""
+    def launch(self):
+        """What starts a program on these hosts, without how many ranks."""
         network = "10.77.0.0/24"
         options = {"plm_rsh_agent": self.agent, "orte_tmpdir_base": self.folder, "oob_tcp_if_include": network,
                    "btl": "self,vader,tcp", "btl_tcp_if_include": network, "mpi_yield_when_idle": 1}
         words = [self.mpirun, "--allow-run-as-root", "--hostfile", self.hostfile, "--bind-to", "none", "--oversubscribe"]
         for name, value in options.items():
             words += ["--mca", name, str(value)]
-        ended = subprocess.run([*words, *(start or ["-n", str(sum(self.ranks_of_hosts))]), self.program, *arguments],
+        return words
+
+    def __call__(self, *arguments, start=()):
+        """Runs the program on all hosts, on as many ranks as they have or as options of mpirun say. Returns what it printed."""
+        ended = subprocess.run([*self.launch(), *(start or ["-n", str(sum(self.ranks_of_hosts))]), self.program, *arguments],
                                capture_output=True, text=True, timeout=60)
         if ended.returncode:
             raise SystemExit(f"{' '.join(arguments)}: status {ended.returncode}\n{ended.stdout}{ended.stderr}")
@@ -159,6 +164,15 @@ def check_uneven(cluster):
     return check(len(digests) == 1, f"uneven hosts: digests {sorted(digests)}") and good
 
 
+def check_first_hour(cluster):
+    """The first hour on a cluster, on two hosts: nodes that are found, bytes between them, and ranks that fail."""
+    launch = " ".join(map(str, [*cluster.launch(), "-n", "{ranks}", "--map-by", "ppr:{per}:node", "-x", "TREE_ATTN_NCCL_LIBRARY"]))
+    ended = subprocess.run([FIRST_HOUR, "--nodes", "2", "--ranks-per-node", "2", "--launch", launch, "--program", cluster.program, "--backend", "emulated", "--rehearse", "--patience", "5",
+                            "--stages", "0,2,5,6", "--limits", "3", "--out", cluster.folder / "first"], capture_output=True, text=True)
+    print(*[line for line in ended.stdout.splitlines() if ended.returncode or "WRONG" in line], ended.stderr, sep="\n", end="")
+    return check(ended.returncode == 0, "the first hour on a cluster")
+
+
 def make_private():
     """In namespaces of its own: /run for the names of namespaces, /dev/shm for MPI's shared memory, and a loopback."""
     for place in ("/run", "/dev/shm"):
@@ -174,7 +188,7 @@ def inside(folder, program, mpirun, nccl):
     four = Cluster(folder, mpirun, program, [2, 2, 2, 2])
     for algorithm, n_steps in (("two-level", 40), ("ring", 3)):
         good &= check_bytes(four, algorithm, n_steps)
-    good &= check_chapter(four, nccl)
+    good &= check_chapter(four, nccl) and check_first_hour(four)
     four.close()
     good &= check_uneven(Cluster(folder, mpirun, program, [3, 2, 1]))
     return 0 if good else 1
