@@ -16,6 +16,7 @@
 #include <net/if.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <cstdlib>
@@ -126,6 +127,19 @@ void ask_driver(RankFacts& facts, const std::string& devices, int rank, const To
   }
 }
 
+/// Tests whether a value of NCCL_SOCKET_IFNAME chooses an interface: a list of prefixes, after = of names, after ^ of those
+/// to leave out.
+bool chooses(std::string list, std::string_view interface) {
+  const bool leaves_out = list.starts_with('^');
+  if (leaves_out) list.erase(0, 1);
+  const bool is_exact = list.starts_with('=');
+  if (is_exact) list.erase(0, 1);
+  const std::vector<std::string> names = items_of(list);
+  return std::ranges::any_of(names, [&](const std::string& name) {
+           return is_exact ? interface == name : interface.starts_with(name);
+         }) != leaves_out;
+}
+
 /// Loads the library that a decode would load.
 void ask_nccl(RankFacts& facts) try {
   const std::shared_ptr<const NcclLibrary> library = NcclLibrary::load();
@@ -178,7 +192,7 @@ std::string bootstrap_interface() {
                                 : name == "lo"               ? 3
                                 : name.starts_with("virbr")  ? 4
                                                              : 1;
-      if (!chosen.empty() ? !best.empty() || !name.starts_with(chosen) : order >= best_order) continue;
+      if (!chosen.empty() ? !best.empty() || !chooses(chosen, name) : order >= best_order) continue;
       const void* const address = family == AF_INET
                                       ? static_cast<const void*>(&reinterpret_cast<sockaddr_in*>(one->ifa_addr)->sin_addr)
                                       : &reinterpret_cast<sockaddr_in6*>(one->ifa_addr)->sin6_addr;

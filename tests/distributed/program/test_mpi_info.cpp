@@ -47,6 +47,11 @@ TEST_CASE("info: what a rank does not have is a row, and no failure") {
       // It reaches no other GPU.
       {on(3, "STAND_IN_GPUS=3 STAND_IN_APART=1"), " GPU-5f0c0000-0000-0000-0000-000000000001 0 "},
       {on(2, "STAND_IN_GPUS=2 NCCL_SOCKET_IFNAME=none"), " ranks cores driver NCCL GPU "},
+      {on(1, "STAND_IN_GPUS=2 NCCL_SOCKET_IFNAME==l"), " ranks cores driver NCCL GPU "},
+      {on(1, "STAND_IN_GPUS=2 NCCL_SOCKET_IFNAME=docker,=lo"), " ranks cores driver NCCL GPU "},
+      {on(1, "STAND_IN_GPUS=2 NCCL_SOCKET_IFNAME==none,lo"), " lo 127.0.0.1 CUDA 13.0 "},
+      {on(1, "STAND_IN_GPUS=2 NCCL_SOCKET_IFNAME=^docker,none"), " ranks cores interface driver NCCL GPU "},
+      {on(1, "STAND_IN_GPUS=2 NCCL_SOCKET_IFNAME=^=l"), " lo 127.0.0.1 CUDA 13.0 "},
       {on(2, "STAND_IN_GPUS=2 NCCL_SOCKET_IFNAME=lo"),
        " lo 127.0.0.1 CUDA 13.0 2.29.7 Stand-in GPU 9.0 GPU-5f0c0000-0000-0000-0000-000000000001 "},
       // Every rank sees one GPU, which is number 0 for each: the identity tells them apart.
