@@ -3,6 +3,7 @@
 /// @brief The instructions of PTX that access memory or synchronise threads (PTX ISA 9.0, sections 9.7.9 and 9.7.13
 /// to 9.7.15).
 #include "tests/gpu/soft_gpu/instructions.hpp"
+#include "tests/gpu/soft_gpu/tensor_sums.hpp"
 
 #include <atomic>
 #include <concepts>
@@ -389,39 +390,32 @@ void transpose_matrix(Warp& w, const Op& op) {
 }
 Run matrix_moves(const Statement& s, Op&) { return s.type() == "b16" ? transpose_matrix : nullptr; }
 
-/// d [16, 8] <- a [16, 16] b [16, 8] + c. The manual promises no order of the sum: it is made in double and rounded once.
-template <class T>
+/// d [16, 8] <- a [16, 16] b [16, 8] + c, with the sums of the device, which no manual promises.
+template <int n_fraction>
 void multiply_matrices(Warp& w, const Op& op) {
   if (!w.meet(~0U)) return;
-  double a[16][16], b[16][8], sum[16][8];
-  const auto number = [](std::uint32_t bits) {
-    if constexpr (std::same_as<T, _Float16>)
-      return static_cast<double>(std::bit_cast<_Float16>(static_cast<std::uint16_t>(bits)));
-    else
-      return static_cast<double>(std::bit_cast<float>(bits << 16));
-  };
+  Number a[16][16], b[8][16];
+  std::uint32_t c[16][8], d[4][32];
   for (int i = 0; i < 32; ++i) {
     const int g = i / 4, t = 2 * (i % 4);
-    for (int k = 0; k < 8; ++k)
-      a[g + 8 * (k / 2 % 2)][t + 8 * (k / 4) + k % 2] = number(word(w, op.at[4 + k / 2], i) >> 16 * (k % 2) & 0xFFFF);
-    for (int k = 0; k < 4; ++k)
-      b[t + 8 * (k / 2) + k % 2][g] = number(word(w, op.at[8 + k / 2], i) >> 16 * (k % 2) & 0xFFFF);
-    for (int k = 0; k < 4; ++k) sum[g + 8 * (k / 2)][t + k % 2] = static_cast<double>(w.of<float>(op.at[10 + k])[i]);
+    const auto number = [&](int at, int k) {
+      return decoded(static_cast<std::uint16_t>(word(w, op.at[at + k / 2], i) >> 16 * (k % 2)), n_fraction);
+    };
+    for (int k = 0; k < 8; ++k) a[g + 8 * (k / 2 % 2)][t + 8 * (k / 4) + k % 2] = number(4, k);
+    for (int k = 0; k < 4; ++k) b[g][t + 8 * (k / 2) + k % 2] = number(8, k);
+    for (int k = 0; k < 4; ++k) c[g + 8 * (k / 2)][t + k % 2] = word(w, op.at[10 + k], i);
   }
-  for (int row = 0; row < 16; ++row) {
-    for (int k = 0; k < 16; ++k) {
-      for (int column = 0; column < 8; ++column) sum[row][column] += a[row][k] * b[k][column];
-    }
-  }
-  float d[4][32];
   for (int i = 0; i < 32; ++i) {
-    for (int k = 0; k < 4; ++k) d[k][i] = static_cast<float>(sum[i / 4 + 8 * (k / 2)][2 * (i % 4) + k % 2]);
+    for (int k = 0; k < 4; ++k) {
+      const int row = i / 4 + 8 * (k / 2), column = 2 * (i % 4) + k % 2;
+      d[k][i] = sum_of_products(a[row], b[column], c[row][column], n_fraction, settings().major);
+    }
   }
   for (int k = 0; k < 4; ++k) w.put(op.at[k], d[k]);
 }
 Run products(const Statement& s, Op&) {
   if (s.type(0) != "f32" || s.type(3) != "f32" || s.type(1) != s.type(2)) return nullptr;
-  return s.type(1) == "f16" ? multiply_matrices<_Float16> : s.type(1) == "bf16" ? multiply_matrices<Bfloat> : nullptr;
+  return s.type(1) == "f16" ? multiply_matrices<10> : s.type(1) == "bf16" ? multiply_matrices<7> : nullptr;
 }
 
 }  // namespace
