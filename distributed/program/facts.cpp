@@ -64,6 +64,27 @@ std::string absences(std::span<const RankFacts> facts) {
   return text;
 }
 
+/// Rows for what ranks have, and share with too many: a GPU, by its identity, and the cores of a rank that uses NCCL.
+std::string shared(std::span<const RankFacts> facts) {
+  constexpr int kLeastCores = 4;  // a host thread that polls, one that watches it, and NCCL's
+  std::map<std::string, std::vector<int>> of_gpu;
+  std::vector<int> few;
+  for (int rank = 0; const RankFacts& one : facts) {
+    if (!one.uuid.empty()) of_gpu[one.uuid].push_back(rank);
+    int cores = kLeastCores;
+    std::from_chars(one.cores.data(), one.cores.data() + one.cores.size(), cores);
+    if (!one.uuid.empty() && !one.nccl.empty() && cores < kLeastCores) few.push_back(rank);
+    ++rank;
+  }
+  std::string text;
+  for (const auto& [uuid, ranks] : of_gpu)
+    if (ranks.size() > 1)
+      text += "GPU            one, " + uuid + ", for " + ranks_text(ranks) + "; see docs/IV.7-many-gpus.md#one_gpu\n";
+  if (!few.empty())
+    text += "cores          fewer than 4 for " + ranks_text(few) + "; see docs/IV.7-many-gpus.md#few_cores\n";
+  return text;
+}
+
 }  // namespace
 
 std::string to_text(const RankFacts& facts) {
@@ -99,7 +120,7 @@ std::string table(std::span<const RankFacts> facts) {
   }
   for (std::size_t r = 1; r < rows.size(); ++r) rows[r][2] = numbers_text(ranks[r]);
   std::ranges::stable_sort(rows.begin() + 1, rows.end(), {}, [](const Row& row) { return std::stoi(row[0]); });
-  const std::string missing = absences(facts);
+  const std::string missing = absences(facts) + shared(facts);
   return aligned(rows) + (missing.empty() ? "" : "\n") + missing;
 }
 

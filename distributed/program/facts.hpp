@@ -30,7 +30,8 @@ std::string to_text(const RankFacts& facts);
 RankFacts facts_of_text(const std::string& text);
 
 /// Facts as a table for people, in which equal ranks of a machine share a line. Below it a row for everything that some rank
-/// does not have: why, and where the book says what to do. @param facts of all ranks, by rank
+/// does not have, for ranks on one GPU, and for few cores with NCCL: why, and where the book says what to do. @param facts
+/// of all ranks, by rank
 std::string table(std::span<const RankFacts> facts);
 
 /// Tests whether kernels for an architecture in CMake's notation run on a GPU: those for "80-real" on 8.0 and later of 8,

@@ -29,6 +29,7 @@ def says(line, status=0):
 if fault == "hang " + stage:
     time.sleep(60)
 if stage == "facts":
+    print("GPU            one, GPU-5f, for ranks 0, 1" if fault == "one GPU" else "")
     says(f"ranks          {nodes * per - (fault == 'a rank is missing')} on {nodes} nodes")
 if stage == "outside":
     says("logits abc" if nodes * per == 1 or fault != "other logits" else "logits abd")
@@ -56,7 +57,7 @@ while [ "$1" != --report ]; do shift; done
 echo '{"runs": [{"algorithm": "two-level", "predicted": {"step_us": 5.0}}]}' > "$2"
 '''
 # A failure, what the run says of it, and in which stages.
-FAULTS = {"a rank is missing": ("info does not have", {0}), "hang facts": ("no end within", {0}), "bound: --verify": ("beyond the bound", {1}), "digest: --transport shared": ("digest e, not d", {1}),
+FAULTS = {"one GPU": ("for ranks 0, 1", {0}), "a rank is missing": ("info does not have", {0}), "hang facts": ("no end within", {0}), "bound: --verify": ("beyond the bound", {1}), "digest: --transport shared": ("digest e, not d", {1}),
           "digest: --order contiguous --transport mpi": ("digest e, not d", {2}), "digest: --algorithm one-shot": ("digest e, not d", {3}), "slow: --transport nccl --algorithm one-shot": ("a tenth of the steps", {3}),
           "ranks: --order dealt": ("other bits", {4}), "bytes: leaders,gather": ("31, predicted 32", {5}), "nobody is named": ("no line names the rank", {6}), "nobody fails": ("status 0", {6}),
           "hang failure": ("no end within", {6}), "other logits": ("the logits are not", {7}), "a wrong exit": ("status 2", {1, 2, 3, 4, 5}), "no report": ("there is no report", {1, 2, 3, 4, 5}),

@@ -81,11 +81,18 @@ TEST_CASE("facts: a row for everything that ranks lack says why, on which ranks,
         "kernels        not here for rank 0: built for 80-real, the NVIDIA H200 needs 90a-real; see "
         "docs/IV.7-many-gpus.md#no_kernel\n"
         "NCCL           not here: libnccl.so.2 was not found; see docs/IV.7-many-gpus.md#no_nccl\n");
+  std::vector<RankFacts> crowded = healthy_cluster(2, 2);
+  crowded[3].uuid = crowded[2].uuid, crowded[0].cores = crowded[1].cores = "3", crowded[2].cores = "4";
+  const std::string more = table(crowded), shared = more.substr(more.find("\n\n") + 2);
+  CHECK(shared ==
+        "GPU            one, GPU-5f0c10, for ranks 2, 3; see docs/IV.7-many-gpus.md#one_gpu\n"
+        "cores          fewer than 4 for ranks 0, 1; see docs/IV.7-many-gpus.md#few_cores\n");
   // Every place is one of the chapter.
   std::ifstream chapter(TREE_ATTN_CHAPTER);
   const std::string text(std::istreambuf_iterator<char>(chapter), {});
-  for (std::size_t at = 0; (at = rows.find('#', at)) != std::string::npos; ++at)
-    CHECK(text.find("<a id=\"" + rows.substr(at + 1, rows.find('\n', at) - at - 1) + "\">") != std::string::npos);
+  for (const std::string& said : {rows, shared})
+    for (std::size_t at = 0; (at = said.find('#', at)) != std::string::npos; ++at)
+      CHECK(text.find("<a id=\"" + said.substr(at + 1, said.find('\n', at) - at - 1) + "\">") != std::string::npos);
 }
 
 TEST_CASE("facts: which GPU runs a kernel") {

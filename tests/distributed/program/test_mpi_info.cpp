@@ -30,7 +30,8 @@ TEST_CASE("info: ranks with GPUs that reach each other, as processes and as thre
     const std::string both = " CUDA 13.0 2.29.7 Stand-in GPU 9.0 ";
     CHECK(has(text, both + "GPU-5f0c0000-0000-0000-0000-000000000000 1 0 "));
     CHECK(has(text, " NCCL " TREE_ATTN_STAND_IN "/libnccl.so.2 "));
-    CHECK(text.ends_with(both + "GPU-5f0c0000-0000-0000-0000-000000000001 0 "));
+    CHECK(has(text, both + "GPU-5f0c0000-0000-0000-0000-000000000001 0 "));
+    CHECK(!has(text, " GPU one, "));
   }
 }
 
@@ -56,6 +57,8 @@ TEST_CASE("info: what a rank does not have is a row, and no failure") {
        " lo 127.0.0.1 CUDA 13.0 2.29.7 Stand-in GPU 9.0 GPU-5f0c0000-0000-0000-0000-000000000001 "},
       // Every rank sees one GPU, which is number 0 for each: the identity tells them apart.
       {on(2, "STAND_IN_GPUS=1 STAND_IN_FIRST=$RANK"), " GPU-5f0c0000-0000-0000-0000-000000000001"},
+      {on(2, "STAND_IN_GPUS=1"),
+       " GPU one, GPU-5f0c0000-0000-0000-0000-000000000000, for ranks 0, 1; see docs/IV.7-many-gpus.md#one_gpu "},
       // A device that is not there.
       {too_many, " GPU not here for ranks 2, 3: its machine has 2; see "},
       {with_stand_ins("STAND_IN_GPUS=1 STAND_IN_MAJOR=12", TREE_ATTN_ON_STAND_INS) + Words{"info"},

@@ -98,12 +98,16 @@ def judge_right(i, seed, foreign):
 
 
 def large():
-    """Seconds of processor for 8 ranks that hold 32k keys together, and 32k each: right, and with a fault."""
+    """Seconds of processor for 8 ranks that hold 32k keys together, and 32k each: right, and with a fault; and as a multiple of a decode of all keys."""
+    import tree_attn
     for n in (32768, 8 * 32768):
         for name in ("right", "rank_missing", "rope_position"):
             run = generate.Run(name, 1, p=8, n=n, shape=(1, 1, 8, 1, 128, 128), parts="all", type="F32", kv_type="F32", dealt=True, window=False)
             verdict, fault, seconds = ask(run, False)
-            print(f"8 ranks, {n} keys of 128, 8 heads, {name}: {verdict}, {fault}, {seconds:.2f} s")
+            begin = time.process_time()
+            tree_attn.attention(run.case.q, run.case.k, run.case.v)
+            decode = time.process_time() - begin
+            print(f"8 ranks, {n} keys of 128, 8 heads, {name}: {verdict}, {fault}, {seconds:.2f} s, {seconds / decode:.0f} decodes of {1e3 * decode:.1f} ms", flush=True)
 
 
 def judge_class(i, seed):
