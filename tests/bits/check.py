@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The arithmetic of docs/bits.md in NumPy, from the page alone: decodes every vector of tests/data/bits and compares its bits.
+"""The arithmetic of docs/bits.md in NumPy: decodes every vector of tests/data/bits and compares its bits.
 
 Run: tests/bits/check.py    exit status 1 and one line for each vector that differs; 77 without NumPy
 """
