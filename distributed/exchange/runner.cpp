@@ -156,8 +156,7 @@ void Runner::queue(const float* states) {
 }
 
 OutputView Runner::settle() {
-  was_launched_ = !std::exchange(is_queued_, false);
-  if (was_launched_) transport_.count_graph(recorded_);
+  if (!std::exchange(is_queued_, false)) transport_.count_graph(recorded_);
   if (device_ != nullptr)
     device_->settle(queued_);
   else

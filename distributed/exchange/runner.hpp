@@ -98,8 +98,6 @@ class Runner : public StepEnd {
   bool may_be_recorded() const override { return device_ != nullptr ? device_->may_be_recorded() : transport_.size() == 1; }
   /// Waits for the plan after a step that ends with it. @returns the output, valid until the next step
   OutputView settle();
-  /// Returns whether the last step was one launch of a graph, for which the library took no memory.
-  bool was_launched() const { return was_launched_; }
   /// @}
 
  private:
@@ -146,7 +144,6 @@ class Runner : public StepEnd {
   NcclTransport::Queued queued_;          ///< when the plan was last queued or recorded
   Traffic recorded_;                      ///< that was counted then
   bool is_queued_ = false;                ///< since the last settle()
-  bool was_launched_ = false;
 };
 
 }  // namespace tree_attn
