@@ -4,9 +4,11 @@
 
 Some are kernels: they run under the emulator in shadow mode, which is compiled once. Some run on four ranks, and need Open MPI or MPICH.
 
-Run: ./run exercise                     list them
+Run: ./run exercise                     list them, a star before those that you have solved
+     ./run exercise words               the functions that kernels may call: signature, comment, and a line of a kernel that calls them
      ./run exercise 5.2                 compile and check notebooks_cpp/exercises/5_2_*.cpp: exit status 1 while claims fail
      ./run exercise 5.2 --solution      show a solution, and check it
+     ./run exercise 5.2 --reset         put the form back as git has it; your answer goes to build-exercises/
 
 Needs a C++20 compiler (CXX, default c++) and none of the project's libraries; for kernels also Boost.Context. Programs are put in
 build-exercises/.
@@ -96,20 +98,71 @@ def build(path, solution=False, folder=BUILD):
     return [*(["mpirun", "-n", str(RANKS)] if on_ranks else []), str(program)]
 
 
+def words():
+    """{function: (signature, comment, line of a kernel that calls it)} of those that the exercises name, as the emulator declares them."""
+    named = [name for path in exercises().values() for part in re.findall(r"Words: (.*?)\ninline", re.sub(r"\s*\n/// ?", " ", path.read_text(encoding="utf-8")), re.DOTALL)
+             for name in re.findall(r"(?<![\w:])([A-Za-z_]\w*)(?=[(<])|\b(Arena)\b", part)]
+    found = {}
+    for name in dict.fromkeys(first or second for first, second in named):
+        declared, comment = None, ""
+        for file in ("gpu/platform/cuda/device.hpp", "gpu/emulator/shared.hpp", "gpu/emulator/device.hpp"):
+            text = (ROOT / file).read_text(encoding="utf-8")
+            match = re.search(rf"((?:^///.*\n)*)((?:^template.*\n)?^[\w_].*?\b{name}(?:\([^{{;]*\)|(?= \{{)))", text, re.MULTILINE)
+            if match:
+                comment = " ".join(re.sub(r"^///", "", match[1], flags=re.MULTILINE).split()) or comment
+                signature = re.sub(r",? ?const Line& line = Line::current\(\)|__device__ |__forceinline__ |inline |^template.*\n", "", match[2], flags=re.MULTILINE)
+                declared = re.sub(r",? \)", ")", " ".join(signature.split()))
+        calls = (f"{path.relative_to(ROOT)}:{number}: {line.strip()}" for pattern in ("ladder/*.cu", "engine/*.cuh", "backend/*.cu") for path in sorted((ROOT / "gpu").glob(pattern))
+                 for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1) if re.search(rf"\b{name}\b[(<]?", line) and not line.lstrip().startswith("//"))
+        if declared:
+            found[name] = declared, comment, next(calls, "")
+    return found
+
+
+def solved(new=None, folder=BUILD):
+    """Numbers of the exercises that have passed here, with a new one."""
+    record = folder / "solved.txt"
+    numbers = set(record.read_text(encoding="utf-8").split()) if record.exists() else set()
+    if new is not None and new not in numbers:
+        numbers.add(new)
+        folder.mkdir(parents=True, exist_ok=True)
+        record.write_text("\n".join(sorted(numbers)) + "\n", encoding="utf-8")
+    return numbers & set(exercises())
+
+
+def reset(path, folder=BUILD):
+    """Puts a form back. @returns where the answer is now"""
+    folder.mkdir(parents=True, exist_ok=True)
+    answer = folder / f"{path.stem}_answer.cpp"
+    shutil.copy(path, answer)
+    if subprocess.run(["git", "-C", path.parent, "checkout", "--", path.name], check=False).returncode != 0:
+        sys.exit(f"exercise: {path.name} stays as it is")
+    return answer
+
+
 def main():
-    arguments = [word for word in sys.argv[1:] if word != "--solution"]
-    solution = len(arguments) < len(sys.argv) - 1
+    arguments = [word for word in sys.argv[1:] if word not in ("--solution", "--reset")]
+    options = [word for word in sys.argv[1:] if word not in arguments]
     known = exercises()
-    if len(arguments) > 1 or (solution and not arguments):
-        sys.exit("exercise: takes the number of one exercise, and --solution (./run exercise lists them)")
+    if len(arguments) > 1 or len(options) > 1 or (options and not arguments):
+        sys.exit("exercise: takes the number of one exercise, and --solution or --reset (./run exercise lists them)")
+    solution = options == ["--solution"]
     if not arguments:
+        done = solved()
         for number, path in known.items():
-            print(f"{number:>5}  {about(path)[0]}")
-        print("\n./run exercise 5.2 compiles and checks one, ./run exercise 5.2 --solution shows how it can be done.")
+            print(f"{'*' if number in done else ' '}{number:>5}  {about(path)[0]}")
+        print(f"\nSolved: {len(done)} of {len(known)}. ./run exercise 5.2 compiles and checks one, --solution shows how it can be done, --reset puts its form back.")
+        return 0
+    if arguments == ["words"] and not options:
+        for declared, comment, call in words().values():
+            print("\n".join([declared, *(f"    {line}" for line in (comment, call) if line)]))
         return 0
     if arguments[0] not in known:
         sys.exit(f"exercise: there is no exercise {arguments[0]}; use one of {', '.join(known)}")
     path = known[arguments[0]]
+    if options == ["--reset"]:
+        print(f"{path.relative_to(ROOT)} is a form again; your answer is {reset(path)}.")
+        return 0
     title, expected = about(path)
     print(f"Exercise {arguments[0]}: {title}.\nExpected: {expected}")
     if solution:
@@ -121,7 +174,10 @@ def main():
     if program is None:
         print("It does not compile.")
         return 1
-    return subprocess.run(program, check=False, env=ENVIRONMENT).returncode
+    status = subprocess.run(program, check=False, env=ENVIRONMENT).returncode
+    if status == 0 and not solution:
+        print(f"Solved: {len(solved(arguments[0]))} of {len(known)}.")
+    return status
 
 
 if __name__ == "__main__":

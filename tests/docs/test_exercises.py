@@ -137,6 +137,41 @@ class Exercises(unittest.TestCase):
         self.assertEqual(shown.returncode, 0, shown.stderr)
         self.assertIn("inline State merge(State S, State T) {", shown.stdout)
         self.assertRegex(shown.stdout, r"All \d+ claims hold\.\n$")
+        pathlib.Path(folder.name, "solved.txt").write_text("5.2\n")
+        listed = run().stdout
+        self.assertEqual(re.findall(r"^\* +([\d.]+)", listed, re.MULTILINE), ["5.2"])
+        self.assertIn(f"\nSolved: 1 of {len(EXERCISES)}. ", listed)
+
+    def test_words(self):
+        words = exercise.words()
+        self.assertGreaterEqual(len(words), 25)
+        self.assertEqual(words["store_fresh"][0], "void store_fresh(T* to, std::type_identity_t<T> x)")
+        self.assertEqual(words["copy_async_commit"][0], "void copy_async_commit()")
+        for name, (declared, comment, call) in words.items():
+            self.assertIn(name, declared)
+            self.assertNotRegex(declared, "Line::|runtime::|\\n")
+            file, line = call.split(":")[:2] if call else (None, 0)
+            self.assertTrue(file is None or name in (ROOT / file).read_text(encoding="utf-8").splitlines()[int(line) - 1], call)
+
+    def test_score(self):
+        with tempfile.TemporaryDirectory() as name:
+            folder = pathlib.Path(name, "programs")
+            self.assertEqual(exercise.solved(folder=folder), set())
+            for number in ("5.2", "5.1", "5.2", "99.9"):
+                exercise.solved(number, folder)
+            self.assertEqual(exercise.solved(folder=folder), {"5.1", "5.2"})
+
+    @unittest.skipUnless(shutil.which("git"), "there is no git")
+    def test_a_form_is_put_back(self):
+        with tempfile.TemporaryDirectory() as name:
+            form, folder = pathlib.Path(name, "5_2_merge.cpp"), pathlib.Path(name, "programs")
+            form.write_text("form\n")
+            git = ["git", "-C", name, "-c", "user.name=a", "-c", "user.email=a@b"]
+            for words in (["init", "-q"], ["add", form.name], ["commit", "-q", "-m", "form"]):
+                subprocess.run([*git, *words], check=True)
+            form.write_text("answer\n")
+            self.assertEqual(exercise.reset(form, folder).read_text(), "answer\n")
+            self.assertEqual(form.read_text(), "form\n")
 
 
 if __name__ == "__main__":
