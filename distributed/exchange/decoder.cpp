@@ -192,7 +192,7 @@ void Decoder::start(const Step& step, const std::optional<std::string>& refusal)
   const FloatEnvironment environment;
   agree(step, refusal);
   run_start(step);
-  is_started_ = true;
+  is_started_ = true, transport_.set_busy(true);
 }
 
 bool Decoder::progress() {
@@ -204,7 +204,7 @@ bool Decoder::progress() {
 OutputView Decoder::finish() {
   const FloatEnvironment environment;
   require_started("Decoder::finish", true);
-  is_started_ = false;
+  is_started_ = false, transport_.set_busy(false);
   return scaled(run_finish());
 }
 
@@ -240,7 +240,7 @@ void Decoder::agree(const Step& step, std::optional<std::string> refusal) {
   const bool compares = compares_steps_ && ranks.size() > 1;
   if (!refusal)
     refusal = refusal_of(compares, [&] {
-      require_started("Decoder::step", false);
+      require_started("Decoder::step", false), transport_.require_idle("Decoder::step");
       check(step), reserve(step.q.shape[2]), begin(step);
     });
   Rule mine{.n_queries = step.q.shape[2],

@@ -33,7 +33,9 @@ namespace tree_attn {
 /// such a number on, but for lists of shared pages, and of subtrees where the ring passes a shard that no query sees.
 class Decoder {
  public:
-  virtual ~Decoder() = default;
+  virtual ~Decoder() {
+    if (is_started_) transport_.set_busy(false);
+  }
   Decoder(const Decoder&) = delete;
   Decoder& operator=(const Decoder&) = delete;
 

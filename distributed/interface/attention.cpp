@@ -45,8 +45,11 @@ Attention::Attention(const Ranks& ranks, const AttentionShape& shape, const Atte
 }
 
 Attention::Attention(std::unique_ptr<const Ranks> ranks, const AttentionShape& shape, const AttentionSetup& setup)
-    : own_ranks_(std::move(ranks)) {
-  open(*own_ranks_, shape, setup);
+    : Attention(std::make_shared<Messages>(std::move(ranks)), shape, setup) {}
+
+Attention::Attention(std::shared_ptr<Messages> messages, const AttentionShape& shape, const AttentionSetup& setup)
+    : messages_(std::move(messages)) {
+  open(messages_->ranks(), shape, setup);
 }
 
 Attention::Attention(Transport& transport, const AttentionShape& shape, const AttentionSetup& setup)
@@ -67,6 +70,7 @@ void Attention::open(const Ranks& ranks, const AttentionShape& shape, const Atte
   const FloatEnvironment environment;
   constexpr const char* kHere = "Attention";
   const bool is_given = transport_ != nullptr;
+  const bool shares_memory = setup.shares_memory.value_or(!is_given && ranks.can_share_memory());
   const LeafOrder order = setup.ranges.empty() ? LeafOrder::kDealt : LeafOrder::kContiguous;
   shape_ = shape, setup_ = setup;
   if (setup.ranges.empty()) setup_.ranges = dealt_ranges(ranks.size());
@@ -85,8 +89,9 @@ void Attention::open(const Ranks& ranks, const AttentionShape& shape, const Atte
     require(why.empty(), "--backend ", name, ": no kernel supports ", why);
     algorithm_->check_ranges(kHere, ranks.size(), setup_.ranges, order, setup_.plan);
     require(setup.ranks_per_node >= 0, kHere, ": nodes of ", setup.ranks_per_node, " ranks");
-    require(!is_given || (setup.ranks_per_node == 0 && !setup.shares_memory), kHere,
+    require(!is_given || (setup.ranks_per_node == 0 && !setup.shares_memory.value_or(false)), kHere,
             ": nodes and shared memory are those of the transport");
+    require(!shares_memory || ranks.can_share_memory(), kHere, ": ranks over functions of the program share no memory");
     require(!is_given || transport_->device() == nullptr || platform_of(*backend).make_blocks != nullptr, kHere,
             ": the transport ", is_given ? transport_->name() : "", " sends from device memory, and the backend ", name,
             " has none");
@@ -100,15 +105,15 @@ void Attention::open(const Ranks& ranks, const AttentionShape& shape, const Atte
                                          setup_.pages, setup.most_queries, setup_.plan});
   const auto add = [&](std::string_view of, const auto& value) { fields.emplace_back(of, value); };
   add("version", std::string_view(TREE_ATTN_VERSION)), add("backend", std::string_view(name));
-  add("ranks of a node", setup.ranks_per_node), add("shared memory", setup.shares_memory);
+  add("ranks of a node", setup.ranks_per_node), add("shared memory", shares_memory);
   add("capacity", setup.capacity), add("comparing lengths", setup.compares_lengths);
   add("transport", is_given ? transport_->name() : "its own");
   add("hash of nodes", is_given ? hash_of_nodes(transport_->topology()) : 0);
   require_equal(ranks, kHere, "all ranks to open attention", fields, refusal);
 
   if (!is_given) {
-    const Topology topology = ranks.topology(setup.ranks_per_node);
-    own_transport_ = setup.shares_memory ? ranks.open_shared_transport(topology) : ranks.open_transport(topology);
+    own_transport_ = messages_ != nullptr ? messages_->open(setup.ranks_per_node, shares_memory)
+                                          : open_messages(ranks, setup.ranks_per_node, shares_memory);
     transport_ = own_transport_.get();
     setup_.plan.network = transport_->network();
   }
@@ -118,7 +123,7 @@ void Attention::open(const Ranks& ranks, const AttentionShape& shape, const Atte
   lengths_.assign(static_cast<std::size_t>(shape.batch), 0), kept_from_ = lengths_;
 } catch (const InputError&) {
   // All ranks throw it, so they meet to free what they have opened: here, since ranks do not in an exception that unwinds.
-  decoder_.reset(), shard_.reset(), own_transport_.reset(), own_ranks_.reset();
+  decoder_.reset(), shard_.reset(), own_transport_.reset(), messages_.reset();
   throw;
 }
 
@@ -135,6 +140,7 @@ std::unique_ptr<OpenShard> Attention::make_shard(std::span<const KeyRange> range
 
 void Attention::require_idle(const char* function) const {
   if (decoder_->is_under_way()) throw std::logic_error(std::string(function) + ": a step is under way");
+  transport_->require_idle(function);
 }
 
 void Attention::use(std::string_view algorithm) {

@@ -9,6 +9,7 @@
 
 #include "distributed/exchange/decoder.hpp"
 #include "distributed/interface/combiner.hpp"
+#include "distributed/transport/messages.hpp"
 #include "distributed/transport/ranks.hpp"
 
 #include <array>
@@ -34,8 +35,9 @@ struct AttentionSetup {
   /// Ranges of the ranks. Empty: leaves of 64 keys are dealt to the ranks as the sequences grow. Otherwise a range of
   /// positions for each rank, in the order of the topology; the last one may end at kOpenEnd.
   std::vector<KeyRange> ranges{};
-  int ranks_per_node = 0;      ///< 0: ranks that share memory form a node
-  bool shares_memory = false;  ///< whether the ranks of a node exchange through shared memory
+  int ranks_per_node = 0;  ///< 0: ranks that share memory form a node
+  /// Tells whether the ranks of a node exchange through shared memory: by default where they can, Ranks::can_share_memory().
+  std::optional<bool> shares_memory{};
   /// True if each step compares the lengths of all ranks, and what queries see, by a reduction of 16 bytes: ranks that have
   /// appended other numbers of keys would return attention over different sequences. combine() compares its axes. With it a
   /// rank that refuses an argument tells the others; without it they wait.
@@ -89,6 +91,8 @@ class Attention {
   Attention(const Ranks& ranks, const AttentionShape& shape, const AttentionSetup& setup = {});
   /// One rank of several, with ranks that it owns.
   Attention(std::unique_ptr<const Ranks> ranks, const AttentionShape& shape, const AttentionSetup& setup = {});
+  /// One rank of several, over messages that it owns together with other objects; one at a time has a step under way.
+  Attention(std::shared_ptr<Messages> messages, const AttentionShape& shape, const AttentionSetup& setup = {});
   /// One rank of several over messages that the program has opened, on its nodes; they outlive this object, and any number
   /// of objects share them, of which one at a time has a step under way.
   /// @throws as above; std::invalid_argument also for a setup that names nodes or shared memory, and for messages from
@@ -194,8 +198,8 @@ class Attention {
   bool appends_together() const { return cache().pages() != nullptr && transport_->size() > 1; }
 
   std::unique_ptr<Alone> alone_;
-  std::unique_ptr<const Ranks> own_ranks_;
-  std::unique_ptr<Transport> own_transport_;
+  std::shared_ptr<Messages> messages_;
+  std::shared_ptr<Transport> own_transport_;
   Transport* transport_ = nullptr;  ///< that, or the one of the program
   AttentionShape shape_;
   AttentionSetup setup_;  ///< as the ranks have agreed on it

@@ -4,15 +4,19 @@
 #pragma once
 
 #include "distributed/interface/attention.hpp"
+#include "distributed/transport/mpi_messages.hpp"
 #include "distributed/transport/mpi_ranks.hpp"
-
-#include <memory>
 
 namespace tree_attn {
 
 /// Attention over the ranks of a communicator, which is duplicated. Collective; MPI is initialized before, and finalized
 /// after the object is destroyed.
-/// @param timeout seconds that one wait may take without progress, may be infinite
+///
+/// All objects of a process on one communicator share its duplicate and, of equal nodes and memory, one transport: one of
+/// them at a time has a step under way, an error that ends one ends all, and the destructor of the last is collective.
+/// Objects on other duplicates of a communicator are apart.
+/// @param timeout seconds that one wait may take without progress, may be infinite; that of all objects on the communicator
+///   from now on
 /// @throws as MpiRanks and Attention; a timeout that one rank refuses is refused by all
 inline Attention open_attention(MPI_Comm comm, const AttentionShape& shape, AttentionSetup setup = {}, double timeout = 60) {
   // A rank that refuses its own timeout tells the others.
@@ -20,7 +24,7 @@ inline Attention open_attention(MPI_Comm comm, const AttentionShape& shape, Atte
     setup.refusal = line_of("open_attention: a timeout of ", timeout, " s");
     timeout = 60;
   }
-  return Attention(std::make_unique<const MpiRanks>(comm, timeout), shape, setup);
+  return Attention(messages_of(comm, timeout), shape, setup);
 }
 
 }  // namespace tree_attn

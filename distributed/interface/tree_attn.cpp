@@ -172,6 +172,7 @@ AttentionSetup setup_of(const ta_setup& setup, const AttentionShape& shape, int 
                      .most_queries = setup.most_queries};
   all.ranges = ranges_of(setup.range_ends, n_ranks);
   all.compares_lengths = setup.skips_comparison == 0;
+  if (setup.no_shared_memory != 0) all.shares_memory = false;
   all.scales = {scales_of(setup.k_scale, "k_scale", shape), scales_of(setup.v_scale, "v_scale", shape)};
   if (setup.algorithm != nullptr) all.algorithm = setup.algorithm;
   if (setup.backend != nullptr) all.backend = setup.backend;

@@ -95,8 +95,9 @@ typedef struct {
   const char* backend;    /**< "cpu" */
   int32_t n_threads;      /**< 1 */
   int32_t ranks_per_node; /**< ranks that share memory form a node */
-  const void*
-      comm;       /**< the address of an MPI_Comm, which is duplicated; null: alone, or over the functions of `callbacks` */
+  const void* comm; /**< the address of an MPI_Comm, which is duplicated once for all handles on it: one of them at a time has
+                       a step under way, and an error that ends one ends all; null: alone, or over the functions of
+                       `callbacks` */
   double timeout; /**< seconds that one wait may take without progress: 60 */
   const DLManagedTensor *k_scale, *v_scale; /**< [batch, kv_heads] of F8_E4M3, from 2^-100 to 2^100, on the host; null: 1 */
   int64_t n_pages;                 /**< of 64 positions, for all sequences of this rank; 0: rows lie one after the other */
@@ -109,6 +110,7 @@ typedef struct {
   const ta_comm* callbacks;  /**< copied, its functions and context outlive the handle; null: comm says */
   const int64_t* range_ends; /**< [ranks] where the ranges of positions end, the last at INT64_MAX for no end: then a rank
                                 holds a range, with the bits of ta_attend(); null: leaves are dealt */
+  int32_t no_shared_memory;  /**< whether ranks of a node send over MPI too, not through memory that they share */
   int32_t skips_comparison;  /**< whether a step does not compare the lengths of all ranks and what queries see: an argument
                                 that  one rank refuses is then refused by it alone, and its group has to be given up */
 } ta_setup;
@@ -177,10 +179,11 @@ TREE_ATTN_API int ta_merge(const DLManagedTensor* o1, const DLManagedTensor* lse
 /** Opens attention over the ranks of a communicator or of callbacks, or alone. Collective. @param[out] attention null if it
  * fails */
 TREE_ATTN_API int ta_open(const ta_setup* setup, ta_attention** attention);
-/** Closes it, which may be null. Collective over a communicator of MPI, unless a call has failed with TA_TRANSPORT, or after
- * ta_abandon(). */
+/** Closes it, which may be null. The last one on a communicator of MPI is collective, unless a call has failed with
+ * TA_TRANSPORT, or after ta_abandon(). */
 TREE_ATTN_API void ta_close(ta_attention* attention);
-/** Gives up the exchange of this rank, for programs that fail elsewhere: ta_close() then waits for no other rank. */
+/** Gives up the exchange of this rank, of all handles on the communicator, for programs that fail elsewhere: ta_close() then
+ * waits for no other rank. */
 TREE_ATTN_API int ta_abandon(ta_attention* attention);
 /**
  * Appends n positions to a sequence. Every rank passes the same n; it keeps those that it holds.

@@ -55,6 +55,7 @@ class CallbackRanks : public Ranks {
   void all_gather(std::span<const std::byte> mine, std::span<std::byte> all, std::string_view what) const override;
   /// Gathers the bytes of all ranks and drops those of others: for lines and numbers.
   void broadcast(std::span<std::byte> bytes, int root, std::string_view what) const override;
+  bool can_share_memory() const override { return false; }
   std::unique_ptr<Transport> open_transport(Topology topology) const override;
   /// @throws std::invalid_argument: callbacks share no memory
   std::unique_ptr<Transport> open_shared_transport(Topology topology) const override;

@@ -67,6 +67,8 @@ class Deadline {
   virtual ~Deadline() = default;
 
   double seconds() const { return seconds_; }
+  /// @throws std::invalid_argument as require_timeout()
+  void set_seconds(double seconds) { require_timeout("Deadline", seconds), seconds_ = seconds; }
   /// Tests whether waits can end early.
   bool is_limited() const { return std::isfinite(seconds_); }
   /// Sets what this rank is doing, for the message of a missed deadline: "in two-level, step 3".

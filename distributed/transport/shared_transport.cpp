@@ -3,11 +3,18 @@
 /// @brief Mailboxes in a shared window of MPI.
 #include "distributed/transport/shared_transport.hpp"
 
+#include "reference/data/input_error.hpp"
+#include "reference/state/require.hpp"
+
+#include <sys/statvfs.h>
+
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <new>
+#include <optional>
 #include <stdexcept>
 #include <string>
 
@@ -16,6 +23,7 @@ namespace tree_attn {
 namespace {
 
 constexpr std::size_t kCacheLine = 64;  // of the cache: each side writes lines of its own
+constexpr std::size_t kPage = 4096;     // the memory of each rank begins a page
 
 /// The core of the receiver still has the lines of a buffer, and a store takes each from it. On a Zen 4 a store to every
 /// line and then the copy are faster than the copy alone, and requests for the lines gain nothing.
@@ -62,6 +70,26 @@ SharedTransport::SharedTransport(const MpiRanks& ranks, Topology topology)
   }
 }
 
+void SharedTransport::require_room(std::size_t n_bytes, int n_ranks) {
+  const char* const named = std::getenv("OMPI_MCA_osc_sm_backing_directory");
+  const std::string folder = named != nullptr ? named : "/dev/shm";
+  std::optional<std::string> error;
+  if (struct statvfs room{}; n_bytes > 0 && statvfs(folder.c_str(), &room) == 0) {
+    const std::uint64_t free = std::uint64_t{room.f_bavail} * room.f_frsize;
+    if (free < n_bytes)
+      error =
+          line_of("--transport shared: the ", n_ranks, " ranks of a node need ", n_bytes, " bytes of shared memory, and ",
+                  folder, " has ", free, "; give it more, or send over MPI (--transport mpi, shares_memory = false)");
+  }
+  try {
+    ranks().throw_if_any_failed(error);
+  } catch (const InputError&) {
+    const BlockingCall call(ranks().deadline(), "MPI_Comm_free");
+    MPI_Comm_free(&node_);
+    throw;
+  }
+}
+
 void SharedTransport::open_window() {
   node_ = ranks().split_by_node();
   const std::vector<int> ranks_of_node = ranks().ranks_of(node_);
@@ -71,8 +99,27 @@ void SharedTransport::open_window() {
 
   // Room to begin at a line of the cache.
   static_assert(sizeof(Inbox) % alignof(Mailbox) == 0 && alignof(Inbox) == alignof(Mailbox));
-  const std::size_t n_used = sizeof(Inbox) + static_cast<std::size_t>(n) * sizeof(Mailbox);
-  const MPI_Aint n_bytes = static_cast<MPI_Aint>(n_used + alignof(Inbox));
+  // Of the ranks that share memory, those of another node of the topology have no mailbox here, nor has a rank of its own.
+  const auto is_peer = [&](int i, int j) {
+    const auto node_of = [&](int of) { return topology().node_of(ranks_of_node[static_cast<std::size_t>(of)]); };
+    return i != j && node_of(i) == node_of(j);
+  };
+  const auto mailboxes_before = [&](int i, int sender) {
+    int number = 0;
+    for (int j = 0; j < sender; ++j) number += is_peer(i, j);
+    return number;
+  };
+  const auto n_used_of = [&](int i) {
+    return sizeof(Inbox) + static_cast<std::size_t>(mailboxes_before(i, n)) * sizeof(Mailbox);
+  };
+  require_room(
+      [&] {
+        std::size_t bytes = 0;
+        for (int i = 0; n > 1 && i < n; ++i) bytes += n_used_of(i) + kPage;
+        return bytes;
+      }(),
+      n);
+  const MPI_Aint n_bytes = static_cast<MPI_Aint>(n_used_of(own) + alignof(Inbox));
   void* memory = nullptr;
   {
     const BlockingCall call(ranks().deadline(), "MPI_Win_allocate_shared");
@@ -85,18 +132,18 @@ void SharedTransport::open_window() {
     void* first = nullptr;
     check_mpi(MPI_Win_shared_query(window_, i, &bytes, &unit, static_cast<void*>(&first)), "MPI_Win_shared_query");
     std::size_t room = static_cast<std::size_t>(bytes);
-    return static_cast<Inbox*>(std::align(alignof(Inbox), n_used, first, room));
+    return static_cast<Inbox*>(std::align(alignof(Inbox), n_used_of(i), first, room));
   };
   const auto mailboxes_of = [&](int i) { return reinterpret_cast<Mailbox*>(inbox_of(i) + 1); };
   own_inbox_ = new (inbox_of(own)) Inbox;
   Mailbox* const mailboxes = mailboxes_of(own);
-  for (int i = 0; i < n; ++i) new (mailboxes + i) Mailbox;
+  for (int i = 0; i < mailboxes_before(own, n); ++i) new (mailboxes + i) Mailbox;
   for (int i = 0; i < n; ++i) {
     inboxes_.push_back(inbox_of(i));
     const int peer = ranks_of_node[static_cast<std::size_t>(i)];
-    if (topology().node_of(peer) != topology().node_of(rank())) continue;
-    to_[static_cast<std::size_t>(peer)] = mailboxes_of(i) + own;
-    from_[static_cast<std::size_t>(peer)] = mailboxes + i;
+    if (!is_peer(own, i)) continue;
+    to_[static_cast<std::size_t>(peer)] = mailboxes_of(i) + mailboxes_before(i, own);
+    from_[static_cast<std::size_t>(peer)] = mailboxes + mailboxes_before(own, i);
   }
   ranks().meet(node_);
 }

@@ -20,7 +20,7 @@ namespace tree_attn {
 /// buffers are full: the sender raises `sent` after it has filled a buffer, the receiver raises `taken` after it has emptied
 /// one. Both buffers together hold the states of 128 rows of 128 components: their sender waits only until the message
 /// before them has been taken. A library spends much of the time of a message of 8 KiB on matching it; here the receiver
-/// knows whose message comes next. The n ranks of a node take about n^2 times 68 KiB of shared memory.
+/// knows whose message comes next. The n ranks of a node take n (n - 1) times 68 KiB of shared memory, and a page each.
 ///
 /// Messages above kMaxBytes go over MPI, which copies them once instead of twice.
 class SharedTransport : public MpiTransport {
@@ -29,7 +29,8 @@ class SharedTransport : public MpiTransport {
 
   /// Opens the shared memory: collective over the ranks. Ranks of one node of the topology use it where they do share
   /// memory.
-  /// @throws TransportError on a rank that gets none
+  /// @throws InputError on every rank if a node has less than that, in a line with both numbers; TransportError on a rank
+  ///   that gets none
   SharedTransport(const MpiRanks& ranks, Topology topology);
   /// Frees it: collective, unless others may not arrive. Then the memory stays.
   ~SharedTransport() override;
@@ -56,6 +57,8 @@ class SharedTransport : public MpiTransport {
     Mailbox* mailbox;
   };
   void open_window();
+  /// Compares what the ranks of this node need with what is free where MPI takes it from. Collective over all ranks.
+  void require_room(std::size_t n_bytes, int n_ranks);
   Mailbox* mailbox(const std::vector<Mailbox*>& of_ranks, int peer, std::size_t n_bytes) const;
   bool put(Message<const std::byte>& message) const;
   bool take(Message<std::byte>& message);

@@ -44,7 +44,7 @@ class _Setup(ctypes.Structure):
         ("timeout", ctypes.c_double), ("k_scale", ctypes.c_void_p), ("v_scale", ctypes.c_void_p), ("n_pages", ctypes.c_int64),
         ("page_window", ctypes.c_int64), ("page_sinks", ctypes.c_int64), ("values_in_keys", ctypes.c_int32),
         ("has_scale", ctypes.c_int32), ("capacity", ctypes.c_int64), ("refusal", ctypes.c_char_p), ("callbacks", ctypes.c_void_p), ("range_ends", ctypes.c_void_p),
-        ("skips_comparison", ctypes.c_int32)]
+        ("no_shared_memory", ctypes.c_int32), ("skips_comparison", ctypes.c_int32)]
 
 
 class _Seen(ctypes.Structure):
@@ -371,13 +371,15 @@ class Attention:
     capacity: positions of each sequence that memory is taken for at once, not with pages.
     range_ends: where the ranges of positions of the ranks end, None for no end; then outputs have the bits of attention(). By default leaves
     of 64 positions are dealt to the ranks in turn, and outputs have those of attention(order="dealt").
+    shared_memory: False: ranks of a node send over MPI too. All objects on one comm share its messages, where the library was built with its MPI:
+    one of them at a time has a step under way, and an error that ends one ends all.
     compares: False: a step does not compare the lengths of all ranks and what queries see, and an error of one rank is told to none.
     If one rank refuses its arguments of Attention(), step(), combine() or, in pages, append(), all ranks raise ValueError with its line.
     """
 
     def __init__(self, comm=None, *, group=None, heads, head_dim, kv_heads=None, value_dim=None, batch=1, most_queries=0, dtype="float32", scale=None,
                  k_scale=None, v_scale=None, algorithm=None, backend=None, threads=1, ranks_per_node=None, timeout=None, n_pages=None, page_window=None,
-                 page_sinks=None, values_in_keys=False, capacity=None, range_ends=None, compares=True, n_queries=None):
+                 page_sinks=None, values_in_keys=False, capacity=None, range_ends=None, shared_memory=True, compares=True, n_queries=None):
         if n_queries is not None:
             if most_queries:
                 raise ValueError("most_queries and n_queries, its name in 0.2, are both given")
@@ -417,7 +419,7 @@ class Attention:
             ends = self._ends(range_ends, self._size)
             setup = _Setup(ctypes.sizeof(_Setup), *shape, data_type, data_type, scale, *text, threads, ranks_per_node, address, timeout or 0,
                            *(capsule and _pointer(capsule, b"dltensor") for capsule in scales), n_pages, page_window, page_sinks,
-                           bool(values_in_keys), has_scale, capacity, None, callbacks, ends and ctypes.addressof(ends), not compares)
+                           bool(values_in_keys), has_scale, capacity, None, callbacks, ends and ctypes.addressof(ends), not shared_memory, not compares)
             self._out_axes = (batch, heads), value_dim
             self._device = {"cuda": 2, "emulated": 12}.get(backend)
         except Exception as error:

@@ -12,11 +12,24 @@
 #include <doctest/doctest.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <memory>
 #include <random>
+#include <string>
 #include <utility>
+#include <vector>
 
 namespace tree_attn::test {
+namespace {
+
+/// A folder of shared memory where 0 bytes are free, for as long as it lives.
+struct NoRoom {
+  NoRoom() { ::setenv("OMPI_MCA_osc_sm_backing_directory", "/proc", 1); }
+  ~NoRoom() { ::unsetenv("OMPI_MCA_osc_sm_backing_directory"); }
+  NoRoom(const NoRoom&) = delete;
+};
+
+}  // namespace
 
 TEST_CASE("facade: over a communicator a step has the bits of one rank, whole, in parts, and through shared memory") {
   const std::int64_t n_keys = 1000, d = 32;
@@ -69,6 +82,67 @@ TEST_CASE("facade: an open Attention that another is assigned to closes its mess
     second.append(0, k, k);
     CHECK(same_bits(second.step(q).copy(), expected));
   }
+}
+
+TEST_CASE("facade: the layers on a communicator share one duplicate and one transport, through memory of the node") {
+  const MpiRanks& all = session().ranks();
+  const AttentionShape shape{.heads = 2, .kv_heads = 2, .head_dim = 8, .value_dim = 8};
+  std::mt19937 random(5);
+  const Tensor q = normal_tensor(random, {1, 2, 1, 8}), k = normal_tensor(random, {1, 2, 300, 8});
+  Attention alone(shape);
+  alone.append(0, k, k);
+  const DecodeOutput expected = alone.step(q).copy();
+  constexpr int kLayers = 64;
+  std::vector<Attention> layers;
+  for (int i = 0; i < kLayers; ++i) layers.push_back(open_attention(all.comm(), shape, {}, 30 + i));
+  const Transport* const shared = &layers[0].transport();
+  CHECK(shared->name() == "shared");
+  CHECK(shared->ranks().deadline().seconds() == 30 + kLayers - 1);
+  for (Attention& layer : layers) {
+    CHECK(&layer.transport() == shared);
+    layer.append(0, k, k);
+  }
+  for (Attention& layer : layers) CHECK(same_bits(layer.step(q).copy(), expected));
+  // One step at a time, since a message of another would come between its rounds.
+  layers[0].start(q);
+  const std::string busy = "Decoder::step: a step of another object over these messages is under way";
+  CHECK(message([&] { layers[1].step(q); }) == busy);
+  CHECK(message([&] { layers[1].use("gather"); }).ends_with("under way"));
+  CHECK(same_bits(layers[0].finish().copy(), expected));
+  // A layer that goes with its step under way leaves the others theirs, in any order.
+  layers.erase(layers.begin());
+  CHECK(same_bits(layers.back().step(q).copy(), expected));
+  // Other nodes and no shared memory have a transport of their own, over the same duplicate.
+  Attention over_mpi = open_attention(all.comm(), shape, {.shares_memory = false}),
+            alone_in_nodes = open_attention(all.comm(), shape, {.ranks_per_node = 1});
+  CHECK(over_mpi.transport().name() == "mpi");
+  CHECK(&over_mpi.transport().ranks() == &shared->ranks());
+  CHECK(alone_in_nodes.transport().topology().n_nodes() == all.size());
+  CHECK(&alone_in_nodes.transport() != shared);
+  MPI_Comm comm = MPI_COMM_NULL;
+  MPI_Comm_dup(all.comm(), &comm);
+  {
+    Attention apart = open_attention(comm, shape);
+    CHECK(&apart.transport().ranks() != &shared->ranks());
+  }
+  MPI_Comm_free(&comm);
+}
+
+TEST_CASE("facade: shared memory that a node has not is refused on every rank, in a line with both numbers") {
+  const MpiRanks& all = session().ranks();
+  const AttentionShape shape{.heads = 2, .kv_heads = 2, .head_dim = 8, .value_dim = 8};
+  {
+    const NoRoom no_room;
+    if (all.size() == 1) return static_cast<void>(open_attention(all.comm(), shape));
+    const std::string line = message<InputError>([&] { open_attention(all.comm(), shape); });
+    const int n = all.size();
+    const std::string bytes = std::to_string(n * ((n - 1) * 69'824 + 64 + 4096));
+    CHECK(line == "--transport shared: the " + std::to_string(n) + " ranks of a node need " + bytes +
+                      " bytes of shared memory, and /proc has 0; give it more, or send over MPI (--transport mpi, "
+                      "shares_memory = false)");
+    open_attention(all.comm(), shape, {.shares_memory = false});
+  }
+  open_attention(all.comm(), shape);
 }
 
 TEST_CASE("facade: over a communicator all refuse an argument of one rank, and refused opens leave nothing") {

@@ -199,7 +199,7 @@ inline std::vector<OpenKind> open_kinds(int p) {
           {"open: no threads", [](Opened& a) { a.setup.n_threads = 0; }},
           {"open: nodes of -1 ranks", [](Opened& a) { a.setup.ranks_per_node = -1; }},
           {"open: nodes of 2 ranks", [](Opened& a) { a.setup.ranks_per_node = 2; }},
-          {"open: shared memory", [](Opened& a) { a.setup.shares_memory = true; }},
+          {"open: no shared memory", [](Opened& a) { a.setup.shares_memory = false; }},
           {"open: one range",
            [](Opened& a) {
              a.setup.ranges = {{0, kOpenEnd}};

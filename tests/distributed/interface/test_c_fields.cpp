@@ -21,19 +21,44 @@ namespace tree_attn::test {
 namespace {
 
 /// All fields of a structure, each by its name: one that is added does not compile until it is named here, and tested.
-constexpr std::array kSetupFields{
-    "size",           "batch",      "heads",    "kv_heads",  "head_dim",  "value_dim",   "most_queries",
-    "key_type",       "value_type", "scale",    "algorithm", "backend",   "n_threads",   "ranks_per_node",
-    "comm",           "timeout",    "k_scale",  "v_scale",   "n_pages",   "page_window", "page_sinks",
-    "values_in_keys", "has_scale",  "capacity", "refusal",   "callbacks", "range_ends",  "skips_comparison"};
+constexpr std::array kSetupFields{"size",
+                                  "batch",
+                                  "heads",
+                                  "kv_heads",
+                                  "head_dim",
+                                  "value_dim",
+                                  "most_queries",
+                                  "key_type",
+                                  "value_type",
+                                  "scale",
+                                  "algorithm",
+                                  "backend",
+                                  "n_threads",
+                                  "ranks_per_node",
+                                  "comm",
+                                  "timeout",
+                                  "k_scale",
+                                  "v_scale",
+                                  "n_pages",
+                                  "page_window",
+                                  "page_sinks",
+                                  "values_in_keys",
+                                  "has_scale",
+                                  "capacity",
+                                  "refusal",
+                                  "callbacks",
+                                  "range_ends",
+                                  "no_shared_memory",
+                                  "skips_comparison"};
 std::size_t n_fields(const ta_setup& setup) {
   const auto& [size, batch, heads, kv_heads, head_dim, value_dim, most_queries, key_type, value_type, scale, algorithm,
                backend, n_threads, ranks_per_node, comm, timeout, k_scale, v_scale, n_pages, page_window, page_sinks,
-               values_in_keys, has_scale, capacity, refusal, callbacks, range_ends, skips_comparison] = setup;
+               values_in_keys, has_scale, capacity, refusal, callbacks, range_ends, no_shared_memory, skips_comparison] =
+      setup;
   static_cast<void>(std::tie(size, batch, heads, kv_heads, head_dim, value_dim, most_queries, key_type, value_type, scale,
                              algorithm, backend, n_threads, ranks_per_node, comm, timeout, k_scale, v_scale, n_pages,
                              page_window, page_sinks, values_in_keys, has_scale, capacity, refusal, callbacks, range_ends,
-                             skips_comparison));
+                             no_shared_memory, skips_comparison));
   return kSetupFields.size();
 }
 
@@ -139,7 +164,8 @@ TEST_CASE("fields: every one of ta_setup changes what a handle does, or is refus
     row.change(setup);
     CHECK(behaviour(setup) != before);
   }
-  CHECK(missing == std::vector<std::string>{"skips_comparison"});  // of several ranks: test_c_comm.cpp
+  // Of several ranks: mpi_interface.cpp and test_c_comm.cpp.
+  CHECK(missing == std::vector<std::string>{"no_shared_memory", "skips_comparison"});
 }
 
 TEST_CASE("fields: a scale is used as given, alone and by a handle, and one that is not finite is refused") {
