@@ -89,7 +89,7 @@ void Attention::open(const Ranks& ranks, const AttentionShape& shape, const Atte
     require(why.empty(), "--backend ", name, ": no kernel supports ", why);
     algorithm_->check_ranges(kHere, ranks.size(), setup_.ranges, order, setup_.plan);
     require(setup.ranks_per_node >= 0, kHere, ": nodes of ", setup.ranks_per_node, " ranks");
-    require(!is_given || (setup.ranks_per_node == 0 && !setup.shares_memory.value_or(false)), kHere,
+    require(!is_given || (setup.ranks_per_node == 0 && !setup.shares_memory), kHere,
             ": nodes and shared memory are those of the transport");
     require(!shares_memory || ranks.can_share_memory(), kHere, ": ranks over functions of the program share no memory");
     require(!is_given || transport_->device() == nullptr || platform_of(*backend).make_blocks != nullptr, kHere,
