@@ -207,7 +207,7 @@ __global__ void one_block(DecodeParams params, DeviceOutput output, float* of_su
   const KeySteps<> steps(split_range(whole, thread_group, kSubWarps), params.in_use(0));
   const std::int64_t first = steps.leaves().origin();
   Source rows{params.key<Element>(0, first), params.value<Element>(0, first)};
-  accumulate_keys<Eight>(params, 0, 0, steps, of_sub_warps + thread_group * n_sub_warp, rows);
+  accumulate_keys<Eight>(params, 0, 0, steps, ForestTarget{of_sub_warps + thread_group * n_sub_warp, 0}, rows);
   __syncthreads();
   join_splits<Eight>(scratch, 1, of_sub_warps, n_sub_warp, whole, kSubWarps, [&](const auto& column, const auto& roots) {
     store_forest<Eight>(column, roots, of_block, 0);

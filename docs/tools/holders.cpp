@@ -37,10 +37,10 @@ T watched_exchange(unsigned mask, T value, int flip) {
 
 // From here on the functions of the kernels use it.
 #define __shfl_xor_sync watched_exchange
-#include "gpu/engine/division.hpp"
 #include "gpu/engine/pipelines.cuh"
 #include "gpu/engine/scalar_rings.cuh"
 #include "gpu/engine/split.cuh"
+#include "gpu/engine/units.hpp"
 #include "gpu/ladder/ladder.hpp"
 
 namespace tree_attn {
@@ -271,16 +271,17 @@ void print_schedules() {
     }
   }
   std::printf("],\n  \"equal_runs\": [");
-  const WorkPartition partition(params, 0, 6);
+  const Division all(params, {.most_items = std::numeric_limits<Count>::max(), .n_blocks = 0}, 0);
+  const EqualRuns runs{all.n_items(params, Count(params.batch)), 6};
   for (Count block = 0; block < 6; ++block) {
     std::printf("%s[", block == 0 ? "" : ", ");
-    const Count begin = partition.begin_of(block), end = partition.begin_of(block + 1);
-    for (Count work_item = begin; work_item < end;) {
-      const WorkRange work_range = partition.work_range_at(params, work_item, end);
-      std::printf("%s[%ld, %ld, %ld, %ld]", work_item == begin ? "" : ", ", long(work_range.kv_head),
-                  long(work_range.positions.begin), long(work_range.positions.end),
-                  long(work_range.last - work_range.first));
-      work_item = work_range.last;
+    const Count begin = runs.begin_of(block), end = runs.begin_of(block + 1);
+    for (Count item = begin; item < end;) {
+      const UnitRun run = all.run_at(params, item, end);
+      const KeyRange positions = params.leaves_of_slots(run.found.entry, run.begin, run.end);
+      std::printf("%s[%ld, %ld, %ld, %ld]", item == begin ? "" : ", ", long(run.kv_head), long(positions.begin),
+                  long(positions.end), long(run.last - run.first));
+      item = run.last;
     }
     std::printf("]");
   }

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <bit>
 #include <limits>
+#include <span>
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
@@ -79,6 +80,19 @@ class WithoutEmptySlots {
   std::int64_t last_ = 0, placed_ = 0;
 };
 
+/// Notes where the widest gap between two leaves of a list is, and where the list begins and ends.
+void find_gap(std::span<const ListedLeaf> leaves, LeafList& list) {
+  if (leaves.empty()) return;
+  std::size_t widest = leaves.size();
+  std::int32_t gap = 1;
+  for (std::size_t i = 1; i < leaves.size(); ++i)
+    if (const std::int32_t n = leaves[i].slot - leaves[i - 1].slot; n > gap) gap = n, widest = i;
+  list.first_slot = leaves.front().slot, list.end_slot = leaves.back().slot + 1;
+  list.n_before_gap = static_cast<std::int32_t>(widest);
+  list.gap = leaves[widest - 1].slot + 1;
+  list.after_gap = widest < leaves.size() ? leaves[widest].slot : list.end_slot;
+}
+
 }  // namespace
 
 void LeafLists::update(const OwnedLeaves& leaves, KeyRange closed_range, const Step& step, const PageTable* pages,
@@ -116,6 +130,7 @@ void LeafLists::update(const OwnedLeaves& leaves, KeyRange closed_range, const S
            has_first || has_last ? static_cast<std::int32_t>(leaf) : kSeenWhole});
     });
     list.n_leaves = static_cast<std::int32_t>(leaf_.size());
+    find_gap(leaf_, list);
     leaf_.push_back({static_cast<std::int32_t>((range.end + kLeafKeys - 1) / kLeafKeys), 0, kSeenWhole});
     on_device_.upload(leaf_, static_cast<std::int64_t>(i) * (most_leaves_ + 1));
   }

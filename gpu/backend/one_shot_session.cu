@@ -4,6 +4,7 @@
 #include "gpu/backend/one_shot_session.hpp"
 
 #include "gpu/backend/session.hpp"
+#include "gpu/engine/equal_runs.cuh"
 #include "gpu/engine/one_shot.cuh"
 
 #include <algorithm>
@@ -228,11 +229,8 @@ class DeviceOneShot final : public OneShotSession, private StepKernel {
     return plan_equal_runs<DecodeParams>(plan.params, plan.shape().dtype, {});
   }
   void queue(const StepPlan& plan, Stream stream) override {
-    const OneShotEpilogue epilogue{
-        peers_, {.states = plan.states.data()}, {.out = result_.data(), .lse = result_.data() + n_out()}};
-    with_type(plan.shape().dtype, [&](auto type) {
-      run_one_shot<decltype(type)>(plan.params, epilogue, plan.launch, plan.workspace.get(), stream);
-    });
+    run_one_shot(plan.params, plan.shape().dtype, peers_, {.out = result_.data(), .lse = result_.data() + n_out()},
+                 plan.launch, plan.workspace.get(), stream);
     result_.queue_download(stream, {host_result_->data(), static_cast<std::size_t>(n_out() + peers_.n_rows)});
     gave_up_.queue_download(stream, {host_gave_up_.data(), 1});
   }

@@ -45,8 +45,8 @@ class PeerFailed : public DeviceError {
 /// All ranks of the node make the same calls. open_window() and connect() come before the first step, and again whenever the
 /// ranges have changed. Memory is taken and freed, and access to windows enabled, while no rank is in a step: on a GPU that
 /// may wait for its kernels and those of its peers, and these for a rank that has not launched yet. A step is one graph: one
-/// copy uploads the query, the lengths and what was appended, a small kernel stores the latter, one kernel runs from the
-/// keys to the output, and the output is downloaded.
+/// copy uploads the query, the lengths and what was appended, a small kernel stores the latter, one kernel decodes units,
+/// one combines and exchanges them and finishes the rows, and the output is downloaded.
 class OneShotSession {
  public:
   virtual ~OneShotSession() = default;

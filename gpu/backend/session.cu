@@ -80,6 +80,7 @@ void StepRunner::plan_keys() {
     const std::int64_t n_leaves = leaves_of(cache.n_allocated());
     params.tree_positions =
         LeafLists::tree_positions(cache.leaves(), plan_.prefix.rest_of(range), leaves_of(cache.n_positions()));
+    params.n_subtrees = n_subtrees(plan_.prefix.rest_of(range).begin, plan_.prefix.rest_of(range).end);
     if (n_leaves > lists_.most_leaves()) lists_ = LeafLists(s.batch, n_leaves);
     lists_.set(params), params.lists = input.lists;
   } else {

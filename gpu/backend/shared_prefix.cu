@@ -114,6 +114,7 @@ void SharedPrefix::plan(const DeviceCache& cache, KeyRange range, const ListedPa
   params_.batch = 1, params_.group = s.batch * s.rows_per_kv_head(l), params_.n_queries = s.batch;
   params_.rule = {}, params_.lengths = length_.data();
   params_.lists = list_.data(), params_.tree_positions = prefix.size();
+  params_.n_subtrees = n_subtrees(prefix.begin, prefix.end);
   lists_.set(params_);
   launch_ = plan_equal_runs(params_, s.dtype, {});
   if (!workspace_.is_enough_for(launch_)) workspace_ = DeviceWorkspace(launch_);

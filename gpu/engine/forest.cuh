@@ -31,6 +31,9 @@ __device__ __forceinline__ T warp_uniform(T x) {
 /// capability 8 and 12, 227 KiB on 9 and 10.
 inline constexpr std::size_t kLeastSharedBytes = 99 * 1024, kMostSharedBytes = 227 * 1024;
 
+/// Shared memory of a kernel beside that of its pipeline: at most four small things, each at a multiple of 128 bytes.
+inline constexpr std::size_t kKernelBytes = 4 * 128;
+
 /// Whether all devices of this architecture leave room for the largest block, so that its size is a constant in kernels. It
 /// saves registers.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200
@@ -316,6 +319,18 @@ class LeafForest {
   bool waits_ = false;     ///< whether the last subtree is not there yet
   Waiting waiting_;
   float zero_ = 0;
+};
+
+/// What a walk leaves: a forest for each slot of a thread group.
+struct ForestTarget {
+  float* memory;          ///< of the forests
+  std::int64_t n_forest;  ///< floats of one
+
+  template <IsThreadGroup ThreadGroup, class Leaves, class Waiting, class... Of>
+  __device__ __forceinline__ auto forest(const Leaves& leaves, int lane, const Of&... waiting) const {
+    return LeafForest<ThreadGroup::kElements, ThreadGroup::kLanes, Leaves, Waiting>(opaque(memory), n_forest, leaves,
+                                                                                    ThreadGroup::place(lane), waiting...);
+  }
 };
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

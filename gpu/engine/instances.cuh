@@ -6,23 +6,15 @@
 /// calls.
 #pragma once
 
-#include "gpu/engine/one_shot.cuh"
+#include "gpu/engine/equal_runs.cuh"
 #include "gpu/engine/split.cuh"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
 /// One block a multiprocessor. A batch of one has query tiles of one length: then a few multiprocessors are left idle if
-/// that saves every block a second work range, with a merge of its own. Where blocks are joined in teams, states are long,
-/// and a part should be one subtree: as many blocks as let each have 1, 2, 4, ... leaves, if they divide the sequence.
-template <IsThreadGroup ThreadGroup>
-std::int64_t choose_blocks(const DecodeParams& params, std::int64_t n_query_tiles) {
-  std::int64_t n = device().n_multiprocessors;
-  if constexpr (kHasTeams<ThreadGroup>) {
-    std::int64_t n_parts = leaves_of({params.begin, params.end});
-    while (params.batch == 1 && n_parts > 1 && n_parts * n_query_tiles > n) n_parts = (n_parts + 1) / 2;
-    n = std::clamp<std::int64_t>(n_parts * n_query_tiles, 1, n);
-  }
-  const std::int64_t even = n_query_tiles == 0 ? 0 : n / n_query_tiles * n_query_tiles;
+/// that saves every thread group a second run, at whose beginning its ring is empty.
+inline std::int64_t choose_blocks(const DecodeParams& params, std::int64_t n_query_tiles) {
+  const std::int64_t n = device().n_multiprocessors, even = n_query_tiles == 0 ? 0 : n / n_query_tiles * n_query_tiles;
   return params.batch == 1 && even * 10 >= n * 9 ? even : n;
 }
 
@@ -40,26 +32,37 @@ LaunchPlan plan_equal_runs(const Params& params, const LaunchOptions& options) {
     plan.n_stages = block.n_stages;
     plan.overlaps = device().major >= 9;
     plan.path = kPath<ThreadGroup>;
-    plan.n_blocks =
-        static_cast<int>(options.n_splits > 0 && n > 0 ? options.n_splits * n : choose_blocks<ThreadGroup>(params, n));
+    plan.n_blocks = static_cast<int>(options.n_splits > 0 && n > 0 ? options.n_splits * n : choose_blocks(params, n));
     plan.n_splits =
         options.n_splits > 0 ? options.n_splits : static_cast<int>((plan.n_blocks + n - 1) / std::max<std::int64_t>(1, n));
     plan.shared_bytes = kKernelBytes + block.n_bytes;
-    plan.n_floats = plan.n_blocks * equal_runs_workspace<Pipeline>(params, plan, nullptr).n_floats();
-    plan.n_counters = n + (kHasTeams<ThreadGroup> ? 2 * plan.n_blocks : 0);
+    plan.unit_log = options.unit_log;
+    const UnitMemory memory = unit_memory<Pipeline>(params, plan, true, nullptr);
+    const std::int64_t items = most_items<Pipeline>(params, plan, memory);
+    plan.n_floats = memory.first_unit + items * memory.n_rows * memory.n_state;
+    // As many warps as have eight units each.
+    const std::int64_t of_row = std::min(params.most_slots(), items / std::max<std::int64_t>(1, n));
+    while (plan.n_combining < kMostCombining && plan.n_combining * kAtOnce < of_row) plan.n_combining *= 2;
   });
   return plan;
 }
 
-/// Launches what was planned.
+/// Launches the walks that were planned.
 template <class T, class Params>
-void run_equal_runs(const Params& params, const DeviceOutput& output, const LaunchPlan& plan, const Workspace& workspace,
-                    Stream stream) {
-  if (params.n_rows() == 0) return;
+UnitMemory run_units(const Params& params, bool is_whole, const LaunchPlan& plan, const Workspace& workspace,
+                     Stream stream) {
+  UnitMemory memory;
   with_pipeline<T>(params, [&](auto pipeline) {
     using Pipeline = typename decltype(pipeline)::type;
-    launch_runs<Pipeline>(equal_runs<Pipeline>, {.overlaps = plan.overlaps}, params, output, plan, workspace, stream);
+    memory = unit_memory<Pipeline>(params, plan, is_whole, workspace.floats);
+    launch(decode_units<Pipeline>,
+           {.grid = {static_cast<unsigned>(plan.n_blocks)},
+            .block = {static_cast<unsigned>(plan.n_threads)},
+            .shared_bytes = plan.shared_bytes,
+            .overlaps = plan.overlaps},
+           stream, params, memory, Pipeline::arguments(params, plan));
   });
+  return memory;
 }
 
 /// See split.cuh.
@@ -103,19 +106,6 @@ void run_short_end(const DecodeParams& params, const DeviceOutput& output, const
   with_pipeline<T>(params, [&](auto pipeline) {
     using Pipeline = typename decltype(pipeline)::type;
     launch_splits<Pipeline>(short_end<Pipeline>, params, output, Pipeline::arguments(params, plan), plan, workspace, stream);
-  });
-}
-
-/// Launches what plan_equal_runs() planned: as many blocks as the device holds at once. Blocks wait for other devices, which
-/// wait for blocks of this launch, so the launch is cooperative. It does not overlap the launch before it: CUDA does not say
-/// that a cooperative launch may.
-template <class T>
-void run_one_shot(const DecodeParams& params, const OneShotEpilogue& epilogue, const LaunchPlan& plan,
-                  const Workspace& workspace, Stream stream) {
-  if (params.n_rows() == 0) return;
-  with_pipeline<T>(params, [&](auto pipeline) {
-    using Pipeline = typename decltype(pipeline)::type;
-    launch_runs<Pipeline>(one_shot<Pipeline>, {.is_cooperative = true}, params, epilogue, plan, workspace, stream);
   });
 }
 

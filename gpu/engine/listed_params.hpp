@@ -36,6 +36,9 @@ struct LeafList {
   std::int64_t begin = 0, end = 0;  ///< positions of the shard in that tree
   std::int32_t n_leaves = 0;        ///< of the list
   std::int32_t last = 0;            ///< index of the leaf with the last key of the shard; negative if it is not listed
+  /// Slots of the leaves on both sides of the widest gap between two of them: UsedSlots.
+  std::int32_t first_slot = 0, gap = 0, after_gap = 0, end_slot = 0;
+  std::int32_t n_before_gap = 0;  ///< leaves before the gap
   bool operator==(const LeafList&) const = default;
 };
 
@@ -55,6 +58,7 @@ struct ListedParams : DecodeParams {
   const ListedLeaf* leaf = nullptr;  ///< [b, most_leaves + 1]; after the leaves of a list the slot at which the shard ends
   std::int64_t most_leaves = 0;      ///< of a list
   std::int64_t tree_positions = 0;   ///< the most that the shard has in the tree of a list
+  std::int64_t n_subtrees = 0;       ///< that cover the shard
 
   /// The leaves with the keys that one row sees, or any.
   TREE_ATTN_HOST_DEVICE LeavesInUse in_use(std::int64_t kv_head, std::int64_t r) const {
@@ -85,6 +89,40 @@ struct ListedParams : DecodeParams {
   }
   /// The longest range of the tree that some leaves of a list can have.
   std::int64_t longest_in_tree(std::int64_t) const { return tree_positions; }
+  TREE_ATTN_HOST_DEVICE KeyRange shard_of_entry(std::int64_t entry) const { return {lists[entry].begin, lists[entry].end}; }
+  std::int64_t n_subtrees_of_shard() const { return n_subtrees; }
+  TREE_ATTN_HOST_DEVICE UsedSlots used_slots(std::int64_t entry) const {
+    const LeafList& list = lists[entry];
+    return {Count(list.first_slot), Count(list.gap), Count(list.after_gap), Count(list.end_slot)};
+  }
+  std::int64_t most_slots() const { return leaf_at(tree_positions + kLeafKeys - 1); }
+  /// Places in the list, times kLeafKeys.
+  TREE_ATTN_HOST_DEVICE KeyRange leaves_of_slots(std::int64_t entry, std::int64_t from, std::int64_t to) const {
+    return {first_leaf_at(entry, from) * kLeafKeys, first_leaf_at(entry, to) * kLeafKeys};
+  }
+
+ private:
+  /// The first leaf of a list that stands at a slot or after it. Most lists have every slot on either side of the gap.
+  TREE_ATTN_HOST_DEVICE std::int64_t first_leaf_at(std::int64_t entry, std::int64_t slot) const {
+    const LeafList list = lists[entry];
+    const ListedLeaf* const leaves = leaf + entry * (most_leaves + 1);
+    if (slot <= list.first_slot) return 0;
+    if (slot >= list.end_slot) return list.n_leaves;
+    const std::int64_t guess = slot < list.gap         ? slot - list.first_slot
+                               : slot > list.after_gap ? list.n_before_gap + (slot - list.after_gap)
+                                                       : list.n_before_gap;
+    if (slot >= list.gap && slot <= list.after_gap) return guess;
+    if (guess < list.n_leaves && leaves[guess].slot == slot) return guess;
+    std::int64_t low = 0, high = list.n_leaves;
+    while (low < high) {
+      const std::int64_t middle = (low + high) / 2;
+      if (leaves[middle].slot < slot)
+        low = middle + 1;
+      else
+        high = middle;
+    }
+    return low;
+  }
 };
 
 }  // namespace tree_attn

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The epilogue of the library kernel on several devices: it sends the states of a query tile when they are joined,
-/// in packets to the windows of the devices, and after its last work range receives and merges those of all devices
-/// (section 5.3, Alg. 3). The protocol is in peers.hpp.
+/// @brief The launch that combines the states of units on several devices: it sends the states of its rows, in packets to
+/// the windows of the devices, and then receives and merges those of all devices (section 5.3, Alg. 3). The protocol is in
+/// peers.hpp.
 #pragma once
 
-#include "gpu/engine/equal_runs.cuh"
+#include "gpu/engine/combine.cuh"
 #include "gpu/engine/params.hpp"
 #include "gpu/engine/peers.hpp"
 #include "gpu/platform/device.hpp"
@@ -60,166 +60,206 @@ __device__ __forceinline__ Packet receive_packet(const AnyPeers& peers, const Pa
   return packet[0];
 }
 
-/// Stores the states of neighbouring rows into the windows of all devices, the next device first and this one last. All
-/// threads of the block call it, after a barrier after the writes of `states`.
-/// @param states [subtrees of the own range][peers.n_rows][2 + d_v] @param d_v length of a value vector
-template <class AnyPeers>
-__device__ __forceinline__ void send_states(const AnyPeers& peers, const float* states, int d_v, std::int64_t first_row,
-                                            int n_rows) {
+/// Stores states of a row into the windows of all devices, the next device first and this one last. All threads of the block
+/// call it, after a barrier after the writes of the states. A device without keys sends one packet a row.
+/// @param element (subtree, c) -> element c of [2 + d_v] of a state @param first, n subtrees of the own range
+template <class AnyPeers, class Element>
+__device__ __forceinline__ void send_states(const AnyPeers& peers, const Element& element, int d_v, std::int64_t row,
+                                            int first, int n) {
   const int n_packets = static_cast<int>(peers.n_packets), size = kValues + d_v;
   const bool is_empty = peers.range[peers.me].empty();
-  const int n_of_row = is_empty ? 1 : peers.n_slots(peers.me) * n_packets;
-  for (int i = static_cast<int>(threadIdx.x); i < n_rows * n_of_row; i += static_cast<int>(blockDim.x)) {
-    const int in_row = i % n_of_row, subtree = in_row / n_packets, first = in_row % n_packets * 3;
-    const std::int64_t row = first_row + i / n_of_row;
-    const float* const from = states + (subtree * peers.n_rows + row) * size;
-    Packet packet{{0, 0, 0}, load_fresh(peers.steps + row) + 1};
+  const unsigned step = load_fresh(peers.steps + row) + 1;
+  Packet* const* const windows = peers.window;
+  const std::int64_t at = peers.offset(step, peers.me, row) + std::int64_t{first} * n_packets;
+  for (int i = static_cast<int>(threadIdx.x); i < (is_empty ? 1 : n * n_packets); i += static_cast<int>(blockDim.x)) {
+    const int subtree = first + i / n_packets, first_element = i % n_packets * 3;
+    Packet packet{{0, 0, 0}, step};
     TREE_ATTN_UNROLL
-    for (int c = 0; c < 3; ++c) {
-      if (!is_empty && first + c < size) packet.element[c] = load_fresh(from + first + c);
-    }
-    const std::int64_t at = peers.offset(packet.step, peers.me, row) + in_row;
-    for (int turn = 1; turn <= peers.n; ++turn) store_packet(peers.window[(peers.me + turn) % peers.n] + at, packet);
+    for (int c = 0; c < 3; ++c)
+      if (!is_empty && first_element + c < size) packet.element[c] = element(subtree, first_element + c);
+    for (int turn = 1; turn <= peers.n; ++turn) store_packet(windows[(peers.me + turn) % peers.n] + at + i, packet);
   }
 }
 
-/// One slice of a state in the own window, once its packets have arrived.
-/// @param subtree of the source's range
-template <IsThreadGroup ThreadGroup, class AnyPeers>
-__device__ __forceinline__ typename StateSlice<ThreadGroup>::State receive_slice(const AnyPeers& peers,
-                                                                                 const StateSlice<ThreadGroup>& slice,
-                                                                                 unsigned step, int source, int subtree,
-                                                                                 std::int64_t row, int d_v) {
-  // The first packet has the shift and the sum; then that of each component.
-  constexpr int kElements = StateSlice<ThreadGroup>::kElements;
-  const auto element = [&slice](int c) { return kValues + slice.component(c); };
-  const Packet* from[1 + kElements];
-  from[0] = peers.window[peers.me] + peers.offset(step, source, row) + subtree * peers.n_packets;
-  TREE_ATTN_UNROLL
-  for (int c = 0; c < kElements; ++c) from[1 + c] = from[0] + (slice.component(c) < d_v ? element(c) / 3 : 0);
-  Packet packets[1 + kElements];
-  receive_packets(peers, from, packets, step, source, row);
-  typename StateSlice<ThreadGroup>::State state{packets[0].element[kShift], packets[0].element[kSum], {}};
-  TREE_ATTN_UNROLL
-  for (int c = 0; c < kElements; ++c) {
-    const int k = element(c) % 3;
-    const auto& [first, second, third] = packets[1 + c].element;
-    if (slice.component(c) < d_v) state.n[c] = k == 0 ? first : k == 1 ? second : third;
-  }
-  return state;
-}
+/// Packets that a lane asks for at once, and states of a row that a block receives before it merges them.
+inline constexpr int kPacketsAtOnce = 4, kReceived = 8;
 
-/// Consecutive rows.
-struct RowRange {
-  std::int64_t first;
-  int n;
-};
-/// The rows of a tile, n_rows if the group has so many.
-template <class Params>
-__device__ __forceinline__ RowRange rows_of(const Params& params, QueryTile tile, int n_rows) {
-  return {tile.kv_head * params.group + tile.first_row, rows_in_use(params, tile.first_row, n_rows)};
-}
-
-/// Receives the states of a thread group's rows from all devices, merges them in the order of their ranges and finishes the
-/// rows. All threads of the block call it; none of them uses the scratch memory any more.
-template <IsThreadGroup ThreadGroup, class AnyPeers, class Params>
-__device__ __forceinline__ void receive_states(const AnyPeers& peers, const Params& params, const DeviceOutput& output,
-                                               QueryTile tile, Scratch scratch) {
-  const RowRange rows = rows_of(params, tile, ThreadGroup::kRows);
-
-  // A device without keys has no states. Its packets say that it has come this far.
-  for (int source = 0; source < peers.n; ++source) {
-    if (!peers.range[source].empty()) continue;
-    for (int r = static_cast<int>(threadIdx.x); r < rows.n; r += static_cast<int>(blockDim.x)) {
-      const std::int64_t row = rows.first + r;
-      const unsigned step = load_fresh(peers.steps + row) + 1;
-      receive_packet(peers, peers.window[peers.me] + peers.offset(step, source, row), step, source, row);
-    }
-  }
-
-  // Devices are joined as the splits of one device are.
-  join_parts<ThreadGroup>(
-      scratch, rows.n, peers.range_of_all(), peers.n, [&peers](int source) { return peers.range[source]; },
-      [&](const StateSlice<ThreadGroup>& slice, int source) {
-        return [&, slice, source](int subtree) {
-          const std::int64_t row = rows.first + slice.row();
-          const unsigned step = load_fresh(peers.steps + row) + 1;
-          return receive_slice(peers, slice, step, source, subtree, row, params.d_v);
-        };
-      },
-      [&](const StateSlice<ThreadGroup>& slice, const JoinedRoots<ThreadGroup>& roots) {
-        write_output<ThreadGroup>(params, output, tile.kv_head, tile.first_row, slice, roots, {});
-      });
-  __syncthreads();
-}
-
-/// The epilogue of the library kernel on several devices. Its members are those of WriteEpilogue, which describes them.
-/// @tparam AnyPeers Peers, or what has its own receive_packets()
+/// Receives a state into shared memory [2 + d_v], by one warp. @param from its first packet in the own window
 template <class AnyPeers>
-struct PeersEpilogue {
-  AnyPeers peers;
-  DeviceOutput own;     ///< states of the own range
-  DeviceOutput result;  ///< finished rows
-
-  /// The query tiles [begin, end) that the block has joined: they are neighbours, since it shares only the first and the
-  /// last of its query tiles with other blocks.
-  using Tiles = Shared<int>;
-  __device__ __forceinline__ static Tiles take(Arena& arena) {
-    const Tiles tiles = arena.take<int>(2);
-    if (threadIdx.x == 0) tiles[0] = 0, tiles[1] = 0;
-    return tiles;
-  }
-  __device__ __forceinline__ const DeviceOutput& output() const { return own; }
-
-  template <class Params>
-  __device__ __forceinline__ void tile_joined(const Params& params, const WorkRange& work, int log_rows,
-                                              const Tiles& tiles) const {
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      const int begin = tiles[0], end = tiles[1];
-      if (begin == end) tiles[0] = static_cast<int>(work.query_tile);
-      tiles[1] = static_cast<int>(work.query_tile) + 1;
-    }
-    const RowRange rows = rows_of(params, {work.kv_head, work.first_row}, 1 << log_rows);
-    send_states(peers, own.states, params.d_v, rows.first, rows.n);
-  }
-  template <IsThreadGroup ThreadGroup, class Params>
-  __device__ __forceinline__ void block_done(const Params& params, int log_rows, Scratch scratch, const Tiles& tiles) const {
-    __syncthreads();
-    const int begin = tiles[0], end = tiles[1];
-    TREE_ATTN_LOOP
-    for (int i = begin; i < end; ++i) {
-      const QueryTile tile = QueryTile::of(params, i, log_rows);
-      const RowRange rows = rows_of(params, tile, 1 << log_rows);
-      TREE_ATTN_LOOP
-      for (int r = 0; r < rows.n; r += ThreadGroup::kRows)
-        receive_states<ThreadGroup>(peers, params, result, {tile.kv_head, tile.first_row + r}, scratch);
-      if (static_cast<int>(threadIdx.x) < rows.n) {
-        unsigned* const steps = peers.steps + rows.first + threadIdx.x;
-        store_fresh(steps, load_fresh(steps) + 1);
-      }
+__device__ __forceinline__ void receive_state(const AnyPeers& peers, const Packet* from, unsigned step, int source,
+                                              std::int64_t row, int d_v, Shared<float> to) {
+  const int n_packets = static_cast<int>(peers.n_packets), lane = static_cast<int>(threadIdx.x % kWarp);
+  TREE_ATTN_LOOP
+  for (int first = lane; first < n_packets; first += kPacketsAtOnce * kWarp) {
+    const Packet* at[kPacketsAtOnce];
+    TREE_ATTN_UNROLL
+    for (int i = 0; i < kPacketsAtOnce; ++i) at[i] = from + (first + i * kWarp < n_packets ? first + i * kWarp : first);
+    Packet packets[kPacketsAtOnce];
+    receive_packets(peers, at, packets, step, source, row);
+    TREE_ATTN_UNROLL
+    for (int i = 0; i < kPacketsAtOnce; ++i) {
+      const int packet = first + i * kWarp;
+      TREE_ATTN_UNROLL
+      for (int c = 0; c < 3; ++c)
+        if (packet < n_packets && 3 * packet + c < kValues + d_v) to[3 * packet + c] = packets[i].element[c];
     }
   }
-};
-
-/// That of the library.
-using OneShotEpilogue = PeersEpilogue<Peers>;
-
-/// The library kernel with the exchange as its epilogue: one launch from keys to the output of all devices. All blocks must
-/// fit the device at once.
-/// @param counters one per query tile
-/// @paper{alg_3, Alg. 3}
-template <IsPipeline Pipeline>
-__global__ void __launch_bounds__(Pipeline::kThreads, 1)
-    one_shot(typename Pipeline::Params params, const __grid_constant__ OneShotEpilogue epilogue,
-             const __grid_constant__ typename Pipeline::Arguments arguments, EqualRunsWorkspace forests,
-             unsigned* counters) {
-  equal_runs_block<Pipeline>(params, epilogue, arguments, forests, counters);
 }
 
-/// Launches what plan_equal_runs() has planned, for every shape of one stored type, in the contiguous order of leaves.
-template <class T>
-void run_one_shot(const DecodeParams& params, const OneShotEpilogue& epilogue, const LaunchPlan& plan,
-                  const Workspace& workspace, Stream stream);
+/// The subtrees of all devices, in the order of their ranges.
+class Sources {
+ public:
+  template <class AnyPeers>
+  __device__ __forceinline__ explicit Sources(const AnyPeers& peers) : rest_(peers.range[0]) {}
+  int device = 0, subtree = 0;  ///< a subtree of a device's range; of an empty range there is none, and one packet
+  /// The leaf that it begins with.
+  __device__ __forceinline__ Count slot() const { return Count(leaf_at(rest_.begin)); }
+  /// Goes on to the next. @returns whether there is one
+  template <class AnyPeers>
+  __device__ __forceinline__ bool advance(const AnyPeers& peers) {
+    if (!rest_.empty()) rest_.begin = first_subtree(rest_.begin, rest_.end).end(), ++subtree;
+    if (!rest_.empty()) return true;
+    if (device + 1 == peers.n) return false;
+    rest_ = peers.range[++device], subtree = 0;
+    return true;
+  }
+
+ private:
+  KeyRange rest_;
+};
+
+/// Floats of shared memory of a block that exchanges, beside what it combines with: a state that is sent, or those that are
+/// received.
+TREE_ATTN_HOST_DEVICE constexpr int state_floats(int d_v) { return (kValues + d_v + 3) / 4 * 4; }
+constexpr std::size_t exchange_bytes(int n_warps, int d_v) {
+  return combining_bytes(n_warps) + 128 + static_cast<std::size_t>(kReceived * state_floats(d_v)) * sizeof(float);
+}
+
+/// What exchange_states() notes in tests; the library notes nothing.
+struct NoNotes {
+  __device__ __forceinline__ void combined() const {}
+  __device__ __forceinline__ void sent() const {}
+  __device__ __forceinline__ void merged() const {}
+};
+
+/// A block of exchange_states().
+/// @tparam AnyPeers Peers, or what has its own receive_packets() @param notes what a block notes, once each
+/// @paper{alg_3, Alg. 3}
+template <class AnyPeers, class Notes>
+__device__ __forceinline__ void exchange_block(const DecodeParams& params, const UnitMemory& memory, const AnyPeers& peers,
+                                               const DeviceOutput& result, const Notes& notes) {
+  Arena arena;
+  const int lane = static_cast<int>(threadIdx.x % kWarp), warp = warp_uniform(static_cast<int>(threadIdx.x / kWarp)),
+            n_warps = static_cast<int>(blockDim.x / kWarp), d_v = params.d_v, size = state_floats(d_v),
+            n_slices = (d_v + kSlice - 1) / kSlice;
+  const Shared<Bytes16> shared = arena.take<Bytes16>(n_warps * kParkedVectors);
+  const Shared<float> states = arena.take<float>(kReceived * size);
+  wait_for_previous_launch();
+
+  // Combine and send all rows of this block, before any wait.
+  const KeyRange own = peers.range[peers.me];
+  const int n_subtrees_of_own = own.empty() ? 1 : peers.n_slots(peers.me);
+  const Division all(params, memory.rule, memory.log_rows, WarpScan{});
+  TREE_ATTN_LOOP
+  for (Count row = blockIdx.x; row < peers.n_rows; row += gridDim.x) {
+    const RowOfBlock of(params, all, row);
+    TREE_ATTN_LOOP
+    for (int i = 0; i < n_subtrees_of_own; ++i) {
+      const CombinedNode node = own.empty() ? CombinedNode{} : CombinedNode::covering(own, i);
+      TREE_ATTN_LOOP
+      for (int slice = 0; slice < n_slices; ++slice) {
+        SliceState state;
+        const int component = slice * kSlice + 4 * lane;
+        combine_node(of, memory, node, component, d_v, shared, state);
+        if (warp == 0) {
+          if (component == 0) states[kShift] = state.shift, states[kSum] = state.sum;
+          TREE_ATTN_UNROLL
+          for (int c = 0; c < 4; ++c)
+            if (component + c < d_v) states[kValues + component + c] = state.n[c];
+        }
+        __syncthreads();
+      }
+      if (row == blockIdx.x && i == 0) notes.combined();
+      send_states(
+          peers, [&](int, int c) { return float(states[c]); }, d_v, row, i, 1);
+      __syncthreads();
+    }
+  }
+  notes.sent();
+
+  // Receive the states of all devices, and merge them as a binary counter: each warp a slice.
+  TREE_ATTN_LOOP
+  for (Count row = blockIdx.x; row < peers.n_rows; row += gridDim.x) {
+    const unsigned step = load_fresh(peers.steps + row) + 1;
+    const ParkedStates parked(shared + warp * kParkedVectors, lane);
+    const int component = warp * kSlice + 4 * lane;
+    SliceState state;
+    set_empty(state);
+    Count waits = 0, slot = 0;
+    int n_parked = 0, n_merged = 0;
+    Sources to_receive(peers), to_merge(peers);
+    bool has_more = true;
+    TREE_ATTN_LOOP
+    while (has_more) {
+      // As many as there is room for, each by one warp.
+      int n = 0;
+      TREE_ATTN_LOOP
+      for (; has_more && n < kReceived; ++n) {
+        const int source = to_receive.device;
+        const Packet* const from =
+            peers.window[peers.me] + peers.offset(step, source, row) + to_receive.subtree * peers.n_packets;
+        if (n % n_warps == warp) {
+          if (!peers.range[source].empty())
+            receive_state(peers, from, step, source, row, d_v, states + n * size);
+          else if (lane == 0)
+            receive_packet(peers, from, step, source, row);
+        }
+        has_more = to_receive.advance(peers);
+      }
+      __syncthreads();
+      TREE_ATTN_LOOP
+      for (int i = 0; i < n; to_merge.advance(peers), ++i) {
+        if (peers.range[to_merge.device].empty() || warp >= n_slices) continue;
+        const Count next = to_merge.slot();
+        if (n_merged++ > 0) park(parked, highest_bit(slot ^ next), waits, n_parked, state);
+        slot = next;
+        const Shared<float> from = states + i * size;
+        state.shift = from[kShift], state.sum = from[kSum];
+        TREE_ATTN_UNROLL
+        for (int c = 0; c < 4; ++c) state.n[c] = component + c < d_v ? float(from[kValues + component + c]) : -0.0f;
+      }
+      __syncthreads();
+    }
+    merge_parked(parked, ~Count{0}, waits, n_parked, state);
+    if (warp < n_slices) CombinedOutput{result, peers.n_rows, row, component, d_v}.write(0, state);
+    if (threadIdx.x == 0) store_fresh(peers.steps + row, step);
+  }
+  notes.merged();
+}
+
+/// Combines the units of the shard and exchanges the states of all devices. Grid: as many blocks as there are rows and the
+/// device holds at once, each with every so manieth row. Block: as combine() has, and a warp for each slice. Reads: states
+/// of units, lengths, the own window. Writes: the windows of all devices, finished rows, counters of steps.
+/// @paper{alg_3, Alg. 3}
+__global__ void __launch_bounds__(kMostCombining* kWarp)
+    exchange_states(DecodeParams params, const __grid_constant__ UnitMemory memory, const __grid_constant__ Peers peers,
+                    DeviceOutput result);
+/// Its launch.
+inline Launch launch_of_exchange(const DecodeParams& params, const LaunchPlan& plan, const Peers& peers) {
+  int n_warps = plan.n_combining;
+  while (n_warps * kSlice < params.d_v) n_warps *= 2;
+  return {.grid = {static_cast<unsigned>(std::min<std::int64_t>(peers.n_rows, device().n_multiprocessors))},
+          .block = {static_cast<unsigned>(n_warps * kWarp)},
+          .shared_bytes = kKernelBytes + exchange_bytes(n_warps, params.d_v),
+          .continues = true,
+          .is_cooperative = true};
+}
+
+/// Launches what plan_equal_runs() planned, in the contiguous order of leaves, and the exchange of its states: as many
+/// blocks as the device holds at once. Blocks wait for other devices, which wait for blocks of this launch, so it is
+/// cooperative. It does not overlap the walks: CUDA does not say that a cooperative launch may.
+/// @param result finished rows
+void run_one_shot(const DecodeParams& params, DType dtype, const Peers& peers, const DeviceOutput& result,
+                  const LaunchPlan& plan, const Workspace& workspace, Stream stream);
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

@@ -37,6 +37,17 @@ TREE_ATTN_HOST_DEVICE inline KeyRange split_range(KeyRange whole, int part, int 
   return {begin < whole.begin ? whole.begin : begin < whole.end ? begin : whole.end, end < whole.end ? end : whole.end};
 }
 
+/// A batch entry, and the work items of those before it.
+struct FoundEntry {
+  Count entry = 0, first = 0;
+};
+
+/// The slots of a shard that have leaves: some of [first, gap) and of [after, end), both of whose ends have one.
+struct UsedSlots {
+  Count first = 0, gap = 0, after = 0, end = 0;
+  TREE_ATTN_HOST_DEVICE Count size() const { return gap - first + (end - after); }
+};
+
 /// A strided array [b, heads, positions, d] in device memory, the last axis contiguous.
 struct DeviceView {
   const void* data = nullptr;
@@ -124,6 +135,23 @@ struct DecodeParams {
   TREE_ATTN_HOST_DEVICE KeyRange in_tree(std::int64_t, KeyRange positions) const { return positions; }
   /// The longest range of the tree that n positions of the leaves can have.
   std::int64_t longest_in_tree(std::int64_t n) const { return n; }
+  /// The range of the tree that the shard is, by batch entry; the subtrees that cover it; and its slots with leaves.
+  TREE_ATTN_HOST_DEVICE KeyRange shard_of_entry(std::int64_t) const { return {begin, end}; }
+  std::int64_t n_subtrees_of_shard() const { return n_subtrees(begin, end); }
+  TREE_ATTN_HOST_DEVICE UsedSlots used_slots(std::int64_t entry) const {
+    const KeyRange used = leaves_by_entry(entry);
+    const Count last = Count(leaf_at(used.end));
+    return {Count(leaf_at(used.begin)), last, last, last};
+  }
+  /// Most slots with leaves of an entry.
+  std::int64_t most_slots() const { return leaves_of({begin, end}); }
+  /// The leaves of an entry that stand in a range of slots.
+  TREE_ATTN_HOST_DEVICE KeyRange leaves_of_slots(std::int64_t entry, std::int64_t from, std::int64_t to) const {
+    const KeyRange used = leaves_by_entry(entry);
+    from *= kLeafKeys, to *= kLeafKeys;
+    const std::int64_t first = from > used.begin ? from : used.begin, last = to < used.end ? to : used.end;
+    return {first, last > first ? last : first};
+  }
 };
 
 /// Where a kernel leaves its result: the finished rows, or if there is more to come the forest of the shard.

@@ -9,6 +9,7 @@
 #include "gpu/engine/scalar.cuh"
 #include "gpu/engine/scalar_rings.cuh"
 #include "gpu/engine/tensor_walk.cuh"
+#include "gpu/engine/unit_forest.cuh"
 #include "gpu/platform/launch.hpp"
 
 #include <algorithm>
@@ -27,9 +28,6 @@ struct BlockSize {
 /// LaunchPlan::path of a thread group.
 template <IsThreadGroup ThreadGroup>
 inline constexpr const char* kPath = IsMmaTile<ThreadGroup> ? "tensor" : "scalar";
-
-/// Shared memory of a kernel beside that of its pipeline: at most four small things, each at a multiple of 128 bytes.
-inline constexpr std::size_t kKernelBytes = 4 * 128;
 
 /// The largest block of a pipeline that fits into the shared memory of the device at hand. Its size changes no bit, for
 /// leaves have the same sums whichever thread group takes them.
@@ -54,6 +52,11 @@ concept IsPipeline = IsThreadGroup<typename Pipeline::ThreadGroup> &&
   { pipeline.scratch() } -> std::same_as<Scratch>;         // shared memory that is free between two ranges
   Pipeline::publish_scratch();                             // by all threads that wrote it, before the next range
   pipeline(params, /*kv_head*/ i, /*first_row*/ i, range, forests, /*n_forest*/ i);
+  // Takers of runs of units in a block of so many threads, and the number of the one that this thread is of.
+  { Pipeline::n_takers(1, 1) } -> std::same_as<int>;
+  { pipeline.taker() } -> std::same_as<int>;
+  pipeline.walk(params, UnitRun{}, UnitMemory{});
+  pipeline.renew();  // between two walks
 };
 
 /// Calls f with the narrowest sub-warp that holds a row of max(d_h, d_v) elements: 8, 16 or 32 lanes of 16 bytes, then 32
@@ -127,6 +130,23 @@ constexpr std::size_t bytes_with_barriers(int n_vectors) {
   return kBoxAlignment + static_cast<std::size_t>(n_vectors) * sizeof(Bytes16);
 }
 
+/// The walk of a thread group on tensor cores over a run of units.
+/// @param row_tile of the query tile @param group number of the thread group in the grid
+template <IsMmaTile Tile, class Params, class Ring>
+__device__ __forceinline__ void walk_tiles(const Params& params, const UnitRun& run, const UnitMemory& memory, int row_tile,
+                                           int group, bool aligned, Ring& ring, Shared<Bytes16> memory_of_group) {
+  const Count kv_head = warp_uniform(run.kv_head);
+  const int first_row = row_tile * Tile::kRows;
+  const std::int64_t first_in_group = warp_uniform(run.first_row + Count(first_row));
+  const KeyRange range = params.leaves_of_slots(run.found.entry, run.begin, run.end);
+  const typename Ring::Leaves leaves({warp_uniform(range.begin), warp_uniform(range.end)}, params.in_use(kv_head));
+  accumulate_tiles<Tile>(
+      params, kv_head, first_in_group, leaves,
+      UnitTarget{run, memory.floats + std::int64_t{Tile::kSlots} * group * memory.n_stack,
+                 memory.row(run.first, Count(first_row)), memory, rows_in_use(params, first_in_group, Tile::kRows)},
+      aligned, ring, memory_of_group);
+}
+
 /// Warps on tensor cores, each with a ring of its own; or teams of two or four of them, each with the ring of its first warp
 /// and a tile of rows for every warp, so that keys and values are copied once for up to 32 rows. Four warps, one per
 /// scheduler: so each has all the registers that a thread may have. Two, where four have no room for their rings.
@@ -180,8 +200,21 @@ class MmaPipeline {
     kv_head = warp_uniform(kv_head);
     const LeavesOf<Params> leaves({warp_uniform(own.begin), warp_uniform(own.end)}, params.in_use(kv_head));
     accumulate_tiles<Tile>(params, kv_head, warp_uniform(first_row + row_tile * Tile::kRows), leaves,
-                           forests + thread_group() * Tile::kSlots * n_forest, n_forest, aligned_, ring_,
+                           ForestTarget{forests + thread_group() * Tile::kSlots * n_forest, n_forest}, aligned_, ring_,
                            memory_ + thread_group() * kTileVectors<Tile>);
+  }
+
+  /// A team takes a run.
+  static constexpr int n_takers(int n_threads, int n_row_tiles) { return n_threads / (kWarp * n_row_tiles); }
+  __device__ __forceinline__ int taker() const { return team(); }
+  __device__ __forceinline__ void walk(const Params& params, const UnitRun& run, const UnitMemory& memory) {
+    walk_tiles<Tile>(params, run, memory, thread_group() - first_of_team(),
+                     static_cast<int>(blockIdx.x) * n_warps() + thread_group(), aligned_, ring_,
+                     memory_ + thread_group() * kTileVectors<Tile>);
+  }
+  __device__ __forceinline__ void renew() const {
+    publish_scratch();
+    ring_.sync();
   }
 
  private:
@@ -259,8 +292,21 @@ class BoxPipeline {
     kv_head = warp_uniform(kv_head);
     const LeavesOf<Params> leaves({warp_uniform(range.begin), warp_uniform(range.end)}, params.in_use(kv_head));
     accumulate_tiles<Tile>(params, kv_head, warp_uniform(first_row + tile * Tile::kRows), leaves,
-                           forests + tile * Tile::kSlots * n_forest, n_forest, aligned_, ring_,
+                           ForestTarget{forests + tile * Tile::kSlots * n_forest, n_forest}, aligned_, ring_,
                            memory_ + tile * kTileVectors<Tile>);
+  }
+
+  /// A block takes a run.
+  static constexpr int n_takers(int /*n_threads*/, int /*n_row_tiles*/) { return 1; }
+  __device__ __forceinline__ int taker() const { return 0; }
+  __device__ __forceinline__ void walk(const Params& params, const UnitRun& run, const UnitMemory& memory) {
+    const int tile = warp_uniform(thread_group_of<Tile>(threadIdx.x));
+    walk_tiles<Tile>(params, run, memory, tile, static_cast<int>(blockIdx.x) * n_tiles() + tile, aligned_, ring_,
+                     memory_ + tile * kTileVectors<Tile>);
+  }
+  __device__ __forceinline__ void renew() const {
+    publish_scratch();
+    ring_.sync();
   }
 
  private:
@@ -356,20 +402,42 @@ class SubWarpPipeline {
   __device__ __forceinline__ void operator()(const Params& params, std::int64_t kv_head, std::int64_t first_row,
                                              KeyRange range, float* forests, std::int64_t n_forest) {
     const KeySteps<Leaves> steps(split_range(range, thread_group(), n_thread_groups()), params.in_use(kv_head, first_row));
-    float* const forest = forests + thread_group() * n_forest;
+    walk_keys(params, kv_head, first_row, steps, ForestTarget{forests + thread_group() * n_forest, 0});
+  }
+
+  /// A warp takes a run, and its sub-warps parts of that: they shuffle together.
+  static constexpr int n_takers(int n_threads, int /*n_row_tiles*/) { return n_threads / kWarp; }
+  __device__ __forceinline__ int taker() const { return static_cast<int>(threadIdx.x) / kWarp; }
+  __device__ __forceinline__ void walk(const Params& params, const UnitRun& run, const UnitMemory& memory) {
+    constexpr Count kOfWarp = kWarp / SubWarp::kLanes;
+    const UnitRun own = run.part(Count(thread_group()) % kOfWarp, kOfWarp);
+    const KeySteps<Leaves> steps(params.leaves_of_slots(run.found.entry, own.begin, own.end),
+                                 params.in_use(run.kv_head, run.first_row));
+    const std::int64_t group = static_cast<std::int64_t>(blockIdx.x) * n_thread_groups() + thread_group();
+    walk_keys(params, run.kv_head, run.first_row, steps,
+              UnitTarget{own, memory.floats + group * memory.n_stack, memory.row(own.first, 0), memory, 1});
+  }
+  __device__ __forceinline__ static void renew() {
+    publish_scratch();
+    __syncwarp();
+  }
+
+ private:
+  template <class Target>
+  __device__ __forceinline__ void walk_keys(const Params& params, std::int64_t kv_head, std::int64_t row,
+                                            const KeySteps<Leaves>& steps, const Target& target) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
     if (access_.bulk) {
       begin_early(steps.leaves(), Bulk::kFirstLeaves, [&] { ring_.begin(params, kv_head, steps); });
-      return accumulate_keys<SubWarp>(params, kv_head, first_row, steps, forest, ring_);
+      return accumulate_keys<SubWarp>(params, kv_head, row, steps, target, ring_);
     }
 #endif
     wait_for_previous_launch();
     General ring(memory_, params, kv_head, steps, access_.aligned);
-    accumulate_keys<SubWarp>(params, kv_head, first_row, steps, forest, ring);
+    accumulate_keys<SubWarp>(params, kv_head, row, steps, target, ring);
     copy_async_wait<0>();
   }
 
- private:
   /// Rings and barriers.
   static constexpr std::size_t bytes_of(int n_warps) {
     const std::size_t n_barriers = static_cast<std::size_t>(n_thread_groups_of<SubWarp>(n_warps * kWarp) * kStages);

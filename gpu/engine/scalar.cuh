@@ -238,10 +238,10 @@ concept IsRowSource = requires(Source& source, int step, unsigned valid) {
 };
 
 /// The pass of a sub-warp over a range of leaves, for one query. All lanes of the warp call it.
-/// @param memory of the sub-warp's forest
-template <IsSubWarp SubWarp, class Leaves, IsRowSource Source>
+/// @param target where states go: ForestTarget or UnitTarget
+template <IsSubWarp SubWarp, class Leaves, class Target, IsRowSource Source>
 __device__ __forceinline__ void accumulate_keys(const DecodeParams& params, std::int64_t kv_head, std::int64_t r,
-                                                const KeySteps<Leaves>& steps, float* memory, Source& source) {
+                                                const KeySteps<Leaves>& steps, const Target& target, Source& source) {
   using T = typename SubWarp::T;
   const int lane = lane_of<SubWarp>(threadIdx.x);
   float q[SubWarp::kElements];
@@ -252,7 +252,7 @@ __device__ __forceinline__ void accumulate_keys(const DecodeParams& params, std:
     q[c] = component < params.d_h ? params.query_scale * widen(load_once(query + component)) : 0.0f;
   }
 
-  LeafForest<SubWarp::kElements, SubWarp::kLanes, Leaves> forest(memory, 0, steps.leaves(), lane);
+  auto forest = target.template forest<SubWarp, Leaves, InRegisters<SubWarp::kElements>>(steps.leaves(), lane);
   LaneState<SubWarp::kElements> leaf;
   set_empty(leaf);
   const int n_steps = most_of_warp<SubWarp>(steps.size());

@@ -124,7 +124,7 @@ template <IsMmaTile Tile>
 inline constexpr int kTileVectors = kFirstProduct<Tile> + (Tile::kWarps == 1 ? 0 : kLeafItems * kWarp);
 
 /// What a thread group walks over, and with what.
-template <IsMmaTile Tile, class Ring>
+template <IsMmaTile Tile, class Ring, class Target>
 struct TileWalk {
   const DecodeParams& params;
   std::int64_t kv_head, first_row;
@@ -133,8 +133,7 @@ struct TileWalk {
   const TileQueries<Tile>& queries;
   int n_rows;  ///< queries of the tile; the others, or all if it is 0 or less, are padding and have no states
   int own_lane;
-  float* memory;                   ///< of the forests, one per slot
-  std::int64_t n_forest;           ///< floats of a forest
+  const Target& target;            ///< where states go: ForestTarget or UnitTarget
   Shared<Bytes16> memory_of_warp;  ///< [kTileVectors]
 
   /// Makes the scores of a leaf -inf that a query has of keys which another one sees, and it does not.
@@ -218,8 +217,8 @@ struct TileWalk {
   template <bool kCopies>
   __device__ __forceinline__ bool over_leaves(bool only_finite = false) const {
     const float score_scale = TileScale::of<Tile>(params, kv_head).score;
-    LeafForest<Tile::kElements, Tile::kLanes, typename Ring::Leaves, TileWaiting<Tile>> forests(
-        opaque(memory), n_forest, leaves, Tile::place(own_lane), memory_of_warp, own_lane);
+    auto forests =
+        target.template forest<Tile, typename Ring::Leaves, TileWaiting<Tile>>(leaves, own_lane, memory_of_warp, own_lane);
     for (int leaf = 0; leaf < leaves.n_leaves(); ++leaf) {
       const LeafKeys keys(leaves, leaf * static_cast<int>(kLeafKeys));
       // The first row of the leaf, as DecodeParams::value() takes it.
@@ -280,13 +279,13 @@ struct TileWalk {
 /// or of a part of a weight that is 0, is NaN, and survives all merges. If a state is not finite the team walks over the
 /// range again with zeros in place of such values, and they are added by themselves. So a component without them keeps its
 /// bits.
-/// @param memory of its forests, one per slot, n_forest floats each @param memory_of_warp [kTileVectors]
+/// @param target where states go @param memory_of_warp [kTileVectors]
 /// @param aligned whether rows may be copied as the ring copies them
 /// @paper{eq_7, eq. (7)}
-template <IsMmaTile Tile, class Ring>
+template <IsMmaTile Tile, class Ring, class Target>
 __device__ __forceinline__ void accumulate_tiles(const DecodeParams& params, std::int64_t kv_head, std::int64_t first_row,
-                                                 const typename Ring::Leaves& leaves, float* memory, std::int64_t n_forest,
-                                                 bool aligned, Ring& ring, Shared<Bytes16> memory_of_warp) {
+                                                 const typename Ring::Leaves& leaves, const Target& target, bool aligned,
+                                                 Ring& ring, Shared<Bytes16> memory_of_warp) {
   begin_early(leaves, aligned ? Ring::kFirstLeaves : 0, [&] {
     if (aligned) ring.template begin<true>(params, kv_head, leaves);
   });
@@ -294,9 +293,9 @@ __device__ __forceinline__ void accumulate_tiles(const DecodeParams& params, std
   const int own_lane = lane_of<Tile>(opaque(threadIdx.x));
   const TileQueries<Tile> queries(params, kv_head, first_row, memory_of_warp + TileWaiting<Tile>::kVectors, own_lane);
   if constexpr (Tile::kWarps > 1) ring.sync();
-  const TileWalk<Tile, Ring> walk{
-      params,   kv_head, first_row, leaves,        ring, queries, rows_in_use(params, first_row, Tile::kRows),
-      own_lane, memory,  n_forest,  memory_of_warp};
+  const TileWalk<Tile, Ring, Target> walk{
+      params,   kv_head, first_row,     leaves, ring, queries, rows_in_use(params, first_row, Tile::kRows),
+      own_lane, target,  memory_of_warp};
   if (aligned && !walk.template over_leaves<true>()) return;
   for (bool only_finite = aligned;; only_finite = true) {
     ring.template begin<false>(params, kv_head, leaves, only_finite);

@@ -51,7 +51,7 @@ FUNCTION = re.compile(r"\s*Function : (\S+)")
 ARCHITECTURE = re.compile(r"\s*code for (\S+)")
 INSTRUCTION = re.compile(r"\s*/\*([0-9a-f]{4,})\*/\s+(@!?\w+\s+)?([A-Z][\w.]*)\s*([^;]*);")
 TARGET = re.compile(r"0x([0-9a-f]+)\s*$")
-ONE_SHOT, PACKETS = re.compile("8one_shotI"), ("STG.E.128.STRONG.SYS", "LDG.E.128.STRONG.SYS")
+ONE_SHOT, PACKETS = re.compile("15exchange_states"), ("STG.E.128.STRONG.SYS", "LDG.E.128.STRONG.SYS")
 # nvcc 13.0 answers "is min(max(x, 0), n) n?" by the predicate of this, which on an H200 is that x is in [0, n].
 WRONG_CLAMP = re.compile(r"R\w+, P[0-6], P[0-6], ")
 ENDS = {"EXIT", "RET", "BRX", "JMX", "JMP", "KILL", "BPT"}

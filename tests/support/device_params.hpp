@@ -86,14 +86,15 @@ inline DecodeOutput run_step(const device::LadderStep& step, TensorWorkload& wor
 }
 
 /// The states of a shard, as a Forest.
-inline Forest<float> forest_of(const device::LadderStep& step, TensorWorkload& workload, KeyRange range, int n_splits) {
+inline Forest<float> forest_of(const device::LadderStep& step, TensorWorkload& workload, KeyRange range, int n_splits,
+                               int unit_log = -1) {
   const Shard part = workload.shard(range);
   const DeviceShard shard(workload.query(0), part, workload.lengths(), workload.scale);
   const std::vector<Subtree> subtrees = cover(range.begin, range.end);
   Forest<float> forest(shard.params.n_rows(), shard.params.d_v);
   device::DeviceBuffer<float> states(static_cast<std::int64_t>(subtrees.size()) * forest.block_size());
   states.fill(0xFF);
-  const device::LaunchPlan plan = step.plan(shard.params, shard.dtype, {.n_splits = n_splits});
+  const device::LaunchPlan plan = step.plan(shard.params, shard.dtype, {.n_splits = n_splits, .unit_log = unit_log});
   const DeviceWorkspace workspace(plan);
   step.run(shard.params, shard.dtype, {.states = states.data()}, plan, workspace.get(), device::Stream{});
   const std::vector<float> elements = states.download();

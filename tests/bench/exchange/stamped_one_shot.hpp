@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The kernel of `one-shot` with stamps: when a block has joined, sent and merged, and when each state has arrived
-/// (section 5.3).
+/// @brief The exchange of `one-shot` with stamps: when a block has combined, sent and merged, and when each state has
+/// arrived (section 5.3).
 #pragma once
 
 #include "gpu/engine/launch.hpp"
@@ -13,10 +13,10 @@
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
-/// Stages of a block, of which its first thread notes the time for the last of its query tiles.
+/// Stages of a block, of which its first thread notes the time.
 enum ExchangeStage : int {
-  kJoined,         ///< the states of the own range are joined
-  kSent,           ///< their packets are stored
+  kCombined,       ///< the first state of the own range is combined
+  kSent,           ///< the packets of all rows are stored
   kMerged,         ///< the states of all ranks are merged, and the rows finished
   kExchangeStages  ///< number of stages
 };
@@ -31,11 +31,10 @@ struct StampedPeers : Peers {
 /// Plans `one-shot` for BF16.
 LaunchPlan plan_stamped_one_shot(const DecodeParams& params);
 /// Queues it with stamps. Its output has the same bits.
-/// @param plan of these parameters @param[out] stamps [plan.n_blocks][kExchangeStages], nanoseconds of a clock that all
-/// blocks share; those of blocks that join no query tile are written in part
-/// @throws DeviceError for rows of more than 128 elements
-void run_stamped_one_shot(const DecodeParams& params, const StampedPeers& peers, const DeviceOutput& own,
-                          const DeviceOutput& result, const LaunchPlan& plan, const Workspace& workspace,
-                          std::uint64_t* stamps, Stream stream);
+/// @param plan of these parameters @param[out] stamps [rows][kExchangeStages], nanoseconds of a clock that all blocks share;
+/// those of the blocks of the launch are written
+/// @pre the parameters end with a leaf
+void run_stamped_one_shot(const DecodeParams& params, const StampedPeers& peers, const DeviceOutput& result,
+                          const LaunchPlan& plan, const Workspace& workspace, std::uint64_t* stamps, Stream stream);
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

@@ -47,12 +47,11 @@ class StampedRank {
     const std::int64_t n_rows = shape.n_rows(1), d_v = shape.value_dim;
     static_cast<Peers&>(peers_) = Peers::of(ranges, me, n_rows, d_v);
     peers_.limit_ns = static_cast<std::uint64_t>(1e9 * timeout);
-    states_ = device::DeviceBuffer<float>(peers_.n_slots(me) * n_rows * state_size(d_v));
     out_ = device::DeviceBuffer<float>(n_rows * d_v), lse_ = device::DeviceBuffer<float>(n_rows);
     steps_ = device::DeviceBuffer<unsigned>(n_rows, MemoryUse::Window);
     gave_up_ = device::DeviceBuffer<GaveUp>(1, MemoryUse::Window);
     arrivals_ = device::DeviceBuffer<std::uint64_t>(2 * peers_.n_states());
-    stamps_ = device::DeviceBuffer<std::uint64_t>(std::int64_t{plan_.n_blocks} * device::kExchangeStages);
+    stamps_ = device::DeviceBuffer<std::uint64_t>(n_rows * device::kExchangeStages);
     steps_.fill(0), gave_up_.fill(0), arrivals_.fill(0), stamps_.fill(0);
     device::synchronise({});
     peers_.steps = steps_.data(), peers_.gave_up = gave_up_.data(), peers_.arrivals = arrivals_.data();
@@ -77,8 +76,8 @@ class StampedRank {
   }
   /// The next step. @throws std::runtime_error if a wait gives up
   void step() {
-    device::run_stamped_one_shot(params_, peers_, {.states = states_.data()}, {.out = out_.data(), .lse = lse_.data()},
-                                 plan_, workspace_.get(), stamps_.data(), stream_);
+    device::run_stamped_one_shot(params_, peers_, {.out = out_.data(), .lse = lse_.data()}, plan_, workspace_.get(),
+                                 stamps_.data(), stream_);
     device::synchronise(stream_);
     ++n_steps_;
     if (const GaveUp wait = gave_up_.download()[0]; wait.n > 0)
@@ -92,12 +91,12 @@ class StampedRank {
     const std::vector<std::uint64_t> of_blocks = stamps_.download(), arrived = arrivals_.download();
     for (std::size_t block = 0; block < of_blocks.size(); block += device::kExchangeStages) {
       const std::uint64_t* const at = of_blocks.data() + block;
-      if (at[device::kJoined] == 0) continue;
-      found.joined = std::max(found.joined, at[device::kJoined]), found.sent = std::max(found.sent, at[device::kSent]);
+      if (at[device::kCombined] == 0) continue;
+      found.joined = std::max(found.joined, at[device::kCombined]), found.sent = std::max(found.sent, at[device::kSent]);
       found.merged = std::max(found.merged, at[device::kMerged]);
-      found.first_joined = std::min(found.first_joined, at[device::kJoined]);
+      found.first_joined = std::min(found.first_joined, at[device::kCombined]);
       found.is_ordered =
-          found.is_ordered && at[device::kJoined] <= at[device::kSent] && at[device::kSent] <= at[device::kMerged];
+          found.is_ordered && at[device::kCombined] <= at[device::kSent] && at[device::kSent] <= at[device::kMerged];
     }
     const std::int64_t n = peers_.n_states();
     for (const std::uint64_t time :
@@ -116,7 +115,7 @@ class StampedRank {
   device::DeviceWorkspace workspace_;
   device::DeviceBuffer<unsigned char> q_;
   device::DeviceBuffer<std::int64_t> lengths_;
-  device::DeviceBuffer<float> states_, out_, lse_;
+  device::DeviceBuffer<float> out_, lse_;
   device::DeviceBuffer<unsigned> steps_;
   device::DeviceBuffer<GaveUp> gave_up_;
   device::DeviceBuffer<std::uint64_t> arrivals_, stamps_;

@@ -69,7 +69,7 @@ def deciding(builds, rehearses=False):
     for name in ("flashinfer", "xqa", "flashmla"):
         yield Experiment(name, (f"time_{name}",), 20, "likewise, of a library that is compiled from its sources", line("peer"), "peers", if_built=True)
     for shape in STALLED:
-        yield Experiment(f"stalls: {shape}", ("ncu", "--csv", "--clock-control", "none", "--kernel-name", "regex:^(equal_runs|short_end)", "--launch-count", "1", "--kill", "yes", "--metrics", ",".join(report.COUNTERS),
+        yield Experiment(f"stalls: {shape}", ("ncu", "--csv", "--clock-control", "none", "--kernel-name", "regex:^(decode_units|short_end)", "--launch-count", "1", "--kill", "yes", "--metrics", ",".join(report.COUNTERS),
                                               "time_ladder", "--lean", "--steps", "short-end", "--shape", shape), 15, "what warps wait for", "inst_executed", "stalls")
 
 

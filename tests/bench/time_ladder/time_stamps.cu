@@ -3,17 +3,16 @@
 /// @brief Times the parts of a launch of the library kernels, by stamps of their blocks and warps (section 6).
 ///
 /// Run: time_stamps [--quick] [--shape NAME;NAME] [--raw LAUNCHES]
-/// Launches of the kernel `equal-runs`, and of the library kernel where that merges in clusters, alone on the device, each
-/// between two events. Prints one line of JSON per shape, medians over launches of: the time until the last block has
-/// started, counted from the first; the walk of the median block; of the block that ends last, the join of its thread groups
-/// with what tells it that it is the last of those that share, the join of these blocks, and what is written; from the end
-/// of the last walk to the end of the last block; from the first start to the last end; and between the events. What the
-/// events see beyond the stamps is the launch itself, the first instructions of a block, and its exit.
+/// Steps of the kernel `equal-runs`, alone on the device, each between two events. Prints one line of JSON per shape,
+/// medians over steps of: the time until the last block has started, counted from the first; the walk of the median block;
+/// from the end of the last walk to the end of the last block of the launch that combines; from the first start to the last
+/// end; and between the events. What the events see beyond the stamps is the launch itself, the first instructions of a
+/// block, and its exit.
 ///
-/// With --raw, every block of so many launches instead: its multiprocessor, and nanoseconds since the first start of the
-/// launch at which its warps began and ended their walks, and it began to join, to write, and ended. A time that never came
-/// is -1. Where the launch leaves multiprocessors idle, every other one runs while blocks that only wait hold as many of
-/// them: so blocks come to other multiprocessors, and the stamps show which of the two it is that ends late each time.
+/// With --raw, every block of the walks of so many steps instead: its multiprocessor, and nanoseconds since the first start
+/// at which its warps began and ended their walks; and when each block that combines ended. A time that never came is -1.
+/// Where the launch leaves multiprocessors idle, every other one runs while blocks that only wait hold as many of them: so
+/// blocks come to other multiprocessors, and the stamps show which of the two it is that ends late each time.
 #include "gpu/backend/workspace.hpp"
 #include "tests/bench/time_ladder/clocks.cuh"
 #include "tests/bench/time_ladder/program.hpp"
@@ -37,15 +36,14 @@ __global__ void hold(const unsigned* is_over) {
 
 /// The stamps of the blocks that had work, and what follows from them, in seconds.
 struct Launched {
-  std::vector<BlockStamps> blocks;
+  std::vector<BlockStamps> blocks, combining;
   double event = 0;
-  int n_own_joins = 1;  ///< joins of a block before those of the blocks that share
 
   static std::uint64_t ended_walk(const BlockStamps& block) { return *std::ranges::max_element(block.walked); }
   std::uint64_t first_start() const {
     return std::ranges::min(blocks, {}, [](auto& b) { return b.started[0]; }).started[0];
   }
-  const BlockStamps& last() const { return *std::ranges::max_element(blocks, {}, &BlockStamps::done); }
+  std::uint64_t last_end() const { return std::ranges::max_element(combining, {}, &BlockStamps::done)->done; }
   double start() const {
     return seconds(first_start(), std::ranges::max(blocks, {}, [](auto& b) { return b.started[0]; }).started[0]);
   }
@@ -54,24 +52,17 @@ struct Launched {
     for (const BlockStamps& block : blocks) walks.push_back(seconds(block.started[0], ended_walk(block)));
     return median(walks);
   }
-  double end() const { return seconds(ended_walk(std::ranges::max(blocks, {}, ended_walk)), last().done); }
-  double kernel() const { return seconds(first_start(), last().done); }
-  /// Seconds of the last block from its walk to where it joins the blocks that share its query tile, and from there to where
-  /// it writes; 0 if it joins none.
-  double own_join() const { return joins_blocks() ? seconds(ended_walk(last()), at_blocks()) : 0; }
-  double blocks_join() const { return joins_blocks() ? seconds(at_blocks(), last().writing) : 0; }
-  double write() const { return last().writing == 0 ? 0 : seconds(last().writing, last().done); }
+  double end() const { return seconds(ended_walk(std::ranges::max(blocks, {}, ended_walk)), last_end()); }
+  double kernel() const { return seconds(first_start(), last_end()); }
 
  private:
   static double seconds(std::uint64_t from, std::uint64_t to) { return 1e-9 * static_cast<double>(to - from); }
-  std::uint64_t at_blocks() const { return last().joins[n_own_joins]; }
-  bool joins_blocks() const { return last().writing > 0 && at_blocks() > 0 && at_blocks() < last().writing; }
 };
 
-void print_raw(const Shape& shape, const LadderStep& step, int number, int n_held, const Launched& launched) {
-  const auto all = [&](auto&& times) {
+void print_raw(const Shape& shape, int number, int n_held, const Launched& launched) {
+  const auto all = [&](const std::vector<BlockStamps>& blocks, auto&& times) {
     std::vector<std::int64_t> list;
-    for (const BlockStamps& block : launched.blocks) {
+    for (const BlockStamps& block : blocks) {
       for (const std::uint64_t time : times(block))
         list.push_back(time == 0 ? -1 : static_cast<std::int64_t>(time - launched.first_start()));
     }
@@ -80,29 +71,24 @@ void print_raw(const Shape& shape, const LadderStep& step, int number, int n_hel
   std::vector<std::int64_t> multiprocessors;
   for (const BlockStamps& block : launched.blocks)
     multiprocessors.push_back(static_cast<std::int64_t>(block.multiprocessor));
-  const auto one = [](std::uint64_t time) { return std::vector{time}; };
   JsonLine line("raw stamps");
-  line.add("shape", shape.name).add("step", step.name).add("launch", number).add("event_seconds", launched.event);
-  line.add("held", n_held).add("own_joins", launched.n_own_joins).add("smid", multiprocessors);
-  line.add("started", all([](auto& b) { return std::vector(std::begin(b.started), std::end(b.started)); }));
-  line.add("walked", all([](auto& b) { return std::vector(std::begin(b.walked), std::end(b.walked)); }));
-  line.add("joins", all([](auto& b) { return std::vector(std::begin(b.joins), std::end(b.joins)); }));
-  line.add("writing", all([&](auto& b) { return one(b.writing); })).add("done", all([&](auto& b) { return one(b.done); }));
+  line.add("shape", shape.name).add("step", kEqualRuns.name).add("launch", number);
+  line.add("event_seconds", launched.event).add("held", n_held).add("smid", multiprocessors);
+  line.add("started", all(launched.blocks, [](auto& b) { return std::vector(std::begin(b.started), std::end(b.started)); }));
+  line.add("walked", all(launched.blocks, [](auto& b) { return std::vector(std::begin(b.walked), std::end(b.walked)); }));
+  line.add("combined", all(launched.combining, [](auto& b) { return std::vector{b.done}; }));
 }
 
-/// @param with_clusters whether the plan must have clusters; else it must have none @param n_raw launches that are printed
-/// as they are; 0: medians
-void time_step(const LadderStep& step, bool with_clusters, const Shape& shape, int n_raw, Stream stream) {
+/// @param n_raw steps that are printed as they are; 0: medians
+void time_step(const Shape& shape, int n_raw, Stream stream) {
   const int n_sets = n_sets_past_l2(shape.n_bytes());
   const Input input(shape, n_sets, stream);
   const DecodeParams& first = input.params.front();
-  const LaunchPlan plan = step.plan(first, shape.dtype, {});
-  if ((plan.cluster > 0) != with_clusters) return;
+  const LaunchPlan plan = kEqualRuns.plan(first, shape.dtype, {});
   const DeviceWorkspace workspace(plan);
   const DeviceBuffer<float> out(first.n_rows() * first.d_v), lse(first.n_rows());
-  DeviceBuffer<BlockStamps> stamps(plan.n_blocks);
-  // Four warps that serve long rows together have nothing to join before their block's team does.
-  const int n_own_joins = shape.values_in_keys() ? 0 : plan.n_row_tiles;
+  const dim3 combining = launch_of_combine(first, plan, 1).grid;
+  DeviceBuffer<BlockStamps> stamps(plan.n_blocks + std::int64_t{combining.x} * combining.y);
 
   const OwnedStream other;
   DeviceBuffer<unsigned> is_over(1);
@@ -123,23 +109,24 @@ void time_step(const LadderStep& step, bool with_clusters, const Shape& shape, i
     after.record(stream);
     is_over.fill(1, stream);
     synchronise(stream), synchronise(other);
-    Launched launched{stamps.download(), after.since(before), n_own_joins};
-    std::erase_if(launched.blocks, [](const BlockStamps& block) { return block.done == 0; });
+    const std::vector<BlockStamps> blocks = stamps.download();
+    const auto walks_end = blocks.begin() + plan.n_blocks;
+    Launched launched{{blocks.begin(), walks_end}, {walks_end, blocks.end()}, after.since(before)};
+    std::erase_if(launched.blocks, [](const BlockStamps& block) { return block.started[0] == 0; });
     if (i == 0) continue;  // it has loaded the kernel
-    if (n_raw > 0) print_raw(shape, step, i, n_held, launched);
+    if (n_raw > 0) print_raw(shape, i, n_held, launched);
     all.push_back(std::move(launched));
   }
   if (n_raw > 0) return;
   JsonLine line("stamps");
-  line.add("shape", shape.name).add("step", step.name).add("n_blocks", plan.n_blocks);
+  line.add("shape", shape.name).add("step", kEqualRuns.name).add("n_blocks", plan.n_blocks);
   const auto add = [&](const char* name, const auto& of) {
     std::vector<double> times;
     for (const Launched& launched : all) times.push_back(std::invoke(of, launched));
     line.add(name, median(times));
   };
   add("start_seconds", &Launched::start), add("walk_seconds", &Launched::walk), add("end_seconds", &Launched::end);
-  add("own_join_seconds", &Launched::own_join), add("blocks_join_seconds", &Launched::blocks_join);
-  add("write_seconds", &Launched::write), add("kernel_seconds", &Launched::kernel), add("event_seconds", &Launched::event);
+  add("kernel_seconds", &Launched::kernel), add("event_seconds", &Launched::event);
 }
 
 int time_all(const Options& asked) {
@@ -147,7 +134,7 @@ int time_all(const Options& asked) {
   const int n_raw = asked.number("--raw", 0);
   for (const Shape& shape : shapes(asked.has("--quick"))) {
     if (shape.dtype == DType::F8_E4M3 || !is_named(asked.text("--shape"), shape.name)) continue;
-    time_step(kEqualRuns, false, shape, n_raw, stream), time_step(library_kernel(), true, shape, n_raw, stream);
+    time_step(shape, n_raw, stream);
   }
   return 0;
 }

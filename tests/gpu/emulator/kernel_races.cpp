@@ -71,7 +71,8 @@ TEST_CASE("races: a copy of finished rows, or of states, that no event orders af
   }
   CHECK(stores == std::set<std::string>{"(store_fresh at 01_naive.cu", "(store_fresh at 02_fused.cu",
                                         "(store_fresh at 03_vectors.cu", "(store_fresh at 04_split.cu",
-                                        "(store_fresh at 05_copies.cu", "(store_fresh at join.cuh"});
+                                        "(store_fresh at 05_copies.cu", "(store_fresh at combine.cuh",
+                                        "(store_fresh at join.cuh"});
 }
 
 TEST_CASE("races: states that are finished before an event says that they are decoded, and rows that are read before that") {
@@ -92,7 +93,7 @@ TEST_CASE("races: states that are finished before an event says that they are de
         device::kEqualRuns.run(shard.params, shard.dtype, {.states = blocks->address(0)}, plan, workspace.get(), stream);
       },
       finish);
-  CHECK_MESSAGE((has(error, "(load_fresh at blocks.cu:") && has(error, "(store_fresh at join.cuh:")), error);
+  CHECK_MESSAGE((has(error, "(load_fresh at blocks.cu:") && has(error, "(store_fresh at combine.cuh:")), error);
   for (const std::int64_t row : {z, lse}) {
     const std::string late = race(on, other, finish, [&](device::Stream) { taken->take(0, blocks->address(row), 1); });
     CHECK_MESSAGE(has(late, "(store_fresh at blocks.cu:"), late);

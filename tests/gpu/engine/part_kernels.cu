@@ -121,13 +121,13 @@ __global__ void scan(const Count* counts, Count n, Count n_items, Count* out) {
   }
 }
 
-/// Counts how often the leaves of a batch entry are asked for.
+/// Counts how often the slots of a batch entry are asked for.
 struct CountedParams : DecodeParams {
   unsigned* n_asked = nullptr;
 
-  __device__ KeyRange leaves_by_entry(std::int64_t entry) const {
+  __device__ UsedSlots used_slots(std::int64_t entry) const {
     atomicAdd(n_asked, 1u);
-    return DecodeParams::leaves_by_entry(entry);
+    return DecodeParams::used_slots(entry);
   }
 };
 
@@ -204,7 +204,7 @@ int cluster_on_h200(std::int64_t n_query_tiles, std::int64_t n_leaves, int wante
 
 unsigned n_asked_on_device(std::int64_t batch, int n_blocks) {
   using Pipeline = SubWarpPipeline<SubWarp8, CountedParams>;
-  DeviceBuffer<float> elements(batch * kStateDim), out(batch * kStateDim), lse(batch);
+  DeviceBuffer<float> elements(batch * kStateDim);
   const DeviceBuffer<std::int64_t> lengths = on_device(std::vector<std::int64_t>(static_cast<std::size_t>(batch), 1));
   const DeviceBuffer<unsigned> n_asked = on_device(std::vector<unsigned>{0});
   elements.fill(0);
@@ -217,12 +217,16 @@ unsigned n_asked_on_device(std::int64_t batch, int n_blocks) {
   LaunchPlan plan;
   plan.n_threads = block.n_threads, plan.n_stages = block.n_stages, plan.n_blocks = n_blocks;
   plan.shared_bytes = kKernelBytes + block.n_bytes;
-  plan.n_floats = n_blocks * equal_runs_workspace<Pipeline>(params, plan, nullptr).n_floats();
-  plan.n_counters = batch;
+  const UnitMemory without = unit_memory<Pipeline>(params, plan, true, nullptr);
+  plan.n_floats = without.first_unit + most_items<Pipeline>(params, plan, without) * without.n_rows * without.n_state;
   const DeviceWorkspace workspace(plan);
-  launch_runs<Pipeline>(equal_runs<Pipeline>, {}, params, WriteEpilogue{{.out = out.data(), .lse = lse.data()}}, plan,
-                        workspace.get(), Stream{});
-  return n_asked.download()[0] / static_cast<unsigned>(block.n_threads);
+  launch(decode_units<Pipeline>,
+         {.grid = {static_cast<unsigned>(n_blocks)},
+          .block = {static_cast<unsigned>(plan.n_threads)},
+          .shared_bytes = plan.shared_bytes},
+         Stream{}, params, unit_memory<Pipeline>(params, plan, true, workspace.get().floats),
+         Pipeline::arguments(params, plan));
+  return n_asked.download()[0] / kWarp;
 }
 
 std::vector<float> finish_on_device(const std::vector<float>& states) {

@@ -1,15 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The partition of equal runs: every position of every query tile once, and no block with more than its share
-/// (section 5.3).
-#include "gpu/engine/division.hpp"
+/// @brief What a warp finds in a batch, and what is refused because it cannot be counted (section 5.3).
+#include "gpu/engine/units.hpp"
 #include "gpu/ladder/ladder.hpp"
 #include "tests/gpu/engine/part_kernels.hpp"
 
 #include <doctest/doctest.h>
 
-#include <algorithm>
-#include <map>
 #include <vector>
 
 namespace tree_attn::test {
@@ -17,59 +14,7 @@ namespace {
 
 namespace device = TREE_ATTN_PLATFORM;
 
-/// Positions of which two sequences, with 24 query tiles each, have nearly as many work items as 32 bits can count.
-constexpr std::int64_t kLong = 89'000'000 * kLeafKeys;
-
 }  // namespace
-
-/// @tested{thm_1, Thm. 1}
-TEST_CASE("work partition: blocks cover every query tile, in order, with runs that differ by one leaf at most") {
-  const std::vector<std::vector<std::int64_t>> batches{
-      {1000}, {0}, {0, 1, 64, 65, 1000, 5}, {100000, 3, 3}, {kLong, 3, kLong + 65}};
-  for (const std::vector<std::int64_t>& lengths : batches) {
-    for (const KeyRange shard : {KeyRange{0, 100000}, KeyRange{0, 2 * kLong}, KeyRange{64, 900}, KeyRange{64, 128},
-                                 KeyRange{64, 70}, KeyRange{500, 500}}) {
-      for (const int log_rows : {0, 3}) {
-        for (const Count n_blocks : {1, 2, 7, 64, 132, 5000}) {
-          INFO("shard from " << shard.begin << ", " << n_blocks << " blocks, 2^" << log_rows << " rows");
-          DecodeParams params;
-          params.lengths = lengths.data(), params.batch = static_cast<std::int64_t>(lengths.size());
-          params.kv_heads = 2, params.group = 12;
-          params.begin = shard.begin, params.end = shard.end;
-          const std::int64_t tiles_per_kv_head = log_rows == 0 ? 12 : 2;
-          const WorkPartition partition(params, log_rows, n_blocks);
-
-          // Follow all blocks; note where each query tile has got to.
-          std::map<std::int64_t, std::int64_t> reached;
-          const Count n_work_items = partition.begin_of(n_blocks);
-          Count most = 0, least = n_work_items;
-          bool right = true;
-          for (Count block = 0; block < n_blocks; ++block) {
-            const Count begin = partition.begin_of(block), end = partition.begin_of(block + 1);
-            if (begin < end) most = std::max(most, end - begin), least = std::min(least, end - begin);
-            for (Count work_item = begin; work_item < end;) {
-              const WorkRange work_range = partition.work_range_at(params, work_item, end);
-              const auto at = reached.try_emplace(work_range.query_tile, work_range.whole.begin).first;
-              right = right && partition.block_of(work_item) == block && work_range.positions.begin == at->second &&
-                      work_range.positions.begin <= work_range.positions.end &&
-                      work_range.kv_head == work_range.query_tile / tiles_per_kv_head && work_range.first == work_item &&
-                      work_range.last <= end && work_range.last > work_item;
-              at->second = work_range.positions.end;
-              work_item = work_range.last;
-            }
-          }
-          CHECK(right);
-          CHECK(most - least <= 1);
-          if (shard.end == 2 * kLong && lengths[0] == kLong && log_rows == 0)
-            CHECK(n_work_items > kMostWorkItems / 100 * 99);
-          CHECK(reached.size() == lengths.size() * 2 * static_cast<std::size_t>(tiles_per_kv_head));
-          CHECK(std::ranges::all_of(
-              reached, [&](const auto& each) { return each.second == params.leaves(each.first / tiles_per_kv_head).end; }));
-        }
-      }
-    }
-  }
-}
 
 TEST_CASE("work partition: a warp finds what one thread finds, in batches of any size") {
   for (const Count n : {1, 2, 5, 31, 32, 33, 64, 65, 100}) {

@@ -119,9 +119,9 @@ TEST_CASE("latent rows: causal rows of values in the keys have the bits of value
   }
 }
 
-/// Blocks without a part, teams of one block, a team more than there are blocks in one, and ends of shards inside them.
+/// Blocks without a part, and ends of shards inside units.
 /// @tested{thm_1, Thm. 1}
-TEST_CASE("latent rows: blocks that are joined in teams have the bits of a few blocks") {
+TEST_CASE("latent rows: many blocks have the bits of a few") {
   constexpr std::int64_t kKeys = 41 * kLeafKeys + 5;
   for (const std::int64_t heads : {1, 11}) {
     if (!takes_all_cases() && heads == 11) continue;

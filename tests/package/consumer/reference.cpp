@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention of one query over two keys with equal scores: the mean of the values.
-#include "tree_attn/reference/oracle/attention.hpp"
+#include "reference/oracle/attention.hpp"
 
 #include <cstdio>
 

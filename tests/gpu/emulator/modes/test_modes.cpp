@@ -158,9 +158,9 @@ TEST_CASE("modes: the library kernel over a batch with lengths of all kinds") {
   }
 }
 
-/// Nine blocks share each of two sequences, in teams of four, four and one: the one in the middle has a part of both.
+/// Nine blocks share each of two sequences: the one in the middle has a part of both.
 /// @tested{thm_1, Thm. 1}
-TEST_CASE("modes: blocks of a query tile that are joined in teams") {
+TEST_CASE("modes: a block that has parts of two sequences") {
   Axes axes = of_tiles(DType::BF16, 264, 9, 17 * kLeafKeys);
   axes.value_dim = 24, axes.batch = 2;
   const auto workload = normal_workload(9150, axes, std::vector<std::int64_t>(2, 17 * kLeafKeys));

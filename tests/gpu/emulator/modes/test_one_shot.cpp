@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The library kernel with its exchange in the modes of the emulator that watch it, on devices of one host thread.
-#include "gpu/emulator/settings.hpp"
+#include "gpu/engine/equal_runs.cuh"
 #include "gpu/engine/one_shot.cuh"
+#include "gpu/emulator/settings.hpp"
 #include "tests/support/device_params.hpp"
 #include "tests/support/message.hpp"
 
@@ -28,7 +29,6 @@ struct Device {
         window(peers.n_window(), MemoryUse::Window),
         steps(shard.params.n_rows(), MemoryUse::Window),
         gave_up(1, MemoryUse::Window),
-        states(peers.n_slots(me) * shard.params.n_rows() * state_size(shard.params.d_v)),
         out(shard.params.n_rows() * shard.params.d_v),
         lse(shard.params.n_rows()),
         plan(device::plan_equal_runs<T>(shard.params, device::LaunchOptions{})),
@@ -40,8 +40,8 @@ struct Device {
   void queue() {
     out.fill(0xFF), lse.fill(0xFF);
     device::synchronise(device::Stream{});
-    device::run_one_shot<T>(shard.params, {peers, {.states = states.data()}, {.out = out.data(), .lse = lse.data()}}, plan,
-                            workspace.get(), stream);
+    device::run_one_shot(shard.params, shard.dtype, peers, {.out = out.data(), .lse = lse.data()}, plan, workspace.get(),
+                         stream);
   }
   DecodeOutput output() {
     device::synchronise(stream);
@@ -53,7 +53,7 @@ struct Device {
   device::DeviceBuffer<Packet> window;
   device::DeviceBuffer<unsigned> steps;
   device::DeviceBuffer<GaveUp> gave_up;
-  device::DeviceBuffer<float> states, out, lse;
+  device::DeviceBuffer<float> out, lse;
   device::LaunchPlan plan;
   device::DeviceWorkspace workspace;
   device::OwnedStream stream;

@@ -40,8 +40,12 @@ __global__ void one_shot(Bug bug, AnyPeers peers, const float* states, const flo
   const std::int64_t first_row = std::int64_t{blockIdx.x} * kRowsOfBlock;
   const auto send = [&](std::int64_t row) {
     if (bug == Bug::kSilentEmptyRank && peers.range[peers.me].empty()) return;
-    if (bug == Bug::kPacketInPieces) send_states(peers, nothing, kDim, row, 1);
-    send_states(peers, states, kDim, row, 1);
+    const auto element_of = [&](const float* from) {
+      return [from, row](int subtree, int c) { return load_fresh(from + (subtree * kRows + row) * kSize + c); };
+    };
+    const int n = peers.n_slots(peers.me);
+    if (bug == Bug::kPacketInPieces) send_states(peers, element_of(nothing), kDim, row, 0, n);
+    send_states(peers, element_of(states), kDim, row, 0, n);
   };
   const auto receive = [&](std::int64_t row) {
     const unsigned step = load_fresh(peers.steps + row) + 1;

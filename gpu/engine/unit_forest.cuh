@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Where the states of units lie, and the tree above the leaves of a unit: a binary counter (section 5, Thm. 1).
+#pragma once
+
+#include "gpu/engine/forest.cuh"
+#include "gpu/engine/units.hpp"
+
+#include <algorithm>
+#include <bit>
+
+namespace tree_attn::TREE_ATTN_PLATFORM {
+
+/// Sums over a batch by a warp, as SerialScan: all lanes call it with the same arguments and get the same result. One
+/// thread that reads the lengths one after the other would wait for memory as often as the batch has entries.
+struct WarpScan {
+  template <class Of>
+  __device__ __forceinline__ static Count sum(Count n, const Of& of) {
+    if (n == 1) return of(0);
+    Count sum = 0;
+    TREE_ATTN_LOOP
+    for (Count i = threadIdx.x % kWarp; i < n; i += kWarp) sum += of(i);
+    TREE_ATTN_UNROLL
+    for (int flip = 1; flip < kWarp; flip *= 2) sum += __shfl_xor_sync(kAllLanes, sum, flip);
+    return warp_uniform(sum);
+  }
+  template <class Of>
+  __device__ __forceinline__ static FoundEntry find(Count n, Count work_item, const Of& of, FoundEntry found = {}) {
+    if (n == 1) return {};
+    const int lane = static_cast<int>(threadIdx.x % kWarp);
+    TREE_ATTN_LOOP
+    for (;; found.entry += kWarp) {
+      const Count i = found.entry + static_cast<Count>(lane), own = i < n ? of(i) : 0;
+      // Those of the entries up to this lane's.
+      Count through = own;
+      TREE_ATTN_UNROLL
+      for (int distance = 1; distance < kWarp; distance *= 2) {
+        const Count left = __shfl_sync(kAllLanes, through, lane - distance);
+        if (lane >= distance) through += left;
+      }
+      const int n_passed = __popc(__ballot_sync(kAllLanes, work_item >= found.first + through));
+      if (n_passed < kWarp)
+        return {warp_uniform(found.entry + static_cast<Count>(n_passed)),
+                warp_uniform(found.first + __shfl_sync(kAllLanes, through - own, n_passed))};
+      found.first += __shfl_sync(kAllLanes, through, kWarp - 1);
+    }
+  }
+};
+
+/// The highest bit of a number that is not 0, and the lowest.
+__device__ __forceinline__ int highest_bit(Count n) {
+#if defined(__CUDA_ARCH__)
+  return 31 - __clz(static_cast<int>(n));
+#else
+  return std::bit_width(n) - 1;
+#endif
+}
+__device__ __forceinline__ int lowest_bit(Count n) {
+#if defined(__CUDA_ARCH__)
+  return __ffs(static_cast<int>(n)) - 1;
+#else
+  return std::countr_zero(n);
+#endif
+}
+
+/// Memory of the two launches of a step, and what they divide the work by.
+///
+/// A state of a unit is a row: shift, sum, two floats of padding, d_v components and padding. A unit has as many rows as its
+/// query tile may, one after the other, and units lie in the order of their work items. Before them lie the states that wait
+/// in the tree of a unit, by thread group.
+struct UnitMemory {
+  UnitRule rule{};
+  int log_rows = 0;  ///< rows of a query tile, as a power of two
+  int n_slots = 1;   ///< of a thread group, of all row tiles of a query tile
+  float* floats = nullptr;
+  std::int64_t first_unit = 0;    ///< floats before the units
+  Count n_stack = 0;              ///< floats of the states that wait for a slot of a thread group
+  Count n_rows = 1, n_state = 0;  ///< rows of a unit; floats of a state
+
+  static constexpr int kFirstComponent = 4;
+  /// Row r of the unit of a work item.
+  TREE_ATTN_HOST_DEVICE float* row(Count item, Count r) const {
+    return floats + first_unit + (std::int64_t{item} * n_rows + r) * n_state;
+  }
+};
+
+/// The tree above the leaves of a thread group's run of units, in one slot each, one lane's part of it: a binary counter. It
+/// holds the states of subtrees that wait for what is on their right, one a level; a leaf merges with those of the levels
+/// below the one at which it parts from the next leaf. When a unit ends, all that wait are merged, from right to left, and
+/// its state is stored. Slots without leaves are neutral, so they are left out.
+/// @tparam Waiting where a leaf waits that is a left sibling: on the chip. Others wait in memory of the thread group.
+/// @paper{thm_1, Thm. 1}
+template <IsThreadGroup ThreadGroup, class Leaves, class Waiting>
+class UnitForest {
+ public:
+  static constexpr int kElements = ThreadGroup::kElements;
+  using State = LaneState<kElements>;
+
+  /// @param run of the thread group @param stack of slot 0 @param rows of the first unit, from the thread group's first on
+  /// @param n_rows rows in use @param waiting what Waiting is made of
+  template <class... Of>
+  __device__ __forceinline__ UnitForest(const UnitRun& run, float* stack, float* rows, const UnitMemory& memory, int n_rows,
+                                        const Leaves& leaves, int lane, const Of&... waiting)
+      : stack_(stack),
+        rows_(rows + ThreadGroup::row(lane, 0) * memory.n_state),
+        n_stack_(memory.n_stack),
+        n_state_(memory.n_state),
+        n_unit_(memory.n_rows * memory.n_state),
+        n_rows_(n_rows),
+        lane_(lane),
+        ends_(run.units.ends()),
+        leaves_(leaves),
+        end_(Count(run.end)),
+        unit_end_(run.begin < run.end ? ends_.of(Count(run.begin)) : end_),
+        waiting_(waiting...) {
+    if constexpr (Leaves::kHasEmptySlots) {
+      if (run.begin < run.end) store_empty_until(leaves.n_leaves() > 0 ? Count(leaves.slot(0)) : end_);
+    }
+  }
+
+  /// Appends the state of leaf i, the next one, in one slot. Slot 0 comes last; a lane may leave the others out. No lane
+  /// reads what another has written.
+  /// @param[in,out] state overwritten
+  __device__ __forceinline__ void push(int i, State& state, int slot = 0) {
+    const LaneForest<kElements, ThreadGroup::kLanes> stack(stack_ + slot * n_stack_, ThreadGroup::place(lane_));
+    const bool is_last = i + 1 == leaves_.n_leaves();
+    const Count at = Count(leaves_.slot(i)), next = is_last ? end_ : Count(leaves_.slot(i + 1));
+    const bool ends_unit = is_last || next >= unit_end_;
+    const int level = ends_unit ? 31 : highest_bit(at ^ next);
+    const Count below = (Count{1} << level) - 1;
+
+    // Merge what waits on its left and has no more to come.
+    TREE_ATTN_LOOP
+    for (Count left = waits_ & below; left != 0; left &= left - 1) {
+      const int other_level = lowest_bit(left);
+      State other;
+      if (other_level == 0)
+        waiting_.load(slot, other);
+      else
+        stack.load(other_level - 1, other);
+      merge(other, state);
+      state = other;
+    }
+    if (ends_unit)
+      store(state, slot);
+    else if (level == 0)
+      waiting_.store(slot, state);
+    else
+      stack.store(level - 1, state);
+    if (slot > 0) return;
+    waits_ = ends_unit ? 0 : (waits_ & ~below) | Count{1} << level;
+    if (!ends_unit) return;
+    advance();
+    if constexpr (Leaves::kHasEmptySlots) store_empty_until(next);
+  }
+
+  /// Whether this lane has stored a component that is not finite. D is not finite only together with all of n.
+  __device__ __forceinline__ bool is_broken() const { return zero_ != 0; }
+
+ private:
+  /// Units whose rows of this lane have no leaf below a slot.
+  __device__ __forceinline__ void store_empty_until(Count slot) {
+    while (unit_end_ <= slot && unit_end_ <= end_) {
+      State state;
+      set_empty(state);
+      TREE_ATTN_UNROLL
+      for (int i = 0; i < ThreadGroup::kSlots; ++i)
+        if (ThreadGroup::row(lane_, i) < n_rows_) store(state, i);
+      advance();
+    }
+  }
+  __device__ __forceinline__ void advance() { rows_ += n_unit_, unit_end_ = ends_.of(unit_end_); }
+  __device__ __forceinline__ void store(const State& state, int slot) {
+    float* const to = rows_ + slot * n_state_;
+    if (ThreadGroup::component(lane_, 0) == 0) {
+      Bytes16 bytes;
+      const float head[4] = {state.shift, state.sum};
+      std::memcpy(&bytes, head, sizeof bytes);
+      store_fresh16(to, bytes);
+    }
+    TREE_ATTN_UNROLL
+    for (int c = 0; c < kElements; ++c) {
+      const int j = ThreadGroup::component(lane_, c);
+      if (UnitMemory::kFirstComponent + j < static_cast<int>(n_state_))
+        store_fresh(to + UnitMemory::kFirstComponent + j, state.n[c]);
+    }
+    // 0 * x is NaN if x is not finite. Every state of the run passes here, by itself or merged.
+    TREE_ATTN_UNROLL
+    for (int c = 0; c < kElements; ++c) zero_ = fused_multiply_add(0.0f, state.n[c], zero_);
+  }
+
+  float *stack_, *rows_;
+  Count n_stack_, n_state_, n_unit_;
+  int n_rows_, lane_;
+  UnitEnds ends_;
+  Leaves leaves_;
+  Count end_, unit_end_;
+  Count waits_ = 0;  ///< bit h: a subtree of level h, in leaves, waits for its right sibling
+  Waiting waiting_;
+  float zero_ = 0;
+};
+
+/// What a walk leaves: a state for each unit of a run of a thread group.
+struct UnitTarget {
+  const UnitRun& run;
+  float *stack, *rows;  ///< see UnitForest
+  const UnitMemory& memory;
+  int n_rows;
+
+  template <IsThreadGroup ThreadGroup, class Leaves, class Waiting, class... Of>
+  __device__ __forceinline__ auto forest(const Leaves& leaves, int lane, const Of&... waiting) const {
+    return UnitForest<ThreadGroup, Leaves, Waiting>(run, opaque(stack), rows, memory, n_rows, leaves, lane, waiting...);
+  }
+};
+
+}  // namespace tree_attn::TREE_ATTN_PLATFORM

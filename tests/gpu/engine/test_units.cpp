@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Units of work: which slots each has, how many there are, and that none of this changes a bit (section 5.3).
+#include "gpu/engine/units.hpp"
+#include "tests/support/device_params.hpp"
+#include "tests/support/sweep.hpp"
+
+#include <random>
+
+namespace tree_attn::test::units_test {
+namespace {
+
+/// The shard [begin, end) of sequences of these lengths, without memory.
+DecodeParams params_of(const std::vector<std::int64_t>& lengths, KeyRange shard) {
+  DecodeParams params;
+  params.lengths = lengths.data(), params.batch = static_cast<std::int64_t>(lengths.size());
+  params.kv_heads = 2, params.group = 12;
+  params.begin = shard.begin, params.end = shard.end;
+  return params;
+}
+
+}  // namespace
+
+/// @tested{thm_1, Thm. 1}
+TEST_CASE("units: aligned subtrees of 2^c leaves that cover the leaves of a shard, none across two of its subtrees") {
+  std::mt19937 random(6700);
+  const auto upto = [&random](std::int64_t n) { return std::uniform_int_distribution<std::int64_t>(0, n)(random); };
+  bool right = true;
+  for (int i = 0; i < 4000; ++i) {
+    const std::int64_t first = i % 3 == 0 ? 0 : upto(300), end = first * kLeafKeys + 1 + upto(40000);
+    const KeyRange shard{first * kLeafKeys, end};
+    const std::int64_t slots = leaf_at(end + kLeafKeys - 1) - first, begin = upto(slots - 1),
+                       n = 1 + upto(slots - begin - 1);
+    UsedSlots used{Count(first + begin), Count(first + begin + n), Count(first + begin + n), Count(first + begin + n)};
+    if (n > 2 && i % 2 == 0) {  // a gap
+      used.gap = Count(used.first + 1 + upto(n - 3));
+      used.after = Count(used.gap + 1 + upto(used.end - used.gap - 2));
+    }
+    const bool is_whole = i % 5 < 2;
+    const int log = static_cast<int>(upto(11));
+    const Units units(shard, used, log, is_whole);
+    std::int64_t reached = -1;
+    for (Count k = 0; k < units.size(); ++k) {
+      const std::int64_t from = units.begin_of(k), to = units.end_of(from);
+      // Neighbours touch, but for a gap without leaves.
+      if (k > 0) right = right && (from == reached || (from > reached && reached >= used.gap && from <= used.after));
+      reached = to;
+      right = right && units.number_of(from) == k && units.number_of(to - 1) == k;
+      const std::int64_t size = to - from;
+      right = right && size <= std::int64_t{1} << log && (size & (size - 1)) == 0 && from % size == 0;
+      if (is_whole) {
+        right = right && size == std::int64_t{1} << log;
+        continue;
+      }
+      // As large as c and the subtree of the shard allow.
+      KeyRange rest = shard;
+      Subtree node = first_subtree(rest.begin, rest.end);
+      for (; node.end() <= from * kLeafKeys; node = first_subtree(rest.begin, rest.end)) rest.begin = node.end();
+      const std::int64_t of_node = std::max<std::int64_t>(1, (node.end() - node.begin()) / kLeafKeys);
+      right = right && size == std::min(of_node, std::int64_t{1} << log);
+    }
+    right = right && units.begin_of(0) <= used.first && reached >= used.end;
+    // Slots without a unit have no leaf.
+    for (std::int64_t slot = used.first; slot < used.end; ++slot)
+      right = right && (units.number_of(slot) < units.size() || (slot >= used.gap && slot < used.after));
+    if (!right) FAIL("shard [" << shard.begin << ", " << shard.end << "), c " << log << ", case " << i);
+  }
+  CHECK(right);
+}
+
+/// Every work item once, in runs of one query tile, for any number of takers; and no more items than there is memory for.
+/// @tested{thm_1, Thm. 1}
+TEST_CASE("units: takers divide the work items of all query tiles in equal runs") {
+  const std::vector<std::vector<std::int64_t>> batches{{1000}, {0}, {0, 1, 64, 65, 1000, 5}, {100000, 3, 3}};
+  for (const std::vector<std::int64_t>& lengths : batches) {
+    for (const KeyRange shard : {KeyRange{0, 100000}, KeyRange{64, 900}, KeyRange{64, 128}, KeyRange{512, 512}}) {
+      for (const int log_rows : {0, 3}) {
+        for (const Count n_takers : {1, 7, 64, 528}) {
+          const DecodeParams params = params_of(lengths, shard);
+          const UnitRule rule{.least_log = 1, .most_items = 4 * n_takers, .n_blocks = n_takers};
+          const Division all(params, rule, log_rows);
+          const EqualRuns runs{all.n_items(params, Count(params.batch)), n_takers};
+          INFO("shard from " << shard.begin << ", " << n_takers << " takers, 2^" << log_rows << " rows");
+          Count reached = 0, most = 0, least = runs.n_items;
+          bool right = true;
+          for (Count taker = 0; taker < n_takers; ++taker) {
+            const Count begin = runs.begin_of(taker), end = runs.begin_of(taker + 1);
+            most = std::max(most, end - begin), least = std::min(least, end - begin);
+            FoundEntry found{};
+            for (Count item = begin; item < end;) {
+              const UnitRun run = all.run_at(params, item, end, found);
+              right = right && run.first == item && item == reached && run.last > item && run.last <= end;
+              right = right && run.kv_head / 2 == run.found.entry && run.first_row % (1u << log_rows) == 0;
+              const KeyRange leaves = params.leaves_of_slots(run.found.entry, run.begin, run.end);
+              right = right && !leaves.empty() && leaves.begin == run.begin * kLeafKeys;
+              // Parts of a run are runs.
+              std::int64_t at = run.begin;
+              for (Count part = 0; part < 3; ++part) {
+                const UnitRun own = run.part(part, 3);
+                right = right && own.begin == at, at = own.end;
+              }
+              right = right && at == run.end;
+              found = run.found, item = reached = run.last;
+            }
+          }
+          CHECK(right);
+          CHECK(reached == runs.n_items);
+          CHECK(most - least <= 1);
+        }
+      }
+    }
+  }
+}
+
+/// The rule: few enough states, few enough work items, and one for each block if there are as many leaves.
+TEST_CASE("units: as large as the rule says, and no larger") {
+  const UnitRule rule{.least_log = 2, .most_items = 400, .n_blocks = 100};
+  CHECK(rule.log_of(1, 1600) == 2);
+  CHECK(rule.log_of(1, 1604) == 3);
+  CHECK(rule.log_of(4, 1600) == 4);
+  CHECK(rule.log_of(1, 399) == 1);
+  CHECK(rule.log_of(1, 99) == 0);
+  CHECK(rule.log_of(1, 0) == 0);
+}
+
+/// @tested{thm_1, Thm. 1}
+TEST_CASE("units: no bit depends on their size, in finished rows and in the states of any shard") {
+  unsigned seed = 6750;
+  for (const auto& [dtype, heads, d] : {std::tuple{DType::F32, 1, 64},
+                                        {DType::F32, 2, 136},
+                                        {DType::BF16, 11, 128},
+                                        {DType::F16, 2, 136},
+                                        {DType::BF16, 9, 512}}) {
+    const Axes axes{
+        .batch = 2, .heads = heads, .kv_heads = 1, .head_dim = d, .value_dim = d, .n_keys = 2000, .dtype = dtype};
+    const auto workload = normal_workload(++seed, axes, std::vector<std::int64_t>{1990, 700});
+    INFO(name_of(dtype) << ", d " << d);
+    const DecodeOutput want = run_step(device::kEqualRuns, *workload, {.n_splits = 1, .unit_log = 0});
+    for (const int log : {1, 2, 3, 5, 7})
+      CHECK(same_output(run_step(device::kEqualRuns, *workload, {.n_splits = 3, .unit_log = log}), want));
+    for (const KeyRange range : {KeyRange{0, 2000}, {64, 2000}, {7 * 64, 23 * 64}, {13 * 64, 14 * 64}, {64, 64 + 5}}) {
+      CAPTURE(range.begin);
+      const Forest<float> few = forest_of(device::kEqualRuns, *workload, range, 1, 0);
+      for (const int log : {1, 2, 4, 6}) CHECK(same_bits(forest_of(device::kEqualRuns, *workload, range, 5, log), few));
+    }
+  }
+}
+
+}  // namespace tree_attn::test::units_test
