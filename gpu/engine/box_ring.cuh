@@ -27,7 +27,7 @@ class BoxRing : BoxRows<typename Tile::Stored, Leaves_> {
   /// Boxes of the longest row of keys, which the ring holds at least, and boxes of the ring at most.
   static constexpr int kKeyBoxes = Tile::kKeyDim / kBoxColumns, kMostStages = 27;
   /// Leaves that begin() reaches at most: longer rows than narrower tiles take have five boxes.
-  static constexpr int kFirstLeaves = (kMostStages + 4) / 5;
+  __device__ __forceinline__ static int first_leaves() { return (kMostStages + 4) / 5; }
 
   /// @param memory n_stages boxes @param full [kMostStages], unused without tensor maps @param flags one for each warp
   /// @param values_in_keys whether values are the first components of the keys

@@ -175,9 +175,10 @@ class MmaPipeline {
   __device__ __forceinline__ MmaPipeline(Arena& arena, const Arguments& arguments)
       : aligned_(arguments.aligned),
         n_row_tiles_(arguments.n_row_tiles),
+        n_stages_(Ring::n_stages(arguments.maps)),
         full_(arena.take<Barrier>(n_warps() * Ring::kStages)),
-        memory_(arena.take<Bytes16>(n_vectors(n_warps(), Ring::n_stages(arguments.maps)), kBoxAlignment)),
-        ring_(memory_ + first_ring<Tile>(n_warps()) + first_of_team() * Ring::n_stages(arguments.maps) * Ring::kStageVectors,
+        memory_(arena.take<Bytes16>(n_vectors(n_warps(), n_stages_), kBoxAlignment)),
+        ring_(memory_ + first_ring<Tile>(n_warps()) + first_of_team() * n_stages_ * Ring::kStageVectors,
               full_ + first_of_team() * Ring::kStages, arguments.maps, lane_of<Tile>(threadIdx.x), n_row_tiles_,
               thread_group() == first_of_team()) {}
   static Arguments arguments(const Params& params, const LaunchPlan& plan) {
@@ -191,7 +192,7 @@ class MmaPipeline {
     if constexpr (Ring::kHasMaps) async_proxy_fence();
   }
   __device__ __forceinline__ Scratch scratch() const {
-    return {shared_as<float>(memory_), 4 * n_vectors(n_warps(), ring_.n_stages())};
+    return {shared_as<float>(memory_), 4 * n_vectors(n_warps(), n_stages_)};
   }
   __device__ __forceinline__ void operator()(const Params& params, std::int64_t kv_head, std::int64_t first_row,
                                              KeyRange range, float* forests, std::int64_t n_forest) {
@@ -235,7 +236,7 @@ class MmaPipeline {
   }
 
   bool aligned_;
-  int n_row_tiles_;
+  int n_row_tiles_, n_stages_;  ///< stages of each warp
   Shared<Barrier> full_;
   Shared<Bytes16> memory_;
   Ring ring_;

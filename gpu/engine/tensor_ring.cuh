@@ -206,12 +206,11 @@ class TileRing : BoxRows<typename Tile::Stored, Leaves_> {
   using Maps = std::conditional_t<kHasMaps, TileMaps, NoMaps>;
   static constexpr int kTileBoxes = kHasMaps && Tile::kBoxes > 1 ? 2 : 1;  ///< of a tile
   static constexpr int kTiles = Tile::kBoxes / kTileBoxes;                 ///< of a leaf of keys, and of its values
-  /// Most tiles of the ring: 48 KiB per warp, or 32 where parked states leave no more; without tensor maps 24 KiB, always.
+  /// Most tiles of the ring for each warp of a team: 48 KiB, or 32 where parked states leave no more; without tensor maps
+  /// 24 KiB, always.
   static constexpr int kStages = !kHasMaps ? 3 : kTileBoxes == 1 ? 6 : Tile::kElements * Tile::kSlots < 64 ? 3 : 2;
   static constexpr int kStageVectors = kTileBoxes * kBoxVectors;  ///< of 16 bytes
-  /// Leaves that begin() reaches.
-  static constexpr int kFirstLeaves = (kStages + 2 * kTiles - 1) / (2 * kTiles);
-  /// Tiles of the ring.
+  /// Tiles of the ring for each warp.
   __device__ __forceinline__ static int n_stages(const Maps& maps) {
     if constexpr (kHasMaps && !kFitsLargestBlock)
       return maps.n_stages;
@@ -220,7 +219,7 @@ class TileRing : BoxRows<typename Tile::Stored, Leaves_> {
   }
 
   /// Initialises the barriers. All lanes of the team call it.
-  /// @param memory n_stages(maps) stages @param full as many barriers; unused without tensor maps
+  /// @param memory n_stages(maps) stages for each warp of the team @param full as many barriers; unused without tensor maps
   /// @param n_warps of the team @param leads whether this warp is the first of them
   __device__ __forceinline__ TileRing(Shared<Bytes16> memory, Shared<Barrier> full, const Maps& maps, int lane, int n_warps,
                                       bool leads)
@@ -246,7 +245,10 @@ class TileRing : BoxRows<typename Tile::Stored, Leaves_> {
     sync();
     return any;
   }
-  __device__ __forceinline__ int n_stages() const { return n_stages(*maps_); }
+  /// Tiles of the ring: of all warps of the team, where copies may be so many.
+  __device__ __forceinline__ int n_stages() const { return kHasMaps ? n_stages(*maps_) * n_warps_ : kStages; }
+  /// Leaves that begin() reaches.
+  __device__ __forceinline__ int first_leaves() const { return (n_stages() + 2 * kTiles - 1) / (2 * kTiles); }
 
   /// Starts to fill all stages with what lies first in a range. All tiles of the range before it have been read; what the
   /// team has written to the ring's memory since, loaded rows among it, is ordered before copies, see async_proxy_fence().

@@ -286,7 +286,7 @@ template <IsMmaTile Tile, class Ring, class Target>
 __device__ __forceinline__ void accumulate_tiles(const DecodeParams& params, std::int64_t kv_head, std::int64_t first_row,
                                                  const typename Ring::Leaves& leaves, const Target& target, bool aligned,
                                                  Ring& ring, Shared<Bytes16> memory_of_warp) {
-  begin_early(leaves, aligned ? Ring::kFirstLeaves : 0, [&] {
+  begin_early(leaves, aligned ? ring.first_leaves() : 0, [&] {
     if (aligned) ring.template begin<true>(params, kv_head, leaves);
   });
   // Opaque, so that nothing of all that follows from the lane is worked out before the first copies.

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The library kernel with its exchange in the modes of the emulator that watch it, on devices of one host thread.
+#include "gpu/emulator/settings.hpp"
 #include "gpu/engine/equal_runs.cuh"
 #include "gpu/engine/one_shot.cuh"
-#include "gpu/emulator/settings.hpp"
 #include "tests/support/device_params.hpp"
 #include "tests/support/message.hpp"
 
