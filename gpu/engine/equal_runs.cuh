@@ -32,17 +32,32 @@ __global__ void __launch_bounds__(Pipeline::kThreads, 1)
     const Division all(params, memory.rule, memory.log_rows, WarpScan{});
     const int n_takers =
         Pipeline::n_takers(static_cast<int>(blockDim.x), row_tiles_of_slots<typename Pipeline::ThreadGroup>(memory.n_slots));
-    const EqualRuns runs{all.n_items(params, Count(params.batch), WarpScan{}), gridDim.x * Count(n_takers)};
-    const Count taker = blockIdx.x * Count(n_takers) + Count(warp_uniform(pipeline.taker())), end = runs.begin_of(taker + 1);
+    const Count n_items = all.n_items(params, Count(params.batch), WarpScan{}), n_divided = memory.n_divided(n_items),
+                taker = blockIdx.x * Count(n_takers) + Count(warp_uniform(pipeline.taker()));
+    const EqualRuns runs{n_divided, gridDim.x * Count(n_takers)};
     FoundEntry found{};
-    TREE_ATTN_LOOP
-    for (Count next = runs.begin_of(taker); next < end;) {
-      const UnitRun run = all.run_at(params, next, end, found, WarpScan{});
-      next = run.last, found = run.found;
-      pipeline.walk(params, run, memory);
-      if (next < end) pipeline.renew();
-    }
+    bool is_first = true;
+    const auto walk = [&](Count next, Count end) {
+      TREE_ATTN_LOOP
+      while (next < end) {
+        if (!is_first) pipeline.renew();
+        is_first = false;
+        const UnitRun run = all.run_at(params, next, end, found, WarpScan{});
+        next = run.last, found = run.found;
+        pipeline.walk(params, run, memory);
+      }
+    };
+    walk(runs.begin_of(taker), runs.begin_of(taker + 1));
     wait_for_previous_launch();
+    if (memory.ticket == nullptr) return;
+
+    // The last eighth, as thread groups come to it. Each draws once more before it walks.
+    TREE_ATTN_LOOP
+    for (Count drawn = n_divided + pipeline.draw(memory.ticket); drawn < n_items;) {
+      const Count next = n_divided + pipeline.draw(memory.ticket), end = drawn + Pipeline::kDrawn;
+      walk(drawn, end < n_items ? end : n_items);
+      drawn = next;
+    }
   }
 }
 
@@ -61,11 +76,13 @@ inline constexpr std::int64_t kStoredBytes<Tile> = sizeof(typename Tile::Stored)
 
 /// The memory of a step, on the host.
 template <IsPipeline Pipeline>
-UnitMemory unit_memory(const typename Pipeline::Params& params, const LaunchPlan& plan, bool is_whole, float* floats) {
+UnitMemory unit_memory(const typename Pipeline::Params& params, const LaunchPlan& plan, bool is_whole,
+                       const Workspace& workspace = {}) {
   using ThreadGroup = typename Pipeline::ThreadGroup;
   UnitMemory memory{.log_rows = log_rows_of_slots<ThreadGroup>(ThreadGroup::kSlots * plan.n_row_tiles),
                     .n_slots = ThreadGroup::kSlots * plan.n_row_tiles,
-                    .floats = floats};
+                    .floats = workspace.floats,
+                    .ticket = plan.has_ticket ? workspace.counters : nullptr};
   memory.n_rows = Count(std::min<std::int64_t>(params.group, std::int64_t{1} << memory.log_rows));
   memory.n_state = Count(UnitMemory::kFirstComponent + (params.d_v + 3) / 4 * 4);
   const int n_groups = plan.n_threads / ThreadGroup::kLanes;  // of a block

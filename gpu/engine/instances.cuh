@@ -36,8 +36,9 @@ LaunchPlan plan_equal_runs(const Params& params, const LaunchOptions& options) {
     plan.n_splits =
         options.n_splits > 0 ? options.n_splits : static_cast<int>((plan.n_blocks + n - 1) / std::max<std::int64_t>(1, n));
     plan.shared_bytes = kKernelBytes + block.n_bytes;
-    plan.unit_log = options.unit_log;
-    const UnitMemory memory = unit_memory<Pipeline>(params, plan, true, nullptr);
+    plan.unit_log = options.unit_log, plan.has_ticket = options.has_ticket;
+    plan.n_counters = 1;
+    const UnitMemory memory = unit_memory<Pipeline>(params, plan, true);
     const std::int64_t items = most_items<Pipeline>(params, plan, memory);
     plan.n_floats = memory.first_unit + items * memory.n_rows * memory.n_state;
     // As many warps as have eight units each.
@@ -54,7 +55,7 @@ UnitMemory run_units(const Params& params, bool is_whole, const LaunchPlan& plan
   UnitMemory memory;
   with_pipeline<T>(params, [&](auto pipeline) {
     using Pipeline = typename decltype(pipeline)::type;
-    memory = unit_memory<Pipeline>(params, plan, is_whole, workspace.floats);
+    memory = unit_memory<Pipeline>(params, plan, is_whole, workspace);
     launch(decode_units<Pipeline>,
            {.grid = {static_cast<unsigned>(plan.n_blocks)},
             .block = {static_cast<unsigned>(plan.n_threads)},

@@ -56,7 +56,9 @@ concept IsPipeline = IsThreadGroup<typename Pipeline::ThreadGroup> &&
   { Pipeline::n_takers(1, 1) } -> std::same_as<int>;
   { pipeline.taker() } -> std::same_as<int>;
   pipeline.walk(params, UnitRun{}, UnitMemory{});
-  pipeline.renew();  // between two walks
+  pipeline.renew();                                                           // between two walks
+  { Pipeline::kDrawn } -> std::convertible_to<Count>;                         // work items that a taker draws at once
+  { pipeline.draw(static_cast<unsigned*>(nullptr)) } -> std::same_as<Count>;  // the first of them
 };
 
 /// Calls f with the narrowest sub-warp that holds a row of max(d_h, d_v) elements: 8, 16 or 32 lanes of 16 bytes, then 32
@@ -177,6 +179,7 @@ class MmaPipeline {
         n_row_tiles_(arguments.n_row_tiles),
         n_stages_(Ring::n_stages(arguments.maps)),
         full_(arena.take<Barrier>(n_warps() * Ring::kStages)),
+        drawn_(arena.take<Count>(n_warps())),
         memory_(arena.take<Bytes16>(n_vectors(n_warps(), n_stages_), kBoxAlignment)),
         ring_(memory_ + first_ring<Tile>(n_warps()) + first_of_team() * n_stages_ * Ring::kStageVectors,
               full_ + first_of_team() * Ring::kStages, arguments.maps, lane_of<Tile>(threadIdx.x), n_row_tiles_,
@@ -217,6 +220,11 @@ class MmaPipeline {
     publish_scratch();
     ring_.sync();
   }
+  static constexpr Count kDrawn = 1;
+  __device__ __forceinline__ Count draw(unsigned* ticket) const {
+    const bool leads = thread_group() == first_of_team() && lane_of<Tile>(threadIdx.x) == 0;
+    return ring_.tell(leads ? atomicAdd(ticket, kDrawn) : 0, drawn_ + first_of_team());
+  }
 
  private:
   static constexpr int n_vectors(int n_warps, int n_stages) {
@@ -238,6 +246,7 @@ class MmaPipeline {
   bool aligned_;
   int n_row_tiles_, n_stages_;  ///< stages of each warp
   Shared<Barrier> full_;
+  Shared<Count> drawn_;  ///< one for each warp
   Shared<Bytes16> memory_;
   Ring ring_;
 };
@@ -308,6 +317,14 @@ class BoxPipeline {
   __device__ __forceinline__ void renew() const {
     publish_scratch();
     ring_.sync();
+  }
+  static constexpr Count kDrawn = 1;
+  __device__ __forceinline__ Count draw(unsigned* ticket) const {
+    if (threadIdx.x == 0) flags_[0] = static_cast<int>(atomicAdd(ticket, kDrawn));
+    __syncthreads();
+    const Count drawn = Count(int(flags_[0]));
+    __syncthreads();
+    return drawn;
   }
 
  private:
@@ -421,6 +438,10 @@ class SubWarpPipeline {
   __device__ __forceinline__ static void renew() {
     publish_scratch();
     __syncwarp();
+  }
+  static constexpr Count kDrawn = kWarp / SubWarp::kLanes;
+  __device__ __forceinline__ static Count draw(unsigned* ticket) {
+    return warp_uniform(threadIdx.x % kWarp == 0 ? atomicAdd(ticket, kDrawn) : 0);
   }
 
  private:

@@ -76,8 +76,15 @@ struct UnitMemory {
   std::int64_t first_unit = 0;    ///< floats before the units
   Count n_stack = 0;              ///< floats of the states that wait for a slot of a thread group
   Count n_rows = 1, n_state = 0;  ///< rows of a unit; floats of a state
+  unsigned* ticket = nullptr;     ///< work items of the last eighth that were drawn; null: none are
 
   static constexpr int kFirstComponent = 4;
+  /// Of n work items, those that are divided among thread groups beforehand. The others are drawn one after the other.
+  TREE_ATTN_HOST_DEVICE Count n_divided(Count n) const { return ticket == nullptr ? n : n - n / 8; }
+  /// Makes it ready for the next step: by one thread of the launch that combines.
+  __device__ __forceinline__ void return_tickets() const {
+    if (ticket != nullptr) store_fresh(ticket, 0u);
+  }
   /// Row r of the unit of a work item.
   TREE_ATTN_HOST_DEVICE float* row(Count item, Count r) const {
     return floats + first_unit + (std::int64_t{item} * n_rows + r) * n_state;
