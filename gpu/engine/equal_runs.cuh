@@ -96,6 +96,7 @@ UnitMemory unit_memory(const typename Pipeline::Params& params, const LaunchPlan
     const std::int64_t of_states = 8 * std::int64_t{memory.n_rows} * memory.n_state * std::int64_t{sizeof(float)},
                        of_leaf = bytes_of_leaf(params, kStoredBytes<ThreadGroup>);
     while (of_states > of_leaf << rule.least_log) ++rule.least_log;
+    rule.n_takers = Count(plan.n_blocks * Pipeline::n_takers(plan.n_threads, plan.n_row_tiles));
     rule.most_items = Count(4 * n_thread_groups / plan.n_row_tiles);
     rule.n_blocks = Count(plan.n_blocks);
   }
@@ -111,7 +112,11 @@ template <IsPipeline Pipeline>
 std::int64_t most_items(const typename Pipeline::Params& params, const LaunchPlan& plan, const UnitMemory& memory) {
   const std::int64_t n_tiles = n_query_tiles<typename Pipeline::ThreadGroup>(params, plan.n_row_tiles),
                      of_ends = n_tiles * (3 + params.n_subtrees_of_shard());
-  const std::int64_t most = std::max<std::int64_t>(memory.rule.most_items, 2 * std::int64_t{memory.rule.n_blocks}) + of_ends;
+  const UnitRule& rule = memory.rule;
+  // Uneven runs ask for four times as many, but not for smaller units than the states allow.
+  const std::int64_t of_runs = std::min<std::int64_t>(4 * std::int64_t{rule.most_items},
+                                                      n_tiles * (params.most_slots() >> rule.least_log)),
+                     most = std::max<std::int64_t>(of_runs, 2 * std::int64_t{rule.n_blocks}) + of_ends;
   return std::min(most, n_tiles * (params.most_slots() + 2));
 }
 

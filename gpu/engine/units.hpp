@@ -116,17 +116,24 @@ class Units {
 struct UnitRule {
   int least_log = 0;     ///< c, at least: so that states are at most an eighth of the bytes that are read
   Count most_items = 0;  ///< work items, beside those of the ends: four for each thread group of the grid
+  Count n_takers = 1;    ///< runs that they are divided into
   Count n_blocks = 1;    ///< work items at least, if there are so many leaves: one for each block
   bool is_whole = false;
 
+  /// The smallest c that keeps to both. Of few large units some takers have one more than others: if that is more than an
+  /// eighth of a run, units are smaller, up to four times as many.
   /// @param n_tiles query tiles of a batch entry @param n_slots of all entries that have leaves
   TREE_ATTN_HOST_DEVICE int log_of(Count n_tiles, Count n_slots) const {
     const auto n = [=](int log) { return std::uint64_t{n_tiles} * (n_slots >> log); };
     int log = least_log;
     while (log < 31 && n(log) > most_items) ++log;
+    while (log > least_log && are_uneven(Count(n(log)))) --log;
     while (log > 0 && n(log) < n_blocks) --log;
     return log;
   }
+
+ private:
+  TREE_ATTN_HOST_DEVICE bool are_uneven(Count n) const { return (n + n_takers - 1) / n_takers * n_takers > n + n / 8; }
 };
 
 /// Neighbouring work items of one query tile, on one side of a gap.

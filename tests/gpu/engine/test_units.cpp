@@ -77,7 +77,7 @@ TEST_CASE("units: takers divide the work items of all query tiles in equal runs"
       for (const int log_rows : {0, 3}) {
         for (const Count n_takers : {1, 7, 64, 528}) {
           const DecodeParams params = params_of(lengths, shard);
-          const UnitRule rule{.least_log = 1, .most_items = 4 * n_takers, .n_blocks = n_takers};
+          const UnitRule rule{.least_log = 1, .most_items = 4 * n_takers, .n_takers = n_takers, .n_blocks = n_takers};
           const Division all(params, rule, log_rows);
           const EqualRuns runs{all.n_items(params, Count(params.batch)), n_takers};
           INFO("shard from " << shard.begin << ", " << n_takers << " takers, 2^" << log_rows << " rows");
@@ -114,9 +114,14 @@ TEST_CASE("units: takers divide the work items of all query tiles in equal runs"
 
 /// The rule: few enough states, few enough work items, and one for each block if there are as many leaves.
 TEST_CASE("units: as large as the rule says, and no larger") {
-  const UnitRule rule{.least_log = 2, .most_items = 400, .n_blocks = 100};
+  const UnitRule rule{.least_log = 2, .most_items = 400, .n_takers = 100, .n_blocks = 100};
   CHECK(rule.log_of(1, 1600) == 2);
   CHECK(rule.log_of(1, 1604) == 3);
+  // 201 units would give one of 100 takers a half more than the others, and 402 a quarter.
+  CHECK(rule.log_of(1, 1608) == 2);
+  CHECK(UnitRule{.most_items = 400, .n_takers = 100}.log_of(1, 1600) == 2);
+  CHECK(UnitRule{.most_items = 400, .n_takers = 100}.log_of(1, 1608) == 1);
+  CHECK(UnitRule{.most_items = 400, .n_takers = 100}.log_of(1, 3200) == 3);
   CHECK(rule.log_of(4, 1600) == 4);
   CHECK(rule.log_of(1, 399) == 1);
   CHECK(rule.log_of(1, 99) == 0);
