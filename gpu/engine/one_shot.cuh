@@ -128,11 +128,24 @@ class Sources {
   KeyRange rest_;
 };
 
-/// Floats of shared memory of a block that exchanges, beside what it combines with: a state that is sent, or those that are
-/// received.
+/// Floats of a state that is sent, or received, in shared memory.
 TREE_ATTN_HOST_DEVICE constexpr int state_floats(int d_v) { return (kValues + d_v + 3) / 4 * 4; }
-constexpr std::size_t exchange_bytes(int n_warps, int d_v) {
-  return combining_bytes(n_warps) + 128 + static_cast<std::size_t>(kReceived * state_floats(d_v)) * sizeof(float);
+/// Slices of a row, each of which one warp merges.
+TREE_ATTN_HOST_DEVICE constexpr int slices_of(int d_v) { return (d_v + kSlice - 1) / kSlice; }
+/// States of a slice that may wait while the states of all devices are merged: one for each bit of a slot, and one more.
+TREE_ATTN_HOST_DEVICE inline int most_waiting(const Peers& peers) {
+  int n = 2;
+  for (std::int64_t last = leaf_at(peers.range_of_all().end); last > 0; last >>= 1) ++n;
+  return n;
+}
+/// 16-byte vectors of shared memory in which states wait: of the units of a row, by warp, or of all devices, by slice.
+TREE_ATTN_HOST_DEVICE inline int waiting_vectors(const Peers& peers, int n_warps, int d_v) {
+  const int of_units = n_warps * kParkedVectors, of_devices = slices_of(d_v) * most_waiting(peers) * kParkedState;
+  return of_units > of_devices ? of_units : of_devices;
+}
+inline std::size_t exchange_bytes(const Peers& peers, int n_warps, int d_v) {
+  return static_cast<std::size_t>(waiting_vectors(peers, n_warps, d_v)) * sizeof(Bytes16) + 128 +
+         static_cast<std::size_t>(kReceived * state_floats(d_v)) * sizeof(float);
 }
 
 /// What exchange_states() notes in tests; the library notes nothing.
@@ -151,8 +164,8 @@ __device__ __forceinline__ void exchange_block(const DecodeParams& params, const
   Arena arena;
   const int lane = static_cast<int>(threadIdx.x % kWarp), warp = warp_uniform(static_cast<int>(threadIdx.x / kWarp)),
             n_warps = static_cast<int>(blockDim.x / kWarp), d_v = params.d_v, size = state_floats(d_v),
-            n_slices = (d_v + kSlice - 1) / kSlice;
-  const Shared<Bytes16> shared = arena.take<Bytes16>(n_warps * kParkedVectors);
+            n_slices = slices_of(d_v), n_waiting = most_waiting(peers);
+  const Shared<Bytes16> shared = arena.take<Bytes16>(waiting_vectors(peers, n_warps, d_v));
   const Shared<float> states = arena.take<float>(kReceived * size);
   wait_for_previous_launch();
   if (threadIdx.x == 0 && blockIdx.x == 0) memory.return_tickets();
@@ -192,7 +205,7 @@ __device__ __forceinline__ void exchange_block(const DecodeParams& params, const
   TREE_ATTN_LOOP
   for (Count row = blockIdx.x; row < peers.n_rows; row += gridDim.x) {
     const unsigned step = load_fresh(peers.steps + row) + 1;
-    const ParkedStates parked(shared + warp * kParkedVectors, lane);
+    const ParkedStates parked(shared + (warp < n_slices ? warp : 0) * (n_waiting * kParkedState), lane);
     const int component = warp * kSlice + 4 * lane;
     SliceState state;
     set_empty(state);
@@ -251,7 +264,7 @@ inline Launch launch_of_exchange(const DecodeParams& params, const LaunchPlan& p
   while (n_warps * kSlice < params.d_v) n_warps *= 2;
   return {.grid = {static_cast<unsigned>(std::min<std::int64_t>(peers.n_rows, device().n_multiprocessors))},
           .block = {static_cast<unsigned>(n_warps * kWarp)},
-          .shared_bytes = kKernelBytes + exchange_bytes(n_warps, params.d_v),
+          .shared_bytes = kKernelBytes + exchange_bytes(peers, n_warps, params.d_v),
           .continues = true,
           .is_cooperative = true};
 }
