@@ -253,16 +253,20 @@ def instructions():
     if not folder or not counted.exists():
         counted = ROOT / "docs" / "kernel_instructions.json"
     report = json.loads(counted.read_text(encoding="utf-8"))
-    rows = [["worker", "rows by", "for", "before the first copy", "to the arrival, to the exit, a state", "a leaf of 64 keys", "8 KiB", "8 KiB, before", "hot code", "kernel", "registers"]]
+    rows = [["worker", "rows by", "for", "before the first copy", "a leaf of 64 keys", "to the exit", "8 KiB", "8 KiB, before", "hot code", "kernel", "registers"]]
     for walk in report["walks"]:
         worker = walk["worker"]
         before = PER_8_KIB_BEFORE.get(re.sub(r"^MmaTile<(\w+), 128, .*", r"MmaTile<\1>", worker), "")
-        if walk["kernel"] == "equal_runs" and (before or worker == "MmaTile<Half, 128, 8>"):
+        if walk["kernel"] == "decode_units" and (before or worker == "MmaTile<Half, 128, 8>"):
             before = before if walk["architecture"] == "sm_90a" else ""
             rows.append([f"`{worker}`", walk["rows"], walk["architecture"], str(walk.get("start") or ""),
-                         ", ".join(str(walk[end]) for end in ("arrival", "exit", "state") if walk.get(end)), str(walk["leaf"]), str(walk["per_8_kib"]), str(before),
+                         str(walk["leaf"]), str(walk.get("exit") or ""), str(walk["per_8_kib"]), str(before),
                          f"{walk['hot_bytes'] / 1024:.1f} KiB", f"{walk['kernel_bytes'] / 1024:.0f} KiB", str(walk["registers"])])
-    lines = [f"Counted in the code of {report['compiler']}, d = 128:", "", *table(*rows), ""]
+    lines = [f"Counted in the code of {report['compiler']}, d = 128:", "", *table(*rows), "", "And of what combines their states, in the shortest way for a row of one unit, and for eight units more:", ""]
+    combines = [["kernel", "for", "one unit", "eight more", "kernel", "registers"]]
+    combines += [[f"`{one['kernel']}`", one["architecture"], str(one["least"]), str(one["group"]), f"{one['kernel_bytes'] / 1024:.0f} KiB", str(one["registers"])]
+                 for one in report["combines"]]
+    lines += [*table(*combines), ""]
     for architecture in sorted({walk["architecture"] for walk in report["walks"]}):
         walks = [walk for walk in report["walks"] if walk["architecture"] == architecture]
         most, n_large = max(walks, key=lambda walk: walk["hot_bytes"]), sum(walk["hot_bytes"] > 40 * 1024 for walk in walks)

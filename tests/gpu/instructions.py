@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Instructions of the hot loop of every walk, counted in the compiled code; and how packets are stored and loaded.
+"""Instructions of the hot loop of every walk, and of what combines, counted in the compiled code; and how packets are stored and loaded.
 
 count X.o ...   prints the table, and fails where a kernel has no walk, or a walk too much hot code; --json FILE writes it for the
                 documentation; --recorded FILE fails where that file is of the same compiler and has other counts
@@ -24,8 +24,9 @@ What is counted
 * Hot code is the instructions on either of the two ways, each 16 bytes.
 * The start of a walk is the instructions before the first copy of its kind, on the cheapest way forward to one without a call: so a
   loop over the entries of a batch is passed by, and where the compiler asks whether a division of 64 bits fits 32, it does.
-* The ends of a launch are the cheapest way from the walk to the arrival of the block (an atomic increment; in a cluster there is none), and from there to the exit, that
-  copies a state (LDGSTS) and then merges one; a further state that is copied and merged takes the cheapest way around the two loops.
+* The end of a walk is the cheapest way from its loop to the exit.
+* A kernel that combines states of units is counted by the cheapest way that loads a state, merges, stores and exits; and by the cheapest
+  way once around its smallest loop that loads states and merges them: eight units.
 """
 
 import argparse
@@ -51,6 +52,7 @@ FUNCTION = re.compile(r"\s*Function : (\S+)")
 ARCHITECTURE = re.compile(r"\s*code for (\S+)")
 INSTRUCTION = re.compile(r"\s*/\*([0-9a-f]{4,})\*/\s+(@!?\w+\s+)?([A-Z][\w.]*)\s*([^;]*);")
 TARGET = re.compile(r"0x([0-9a-f]+)\s*$")
+COMBINES = re.compile(r"^(combine<|exchange_states\b)")
 ONE_SHOT, PACKETS = re.compile("15exchange_states"), ("STG.E.128.STRONG.SYS", "LDG.E.128.STRONG.SYS")
 # nvcc 13.0 answers "is min(max(x, 0), n) n?" by the predicate of this, which on an H200 is that x is in [0, n].
 WRONG_CLAMP = re.compile(r"R\w+, P[0-6], P[0-6], ")
@@ -292,34 +294,32 @@ def cheapest_way(blocks, starts, steps):
     return None
 
 
-def copies_state(block):
-    return block.count("LDGSTS") > 0
+def loads_state(block):
+    return block.count("LDG.E.128.STRONG.GPU", "LDG.E.64.STRONG.GPU") > 0
 
 
 def merges_state(block):
     return min(block.count("FMUL"), block.count("FADD")) >= 3
 
 
-def arrives(block):
-    return block.count("ATOMG") > 0
+def exits(block):
+    return block.count("EXIT") > 0
 
 
-def ends_of(blocks, loops, place, walk):
-    """The ends of the launch, see the top, behind a walk. @param walk its blocks"""
-    behind = [j for i in walk for j in blocks[i].after if j not in walk]
+def end_of(blocks, walk):
+    """Instructions from a walk to the exit. @param walk its blocks"""
     outside = [Block([]) if i in walk else block for i, block in enumerate(blocks)]
-    arrival = cheapest_way(outside, behind, [copies_state, merges_state, arrives])
-    if arrival is None:
-        return {"arrival": None, "exit": None, "state": None}
-    leave = cheapest_way(outside, [j for block in outside if arrives(block) for j in block.after],
-                         [copies_state, merges_state, lambda block: block.count("STG") > 0, lambda block: block.count("EXIT") > 0])
-    # The smallest loops that copy, and that merge.
-    ways = []
-    for work in (copies_state, merges_state):
-        around = [(len(body), head) for head, body in loops.items() if not body & walk and any(work(blocks[i]) for i in body)]
-        way = around and cheapest(blocks, loops[min(around)[1]], min(around)[1], place, lambda block: (work(block), 0), 1)
-        ways.append(way[0] if way else 0)
-    return {"arrival": arrival, "exit": leave, "state": sum(ways)}
+    return cheapest_way(outside, [j for i in walk for j in blocks[i].after if j not in walk], [exits])
+
+
+def combining(instructions):
+    """Instructions of a kernel that combines, see the top."""
+    blocks = blocks_of(instructions)
+    loops, place = loops_of(blocks)
+    around = [(len(body), head) for head, body in loops.items() if any(loads_state(blocks[i]) for i in body) and any(merges_state(blocks[i]) for i in body)]
+    way = around and cheapest(blocks, loops[min(around)[1]], min(around)[1], place, lambda block: (loads_state(block) + 100 * merges_state(block), 0), 101)
+    return {"least": cheapest_way(blocks, [0], [loads_state, merges_state, lambda block: block.count("STG") > 0, exits]), "group": way[0] if way else None,
+            "kernel_bytes": BYTES * len(instructions)}
 
 
 class Worker:
@@ -396,7 +396,7 @@ def walks_of(name, instructions):
             "per_8_kib": round(per_leaf * 8192 / worker.leaf_bytes),
             "hot_bytes": BYTES * sum(len(blocks[b].instructions) for b in {*one[1], *end[1]}),
             "loop_bytes": BYTES * sum(len(blocks[b].instructions) for b in body),
-            "kernel_bytes": BYTES * len(instructions)} | ends_of(blocks, loops, place, body))
+            "kernel_bytes": BYTES * len(instructions), "exit": end_of(blocks, body)})
     return sorted(walks, key=lambda walk: walk["rows"])
 
 
@@ -408,9 +408,9 @@ def compiler():
 
 
 def walks_of_object(file, tool, wanted):
-    """The walks of the kernels of an object file whose readable name matches `wanted`, and a line for each of these kernels that has
-    code but no walk, and for every kernel that the compiler got wrong."""
-    walks, without = [], []
+    """The walks of the kernels of an object file whose readable name matches `wanted`, what combines, and a line for each of these kernels
+    that has code but no walk, and for every kernel that the compiler got wrong."""
+    walks, combines, without = [], [], []
     printed = [subprocess.run([tool, option, file], capture_output=True, text=True, check=True).stdout for option in ("-sass", "-res-usage")]
     functions = functions_of(printed[0])
     used, architecture = {}, ""
@@ -425,32 +425,36 @@ def walks_of_object(file, tool, wanted):
     for architecture, name, instructions in functions:
         if any(i.opcode.startswith("VIMNMX.RELU") and WRONG_CLAMP.match(i.operands) for i in instructions):
             without.append(f"{names[name]} for {architecture}: a clamp whose predicate is wrong, see WRONG_CLAMP; ask x >= n instead")
+        registers, stack = used[architecture, name]
+        if COMBINES.search(names[name]):
+            kernel = names[name].split("<")[0].split("(")[0] + (", listed leaves" if "<ListedParams" in names[name] else "")
+            combines.append({"kernel": kernel, "architecture": architecture} | combining(instructions) | {"registers": registers, "stack": stack})
         if not re.search(wanted, names[name]) or is_empty(instructions):
             continue
         found = walks_of(names[name], instructions)
         if not found:
             without.append(f"{names[name]} for {architecture}: no walk among its {len(instructions)} instructions")
         for walk in found:
-            registers, stack = used[architecture, name]
             kernel = names[name].split("<")[0] + (", listed leaves" if "ListedParams" in names[name] else "")
             walks.append({"kernel": kernel, "architecture": architecture} | walk | {"registers": registers, "stack": stack})
-    return walks, without
+    return walks, combines, without
 
 
 def walks_in(objects, tool, wanted):
-    """What walks_of_object finds in all object files; the walks in order of kernel, architecture, worker and rows."""
+    """What walks_of_object finds in all object files, in order of kernel, architecture, worker and rows."""
     with concurrent.futures.ProcessPoolExecutor() as pool:
         found = list(pool.map(walks_of_object, objects, [tool] * len(objects), [wanted] * len(objects)))
-    return sorted((walk for walks, _ in found for walk in walks), key=key_of), [line for _, without in found for line in without]
+    walks, combines, without = ([line for lines in lists for line in lines] for lists in zip(*found))
+    return sorted(walks, key=key_of), sorted(combines, key=key_of), without
 
 
 def key_of(walk):
-    return [walk[name] for name in ("kernel", "architecture", "worker", "rows")]
+    return [walk.get(name, "") for name in ("kernel", "architecture", "worker", "rows")]
 
 
 def changes(walks, recorded):
-    """Walks that only one of two lists has, and those whose instructions per leaf, before the first copy, or at the ends differ by more
-    than MOST_CHANGE. What only one of the two was compiled for says nothing."""
+    """Walks, and what combines, that only one of two lists has, and those whose instructions per leaf, before the first copy, or at the
+    end differ by more than MOST_CHANGE. What only one of the two was compiled for says nothing."""
     def counts(these, others, what):
         found = {}
         for walk in these:
@@ -459,8 +463,8 @@ def changes(walks, recorded):
         return {key: sorted(numbers) for key, numbers in found.items()}
 
     found = []
-    for what, words in (("leaf", "per leaf"), ("start", "before the first copy"), ("arrival", "to the arrival"), ("exit", "to the exit"),
-                        ("state", "per further state")):
+    for what, words in (("leaf", "per leaf"), ("start", "before the first copy"), ("exit", "to the exit"), ("least", "for one state"),
+                        ("group", "for eight units")):
         now, before = counts(walks, recorded, what), counts(recorded, walks, what)
         for key in sorted(now.keys() | before.keys()):
             a, b = now.get(key, []), before.get(key, [])
@@ -469,12 +473,14 @@ def changes(walks, recorded):
     return found
 
 
-def table(walks):
-    rows = ["| kernel | architecture | worker | rows by | start | pass | leaf of 64 keys | arrival | exit | state | per 8 KiB | hot code, KiB | loop, KiB | kernel, KiB | registers |",
-            "| --- | --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"]
+def table(walks, combines):
+    rows = ["| kernel | architecture | worker | rows by | start | pass | leaf of 64 keys | exit | per 8 KiB | hot code, KiB | loop, KiB | kernel, KiB | registers |",
+            "| --- | --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"]
     for w in walks:
         sizes = " | ".join(f"{w[key] / 1024:.1f}" for key in ("hot_bytes", "loop_bytes", "kernel_bytes"))
-        rows.append(f"| {w['kernel']} | {w['architecture']} | {w['worker']} | {w['rows']} | {w['start'] or ''} | {w['pass']} | {w['leaf']} | {w['arrival'] or ''} | {w['exit'] or ''} | {w['state'] or ''} | {w['per_8_kib']} | {sizes} | {w['registers']} |")
+        rows.append(f"| {w['kernel']} | {w['architecture']} | {w['worker']} | {w['rows']} | {w['start'] or ''} | {w['pass']} | {w['leaf']} | {w['exit'] or ''} | {w['per_8_kib']} | {sizes} | {w['registers']} |")
+    rows += ["", "| kernel | architecture | one state | eight units | kernel, KiB | registers |", "| --- | --- | ---: | ---: | ---: | ---: |"]
+    rows += [f"| {c['kernel']} | {c['architecture']} | {c['least']} | {c['group']} | {c['kernel_bytes'] / 1024:.1f} | {c['registers']} |" for c in combines]
     return rows
 
 
@@ -530,16 +536,16 @@ def main():
         return SKIPPED
     if asked.command == "packets":
         return check_packets(asked.objects, tool)
-    walks, without = walks_in(asked.objects, tool, asked.kernels)
-    print(*table(walks), sep="\n")
+    walks, combines, without = walks_in(asked.objects, tool, asked.kernels)
+    print(*table(walks, combines), sep="\n")
     if asked.json:
-        lines = ",\n".join("  " + json.dumps(walk) for walk in walks)
-        Path(asked.json).write_text(f'{{"compiler": {json.dumps(compiler())}, "walks": [\n{lines}\n]}}\n', encoding="utf-8")
+        lines, of_combines = (",\n".join("  " + json.dumps(one) for one in these) for these in (walks, combines))
+        Path(asked.json).write_text(f'{{"compiler": {json.dumps(compiler())}, "walks": [\n{lines}\n], "combines": [\n{of_combines}\n]}}\n', encoding="utf-8")
     problems = without + problems_of(walks, asked.most_kib, asked.kernels)
     if asked.recorded:
         recorded = json.loads(Path(asked.recorded).read_text(encoding="utf-8"))
         if recorded["compiler"] == compiler():
-            problems += [f"{change} (ninja kernel_instructions writes {Path(asked.recorded).name})" for change in changes(walks, recorded["walks"])]
+            problems += [f"{change} (ninja kernel_instructions writes {Path(asked.recorded).name})" for change in changes(walks + combines, recorded["walks"] + recorded.get("combines", []))]
         else:
             print(f"instructions: not compared with {Path(asked.recorded).name}, which is of {recorded['compiler']} and not of {compiler()}")
     for problem in problems:
