@@ -36,28 +36,26 @@ __global__ void __launch_bounds__(Pipeline::kThreads, 1)
                 taker = blockIdx.x * Count(n_takers) + Count(warp_uniform(pipeline.taker()));
     const EqualRuns runs{n_divided, gridDim.x * Count(n_takers)};
     FoundEntry found{};
-    bool is_first = true;
-    const auto walk = [&](Count next, Count end) {
-      TREE_ATTN_LOOP
-      while (next < end) {
-        if (!is_first) pipeline.renew();
-        is_first = false;
-        const UnitRun run = all.run_at(params, next, end, found, WarpScan{});
-        next = run.last, found = run.found;
-        pipeline.walk(params, run, memory);
-      }
-    };
-    walk(runs.begin_of(taker), runs.begin_of(taker + 1));
-    wait_for_previous_launch();
-    if (memory.ticket == nullptr) return;
-
-    // The last eighth, as thread groups come to it. Each draws once more before it walks.
+    Count next = runs.begin_of(taker), end = runs.begin_of(taker + 1), drawn = 0;
+    bool is_first = true, draws = false;
     TREE_ATTN_LOOP
-    for (Count drawn = n_divided + pipeline.draw(memory.ticket); drawn < n_items;) {
-      const Count next = n_divided + pipeline.draw(memory.ticket), end = drawn + Pipeline::kDrawn;
-      walk(drawn, end < n_items ? end : n_items);
-      drawn = next;
+    for (;;) {
+      if (next >= end) {
+        // The last eighth, as thread groups come to it. Each draws once more before it walks.
+        if (memory.ticket == nullptr) break;
+        if (!draws) wait_for_previous_launch(), drawn = pipeline.draw(memory.ticket), draws = true;
+        next = n_divided + drawn;
+        if (next >= n_items) break;
+        end = next + Pipeline::kDrawn < n_items ? next + Pipeline::kDrawn : n_items;
+        drawn = pipeline.draw(memory.ticket);
+      }
+      if (!is_first) pipeline.renew();
+      is_first = false;
+      const UnitRun run = all.run_at(params, next, end, found, WarpScan{});
+      next = run.last, found = run.found;
+      pipeline.walk(params, run, memory);
     }
+    wait_for_previous_launch();
   }
 }
 
