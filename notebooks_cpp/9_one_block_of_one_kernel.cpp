@@ -402,8 +402,8 @@ int main() {
   // **Predict:** ten leaves are joined. How many subtrees are left?
 
   // %%
-  const std::int64_t n_sub_warp = forest_floats<Eight>(on.params, kSubWarps);
-  DeviceBuffer<float> of_sub_warps(kSubWarps * n_sub_warp), of_block(forest_floats<Eight>(on.params, 1));
+  const std::int64_t n_sub_warp = GroupForest<Eight>::n_floats(kKeys);
+  DeviceBuffer<float> of_sub_warps(kSubWarps * n_sub_warp), of_block(GroupForest<Eight>::n_floats(kKeys));
   DeviceBuffer<float> z(kDim), lse(1);
   const DeviceOutput output{.out = z.data(), .lse = lse.data()};
   const auto run_block = [&] {
@@ -435,7 +435,7 @@ int main() {
   // The emulator may run threads in any order, and a kernel may cut the range between any two
   // leaves. Neither may change a bit. We run the block under ten seeds of the scheduler, and then
   // all kernels on the same elements, stored as F32, with different numbers of splits: the steps of
-  // the ladder, and the two of the library.
+  // the ladder, and that of the library.
   //
   // **Predict:** which of them give other bits?
 

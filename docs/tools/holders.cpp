@@ -39,7 +39,6 @@ T watched_exchange(unsigned mask, T value, int flip) {
 #define __shfl_xor_sync watched_exchange
 #include "gpu/engine/pipelines.cuh"
 #include "gpu/engine/scalar_rings.cuh"
-#include "gpu/engine/split.cuh"
 #include "gpu/engine/units.hpp"
 #include "gpu/ladder/ladder.hpp"
 

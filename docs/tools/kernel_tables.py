@@ -83,8 +83,7 @@ def steps():
         # Written once; read once for the maximum, and then by every warp of the threads that have a component.
         return 4 * heads * n * (1 + 1 + DIM // 32)
 
-    kinds = {"naive": (by_query, scores), "tensor": (by_tile, no_scores), "equal-runs": (by_tile, no_scores),
-             "short-end": (by_tile, no_scores)}
+    kinds = {"naive": (by_query, scores), "tensor": (by_tile, no_scores), "equal-runs": (by_tile, no_scores)}
     names = {}
     for path in sorted((ROOT / "gpu" / "ladder").glob("[0-9][0-9]_*.cu")):
         names[str(int(path.name[:2]))] = re.search(r'const LadderStep \w+[^;]*?\{\s*\.name = "([\w-]+)"', path.read_text(encoding="utf-8"))[1]
@@ -210,7 +209,6 @@ LADDER = {
     "copies": ("copies in flight, in a ring of stages", "enough bytes in flight while it computes: 40 µs"),
     "tensor": ("16 bits on tensor cores, queries that share keys together", "a quarter of the bytes for 32 heads on 8: 55 µs"),
     "equal-runs": ("equal parts of all the work", "no idle multiprocessor, whatever the batch"),
-    "short-end": ("up to 16k keys, splits merge through the shared memory of a cluster", "about 1 µs less at the end of a launch"),
 }
 
 

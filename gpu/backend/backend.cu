@@ -33,12 +33,12 @@ class KernelBackend final : public Backend {
     if (is_f8 != (shape.value_dtype == DType::F8_E4M3))
       return "F8_E4M3 beside " + std::string(name_of(is_f8 ? shape.value_dtype : shape.dtype)) + "; use --backend cpu";
     const AttentionShape stored = stored_on_device(shape);
-    return library_kernel().refusal(params_of(stored, 1, {}), stored.dtype);
+    return kEqualRuns.refusal(params_of(stored, 1, {}), stored.dtype);
   }
   ErrorTerms error_terms(const AttentionShape& shape) const override {
     const AttentionShape stored = stored_on_device(shape);
     const DecodeParams leaf = params_of(stored, 1, {0, kLeafKeys});
-    return {.exp_error = 4, .n_additions = library_kernel().n_additions(leaf, stored.dtype) - n_tree_additions(kLeafKeys)};
+    return {.exp_error = 4, .n_additions = kEqualRuns.n_additions(leaf, stored.dtype) - n_tree_additions(kLeafKeys)};
   }
   AttentionShape stored(const AttentionShape& shape) const override { return stored_on_device(shape); }
 

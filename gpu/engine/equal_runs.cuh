@@ -11,7 +11,6 @@
 
 #include "gpu/engine/combine.cuh"
 #include "gpu/engine/pipelines.cuh"
-#include "gpu/engine/split.cuh"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 

@@ -2,12 +2,11 @@
 /// @file
 /// @brief The launches of the library kernels for one stored type: which thread group, how many blocks (section 6).
 ///
-/// Only sources that CMake writes include it, one for each kernel and type: each includer compiles the kernels that it
-/// calls.
+/// Only sources that CMake writes include it, one for each order of leaves and type: each includer compiles the kernels that
+/// it calls.
 #pragma once
 
 #include "gpu/engine/equal_runs.cuh"
-#include "gpu/engine/split.cuh"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
@@ -64,50 +63,6 @@ UnitMemory run_units(const Params& params, bool is_whole, const LaunchPlan& plan
            stream, params, memory, Pipeline::arguments(params, plan));
   });
   return memory;
-}
-
-/// See split.cuh.
-template <class T>
-LaunchPlan plan_short_end(const DecodeParams& params, const LaunchOptions& options) {
-  LaunchPlan plan;
-  with_pipeline<T>(params, [&](auto pipeline) {
-    using Pipeline = typename decltype(pipeline)::type;
-    using ThreadGroup = typename Pipeline::ThreadGroup;
-    const BlockSize block = fit_block<Pipeline>(params);
-    const int n_row_tiles = row_tiles<ThreadGroup>(params, block.n_threads);
-    const std::int64_t query_tiles = n_query_tiles<ThreadGroup>(params, n_row_tiles);
-    if (ForestInCluster<ThreadGroup>::kFloats > block.n_scratch_floats || query_tiles > 65535) return;
-    const std::size_t shared_bytes = kKernelBytes + block.n_bytes;
-    const auto n_resident = [&](int size) {
-      return n_resident_clusters(short_end<Pipeline>, {.grid = {static_cast<unsigned>(size)},
-                                                       .block = {static_cast<unsigned>(block.n_threads)},
-                                                       .shared_bytes = shared_bytes,
-                                                       .cluster = size});
-    };
-    const int n = choose_cluster(params, query_tiles, options.n_splits, device().n_multiprocessors, n_resident);
-    if (n == 0) return;
-    plan.n_splits = plan.cluster = n;
-    plan.n_threads = block.n_threads;
-    plan.n_row_tiles = n_row_tiles;
-    plan.n_stages = block.n_stages;
-    plan.n_blocks = static_cast<int>(n * query_tiles);
-    plan.shared_bytes = shared_bytes;
-    plan.overlaps = true;
-    plan.path = kPath<ThreadGroup>;
-    plan.n_floats = query_tiles * SplitWorkspace::of<ThreadGroup>(params, plan, nullptr).n_floats();
-  });
-  return plan;
-}
-
-/// See split.cuh.
-template <class T>
-void run_short_end(const DecodeParams& params, const DeviceOutput& output, const LaunchPlan& plan,
-                   const Workspace& workspace, Stream stream) {
-  if (params.n_rows() == 0) return;
-  with_pipeline<T>(params, [&](auto pipeline) {
-    using Pipeline = typename decltype(pipeline)::type;
-    launch_splits<Pipeline>(short_end<Pipeline>, params, output, Pipeline::arguments(params, plan), plan, workspace, stream);
-  });
 }
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

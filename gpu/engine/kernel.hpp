@@ -34,9 +34,7 @@ double chain_additions(const DecodeParams& params, DType dtype);
 double leaf_additions(const DecodeParams& params, DType dtype);
 double tensor_additions(const DecodeParams& params, DType dtype);
 
-/// The kernels of the library: equal runs of work over all blocks (equal_runs.cuh), and the one that is launched in the
-/// contiguous order: short sequences merge inside a cluster (split.cuh), and the others take equal runs.
-extern const DecodeKernel kEqualRuns, kShortEnd;
-inline const DecodeKernel& library_kernel() { return kShortEnd; }
+/// The kernel of the library: equal runs of units over all blocks (equal_runs.cuh).
+extern const DecodeKernel kEqualRuns;
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

@@ -6,7 +6,6 @@
 #include "gpu/engine/equal_runs.cuh"
 #include "gpu/engine/kernel.hpp"
 #include "gpu/engine/one_shot.cuh"
-#include "gpu/engine/split.cuh"
 #include "reference/state/score_scale.hpp"
 
 #include <algorithm>
@@ -116,23 +115,6 @@ double n_additions(const DecodeParams& params, DType dtype) {
   return multiplies_on_tensor_cores(params, dtype) ? tensor_additions(params, dtype) : leaf_additions(params, dtype);
 }
 
-/// Clusters where they suit the shape and the device, else equal runs.
-LaunchPlan plan(const DecodeParams& params, DType dtype, const LaunchOptions& options) {
-  LaunchPlan plan;
-  with_type(dtype, [&](auto type) { plan = plan_short_end<decltype(type)>(params, options); });
-  return plan.cluster > 0 ? plan : plan_equal_runs(params, dtype, options);
-}
-
-void run(const DecodeParams& params, DType dtype, const DeviceOutput& output, const LaunchPlan& plan,
-         const Workspace& workspace, Stream stream) {
-  if (plan.cluster == 0) return run_equal_runs(params, dtype, output, plan, workspace, stream);
-  with_type(dtype, [&](auto type) { run_short_end<decltype(type)>(params, output, plan, workspace, stream); });
-}
-
-}  // namespace
-
-namespace {
-
 template <class Params>
 void launch_combine(const Params& params, const UnitMemory& memory, const DeviceOutput& output, const LaunchPlan& plan,
                     Stream stream) {
@@ -174,12 +156,5 @@ const DecodeKernel kEqualRuns{.name = "equal-runs",
                               .refusal = accepts_any_grid,
                               .plan = plan_equal_runs<DecodeParams>,
                               .run = run_equal_runs<DecodeParams>};
-
-const DecodeKernel kShortEnd{.name = "short-end",
-                             .keeps_states = true,
-                             .n_additions = n_additions,
-                             .refusal = accepts_any_grid,
-                             .plan = plan,
-                             .run = run};
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

@@ -28,7 +28,6 @@ struct LaunchPlan {
   int n_row_tiles = 1;           ///< tiles of rows that read the same ring of copies: row_tiles()
   int n_stages = 0;              ///< stages of the ring of copies; 0 where there is none
   int n_blocks = 0;              ///< blocks of the grid, where that is not splits times rows
-  int cluster = 0;               ///< blocks of a cluster, which merge through each other's shared memory; 0: no clusters
   std::size_t shared_bytes = 0;  ///< dynamic shared memory of a block
   std::int64_t n_floats = 0;     ///< workspace, in floats
   std::int64_t n_counters = 0;   ///< workspace, in counters

@@ -83,11 +83,23 @@ constexpr int n_thread_groups_of(int n_threads, int n_row_tiles = 1) {
   return n_threads / (ThreadGroup::kLanes * n_row_tiles);
 }
 
-/// Floats of the forest of one slot of a thread group when the shard is cut into n parts.
+/// Query tiles of a problem: every n_row_tiles times kRows queries of a group.
 template <IsThreadGroup ThreadGroup>
-std::int64_t forest_floats(const DecodeParams& params, std::int64_t n_parts) {
-  const std::int64_t longest = (leaves_of({params.begin, params.end}) + n_parts - 1) / n_parts * kLeafKeys;
-  return GroupForest<ThreadGroup>::n_floats(longest);
+std::int64_t n_query_tiles(const DecodeParams& params, int n_row_tiles) {
+  const std::int64_t n_rows = n_row_tiles * ThreadGroup::kRows;
+  return params.batch_kv_heads() * ((params.group + n_rows - 1) / n_rows);
+}
+
+/// Tiles of rows that have so many slots, one on CUDA cores; and their rows, as a power of two.
+template <IsThreadGroup ThreadGroup>
+TREE_ATTN_HOST_DEVICE constexpr int row_tiles_of_slots(int n_slots) {
+  return IsMmaTile<ThreadGroup> ? n_slots / ThreadGroup::kSlots : 1;
+}
+template <IsThreadGroup ThreadGroup>
+TREE_ATTN_HOST_DEVICE constexpr int log_rows_of_slots(int n_slots) {
+  constexpr int kLogRows = ThreadGroup::kRows == 8 ? 3 : ThreadGroup::kRows == 4 ? 2 : 0;
+  static_assert(1 << kLogRows == ThreadGroup::kRows);
+  return kLogRows + (row_tiles_of_slots<ThreadGroup>(n_slots) >> 1);
 }
 
 /// Whether a way in which rows are copied is compiled for this architecture.

@@ -6,8 +6,7 @@
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
 std::span<const DecodeKernel* const> all_kernels() {
-  static constexpr const DecodeKernel* kKernels[] = {&kNaive,  &kFused,  &kVectors,   &kSplit,
-                                                     &kCopies, &kTensor, &kEqualRuns, &kShortEnd};
+  static constexpr const DecodeKernel* kKernels[] = {&kNaive, &kFused, &kVectors, &kSplit, &kCopies, &kTensor, &kEqualRuns};
   return kKernels;
 }
 

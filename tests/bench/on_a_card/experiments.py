@@ -41,7 +41,7 @@ RAW = ["BF16, 16/16 heads, 64k keys", "BF16, 32/8 heads, 64k keys", "BF16, 16/16
 STALLED = ["BF16, 16/16 heads, 512 keys", "BF16, 16/16 heads, 64k keys", "BF16, 32/8 heads, 64k keys, l = 8", "BF16, 16/1 heads, 64k keys, latent"]
 STEPS = ["equal-runs", "tensor", "copies", "split", "vectors", "fused", "naive"]
 # One case each of scalar cores, tensor cores, forced clusters and lists of leaves.
-SANITIZED = ["lengths: sub-warps without*", "tensor: copies by tensor maps*", "*short end: two launches*", "dealt on a device: the states of a rank*"]
+SANITIZED = ["lengths: sub-warps without*", "tensor: copies by tensor maps*", "units:*", "dealt on a device: the states of a rank*"]
 
 
 def line(part):
@@ -59,7 +59,7 @@ def deciding(builds, rehearses=False):
     yield Experiment("join as a launch", ("time_join",), 20, "whether the end of the library kernels becomes a launch", line("join"), "primitives")
     for group, (shapes, seconds, small) in SHAPES.items():
         for i, build in enumerate([*builds, builds[0]]):
-            yield Experiment(f"{build}{' again' if i == len(builds) else ''}: {group}", ("time_ladder", "--lean", "--steps", "short-end", "--shape", ";".join(shapes)), seconds,
+            yield Experiment(f"{build}{' again' if i == len(builds) else ''}: {group}", ("time_ladder", "--lean", "--steps", "equal-runs", "--shape", ";".join(shapes)), seconds,
                              "which build is faster", line("variant"), "variants", build, ("--shape", small))
     yield Experiment("raw stamps", ("time_stamps", "--raw", "20", "--shape", ";".join(RAW)), 30, "why blocks end apart: multiprocessors, addresses or chance", line("raw stamps"), "stamps",
                      small=("--shape", "BF16, 16/16 heads, 512 keys"))
@@ -69,8 +69,8 @@ def deciding(builds, rehearses=False):
     for name in ("flashinfer", "xqa", "flashmla"):
         yield Experiment(name, (f"time_{name}",), 20, "likewise, of a library that is compiled from its sources", line("peer"), "peers", if_built=True)
     for shape in STALLED:
-        yield Experiment(f"stalls: {shape}", ("ncu", "--csv", "--clock-control", "none", "--kernel-name", "regex:^(decode_units|short_end)", "--launch-count", "1", "--kill", "yes", "--metrics", ",".join(report.COUNTERS),
-                                              "time_ladder", "--lean", "--steps", "short-end", "--shape", shape), 15, "what warps wait for", "inst_executed", "stalls")
+        yield Experiment(f"stalls: {shape}", ("ncu", "--csv", "--clock-control", "none", "--kernel-name", "regex:^decode_units", "--launch-count", "1", "--kill", "yes", "--metrics", ",".join(report.COUNTERS),
+                                              "time_ladder", "--lean", "--steps", "equal-runs", "--shape", shape), 15, "what warps wait for", "inst_executed", "stalls")
 
 
 def completing(n_cases, rehearses=False):
@@ -84,7 +84,7 @@ def completing(n_cases, rehearses=False):
     yield Experiment("copies", ("time_copies",), 60, "the table of copies", line("copies"))
     yield Experiment("walks", ("time_walks",), 20, "the rate of one block alone", line("walk"))
     yield Experiment("stamps", ("time_stamps",), 60, "the table of ends", line("stamps"))
-    yield Experiment("ladder: short-end", ("time_ladder", "--steps", "short-end"), 120, "the table of the library kernel", line("step"))
+    yield Experiment("ladder: equal-runs", ("time_ladder", "--steps", "equal-runs"), 120, "the table of the library kernel", line("step"))
     for step in STEPS:
         yield Experiment(f"ladder: {step}", ("time_ladder", "--steps", step), 120, "the table of the ladder", line("step"))
     small = ("--steps", "8", "--timed", "1", "--keys", "512", "--timeout", "30")

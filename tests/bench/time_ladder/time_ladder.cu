@@ -112,7 +112,7 @@ void print(const LadderStep& step, const Shape& shape, double read, const Timed&
     return;
   }
   line.add("path", timed.plan.path).add("n_splits", timed.plan.n_splits).add("n_blocks", timed.plan.n_blocks);
-  line.add("cluster", timed.plan.cluster).add("n_threads", timed.plan.n_threads);
+  line.add("n_threads", timed.plan.n_threads);
   if (is_lean)
     line.add("digest", std::to_string(timed.digest));
   else
@@ -190,7 +190,7 @@ int time_all(const Options& asked) {
     JsonLine("device")
         .add("device", device().name)
         .add("n_multiprocessors", device().n_multiprocessors)
-        .add("library", library_kernel().name)
+        .add("library", kEqualRuns.name)
         .add("read_bytes_per_second", static_cast<double>(n_bytes) / seconds);
   }
   int n_wrong = 0;

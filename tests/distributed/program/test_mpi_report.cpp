@@ -93,7 +93,7 @@ TEST_CASE("report: what the host launches in a step, and the kernel") {
   const Words one_step = "decode --seq-len 700 --heads 4 --head-dim 64 --backend emulated --shards 384,316"_words;
   CHECK(runs_of(ranks(2, one_step))[0]["launches_per_step"] == 2);
   const std::string out = run(ranks(2, one_step)).out;
-  CHECK(out.find("kernel: short-end of BF16 on tensor cores: 4 blocks of ") != std::string::npos);
+  CHECK(out.find("kernel: equal-runs of BF16 on tensor cores: 4 blocks of ") != std::string::npos);
   CHECK(out.find("(384 keys of rank 0)") != std::string::npos);
 }
 

@@ -7,7 +7,6 @@
 #include "gpu/engine/equal_runs.cuh"
 #include "gpu/engine/join.cuh"
 #include "gpu/engine/pipelines.cuh"
-#include "gpu/engine/split.cuh"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 namespace {
@@ -190,16 +189,6 @@ std::vector<Count> scan_on_device(const std::vector<Count>& counts) {
   const DeviceBuffer<Count> out(1 + 2 * std::int64_t{n_items});
   launch(scan, {.block = {kWarp}}, Stream{}, in.data(), n, n_items, out.data());
   return out.download();
-}
-
-int cluster_on_h200(std::int64_t n_query_tiles, std::int64_t n_leaves, int wanted) {
-  DecodeParams params;
-  params.end = n_leaves * kLeafKeys;
-  return choose_cluster(params, n_query_tiles, wanted, 132, [](int size) {
-    int n = 0;
-    for (const int multiprocessors : {18, 18, 18, 18, 18, 16, 16, 10}) n += multiprocessors / size;
-    return n;
-  });
 }
 
 unsigned n_asked_on_device(std::int64_t batch, int n_blocks) {

@@ -36,9 +36,6 @@ std::vector<Count> scan_on_device(const std::vector<Count>& counts);
 /// over a batch of sequences of one key.
 unsigned n_asked_on_device(std::int64_t batch, int n_blocks);
 
-/// choose_cluster() for an H200, whose processing clusters have 10 to 18 of its 132 multiprocessors.
-int cluster_on_h200(std::int64_t n_query_tiles, std::int64_t n_leaves, int wanted);
-
 /// finish_lse() and finish_value() of n states of one component, [n][3]; returns [n][2].
 std::vector<float> finish_on_device(const std::vector<float>& states);
 

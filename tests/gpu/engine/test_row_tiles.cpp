@@ -3,7 +3,6 @@
 /// @brief Several tiles of rows that read one ring: a row has the bits of itself alone, and keys and values are copied once
 /// for all of them (section 6.3).
 #include "tests/support/device_params.hpp"
-#include "tests/support/room_for_clusters.hpp"
 #include "tests/support/sweep.hpp"
 
 #if !defined(TREE_ATTN_FOR_CUDA)
@@ -51,8 +50,6 @@ TEST_CASE("row tiles: a row has the bits of itself alone, in query tiles of 1, 2
         for (const int n_splits : {0, 1, 3}) {
           INFO(name_of(dtype) << ", d " << d << ", " << n_rows << " rows, " << n_splits << " splits");
           CHECK(n_different(*workload, run_step(device::kEqualRuns, *workload, {.n_splits = n_splits}), seed % 3, 3) == 0);
-          const RoomForClusters room;
-          CHECK(n_different(*workload, run_step(device::kShortEnd, *workload, {.n_splits = n_splits}), seed % 5, 5) == 0);
         }
       }
     }
@@ -114,20 +111,16 @@ TEST_CASE("row tiles: keys and values are copied once for the rows of a ring, an
                                normal->scale);
         const auto apart = workload_of(copy_of(in_keys.query(0)), copy_of(in_keys.k()), copy_of(in_keys.v()));
         const DecodeOutput want = run_step(device::kEqualRuns, *apart, {.n_splits = 1});
-        std::vector<const device::DecodeKernel*> kernels{&device::kEqualRuns};
         std::vector<TensorWorkload*> workloads{&*apart};
         if (is_latent) workloads.push_back(&in_keys);
-        if (!is_latent) kernels.push_back(&device::kShortEnd);
-        for (const device::DecodeKernel* kernel : kernels) {
-          for (TensorWorkload* workload : workloads) {
-            INFO(name_of(dtype) << ", d " << d_h << ", " << n_rows << " rows, " << shared_bytes << " bytes, " << kernel->name
-                                << ", values in the keys: " << (workload == &in_keys));
-            const std::int64_t before = emulated::traffic().bytes_bulk, n_at_once = is_large ? n_large : n_small,
-                               n_elements = d_h + (workload == &in_keys ? 0 : d_v);
-            CHECK(same_output(run_step(*kernel, *workload, {.n_splits = 2}), want));
-            CHECK(emulated::traffic().bytes_bulk - before ==
-                  (n_rows + n_at_once - 1) / n_at_once * 5 * kLeafKeys * 2 * n_elements);
-          }
+        for (TensorWorkload* workload : workloads) {
+          INFO(name_of(dtype) << ", d " << d_h << ", " << n_rows << " rows, " << shared_bytes << " bytes"
+                              << ", values in the keys: " << (workload == &in_keys));
+          const std::int64_t before = emulated::traffic().bytes_bulk, n_at_once = is_large ? n_large : n_small,
+                             n_elements = d_h + (workload == &in_keys ? 0 : d_v);
+          CHECK(same_output(run_step(device::kEqualRuns, *workload, {.n_splits = 2}), want));
+          CHECK(emulated::traffic().bytes_bulk - before ==
+                (n_rows + n_at_once - 1) / n_at_once * 5 * kLeafKeys * 2 * n_elements);
         }
       }
     }

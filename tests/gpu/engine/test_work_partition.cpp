@@ -49,18 +49,6 @@ TEST_CASE("work partition: twice the batch is twice the reads of lengths") {
   }
 }
 
-/// The shapes that are timed: query tiles, leaves, and blocks of a cluster.
-TEST_CASE("short end: clusters of an H200, which holds fewer than it has multiprocessors for") {
-  constexpr int kShapes[][3] = {{16, 128, 0}, {16, 32, 0},  {16, 8, 6},  {8, 128, 0}, {8, 32, 10},
-                                {8, 8, 8},    {15, 128, 8}, {1, 128, 0}, {32, 128, 0}};
-  for (const auto& [n_query_tiles, n_leaves, cluster] : kShapes) {
-    CAPTURE(n_query_tiles);
-    CAPTURE(n_leaves);
-    CHECK(device::cluster_on_h200(n_query_tiles, n_leaves, 0) == cluster);
-  }
-  for (const int wanted : {8, 10, 16}) CHECK(device::cluster_on_h200(8, 128, wanted) == wanted);
-}
-
 TEST_CASE("work partition: what 32 bits cannot count is refused by every step") {
   DecodeParams params;
   params.batch = 3, params.kv_heads = 5, params.group = 17;  // 255 rows

@@ -142,15 +142,6 @@ TEST_CASE("bits: a block is as large as the shared memory of the device allows")
   CHECK(size_on(h200, DType::BF16, 8, 512) == std::pair{4, 26});
   CHECK(size_on(h200, DType::BF16, 128, 512) == std::pair{8, 25});
 
-  // A block of a cluster has room for its forest and for a join, or there is no cluster.
-  const auto cluster_on = [](const emulated::Settings& settings) {
-    const emulated::SettingsScope scope(settings);
-    const Axes axes{.heads = 8, .kv_heads = 1, .head_dim = 256, .value_dim = 256, .n_keys = 512, .dtype = DType::BF16};
-    return plan_of(device::kShortEnd, axes, 2).cluster;
-  };
-  CHECK(cluster_on(h200) == 2);
-  CHECK(cluster_on(blackwell) == 0);
-
   // Every size of memory is kept to, and none is wasted: more of it never makes a block smaller.
   for (const auto& [dtype, heads] : {std::pair{DType::F32, 1}, {DType::BF16, 4}, {DType::BF16, 8}}) {
     for (const int major : {8, 9}) {

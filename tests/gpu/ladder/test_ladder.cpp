@@ -60,33 +60,30 @@ TEST_CASE("overlap: a step waits for the launch before it, and begins after it i
     const Axes axes{.batch = 2, .heads = 8, .kv_heads = 2, .head_dim = 64, .value_dim = 64, .n_keys = 600, .dtype = dtype};
     const auto workload = normal_workload(4400, axes, std::vector<std::int64_t>{600, 130});
     const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
-    for (const device::LadderStep* step : {&device::kEqualRuns, &device::kShortEnd}) {
-      const DecodeOutput alone = run_step(*step, shard, {.n_splits = 3});
-      device::LaunchPlan plan = step->plan(shard.params, dtype, {.n_splits = 3});
-      const bool has_clusters = device::device().major >= 9;
-      CHECK(plan.overlaps == has_clusters);
-      CHECK((plan.cluster > 0) == (has_clusters && step == &device::kShortEnd));
-      const DeviceWorkspace workspace(plan);
-      device::DeviceBuffer<float> out(shard.params.n_rows() * 64), lse(shard.params.n_rows());
-      const device::DeviceBuffer<unsigned> word(1);
-      for (const bool overlaps : {plan.overlaps, false}) {
-        INFO(std::string(step->name) << ", " << name_of(dtype) << ", overlaps: " << overlaps);
-        plan.overlaps = overlaps;
-        out.fill(0xFF), lse.fill(0xFF);
-        // The second launch writes what the first may still write.
-        const auto run = [&] {
-          step->run(shard.params, dtype, {.out = out.data(), .lse = lse.data()}, plan, workspace.get(), device::Stream{});
-        };
-        run(), run();
-        CHECK(same_output({out.download(), lse.download()}, alone));
-        // A launch that has not overlapped the write has waited for its end, and so has what comes after it.
-        device::queue_write(word.data());
-        run();
-        if (overlaps && device::kIsHostMemory)
-          CHECK_THROWS_AS(device::queue_early_read(word.data()), DeviceError);
-        else
-          CHECK_NOTHROW(device::queue_early_read(word.data()));
-      }
+    const DecodeOutput alone = run_step(device::kEqualRuns, shard, {.n_splits = 3});
+    device::LaunchPlan plan = device::kEqualRuns.plan(shard.params, dtype, {.n_splits = 3});
+    CHECK(plan.overlaps == (device::device().major >= 9));
+    const DeviceWorkspace workspace(plan);
+    device::DeviceBuffer<float> out(shard.params.n_rows() * 64), lse(shard.params.n_rows());
+    const device::DeviceBuffer<unsigned> word(1);
+    for (const bool overlaps : {plan.overlaps, false}) {
+      INFO(name_of(dtype) << ", overlaps: " << overlaps);
+      plan.overlaps = overlaps;
+      out.fill(0xFF), lse.fill(0xFF);
+      // The second launch writes what the first may still write.
+      const auto run = [&] {
+        device::kEqualRuns.run(shard.params, dtype, {.out = out.data(), .lse = lse.data()}, plan, workspace.get(),
+                               device::Stream{});
+      };
+      run(), run();
+      CHECK(same_output({out.download(), lse.download()}, alone));
+      // A launch that has not overlapped the write has waited for its end, and so has what comes after it.
+      device::queue_write(word.data());
+      run();
+      if (overlaps && device::kIsHostMemory)
+        CHECK_THROWS_AS(device::queue_early_read(word.data()), DeviceError);
+      else
+        CHECK_NOTHROW(device::queue_early_read(word.data()));
     }
   }
 }
@@ -118,26 +115,24 @@ TEST_CASE("overlap: the first copies do not wait for the launch before, and reac
     device::DeviceBuffer<std::int64_t> rows(2);
     device::DeviceBuffer<float> out(shard.params.n_rows() * 64), lse(shard.params.n_rows());
     const DecodeOutput alone = run_step(device::kEqualRuns, shard);
-    for (const device::LadderStep* step : {&device::kEqualRuns, &device::kShortEnd}) {
-      for (const int n_splits : {1, 3, 10}) {
-        INFO(std::string(step->name) << ", " << name_of(dtype) << ", splits " << n_splits);
-        const device::LaunchPlan plan = step->plan(shard.params, dtype, {.n_splits = n_splits});
-        const DeviceWorkspace workspace(plan);
-        // The kernel that appends writes the rows again that are there.
-        const auto run_after = [&](const std::vector<std::int64_t>& at) {
-          rows_at(at), rows.upload(at);
-          device::append_rows({rows.data(), data.data(), k.data(), v.data(), 2, 2, 600, 2 * 600, row, row},
-                              device::Stream{});
-          step->run(shard.params, dtype, {.out = out.data(), .lse = lse.data()}, plan, workspace.get(), device::Stream{});
-          CHECK(same_output({out.download(), lse.download()}, alone));
-        };
-        run_after({599, 320});
-        run_after({-1, 320});
-        run_after({-1, -1});
-        // A launch that breaks the contract is found: the first block begins with this row.
-        if (!plan.overlaps || !device::kIsHostMemory) continue;
-        CHECK_THROWS_AS(run_after({0, -1}), DeviceError);
-      }
+    for (const int n_splits : {1, 3, 10}) {
+      INFO(name_of(dtype) << ", splits " << n_splits);
+      const device::LaunchPlan plan = device::kEqualRuns.plan(shard.params, dtype, {.n_splits = n_splits});
+      const DeviceWorkspace workspace(plan);
+      // The kernel that appends writes the rows again that are there.
+      const auto run_after = [&](const std::vector<std::int64_t>& at) {
+        rows_at(at), rows.upload(at);
+        device::append_rows({rows.data(), data.data(), k.data(), v.data(), 2, 2, 600, 2 * 600, row, row}, device::Stream{});
+        device::kEqualRuns.run(shard.params, dtype, {.out = out.data(), .lse = lse.data()}, plan, workspace.get(),
+                               device::Stream{});
+        CHECK(same_output({out.download(), lse.download()}, alone));
+      };
+      run_after({599, 320});
+      run_after({-1, 320});
+      run_after({-1, -1});
+      // A launch that breaks the contract is found: the first block begins with this row.
+      if (!plan.overlaps || !device::kIsHostMemory) continue;
+      CHECK_THROWS_AS(run_after({0, -1}), DeviceError);
     }
   }
 }

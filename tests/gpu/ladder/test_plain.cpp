@@ -3,7 +3,6 @@
 /// @brief The library kernels have the bits of the steps of the ladder that define them: for every type, length of rows,
 /// group, number of keys and splits (eq. (7), section 5).
 #include "tests/support/device_params.hpp"
-#include "tests/support/room_for_clusters.hpp"
 #include "tests/support/sweep.hpp"
 
 #include <array>
@@ -44,7 +43,6 @@ void check(TensorWorkload& workload, std::int64_t d_h, std::int64_t d_v, int n_s
   const DecodeOutput engine = run_step(device::kEqualRuns, shard, {.n_splits = n_splits});
   const device::LaunchPlan plan = device::kEqualRuns.plan(shard.params, shard.dtype, {.n_splits = n_splits});
   if (n_splits > 0) CHECK(plan.n_splits == n_splits);
-  CHECK(same_output(run_step(device::kShortEnd, shard, {.n_splits = n_splits}), engine));
   const bool scalar = is_scalar(plan);
   CHECK(scalar == (shard.dtype == DType::F32 || d_v > 512));
   for (const device::LadderStep* step : device::ladder()) {
@@ -68,7 +66,6 @@ void check(TensorWorkload& workload, std::int64_t d_h, std::int64_t d_v, int n_s
 /// One shape is drawn for every type and number of keys. Most rows are short: they take less time.
 /// @tested{eq_7, eq. (7)}
 TEST_CASE("plain kernels: the library kernels have their bits for every N below 200, and for others up to 3000") {
-  const RoomForClusters room;
   std::mt19937 random(7900);
   const auto draw = [&random](std::int64_t least, std::int64_t most) {
     return least + static_cast<std::int64_t>(random() % static_cast<unsigned>(most - least + 1));
@@ -154,7 +151,7 @@ TEST_CASE("plain kernels: step 6 has the bits of the library kernel for all its 
         };
         const DeviceShard shard = shard_of({begin, end});
         const DecodeOutput plain = run_step(device::kTensor, shard, {.n_splits = 3});
-        CHECK(same_output(run_step(device::library_kernel(), shard), plain));
+        CHECK(same_output(run_step(device::kEqualRuns, shard), plain));
         CHECK(same_output(run_step(device::kEqualRuns, shard, {.n_splits = 2}), plain));
         // Of whole leaves every subtree keeps its own keys.
         const Forest<float> forest = forest_of(device::kEqualRuns, workload, {begin, end / kLeafKeys * kLeafKeys}, 2);
