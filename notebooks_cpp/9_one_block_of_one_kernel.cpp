@@ -7,8 +7,8 @@
 // What do the threads of a decoding kernel hold while it runs? Under the emulator a kernel is an
 // ordinary function (@ref emulator), so we can print it. We decode one query over 600 keys,
 // eq. (7), with one block of 32 threads. The block runs functions of the library kernel
-// (@ref kernels_library): it computes the scores of eight keys at a time, adds eight keys to a leaf, stores
-// leaves as a forest, and joins the forests of four sub-warps.
+// (@ref kernels_library): it computes the scores of eight keys at a time, adds eight keys to a leaf, merges
+// leaves to units, and combines the units of four sub-warps.
 //
 // **What you need:** warps, lanes and shuffles, @ref notebook_tree, and the chapter on
 // @ref kernels. **What you get:** each of these stages in numbers, and the bytes that the block
@@ -18,7 +18,6 @@
 #include "gpu/platform/device.hpp"
 #include "gpu/platform/launch.hpp"
 #include "notebooks_cpp/notebook.hpp"
-#include "reference/state/forest.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -53,9 +52,9 @@ T noted_exchange(unsigned mask, T value, int flip) {  // of other types
 }  // namespace tree_attn::emulated
 
 #define __shfl_xor_sync noted_exchange
-#include "gpu/engine/join.cuh"
 #include "gpu/engine/scalar.cuh"
 #undef __shfl_xor_sync
+#include "gpu/engine/combine.cuh"
 #include "gpu/engine/pipelines.cuh"
 #include "gpu/ladder/ladder.hpp"
 
@@ -175,69 +174,55 @@ __global__ void watch_leaf(DecodeParams params, float* scores, float* states) {
 }
 
 // %% [markdown]
-// The second kernel pushes leaves into a `platform::LeafForest` and copies the memory of the forest
-// after each of them. The sum of every leaf is 1, so the sum of a subtree is its number of leaves.
+// The second kernel pushes leaves into a `platform::UnitForest` and copies its memory after each of
+// them: the states that wait, by level, and those of units. The sum of every leaf is 1, so the sum of
+// a state is its number of leaves.
 
 // %%
-/// @param memory of the forest, n_entries @param[out] sums [leaves of the range][n_entries]
-__global__ void watch_forest(KeyRange range, float* memory, float* sums, int n_entries) {
-  LeafForest<4, 1> forest(memory, 0, ContiguousLeaves(range, range), 0);
-  for (int i = 0; i < static_cast<int>(range.size() / kLeafKeys); ++i) {
+/// One lane that holds four components.
+struct Lane {
+  using T = float;
+  static constexpr int kLanes = 1, kRows = 1, kSlots = 1, kElements = 4;
+  static int row(int, int) { return 0; }
+  static int place(int) { return 0; }
+  static int lane_at(int) { return 0; }
+  static int component(int, int c) { return c; }
+};
+constexpr int kLevels = 2, kUnits = 3;  // that are printed
+
+/// @param stack, units memory of the forest @param[out] sums [leaves of the run][kLevels + kUnits]
+__global__ void watch_units(UnitRun run, UnitMemory memory, float* stack, float* sums) {
+  const KeyRange range{run.begin * kLeafKeys, run.end * kLeafKeys};
+  const ContiguousLeaves leaves(range, range);
+  UnitForest<Lane, ContiguousLeaves, InRegisters<4>> forest(run, stack, memory.row(0, 0), memory, 1, leaves, 0);
+  for (int i = 0; i < leaves.n_leaves(); ++i) {
     LaneState<4> leaf{0, 1, {}};
     forest.push(i, leaf);
-    for (int entry = 0; entry < n_entries; ++entry)
-      sums[i * n_entries + entry] = memory[entry * LaneForest<4, 1>::kEntry + 1];
+    float* const to = sums + i * (kLevels + kUnits);
+    for (int level = 0; level < kLevels; ++level) to[level] = stack[level * GroupStates<Lane>::kEntry + 1];
+    for (int unit = 0; unit < kUnits; ++unit) to[kLevels + unit] = memory.row(Count(unit), 0)[1];
   }
 }
 
 // %% [markdown]
-// The third kernel is a whole block: every sub-warp accumulates its part of the range, then the
-// forests are joined in shared memory and the row is written. One more line stores the joined forest.
+// The third kernel is a whole block: every sub-warp accumulates its part of the units, and after a
+// barrier the block combines them as the second launch of the library does, and writes the row.
 
 // %%
-constexpr int kScratchFloats = 16 * 1024;  // shared memory in which the block joins
+/// @param of_sub_warps [4][n_stack] of memory where states wait
+__global__ void one_block(DecodeParams params, DeviceOutput output, UnitMemory memory, float* of_sub_warps) {
+  const int sub_warp = static_cast<int>(threadIdx.x) / Eight::kLanes;
+  const Division all(params, memory.rule, 0);
+  const UnitRun run = all.run_at(params, 0, all.n_items(params, 1)).part(Count(sub_warp), kSubWarps);
 
-__global__ void one_block(DecodeParams params, DeviceOutput output, float* of_sub_warps, std::int64_t n_sub_warp,
-                          float* of_block) {
-  const int thread_group = static_cast<int>(threadIdx.x) / Eight::kLanes;
-  const KeyRange whole = params.leaves(0);
-  Arena arena;
-  const Scratch scratch{arena.take<float>(kScratchFloats), kScratchFloats};
-
-  const KeySteps<> steps(split_range(whole, thread_group, kSubWarps), params.in_use(0));
+  const KeySteps<> steps(params.leaves_of_slots(0, run.begin, run.end), params.in_use(0));
   const std::int64_t first = steps.leaves().origin();
   Source rows{params.key<Element>(0, first), params.value<Element>(0, first)};
-  accumulate_keys<Eight>(params, 0, 0, steps, ForestTarget{of_sub_warps + thread_group * n_sub_warp, 0}, rows);
+  accumulate_keys<Eight>(params, 0, 0, steps,
+                         UnitTarget{run, of_sub_warps + sub_warp * memory.n_stack, memory.row(run.first, 0), memory, 1},
+                         rows);
   __syncthreads();
-  join_splits<Eight>(scratch, 1, of_sub_warps, n_sub_warp, whole, kSubWarps, [&](const auto& column, const auto& roots) {
-    store_forest<Eight>(column, roots, of_block, 0);
-    write_output<Eight>(params, output, 0, 0, column, roots, whole);
-  });
-}
-
-// %% Printing a forest
-/// Shift and sum of the n subtrees of a forest. @param[out] values_out [n][2]
-__global__ void read_forest(int n, float* forest, float* values_out) {
-  const LaneForest<Eight::kElements, Eight::kLanes> counter(forest, 0);
-  for (int i = 0; i < n; ++i) {
-    State state;
-    counter.load(i, state);
-    values_out[2 * i] = state.shift, values_out[2 * i + 1] = state.sum;
-  }
-}
-
-/// Prints the forest of a range.
-void print_forest(const char* whose, KeyRange range, float* forest) {
-  const std::vector<Subtree> subtrees = cover(range.begin, range.end);
-  DeviceBuffer<float> values_out(2 * std::ssize(subtrees));
-  launch(read_forest, {.grid = {1}, .block = {1}}, Stream{}, static_cast<int>(subtrees.size()), forest, values_out.data());
-  const std::vector<float> elements = values_out.download();
-  std::printf("%s %3ld to %3ld:", whose, long(range.begin), long(range.end));
-  for (std::size_t i = 0; i < subtrees.size(); ++i) {
-    std::printf("  %ld positions 2^%g x %.3f", long(subtrees[i].end() - subtrees[i].begin()), elements[2 * i],
-                elements[2 * i + 1]);
-  }
-  std::printf("\n");
+  combine_block(params, memory, output);
 }
 
 }  // namespace
@@ -361,74 +346,91 @@ int main() {
   // So the order within a leaf matters. The same order is used in every sub-warp, block and device,
   // which is why the results agree bit for bit.
   //
-  // ## A forest of leaves
+  // ## Units of leaves
   //
-  // We push the leaves 1 to 10 of a range. A left child stays in registers until its sibling
-  // arrives. The two are merged, and the pair is stored in memory. If the pair before it is its
-  // sibling, those two are merged as well, and so on. Two leaves have no sibling in the range and
-  // are stored alone: leaf 1, whose sibling 0 is outside, and leaf 10.
+  // We push the leaves 4 to 13 of a run whose units are of $2^2$ leaves. A left child stays in
+  // registers until its sibling arrives, and a pair that is a left child in memory. When the last
+  // leaf of a unit is there, all that wait are merged and the state of the unit is stored. The last
+  // unit ends before its last two leaves: they are empty, which is neutral.
   //
-  // **Predict:** which subtrees are in memory after leaf 10?
+  // **Predict:** which leaves end a unit?
 
   // %%
-  const KeyRange leaves{1 * kLeafKeys, 11 * kLeafKeys};
-  constexpr int kEntries = 8;
-  DeviceBuffer<float> memory(kEntries * LaneForest<4, 1>::kEntry), sums(10 * kEntries);
-  memory.fill(0xFF);
-  launch(watch_forest, {.grid = {1}, .block = {1}}, Stream{}, leaves, memory.data(), sums.data(), kEntries);
+  const UnitRule of_four{.least_log = 2, .most_items = ~Count{0}, .n_blocks = 0, .is_whole = true};
+  DecodeParams one_sequence;
+  DeviceBuffer<std::int64_t> length(1);
+  one_sequence.begin = 4 * kLeafKeys, one_sequence.end = 14 * kLeafKeys;
+  length.upload(std::vector<std::int64_t>{14 * kLeafKeys});
+  one_sequence.lengths = length.data();
+  const UnitRun run = Division(one_sequence, of_four, 0).run_at(one_sequence, 0, kUnits);
+  UnitMemory memory{.rule = of_four};
+  memory.n_state = UnitMemory::kFirstComponent + 4;
+  DeviceBuffer<float> stack(kLevels * GroupStates<Lane>::kEntry), units(kUnits * memory.n_state),
+      sums((run.end - run.begin) * (kLevels + kUnits));
+  stack.fill(0xFF), units.fill(0xFF);
+  memory.floats = units.data();
+  launch(watch_units, {.grid = {1}, .block = {1}}, Stream{}, run, memory, stack.data(), sums.data());
   const std::vector<float> in_memory = sums.download();
-  int n_waiting = 0;
+  int n_ended = 0;
   for (std::size_t i = 0; i < 10; ++i) {
-    std::printf("leaf %2zu:  ", i + 1);
-    bool has_stored = false;
-    for (std::size_t entry = 0; entry < kEntries; ++entry) {
-      const float now = in_memory[i * kEntries + entry], last = i == 0 ? -1 : in_memory[(i - 1) * kEntries + entry];
+    std::printf("leaf %2zu:  ", i + 4);
+    const char* where = "stays in registers";
+    for (std::size_t at = 0; at < kLevels + kUnits; ++at) {
+      const float now = in_memory[i * (kLevels + kUnits) + at],
+                  last = i == 0 ? -1 : in_memory[(i - 1) * (kLevels + kUnits) + at];
       if (now != now || now == last) continue;
-      std::printf("stored in entry %zu, a subtree of %g %s", entry, now, now == 1 ? "leaf" : "leaves");
-      has_stored = true;
+      where = at < kLevels ? "waits in memory with its sibling" : "ends a unit";
+      std::printf("%g %s: ", now, now == 1 ? "leaf" : "leaves");
+      n_ended += at >= kLevels;
     }
-    std::printf("%s\n", has_stored ? "" : "stays in registers");
-    n_waiting += !has_stored;
+    std::printf("%s\n", where);
   }
-  expect(n_waiting == 4, "the left children whose siblings are in the range");
+  expect(n_ended == kUnits, "three units");
 
   // %% [markdown]
-  // ## Four sub-warps, four forests, one result
+  // ## Four sub-warps, their units, one result
   //
-  // Now the whole block. `split_range()` cuts the range between leaves, so each sub-warp gets two
-  // or three of them. The last leaf has 24 keys; its other positions are empty. Each subtree is
-  // printed as $2^e \cdot D$.
+  // Now the whole block. Its 600 keys are ten leaves, five units of two, and every sub-warp gets one
+  // or two of them. The last leaf has 24 keys; its other positions are empty. Each state is printed as
+  // $2^e \cdot D$.
   //
-  // **Predict:** ten leaves are joined. How many subtrees are left?
+  // **Predict:** how many states does the block combine?
 
   // %%
-  const std::int64_t n_sub_warp = GroupForest<Eight>::n_floats(kKeys);
-  DeviceBuffer<float> of_sub_warps(kSubWarps * n_sub_warp), of_block(GroupForest<Eight>::n_floats(kKeys));
-  DeviceBuffer<float> z(kDim), lse(1);
+  const UnitRule of_two{.least_log = 1, .most_items = ~Count{0}, .n_blocks = 0, .is_whole = true};
+  constexpr int kUnitsOfBlock = 5;
+  UnitMemory block{.rule = of_two, .n_stack = GroupStates<Eight>::kEntry};
+  block.n_state = UnitMemory::kFirstComponent + kDim;
+  DeviceBuffer<float> of_sub_warps(kSubWarps * block.n_stack), of_units(kUnitsOfBlock * block.n_state), z(kDim), lse(1);
+  block.floats = of_units.data();
   const DeviceOutput output{.out = z.data(), .lse = lse.data()};
   const auto run_block = [&] {
     n_bytes_asked = 0;
-    launch(one_block, {.grid = {1}, .block = {kWarp}, .shared_bytes = kScratchFloats * sizeof(float)}, Stream{}, on.params,
-           output, of_sub_warps.data(), n_sub_warp, of_block.data());
+    launch(one_block, {.grid = {1}, .block = {kWarp}, .shared_bytes = kKernelBytes + combining_bytes(1)}, Stream{},
+           on.params, output, block, of_sub_warps.data());
     std::vector<float> result = z.download();
     result.push_back(lse.download()[0]);
     return result;
   };
-  const std::vector<float> result = run_block();
+  const std::vector<float> result = run_block(), states_of_units = of_units.download();
   const std::int64_t n_bytes = n_bytes_asked;
 
-  const KeyRange whole = on.params.leaves(0);
-  for (int sub_warp = 0; sub_warp < kSubWarps; ++sub_warp) {
-    const std::string whose = "sub-warp " + std::to_string(sub_warp) + ",";
-    print_forest(whose.c_str(), split_range(whole, sub_warp, kSubWarps), of_sub_warps.data() + sub_warp * n_sub_warp);
+  const UnitRun whole = Division(on.params, of_two, 0).run_at(on.params, 0, kUnitsOfBlock);
+  for (Count sub_warp = 0; sub_warp < kSubWarps; ++sub_warp) {
+    const UnitRun own = whole.part(sub_warp, kSubWarps);
+    std::printf("sub-warp %u:", sub_warp);
+    for (Count unit = own.first; unit < own.last; ++unit) {
+      const float* const state = states_of_units.data() + unit * block.n_state;
+      const std::int64_t begin = whole.units.begin_of(unit) * kLeafKeys;
+      std::printf("  keys %3ld to %3ld: 2^%g x %.3f", long(begin), long(begin + 2 * kLeafKeys), state[0], state[1]);
+    }
+    std::printf("\n");
   }
-  print_forest("joined,", whole, of_block.data());
   std::printf("lse = %.6f   z = (%.5f, %.5f, %.5f, ...)\n", result[kDim], result[0], result[1], result[2]);
 
   // %% [markdown]
-  // Two leaves that are siblings in the tree but belong to different sub-warps are now one subtree
-  // of 128 positions, and so on up to 512. Subtrees that are not siblings stay separate until the
-  // output is written.
+  // The tree above five units is a perfect one of eight places, of which the last three are empty: so
+  // the first four units merge in pairs, and the fifth joins what they become.
   //
   // ## The same bits
   //
@@ -509,7 +511,7 @@ int main() {
 //
 // 1. Exchanging halves gives each of eight lanes the score of one key with seven exchanges instead
 //    of 24.
-// 2. A leaf of 64 keys is one chain in a fixed order; leaves are joined over the canonical tree.
+// 2. A leaf of 64 keys is one chain in a fixed order; leaves are merged over the canonical tree.
 //    This fixes the bits for every cut between leaves.
 // 3. The block reads every key and every value once.
 //

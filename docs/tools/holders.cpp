@@ -157,44 +157,6 @@ void print_parts() {
   std::printf("],\n  \"joined\": %s,\n", cover_of(whole).c_str());
 }
 
-/// Pushes the leaves of a range, leaf i with the sum 2^i. @param memory of the forest, n_entries
-/// @param[out] sums in memory after every push [leaves][n_entries]
-__global__ void watch_leaf_forest(KeyRange range, float* memory, float* sums, int n_entries) {
-  LeafForest<4, 1> forest(memory, 0, ContiguousLeaves(range, range), 0);
-  for (int i = 0; i < static_cast<int>(range.size() / kLeafKeys); ++i) {
-    LaneState<4> leaf{0, static_cast<float>(1 << i), {}};
-    forest.push(i, leaf);
-    for (int entry = 0; entry < n_entries; ++entry)
-      sums[i * n_entries + entry] = memory[entry * LaneForest<4, 1>::kEntry + 1];
-  }
-}
-
-/// Prints which leaves are summed in memory after each of the leaves 1 to 12 of a sub-warp.
-void print_leaf_forest() {
-  const KeyRange range{64, 832};
-  const std::int64_t n_leaves = range.size() / kLeafKeys,
-                     n_entries = LaneForest<4, 1>::n_floats(range.size()) / LaneForest<4, 1>::kEntry;
-  DeviceBuffer<float> memory(n_entries * LaneForest<4, 1>::kEntry), sums(n_leaves * n_entries);
-  memory.fill(0xFF);
-  launch(watch_leaf_forest, {.grid = {1}, .block = {1}}, Stream{}, range, memory.data(), sums.data(),
-         static_cast<int>(n_entries));
-  const std::vector<float> in_memory = sums.download();
-  std::printf("  \"leaf_forest\": {\"first\": %ld, \"cover\": %s, \"memory\": [", long(range.begin / kLeafKeys),
-              cover_of(range).c_str());
-  for (std::int64_t i = 0; i < n_leaves; ++i) {
-    std::printf("%s[", i == 0 ? "" : ", ");
-    bool is_first = true;
-    for (std::int64_t entry = 0; entry < n_entries; ++entry) {
-      const float sum = in_memory[static_cast<std::size_t>(i * n_entries + entry)];
-      if (sum != sum) continue;
-      std::printf("%s%.0f", is_first ? "" : ", ", sum);
-      is_first = false;
-    }
-    std::printf("]");
-  }
-  std::printf("]},\n");
-}
-
 /// Adds 64 keys to a leaf, eight at a time. @param[out] states shift and sum after every step [8][2]
 __global__ void watch_leaf(const float* scores, float* states) {
   const int lane = static_cast<int>(threadIdx.x) % WatchedSubWarp::kLanes;
@@ -341,7 +303,6 @@ int main(int n_arguments, char** arguments) {
   print_rows();
   print_transposed();
   print_parts();
-  print_leaf_forest();
   print_leaf();
   print_warp_leaf();
   print_fibers();

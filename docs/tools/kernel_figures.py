@@ -204,50 +204,6 @@ def leaf(data):
     return drawing.svg()
 
 
-def leaf_forest(data):
-    """The counter of leaves: what waits in registers, what in memory."""
-    first, held = data["leaf_forest"]["first"], data["leaf_forest"]["memory"]
-    n, low, dx, dy = len(held), 6, 66, 50
-
-    def node(mask):
-        size = mask.bit_count()
-        level, index = size.bit_length() - 1, (first + (mask & -mask).bit_length() - 1) // size
-        if mask != ((1 << size) - 1) << (index * size - first):
-            raise ValueError(f"holders.json: {mask} is no subtree")
-        return low + level, index
-
-    in_memory = {node(mask) for step in held for mask in step}
-    forest = {(low + int(math.log2((end - begin) // 64)), begin // (end - begin)) for begin, end in data["leaf_forest"]["cover"]}
-    top = max(level for level, _ in forest)
-    drawing = Drawing(dx * n + 90, dy * (top - low) + 132)
-
-    def place(level, index):
-        return 70 + dx * ((index + 0.5) * 2 ** (level - low) - first), 30 + dy * (top - level)
-
-    nodes = [(level, i) for level in range(low, top + 1) for i in range((first + n) >> (level - low)) if i << (level - low) >= first]
-    for level, i in nodes:
-        if level > low:
-            for child in (2 * i, 2 * i + 1):
-                drawing.line(*place(level, i), *place(level - 1, child))
-    for level, i in nodes:
-        x, y = place(level, i)
-        style = "b" if (level, i) in in_memory else "a" if level == low and i % 2 == 0 else "node"
-        drawing.add(f'<circle class="node" style="stroke:none" cx="{x:g}" cy="{y:g}" r="10"/>')
-        drawing.add(f'<circle class="{style}" cx="{x:g}" cy="{y:g}" r="10" stroke-width="{3.6 if (level, i) in forest else 1.4}"/>')
-    for level in range(low, top + 1):
-        drawing.text(26, place(level, 0)[1] + 4, f"{2**level} keys", "small")
-    y = 30 + dy * (top - low)
-    for i in range(n):
-        begin = 64 * (first + i)
-        drawing.text(70 + dx * (i + 0.5), y + 28, f"{begin}–{begin + 63}", "small")
-    y += 66
-    for x, style, words in ((60, "a", "waits in registers"), (230, "b", "stored in memory"), (390, "node", "merged as it comes")):
-        drawing.add(f'<circle class="{style}" cx="{x}" cy="{y}" r="8"/>')
-        drawing.text(x + 16, y + 4, words, "small left")
-    drawing.text(570, y + 4, "heavy outline: the forest of the range", "small left")
-    return drawing.svg()
-
-
 def parts(data):
     """A range cut over blocks and sub-warps, and the forests that join."""
     scale, left, n = 0.77, 104, data["joined"][-1][1]
@@ -539,7 +495,7 @@ def main():
     data, record = (json.loads(pathlib.Path(path).read_text(encoding="utf-8")) for path in sys.argv[1:3])
     folder = pathlib.Path(sys.argv[3])
     folder.mkdir(parents=True, exist_ok=True)
-    for figure in (first_steps, sub_warp, exchange, warp_leaf, leaf, leaf_forest, parts, ends, rings, tile, equal_runs, fibers):
+    for figure in (first_steps, sub_warp, exchange, warp_leaf, leaf, parts, ends, rings, tile, equal_runs, fibers):
         (folder / f"kernel_{figure.__name__}.svg").write_text(figure(data), encoding="utf-8")
     (folder / "kernel_measured.svg").write_text(measured(record), encoding="utf-8")
     (folder / "kernel_steps.svg").write_text(steps(), encoding="utf-8")

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief A thread group's part of a state, and the canonical tree above its leaves: a binary counter (section 5, Thm. 1).
+/// @brief A thread group, a lane's part of a state, and where states wait (section 5, Thm. 1).
 ///
 /// A state of 2 + d_v elements is spread over the threads of a group: each holds the shift, the sum and some components of
 /// n. A merge is the same few operations on every component, so all threads merge at once and exchange nothing.
@@ -42,7 +42,7 @@ inline constexpr bool kFitsLargestBlock = true;
 inline constexpr bool kFitsLargestBlock = false;
 #endif
 
-/// A thread group: kLanes lanes that take a range of positions for kRows queries and leave a forest. A lane holds, in each
+/// A thread group: kLanes lanes that walk over leaves for kRows queries and leave states of units. A lane holds, in each
 /// of its kSlots, kElements components of the state of one of them.
 template <class ThreadGroup>
 concept IsThreadGroup = requires(int lane, int slot, int c) {
@@ -69,7 +69,7 @@ __device__ __forceinline__ int thread_group_of(unsigned thread) {
 }
 
 /// The queries of a tile of n_rows that begins with a row of a group: the last tile of a group may have fewer. The others
-/// are padding: their states are neither stored nor joined.
+/// are padding: their states are not stored.
 template <class Params>
 __device__ __forceinline__ int rows_in_use(const Params& params, std::int64_t first_row, int n_rows) {
   const std::int64_t n_left = params.group - first_row;
@@ -161,29 +161,18 @@ __device__ __forceinline__ void set_state_vector(LaneState<kElements>& state, in
     if (i > 0) state.n[4 * (i - 1) + c] = elements[c];
 }
 
-/// The forest of a range of positions in global memory, one lane's part of it.
-///
-/// The states of the subtrees that cover the range lie one after the other, left to right. Which subtrees these are follows
-/// from the ends of the range, so only states are stored. The lanes of a thread group lie side by side, vector by vector,
-/// and never read each other's elements, so no barrier is needed while a forest is filled.
+/// States in global memory, one after the other, one lane's part of them. The lanes of a thread group lie side by side, vector
+/// by vector, and never read each other's elements, so no barrier is needed.
 template <int kElements, int kLanes>
-class LaneForest {
+class LaneStates {
  public:
-  static constexpr int kVectors = kStateVectors<kElements>;  ///< of a lane's part of one subtree
-  static constexpr int kEntry = 4 * kVectors * kLanes;       ///< floats of one subtree, for all lanes
-
-  /// Floats of a forest for all lanes of a thread group.
-  /// @param longest positions of the longest range it may hold
-  __host__ __device__ static std::int64_t n_floats(std::int64_t longest) {
-    std::int64_t n = 2;
-    while (longest >>= 1) n += 2;
-    return n * kEntry;
-  }
+  static constexpr int kVectors = kStateVectors<kElements>;  ///< of a lane's part of a state
+  static constexpr int kEntry = 4 * kVectors * kLanes;       ///< floats of a state, for all lanes
 
   /// @param memory of the thread group @param place of the lane in a state
-  __device__ __forceinline__ LaneForest(float* memory, int place) : memory_(memory + 4 * place) {}
+  __device__ __forceinline__ LaneStates(float* memory, int place) : memory_(memory + 4 * place) {}
 
-  /// Reads, or writes, the i-th subtree from the left.
+  /// Reads, or writes, the i-th.
   __device__ __forceinline__ void load(int i, LaneState<kElements>& state) const {
     TREE_ATTN_UNROLL
     for (int vector = 0; vector < kVectors; ++vector)
@@ -198,6 +187,10 @@ class LaneForest {
  private:
   float* memory_;
 };
+
+/// Those of one slot of a thread group.
+template <IsThreadGroup ThreadGroup>
+using GroupStates = LaneStates<ThreadGroup::kElements, ThreadGroup::kLanes>;
 
 /// Where the last subtree waits for its sibling: in registers, one state per slot.
 template <int kElements, int kSlots = 1>
@@ -237,100 +230,6 @@ class InSharedMemory {
 
  private:
   Shared<Bytes16> memory_;
-};
-
-/// The forests of a thread group's leaves, one per slot, one lane's part of them. All slots have the same subtrees. A
-/// subtree that the next leaf may complete waits on the chip: without empty slots half of the leaves never reach memory.
-/// @paper{thm_1, Thm. 1}
-template <int kElements, int kLanes, class Leaves = ContiguousLeaves, class Waiting = InRegisters<kElements>>
-class LeafForest {
- public:
-  using State = LaneState<kElements>;
-
-  /// @param memory of the forests, n_forest floats each @param place of the lane in a state, ThreadGroup::place()
-  /// @param waiting what Waiting is made of
-  template <class... Of>
-  __device__ __forceinline__ LeafForest(float* memory, std::int64_t n_forest, const Leaves& leaves, int place,
-                                        const Of&... waiting)
-      : memory_(memory), n_forest_(n_forest), leaves_(leaves), place_(place), waiting_(waiting...) {}
-
-  /// Appends the state of leaf i, the next one, in one slot. Slot 0 comes last; a lane may leave the others out. No lane
-  /// reads what another has written.
-  /// @param[in,out] state overwritten
-  __device__ __forceinline__ void push(int i, State& state, int slot = 0) {
-    const LaneForest<kElements, kLanes> forest(memory_ + slot * n_forest_, place_);
-    int depth = depth_;
-    bool waits = waits_;
-
-    // Merge the subtrees on its left that it completes, and go up where the right side is empty.
-    Subtree subtree{kLeafLevel, leaves_.slot(i)};
-    for (;; subtree = subtree.parent()) {
-      if ((subtree.index & 1) == 0) {
-        if (!Leaves::kHasEmptySlots || subtree.parent().end() > leaves_.next(i)) break;
-      } else {
-        if (subtree.parent().begin() < leaves_.begin()) break;
-        State left;
-        if (waits)
-          waiting_.load(slot, left);
-        else
-          forest.load(--depth, left);
-        waits = false;
-        merge(left, state);
-        state = left;
-      }
-    }
-
-    // Store what waited for another sibling, then the new subtree, or let it wait.
-    if (Leaves::kHasEmptySlots && waits) {
-      State left;
-      waiting_.load(slot, left);
-      store(forest, depth++, left);
-    }
-    waits = leaves_.waits(subtree, i);
-    if (waits)
-      waiting_.store(slot, state);
-    else
-      store(forest, depth++, state);
-
-    // Slots that are empty, and right of a subtree whose left sibling is not in this part.
-    if constexpr (Leaves::kHasEmptySlots) {
-      set_empty(state);
-      for (std::int64_t at = subtree.end(), next = leaves_.next(i); at < next; at = first_subtree(at, next).end())
-        store(forest, depth++, state);
-    }
-    if (slot == 0) depth_ = depth, waits_ = waits;
-  }
-
-  /// Whether this lane has stored a component that is not finite. D is not finite only together with all of n.
-  __device__ __forceinline__ bool is_broken() const { return zero_ != 0; }
-
- private:
-  __device__ __forceinline__ void store(const LaneForest<kElements, kLanes>& forest, int i, const State& state) {
-    forest.store(i, state);
-    // 0 * x is NaN if x is not finite. Every state of the range passes here, by itself or merged.
-    TREE_ATTN_UNROLL
-    for (int c = 0; c < kElements; ++c) zero_ = fused_multiply_add(0.0f, state.n[c], zero_);
-  }
-
-  float* memory_;
-  std::int64_t n_forest_;
-  Leaves leaves_;
-  int place_, depth_ = 0;  ///< depth: subtrees in memory
-  bool waits_ = false;     ///< whether the last subtree is not there yet
-  Waiting waiting_;
-  float zero_ = 0;
-};
-
-/// What a walk leaves: a forest for each slot of a thread group.
-struct ForestTarget {
-  float* memory;          ///< of the forests
-  std::int64_t n_forest;  ///< floats of one
-
-  template <IsThreadGroup ThreadGroup, class Leaves, class Waiting, class... Of>
-  __device__ __forceinline__ auto forest(const Leaves& leaves, int lane, const Of&... waiting) const {
-    return LeafForest<ThreadGroup::kElements, ThreadGroup::kLanes, Leaves, Waiting>(opaque(memory), n_forest, leaves,
-                                                                                    ThreadGroup::place(lane), waiting...);
-  }
 };
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

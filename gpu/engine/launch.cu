@@ -60,7 +60,7 @@ std::string accepts_any_grid(const DecodeParams& params, DType dtype) {
     return std::to_string(params.n_rows()) + " rows over " + std::to_string(n) + " leaves: more than " +
            std::to_string(kMostWorkItems) + " work items";
   }
-  // A join counts leaves in 32 bits.
+  // Units count leaves in 32 bits.
   if (params.end > kMostWorkItems * kLeafKeys) return "position " + std::to_string(params.end) + ": more than 2^38 - 64";
   for (const DeviceView* view : {&params.q, &params.k, &params.v}) {
     if (reinterpret_cast<std::uintptr_t>(view->data) % bytes_of(dtype) != 0) return "an array that starts inside a number";

@@ -57,14 +57,8 @@ class ContiguousLeaves {
   /// The same for steps of eight positions, one after the other; the second argument keeps the row of the leaf between them.
   __device__ __forceinline__ int next_row(int at, int& /*first*/) const { return at; }
 
-  /// Where the first leaf begins in the tree, the slot of leaf i, and where the leaf after it begins.
-  __device__ __forceinline__ std::int64_t begin() const { return origin_; }
+  /// The slot of leaf i in the tree.
   __device__ __forceinline__ std::int64_t slot(int i) const { return (origin_ >> kLeafLevel) + i; }
-  __device__ __forceinline__ std::int64_t next(int i) const { return (slot(i) + 1) * kLeafKeys; }
-  /// Whether a subtree that ends with leaf i waits for the next leaf: they may be siblings.
-  __device__ __forceinline__ bool waits(Subtree subtree, int i) const {
-    return i + 1 < n_leaves_ && subtree.level == kLeafLevel && (subtree.index & 1) == 0;
-  }
 
  private:
   std::int64_t origin_ = 0;
@@ -118,14 +112,7 @@ class ListedLeaves {
     return first + at % kKeys;
   }
 
-  /// If there is no leaf, where the one that follows begins.
-  __device__ __forceinline__ std::int64_t begin() const { return slot(0) * kLeafKeys; }
   __device__ __forceinline__ std::int64_t slot(int i) const { return load_once(&leaves_[i].slot); }
-  /// Or the end of the shard.
-  __device__ __forceinline__ std::int64_t next(int i) const { return slot(i + 1) * kLeafKeys; }
-  __device__ __forceinline__ bool waits(Subtree subtree, int i) const {
-    return i + 1 < n_leaves_ && (subtree.index & 1) == 0 && subtree.end() == next(i);
-  }
 
  private:
   static constexpr int kKeys = static_cast<int>(kLeafKeys);

@@ -5,7 +5,7 @@
 /// A cache holds the leaves of its range in the order in which they were appended. In the dealt order neighbours in memory
 /// are far apart in the tree, so the kernels read the leaves of a sequence in the order of a list. Work is divided by the
 /// places in that list: position 64 i + o is key o of the i-th leaf of the list. So a block, or a thread group of a block,
-/// has neighbouring slots, which are few subtrees. in_tree() says where they stand.
+/// has neighbouring slots, which are few units.
 ///
 /// Where queries have a window, the list has the leaves that one of them sees, in either order: those of the sinks, and
 /// those of the window. The others are neither read nor counted as work.
@@ -71,24 +71,6 @@ struct ListedParams : DecodeParams {
   }
   TREE_ATTN_HOST_DEVICE KeyRange leaves(std::int64_t kv_head) const { return leaves_by_entry(entry_of(kv_head)); }
   TREE_ATTN_HOST_DEVICE KeyRange leaves_by_entry(std::int64_t entry) const { return {0, lists[entry].n_leaves * kLeafKeys}; }
-  TREE_ATTN_HOST_DEVICE KeyRange shard(std::int64_t kv_head) const {
-    const LeafList& list = lists[entry_of(kv_head)];
-    return {list.begin, list.end};
-  }
-  /// Where some leaves of the list stand in the tree: from the first one up to the leaf that follows them, or to the end of
-  /// the shard. Slots between two leaves of the list are empty and belong to the range of the left one.
-  TREE_ATTN_HOST_DEVICE KeyRange in_tree(std::int64_t kv_head, KeyRange positions) const {
-    const std::int64_t entry = entry_of(kv_head);
-    const ListedLeaf* const leaves = leaf + entry * (most_leaves + 1);
-    const LeafList list = lists[entry];
-    const auto at = [&](std::int64_t position) {
-      const std::int64_t i = leaf_at(position);
-      return i <= list.n_leaves ? leaves[i].slot * kLeafKeys : list.end;
-    };
-    return {at(positions.begin), at(positions.end)};
-  }
-  /// The longest range of the tree that some leaves of a list can have.
-  std::int64_t longest_in_tree(std::int64_t) const { return tree_positions; }
   TREE_ATTN_HOST_DEVICE KeyRange shard_of_entry(std::int64_t entry) const { return {lists[entry].begin, lists[entry].end}; }
   std::int64_t n_subtrees_of_shard() const { return n_subtrees; }
   TREE_ATTN_HOST_DEVICE UsedSlots used_slots(std::int64_t entry) const {

@@ -129,12 +129,6 @@ struct DecodeParams {
     const KeyRange used = in_use_by_entry(entry);
     return {used.begin, used.empty() ? used.begin : leaf_at(used.end + kLeafKeys - 1) * kLeafKeys};
   }
-  /// The range of the tree that the shard is.
-  TREE_ATTN_HOST_DEVICE KeyRange shard(std::int64_t) const { return {begin, end}; }
-  /// Where some of the leaves stand in the tree: in the contiguous order at their positions.
-  TREE_ATTN_HOST_DEVICE KeyRange in_tree(std::int64_t, KeyRange positions) const { return positions; }
-  /// The longest range of the tree that n positions of the leaves can have.
-  std::int64_t longest_in_tree(std::int64_t n) const { return n; }
   /// The range of the tree that the shard is, by batch entry; the subtrees that cover it; and its slots with leaves.
   TREE_ATTN_HOST_DEVICE KeyRange shard_of_entry(std::int64_t) const { return {begin, end}; }
   std::int64_t n_subtrees_of_shard() const { return n_subtrees(begin, end); }

@@ -4,7 +4,6 @@
 /// warp on tensor cores, and its way to keys and values (sections 5 and 6.3).
 #pragma once
 
-#include "gpu/engine/join.cuh"
 #include "gpu/engine/launch.hpp"
 #include "gpu/engine/scalar.cuh"
 #include "gpu/engine/scalar_rings.cuh"
@@ -21,8 +20,7 @@ namespace tree_attn::TREE_ATTN_PLATFORM {
 /// What a device leaves to the plan: how large a block of a pipeline is there.
 struct BlockSize {
   int n_threads = 0, n_stages = 0;
-  std::size_t n_bytes = 0;   ///< of shared memory, for the pipeline
-  int n_scratch_floats = 0;  ///< of scratch()
+  std::size_t n_bytes = 0;  ///< of shared memory, for the pipeline
 };
 
 /// LaunchPlan::path of a thread group.
@@ -37,21 +35,18 @@ BlockSize fit_block(const typename Pipeline::Params& params) {
 }
 
 /// What a kernel is made of: a kind of thread group and its way to keys and values. All threads of a block construct one at
-/// the start and call it for every range of the block. Its arguments are made on the host, and are a parameter of the kernel
+/// the start, and it walks over every run of theirs. Its arguments are made on the host, and are a parameter of the kernel
 /// that outlives the pipeline.
 template <class Pipeline>
 concept IsPipeline = IsThreadGroup<typename Pipeline::ThreadGroup> &&
     requires(Pipeline pipeline, Arena& arena, const typename Pipeline::Arguments& arguments,
-             const typename Pipeline::Params& params, std::int64_t i, KeyRange range, float* forests, std::size_t n_bytes) {
+             const typename Pipeline::Params& params, std::int64_t i, std::size_t n_bytes) {
   // On the host: the largest block in so much shared memory, for so many rows that share a kv head.
   { Pipeline::fit(n_bytes, i) } -> std::same_as<BlockSize>;
   { Pipeline::arguments(params, LaunchPlan{}) } -> std::same_as<typename Pipeline::Arguments>;  // on the host
   Pipeline(arena, arguments);
   { Pipeline::kIsCompiled } -> std::convertible_to<bool>;  // for this architecture
   { Pipeline::kThreads } -> std::convertible_to<int>;      // of a block, at most
-  { pipeline.scratch() } -> std::same_as<Scratch>;         // shared memory that is free between two ranges
-  Pipeline::publish_scratch();                             // by all threads that wrote it, before the next range
-  pipeline(params, /*kv_head*/ i, /*first_row*/ i, range, forests, /*n_forest*/ i);
   // Takers of runs of units in a block of so many threads, and the number of the one that this thread is of.
   { Pipeline::n_takers(1, 1) } -> std::same_as<int>;
   { pipeline.taker() } -> std::same_as<int>;
@@ -184,7 +179,7 @@ class MmaPipeline {
     const int n_warps = bytes_of(kMostWarps, Ring::kStages) <= n_bytes ? kMostWarps : kMostWarps / 2;
     int n_stages = Ring::kStages;
     while (n_stages > 2 && bytes_of(n_warps, n_stages) > n_bytes) --n_stages;
-    return {n_warps * kWarp, n_stages, bytes_of(n_warps, n_stages), 4 * n_vectors(n_warps, n_stages)};
+    return {n_warps * kWarp, n_stages, bytes_of(n_warps, n_stages)};
   }
   __device__ __forceinline__ MmaPipeline(Arena& arena, const Arguments& arguments)
       : aligned_(arguments.aligned),
@@ -202,23 +197,6 @@ class MmaPipeline {
     if constexpr (Ring::kHasMaps) arguments.maps.n_stages = plan.n_stages;
     return arguments;
   }
-  /// Orders what this thread has written to the scratch memory before the copies of the next range.
-  __device__ __forceinline__ static void publish_scratch() {
-    if constexpr (Ring::kHasMaps) async_proxy_fence();
-  }
-  __device__ __forceinline__ Scratch scratch() const {
-    return {shared_as<float>(memory_), 4 * n_vectors(n_warps(), n_stages_)};
-  }
-  __device__ __forceinline__ void operator()(const Params& params, std::int64_t kv_head, std::int64_t first_row,
-                                             KeyRange range, float* forests, std::int64_t n_forest) {
-    const int row_tile = thread_group() - first_of_team();
-    const KeyRange own = split_range(range, team(), n_warps() >> (n_row_tiles_ >> 1));
-    kv_head = warp_uniform(kv_head);
-    const LeavesOf<Params> leaves({warp_uniform(own.begin), warp_uniform(own.end)}, params.in_use(kv_head));
-    accumulate_tiles<Tile>(params, kv_head, warp_uniform(first_row + row_tile * Tile::kRows), leaves,
-                           ForestTarget{forests + thread_group() * Tile::kSlots * n_forest, n_forest}, aligned_, ring_,
-                           memory_ + thread_group() * kTileVectors<Tile>);
-  }
 
   /// A team takes a run.
   static constexpr int n_takers(int n_threads, int n_row_tiles) { return n_threads / (kWarp * n_row_tiles); }
@@ -229,7 +207,7 @@ class MmaPipeline {
                      memory_ + thread_group() * kTileVectors<Tile>);
   }
   __device__ __forceinline__ void renew() const {
-    publish_scratch();
+    if constexpr (Ring::kHasMaps) async_proxy_fence();
     ring_.sync();
   }
   static constexpr Count kDrawn = 1;
@@ -284,7 +262,7 @@ class BoxPipeline {
     const int n_tiles = group > Tile::kRows ? kMostTiles : 1;
     int n_stages = Ring::kMostStages;
     while (bytes_of(n_tiles, n_stages) > n_bytes) --n_stages;
-    return {n_tiles * Tile::kLanes, n_stages, bytes_of(n_tiles, n_stages), 4 * n_vectors(n_tiles, n_stages)};
+    return {n_tiles * Tile::kLanes, n_stages, bytes_of(n_tiles, n_stages)};
   }
   __device__ __forceinline__ BoxPipeline(Arena& arena, const Arguments& arguments)
       : aligned_(arguments.aligned),
@@ -302,21 +280,6 @@ class BoxPipeline {
     arguments.aligned = describe_rows<typename Tile::Stored>(params, arguments.maps);
     return arguments;
   }
-  __device__ __forceinline__ static void publish_scratch() {
-    if constexpr (kCopy == RowCopy::TensorMap) async_proxy_fence();
-  }
-  __device__ __forceinline__ Scratch scratch() const {
-    return {shared_as<float>(memory_), 4 * n_vectors(n_tiles(), n_stages_)};
-  }
-  __device__ __forceinline__ void operator()(const Params& params, std::int64_t kv_head, std::int64_t first_row,
-                                             KeyRange range, float* forests, std::int64_t n_forest) {
-    const int tile = warp_uniform(thread_group_of<Tile>(threadIdx.x));
-    kv_head = warp_uniform(kv_head);
-    const LeavesOf<Params> leaves({warp_uniform(range.begin), warp_uniform(range.end)}, params.in_use(kv_head));
-    accumulate_tiles<Tile>(params, kv_head, warp_uniform(first_row + tile * Tile::kRows), leaves,
-                           ForestTarget{forests + tile * Tile::kSlots * n_forest, n_forest}, aligned_, ring_,
-                           memory_ + tile * kTileVectors<Tile>);
-  }
 
   /// A block takes a run.
   static constexpr int n_takers(int /*n_threads*/, int /*n_row_tiles*/) { return 1; }
@@ -327,7 +290,7 @@ class BoxPipeline {
                      memory_ + tile * kTileVectors<Tile>);
   }
   __device__ __forceinline__ void renew() const {
-    publish_scratch();
+    if constexpr (kCopy == RowCopy::TensorMap) async_proxy_fence();
     ring_.sync();
   }
   static constexpr Count kDrawn = 1;
@@ -401,7 +364,7 @@ class SubWarpPipeline {
   static constexpr BlockSize fit(std::size_t n_bytes, std::int64_t /*group*/) {
     int n_warps = kMostWarps;
     while (n_warps > 1 && bytes_of(n_warps) > n_bytes) --n_warps;
-    return {n_warps * kWarp, kStages, bytes_of(n_warps), n_scratch_floats(n_warps * kWarp)};
+    return {n_warps * kWarp, kStages, bytes_of(n_warps)};
   }
   static Arguments arguments(const DecodeParams& params, const LaunchPlan&) {
     constexpr DType kDType = DTypeTraits<typename SubWarp::T>::kDType;
@@ -419,21 +382,6 @@ class SubWarpPipeline {
 #endif
   {
   }
-  /// Shared memory that is free between two ranges.
-  __device__ __forceinline__ Scratch scratch() const { return {shared_as<float>(memory_), n_scratch_floats(n_threads())}; }
-  /// Makes what this thread has written to the scratch memory known to the copies of the next range.
-  __device__ __forceinline__ static void publish_scratch() {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-    async_proxy_fence();
-#endif
-  }
-  /// Walks over a range of leaves, each thread group over its part.
-  /// @param forests of the thread groups, one per slot, n_forest floats each
-  __device__ __forceinline__ void operator()(const Params& params, std::int64_t kv_head, std::int64_t first_row,
-                                             KeyRange range, float* forests, std::int64_t n_forest) {
-    const KeySteps<Leaves> steps(split_range(range, thread_group(), n_thread_groups()), params.in_use(kv_head, first_row));
-    walk_keys(params, kv_head, first_row, steps, ForestTarget{forests + thread_group() * n_forest, 0});
-  }
 
   /// A warp takes a run, and its sub-warps parts of that: they shuffle together.
   static constexpr int n_takers(int n_threads, int /*n_row_tiles*/) { return n_threads / kWarp; }
@@ -448,7 +396,9 @@ class SubWarpPipeline {
               UnitTarget{own, memory.floats + group * memory.n_stack, memory.row(own.first, 0), memory, 1});
   }
   __device__ __forceinline__ static void renew() {
-    publish_scratch();
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+    async_proxy_fence();
+#endif
     __syncwarp();
   }
   static constexpr Count kDrawn = kWarp / SubWarp::kLanes;
@@ -476,9 +426,6 @@ class SubWarpPipeline {
   static constexpr std::size_t bytes_of(int n_warps) {
     const std::size_t n_barriers = static_cast<std::size_t>(n_thread_groups_of<SubWarp>(n_warps * kWarp) * kStages);
     return General::n_bytes(n_warps * kWarp) + (n_barriers * sizeof(Barrier) + 127) / 128 * 128;
-  }
-  static constexpr int n_scratch_floats(int n_threads) {
-    return static_cast<int>(General::n_bytes(n_threads) / sizeof(float));
   }
   static_assert(bytes_of(1) + kKernelBytes <= kLeastSharedBytes && bytes_of(kMostWarps) + kKernelBytes <= kMostSharedBytes);
   __device__ __forceinline__ static int thread_group() { return thread_group_of<SubWarp>(threadIdx.x); }

@@ -238,7 +238,7 @@ concept IsRowSource = requires(Source& source, int step, unsigned valid) {
 };
 
 /// The pass of a sub-warp over a range of leaves, for one query. All lanes of the warp call it.
-/// @param target where states go: ForestTarget or UnitTarget
+/// @param target where states go: UnitTarget
 template <IsSubWarp SubWarp, class Leaves, class Target, IsRowSource Source>
 __device__ __forceinline__ void accumulate_keys(const DecodeParams& params, std::int64_t kv_head, std::int64_t r,
                                                 const KeySteps<Leaves>& steps, const Target& target, Source& source) {

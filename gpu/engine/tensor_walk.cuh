@@ -133,7 +133,7 @@ struct TileWalk {
   const TileQueries<Tile>& queries;
   int n_rows;  ///< queries of the tile; the others, or all if it is 0 or less, are padding and have no states
   int own_lane;
-  const Target& target;            ///< where states go: ForestTarget or UnitTarget
+  const Target& target;            ///< where states go: UnitTarget
   Shared<Bytes16> memory_of_warp;  ///< [kTileVectors]
 
   /// Makes the scores of a leaf -inf that a query has of keys which another one sees, and it does not.

@@ -129,7 +129,7 @@ class UnitForest {
   /// reads what another has written.
   /// @param[in,out] state overwritten
   __device__ __forceinline__ void push(int i, State& state, int slot = 0) {
-    const LaneForest<kElements, ThreadGroup::kLanes> stack(stack_ + slot * n_stack_, ThreadGroup::place(lane_));
+    const LaneStates<kElements, ThreadGroup::kLanes> stack(stack_ + slot * n_stack_, ThreadGroup::place(lane_));
     const bool is_last = i + 1 == leaves_.n_leaves();
     const Count at = Count(leaves_.slot(i)), next = is_last ? end_ : Count(leaves_.slot(i + 1));
     const bool ends_unit = is_last || next >= unit_end_;

@@ -5,7 +5,6 @@
 
 #include "gpu/backend/session.hpp"
 #include "gpu/engine/equal_runs.cuh"
-#include "gpu/engine/join.cuh"
 #include "gpu/engine/pipelines.cuh"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
@@ -63,49 +62,6 @@ __global__ void leaf_kernel(const float* scores, const float* values, float* out
     add_eight_keys<SubWarp8>(scores[first + key_of_lane(lane)], lane, Values{values + first * kStateDim, lane}, leaf);
   }
   if (threadIdx.x < SubWarp8::kLanes) store_state(out + blockIdx.x * state_size(kStateDim), lane, leaf);
-}
-
-/// Threads of the block that joins: more groups than there may be, and whole warps.
-constexpr int kSlices = StateSlice<SubWarp8>::kSlices, kJoinEntry = kSlices * SliceStates<SubWarp8>::kFloats;
-constexpr unsigned kJoinThreads = kSlices * 2 * (1 << kLogJoinGroups);
-static_assert(kJoinThreads % kWarp == 0);
-
-__global__ void join(const float* states, KeyRange range, int n_parts, int n_entries, float* forests, std::int64_t n_floats,
-                     float* out, int* n_roots) {
-  Arena arena;
-  const int n_scratch = kJoinFloats + n_entries * kJoinEntry;
-  const Scratch scratch{arena.take<float>(n_scratch), n_scratch};
-  const int lane = static_cast<int>(threadIdx.x) % SubWarp8::kLanes,
-            thread_group = static_cast<int>(threadIdx.x) / SubWarp8::kLanes;
-  for (int i = thread_group; i < n_parts; i += static_cast<int>(kJoinThreads) / SubWarp8::kLanes) {
-    const KeyRange part = split_range(range, i, n_parts);
-    const GroupForest<SubWarp8> forest(forests + i * n_floats, lane);
-    int depth = 0;
-    for (std::int64_t leaf = leaf_at(part.begin); leaf < leaf_at(part.end); ++leaf) {
-      State state;
-      load_state(states + (leaf - leaf_at(range.begin)) * state_size(kStateDim), lane, state);
-      Subtree subtree{kLeafLevel, leaf};
-      for (; (subtree.index & 1) == 1 && subtree.parent().begin() >= part.begin; subtree = subtree.parent()) {
-        State left;
-        forest.load(--depth, left);
-        merge(left, state);
-        state = left;
-      }
-      forest.store(depth++, state);
-    }
-  }
-  __syncthreads();
-  join_splits<SubWarp8>(scratch, 1, forests, n_floats, range, n_parts, [&](const auto& slice, const auto& roots) {
-    if (slice.component(0) == 0) *n_roots = roots.size();
-    // Each of them, and their fold.
-    for (int i = 0; i <= roots.size(); ++i) {
-      StateSlice<SubWarp8>::State state;
-      i < roots.size() ? roots.load(i, state) : roots.fold(0, i, state);
-      float* const to = out + i * state_size(kStateDim);
-      if (slice.component(0) == 0) to[kShift] = state.shift, to[kSum] = state.sum;
-      for (int c = 0; c < StateSlice<SubWarp8>::kElements; ++c) to[kValues + slice.component(c)] = state.n[c];
-    }
-  });
 }
 
 __global__ void scan(const Count* counts, Count n, Count n_items, Count* out) {
@@ -168,19 +124,28 @@ std::vector<float> leaves_on_device(const std::vector<float>& scores, const std:
   return out.download();
 }
 
-std::vector<float> join_splits_on_device(const std::vector<float>& states, KeyRange leaves, int n_parts, int n_entries) {
-  constexpr int kMostRoots = 64;
-  const KeyRange range{leaves.begin * kLeafKeys, leaves.end * kLeafKeys};
-  const std::int64_t n_floats = GroupForest<SubWarp8>::n_floats(range.size());
-  const DeviceBuffer<float> in = on_device(states), forests(n_floats * n_parts),
-                            out((kMostRoots + 1) * state_size(kStateDim));
-  const DeviceBuffer<int> n_roots(1);
-  const auto n_scratch = static_cast<std::size_t>(kJoinFloats + n_entries * kJoinEntry);
-  launch(join, {.block = {kJoinThreads}, .shared_bytes = n_scratch * sizeof(float)}, Stream{}, in.data(), range, n_parts,
-         n_entries, forests.data(), n_floats, out.data(), n_roots.data());
-  std::vector<float> roots = out.download();
-  roots.resize(static_cast<std::size_t>((n_roots.download()[0] + 1) * state_size(kStateDim)));
-  return roots;
+std::vector<float> combine_on_device(const std::vector<float>& states, KeyRange leaves, int log, int n_warps) {
+  DecodeParams params;
+  params.batch = params.kv_heads = params.group = 1, params.d_v = kStateDim;
+  const DeviceBuffer<std::int64_t> lengths = on_device(std::vector<std::int64_t>{leaves.end * kLeafKeys});
+  params.lengths = lengths.data();
+  params.begin = leaves.begin * kLeafKeys, params.end = params.readable_end = leaves.end * kLeafKeys;
+  LaunchPlan plan;
+  plan.n_combining = n_warps;
+  UnitMemory memory{.rule = {.least_log = log, .most_items = ~Count{0}, .n_blocks = 0}};
+  memory.n_state = UnitMemory::kFirstComponent + kStateDim;
+  // As a walk leaves them: two floats between shift and sum and the components.
+  const std::int64_t size = state_size(kStateDim), n = static_cast<std::int64_t>(states.size()) / size;
+  std::vector<float> units(static_cast<std::size_t>(n * memory.n_state));
+  for (std::int64_t i = 0; i < n; ++i) {
+    float* const to = units.data() + i * memory.n_state;
+    to[0] = states[i * size + kShift], to[1] = states[i * size + kSum];
+    std::copy_n(states.data() + i * size + kValues, kStateDim, to + UnitMemory::kFirstComponent);
+  }
+  const DeviceBuffer<float> in = on_device(units), out(params.n_subtrees_of_shard() * size);
+  memory.floats = in.data();
+  run_combine(params, memory, {.states = out.data()}, plan, Stream{});
+  return out.download();
 }
 
 std::vector<Count> scan_on_device(const std::vector<Count>& counts) {

@@ -21,12 +21,10 @@ std::vector<float> merge_on_device(const std::vector<float>& left, const std::ve
 /// The states of n leaves, by add_eight_keys(): scores [n][64], values [n][64][kStateDim]; returns [n][2 + kStateDim].
 std::vector<float> leaves_on_device(const std::vector<float>& scores, const std::vector<float>& values);
 
-/// Cuts a range of leaves into parts, builds the forest of each from the states of its leaves, and joins them by
-/// join_splits().
-/// @param states [leaves.size()][2 + kStateDim]
-/// @param n_entries subtrees that fit into the shared memory of the join
-/// @returns the roots that are left and, after them, their fold: [n_roots + 1][2 + kStateDim]
-std::vector<float> join_splits_on_device(const std::vector<float>& states, KeyRange leaves, int n_parts, int n_entries);
+/// Combines the states of the units of a shard of one row, by combine().
+/// @param states of its units from left to right, [n][2 + kStateDim] @param log leaves of a unit, as a power of two
+/// @param n_warps of a block @returns the states of the subtrees that cover the shard, [n][2 + kStateDim]
+std::vector<float> combine_on_device(const std::vector<float>& states, KeyRange leaves, int log, int n_warps);
 
 /// WarpScan over a batch with counts[i] work items each: their sum, then for each of them the entry that it lies in and the
 /// work items before that entry. Every second one is looked for from the entry of one before it.

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The state on device code, in bits: its laws, its merge against that of the CPU, and joins of the forests of
-/// neighbouring ranges against the CPU's forest, for any number of parts and any room (section 5, Alg. 3).
+/// @brief The state on device code, in bits: its laws, its merge against that of the CPU, and units that are combined
+/// against the CPU's forest (section 5, Alg. 3).
+#include "gpu/engine/units.hpp"
 #include "reference/decode/decode.hpp"
 #include "reference/state/forest.hpp"
 #include "tests/gpu/engine/part_kernels.hpp"
@@ -35,17 +36,14 @@ std::vector<float> random_states(std::mt19937& random, std::int64_t n) {
   return states;
 }
 
-/// The subtrees that cover a range, as the CPU merges the states of its positions, and their fold.
-std::vector<float> forest_of(const std::vector<float>& states, KeyRange range) {
+/// The subtrees that cover a range, as the CPU merges the states of its leaves.
+std::vector<float> forest_of(const std::vector<float>& states, KeyRange leaves) {
   Forest<float> forest(1, kDim);
-  for (std::int64_t i = 0; i < range.size(); ++i) {
+  for (std::int64_t i = 0; i < leaves.size(); ++i) {
     std::copy_n(states.data() + i * state_size(kDim), state_size(kDim), forest.next());
-    forest.push({0, range.begin + i});
+    forest.push({kLeafLevel, leaves.begin + i});
   }
-  std::vector<float> all(forest.states().begin(), forest.states().end());
-  const auto root = forest.fold();
-  all.insert(all.end(), root.begin(), root.end());
-  return all;
+  return {forest.states().begin(), forest.states().end()};
 }
 
 /// Equal in bits; a NaN is a NaN.
@@ -145,26 +143,36 @@ TEST_CASE("state on the device: a leaf is a chain of fused multiply-adds under a
 
 /// @tested{alg_3, Alg. 3}
 /// @tested{thm_1, Thm. 1}
-TEST_CASE("join: parts of a range join to the bits of the CPU's forest, at once or in batches") {
-  for (const KeyRange range :
-       {KeyRange{0, 64}, KeyRange{0, 1000}, KeyRange{37, 4500}, KeyRange{128, 129}, KeyRange{64, 1344}, KeyRange{64, 192},
-        KeyRange{0, 1024}, KeyRange{2048, 4096}, KeyRange{128, 128}}) {
+TEST_CASE("combine: units of a shard become the CPU's forest, whatever their size, finite or not") {
+  for (const KeyRange leaves : {KeyRange{0, 64}, KeyRange{0, 1000}, KeyRange{37, 4500}, KeyRange{128, 129},
+                                KeyRange{64, 1344}, KeyRange{64, 192}, KeyRange{0, 1024}, KeyRange{2048, 4096}}) {
     for (const bool all_finite : {true, false}) {
       std::mt19937 random(8500);
-      std::vector<float> states = random_states(random, range.size());
-      for (std::int64_t i = 0; i < range.size() && !all_finite; ++i) {
+      std::vector<float> states = random_states(random, leaves.size());
+      for (std::int64_t i = 0; i < leaves.size() && !all_finite; ++i) {
         float* const state = states.data() + i * state_size(kDim);
         if (i % 31 == 11) state[kValues + i % kDim] = kInf;
         if (i == 20) state[kSum] = std::numeric_limits<float>::quiet_NaN();
         if (i == 22) state[kShift] = kInf;
       }
-      const std::vector<float> forest = forest_of(states, range);
-      // More parts than are listed at once, more than there are leaves; room for a few subtrees, for
-      // several batches of several groups, or for all.
-      for (const int n_parts : {1, 2, 7, 16, 64, 65, 150}) {
-        for (const int n_entries : {24, 108, 360}) {
-          INFO("to " << range.end << ", all finite " << all_finite << ", parts " << n_parts << ", entries " << n_entries);
-          CHECK(same(device::join_splits_on_device(states, range, n_parts, n_entries), forest));
+      const std::vector<float> forest = forest_of(states, leaves);
+      for (const int log : {0, 1, 2, 5, 12}) {
+        // Units of a shard end where its subtrees do.
+        const Count begin = Count(leaves.begin), end = Count(leaves.end);
+        const Units units({leaves.begin * kLeafKeys, leaves.end * kLeafKeys}, {begin, end, end, end}, log, false);
+        std::vector<float> of_units;
+        for (Count i = 0; i < units.size(); ++i) {
+          const std::int64_t from = units.begin_of(i), to = units.end_of(from);
+          const std::vector<float> unit(states.begin() + (from - leaves.begin) * state_size(kDim),
+                                        states.begin() + (to - leaves.begin) * state_size(kDim));
+          const std::vector<float> of_unit = forest_of(unit, {from, to});
+          REQUIRE(std::ssize(of_unit) == state_size(kDim));
+          of_units.insert(of_units.end(), of_unit.begin(), of_unit.end());
+        }
+        for (const int n_warps : {1, 2, 8}) {
+          INFO("leaves " << leaves.begin << " to " << leaves.end << ", all finite " << all_finite << ", c " << log
+                         << ", warps " << n_warps);
+          CHECK(same(device::combine_on_device(of_units, leaves, log, n_warps), forest));
         }
       }
     }

@@ -12,18 +12,11 @@
 
 namespace tree_attn::test {
 
-/// More parts than the cluster kernel lists at once, whose subtrees are more than a list holds although their states would
-/// fit.
+/// More units than a warp loads at once, and more splits than any device has.
 /// @tested{thm_1, Thm. 1}
-TEST_CASE("bits: parts of many subtrees are joined in rounds") {
-  constexpr int kSplits = 70, kListedParts = 32, kListedSubtrees = 128;  // as JoinList has them
+TEST_CASE("bits: so many splits that their states are merged in rounds") {
+  constexpr int kSplits = 70;
   const Axes axes{.heads = 1, .kv_heads = 1, .head_dim = 4, .value_dim = 4, .n_keys = kSplits * 23 * kLeafKeys};
-  int n = 0;
-  for (int i = 0; i < kListedParts; ++i) {
-    const KeyRange part = split_range({0, axes.n_keys}, i, kSplits);
-    n += n_subtrees(part.begin, part.end);
-  }
-  CHECK(n > kListedSubtrees);
   const auto workload = normal_workload(5050, axes);
   const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
   const DecodeOutput one = run_step(device::kEqualRuns, shard, {.n_splits = 1});

@@ -210,9 +210,9 @@ TEST_CASE("modes: keys that hold the values, with tensor maps and without") {
   }
 }
 
-/// The last block joins its states in rounds if its shared memory does not hold them all.
+/// The last block, or the launch that combines, merges its states in rounds.
 /// @tested{thm_1, Thm. 1}
-TEST_CASE("modes: so many splits that their states are joined in rounds") {
+TEST_CASE("modes: so many splits that their states are merged in rounds") {
   constexpr int kSplits = 70;
   for (const Axes& axes :
        {of_sub_warps(DType::F32, 512, kSplits * kLeafKeys), of_tiles(DType::BF16, 256, 4, kSplits * kLeafKeys)}) {
