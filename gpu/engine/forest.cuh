@@ -161,8 +161,8 @@ __device__ __forceinline__ void set_state_vector(LaneState<kElements>& state, in
     if (i > 0) state.n[4 * (i - 1) + c] = elements[c];
 }
 
-/// States in global memory, one after the other, one lane's part of them. The lanes of a thread group lie side by side, vector
-/// by vector, and never read each other's elements, so no barrier is needed.
+/// States in global memory, one after the other, one lane's part of them. The lanes of a thread group lie side by side,
+/// vector by vector, and never read each other's elements, so no barrier is needed.
 template <int kElements, int kLanes>
 class LaneStates {
  public:

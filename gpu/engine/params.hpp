@@ -4,6 +4,7 @@
 #pragma once
 
 #include "gpu/types/bytes16.hpp"
+#include "gpu/types/used_slots.hpp"
 #include "reference/state/key_range.hpp"
 #include "reference/state/seen.hpp"
 #include "reference/state/subtree.hpp"
@@ -13,8 +14,6 @@
 
 namespace tree_attn {
 
-/// Heads, rows, query tiles and work items as kernels count them: a 64-bit division takes several times the instructions.
-using Count = std::uint32_t;
 /// Leaves of the shard times query rows, at most; see accepts_any_grid().
 inline constexpr std::int64_t kMostWorkItems = std::numeric_limits<Count>::max();
 
@@ -36,17 +35,6 @@ TREE_ATTN_HOST_DEVICE inline KeyRange split_range(KeyRange whole, int part, int 
   const std::int64_t begin = from * kLeafKeys, end = to * kLeafKeys;
   return {begin < whole.begin ? whole.begin : begin < whole.end ? begin : whole.end, end < whole.end ? end : whole.end};
 }
-
-/// A batch entry, and the work items of those before it.
-struct FoundEntry {
-  Count entry = 0, first = 0;
-};
-
-/// The slots of a shard that have leaves: some of [first, gap) and of [after, end), both of whose ends have one.
-struct UsedSlots {
-  Count first = 0, gap = 0, after = 0, end = 0;
-  TREE_ATTN_HOST_DEVICE Count size() const { return gap - first + (end - after); }
-};
 
 /// A strided array [b, heads, positions, d] in device memory, the last axis contiguous.
 struct DeviceView {

@@ -13,6 +13,11 @@
 
 namespace tree_attn {
 
+/// A batch entry, and the work items of those before it.
+struct FoundEntry {
+  Count entry = 0, first = 0;
+};
+
 /// Sums over a batch by one thread; WarpScan of forest.cuh does the same by a warp.
 struct SerialScan {
   /// of(0) + ... + of(n - 1)

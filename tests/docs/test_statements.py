@@ -96,7 +96,6 @@ class Ladder(Statements):
         (fewest, least), (most_keys, most) = min(ends, key=lambda end: end[1]), max(ends, key=lambda end: end[1])
         self.says("docs/IV.8-learnt.md", f"take {least:.1f} µs with {fewest} and up to {most:.1f} µs with {most_keys.removesuffix(' keys')}")
         resident = {line["n_blocks"]: line["n_clusters"] for line in kernel_tables.CARD["clusters"] if line["shared_kib"] == 220}
-        self.says("docs/III.1-kernels.md", f"an H200 holds {resident[16]}")
         self.says("docs/IV.8-learnt.md", f"holds {resident[8]} clusters of eight blocks that take nearly all of the shared memory, and {resident[16]} of sixteen")
         copies = {(line["way"], line["n_blocks"]): f"{line['read_seconds'] / line['graph_seconds']:.2f}" for line in kernel_tables.CARD["copies"]}
         self.assertEqual((copies["bulk", 132], copies["tensor map", 128]), (copies["cp.async", 132], copies["tensor map", 132]))
