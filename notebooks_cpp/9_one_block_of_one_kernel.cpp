@@ -175,8 +175,8 @@ __global__ void watch_leaf(DecodeParams params, float* scores, float* states) {
 
 // %% [markdown]
 // The second kernel pushes leaves into a `platform::UnitForest` and copies its memory after each of
-// them: the states that wait, by level, and those of units. The sum of every leaf is 1, so the sum of
-// a state is its number of leaves.
+// them: the states that wait, by level, and those of units. The sum of every leaf is 1 and
+// a little that differs, so the sum of a state is its number of leaves and a little.
 
 // %%
 /// One lane that holds four components.
@@ -190,16 +190,15 @@ struct Lane {
 };
 constexpr int kLevels = 2, kUnits = 3;  // that are printed
 
-/// @param stack, units memory of the forest @param[out] sums [leaves of the run][kLevels + kUnits]
-__global__ void watch_units(UnitRun run, UnitMemory memory, float* stack, float* sums) {
-  const KeyRange range{run.begin * kLeafKeys, run.end * kLeafKeys};
+/// @param[out] sums [leaves of the run][kLevels + kUnits]
+__global__ void watch_units(UnitRun run, KeyRange range, UnitMemory memory, float* sums) {
   const ContiguousLeaves leaves(range, range);
-  UnitForest<Lane, ContiguousLeaves, InRegisters<4>> forest(run, stack, memory.row(0, 0), memory, 1, leaves, 0);
+  UnitForest<Lane, ContiguousLeaves, InRegisters<4>> forest(run, memory.place_of_row(0, 0), memory, 1, leaves, 0);
   for (int i = 0; i < leaves.n_leaves(); ++i) {
-    LaneState<4> leaf{0, 1, {}};
+    LaneState<4> leaf{0, 1 + static_cast<float>(i) / 1024, {}};
     forest.push(i, leaf);
     float* const to = sums + i * (kLevels + kUnits);
-    for (int level = 0; level < kLevels; ++level) to[level] = stack[level * GroupStates<Lane>::kEntry + 1];
+    for (int level = 0; level < kLevels; ++level) to[level] = memory.floats[level * GroupStates<Lane>::kEntry + 1];
     for (int unit = 0; unit < kUnits; ++unit) to[kLevels + unit] = memory.row(Count(unit), 0)[1];
   }
 }
@@ -209,8 +208,7 @@ __global__ void watch_units(UnitRun run, UnitMemory memory, float* stack, float*
 // barrier the block combines them as the second launch of the library does, and writes the row.
 
 // %%
-/// @param of_sub_warps [4][n_stack] of memory where states wait
-__global__ void one_block(DecodeParams params, DeviceOutput output, UnitMemory memory, float* of_sub_warps) {
+__global__ void one_block(DecodeParams params, DeviceOutput output, UnitMemory memory) {
   const int sub_warp = static_cast<int>(threadIdx.x) / Eight::kLanes;
   const Division all(params, memory.rule, 0);
   const UnitRun run = all.run_at(params, 0, all.n_items(params, 1)).part(Count(sub_warp), kSubWarps);
@@ -218,9 +216,7 @@ __global__ void one_block(DecodeParams params, DeviceOutput output, UnitMemory m
   const KeySteps<> steps(params.leaves_of_slots(0, run.begin, run.end), params.in_use(0));
   const std::int64_t first = steps.leaves().origin();
   Source rows{params.key<Element>(0, first), params.value<Element>(0, first)};
-  accumulate_keys<Eight>(params, 0, 0, steps,
-                         UnitTarget{run, of_sub_warps + sub_warp * memory.n_stack, memory.row(run.first, 0), memory, 1},
-                         rows);
+  accumulate_keys<Eight>(params, 0, 0, steps, UnitTarget{run, memory.place_of_row(run.first, 0), memory, 1}, rows);
   __syncthreads();
   combine_block(params, memory, output);
 }
@@ -365,11 +361,12 @@ int main() {
   const UnitRun run = Division(one_sequence, of_four, 0).run_at(one_sequence, 0, kUnits);
   UnitMemory memory{.rule = of_four};
   memory.n_state = UnitMemory::kFirstComponent + 4;
-  DeviceBuffer<float> stack(kLevels * GroupStates<Lane>::kEntry), units(kUnits * memory.n_state),
-      sums((run.end - run.begin) * (kLevels + kUnits));
-  stack.fill(0xFF), units.fill(0xFF);
+  memory.n_stack = kLevels * GroupStates<Lane>::kEntry, memory.first_unit = memory.n_stack;
+  DeviceBuffer<float> units(memory.first_unit + kUnits * memory.n_state), sums(10 * (kLevels + kUnits));
+  units.fill(0xFF);
   memory.floats = units.data();
-  launch(watch_units, {.grid = {1}, .block = {1}}, Stream{}, run, memory, stack.data(), sums.data());
+  launch(watch_units, {.grid = {1}, .block = {1}}, Stream{}, run, one_sequence.leaves_of_slots(0, run.begin, run.end),
+         memory, sums.data());
   const std::vector<float> in_memory = sums.download();
   int n_ended = 0;
   for (std::size_t i = 0; i < 10; ++i) {
@@ -380,7 +377,7 @@ int main() {
                   last = i == 0 ? -1 : in_memory[(i - 1) * (kLevels + kUnits) + at];
       if (now != now || now == last) continue;
       where = at < kLevels ? "waits in memory with its sibling" : "ends a unit";
-      std::printf("%g %s: ", now, now == 1 ? "leaf" : "leaves");
+      std::printf("%g leaves: ", std::floor(now));
       n_ended += at >= kLevels;
     }
     std::printf("%s\n", where);
@@ -399,15 +396,16 @@ int main() {
   // %%
   const UnitRule of_two{.least_log = 1, .most_items = ~Count{0}, .n_blocks = 0, .is_whole = true};
   constexpr int kUnitsOfBlock = 5;
-  UnitMemory block{.rule = of_two, .n_stack = GroupStates<Eight>::kEntry};
+  UnitMemory block{
+      .rule = of_two, .first_unit = kSubWarps * GroupStates<Eight>::kEntry, .n_stack = GroupStates<Eight>::kEntry};
   block.n_state = UnitMemory::kFirstComponent + kDim;
-  DeviceBuffer<float> of_sub_warps(kSubWarps * block.n_stack), of_units(kUnitsOfBlock * block.n_state), z(kDim), lse(1);
+  DeviceBuffer<float> of_units(block.first_unit + kUnitsOfBlock * block.n_state), z(kDim), lse(1);
   block.floats = of_units.data();
   const DeviceOutput output{.out = z.data(), .lse = lse.data()};
   const auto run_block = [&] {
     n_bytes_asked = 0;
     launch(one_block, {.grid = {1}, .block = {kWarp}, .shared_bytes = kKernelBytes + combining_bytes(1)}, Stream{},
-           on.params, output, block, of_sub_warps.data());
+           on.params, output, block);
     std::vector<float> result = z.download();
     result.push_back(lse.download()[0]);
     return result;
@@ -420,7 +418,7 @@ int main() {
     const UnitRun own = whole.part(sub_warp, kSubWarps);
     std::printf("sub-warp %u:", sub_warp);
     for (Count unit = own.first; unit < own.last; ++unit) {
-      const float* const state = states_of_units.data() + unit * block.n_state;
+      const float* const state = states_of_units.data() + block.first_unit + unit * block.n_state;
       const std::int64_t begin = whole.units.begin_of(unit) * kLeafKeys;
       std::printf("  keys %3ld to %3ld: 2^%g x %.3f", long(begin), long(begin + 2 * kLeafKeys), state[0], state[1]);
     }

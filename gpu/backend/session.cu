@@ -115,7 +115,6 @@ void StepRunner::take_memory() {
     most.n_counters = std::max(most.n_counters, plan_.launch.n_counters);
   }
   if (!plan_.workspace.is_enough_for(most)) plan_.workspace = DeviceWorkspace(most);
-  plan_.workspace.clear();
   const std::int64_t n_states = std::max<std::int64_t>(1, std::ssize(plan_.subtrees)) * plan_.shape().n_rows(most_queries_) *
                                 state_size(plan_.shape().value_dim);
   if (n_states > plan_.states.size()) plan_.states = DeviceBuffer<float>(n_states);

@@ -15,8 +15,6 @@ class DeviceWorkspace {
   explicit DeviceWorkspace(const LaunchPlan& plan) : floats_(plan.n_floats, MemoryUse::Scratch), counters_(plan.n_counters) {
     counters_.fill(0);
   }
-  /// Sets the counters to zero, as after a launch that has not ended.
-  void clear() { counters_.fill(0); }
   Workspace get() const { return {floats_.data(), counters_.data()}; }
   bool is_enough_for(const LaunchPlan& plan) const {
     return plan.n_floats <= floats_.size() && plan.n_counters <= counters_.size();

@@ -229,7 +229,6 @@ __device__ __forceinline__ void combine_block(const Params& params, const UnitMe
   const CombinedNode node = output.out != nullptr ? CombinedNode::whole(of.used)
                                                   : CombinedNode::covering(params.shard_of_entry(of.entry), subtree);
   wait_for_previous_launch();
-  if (threadIdx.x == 0 && row == 0 && blockIdx.y == 0 && subtree == 0) memory.return_tickets();
   SliceState state;
   combine_node(of, memory, node, component, params.d_v, shared, state);
   if (threadIdx.x < kWarp) CombinedOutput{output, params.n_rows(), row, component, params.d_v}.write(subtree, state);

@@ -28,31 +28,30 @@ __global__ void __launch_bounds__(Pipeline::kThreads, 1)
     launch_dependents();
     Arena arena;
     Pipeline pipeline(arena, arguments);
-    const Division all(params, memory.rule, memory.log_rows, WarpScan{});
-    const int n_takers =
-        Pipeline::n_takers(static_cast<int>(blockDim.x), row_tiles_of_slots<typename Pipeline::ThreadGroup>(memory.n_slots));
-    const Count n_items = all.n_items(params, Count(params.batch), WarpScan{}), n_divided = memory.n_divided(n_items),
-                taker = blockIdx.x * Count(n_takers) + Count(warp_uniform(pipeline.taker()));
-    const EqualRuns runs{n_divided, gridDim.x * Count(n_takers)};
-    FoundEntry found{};
-    Count next = runs.begin_of(taker), end = runs.begin_of(taker + 1), drawn = 0;
-    bool is_first = true, draws = false;
-    TREE_ATTN_LOOP
-    for (;;) {
-      if (next >= end) {
-        // The last eighth, as thread groups come to it. Each draws once more before it walks.
-        if (memory.ticket == nullptr) break;
-        if (!draws) wait_for_previous_launch(), drawn = pipeline.draw(memory.ticket), draws = true;
-        next = n_divided + drawn;
-        if (next >= n_items) break;
-        end = next + Pipeline::kDrawn < n_items ? next + Pipeline::kDrawn : n_items;
-        drawn = pipeline.draw(memory.ticket);
+    // What a warp knows between two runs is in shared memory: the walk takes all registers.
+    const int lane = static_cast<int>(threadIdx.x % kWarp), warp = warp_uniform(static_cast<int>(threadIdx.x / kWarp));
+    const Shared<Count> kept = arena.take<Count>(5 * static_cast<int>(blockDim.x / kWarp)) + 5 * warp;
+    {
+      const Division all(params, memory.rule, memory.log_rows, WarpScan{});
+      const int n_takers = Pipeline::n_takers(static_cast<int>(blockDim.x),
+                                              row_tiles_of_slots<typename Pipeline::ThreadGroup>(memory.n_slots));
+      const EqualRuns runs{all.n_items(params, Count(params.batch), WarpScan{}), gridDim.x * Count(n_takers)};
+      const Count taker = blockIdx.x * Count(n_takers) + Count(warp_uniform(pipeline.taker()));
+      if (lane == 0) {
+        kept[0] = Count(all.log()), kept[1] = runs.begin_of(taker), kept[2] = runs.begin_of(taker + 1);
+        kept[3] = kept[4] = 0;
       }
-      if (!is_first) pipeline.renew();
-      is_first = false;
-      const UnitRun run = all.run_at(params, next, end, found, WarpScan{});
-      next = run.last, found = run.found;
+      __syncwarp();
+    }
+    TREE_ATTN_LOOP
+    while (kept[1] < kept[2]) {
+      const Division all(params, memory.rule, memory.log_rows, warp_uniform(int(kept[0])));
+      const UnitRun run = all.run_at(params, warp_uniform(Count(kept[1])), kept[2], {kept[3], kept[4]}, WarpScan{});
+      __syncwarp();
+      if (lane == 0) kept[1] = run.last, kept[3] = run.found.entry, kept[4] = run.found.first;
       pipeline.walk(params, run, memory);
+      __syncwarp();
+      if (kept[1] < kept[2]) pipeline.renew();
     }
     wait_for_previous_launch();
   }
@@ -73,13 +72,11 @@ inline constexpr std::int64_t kStoredBytes<Tile> = sizeof(typename Tile::Stored)
 
 /// The memory of a step, on the host.
 template <IsPipeline Pipeline>
-UnitMemory unit_memory(const typename Pipeline::Params& params, const LaunchPlan& plan, bool is_whole,
-                       const Workspace& workspace = {}) {
+UnitMemory unit_memory(const typename Pipeline::Params& params, const LaunchPlan& plan, bool is_whole, float* floats) {
   using ThreadGroup = typename Pipeline::ThreadGroup;
   UnitMemory memory{.log_rows = log_rows_of_slots<ThreadGroup>(ThreadGroup::kSlots * plan.n_row_tiles),
                     .n_slots = ThreadGroup::kSlots * plan.n_row_tiles,
-                    .floats = workspace.floats,
-                    .ticket = plan.has_ticket ? workspace.counters : nullptr};
+                    .floats = floats};
   memory.n_rows = Count(std::min<std::int64_t>(params.group, std::int64_t{1} << memory.log_rows));
   memory.n_state = Count(UnitMemory::kFirstComponent + (params.d_v + 3) / 4 * 4);
   const int n_groups = plan.n_threads / ThreadGroup::kLanes;  // of a block

@@ -35,11 +35,11 @@ LaunchPlan plan_equal_runs(const Params& params, const LaunchOptions& options) {
     plan.n_splits =
         options.n_splits > 0 ? options.n_splits : static_cast<int>((plan.n_blocks + n - 1) / std::max<std::int64_t>(1, n));
     plan.shared_bytes = kKernelBytes + block.n_bytes;
-    plan.unit_log = options.unit_log, plan.has_ticket = options.has_ticket;
-    plan.n_counters = 1;
-    const UnitMemory memory = unit_memory<Pipeline>(params, plan, true);
+    plan.unit_log = options.unit_log;
+    const UnitMemory memory = unit_memory<Pipeline>(params, plan, true, nullptr);
     const std::int64_t items = most_items<Pipeline>(params, plan, memory);
     plan.n_floats = memory.first_unit + items * memory.n_rows * memory.n_state;
+    if (plan.n_floats / 4 > kMostWorkItems) throw DeviceError("states of units in more than 64 GiB");
     // As many warps as have eight units each.
     const std::int64_t of_row = std::min(params.most_slots(), items / std::max<std::int64_t>(1, n));
     while (plan.n_combining < kMostCombining && plan.n_combining * kAtOnce < of_row) plan.n_combining *= 2;
@@ -54,7 +54,7 @@ UnitMemory run_units(const Params& params, bool is_whole, const LaunchPlan& plan
   UnitMemory memory;
   with_pipeline<T>(params, [&](auto pipeline) {
     using Pipeline = typename decltype(pipeline)::type;
-    memory = unit_memory<Pipeline>(params, plan, is_whole, workspace);
+    memory = unit_memory<Pipeline>(params, plan, is_whole, workspace.floats);
     launch(decode_units<Pipeline>,
            {.grid = {static_cast<unsigned>(plan.n_blocks)},
             .block = {static_cast<unsigned>(plan.n_threads)},

@@ -16,9 +16,8 @@ namespace tree_attn::TREE_ATTN_PLATFORM {
 
 /// What a caller may ask of a launch plan. 0 leaves it to the step, which looks at the shape and the device.
 struct LaunchOptions {
-  int n_splits = 0;         ///< parts that the keys of a kv head are cut into, each for a block of its own
-  int unit_log = -1;        ///< leaves of a unit, as a power of two; negative: what the lengths ask for. For tests
-  bool has_ticket = false;  ///< whether the last eighth of the work items is drawn by the thread groups that come first
+  int n_splits = 0;   ///< parts that the keys of a kv head are cut into, each for a block of its own
+  int unit_log = -1;  ///< leaves of a unit, as a power of two; negative: what the lengths ask for. For tests
 };
 
 /// What a step has picked: enough to launch, and to say.
@@ -32,7 +31,6 @@ struct LaunchPlan {
   std::int64_t n_floats = 0;     ///< workspace, in floats
   std::int64_t n_counters = 0;   ///< workspace, in counters
   int unit_log = -1;             ///< as LaunchOptions has it
-  bool has_ticket = false;       ///< as LaunchOptions has it
   int n_combining = 1;           ///< warps of a block that combines
   bool overlaps = false;         ///< whether the launch may begin before the one before it has ended: begin_early()
   const char* path = "scalar";   ///< "scalar", or "tensor" where tensor cores multiply

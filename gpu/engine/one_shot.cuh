@@ -168,7 +168,6 @@ __device__ __forceinline__ void exchange_block(const DecodeParams& params, const
   const Shared<Bytes16> shared = arena.take<Bytes16>(waiting_vectors(peers, n_warps, d_v));
   const Shared<float> states = arena.take<float>(kReceived * size);
   wait_for_previous_launch();
-  if (threadIdx.x == 0 && blockIdx.x == 0) memory.return_tickets();
 
   // Combine and send all rows of this block, before any wait.
   const KeyRange own = peers.range[peers.me];

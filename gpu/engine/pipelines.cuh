@@ -51,9 +51,7 @@ concept IsPipeline = IsThreadGroup<typename Pipeline::ThreadGroup> &&
   { Pipeline::n_takers(1, 1) } -> std::same_as<int>;
   { pipeline.taker() } -> std::same_as<int>;
   pipeline.walk(params, UnitRun{}, UnitMemory{});
-  pipeline.renew();                                                           // between two walks
-  { Pipeline::kDrawn } -> std::convertible_to<Count>;                         // work items that a taker draws at once
-  { pipeline.draw(static_cast<unsigned*>(nullptr)) } -> std::same_as<Count>;  // the first of them
+  pipeline.renew();  // between two walks
 };
 
 /// Calls f with the narrowest sub-warp that holds a row of max(d_h, d_v) elements: 8, 16 or 32 lanes of 16 bytes, then 32
@@ -140,20 +138,19 @@ constexpr std::size_t bytes_with_barriers(int n_vectors) {
 }
 
 /// The walk of a thread group on tensor cores over a run of units.
-/// @param row_tile of the query tile @param group number of the thread group in the grid
+/// @param row_tile of the query tile
 template <IsMmaTile Tile, class Params, class Ring>
 __device__ __forceinline__ void walk_tiles(const Params& params, const UnitRun& run, const UnitMemory& memory, int row_tile,
-                                           int group, bool aligned, Ring& ring, Shared<Bytes16> memory_of_group) {
+                                           bool aligned, Ring& ring, Shared<Bytes16> memory_of_group) {
   const Count kv_head = warp_uniform(run.kv_head);
   const int first_row = row_tile * Tile::kRows;
   const std::int64_t first_in_group = warp_uniform(run.first_row + Count(first_row));
   const KeyRange range = params.leaves_of_slots(run.found.entry, run.begin, run.end);
   const typename Ring::Leaves leaves({warp_uniform(range.begin), warp_uniform(range.end)}, params.in_use(kv_head));
-  accumulate_tiles<Tile>(
-      params, kv_head, first_in_group, leaves,
-      UnitTarget{run, memory.floats + std::int64_t{Tile::kSlots} * group * memory.n_stack,
-                 memory.row(run.first, Count(first_row)), memory, rows_in_use(params, first_in_group, Tile::kRows)},
-      aligned, ring, memory_of_group);
+  accumulate_tiles<Tile>(params, kv_head, first_in_group, leaves,
+                         UnitTarget{run, memory.place_of_row(run.first, Count(first_row)), memory,
+                                    rows_in_use(params, first_in_group, Tile::kRows)},
+                         aligned, ring, memory_of_group);
 }
 
 /// Warps on tensor cores, each with a ring of its own; or teams of two or four of them, each with the ring of its first warp
@@ -186,7 +183,6 @@ class MmaPipeline {
         n_row_tiles_(arguments.n_row_tiles),
         n_stages_(Ring::n_stages(arguments.maps)),
         full_(arena.take<Barrier>(n_warps() * Ring::kStages)),
-        drawn_(arena.take<Count>(n_warps())),
         memory_(arena.take<Bytes16>(n_vectors(n_warps(), n_stages_), kBoxAlignment)),
         ring_(memory_ + first_ring<Tile>(n_warps()) + first_of_team() * n_stages_ * Ring::kStageVectors,
               full_ + first_of_team() * Ring::kStages, arguments.maps, lane_of<Tile>(threadIdx.x), n_row_tiles_,
@@ -202,18 +198,12 @@ class MmaPipeline {
   static constexpr int n_takers(int n_threads, int n_row_tiles) { return n_threads / (kWarp * n_row_tiles); }
   __device__ __forceinline__ int taker() const { return team(); }
   __device__ __forceinline__ void walk(const Params& params, const UnitRun& run, const UnitMemory& memory) {
-    walk_tiles<Tile>(params, run, memory, thread_group() - first_of_team(),
-                     static_cast<int>(blockIdx.x) * n_warps() + thread_group(), aligned_, ring_,
+    walk_tiles<Tile>(params, run, memory, thread_group() - first_of_team(), aligned_, ring_,
                      memory_ + thread_group() * kTileVectors<Tile>);
   }
   __device__ __forceinline__ void renew() const {
     if constexpr (Ring::kHasMaps) async_proxy_fence();
     ring_.sync();
-  }
-  static constexpr Count kDrawn = 1;
-  __device__ __forceinline__ Count draw(unsigned* ticket) const {
-    const bool leads = thread_group() == first_of_team() && lane_of<Tile>(threadIdx.x) == 0;
-    return ring_.tell(leads ? atomicAdd(ticket, kDrawn) : 0, drawn_ + first_of_team());
   }
 
  private:
@@ -236,7 +226,6 @@ class MmaPipeline {
   bool aligned_;
   int n_row_tiles_, n_stages_;  ///< stages of each warp
   Shared<Barrier> full_;
-  Shared<Count> drawn_;  ///< one for each warp
   Shared<Bytes16> memory_;
   Ring ring_;
 };
@@ -286,20 +275,11 @@ class BoxPipeline {
   __device__ __forceinline__ int taker() const { return 0; }
   __device__ __forceinline__ void walk(const Params& params, const UnitRun& run, const UnitMemory& memory) {
     const int tile = warp_uniform(thread_group_of<Tile>(threadIdx.x));
-    walk_tiles<Tile>(params, run, memory, tile, static_cast<int>(blockIdx.x) * n_tiles() + tile, aligned_, ring_,
-                     memory_ + tile * kTileVectors<Tile>);
+    walk_tiles<Tile>(params, run, memory, tile, aligned_, ring_, memory_ + tile * kTileVectors<Tile>);
   }
   __device__ __forceinline__ void renew() const {
     if constexpr (kCopy == RowCopy::TensorMap) async_proxy_fence();
     ring_.sync();
-  }
-  static constexpr Count kDrawn = 1;
-  __device__ __forceinline__ Count draw(unsigned* ticket) const {
-    if (threadIdx.x == 0) flags_[0] = static_cast<int>(atomicAdd(ticket, kDrawn));
-    __syncthreads();
-    const Count drawn = Count(int(flags_[0]));
-    __syncthreads();
-    return drawn;
   }
 
  private:
@@ -391,19 +371,13 @@ class SubWarpPipeline {
     const UnitRun own = run.part(Count(thread_group()) % kOfWarp, kOfWarp);
     const KeySteps<Leaves> steps(params.leaves_of_slots(run.found.entry, own.begin, own.end),
                                  params.in_use(run.kv_head, run.first_row));
-    const std::int64_t group = static_cast<std::int64_t>(blockIdx.x) * n_thread_groups() + thread_group();
-    walk_keys(params, run.kv_head, run.first_row, steps,
-              UnitTarget{own, memory.floats + group * memory.n_stack, memory.row(own.first, 0), memory, 1});
+    walk_keys(params, run.kv_head, run.first_row, steps, UnitTarget{own, memory.place_of_row(own.first, 0), memory, 1});
   }
   __device__ __forceinline__ static void renew() {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
     async_proxy_fence();
 #endif
     __syncwarp();
-  }
-  static constexpr Count kDrawn = kWarp / SubWarp::kLanes;
-  __device__ __forceinline__ static Count draw(unsigned* ticket) {
-    return warp_uniform(threadIdx.x % kWarp == 0 ? atomicAdd(ticket, kDrawn) : 0);
   }
 
  private:

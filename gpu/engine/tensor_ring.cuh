@@ -245,15 +245,6 @@ class TileRing : BoxRows<typename Tile::Stored, Leaves_> {
     sync();
     return any;
   }
-  /// A number of the first lane of the team, for all lanes. @param word shared memory of the team
-  __device__ __forceinline__ Count tell(Count number, Shared<Count> word) const {
-    if (n_warps_ == 1) return warp_uniform(number);
-    if (lane_ == 0 && leads_) *word = number;
-    sync();
-    const Count told = *word;
-    sync();
-    return told;
-  }
   /// Tiles of the ring: of all warps of the team, where copies may be so many.
   __device__ __forceinline__ int n_stages() const { return kHasMaps ? n_stages(*maps_) * n_warps_ : kStages; }
   /// Leaves that begin() reaches.

@@ -76,19 +76,21 @@ struct UnitMemory {
   std::int64_t first_unit = 0;    ///< floats before the units
   Count n_stack = 0;              ///< floats of the states that wait for a slot of a thread group
   Count n_rows = 1, n_state = 0;  ///< rows of a unit; floats of a state
-  unsigned* ticket = nullptr;     ///< work items of the last eighth that were drawn; null: none are
 
   static constexpr int kFirstComponent = 4;
-  /// Of n work items, those that are divided among thread groups beforehand. The others are drawn one after the other.
-  TREE_ATTN_HOST_DEVICE Count n_divided(Count n) const { return ticket == nullptr ? n : n - n / 8; }
-  /// Makes it ready for the next step: by one thread of the launch that combines.
-  __device__ __forceinline__ void return_tickets() const {
-    if (ticket != nullptr) store_fresh(ticket, 0u);
+  /// Memory by place: so many times 16 bytes from the start. It has at most 64 GiB.
+  TREE_ATTN_HOST_DEVICE float* at(Count place) const { return floats + 4 * std::int64_t{place}; }
+  TREE_ATTN_HOST_DEVICE Count place_of_row(Count item, Count r) const {
+    return Count(first_unit / 4) + (item * n_rows + r) * (n_state / 4);
+  }
+  /// Where the states of a slot wait, of the thread group of this thread.
+  template <IsThreadGroup ThreadGroup>
+  __device__ __forceinline__ float* stack_of(int slot) const {
+    const Count group = blockIdx.x * (blockDim.x / ThreadGroup::kLanes) + threadIdx.x / ThreadGroup::kLanes;
+    return floats + (std::int64_t{group} * ThreadGroup::kSlots + slot) * n_stack;
   }
   /// Row r of the unit of a work item.
-  TREE_ATTN_HOST_DEVICE float* row(Count item, Count r) const {
-    return floats + first_unit + (std::int64_t{item} * n_rows + r) * n_state;
-  }
+  TREE_ATTN_HOST_DEVICE float* row(Count item, Count r) const { return at(place_of_row(item, r)); }
 };
 
 /// The tree above the leaves of a thread group's run of units, in one slot each, one lane's part of it: a binary counter. It
@@ -103,16 +105,13 @@ class UnitForest {
   static constexpr int kElements = ThreadGroup::kElements;
   using State = LaneState<kElements>;
 
-  /// @param run of the thread group @param stack of slot 0 @param rows of the first unit, from the thread group's first on
+  /// @param run of the thread group @param rows place of the first unit, from the thread group's first row on
   /// @param n_rows rows in use @param waiting what Waiting is made of
   template <class... Of>
-  __device__ __forceinline__ UnitForest(const UnitRun& run, float* stack, float* rows, const UnitMemory& memory, int n_rows,
+  __device__ __forceinline__ UnitForest(const UnitRun& run, Count rows, const UnitMemory& memory, int n_rows,
                                         const Leaves& leaves, int lane, const Of&... waiting)
-      : stack_(stack),
-        rows_(rows + ThreadGroup::row(lane, 0) * memory.n_state),
-        n_stack_(memory.n_stack),
-        n_state_(memory.n_state),
-        n_unit_(memory.n_rows * memory.n_state),
+      : memory_(memory),
+        rows_(rows + Count(ThreadGroup::row(lane, 0)) * (memory.n_state / 4)),
         n_rows_(n_rows),
         lane_(lane),
         ends_(run.units.ends()),
@@ -129,7 +128,7 @@ class UnitForest {
   /// reads what another has written.
   /// @param[in,out] state overwritten
   __device__ __forceinline__ void push(int i, State& state, int slot = 0) {
-    const LaneStates<kElements, ThreadGroup::kLanes> stack(stack_ + slot * n_stack_, ThreadGroup::place(lane_));
+    const LaneStates<kElements, ThreadGroup::kLanes> stack(memory_.stack_of<ThreadGroup>(slot), ThreadGroup::place(lane_));
     const bool is_last = i + 1 == leaves_.n_leaves();
     const Count at = Count(leaves_.slot(i)), next = is_last ? end_ : Count(leaves_.slot(i + 1));
     const bool ends_unit = is_last || next >= unit_end_;
@@ -165,20 +164,28 @@ class UnitForest {
   __device__ __forceinline__ bool is_broken() const { return zero_ != 0; }
 
  private:
-  /// Units whose rows of this lane have no leaf below a slot.
+  /// Writes units without a leaf, as far as they end at a slot: each lane its components, in loops that take few registers.
   __device__ __forceinline__ void store_empty_until(Count slot) {
-    while (unit_end_ <= slot && unit_end_ <= end_) {
-      State state;
-      set_empty(state);
-      TREE_ATTN_UNROLL
-      for (int i = 0; i < ThreadGroup::kSlots; ++i)
-        if (ThreadGroup::row(lane_, i) < n_rows_) store(state, i);
-      advance();
+    TREE_ATTN_LOOP
+    for (; unit_end_ <= slot && unit_end_ <= end_; advance()) {
+      const int lane = opaque(lane_);
+      float* row = memory_.at(rows_);
+      TREE_ATTN_LOOP
+      for (int i = 0; i < ThreadGroup::kSlots && ThreadGroup::row(lane, i) < n_rows_; ++i, row += memory_.n_state) {
+        if (ThreadGroup::component(lane, 0) == 0) store_fresh16(row, Bytes16{{0xFF800000u, 0, 0, 0}});  // -infinity
+        TREE_ATTN_LOOP
+        for (int c = 0; c < kElements; ++c) {
+          const int j = UnitMemory::kFirstComponent + ThreadGroup::component(lane, c);
+          if (j < static_cast<int>(memory_.n_state)) store_fresh(row + j, -0.0f);
+        }
+      }
     }
   }
-  __device__ __forceinline__ void advance() { rows_ += n_unit_, unit_end_ = ends_.of(unit_end_); }
+  __device__ __forceinline__ void advance() {
+    rows_ += memory_.n_rows * (memory_.n_state / 4), unit_end_ = ends_.of(unit_end_);
+  }
   __device__ __forceinline__ void store(const State& state, int slot) {
-    float* const to = rows_ + slot * n_state_;
+    float* const to = memory_.at(rows_) + slot * memory_.n_state;
     if (ThreadGroup::component(lane_, 0) == 0) {
       Bytes16 bytes;
       const float head[4] = {state.shift, state.sum};
@@ -188,7 +195,7 @@ class UnitForest {
     TREE_ATTN_UNROLL
     for (int c = 0; c < kElements; ++c) {
       const int j = ThreadGroup::component(lane_, c);
-      if (UnitMemory::kFirstComponent + j < static_cast<int>(n_state_))
+      if (UnitMemory::kFirstComponent + j < static_cast<int>(memory_.n_state))
         store_fresh(to + UnitMemory::kFirstComponent + j, state.n[c]);
     }
     // 0 * x is NaN if x is not finite. Every state of the run passes here, by itself or merged.
@@ -196,8 +203,8 @@ class UnitForest {
     for (int c = 0; c < kElements; ++c) zero_ = fused_multiply_add(0.0f, state.n[c], zero_);
   }
 
-  float *stack_, *rows_;
-  Count n_stack_, n_state_, n_unit_;
+  const UnitMemory& memory_;
+  Count rows_;  ///< a place in it
   int n_rows_, lane_;
   UnitEnds ends_;
   Leaves leaves_;
@@ -210,13 +217,13 @@ class UnitForest {
 /// What a walk leaves: a state for each unit of a run of a thread group.
 struct UnitTarget {
   const UnitRun& run;
-  float *stack, *rows;  ///< see UnitForest
+  Count rows;  ///< see UnitForest
   const UnitMemory& memory;
   int n_rows;
 
   template <IsThreadGroup ThreadGroup, class Leaves, class Waiting, class... Of>
   __device__ __forceinline__ auto forest(const Leaves& leaves, int lane, const Of&... waiting) const {
-    return UnitForest<ThreadGroup, Leaves, Waiting>(run, opaque(stack), rows, memory, n_rows, leaves, lane, waiting...);
+    return UnitForest<ThreadGroup, Leaves, Waiting>(run, rows, memory, n_rows, leaves, lane, waiting...);
   }
 };
 

@@ -37,16 +37,16 @@ struct SerialScan {
   }
 };
 
-/// Where units of a shard end: those that begin in [head, tail) are full.
+/// Where units of a shard end: each is the largest aligned subtree of at most 2^log leaves that has room there.
 struct UnitEnds {
-  Count head = 0, tail = 0, end = 0;  ///< slots; `end` is that of the whole leaves
+  Count end = 0;  ///< of the whole leaves, in slots
   int log = 0;
 
   /// The end of a unit that begins at a slot. The leaf in which a shard ends is one of its own.
   TREE_ATTN_HOST_DEVICE Count of(Count begin) const {
-    if (begin >= head && begin < tail) return begin + (Count{1} << log);
-    const Count last = begin < head ? head : end;
-    return begin < last ? Count(first_subtree(begin, last).end()) : begin + 1;
+    Count size = Count{1} << log;
+    while (size > 1 && ((begin & (size - 1)) != 0 || begin + size > end)) size >>= 1;
+    return begin + size;
   }
 };
 
@@ -85,7 +85,7 @@ class Units {
     return begin_at(i < n_first_ ? first_ + i : second_ + (i - n_first_));
   }
   TREE_ATTN_HOST_DEVICE std::int64_t end_of(std::int64_t begin) const { return ends().of(Count(begin)); }
-  TREE_ATTN_HOST_DEVICE UnitEnds ends() const { return {Count(head_), Count(tail_), Count(end_), log_}; }
+  TREE_ATTN_HOST_DEVICE UnitEnds ends() const { return {Count(end_), log_}; }
   /// The number of the unit of a slot, or size() or more if it has no leaves.
   TREE_ATTN_HOST_DEVICE Count number_of(std::int64_t slot) const {
     if (slot < begin_ || slot > end_) return ~Count{0};
@@ -167,18 +167,23 @@ class Division {
  public:
   Division() = default;
   /// @param log_rows rows of a query tile, as a power of two: a division takes twenty instructions before the first copy
+  /// @param log c, if it is known
+  template <class Params>
+  TREE_ATTN_HOST_DEVICE Division(const Params& params, const UnitRule& rule, int log_rows, int log)
+      : is_whole_(rule.is_whole),
+        log_(log),
+        log_rows_(Count(log_rows)),
+        tiles_per_kv_head_(((Count(params.group) - 1) >> log_rows_) + 1),
+        tiles_per_entry_(Count(params.kv_heads) * tiles_per_kv_head_) {}
   /// @tparam Scan sums over the batch
   template <class Params, class Scan = SerialScan>
   TREE_ATTN_HOST_DEVICE Division(const Params& params, const UnitRule& rule, int log_rows, Scan = {})
-      : is_whole_(rule.is_whole),
-        log_rows_(Count(log_rows)),
-        tiles_per_kv_head_(((Count(params.group) - 1) >> log_rows_) + 1),
-        tiles_per_entry_(Count(params.kv_heads) * tiles_per_kv_head_) {
+      : Division(params, rule, log_rows, 0) {
     log_ =
         rule.log_of(tiles_per_entry_, Scan::sum(Count(params.batch), [&](Count i) { return params.used_slots(i).size(); }));
   }
 
-  int log() const { return log_; }
+  TREE_ATTN_HOST_DEVICE int log() const { return log_; }
   TREE_ATTN_HOST_DEVICE Count tiles_per_kv_head() const { return tiles_per_kv_head_; }
   TREE_ATTN_HOST_DEVICE Count log_rows() const { return log_rows_; }
   template <class Params>

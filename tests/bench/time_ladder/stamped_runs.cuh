@@ -94,7 +94,7 @@ inline void run_stamped(const DecodeParams& params, DType dtype, const DeviceOut
     using Pipeline = StampedPipeline<typename decltype(pipeline)::type>;
     typename Pipeline::Arguments arguments = Pipeline::arguments(params, plan);
     arguments.stamps = stamps;
-    const UnitMemory memory = unit_memory<Pipeline>(params, plan, true, workspace);
+    const UnitMemory memory = unit_memory<Pipeline>(params, plan, true, workspace.floats);
     const Launch config{.grid = {static_cast<unsigned>(plan.n_blocks)},
                         .block = {static_cast<unsigned>(plan.n_threads)},
                         .shared_bytes = plan.shared_bytes,

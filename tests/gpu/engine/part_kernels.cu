@@ -171,14 +171,15 @@ unsigned n_asked_on_device(std::int64_t batch, int n_blocks) {
   LaunchPlan plan;
   plan.n_threads = block.n_threads, plan.n_stages = block.n_stages, plan.n_blocks = n_blocks;
   plan.shared_bytes = kKernelBytes + block.n_bytes;
-  const UnitMemory without = unit_memory<Pipeline>(params, plan, true);
+  const UnitMemory without = unit_memory<Pipeline>(params, plan, true, nullptr);
   plan.n_floats = without.first_unit + most_items<Pipeline>(params, plan, without) * without.n_rows * without.n_state;
   const DeviceWorkspace workspace(plan);
   launch(decode_units<Pipeline>,
          {.grid = {static_cast<unsigned>(n_blocks)},
           .block = {static_cast<unsigned>(plan.n_threads)},
           .shared_bytes = plan.shared_bytes},
-         Stream{}, params, unit_memory<Pipeline>(params, plan, true, workspace.get()), Pipeline::arguments(params, plan));
+         Stream{}, params, unit_memory<Pipeline>(params, plan, true, workspace.get().floats),
+         Pipeline::arguments(params, plan));
   return n_asked.download()[0] / kWarp;
 }
 

@@ -143,13 +143,6 @@ TEST_CASE("units: no bit depends on their size, in finished rows and in the stat
     const DecodeOutput want = run_step(device::kEqualRuns, *workload, {.n_splits = 1, .unit_log = 0});
     for (const int log : {1, 2, 3, 5, 7})
       CHECK(same_output(run_step(device::kEqualRuns, *workload, {.n_splits = 3, .unit_log = log}), want));
-    // Thread groups draw the last eighth in any order.
-    for (const int log : {-1, 0, 2}) {
-      const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
-      const device::LaunchPlan plan = device::kEqualRuns.plan(shard.params, dtype, {.unit_log = log, .has_ticket = true});
-      CHECK((plan.has_ticket && plan.n_counters == 1));
-      CHECK(same_output(run_step(device::kEqualRuns, shard, {.n_splits = 2, .unit_log = log, .has_ticket = true}), want));
-    }
     for (const KeyRange range : {KeyRange{0, 2000}, {64, 2000}, {7 * 64, 23 * 64}, {13 * 64, 14 * 64}, {64, 64 + 5}}) {
       CAPTURE(range.begin);
       const Forest<float> few = forest_of(device::kEqualRuns, *workload, range, 1, 0);
