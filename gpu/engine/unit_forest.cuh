@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <type_traits>
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
@@ -93,6 +94,37 @@ struct UnitMemory {
   TREE_ATTN_HOST_DEVICE float* row(Count item, Count r) const { return at(place_of_row(item, r)); }
 };
 
+/// Rows of the units of a run. Leaves one after the other leave registers for an address; over a list there are none, so
+/// each store works it out.
+template <bool kIsListed>
+class UnitRows {
+ public:
+  /// @param place of the first row of this lane in the first unit
+  __device__ __forceinline__ UnitRows(const UnitMemory& memory, Count place) : memory_(memory) {
+    if constexpr (kIsListed)
+      at_ = place;
+    else
+      at_ = memory.at(place);
+  }
+  __device__ __forceinline__ float* row(int slot) const {
+    if constexpr (kIsListed)
+      return memory_.at(at_) + slot * memory_.n_state;
+    else
+      return at_ + slot * memory_.n_state;
+  }
+  template <IsThreadGroup ThreadGroup>
+  __device__ __forceinline__ float* stack(int slot) const {
+    return memory_.stack_of<ThreadGroup>(slot);
+  }
+  /// Goes to the next unit.
+  __device__ __forceinline__ void advance() { at_ += memory_.n_rows * (memory_.n_state / (kIsListed ? 4 : 1)); }
+  __device__ __forceinline__ Count n_state() const { return memory_.n_state; }
+
+ private:
+  const UnitMemory& memory_;
+  std::conditional_t<kIsListed, Count, float*> at_;  ///< a place in memory_, or an address
+};
+
 /// The tree above the leaves of a thread group's run of units, in one slot each, one lane's part of it: a binary counter. It
 /// holds the states of subtrees that wait for what is on their right, one a level; a leaf merges with those of the levels
 /// below the one at which it parts from the next leaf. When a unit ends, all that wait are merged, from right to left, and
@@ -110,8 +142,7 @@ class UnitForest {
   template <class... Of>
   __device__ __forceinline__ UnitForest(const UnitRun& run, Count rows, const UnitMemory& memory, int n_rows,
                                         const Leaves& leaves, int lane, const Of&... waiting)
-      : memory_(memory),
-        rows_(rows + Count(ThreadGroup::row(lane, 0)) * (memory.n_state / 4)),
+      : rows_(memory, rows + Count(ThreadGroup::row(lane, 0)) * (memory.n_state / 4)),
         n_rows_(n_rows),
         lane_(lane),
         ends_(run.units.ends()),
@@ -128,7 +159,8 @@ class UnitForest {
   /// reads what another has written.
   /// @param[in,out] state overwritten
   __device__ __forceinline__ void push(int i, State& state, int slot = 0) {
-    const LaneStates<kElements, ThreadGroup::kLanes> stack(memory_.stack_of<ThreadGroup>(slot), ThreadGroup::place(lane_));
+    const LaneStates<kElements, ThreadGroup::kLanes> stack(rows_.template stack<ThreadGroup>(slot),
+                                                           ThreadGroup::place(lane_));
     const bool is_last = i + 1 == leaves_.n_leaves();
     const Count at = Count(leaves_.slot(i)), next = is_last ? end_ : Count(leaves_.slot(i + 1));
     const bool ends_unit = is_last || next >= unit_end_;
@@ -169,23 +201,21 @@ class UnitForest {
     TREE_ATTN_LOOP
     for (; unit_end_ <= slot && unit_end_ <= end_; advance()) {
       const int lane = opaque(lane_);
-      float* row = memory_.at(rows_);
+      float* row = rows_.row(0);
       TREE_ATTN_LOOP
-      for (int i = 0; i < ThreadGroup::kSlots && ThreadGroup::row(lane, i) < n_rows_; ++i, row += memory_.n_state) {
+      for (int i = 0; i < ThreadGroup::kSlots && ThreadGroup::row(lane, i) < n_rows_; ++i, row += rows_.n_state()) {
         if (ThreadGroup::component(lane, 0) == 0) store_fresh16(row, Bytes16{{0xFF800000u, 0, 0, 0}});  // -infinity
         TREE_ATTN_LOOP
         for (int c = 0; c < kElements; ++c) {
           const int j = UnitMemory::kFirstComponent + ThreadGroup::component(lane, c);
-          if (j < static_cast<int>(memory_.n_state)) store_fresh(row + j, -0.0f);
+          if (j < static_cast<int>(rows_.n_state())) store_fresh(row + j, -0.0f);
         }
       }
     }
   }
-  __device__ __forceinline__ void advance() {
-    rows_ += memory_.n_rows * (memory_.n_state / 4), unit_end_ = ends_.of(unit_end_);
-  }
+  __device__ __forceinline__ void advance() { rows_.advance(), unit_end_ = ends_.of(unit_end_); }
   __device__ __forceinline__ void store(const State& state, int slot) {
-    float* const to = memory_.at(rows_) + slot * memory_.n_state;
+    float* const to = rows_.row(slot);
     if (ThreadGroup::component(lane_, 0) == 0) {
       Bytes16 bytes;
       const float head[4] = {state.shift, state.sum};
@@ -195,7 +225,7 @@ class UnitForest {
     TREE_ATTN_UNROLL
     for (int c = 0; c < kElements; ++c) {
       const int j = ThreadGroup::component(lane_, c);
-      if (UnitMemory::kFirstComponent + j < static_cast<int>(memory_.n_state))
+      if (UnitMemory::kFirstComponent + j < static_cast<int>(rows_.n_state()))
         store_fresh(to + UnitMemory::kFirstComponent + j, state.n[c]);
     }
     // 0 * x is NaN if x is not finite. Every state of the run passes here, by itself or merged.
@@ -203,8 +233,7 @@ class UnitForest {
     for (int c = 0; c < kElements; ++c) zero_ = fused_multiply_add(0.0f, state.n[c], zero_);
   }
 
-  const UnitMemory& memory_;
-  Count rows_;  ///< a place in it
+  UnitRows<Leaves::kHasEmptySlots> rows_;
   int n_rows_, lane_;
   UnitEnds ends_;
   Leaves leaves_;
