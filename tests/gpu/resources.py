@@ -81,8 +81,8 @@ def readable(names):
     return short
 
 
-def check(strict, others, allow):
-    """Prints the table. `strict` kernels use no local memory, of the others only those whose names match `allow` do.
+def check(strict, others, allow, most):
+    """Prints the table. Kernels use no local memory, but for a stack frame of at most `most` bytes in those whose names match `allow`.
 
     @returns what is wrong, line by line
     """
@@ -94,7 +94,7 @@ def check(strict, others, allow):
     for kernel in sorted(kernels, key=lambda k: (names[k["name"]], k["arch"])):
         name, spilled = names[kernel["name"]], kernel["stores"] + kernel["loads"]
         print(f"| {name} | {kernel['arch']} | {kernel['registers']} | {kernel['shared']} | {kernel['stack']} | {spilled} |")
-        if kernel["stack"] + spilled > 0 and (kernel["strict"] or not (allow and re.search(allow, name))):
+        if kernel["stack"] + spilled > 0 and not (allow and re.search(allow, name) and kernel["stack"] <= most):
             problems.append(f"{name} for {kernel['arch']}: a stack frame of {kernel['stack']} bytes, {spilled} bytes spilled")
     found = {kernel["arch"] for kernel in strict}
     for arch in sorted({kernel["arch"] for kernel in kernels} - found) or ([] if found else ["any architecture"]):
@@ -134,6 +134,7 @@ def main():
     of_check.add_argument("--strict", nargs="+", required=True, help="objects of kernels that must use no local memory")
     of_check.add_argument("--others", nargs="*", default=[], help="objects of all other kernels")
     of_check.add_argument("--allow", default="", help="pattern of those that may use local memory")
+    of_check.add_argument("--most-frame", type=int, default=0, help="bytes of a stack frame of theirs")
     of_times = commands.add_parser("times")
     of_times.add_argument("--most", type=float, required=True, help="processor seconds of a unit")
     of_times.add_argument("objects", nargs="+")
@@ -144,7 +145,7 @@ def main():
             print("resources: skipped, no unit was timed: its object came from a cache, or is not there")
             return SKIPPED
     else:
-        problems = check(read(asked.strict), read(asked.others), asked.allow)
+        problems = check(read(asked.strict), read(asked.others), asked.allow, asked.most_frame)
     for problem in problems:
         print("resources: " + problem, file=sys.stderr)
     return 1 if problems else 0
