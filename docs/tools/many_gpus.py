@@ -97,9 +97,10 @@ def between(text, name, new=None):
 
 
 def commands(chapter):
-    """The commands of a chapter, one per line that no other one continues."""
+    """The commands of a chapter but for scripts of tests, one per line that no other one continues."""
     blocks = re.findall(r"^```sh\n((?:.*\n)+?)```$", (ROOT / "docs" / chapter).read_text(encoding="utf-8"), re.MULTILINE)
-    return [line for block in blocks for line in re.sub(r" \\\n *", " ", block).splitlines()]
+    lines = [line for block in blocks for line in re.sub(r" \\\n *", " ", block).splitlines()]
+    return [line for line in lines if not line.startswith("tests/")]
 
 
 def main():

@@ -44,8 +44,7 @@ def P(f):
 def T(x):
     """2^x for an integer x from -126 to 0; else +0."""
     inside = x >= F32(-126)
-    exponent = np.where(inside, x, F32(0)).astype(np.int32) + 127
-    return np.where(inside, (exponent << 23).view(F32), F32(0))
+    return np.where(inside, np.ldexp(F32(1), np.where(inside, x, F32(0)).astype(np.int32)), F32(0))
 
 
 def ceil(x):

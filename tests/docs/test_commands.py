@@ -178,6 +178,9 @@ class Commands(unittest.TestCase):
             if words[0] == "./run" and words[1] in BUILDS:
                 self.assertTrue(BUILDS[words[1]] in build if BUILDS[words[1]] else words[1] in KINDS, command)
                 continue
+            if words[0].startswith("tests/"):
+                self.assertIn(words[0].removeprefix("tests/").removesuffix("/run") + "/test_run.py", build, command)
+                continue
             self.assertTrue(any(each.startswith(command) for each in rehearsed), f"{where}: {command}")
 
     @unittest.skipUnless(PROGRAM, "--program is not given")
