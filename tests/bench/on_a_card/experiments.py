@@ -84,7 +84,6 @@ def completing(n_cases, rehearses=False):
     yield Experiment("copies", ("time_copies",), 60, "the table of copies", line("copies"))
     yield Experiment("walks", ("time_walks",), 20, "the rate of one block alone", line("walk"))
     yield Experiment("stamps", ("time_stamps",), 60, "the table of ends", line("stamps"))
-    yield Experiment("ladder: equal-runs", ("time_ladder", "--steps", "equal-runs"), 120, "the table of the library kernel", line("step"))
     for step in STEPS:
         yield Experiment(f"ladder: {step}", ("time_ladder", "--steps", step), 120, "the table of the ladder", line("step"))
     small = ("--steps", "8", "--timed", "1", "--keys", "512", "--timeout", "30")
