@@ -89,7 +89,8 @@ TEST_CASE("report: what the host launches in a step, and the kernel") {
   for (const Words& words : {alone(emulated + Words{"--devices", "0-1"}), ranks(2, emulated)})
     for (const Json& each : runs_of(words)) CHECK(each["launches_per_step"] == 1);
   CHECK(runs_of(alone(decode))[0]["launches_per_step"].is_null());
-  // The first step launches the kernel that stores appended positions, that which decodes units, and that which combines them.
+  // The first step launches the kernel that stores appended positions, that which decodes units, and that which combines
+  // them.
   const Words one_step = "decode --seq-len 700 --heads 4 --head-dim 64 --backend emulated --shards 384,316"_words;
   CHECK(runs_of(ranks(2, one_step))[0]["launches_per_step"] == 3);
   const std::string out = run(ranks(2, one_step)).out;
