@@ -146,6 +146,13 @@ template <auto f>
 Run counting(const Statement& s, Op&) {
   return bytes_of(s.type()) == 8 ? each<f, std::uint32_t, std::uint64_t> : each<f, std::uint32_t, std::uint32_t>;
 }
+/// Zeros before the highest bit of a word without a sign; all bits if it is 0.
+Run finding(const Statement& s, Op&) {
+  constexpr auto zeros = [](std::uint32_t a) {
+    return a == 0 ? ~std::uint32_t{0} : static_cast<std::uint32_t>(std::countl_zero(a));
+  };
+  return s.type() == "u32" && s.has("shiftamt") ? each<zeros, std::uint32_t, std::uint32_t> : nullptr;
+}
 Run insertion(const Statement& s, Op&) {
   using Word = std::uint32_t;
   return bytes_of(s.type()) == 8 ? each<inserted, std::uint64_t, std::uint64_t, std::uint64_t, Word, Word>
@@ -342,7 +349,13 @@ const std::vector<Instruction>& computing_instructions() {
       {"add", "rn", two<[](auto a, decltype(a) b) { return a + b; }>},
       {"and", "", logic<[](std::integral auto a, decltype(a) b) { return a & b; }>},
       {"bfi", "", insertion},
+      {"bfind", "shiftamt", finding},
       {"bra", "uni", always<[](Warp& w, const Op& op) { w.branch(static_cast<std::uint32_t>(op.offset)); }>},
+      {"brev", "", one<[](std::unsigned_integral auto a) {
+         decltype(a) reversed = 0;
+         for (std::size_t i = 0; i < 8 * sizeof a; ++i) reversed = reversed << 1 | (a >> i & 1);
+         return reversed;
+       }>},
       {"clz", "", counting<[](auto a) { return std::countl_zero(a); }>},
       {"copysign", "", two<[](std::floating_point auto a, decltype(a) b) { return std::copysign(b, a); }>},
       {"cvt", "rn rpi rzi", conversion},
