@@ -183,6 +183,13 @@ void Decoder::reserve(std::int64_t l) {
   if (!shard_.cache->scales().v.empty()) scaled_.reserve(static_cast<std::size_t>(shape.n_rows(l) * shape.value_dim));
 }
 
+Decoder::~Decoder() {
+  if (!is_started_) return;
+  transport_.ranks().set_busy(false);
+  // Over messages from device memory start() has taken the whole step.
+  if (transport_.size() > 1 && transport_.device() == nullptr) transport_.abandon();
+}
+
 OutputView Decoder::step(const Step& step, const std::optional<std::string>& refusal) {
   start(step, refusal);
   return finish();
@@ -192,7 +199,7 @@ void Decoder::start(const Step& step, const std::optional<std::string>& refusal)
   const FloatEnvironment environment;
   agree(step, refusal);
   run_start(step);
-  is_started_ = true, transport_.set_busy(true);
+  is_started_ = true, transport_.ranks().set_busy(true);
 }
 
 bool Decoder::progress() {
@@ -204,7 +211,7 @@ bool Decoder::progress() {
 OutputView Decoder::finish() {
   const FloatEnvironment environment;
   require_started("Decoder::finish", true);
-  is_started_ = false, transport_.set_busy(false);
+  is_started_ = false, transport_.ranks().set_busy(false);
   return scaled(run_finish());
 }
 
@@ -240,7 +247,7 @@ void Decoder::agree(const Step& step, std::optional<std::string> refusal) {
   const bool compares = compares_steps_ && ranks.size() > 1;
   if (!refusal)
     refusal = refusal_of(compares, [&] {
-      require_started("Decoder::step", false), transport_.require_idle("Decoder::step");
+      require_started("Decoder::step", false), transport_.ranks().require_idle("Decoder::step");
       check(step), reserve(step.q.shape[2]), begin(step);
     });
   Rule mine{.n_queries = step.q.shape[2],

@@ -33,9 +33,8 @@ namespace tree_attn {
 /// such a number on, but for lists of shared pages, and of subtrees where the ring passes a shard that no query sees.
 class Decoder {
  public:
-  virtual ~Decoder() {
-    if (is_started_) transport_.set_busy(false);
-  }
+  /// Gives up the messages of a step that is under way: other ranks may have posted rounds that this one has not.
+  virtual ~Decoder();
   Decoder(const Decoder&) = delete;
   Decoder& operator=(const Decoder&) = delete;
 

@@ -121,9 +121,11 @@ void Attention::open(const Ranks& ranks, const AttentionShape& shape, const Atte
   compares_lengths_ = setup.compares_lengths && ranks.size() > 1;
   decoder_ = algorithm_->open_agreed(*transport_, *shard_, setup_.ranges, setup_.plan, compares_lengths_);
   lengths_.assign(static_cast<std::size_t>(shape.batch), 0), kept_from_ = lengths_;
-} catch (const InputError&) {
-  // All ranks throw it, so they meet to free what they have opened: here, since ranks do not in an exception that unwinds.
-  decoder_.reset(), shard_.reset(), own_transport_.reset(), messages_.reset();
+} catch (const std::exception& error) {
+  // All ranks throw an InputError, so they meet to free what they have opened: here, since ranks do not in an exception that
+  // unwinds.
+  if (ranks.size() == 1 || dynamic_cast<const InputError*>(&error) != nullptr)
+    decoder_.reset(), shard_.reset(), own_transport_.reset(), messages_.reset();
   throw;
 }
 
@@ -140,7 +142,7 @@ std::unique_ptr<OpenShard> Attention::make_shard(std::span<const KeyRange> range
 
 void Attention::require_idle(const char* function) const {
   if (decoder_->is_under_way()) throw std::logic_error(std::string(function) + ": a step is under way");
-  transport_->require_idle(function);
+  transport_->ranks().require_idle(function);
 }
 
 void Attention::use(std::string_view algorithm) {
@@ -204,7 +206,7 @@ void Attention::append(std::int64_t entry, const TensorView& k, const TensorView
   const std::int64_t n = k.shape[2];
   const auto refusal = refusal_of(appends_together(), [&] { check_append(entry, k, v); });
   if (appends_together()) {
-    // What decides below whether the ranks look for pages together is compared too.
+    // Compare also the two things that decide below whether the ranks look for pages together.
     const std::array called{entry, n, refusal ? 0 : lengths_[static_cast<std::size_t>(entry)], std::int64_t{has_shared_}};
     const Ranks& ranks = transport_->ranks();
     if (!ranks.all_equal(fnv1a(std::as_bytes(std::span(called))), kWhat, refusal))

@@ -72,14 +72,17 @@ enum class Refused {
 /// nothing has changed, and the next call is like any other. append() without pages, truncate(), share() and release() are
 /// calls of one rank alone: the next step tells of other lengths. A rank that does not call at all is found by the deadline.
 ///
+/// Ending: all ranks destroy their objects over shared messages in the same order, and between the same opens; the last one
+/// over a transport waits for the others. An object that ends with a step under way gives up these messages.
+///
 /// With a backend of a device, "cuda" or "emulated", tensors may lie in the memory of that device: TensorView::on_device.
 /// Then nothing is copied between host and device but a few integers for each sequence, its length and what lists its
 /// leaves; over several ranks also the states that a transport sends from host memory, see Runner. What was queued on
 /// the default stream before a call is seen, and append() queues there; step() and combine() have written their output when
 /// they return.
 ///
-/// Threads: one at a time uses an object, or the objects over one transport. Two objects with transports of their own, in
-/// two threads, do not disturb each other; over MPI that needs MPI_THREAD_MULTIPLE.
+/// Threads: one at a time uses an object, or the objects over the same ranks: those on one communicator. Objects on two
+/// duplicates of it, in two threads, do not disturb each other; over MPI that needs MPI_THREAD_MULTIPLE.
 class Attention {
  public:
   /// Alone, without messages.
@@ -169,14 +172,14 @@ class Attention {
   ///   waits for no other rank
   [[noreturn]] void refuse(const std::string& line, Refused call = Refused::kStep);
   /// Gives up all messages, so that the destructor does not wait for the other ranks: after an error of the program that
-  /// they have not met. They find it by their deadline. Unwinding does it.
+  /// they have not met. They find it by their deadline. Unwinding of the last object over these messages does it too.
   void abandon() noexcept { transport_->abandon(); }
 
   /// The keys and values that this rank holds, and whose they are.
   const KvCache& cache() const { return *shard_->cache; }
   /// The device that tensors may be on.
   DevicePlatform platform() const;
-  /// The messages of this rank, and their counters.
+  /// The messages of this rank and their counters: those of all objects over them.
   Transport& transport() const { return *transport_; }
 
  private:

@@ -12,8 +12,8 @@
  * is refused before anything is read. Tensors that are written must not overlap others, nor themselves. The caller keeps all
  * tensors: no deleter is called.
  *
- * Every function that returns an int returns a ta_status; ta_error() has the line. Functions on one ta_attention are called
- * by one thread at a time, and collective ones by all of its ranks in the same order.
+ * Every function that returns an int returns a ta_status; ta_error() has the line. Functions on the handles of one
+ * communicator are called by one thread at a time, and collective ones by all of its ranks in the same order.
  */
 #ifndef TREE_ATTN_H
 #define TREE_ATTN_H
@@ -95,10 +95,10 @@ typedef struct {
   const char* backend;    /**< "cpu" */
   int32_t n_threads;      /**< 1 */
   int32_t ranks_per_node; /**< ranks that share memory form a node */
-  const void* comm; /**< the address of an MPI_Comm, which is duplicated once for all handles on it: one of them at a time has
-                       a step under way, and an error that ends one ends all; null: alone, or over the functions of
+  const void* comm; /**< the address of an MPI_Comm, which is duplicated once for all handles on it: one of them at a time
+                       has a step under way, and an error that ends one ends all; null: alone, or over the functions of
                        `callbacks` */
-  double timeout; /**< seconds that one wait may take without progress: 60 */
+  double timeout;   /**< seconds that one wait may take without progress: 60 */
   const DLManagedTensor *k_scale, *v_scale; /**< [batch, kv_heads] of F8_E4M3, from 2^-100 to 2^100, on the host; null: 1 */
   int64_t n_pages;                 /**< of 64 positions, for all sequences of this rank; 0: rows lie one after the other */
   int64_t page_window, page_sinks; /**< most keys that a step sees, as in ta_seen: other pages are given back; 0: none are */
@@ -179,8 +179,10 @@ TREE_ATTN_API int ta_merge(const DLManagedTensor* o1, const DLManagedTensor* lse
 /** Opens attention over the ranks of a communicator or of callbacks, or alone. Collective. @param[out] attention null if it
  * fails */
 TREE_ATTN_API int ta_open(const ta_setup* setup, ta_attention** attention);
-/** Closes it, which may be null. The last one on a communicator of MPI is collective, unless a call has failed with
- * TA_TRANSPORT, or after ta_abandon(). */
+/** Closes it, which may be null. All ranks close the handles on a communicator in the same order, and between the same
+ * opens. The last one on a communicator of MPI is collective, and so is the last one of equal nodes and memory, unless a
+ * call has failed with TA_TRANSPORT, or after ta_abandon(). A handle that is closed with a step under way gives up the
+ * exchange. */
 TREE_ATTN_API void ta_close(ta_attention* attention);
 /** Gives up the exchange of this rank, of all handles on the communicator, for programs that fail elsewhere: ta_close() then
  * waits for no other rank. */

@@ -30,17 +30,13 @@ const MpiRanks& ranks_of(const Messages& messages) { return static_cast<const Mp
 std::shared_ptr<Messages> messages_of(MPI_Comm comm, double timeout) {
   const auto open = [&] { return std::make_shared<Messages>(std::make_unique<const MpiRanks>(comm, timeout)); };
   if (!MpiRanks::is_running() || comm == MPI_COMM_NULL) return open();  // which throws
-  require_timeout("messages_of", timeout);
   static const int key = make_key();
   void* found = nullptr;
   int is_found = 0;
   check_mpi(MPI_Comm_get_attr(comm, key, static_cast<void*>(&found), &is_found), "MPI_Comm_get_attr");
   if (is_found != 0) {
-    if (std::shared_ptr<Messages> messages = static_cast<Cached*>(found)->lock();
-        messages && ranks_of(*messages).can_meet()) {
-      ranks_of(*messages).deadline().set_seconds(timeout);
+    if (std::shared_ptr<Messages> messages = static_cast<Cached*>(found)->lock(); messages && ranks_of(*messages).can_meet())
       return messages;
-    }
   }
   std::shared_ptr<Messages> messages = open();
   if (is_found != 0) {

@@ -97,6 +97,15 @@ class Ranks {
   /// Opens a transport through memory that the ranks of a node share. Collective.
   virtual std::unique_ptr<Transport> open_shared_transport(Topology topology) const = 0;
 
+  /// Notes that a step is under way over messages of these ranks, or no longer: a message of another step, over any
+  /// transport of theirs, would take the place of one of its later rounds.
+  void set_busy(bool is_busy) const { is_busy_ = is_busy; }
+  /// @throws std::logic_error while a step is under way
+  void require_idle(const char* function) const {
+    if (is_busy_)
+      throw std::logic_error(std::string(function) + ": a step of another object over these messages is under way");
+  }
+
  protected:
   Ranks(const Ranks&) = default;
   enum class Reduction { kMax, kMin, kTotal };
@@ -107,6 +116,7 @@ class Ranks {
 
  private:
   int rank_, size_;
+  mutable bool is_busy_ = false;
 };
 
 /// Runs the checks of this rank, for an error that the others are told by Ranks::all_equal() or throw_if_any_failed().

@@ -99,7 +99,7 @@ void SharedTransport::open_window() {
 
   // Room to begin at a line of the cache.
   static_assert(sizeof(Inbox) % alignof(Mailbox) == 0 && alignof(Inbox) == alignof(Mailbox));
-  // Of the ranks that share memory, those of another node of the topology have no mailbox here, nor has a rank of its own.
+  // Give mailboxes to the other ranks of this node of the topology alone.
   const auto is_peer = [&](int i, int j) {
     const auto node_of = [&](int of) { return topology().node_of(ranks_of_node[static_cast<std::size_t>(of)]); };
     return i != j && node_of(i) == node_of(j);

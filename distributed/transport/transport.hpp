@@ -111,15 +111,6 @@ class Transport {
     return false;
   }
 
-  /// Notes that a step is under way over these messages, or no longer: a message of another step would take the place of one
-  /// of its later rounds.
-  void set_busy(bool is_busy) { is_busy_ = is_busy; }
-  /// @throws std::logic_error while a step is under way
-  void require_idle(const char* function) const {
-    if (is_busy_)
-      throw std::logic_error(std::string(function) + ": a step of another object over these messages is under way");
-  }
-
   /// Time since some fixed moment in seconds: every latency is a difference of two such times.
   virtual double seconds() const;
   /// Allocator of buffers for received messages.
@@ -155,7 +146,6 @@ class Transport {
  private:
   Topology topology_;
   int rank_;
-  bool is_busy_ = false;
   Traffic traffic_;
 };
 

@@ -372,9 +372,9 @@ class Attention:
     range_ends: where the ranges of positions of the ranks end, None for no end; then outputs have the bits of attention(). By default leaves
     of 64 positions are dealt to the ranks in turn, and outputs have those of attention(order="dealt").
     shared_memory: False: ranks of a node send over MPI too. All objects on one comm share its messages, where the library was built with its MPI:
-    one of them at a time has a step under way, and an error that ends one ends all.
+    one of them at a time has a step under way, one thread at a time uses them, and an error that ends one ends all.
     compares: False: a step does not compare the lengths of all ranks and what queries see, and an error of one rank is told to none.
-    If one rank refuses its arguments of Attention(), step(), combine() or, in pages, append(), all ranks raise ValueError with its line.
+    If one rank refuses its arguments of Attention(), step(), start(), combine(), reshard() or, in pages, append(), all ranks raise ValueError with its line.
     """
 
     def __init__(self, comm=None, *, group=None, heads, head_dim, kv_heads=None, value_dim=None, batch=1, most_queries=0, dtype="float32", scale=None,

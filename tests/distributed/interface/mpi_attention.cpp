@@ -29,6 +29,19 @@ struct NoRoom {
   NoRoom(const NoRoom&) = delete;
 };
 
+const AttentionShape kSmall{.heads = 2, .kv_heads = 2, .head_dim = 8, .value_dim = 8};
+
+/// A query, 300 keys that are the values too, and the output of one rank alone.
+struct Small {
+  std::mt19937 random{5};
+  Tensor q = normal_tensor(random, {1, 2, 1, 8}), k = normal_tensor(random, {1, 2, 300, 8});
+  DecodeOutput expected = [this] {
+    Attention alone(kSmall);
+    alone.append(0, k, k);
+    return alone.step(q).copy();
+  }();
+};
+
 }  // namespace
 
 TEST_CASE("facade: over a communicator a step has the bits of one rank, whole, in parts, and through shared memory") {
@@ -49,6 +62,8 @@ TEST_CASE("facade: over a communicator a step has the bits of one rank, whole, i
       attention.append(0, k_here, v_here);
     }
     CHECK(same_bits(attention.step(q).copy(), expected));
+    CHECK(attention.transport().name() == (shares_memory ? "shared" : "mpi"));
+    CHECK(attention.transport().topology().n_nodes() == (session().ranks().size() + 1) / 2);
     CHECK(attention.transport().ranks().deadline().seconds() == 60);
     for (int repeat = 0; repeat < 20; ++repeat) {
       attention.start(q);
@@ -61,88 +76,108 @@ TEST_CASE("facade: over a communicator a step has the bits of one rank, whole, i
 
 TEST_CASE("facade: an open Attention that another is assigned to closes its messages first, on all ranks alike") {
   const MpiRanks& all = session().ranks();
-  const AttentionShape shape{.heads = 2, .kv_heads = 2, .head_dim = 8, .value_dim = 8};
-  std::mt19937 random(5);
-  const Tensor q = normal_tensor(random, {1, 2, 1, 8}), k = normal_tensor(random, {1, 2, 300, 8});
-  Attention alone(shape);
-  alone.append(0, k, k);
-  const DecodeOutput expected = alone.step(q).copy();
+  const Small in;
   for (const bool shares_memory : {false, true}) {
-    Attention first = open_attention(all.comm(), shape, {.shares_memory = shares_memory}),
-              second = open_attention(all.comm(), shape, {.shares_memory = !shares_memory});
-    first.append(0, k.view().positions(0, 64), k.view().positions(0, 64));
-    first.step(q);
-    second.append(0, k, k);
+    Attention first = open_attention(all.comm(), kSmall, {.shares_memory = shares_memory}),
+              second = open_attention(all.comm(), kSmall, {.shares_memory = !shares_memory});
+    first.append(0, in.k.view().positions(0, 64), in.k.view().positions(0, 64));
+    first.step(in.q);
+    second.append(0, in.k, in.k);
+    CHECK(first.transport().name() == (shares_memory ? "shared" : "mpi"));
+    CHECK(second.transport().name() == (shares_memory ? "mpi" : "shared"));
     const Transport* const moved = &second.transport();
     first = std::move(second);
     CHECK(&first.transport() == moved);
     CHECK(first.lengths()[0] == 300);
-    CHECK(same_bits(first.step(q).copy(), expected));
-    second = open_attention(all.comm(), shape);
-    second.append(0, k, k);
-    CHECK(same_bits(second.step(q).copy(), expected));
+    CHECK(same_bits(first.step(in.q).copy(), in.expected));
+    second = open_attention(all.comm(), kSmall);
+    second.append(0, in.k, in.k);
+    CHECK(same_bits(second.step(in.q).copy(), in.expected));
   }
 }
 
 TEST_CASE("facade: the layers on a communicator share one duplicate and one transport, through memory of the node") {
   const MpiRanks& all = session().ranks();
-  const AttentionShape shape{.heads = 2, .kv_heads = 2, .head_dim = 8, .value_dim = 8};
-  std::mt19937 random(5);
-  const Tensor q = normal_tensor(random, {1, 2, 1, 8}), k = normal_tensor(random, {1, 2, 300, 8});
-  Attention alone(shape);
-  alone.append(0, k, k);
-  const DecodeOutput expected = alone.step(q).copy();
+  const Small in;
   constexpr int kLayers = 64;
   std::vector<Attention> layers;
-  for (int i = 0; i < kLayers; ++i) layers.push_back(open_attention(all.comm(), shape, {}, 30 + i));
+  for (int i = 0; i < kLayers; ++i) layers.push_back(open_attention(all.comm(), kSmall, {}, 30 + i));
   const Transport* const shared = &layers[0].transport();
   CHECK(shared->name() == "shared");
   CHECK(shared->ranks().deadline().seconds() == 30 + kLayers - 1);
   for (Attention& layer : layers) {
     CHECK(&layer.transport() == shared);
-    layer.append(0, k, k);
+    layer.append(0, in.k, in.k);
   }
-  for (Attention& layer : layers) CHECK(same_bits(layer.step(q).copy(), expected));
+  for (Attention& layer : layers) CHECK(same_bits(layer.step(in.q).copy(), in.expected));
   // One step at a time, since a message of another would come between its rounds.
-  layers[0].start(q);
+  layers[0].start(in.q);
   const std::string busy = "Decoder::step: a step of another object over these messages is under way";
-  CHECK(message([&] { layers[1].step(q); }) == busy);
+  CHECK(message([&] { layers[1].step(in.q); }) == busy);
   CHECK(message([&] { layers[1].use("gather"); }).ends_with("under way"));
-  CHECK(same_bits(layers[0].finish().copy(), expected));
-  // A layer that goes with its step under way leaves the others theirs, in any order.
+  CHECK(same_bits(layers[0].finish().copy(), in.expected));
+  // A layer that goes leaves the others theirs, in any order.
   layers.erase(layers.begin());
-  CHECK(same_bits(layers.back().step(q).copy(), expected));
+  CHECK(same_bits(layers.back().step(in.q).copy(), in.expected));
   // Other nodes and no shared memory have a transport of their own, over the same duplicate.
-  Attention over_mpi = open_attention(all.comm(), shape, {.shares_memory = false}),
-            alone_in_nodes = open_attention(all.comm(), shape, {.ranks_per_node = 1});
+  Attention over_mpi = open_attention(all.comm(), kSmall, {.shares_memory = false}),
+            alone_in_nodes = open_attention(all.comm(), kSmall, {.ranks_per_node = 1});
   CHECK(over_mpi.transport().name() == "mpi");
   CHECK(&over_mpi.transport().ranks() == &shared->ranks());
   CHECK(alone_in_nodes.transport().topology().n_nodes() == all.size());
   CHECK(&alone_in_nodes.transport() != shared);
+  over_mpi.append(0, in.k, in.k);
+  over_mpi.start(in.q);
+  CHECK(message([&] { layers[0].step(in.q); }) == busy);
+  CHECK(same_bits(over_mpi.finish().copy(), in.expected));
+  // An open that is refused leaves the timeout.
+  const auto refused = [&] { open_attention(all.comm(), kSmall, {}, -1); };
+  CHECK_THROWS(refused());
+  CHECK(shared->ranks().deadline().seconds() == 60);
   MPI_Comm comm = MPI_COMM_NULL;
   MPI_Comm_dup(all.comm(), &comm);
   {
-    Attention apart = open_attention(comm, shape);
+    Attention apart = open_attention(comm, kSmall);
     CHECK(&apart.transport().ranks() != &shared->ranks());
   }
   MPI_Comm_free(&comm);
 }
 
+TEST_CASE("facade: an object that ends with its step under way ends the others over its messages") {
+  const MpiRanks& all = session().ranks();
+  if (all.size() < 2) return;
+  const Small in;
+  {
+    Attention left = open_attention(all.comm(), kSmall, {}, 5);
+    left.append(0, in.k, in.k);
+    {
+      Attention ended = open_attention(all.comm(), kSmall, {}, 5);
+      ended.append(0, in.k, in.k);
+      ended.start(in.q);
+      if (all.rank() == 0) ended.progress();
+    }
+    CHECK(message<TransportError>([&] { left.step(in.q); }).ends_with("has given up before; make new MpiRanks"));
+  }
+  all.barrier();
+  Attention again = open_attention(all.comm(), kSmall);
+  again.append(0, in.k, in.k);
+  CHECK(same_bits(again.step(in.q).copy(), in.expected));
+}
+
 TEST_CASE("facade: shared memory that a node has not is refused on every rank, in a line with both numbers") {
   const MpiRanks& all = session().ranks();
-  const AttentionShape shape{.heads = 2, .kv_heads = 2, .head_dim = 8, .value_dim = 8};
   {
     const NoRoom no_room;
-    if (all.size() == 1) return static_cast<void>(open_attention(all.comm(), shape));
-    const std::string line = message<InputError>([&] { open_attention(all.comm(), shape); });
+    if (all.size() == 1) return static_cast<void>(open_attention(all.comm(), kSmall));
+    const std::string line = message<InputError>([&] { open_attention(all.comm(), kSmall); });
     const int n = all.size();
     const std::string bytes = std::to_string(n * ((n - 1) * 69'824 + 64 + 4096));
     CHECK(line == "--transport shared: the " + std::to_string(n) + " ranks of a node need " + bytes +
                       " bytes of shared memory, and /proc has 0; give it more, or send over MPI (--transport mpi, "
                       "shares_memory = false)");
-    open_attention(all.comm(), shape, {.shares_memory = false});
+    open_attention(all.comm(), kSmall, {.shares_memory = false});
   }
-  open_attention(all.comm(), shape);
+  open_attention(all.comm(), kSmall);
 }
 
 TEST_CASE("facade: over a communicator all refuse an argument of one rank, and refused opens leave nothing") {
@@ -179,10 +214,9 @@ TEST_CASE("facade: over a communicator all refuse an argument of one rank, and r
 TEST_CASE("facade: a rank that abandons does not wait at its end, and the others are told by their deadline") {
   const MpiRanks& all = session().ranks();
   if (all.size() < 2) return;
-  const AttentionShape shape{.heads = 2, .kv_heads = 2, .head_dim = 8, .value_dim = 8};
   const auto begin = std::chrono::steady_clock::now();
   {
-    Attention attention = open_attention(all.comm(), shape, {}, all.rank() == 1 ? 60 : 0.3);
+    Attention attention = open_attention(all.comm(), kSmall, {}, all.rank() == 1 ? 60 : 0.3);
     std::mt19937 random(3);
     const Tensor q = normal_tensor(random, {1, 2, 1, 8});
     if (all.rank() == 1) attention.abandon();
