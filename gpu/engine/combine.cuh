@@ -21,7 +21,7 @@ constexpr std::size_t combining_bytes(int n_warps) {
 /// A slice of a state, four components a lane.
 using SliceState = LaneState<4>;
 
-/// What one block combines: the states below a node of the tree.
+/// Node of the tree whose states one block combines.
 struct CombinedNode {
   std::int64_t begin = 0;
   int level = -1;  ///< in leaves; negative: no leaf is below it
@@ -161,7 +161,7 @@ struct CombinedOutput {
   }
 };
 
-/// What all warps of a block know of a row: where its states lie, and which units there are.
+/// Row of a block, known to all its warps: its units, and where their states lie.
 struct RowOfBlock {
   Units units;
   UsedSlots used;

@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(Pipeline::kThreads, 1)
     launch_dependents();
     Arena arena;
     Pipeline pipeline(arena, arguments);
-    // What a warp knows between two runs is in shared memory: the walk takes all registers.
+    // Keep the position of a warp between two runs in shared memory: the walk takes all registers.
     const int lane = static_cast<int>(threadIdx.x % kWarp), warp = warp_uniform(static_cast<int>(threadIdx.x / kWarp));
     const Shared<Count> kept = arena.take<Count>(5 * static_cast<int>(blockDim.x / kWarp)) + 5 * warp;
     {

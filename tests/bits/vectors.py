@@ -72,7 +72,7 @@ def compare(cases, decode):
             wrong += 1
             print(f"vector {case['case']}: {different}")
     print(f"{len(cases) - wrong} of {len(cases)} vectors have their bits")
-    return int(wrong > 0 or not cases)
+    return int(wrong > 0 or len(cases) != 40)
 
 
 def read():

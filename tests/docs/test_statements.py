@@ -78,7 +78,7 @@ class Ladder(Statements):
             self.assertIn(f"| {dtype}, {heads[0]}/{heads[1]} | {kernel_tables.micro(line['bytes'] / kernel_tables.RATE).replace(' ', '&nbsp;')} | {kernel_tables.micro(line['graph_seconds'])}, ", row)
 
     def test_the_end_beside_a_time_is_of_the_kernel_that_took_it(self):
-        """At 512 keys the library merges in clusters, and equal runs, which have stamps too, end later."""
+        """At 512 keys that library merged in clusters, and equal runs, which have stamps too, ended later."""
         ends = {line["step"]: f"{1e6 * line['end_seconds']:.1f} µs" for line in kernel_tables.CARD["stamps"] if line["shape"] == "BF16, 16/16 heads, 512 keys"}
         row, = [row for row in kernel_tables.card() if row.startswith("| BF16, 16/16 heads, 512 keys |")]
         self.assertIn(f" {ends[kernel_tables.CARD['library']]} |", row)
@@ -94,7 +94,7 @@ class Ladder(Statements):
                   f"{part['read_seconds'] / kernel_tables.apart(part):.2f} of the rate are left")
         ends = [(line["shape"].split(", ")[2], 1e6 * line["end_seconds"]) for line in kernel_tables.CARD["stamps"] if line["step"] == "equal-runs" and re.fullmatch(r"BF16, (?:16/16|32/8) heads, \d+k? keys", line["shape"])]
         (fewest, least), (most_keys, most) = min(ends, key=lambda end: end[1]), max(ends, key=lambda end: end[1])
-        self.says("docs/IV.8-learnt.md", f"take {least:.1f} µs with {fewest} and up to {most:.1f} µs with {most_keys.removesuffix(' keys')}")
+        self.says("docs/IV.8-learnt.md", f"took {least:.1f} µs with {fewest} and up to {most:.1f} µs with {most_keys.removesuffix(' keys')}")
         resident = {line["n_blocks"]: line["n_clusters"] for line in kernel_tables.CARD["clusters"] if line["shared_kib"] == 220}
         self.says("docs/IV.8-learnt.md", f"holds {resident[8]} clusters of eight blocks that take nearly all of the shared memory, and {resident[16]} of sixteen")
         copies = {(line["way"], line["n_blocks"]): f"{line['read_seconds'] / line['graph_seconds']:.2f}" for line in kernel_tables.CARD["copies"]}

@@ -4,7 +4,7 @@
 ///
 /// An emulator that never complains is worth nothing until it has been shown bugs. Small kernels with the shape of the
 /// real ones hold them, switched by a parameter: pipeline (asynchronous copies, shuffles, last-block merge) and one_shot
-/// (the protocol of the one-shot kernel, three devices). Bugs of bulk copies, mbarriers and clusters are mutants of the
+/// (the protocol of the one-shot kernel, three devices). Bugs of bulk copies and mbarriers are mutants of the
 /// library kernels (tests/mutants). Rules that one call breaks by itself, such as an address that is not aligned, have their
 /// tests in tests/gpu/emulator.
 #pragma once
