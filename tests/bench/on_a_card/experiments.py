@@ -10,7 +10,7 @@ from typing import NamedTuple
 sys.path[:0] = [str(Path(__file__).resolve().parent.parent / "time_ladder")]
 import report
 
-BUILDS = ["v0", "v1", "v2"]
+BUILDS = ["v0", *sorted(path.stem for path in (Path(__file__).resolve().parent / "variants").glob("*.diff"))]
 
 
 class Experiment(NamedTuple):
@@ -55,8 +55,7 @@ def deciding(builds, rehearses=False):
         for case in CASES if build == builds[0] or not rehearses else CASES[1:2]:
             yield Experiment(f"{build}: {case}", ("test_gpu_cuda", f"--test-case={case}"), 30, "whether the bits of a build are right", r"test cases: +[1-9]", "right", build, beside=True)
     yield Experiment("products", ("compare_products",), 10, "whether rows may stand on the side of wgmma that comes from shared memory", line("products"), "primitives")
-    yield Experiment("primitives", ("time_primitives",), 12, "a join by a launch or by messages; states by st.async", line("primitive"), "primitives")
-    yield Experiment("join as a launch", ("time_join",), 20, "whether the end of the library kernels becomes a launch", line("join"), "primitives")
+    yield Experiment("primitives", ("time_primitives",), 12, "what a launch, a message, a fence and an atomic cost; states by st.async", line("primitive"), "primitives")
     for group, (shapes, seconds, small) in SHAPES.items():
         for i, build in enumerate([*builds, builds[0]]):
             yield Experiment(f"{build}{' again' if i == len(builds) else ''}: {group}", ("time_ladder", "--lean", "--steps", "equal-runs", "--shape", ";".join(shapes)), seconds,

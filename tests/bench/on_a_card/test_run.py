@@ -18,16 +18,17 @@ sys.dont_write_bytecode = True
 import experiments
 import verdicts
 
-PROGRAMS = sorted({word for each in experiments.experiments(experiments.BUILDS, 1) for word in each.words if word.startswith(("time_", "compare_", "test_", "exchange_"))})
+BUILDS = ["v0", "v1", "v2"]
+PROGRAMS = sorted({word for each in experiments.experiments(BUILDS, 1) for word in each.words if word.startswith(("time_", "compare_", "test_", "exchange_"))})
 # What a program of each name says if all is well.
 WELL = {"test_gpu_cuda": '[ "$1" = --list-test-cases ] && printf "[doctest] listing\\none\\ntwo\\n" || echo "[doctest] test cases: 1 | 1 passed"',
-        "compare_products": "exit 4", "time_primitives": 'echo \'{"part": "primitive", "ns": 1}\'', "time_join": 'echo \'{"part": "join"}\'', "time_rings": 'echo \'{"part": "rings"}\'',
+        "compare_products": "exit 4", "time_primitives": 'echo \'{"part": "primitive", "ns": 1}\'', "time_rings": 'echo \'{"part": "rings"}\'',
         "time_step_cuda": 'echo \'{"part": "host step"}\'', "time_copies": 'echo \'{"part": "copies"}\'', "time_walks": 'echo \'{"part": "walk"}\'',
         "time_stamps": 'echo \'{"part": "stamps"}\'; echo \'{"part": "raw stamps"}\'', "exchange_on_parts_cuda": 'echo \'{"part": "bits", "wrong": 0}\'',
         "exchange_over_nccl_cuda": 'echo \'{"part": "bits", "wrong": 0}\'',
         "time_flashinfer": 'echo \'{"part": "peer", "shape": "b"}\'', "time_xqa": 'echo \'{"part": "peer", "shape": "d"}\'', "time_flashmla": 'echo \'{"part": "peer", "shape": "c"}\'',
         "time_ladder": """echo '{"part": "shape", "shape": "a", "dtype": "BF16", "lengths": [512], "n_queries": 1, "dim": 128, "value_dim": 128}'; echo '{"part": "step"}'
-echo '{"part": "variant", "shape": "a", "step": "short-end", "digest": "1", "graph_seconds": 2, "apart_seconds": 3, "read_seconds": 1}'"""}
+echo '{"part": "variant", "shape": "a", "step": "equal-runs", "digest": "1", "graph_seconds": 2, "apart_seconds": 3, "read_seconds": 1}'"""}
 FAULTS = {"a wrong exit": "exit 3", "a hang": "sleep 60 & wait", "a line that is no JSON": 'echo \'{"part": "primitive", "ns": \'', "nothing said": "exit 0",
           "a wrong result": 'echo \'{"part": "step", "note": "WRONG: not finite"}\'', "a signal": "kill -SEGV $$", "many bits wrong": 'echo \'{"part": "bits", "wrong": 7}\''}
 
@@ -42,7 +43,7 @@ class Run(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.folder = Path(folder.name)
-        for build in experiments.BUILDS:
+        for build in BUILDS:
             (self.folder / build).mkdir()
             for name in PROGRAMS:
                 script(self.folder / build / name, WELL[name])
@@ -55,13 +56,13 @@ class Run(unittest.TestCase):
         return {line["name"]: line for line in lines if line["part"] == "experiment"}
 
     def names(self):
-        return {each.name for each in experiments.experiments(experiments.BUILDS, 2)}
+        return {each.name for each in experiments.experiments(BUILDS, 2)}
 
     def test_all_is_recorded_and_nothing_is_repeated(self):
         ended, lines = self.run_all()
         self.assertEqual((ended.returncode, self.names()), (0, set(self.ends_of(lines))), ended.stdout)
         self.assertTrue(all(line["well"] for line in self.ends_of(lines).values()))
-        self.assertEqual({line["build"] for line in lines if line["part"] == "variant"}, set(experiments.BUILDS))
+        self.assertEqual({line["build"] for line in lines if line["part"] == "variant"}, set(BUILDS))
         # ncu's counters are numbers, and other libraries were given the shape that was timed.
         self.assertEqual([line["smsp__inst_executed.sum"] for line in lines if line["part"] == "counters"], [1234567.0] * len(experiments.STALLED))
         self.assertEqual([line["shape"] for line in lines if line["part"] == "peer"], ["a", "b", "d", "c"])
@@ -77,7 +78,7 @@ class Run(unittest.TestCase):
                 (self.folder / "out").exists() and (self.folder / "out" / "record.jsonl").unlink()
                 tools = self.folder / "tools"
                 tools.mkdir(exist_ok=True)
-                for path in [*(self.folder / build / name for build in experiments.BUILDS for name in PROGRAMS), *(tools / path.name for path in (HERE / "stand_ins").iterdir())]:
+                for path in [*(self.folder / build / name for build in BUILDS for name in PROGRAMS), *(tools / path.name for path in (HERE / "stand_ins").iterdir())]:
                     listing = f'[ "$1" = --list-test-cases ] && {{ {WELL["test_gpu_cuda"]}; exit; }}\n' if path.name == "test_gpu_cuda" else ""
                     script(path, listing + body)
                 ended, lines = self.run_all(*(["--patience", "0.001"] if fault == "a hang" else []), tools=tools)
@@ -110,9 +111,9 @@ class Run(unittest.TestCase):
 
 class Order(unittest.TestCase):
     def test_what_decides_comes_first_and_fits_one_call(self):
-        parts = list(dict.fromkeys(each.part for each in experiments.experiments(experiments.BUILDS, 3)))
+        parts = list(dict.fromkeys(each.part for each in experiments.experiments(BUILDS, 3)))
         self.assertEqual(parts, ["right", "primitives", "variants", "stamps", "copies", "step", "peers", "stalls", "record"])
-        deciding = [each for each in experiments.deciding(experiments.BUILDS) if not each.beside]
+        deciding = [each for each in experiments.deciding(BUILDS) if not each.beside]
         self.assertLessEqual(sum(each.seconds for each in deciding), 540)
 
     def test_the_first_build_runs_first_and_last(self):
@@ -120,7 +121,7 @@ class Order(unittest.TestCase):
             self.assertEqual([each.build for each in experiments.deciding(["a", "b"]) if each.name.endswith(f": {group}")], ["a", "b", "a"])
 
     def test_no_two_have_one_name(self):
-        names = [each.name for each in experiments.experiments(experiments.BUILDS, 99)]
+        names = [each.name for each in experiments.experiments(BUILDS, 99)]
         self.assertEqual(len(names), len(set(names)))
 
 
@@ -168,13 +169,13 @@ class Lateness(unittest.TestCase):
 
 
 class Record(unittest.TestCase):
-    DEVICE = {"part": "device", "device": "NVIDIA H200", "library": "short-end", "read_bytes_per_second": 4.6e12, "build": "v0"}
-    STEP = {"part": "step", "shape": "a", "step": "short-end", "graph_seconds": 2, "build": "v0"}
+    DEVICE = {"part": "device", "device": "NVIDIA H200", "library": "equal-runs", "read_bytes_per_second": 4.6e12, "build": "v0"}
+    STEP = {"part": "step", "shape": "a", "step": "equal-runs", "graph_seconds": 2, "build": "v0"}
 
     def test_the_last_time_of_a_step_is_kept_and_builds_are_told_apart(self):
         variants = Verdicts.lines(self, v0=[1.0, 2.0], v1=[3.0])
         record = verdicts.record_of([self.DEVICE, self.STEP, self.STEP | {"graph_seconds": 3}, self.STEP | {"step": "naive", "note": "not timed", "graph_seconds": 0} , *variants], "2026-12-01", "abc")
-        self.assertEqual([(line["step"], line["graph_seconds"]) for line in record["lines"]], [("short-end", 3), ("naive", 0)])
+        self.assertEqual([(line["step"], line["graph_seconds"]) for line in record["lines"]], [("equal-runs", 3), ("naive", 0)])
         self.assertEqual([(line["build"], line["apart_seconds"]) for line in record["variants"]], [("v0", 2.0), ("v1", 3.0)])
         self.assertEqual({key for line in record["lines"] for key in line} & {"part", "build"}, set())
 

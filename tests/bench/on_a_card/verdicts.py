@@ -100,7 +100,7 @@ def table(lines, builds):
 
 # Lists of the record, the part whose lines each holds, and what names a line: of two with the same name the last one stays.
 LISTS = {"products": ("products", ("dtype", "binades")), "stamps": ("stamps", ("shape", "step")), "walk": ("walk", ("shape",)), "clusters": ("clusters", ("n_blocks", "shared_kib")), "peers": ("peer", ("shape", "peer")),
-         "primitives": ("primitive", ("name",)), "joins": ("join", ("rows", "units")), "rings": ("rings", ("shape", "rings", "order", "evict_first", "n_blocks")),
+         "primitives": ("primitive", ("name",)), "rings": ("rings", ("shape", "rings", "order", "evict_first", "n_blocks")),
          "host_steps": ("host step", ("shape",)), "counters": ("counters", ("shape", "build")), "variants": ("variant", ("shape", "step", "build"))}
 
 
