@@ -22,7 +22,8 @@ NOTEBOOKS = [re.search(r"^// # .* \{#(\w+)\}$", path.read_text(encoding="utf-8")
 # Pages that are for looking things up.
 LISTS = {"mainpage.md", "reading_guide.md", "notation.md", "glossary.md", "cheat_sheet.md", "bibliography.md", "measured.md", "part-5-reference.md"}
 
-MOST_WORDS = 50_000
+# Words of all pages.
+MOST_WORDS = 57_000
 # Words of a chapter, but for those with a reason for more.
 MOST_OF_CHAPTER = 2_600
 LONGER = {
@@ -132,8 +133,8 @@ class Book(unittest.TestCase):
             self.assertEqual(len(list(markdown_faults("notation.md", wrong, ROOT / "docs"))), 1, wrong)
 
     def test_the_book_is_short(self):
-        chapters = {name: words(text) for name, text in RAW.items() if re.match(r"(?:I|II|III|IV)\.\d|part-[1-4]|mainpage|ten-minutes|reading_guide", name)}
-        self.assertLessEqual(sum(chapters.values()), MOST_WORDS, chapters)
+        pages = {name: words(text) for name, text in RAW.items()}
+        self.assertLessEqual(sum(pages.values()), MOST_WORDS, pages)
         self.assertEqual(words("One [two three](x.md).\n```sh\nfour\n```\n<details><summary>Five</summary>\n\nsix\n\n</details>\n$x$ |"), 4)
 
     def test_chapters_and_their_sentences_are_short(self):
