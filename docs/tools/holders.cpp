@@ -5,7 +5,6 @@
 /// Run: holders holders.json
 #include "gpu/platform/device.hpp"
 #include "gpu/platform/launch.hpp"
-#include "reference/state/forest.hpp"
 
 #include <cstdio>
 #include <random>
@@ -76,14 +75,6 @@ __global__ void watch_scores(int key) {
       1, lane);
 }
 
-/// [[begin, end], ...] of the subtrees that cover a range.
-std::string cover_of(KeyRange range) {
-  std::string text;
-  for (const Subtree& subtree : cover(range.begin, range.end))
-    text += (text.empty() ? "[" : ", [") + std::to_string(subtree.begin()) + ", " + std::to_string(subtree.end()) + "]";
-  return "[" + text + "]";
-}
-
 void print_exchanges() {
   std::printf("  \"exchanges\": [");
   for (int key = 0; key < kKeysPerStep; ++key) {
@@ -139,22 +130,24 @@ void print_rows() {
   std::printf("],\n");
 }
 
-/// 15 leaves over three blocks of four sub-warps.
+/// A query of 23 leaves on three blocks of two sub-warps: the units of two leaves that each of them decodes.
 void print_parts() {
-  const KeyRange whole{0, 960};
-  std::printf("  \"parts\": [");
-  for (int split = 0; split < 3; ++split) {
-    const KeyRange range = split_range(whole, split, 3);
-    std::printf("%s\n    {\"run\": [%ld, %ld], \"forest\": %s, \"sub-warps\": [", split == 0 ? "" : ",", long(range.begin),
-                long(range.end), cover_of(range).c_str());
-    for (int sub_warp = 0; sub_warp < 4; ++sub_warp) {
-      const KeyRange part = split_range(range, sub_warp, 4);
-      std::printf("%s{\"run\": [%ld, %ld], \"forest\": %s}", sub_warp == 0 ? "" : ", ", long(part.begin), long(part.end),
-                  cover_of(part).c_str());
+  const std::int64_t length = 23 * kLeafKeys;
+  DecodeParams params;
+  params.lengths = &length, params.end = length;
+  const Units units = Division(params, {}, 0, 1).units(params, 0);
+  const EqualRuns runs{units.size(), 6};
+  std::printf("  \"units\": [");
+  for (Count taker = 0; taker < 6; ++taker) {
+    std::printf("%s[", taker == 0 ? "" : ", ");
+    for (Count i = runs.begin_of(taker); i < runs.begin_of(taker + 1); ++i) {
+      const std::int64_t begin = units.begin_of(i);
+      const KeyRange keys = params.leaves_of_slots(0, begin, units.end_of(begin));
+      std::printf("%s[%ld, %ld]", i == runs.begin_of(taker) ? "" : ", ", long(keys.begin), long(keys.end));
     }
-    std::printf("]}");
+    std::printf("]");
   }
-  std::printf("],\n  \"joined\": %s,\n", cover_of(whole).c_str());
+  std::printf("],\n");
 }
 
 /// Adds 64 keys to a leaf, eight at a time. @param[out] states shift and sum after every step [8][2]

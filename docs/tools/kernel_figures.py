@@ -205,74 +205,73 @@ def leaf(data):
 
 
 def parts(data):
-    """A range cut over blocks and sub-warps, and the forests that join."""
-    scale, left, n = 0.77, 104, data["joined"][-1][1]
-    drawing = Drawing(left + n * scale + 16, 262)
+    """The units of one query on the sub-warps of three blocks, and what the second launch merges at once."""
+    runs, of_block, at_once = data["units"], 2, 8
+    units = [unit for run in runs for unit in run]
+    n, scale, left = units[-1][1], 0.51, 112
+    nodes = [units[i:i + at_once] for i in range(0, len(units), at_once)]
+    if [end - begin for begin, end in units] != [128] * (len(units) - 1) + [64] or len(nodes) != 2:
+        raise ValueError("this figure is drawn for units of two leaves, a last one of one leaf, and two nodes of eight units at most")
+    drawing = Drawing(left + n * scale + 16, 304)
 
-    def row(y, forest, style, height=26):
-        for begin, end in forest:
-            drawing.box(left + begin * scale + 1, y, (end - begin) * scale - 2, height, style, 3)
-            if (end - begin) * scale > 22:
-                drawing.text(left + (begin + end) / 2 * scale, y + height / 2 + 4, end - begin, "small")
+    def box(y, begin, end, style):
+        drawing.box(left + begin * scale + 1, y, (end - begin) * scale - 2, 26, style, 3)
+        drawing.text(left + (begin + end) / 2 * scale, y + 17, end - begin, "small")
 
-    for y, words in ((47, "sub-warps"), (127, "blocks"), (207, "the query")):
+    for y, words in ((53, "sub-warps"), (165, "second launch"), (249, "the query")):
         drawing.text(4, y, words, "left")
-    for split, part in enumerate(data["parts"]):
-        begin, end = part["run"]
-        drawing.box(left + begin * scale, 10, (end - begin) * scale - 2, 142, "frame", 6)
-        drawing.text(left + (begin + end) / 2 * scale, 24, f"block {split}: positions {begin} to {end - 1}", "small")
-        for worker in part["sub-warps"]:
-            row(30, worker["forest"], RANKS[split])
-            b, e = worker["run"]
-            drawing.line(left + b * scale + 1, 60, left + e * scale - 3, 60)
-            down(drawing, left + (b + e) / 2 * scale, 62, 106)
-        row(110, part["forest"], RANKS[split])
-        down(drawing, left + (begin + end) / 2 * scale, 152, 186)
-    row(190, data["joined"], "node")
-    drawing.text(left + n / 2 * scale, 246, "every join: the forests side by side, left to right; siblings merge")
+    for y, words in ((110, "one state a unit,"), (126, "through memory")):
+        drawing.text(4, y, words, "small left")
+    for block in range(len(runs) // of_block):
+        taken = runs[of_block * block:of_block * (block + 1)]
+        begin, end = taken[0][0][0], taken[-1][-1][1]
+        drawing.box(left + begin * scale, 10, (end - begin) * scale - 1, 74, "frame", 6)
+        drawing.text(left + (begin + end) / 2 * scale, 26, f"block {block}: positions {begin} to {end - 1}", "small")
+        for run in taken:
+            for unit in run:
+                box(36, *unit, RANKS[block])
+                down(drawing, left + (unit[0] + unit[1]) / 2 * scale, 88, 140)
+            drawing.line(left + run[0][0] * scale + 4, 72, left + run[-1][1] * scale - 5, 72)
+    for node in nodes:
+        box(148, node[0][0], node[-1][1], "node")
+        down(drawing, left + (node[0][0] + node[-1][1]) / 2 * scale, 178, 226)
+    box(232, 0, n, "node")
+    drawing.text(left + n / 2 * scale, 288, "thin line: the run of a sub-warp; the second launch merges eight states at once, as the tree has them")
     return drawing.svg()
 
 
 def ends(_):
-    """Three ways to merge splits: a second launch, the last block, a cluster."""
+    """Two ways to merge what blocks leave: the last block of rung 4, and a second launch that waits in place."""
     drawing = Drawing(880, 236)
-    names = ("a second launch", "rung 4: the last block", "library: a cluster")
     lengths = (128, 150, 112)
-    for panel, name in enumerate(names):
-        x = 10 + 292 * panel
-        drawing.box(x, 4, 276, 228, "frame", 10)
-        drawing.text(x + 138, 26, name)
+    for panel, name in enumerate(("rung 4: the last block", "library: a second launch")):
+        x = 4 + 444 * panel
+        drawing.box(x, 4, 428, 228, "frame", 10)
+        drawing.text(x + 214, 26, name)
         for block, length in enumerate(lengths):
             y = 46 + 40 * block
-            drawing.text(x + 26, y + 17, f"block {block}", "small")
-            drawing.box(x + 50, y, length, 26, RANKS[block], 3)
-            drawing.text(x + 50 + length / 2, y + 17, "accumulate, join", "small")
+            drawing.text(x + 32, y + 17, f"block {block}", "small")
+            drawing.box(x + 60, y, length, 26, RANKS[block], 3)
+            drawing.text(x + 60 + length / 2, y + 17, ("its split", "its units")[panel], "small")
+            if panel == 0:
+                drawing.add(f'<circle class="node" cx="{x + 74 + length}" cy="{y + 13}" r="9"/>')
+                drawing.text(x + 74 + length, y + 17, sorted(lengths).index(length) + 1, "small")
+            else:
+                drawing.box(x + 64 + length, y, 232 - length, 26, "empty", 3)
+                if block == 1:
+                    drawing.text(x + 180 + length / 2, y + 17, "waits", "small")
+                drawing.box(x + 304, y, 96, 26, "node", 3)
+                drawing.text(x + 352, y + 17, f"rows of block {block}", "small")
         if panel == 0:
-            drawing.line(x + 206, 40, x + 206, 166, "slow")
-            drawing.text(x + 138, 184, "orange: the launch ends, another begins", "small")
-            drawing.box(x + 214, 86, 54, 26, "node", 3)
-            drawing.text(x + 241, 103, "join", "small")
-            drawing.text(x + 138, 208, "forests: through global memory", "small")
-        elif panel == 1:
-            for block, length in enumerate(lengths):
-                y = 46 + 40 * block
-                drawing.add(f'<circle class="node" cx="{x + 62 + length}" cy="{y + 13}" r="9"/>')
-                drawing.text(x + 62 + length, y + 17, sorted(lengths).index(length) + 1, "small")
-            drawing.box(x + 224, 86, 46, 26, "node", 3)
-            drawing.text(x + 247, 103, "join", "small")
-            drawing.text(x + 138, 184, "circles: the order of arrival at a counter", "small")
-            drawing.text(x + 138, 208, "forests: through global memory", "small")
+            drawing.box(x + 240, 86, 160, 26, "node", 3)
+            drawing.text(x + 320, 103, "joins all splits", "small")
+            drawing.text(x + 214, 180, "circles: the order of arrival at a counter; the last one goes on", "small")
+            drawing.text(x + 214, 218, "forests of splits: through global memory", "small")
         else:
-            drawing.line(x + 206, 40, x + 206, 166, "down")
-            drawing.line(x + 268, 40, x + 268, 166, "down")
-            drawing.box(x + 212, 46, 50, 26, "node", 3)
-            drawing.text(x + 237, 63, "join", "small")
-            for block in (1, 2):
-                y = 46 + 40 * block
-                drawing.line(x + 237, y + 26, x + 237, y + 2 - 16, "arrow")
-            drawing.add(f'<path class="head" d="M{x + 237} 72 l-5 9 h10 z"/>')
-            drawing.text(x + 138, 184, "green: barriers of the cluster", "small")
-            drawing.text(x + 138, 208, "forests: stay in shared memory", "small")
+            drawing.line(x + 300, 40, x + 300, 158, "slow")
+            drawing.text(x + 214, 180, "dashed: blocks of the second launch, in place before the first has ended", "small")
+            drawing.text(x + 214, 198, "orange: the first launch has ended", "small")
+            drawing.text(x + 214, 218, "one state of each unit: through global memory", "small")
     return drawing.svg()
 
 
@@ -382,7 +381,7 @@ def equal_runs(data):
 
 def steps():
     """Every step of the ladder at 8k keys: its floor, the time of its bytes at the read rate, and the time on a card."""
-    rows, row, top, left, decade = kernel_tables.steps(), 40, 58, 120, 115
+    rows, row, top, left, decade = kernel_tables.steps(), 40, 58, 152, 110
     drawing = Drawing(900, top + row * len(rows) + 40)
 
     def bar(y, seconds, style, height):

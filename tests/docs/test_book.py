@@ -173,7 +173,7 @@ class Book(unittest.TestCase):
             # The other still takes seconds: ./run docs compares it.
             self.assertEqual((ROOT / "docs" / "figures" / "cut_the_tree.svg").read_text(encoding="utf-8"), plain_figures.still("cut_the_tree"))
         with tempfile.TemporaryDirectory() as folder:
-            for script, *data in (("figures",), ("ideas",), ("decode_speed", "decode_speed.json")):
+            for script, *data in (("figures",), ("ideas",), ("levels",), ("decode_speed", "decode_speed.json")):
                 subprocess.run([sys.executable, "-B", ROOT / "docs" / "tools" / f"{script}.py", *(ROOT / "docs" / name for name in data), folder], check=True)
             drawn = {path.name: path.read_text(encoding="utf-8") for path in pathlib.Path(folder).iterdir() if path.name in files}
         self.assertGreater(len(drawn), 10)
