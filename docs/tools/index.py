@@ -244,7 +244,7 @@ def undocumented(faults):
     A comment counts for all that follows it without a blank line: overloads, specialisations, both directions of something.
     The words of kernels are described once, by the tables of gpu/platform/device.hpp and gpu/platform/launch.hpp, and not in each platform.
     """
-    described = {ROOT / "gpu" / platform / name for platform in ("platform/cuda", "emulator") for name in ("device.hpp", "launch.hpp", "stream.hpp")}
+    described = {ROOT / "gpu" / platform / name for platform in ("platform/cuda", "emulator") for name in ("device.hpp", "launch.hpp", "stream.hpp", "wgmma.hpp")}
     for path in sources(*ROOMS):
         if path.suffix not in {".hpp", ".cuh"} or path in described:
             continue

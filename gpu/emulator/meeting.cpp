@@ -58,6 +58,13 @@ struct Lanes {
   int n = 0;
 };
 
+int n_exited_of(const Block& block, std::ptrdiff_t first, int n) {
+  int n_exited = 0;
+  for (auto warp = first / 32; warp < (first + n) / 32; ++warp)
+    n_exited += std::popcount(block.warps[static_cast<std::size_t>(warp)].exited);
+  return n_exited;
+}
+
 /// A barrier of `n` threads in a row.
 void meet_all(Meeting& meeting, const Call& call, Thread* threads, int n, int n_exited, const char* of) {
   if (enter(meeting, call, n, n_exited, of)) {
@@ -107,6 +114,30 @@ void close_warp(Meeting& meeting) {
   resume(*running->block->cluster, lanes.of, lanes.n);
 }
 
+bool enter_warpgroup(const Call& call, void* operand) {
+  Block& block = *running->block;
+  const auto first = first_of_warpgroup() - block.threads;
+  if (static_cast<std::size_t>(first + kWarpgroup) > block.warps.size() * 32)
+    fail(call.line,
+         std::string(call.name) + ": the block has no four warps from warp " + std::to_string(first / 32) + " on");
+  running->operand = operand;
+  return enter(block.of_warpgroups[first / kWarpgroup], call, kWarpgroup, n_exited_of(block, first, kWarpgroup),
+               "warpgroup");
+}
+
+Thread* first_of_warpgroup() {
+  Thread* const threads = running->block->threads;
+  return threads + (running - threads) / kWarpgroup * kWarpgroup;
+}
+
+void close_warpgroup() {
+  Thread* const first = first_of_warpgroup();
+  running->block->of_warpgroups[(first - running->block->threads) / kWarpgroup].n_arrived = 0;
+  std::vector<Thread*> all;
+  for (int i = 0; i < kWarpgroup; ++i) all.push_back(first + i);
+  resume(*running->block->cluster, all.data(), kWarpgroup);
+}
+
 void leave_meetings(Thread& thread) {
   const unsigned own = 1u << thread.lane;
   thread.warp->exited |= own;
@@ -133,10 +164,8 @@ void meet_neighbours(int n, const Line& line) {
   const auto first = (running - block.threads) / n * n;
   if (n % 32 != 0 || static_cast<std::size_t>(first + n) > block.warps.size() * 32 || first / n > 14)
     fail(line, "sync_neighbours: " + std::to_string(n) + " threads of " + std::to_string(block.warps.size()) + " warps");
-  int n_exited = 0;
-  for (auto warp = first / 32; warp < (first + n) / 32; ++warp)
-    n_exited += std::popcount(block.warps[static_cast<std::size_t>(warp)].exited);
-  meet_all(block.of_neighbours[1 + first / n], {"sync_neighbours", line}, block.threads + first, n, n_exited, "block");
+  meet_all(block.of_neighbours[1 + first / n], {"sync_neighbours", line}, block.threads + first, n,
+           n_exited_of(block, first, n), "block");
 }
 
 void meet_cluster(const Line& line) {

@@ -81,7 +81,7 @@ void issue(const BulkCopy& copy, const char* what) {
   }
   const auto n_bytes = static_cast<std::size_t>(copy.n_bytes);
   check_taken(copy.to, n_bytes, what, line);
-  shadow::check_fenced(copy.to, n_bytes, line);
+  shadow::check_fenced(copy.to, n_bytes, "a bulk copy overwrites", line);
   shadow::issue(copy.to, n_bytes, line);
   // Reads and writes count as those of the thread that asks, which is where a race with them begins.
   note_write(copy.to, n_bytes);

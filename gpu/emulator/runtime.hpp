@@ -28,9 +28,11 @@ unsigned lane();
 /// Bit i: lane i is in the mask and said yes.
 unsigned ballot(unsigned mask, bool yes, const char* word, const Line& line);
 
-/// Tensor cores: n times four matrices, n matrices in place, and c_j <- c_j + a_j b_i for j < n and i < m.
+/// Tensor cores: n times four matrices from shared memory, four to it, n matrices in place, and c_j <- c_j + a_j b_i for j <
+/// n and i < m.
 void load_matrices(std::uint32_t (*out)[4], const void* const* rows, int n, bool transposed, const char* word,
                    const Line& line);
+void store_matrices(void* row, const std::uint32_t (&in)[4], const Line& line);
 void transpose_matrices(std::uint32_t* pairs, int n, const Line& line);
 /// @tparam T what a and b hold, two elements in each register
 template <class T, int m>

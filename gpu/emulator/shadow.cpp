@@ -135,14 +135,14 @@ void fence_proxies() {
   ++clock[static_cast<std::size_t>(running->number)];
 }
 
-void check_fenced(const std::byte* to, std::size_t n_bytes, const Line& line) {
+void check_fenced(const std::byte* at, std::size_t n_bytes, const char* does, const Line& line) {
   const Cluster& cluster = *running->block->cluster;
   const Clock& clock = running->clock;
-  for_cells(*running->block->cluster, to, n_bytes, [&](const Cell& cell) {
+  for_cells(*running->block->cluster, at, n_bytes, [&](const Cell& cell) {
     const Entry& write = cell.write;
     if (write.who < cluster.threads.size() && known(write, clock) && write.time > clock[clock.size() / 2 + write.who])
       fail(line,
-           "a bulk copy overwrites what " + name_of(write, cluster) + " writes, and no async_proxy_fence() lies between");
+           std::string(does) + " what " + name_of(write, cluster) + " writes, and no async_proxy_fence() lies between");
   });
 }
 

@@ -16,7 +16,7 @@ inline void arrive(PhaseBarrier&) {}
 inline void complete(PhaseBarrier&) {}
 inline void pass(PhaseBarrier&) {}
 inline void fence_proxies() {}
-inline void check_fenced(const std::byte*, std::size_t, const Line&) {}
+inline void check_fenced(const std::byte*, std::size_t, const char*, const Line&) {}
 inline void issue(const std::byte*, std::size_t, const Line&) {}
 inline void land(const std::byte*, std::size_t, const Line&) {}
 inline void deliver(const BulkCopy&) {}
@@ -35,10 +35,10 @@ void complete(PhaseBarrier& barrier);
 void pass(PhaseBarrier& barrier);
 /// All writes that the running thread knows of come before the bulk copies that know of this fence.
 void fence_proxies();
-/// A bulk copy to these bytes begins. Bulk copies are another proxy of memory than loads, stores and cp.async: order alone
-/// does not keep an earlier write of a thread from arriving later, a fence between the two does, in the thread that wrote,
-/// in the one that starts the copy, or in one between them.
-void check_fenced(const std::byte* to, std::size_t n_bytes, const Line& line);
+/// A bulk copy to these bytes begins, or products of a warpgroup take them; `does` says which. Both are another proxy of
+/// memory than loads, stores and cp.async: order alone does not keep an earlier write of a thread from arriving later, a
+/// fence between the two does, in the thread that wrote, in the one that starts the copy, or in one between them.
+void check_fenced(const std::byte* at, std::size_t n_bytes, const char* does, const Line& line);
 /// A copy to these bytes begins: no thread may touch them until it has arrived.
 void issue(const std::byte* to, std::size_t n_bytes, const Line& line);
 /// It has arrived: for the running thread; or for the threads that wait at an mbarrier.

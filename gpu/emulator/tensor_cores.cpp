@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief ldmatrix, movmatrix and mma, with the layouts of the PTX ISA, 9.7.14.5.
+/// @brief ldmatrix, stmatrix, movmatrix and mma, with the layouts of the PTX ISA, 9.7.14.5.
 ///
 /// Products of two 16-bit numbers are exact in float. The sums run over k in ascending order and are rounded at every step:
 /// the hardware keeps more bits inside one instruction and promises no order, so results agree closely, not in bits.
@@ -116,6 +116,27 @@ void load_matrices(std::uint32_t (*out)[4], const void* const* rows, int n, bool
         Matrix matrix;
         for (unsigned row = 0; row < 8; ++row) std::memcpy(matrix.at[row], of[8 * m + row].rows[j], 16);
         for (unsigned lane = 0; lane < 32; ++lane) of[lane].out[j][m] = matrix.pair(Element(lane), transposed);
+      }
+    }
+  });
+}
+
+void store_matrices(void* row, const std::uint32_t (&in)[4], const Line& line) {
+  const Unwatched unwatched;
+  struct Operand {
+    void* row;
+    const std::uint32_t* in;
+  } own{row, in};
+  meet_lanes(kAllLanes, {"store_matrices_x4_transposed", line}, &own, [](Thread* lanes) {
+    Operand of[32];
+    take_operands(lanes, of);
+    for (unsigned m = 0; m < 4; ++m) {
+      Matrix matrix;
+      for (unsigned lane = 0; lane < 32; ++lane)
+        std::memcpy(&matrix.at[Element(lane).g][Element(lane).t], of[lane].in + m, 4);
+      for (unsigned r = 0; r < 8; ++r) {
+        auto* const to = static_cast<std::uint16_t*>(of[8 * m + r].row);
+        for (unsigned g = 0; g < 8; ++g) to[g] = matrix.at[g][r];
       }
     }
   });

@@ -119,6 +119,9 @@ struct FarStore {
   Packet packet;
 };
 
+/// Products of warpgroups under way, see wgmma.cpp.
+struct Warpgroup;
+
 /// The threads that meet at __syncthreads(), and their shared memory.
 struct Block {
   Cluster* cluster = nullptr;
@@ -128,8 +131,10 @@ struct Block {
   std::vector<Warp> warps{};
   Meeting meeting{};
   Meeting of_neighbours[16]{};  ///< of sync_neighbours(), by the number of the barrier
-  std::byte* shared = nullptr;  ///< with its red zones
-  std::size_t plain_bytes = 0;  ///< that the takes so far have on a device
+  Meeting of_warpgroups[8]{};
+  std::shared_ptr<Warpgroup[]> warpgroups{};  ///< as many, once there are products
+  std::byte* shared = nullptr;                ///< with its red zones
+  std::size_t plain_bytes = 0;                ///< that the takes so far have on a device
   std::vector<Take> takes{};
   std::deque<PhaseBarrier> barriers{};
   int number = 0;  ///< in the grid
@@ -190,6 +195,8 @@ bool deliver_far_store(Cluster& cluster);
 /// Lays out the shared memory of every block, poisoned; and checks and poisons that of a block that has ended.
 void begin_shared_memory(Cluster& cluster);
 void end_shared_memory(Block& block);
+/// @throws DeviceError if a warpgroup has not waited for its products
+void end_warpgroups(const Block& block);
 /// @throws DeviceError if the bytes do not lie in one piece that the running block has taken
 void check_taken(const std::byte* at, std::size_t n_bytes, const char* word, const Line& line);
 
@@ -209,6 +216,25 @@ void meet_lanes(unsigned mask, const Call& call, void* operand, const Work& work
   if (last) {
     work(running->warp->lanes);
     close_warp(meeting);
+  }
+  park(call);
+}
+
+/// Threads of a warpgroup.
+inline constexpr int kWarpgroup = 128;
+/// Opens a meeting of the four warps of the running thread, or joins the open one. @returns whether it is the last
+/// @throws DeviceError for a block without these warps
+bool enter_warpgroup(const Call& call, void* operand);
+/// The first of its threads; and lets all of them go on.
+Thread* first_of_warpgroup();
+void close_warpgroup();
+
+/// A collective of four warps, as meet_lanes().
+template <class Work>
+void meet_warpgroup(const Call& call, void* operand, const Work& work) {
+  if (enter_warpgroup(call, operand)) {
+    work(first_of_warpgroup());
+    close_warpgroup();
   }
   park(call);
 }

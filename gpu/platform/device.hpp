@@ -2,7 +2,7 @@
 /// @file
 /// @brief Vocabulary of kernels: the words of CUDA, and a wrapper for each instruction that has none (section 5).
 ///
-/// Kernels include this file and no other header of a platform. nvcc finds the device side, gpu/platform/cuda/device.hpp:
+/// Kernels include this file and no other header of a platform. nvcc finds the device side, gpu/platform/cuda:
 /// wrappers of one instruction each. g++ finds the twin, gpu/emulator/device.hpp: the same names, run by fibers.
 /// Kernels live in the namespace of their platform, tree_attn::cuda or tree_attn::emulated, so that one program can hold
 /// both.
@@ -30,6 +30,8 @@
 /// | `launch_dependents wait_for_previous_launch` | launches on a stream that overlap |
 /// | `cluster_rank cluster_sync cluster_meet remote` | blocks of a cluster, and each other's shared memory |
 /// | `load_matrices_x4 load_matrices_x4_transposed transpose_matrices mma_16x8x16` | tensor cores, several matrices a word |
+/// | `BoxMatrix box_matrix store_matrices_x4_transposed` | matrices in shared memory as wgmma takes them, and their way there |
+/// | `wgmma_64xNx16 wgmma_fence wgmma_commit wgmma_wait` | products of a warpgroup, which go on by themselves: 9.0 |
 /// | `elect_one async_proxy_fence` | one lane of a warp; writes to shared memory before bulk copies to it |
 /// | `multiply fused_multiply_add multiply_pairs` | rounded as written: no compiler may contract or split them; two of BF16 |
 /// | `exp2_flushed` | 2^x, 0 below 2^-126: ex2.approx.ftz on a GPU, std::exp2 in the emulator, with other bits |
@@ -37,6 +39,8 @@
 
 #if defined(__CUDACC__)
 #include "gpu/platform/cuda/device.hpp"
+#include "gpu/platform/cuda/wgmma.hpp"
 #else
 #include "gpu/emulator/device.hpp"
+#include "gpu/emulator/wgmma.hpp"
 #endif

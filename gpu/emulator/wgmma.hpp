@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief The emulated side of gpu/platform/cuda/wgmma.hpp.
+#pragma once
+
+#include "gpu/emulator/device.hpp"
+
+#include <vector>
+
+namespace tree_attn::emulated {
+
+/// A matrix in shared memory, see gpu/platform/cuda/wgmma.hpp.
+struct BoxMatrix {
+  const std::byte* at;
+  BoxMatrix operator+(int n_bytes) const { return {at + n_bytes}; }
+};
+template <class T>
+BoxMatrix box_matrix(Shared<T> box, const Line& line = Line::current()) {
+  return {reinterpret_cast<const std::byte*>(runtime::plain<runtime::Access::kBoundsOnly>(box, 16, line))};
+}
+
+template <class T>
+void store_matrices_x4_transposed(Shared<T> row, const std::uint32_t (&in)[4], const Line& line = Line::current()) {
+  auto* const at = runtime::plain<runtime::Access::kWrite>(row, 16, line);
+  runtime::check_aligned16(at, "store_matrices_x4_transposed", line);
+  runtime::store_matrices(at, in, line);
+}
+
+namespace runtime {
+
+/// The sums of a thread in one chain of products: [n][4].
+struct Sums {
+  float (*c)[4];
+  int n;
+};
+/// Products of 16 columns of a with 16 rows of b, as a thread asks for them.
+struct WgmmaCall {
+  Sums sums;
+  const BoxMatrix *a, *b;
+  int n_products;
+  bool is_half, is_transposed;
+};
+void wgmma_fence(const Sums* sums, int n, const Line& line);
+void wgmma(WgmmaCall call, const Line& line);
+void wgmma_commit(const Line& line);
+void wgmma_wait(int n_pending, const Sums* sums, int n, const Line& line);
+
+/// Sums of one chain, or of several in an array.
+template <int n>
+void list_sums(std::vector<Sums>& all, float (&c)[n][4]) {
+  all.push_back({c, n});
+}
+template <int m, int n>
+void list_sums(std::vector<Sums>& all, float (&c)[m][n][4]) {
+  for (int i = 0; i < m; ++i) all.push_back({c[i], n});
+}
+template <class C>
+std::vector<Sums> sums_of(C& c) {
+  std::vector<Sums> all;
+  list_sums(all, c);
+  return all;
+}
+
+}  // namespace runtime
+
+template <class C>
+void wgmma_fence(C& c, const Line& line = Line::current()) {
+  const auto all = runtime::sums_of(c);
+  runtime::wgmma_fence(all.data(), static_cast<int>(all.size()), line);
+}
+inline void wgmma_commit(const Line& line = Line::current()) { runtime::wgmma_commit(line); }
+template <int kPending, class C>
+void wgmma_wait(C& c, const Line& line = Line::current()) {
+  const auto all = runtime::sums_of(c);
+  runtime::wgmma_wait(kPending, all.data(), static_cast<int>(all.size()), line);
+}
+template <class T, int kProducts, bool kIsTransposed = false, int n, class A, class B>
+void wgmma_64xNx16(float (&c)[n][4], const A& of_a, const B& of_b, const Line& line = Line::current()) {
+  static_assert(DTypeTraits<T>::kUnit == KernelUnit::TensorCores && sizeof(T) == 2 && (n == 2 || n == 4 || n == 8));
+  BoxMatrix a[kProducts], b[kProducts];
+  for (int i = 0; i < kProducts; ++i) a[i] = of_a(i), b[i] = of_b(i);
+  runtime::wgmma({{c, n}, a, b, kProducts, std::is_same_v<T, Half>, kIsTransposed}, line);
+}
+
+}  // namespace tree_attn::emulated
