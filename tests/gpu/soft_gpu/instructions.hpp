@@ -18,6 +18,8 @@ struct Instruction {
 };
 const std::vector<Instruction>& computing_instructions();
 const std::vector<Instruction>& memory_instructions();
+/// Decodes wgmma.
+Run warpgroup_products(const Statement& s, Op& op);
 
 /// One function whatever the form.
 template <auto run>

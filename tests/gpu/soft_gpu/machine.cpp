@@ -85,7 +85,7 @@ void Block::check_fenced(std::uint32_t at, std::uint32_t n) const {
   for (std::uint32_t word = at / 8; word <= (at + n - 1) / 8; ++word) {
     const std::uint32_t thread = (unfenced[word] & 0x7FF) - 1;
     if (unfenced[word] != 0 && unfenced[word] >> 11 == (n_fences[thread] & 0x1FFFFF))
-      throw Fault("a bulk copy to shared memory where thread ", thread,
+      throw Fault("a bulk copy to, or a product of, shared memory where thread ", thread,
                   " has stored without a fence of the async proxy since");
   }
 }
@@ -142,6 +142,7 @@ void Warp::branch(std::uint32_t target) {
 }
 
 void Warp::exit() {
+  if (!products.empty()) throw Fault("the warp ends before a wait for its products");
   alive &= ~mask, lanes &= ~mask;
   const auto n = static_cast<std::uint32_t>(std::popcount(mask));
   block->n_alive -= n, block->cluster->n_alive -= n;

@@ -74,6 +74,19 @@ struct Copy {
   void arrive() const;
 };
 
+/// A product of a warpgroup that has been started.
+struct Product {
+  const Op* op;
+  std::uint64_t a, b;  ///< descriptors
+  std::uint32_t group;
+};
+/// Products that are added to the same registers, which hold no numbers meanwhile.
+struct Products {
+  const Place* places;
+  std::vector<std::array<std::uint32_t, 32>> sums;
+  std::vector<Product> under_way;
+};
+
 struct Warp {
   Block* block = nullptr;
   Grid* grid = nullptr;
@@ -88,6 +101,9 @@ struct Warp {
   std::vector<Group> groups;             ///< that do not run
   std::vector<Copy> copies;              ///< of cp.async
   std::array<std::uint32_t, 32> copy_group{};
+  std::vector<Products> products;   ///< of wgmma
+  std::uint32_t product_group = 0;  ///< of the next product
+  bool are_sums_fenced = false;     ///< since the last wait for products
   std::unique_ptr<std::byte[]> registers;
   const Op* op = nullptr;
   int now = 0;  ///< the lane that an instruction has come to, for messages

@@ -380,6 +380,25 @@ Run matrix_loads(const Statement& s, Op& op) {
   op.n = static_cast<std::uint8_t>(s.operand.at(0).at.size());
   return s.type() == "b16" ? load_matrices : nullptr;
 }
+/// Four matrices to shared memory, transposed.
+void store_matrices(Warp& w, const Op& op) {
+  if (!w.meet(~0U)) return;
+  for (int k = 0; k < 4; ++k) {
+    std::uint16_t matrix[8][8];
+    for (int i = 0; i < 32; ++i) {
+      const std::uint32_t pair = word(w, op.at[1 + k], i);
+      for (int half = 0; half < 2; ++half) matrix[2 * (i % 4) + half][i / 4] = static_cast<std::uint16_t>(pair >> 16 * half);
+    }
+    for (int row = 0; row < 8; ++row) {
+      const int lane = 8 * k + row;
+      std::memcpy(w.at(Space::Shared, lane, address(w, op, op.at[0], lane), 16, op, true), matrix[row], 16);
+    }
+  }
+}
+Run matrix_stores(const Statement& s, Op& op) {
+  op.kind = kind_of_address(s, 0, false);
+  return s.type() == "b16" && s.has("trans") && s.operand.at(1).at.size() == 4 ? store_matrices : nullptr;
+}
 void transpose_matrix(Warp& w, const Op& op) {
   if (!w.meet(~0U)) return;
   std::uint16_t matrix[8][8];
@@ -441,7 +460,9 @@ const std::vector<Instruction>& memory_instructions() {
       {"shfl", "sync bfly idx", shuffling},
       {"st", "global shared relaxed release gpu sys cg v2 v4 async shared::cluster mbarrier::complete_tx::bytes",
        accessing<false>},
+      {"stmatrix", "sync aligned m8n8 x4 trans shared", matrix_stores},
       {"vote", "sync all any ballot", voting},
+      {"wgmma", "fence mma_async commit_group wait_group sync aligned m64n16k16 m64n32k16 m64n64k16", warpgroup_products},
   };
   return all;
 }

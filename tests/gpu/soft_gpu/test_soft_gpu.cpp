@@ -82,7 +82,7 @@ TEST_CASE("soft GPU: what a thread does wrong is said, with its line") {
       {"st.global.f32 [%d3+4], %f1;", "0 bytes after the end of 128 bytes"},
       {"st.global.f32 [%d3+4], %f1;", "thread 31, line 19 of the PTX: st.global.f32 [%d3+4], %f1;"},
       {"st.global.f32 [%d1+2], %f1;", "is no multiple of 4"},
-      {"wgmma.fence.sync.aligned;", "line 19, 'wgmma.fence.sync.aligned;': an instruction that is not known"},
+      {"isspacep.global %p1, %d1;", "line 19, 'isspacep.global %p1, %d1;': an instruction that is not known"},
       {"add.sat.s32 %r5, %r6, %r7;", "'sat' is not known"},
       {"st.shared.f32 [%r2+508], %f1;\nst.shared.f32 [%r2+512], %f1;", "4 bytes at 512 of 512 bytes of shared memory"},
       {"setp.eq.u32 %p1, %r1, 3;\n@%p1 ret;\nbar.warp.sync -1;", "have ended"},
@@ -155,6 +155,45 @@ TEST_CASE("soft GPU: bulk copies arrive when their mbarrier says so, and take a 
     CHECK(says(error(bulk_copy(proxy, "", kWait)), "without a fence of the async proxy"));
   }
   CHECK(n_early > 4);
+}
+
+TEST_CASE("soft GPU: products of a warpgroup end at their wait, and what is wrong with them is said") {
+  // Of a [64, 16] and b [16, 16] all elements are 1 and 2 in BF16, in c 1; each thread gives its first and its last sum.
+  const auto multiply = [](const std::string& proxy, const std::string& first, const std::string& high,
+                           const std::string& fence, const std::string& after, const std::string& wait) {
+    std::string body = "add.s32 %r5, %r2, 8192;\nmov.b32 %r6, 0x3F803F80;\nmov.b32 %r7, 0x40004000;\n";
+    for (int i = 0; i < 16; ++i) body += "st.shared.u32 [%r4+" + std::to_string(512 * i) + "], %r6;\n";
+    for (int i = 16; i < 20; ++i) body += "st.shared.u32 [%r4+" + std::to_string(512 * i) + "], %r7;\n";
+    for (int i = 1; i < 9; ++i) body += "mov.f32 %f" + std::to_string(i) + ", 0f3F800000;\n";
+    return body + proxy + "bar.sync 0;\nadd.s32 %r8, %r2, " + first + ";\nshr.u32 %r8, %r8, 4;\nshr.u32 %r9, %r5, 4;\n" +
+           "mov.b32 %r10, " + high + ";\nmov.b64 %d4, {%r8, %r10};\nmov.b64 %d5, {%r9, %r10};\n" + fence +
+           "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {%f1, %f2, %f3, %f4, %f5, %f6, %f7, %f8}, %d4, %d5, 1, 1, "
+           "1, "
+           "0, 0;\nwgmma.commit_group.sync.aligned;\n" +
+           after + wait + "add.f32 %f9, %f1, %f8;\nst.global.f32 [%d3], %f9;";
+  };
+  const std::string proxy = "fence.proxy.async.shared::cta;\n", fence = "wgmma.fence.sync.aligned;\n", high = "0x40000040",
+                    wait = "wgmma.wait_group.sync.aligned 0;\n";
+  const LaunchShape shape{{1, 1, 1}, {128, 1, 1}, 1, 10240};
+  for (unsigned seed = 0; seed < 4; ++seed) {
+    const Array out(Words(128));
+    const auto error = [&](const std::string& body) { return run(body, shape, seed, out.address); };
+    CHECK(error(multiply(proxy, "32", high, fence, "", wait)) == "");
+    CHECK(out.words() == Words(128, 0x42840000));  // 66
+    CHECK(error(multiply(proxy, "0", high, fence, "add.f32 %f9, %f1, 0f00000000;\nst.global.f32 [%d3], %f9;\n",
+                         wait + "ret;\n")) == "");
+    CHECK(out.words() != Words(128, 0x42040000));  // 33, read too early
+    const auto says_of = [&](const std::string& body, const std::string& part) {
+      const std::string wrong = error(body);
+      CHECK_MESSAGE(says(wrong, part), wrong);
+    };
+    says_of(multiply("", "0", high, fence, "", wait), "without a fence of the async proxy");
+    says_of(multiply(proxy, "0", high, "", "", wait), "wgmma without a wgmma.fence");
+    says_of(multiply(proxy, "128", high, fence, "", wait), "a matrix at 0x480, 128 bytes past a multiple of 1024");
+    says_of(multiply(proxy, "0", "0x80000040", fence, "", wait), "a matrix at 0x400 with swizzle 2");
+    says_of(multiply(proxy, "0", high, fence, "mov.f32 %f2, 0f00000000;\n", wait), "written before the wait");
+    says_of(multiply(proxy, "0", high, fence, "", "wgmma.wait_group.sync.aligned 1;\n"), "ends before a wait");
+  }
 }
 
 TEST_CASE("soft GPU: an asynchronous store completes on an mbarrier beside it, and on no other") {
