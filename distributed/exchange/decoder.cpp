@@ -14,6 +14,7 @@
 #include "reference/tensor/float_environment.hpp"
 
 #include <algorithm>
+#include <array>
 #include <functional>
 #include <list>
 #include <memory>
@@ -25,14 +26,17 @@ namespace tree_attn {
 
 namespace {
 
-/// Writes the plan of this rank for closed ranges and steps of l queries.
-using PlanFor = std::function<Plan(std::span<const KeyRange> ranges, std::int64_t l)>;
+/// Writes the plan of this rank for closed ranges and steps of l queries that end with a part of the output.
+using PlanFor = std::function<Plan(std::span<const KeyRange> ranges, std::int64_t l, OutputPart part)>;
 
 /// Decodes the own shard, then carries out the plan.
 class PlanDecoder : public Decoder {
  public:
-  PlanDecoder(Transport& transport, OpenShard& shard, std::span<const KeyRange> ranges, PlanFor plan_for)
-      : Decoder(transport, shard), ranges_(ranges.begin(), ranges.end()), plan_for_(std::move(plan_for)) {
+  PlanDecoder(Transport& transport, OpenShard& shard, std::span<const KeyRange> ranges, PlanFor plan_for, bool has_heads)
+      : Decoder(transport, shard),
+        ranges_(ranges.begin(), ranges.end()),
+        plan_for_(std::move(plan_for)),
+        has_heads_(has_heads) {
     on_device_ = dynamic_cast<DeviceSteps*>(shard.session.get());
     if (transport.device() != nullptr && on_device_ == nullptr)
       throw std::logic_error("PlanDecoder: the transport sends from device memory, the backend has states on the host");
@@ -41,6 +45,7 @@ class PlanDecoder : public Decoder {
     plan(most_queries_, transport.device() != nullptr);
   }
   bool takes_device_queries() const override { return on_device_ != nullptr; }
+  bool has_heads() const override { return has_heads_; }
 
  protected:
   void begin(const Step& step) override {
@@ -68,7 +73,9 @@ class PlanDecoder : public Decoder {
   /// step.
   void plan_for(const Step& step) {
     const std::int64_t longest = step.longest(), l = step.q.shape[2];
-    if (now_.empty() || l > most_queries_ || (is_open() && closed(ranges_.back(), longest).end != now_.back().end))
+    const bool is_first_of_part = !std::exchange(has_part_[part() == OutputPart::kHeads], true);
+    if (now_.empty() || is_first_of_part || l > most_queries_ ||
+        (is_open() && closed(ranges_.back(), longest).end != now_.back().end))
       prepare(closed(ranges_, longest), std::max({std::int64_t{1}, shard_.most_queries, most_queries_, l}));
     plan(l, is_on_device(step));
   }
@@ -98,31 +105,35 @@ class PlanDecoder : public Decoder {
     planned_.clear();
     host_memory_.reset(), device_memory_.reset();
     size_ = {};
-    const Plan of_one = plan_for_(ranges, 1), of_most = n > 1 ? plan_for_(ranges, n) : Plan{};
-    fit(1, of_one), fit(n, of_most);
-    fit_between(ranges, 1, of_one, n, of_most);
+    for (const OutputPart part : {OutputPart::kAll, OutputPart::kHeads}) {
+      if (!has_part_[part == OutputPart::kHeads]) continue;
+      const Plan of_one = plan_for_(ranges, 1, part), of_most = n > 1 ? plan_for_(ranges, n, part) : Plan{};
+      fit(1, of_one), fit(n, of_most);
+      fit_between(ranges, part, 1, of_one, n, of_most);
+    }
     now_ = std::move(ranges), most_queries_ = n;
   }
   void fit(std::int64_t l, const Plan& plan) { size_.fit(plan, shape().n_rows(l), shape().value_dim); }
   /// Makes the memory enough for all numbers of queries between two. Plans have few layouts, each for neighbouring numbers,
   /// and blocks of one layout grow with the rows.
-  void fit_between(std::span<const KeyRange> ranges, std::int64_t l, const Plan& of_l, std::int64_t n, const Plan& of_n) {
+  void fit_between(std::span<const KeyRange> ranges, OutputPart part, std::int64_t l, const Plan& of_l, std::int64_t n,
+                   const Plan& of_n) {
     if (n - l < 2 || of_l.widths == of_n.widths) return;
     const std::int64_t middle = l + (n - l) / 2;
-    const Plan of_middle = plan_for_(ranges, middle);
+    const Plan of_middle = plan_for_(ranges, middle, part);
     fit(middle, of_middle);
-    fit_between(ranges, l, of_l, middle, of_middle), fit_between(ranges, middle, of_middle, n, of_n);
+    fit_between(ranges, part, l, of_l, middle, of_middle), fit_between(ranges, part, middle, of_middle, n, of_n);
   }
   /// Puts the plan for steps of l queries in front. The last four are kept, as many as a stream keeps graphs.
   void plan(std::int64_t l, bool on_device) {
     constexpr std::size_t kMostKept = 4;
-    const auto known = std::ranges::find(planned_, l, &Planned::n_queries);
+    const auto known = std::ranges::find(planned_, std::pair(l, part()), &Planned::step);
     if (known == planned_.end())
-      planned_.emplace_front(l);
+      planned_.emplace_front(l, part());
     else
       planned_.splice(planned_.begin(), planned_, known);
     if (planned_.size() > kMostKept) planned_.pop_back();
-    auto& [n_queries, of_host, of_device] = planned_.front();
+    auto& [of_step, of_host, of_device] = planned_.front();
     std::optional<Runner>& runner = on_device ? of_device : of_host;
     if (runner) return;
     std::shared_ptr<RunnerMemory>& memory = on_device ? device_memory_ : host_memory_;
@@ -134,27 +145,29 @@ class PlanDecoder : public Decoder {
           &on_device_->stream(), shard_.cache->scales().v);
     else if (memory == nullptr)
       memory = std::make_shared<RunnerMemory>(transport_, size_, d_v);
-    runner.emplace(transport_, plan_for_(now_, l), shape().n_rows(l), d_v, memory);
+    runner.emplace(transport_, plan_for_(now_, l, part()), shape().n_rows(l), d_v, memory);
   }
   const AttentionShape& shape() const { return shard_.cache->shape(); }
 
   std::vector<KeyRange> ranges_;
   PlanFor plan_for_;
-  DeviceSteps* on_device_ = nullptr;  ///< the session, if it has states on a device
-  bool is_whole_ = false;             ///< whether start() has taken the whole step
-  std::int64_t recorded_room_ = -1;   ///< that there was in the step before
-  std::vector<KeyRange> now_;         ///< ranges in the plans, closed; empty before the first
-  std::int64_t most_queries_ = 0;     ///< that there is memory for
-  RunnerSize size_;                   ///< of that memory
+  bool has_heads_;
+  std::array<bool, 2> has_part_{true, false};  ///< whether there is memory for the plans of all of the output, and of heads
+  DeviceSteps* on_device_ = nullptr;           ///< the session, if it has states on a device
+  bool is_whole_ = false;                      ///< whether start() has taken the whole step
+  std::int64_t recorded_room_ = -1;            ///< that there was in the step before
+  std::vector<KeyRange> now_;                  ///< ranges in the plans, closed; empty before the first
+  std::int64_t most_queries_ = 0;              ///< that there is memory for
+  RunnerSize size_;                            ///< of that memory
   std::shared_ptr<RunnerMemory> host_memory_, device_memory_;
   std::span<const float> states_;  ///< of the own shard, on the host
   std::span<const float> sinks_;   ///< of the rows
-  /// The plan of steps of so many queries, where a step has needed it.
+  /// The plan of steps of so many queries and a part of the output, where a step has needed it.
   struct Planned {
-    std::int64_t n_queries;
+    std::pair<std::int64_t, OutputPart> step;
     std::optional<Runner> on_host{};
     std::optional<Runner> on_device{};  ///< the only one if messages are sent from device memory
-    explicit Planned(std::int64_t l) : n_queries(l) {}
+    Planned(std::int64_t l, OutputPart part) : step(l, part) {}
   };
   std::list<Planned> planned_;  ///< that of the last step first
 };
@@ -190,14 +203,14 @@ Decoder::~Decoder() {
   if (transport_.size() > 1 && transport_.device() == nullptr) transport_.abandon();
 }
 
-OutputView Decoder::step(const Step& step, const std::optional<std::string>& refusal) {
-  start(step, refusal);
+OutputView Decoder::step(const Step& step, const std::optional<std::string>& refusal, OutputPart part) {
+  start(step, refusal, part);
   return finish();
 }
 
-void Decoder::start(const Step& step, const std::optional<std::string>& refusal) {
+void Decoder::start(const Step& step, const std::optional<std::string>& refusal, OutputPart part) {
   const FloatEnvironment environment;
-  agree(step, refusal);
+  agree(step, refusal, part);
   run_start(step);
   is_started_ = true, transport_.ranks().set_busy(true);
 }
@@ -217,12 +230,19 @@ OutputView Decoder::finish() {
 
 OutputView Decoder::scaled(const OutputView& output) {
   const std::vector<float>& scales = shard_.cache->scales().v;
-  if (scales.empty() || output.on_device) return output;
-  // Rows of a key/value head follow each other.
-  const std::int64_t of_head = std::ssize(output.out) / std::ssize(scales);
+  if (scales.empty() || output.on_device || output.out.empty()) return output;
+  // Rows of a query head follow each other, all of them or the heads of this rank.
+  const AttentionShape& shape = shard_.cache->shape();
+  const bool by_heads = part_ == OutputPart::kHeads;
+  const std::int64_t n = by_heads ? shape.heads / transport_.size() : shape.heads,
+                     first = by_heads ? n * transport_.rank() : 0,
+                     of_head = std::max<std::int64_t>(1, std::ssize(output.out) / (shape.batch * n));
   scaled_.assign(output.out.begin(), output.out.end());
-  for (std::int64_t i = 0; i < std::ssize(scaled_); ++i)
-    scaled_[static_cast<std::size_t>(i)] *= scales[static_cast<std::size_t>(i / of_head)];
+  for (std::int64_t i = 0; i < std::ssize(scaled_); ++i) {
+    const std::int64_t entry = i / of_head / n, head = first + i / of_head % n;
+    scaled_[static_cast<std::size_t>(i)] *=
+        scales[static_cast<std::size_t>(entry * shape.kv_heads + head * shape.kv_heads / shape.heads)];
+  }
   return {scaled_, output.lse};
 }
 
@@ -241,14 +261,28 @@ void Decoder::check(const Step& step) const {
   }
 }
 
-void Decoder::agree(const Step& step, std::optional<std::string> refusal) {
+void Decoder::check_part(OutputPart part) const {
+  if (part == OutputPart::kAll) return;
+  const std::int64_t n_h = shard_.cache->shape().heads;
+  require(has_heads(), "Decoder::step: two-level alone leaves the output by heads");
+  require(n_h % transport_.size() == 0, "Decoder::step: ", n_h, " heads cannot be scattered over ", transport_.size(),
+          " ranks");
+  require(transport_.device() == nullptr, "Decoder::step: the transport ", transport_.name(),
+          " sends from device memory, and the output by heads is of host memory");
+}
+
+void Decoder::agree(const Step& step, std::optional<std::string> refusal, OutputPart part) {
   transport_.check();
   const Ranks& ranks = transport_.ranks();
   const bool compares = compares_steps_ && ranks.size() > 1;
   if (!refusal)
     refusal = refusal_of(compares, [&] {
       require_started("Decoder::step", false), transport_.ranks().require_idle("Decoder::step");
-      check(step), reserve(step.q.shape[2]), begin(step);
+      check(step), check_part(part);
+      require(part == OutputPart::kAll || !step.q.on_device,
+              "Decoder::step: q is in memory of a device; by heads it is on the host");
+      part_ = part;
+      reserve(step.q.shape[2]), begin(step);
     });
   Rule mine{.n_queries = step.q.shape[2],
             .causal = step.rule.causal,
@@ -256,6 +290,7 @@ void Decoder::agree(const Step& step, std::optional<std::string> refusal) {
             .sinks = step.rule.sinks,
             .mask = mask_kind(step.mask),
             .on_device = step.q.on_device,
+            .by_heads = part == OutputPart::kHeads,
             .softcap = step.softcap,
             .hash = fnv1a(std::as_bytes(step.sink))};
   if (compares) mine.longest = step.longest(), mine.lengths = fnv1a(std::as_bytes(step.lengths));
@@ -266,8 +301,8 @@ void Decoder::agree(const Step& step, std::optional<std::string> refusal) {
                            Field{"the number of queries", mine.n_queries}, Field{"the causal edge", mine.causal},
                            Field{"the window", mine.window}, Field{"the number of sinks", mine.sinks},
                            Field{"the memory of queries", mine.on_device != 0 ? "device" : "host"},
-                           Field{"the mask", mask_text(mine.mask)}, Field{"the soft cap", mine.softcap},
-                           Field{"the hash of learned sinks", mine.hash}});
+                           Field{"the output by heads", mine.by_heads}, Field{"the mask", mask_text(mine.mask)},
+                           Field{"the soft cap", mine.softcap}, Field{"the hash of learned sinks", mine.hash}});
   rule_ = mine;
 }
 
@@ -350,9 +385,11 @@ std::unique_ptr<Decoder> Algorithm::open_agreed(Transport& transport, OpenShard&
   } else {
     decoder = std::make_unique<PlanDecoder>(
         transport, shard, ranges,
-        [plan_of = std::get<PlanOf>(exchange), &transport, &shard, options](std::span<const KeyRange> all, std::int64_t l) {
+        [this, &transport, &shard, options](std::span<const KeyRange> all, std::int64_t l, OutputPart part) {
+          const PlanOf plan_of = part == OutputPart::kHeads ? heads : std::get<PlanOf>(exchange);
           return plan_of(transport.topology(), transport.rank(), all, options.for_step(shard.cache->shape(), l));
-        });
+        },
+        heads != nullptr);
   }
   decoder->most_keys_ = ranges.back().end;
   decoder->compares_steps_ = compares_steps;
@@ -360,18 +397,21 @@ std::unique_ptr<Decoder> Algorithm::open_agreed(Transport& transport, OpenShard&
 }
 
 RankCost Algorithm::cost(const Topology& topology, int rank, std::span<const KeyRange> ranges, const WorkloadShape& shape,
-                         const PlanOptions& options) const {
+                         const PlanOptions& options, OutputPart part) const {
   constexpr const char* kHere = "Algorithm::cost";
   require_workload(kHere, shape);
   check_ranges(kHere, topology.size(), ranges, shape.order, options);
   require<std::out_of_range>(rank >= 0 && rank < topology.size(), kHere, ": rank ", rank, " of ", topology.size());
   require(shape.longest() <= ranges.back().end, kHere, ": ", shape.longest(), " keys, but the ranges end at ",
           ranges.back().end);
+  const bool by_heads = part == OutputPart::kHeads;
+  require(!by_heads || (heads != nullptr && shape.heads % topology.size() == 0), kHere, ": ", name, " scatters no ",
+          shape.heads, " heads over ", topology.size(), " ranks");
   if (const auto* own = std::get_if<OwnDecoder>(&exchange))
     return own->cost(topology, rank, ranges, shape, options.for_step(shape, shape.n_queries));
-  RankCost cost = cost_of(
-      std::get<PlanOf>(exchange)(topology, rank, closed(ranges, shape.longest()), options.for_step(shape, shape.n_queries)),
-      shape.n_rows(), shape.value_dim);
+  const PlanOf plan_of = by_heads ? heads : std::get<PlanOf>(exchange);
+  RankCost cost = cost_of(plan_of(topology, rank, closed(ranges, shape.longest()), options.for_step(shape, shape.n_queries)),
+                          shape.n_rows(), shape.value_dim);
   const OwnedLeaves leaves(topology.range_of(rank, ranges), shape.order);
   cost.rounds.front().decoded_bytes = bytes_read(leaves, shape);
   return cost;

@@ -43,15 +43,16 @@ class Decoder {
   ///   of queries, the rule, the learned sinks, the soft cap, the kind of the mask and the memory of q where one has
   ///   changed; or all of these, and the lengths, in every step, see Algorithm::open_agreed()
   /// @param refusal of the caller, for ranks that compare every step: all of them throw it
+  /// @param part of the output; of kHeads in host memory alone
   /// @returns the output, valid until the next step @throws as DecodeSession::decode(); std::out_of_range also for a length
   ///   beyond the ranges of all ranks; where ranks compare every step, all throw InputError instead, in one line, whichever
   ///   rank refuses its arguments; InputError if ranks differ, or the decoder has no kernel for a rule; TransportError
-  OutputView step(const Step& step, const std::optional<std::string>& refusal = {});
+  OutputView step(const Step& step, const std::optional<std::string>& refusal = {}, OutputPart part = OutputPart::kAll);
   /// Begins a step, as far as it goes without waiting: computes the states of this rank and posts the first messages. The
   /// step is read before it returns. A decoder that has no plan, or sends from device memory, takes the whole step here, as
   /// all do for q on a device.
   /// @throws as step(); std::logic_error if a step is under way
-  void start(const Step& step, const std::optional<std::string>& refusal = {});
+  void start(const Step& step, const std::optional<std::string>& refusal = {}, OutputPart part = OutputPart::kAll);
   /// Moves the step that has been started, without waiting: merges what has arrived and posts the next messages.
   /// @returns whether nothing is left to wait for @throws as step()
   bool progress();
@@ -63,6 +64,8 @@ class Decoder {
   /// Windows into which kernels have stored: registered with "nccl", by "ipc", of this "process"; or none.
   virtual std::string_view windows() const { return ""; }
   virtual bool takes_device_queries() const { return false; }  ///< from device memory, where the output then is too
+  /// Throws std::invalid_argument unless a step can leave this part of the output.
+  void check_part(OutputPart part) const;
 
  protected:
   /// Both outlive the decoder.
@@ -79,6 +82,9 @@ class Decoder {
   /// The states of this rank's own shard, on the host; messages in flight advance meanwhile. They may be used up.
   Forest<float>& decode_own_shard(const Step& step);
   void set_states_ready(double seconds) { states_ready_ = seconds; }
+  /// Tests whether there is a plan for the output by heads.
+  virtual bool has_heads() const { return false; }
+  OutputPart part() const { return part_; }  ///< of the output of the step
   /// The learned sink of every row; empty: none.
   std::span<const float> sinks_of_rows(const Step& step);
 
@@ -91,7 +97,7 @@ class Decoder {
   void check(const Step& step) const;
   void reserve(std::int64_t l);  ///< memory for the output of l queries, where it is scaled
   /// Checks a step, and compares it over all ranks.
-  void agree(const Step& step, std::optional<std::string> refusal);
+  void agree(const Step& step, std::optional<std::string> refusal, OutputPart part);
   void require_started(const char* function, bool started) const;
   /// An output on the host times the scales of the values.
   OutputView scaled(const OutputView& output);
@@ -99,11 +105,12 @@ class Decoder {
   OutputView output_;          ///< of a step that start() has taken whole
   std::vector<float> scaled_;  ///< z of the last step times scales
   bool is_started_ = false;
+  OutputPart part_ = OutputPart::kAll;
   double states_ready_ = 0;
-  /// Properties of a step that ranks compare: its queries, its rule, the kind of its mask, where q lies, its soft cap, a
-  /// hash of its learned sinks; in every step also its lengths.
+  /// Properties of a step that ranks compare: its queries, its rule, the kind of its mask, where q lies, the part of its
+  /// output, its soft cap, a hash of its learned sinks; in every step also its lengths.
   struct Rule {
-    std::int64_t n_queries = 0, causal = 0, window = 0, sinks = 0, mask = 0, on_device = 0, longest = 0;
+    std::int64_t n_queries = 0, causal = 0, window = 0, sinks = 0, mask = 0, on_device = 0, by_heads = 0, longest = 0;
     double softcap = 0;
     std::uint64_t hash = fnv1a({}), lengths = 0;
     bool operator==(const Rule&) const = default;
@@ -156,6 +163,7 @@ struct Algorithm {
   ExchangeRounding rounding = {};
   int kv_shards_in_flight = 0;  ///< shards of other ranks that a rank holds at once
   std::variant<PlanOf, OwnDecoder> exchange;
+  PlanOf heads = nullptr;       ///< the plan of OutputPart::kHeads; nullptr: it has none
   RadixOf radix = nullptr;      ///< nullptr: the plan has no radix
   RingOf ring = nullptr;        ///< nullptr: it is no ring
   RefusalOf refusal = nullptr;  ///< nullptr: it takes any nodes, and all that the backend takes
@@ -181,9 +189,10 @@ struct Algorithm {
   void check_ranges(const char* function, int n_ranks, std::span<const KeyRange> ranges, LeafOrder order,
                     const PlanOptions& options) const;
   /// Cost of a step for one rank: the data that it sends and holds. @throws as open(); std::invalid_argument also if a
-  /// sequence is longer than the ranges, and std::logic_error if `refusal` names a reason
+  /// sequence is longer than the ranges, and for a part that it does not leave; std::logic_error if `refusal` names a reason
+  /// @param part of the output; by heads, its queries are not counted, see QueriesByHeads
   RankCost cost(const Topology& topology, int rank, std::span<const KeyRange> ranges, const WorkloadShape& shape,
-                const PlanOptions& options = {}) const;
+                const PlanOptions& options = {}, OutputPart part = OutputPart::kAll) const;
 };
 
 /// The algorithms whose ranks exchange messages, in the order of the docs: they take every backend and any nodes.

@@ -13,8 +13,8 @@
 namespace tree_attn {
 /// A member that is added to a structure does not compile until it is named here.
 std::vector<Field> fields_of(const PlanOptions& options) {
-  // The shape of the states, n_rows and d_v, follows from that of the cache.
-  const auto& [radix, node_radix, slice_bytes, network, library, steps_done, n_rows, d_v] = options;
+  // The shape of the states, n_rows, d_v and batch, follows from that of the cache.
+  const auto& [radix, node_radix, slice_bytes, network, library, steps_done, n_rows, d_v, batch] = options;
   const auto& [inside, between, overhead, network_slice_bytes, n_links, gather] = network;
   const auto& [latency, bandwidth] = inside;
   return {Field{"radix", radix},

@@ -13,7 +13,8 @@ std::vector<std::int64_t> Plan::offsets(std::int64_t n_rows, std::int64_t d_v) c
 }
 
 std::int64_t Plan::offset_of_own(Block block, std::int64_t n_rows, std::int64_t d_v) const {
-  const std::int64_t row = widths[static_cast<std::size_t>(block)].rows.begin(n_rows), subtree = block % n_subtrees();
+  const std::int64_t row = widths[static_cast<std::size_t>(block)].rows.begin(n_rows),
+                     subtree = block / n_adjacent % n_subtrees();
   return (subtree * n_rows + row) * kStateBlock.elements(1, d_v);
 }
 

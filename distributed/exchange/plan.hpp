@@ -91,11 +91,11 @@ struct Fold {
   Blocks states;
 };
 
-/// z = n / D and lse of a state, for the rows that it has, or of merge(state, right), which no block holds. States are used
-/// up.
+/// z = n / D and lse of a state, or of merge(state, right), which no block holds. States are used up.
 struct Finish {
   Block state = 0, z = 0, lse = 0;
   std::optional<Block> right{};
+  std::int32_t n = 1;  ///< adjacent blocks of each of these
 };
 
 /// Line 4 of Alg. 3: z <- z exp(lse - m), lse <- exp(lse - m).
@@ -129,7 +129,7 @@ struct Plan {
   std::vector<BlockWidth> widths;  ///< of every block
   /// Blocks 0 .. n_own - 1 start with the states of this rank's subtrees, left to right: all rows, or one slice of the rows
   /// after the other.
-  std::int32_t n_own = 0;
+  std::int32_t n_own = 0, n_adjacent = 1;  ///< and own blocks of a subtree, one for each of its slices
   std::vector<Operation> operations;
   Blocks z, lse;          ///< the output: one block each, or adjacent slices of the rows in order
   int n_collectives = 0;  ///< collective operations among the operations

@@ -11,9 +11,9 @@
 namespace tree_attn {
 namespace {
 
-/// The blocks of a forest. @pre they are adjacent
-Blocks blocks_of(const BlockForest& forest) {
-  return {forest.blocks.front(), static_cast<std::int32_t>(forest.blocks.size())};
+/// The blocks of a forest. @pre they are adjacent @param n blocks of each subtree
+Blocks blocks_of(const BlockForest& forest, std::int32_t n) {
+  return {forest.blocks.front(), static_cast<std::int32_t>(forest.blocks.size()) * n};
 }
 
 }  // namespace
@@ -30,18 +30,20 @@ BlockForest PlanBuilder::own(KeyRange range) {
   return forest;
 }
 
-std::vector<BlockForest> PlanBuilder::own_slices(KeyRange range, int n) {
-  std::vector<BlockForest> slices;
-  for (rows_ = {0, n}; rows_.index < n; ++rows_.index) slices.push_back(allocate(range));
+std::vector<BlockForest> PlanBuilder::own_slices(KeyRange range, std::span<const std::vector<RowSlice>> parts) {
+  std::vector<BlockForest> forests;
+  for (const std::vector<RowSlice>& slices : parts) forests.push_back(allocate(range, slices));
   plan_.n_own = static_cast<std::int32_t>(plan_.widths.size());
-  rows_ = {};
-  return slices;
+  plan_.n_adjacent = static_cast<std::int32_t>(parts.front().size());
+  return forests;
 }
 
-BlockForest PlanBuilder::allocate(KeyRange range) {
+BlockForest PlanBuilder::allocate(KeyRange range, std::span<const RowSlice> slices) {
   BlockForest forest{cover(range.begin, range.end), {}};
-  const Blocks blocks = allocate(state_width(), static_cast<std::int32_t>(forest.subtrees.size()));
-  for (std::int32_t i = 0; i < blocks.n; ++i) forest.blocks.push_back(blocks.first + i);
+  for (std::size_t i = 0; i < forest.subtrees.size(); ++i) {
+    forest.blocks.push_back(static_cast<Block>(plan_.widths.size()));
+    for (const RowSlice& slice : slices) allocate(kStateBlock.of(slice));
+  }
   return forest;
 }
 
@@ -53,13 +55,13 @@ void PlanBuilder::receive(int peer, Blocks blocks) {
   if (blocks.n > 0) current().receives.push_back({peer, blocks});
 }
 
-void PlanBuilder::send(int peer, const BlockForest& forest) {
-  if (!forest.blocks.empty()) send(peer, blocks_of(forest));
+void PlanBuilder::send(int peer, const BlockForest& forest, std::int32_t n) {
+  if (!forest.blocks.empty()) send(peer, blocks_of(forest, n));
 }
 
-BlockForest PlanBuilder::receive(int peer, KeyRange range) {
-  BlockForest forest = allocate(range);
-  if (!forest.blocks.empty()) receive(peer, blocks_of(forest));
+BlockForest PlanBuilder::receive(int peer, KeyRange range, std::span<const RowSlice> slices) {
+  BlockForest forest = allocate(range, slices);
+  if (!forest.blocks.empty()) receive(peer, blocks_of(forest, static_cast<std::int32_t>(slices.size())));
   return forest;
 }
 
@@ -128,10 +130,28 @@ void PlanBuilder::divide(Block n, Block D, Block m) {
   plan_.lse = {D, 1};
 }
 
-void PlanBuilder::finish(Block state, Blocks output) {
-  Finish finish{state, output.first, output.first + 1};
+void PlanBuilder::finish(Block state, Blocks output) { add_finish({state, output.first, output.first + 1}); }
+
+void PlanBuilder::finish(BlockForest forest, std::span<const RowSlice> slices) {
+  const auto n = static_cast<std::int32_t>(slices.size());
+  while (forest.blocks.size() >= 2) merge_last_two(forest, n);
+  const auto allocate_all = [&](BlockWidth width) {
+    const Blocks all{static_cast<Block>(plan_.widths.size()), n};
+    for (const RowSlice& slice : slices) allocate(width.of(slice));
+    return all;
+  };
+  if (forest.blocks.empty()) {
+    forest.blocks.push_back(allocate_all(kStateBlock).first);
+    for (Block i = 0; i < n; ++i) add(Fold{{forest.blocks.front() + i, 0}});
+  }
+  plan_.z = allocate_all(kVectorBlock), plan_.lse = allocate_all(kScalarBlock);
+  add_finish({.state = forest.blocks.front(), .z = plan_.z.first, .lse = plan_.lse.first, .n = n});
+}
+
+void PlanBuilder::add_finish(Finish finish) {
   Combine* last = plan_.operations.empty() ? nullptr : std::get_if<Combine>(&plan_.operations.back());
-  if (last != nullptr && last->op == Combine::Operator::kMerge && last->n == 1 && last->pairs.back().left == state) {
+  if (last != nullptr && last->op == Combine::Operator::kMerge && last->n == finish.n &&
+      last->pairs.back().left == finish.state) {
     finish.right = last->pairs.back().right;
     last->pairs.pop_back();
     if (last->pairs.empty()) plan_.operations.pop_back();
@@ -159,19 +179,22 @@ Blocks PlanBuilder::all_reduce(const Topology& topology, int rank, Blocks mine, 
   return mine;
 }
 
-BlockForest PlanBuilder::scatter_rows(const Members& members, std::span<const BlockForest> slices) {
+BlockForest PlanBuilder::scatter_rows(const Members& members, KeyRange range, std::span<const std::vector<RowSlice>> parts) {
   collective();
   const std::size_t n = members.ranks.size(), me = static_cast<std::size_t>(members.me);
-  rows_ = {members.me, static_cast<int>(n)};
+  const std::vector<BlockForest> own = own_slices(range, parts);
+  const std::vector<RowSlice>& mine = parts[me];
+  const auto n_slices = static_cast<std::int32_t>(mine.size());
+  rows_ = mine.front();
   std::vector<BlockForest> forests(n);
   exchange();
   for (std::size_t distance = 1; distance < n; ++distance) {
     const std::size_t from = (me + n - distance) % n, to = (me + distance) % n;
-    forests[from] = receive(members.ranks[from], members.ranges[from]);
-    send(members.ranks[to], slices[to]);
+    forests[from] = receive(members.ranks[from], members.ranges[from], mine);
+    send(members.ranks[to], own[to], n_slices);
   }
-  forests[me] = slices[me];
-  return join(forests);
+  forests[me] = own[me];
+  return join(forests, n_slices);
 }
 
 BlockForest PlanBuilder::all_gather(std::span<const KeyRange> ranges, const BlockForest& own) {
@@ -246,6 +269,12 @@ Plan PlanBuilder::take() {
     return exchange != nullptr && exchange->sends.empty() && exchange->receives.empty();
   });
   return std::move(plan_);
+}
+
+std::vector<std::vector<RowSlice>> equal_slices(int n) {
+  std::vector<std::vector<RowSlice>> slices;
+  for (int i = 0; i < n; ++i) slices.push_back({{i, n}});
+  return slices;
 }
 
 std::vector<KeyRange> ranges_of_nodes(const Topology& topology, std::span<const KeyRange> ranges) {

@@ -33,12 +33,16 @@ class PlanBuilder {
  public:
   /// The forest of this rank's own range, in blocks 0, 1, ... Must be the first allocation.
   BlockForest own(KeyRange range);
-  /// The forests of n slices of its rows, one after the other. Must be the first allocation.
-  std::vector<BlockForest> own_slices(KeyRange range, int n);
+  /// The forests of some slices of its rows, one after the other. Must be the first allocation.
+  /// @param parts of each forest its slices, as many as the others have, of equal sizes: adjacent blocks of each subtree
+  std::vector<BlockForest> own_slices(KeyRange range, std::span<const std::vector<RowSlice>> parts);
   /// Adjacent blocks of one width.
   Blocks allocate(BlockWidth width, std::int32_t n = 1);
   /// Adjacent blocks for the forest of a range, with the rows of this rank.
-  BlockForest allocate(KeyRange range);
+  BlockForest allocate(KeyRange range) { return allocate(range, std::span(&rows_, 1)); }
+  /// Adjacent blocks for the forest of a range: of each subtree one for each slice of the rows, of which the forest names
+  /// the first.
+  BlockForest allocate(KeyRange range, std::span<const RowSlice> slices);
   /// Two adjacent blocks for z and lse of all rows, or of a slice of them, which are the output.
   Blocks allocate_output(RowSlice rows = {});
 
@@ -46,8 +50,10 @@ class PlanBuilder {
   void exchange() { plan_.operations.emplace_back(Exchange{}); }
   void send(int peer, Blocks blocks);
   void receive(int peer, Blocks blocks);
-  void send(int peer, const BlockForest& forest);
-  BlockForest receive(int peer, KeyRange range);
+  /// @param n adjacent blocks of each subtree
+  void send(int peer, const BlockForest& forest, std::int32_t n = 1);
+  BlockForest receive(int peer, KeyRange range) { return receive(peer, range, std::span(&rows_, 1)); }
+  BlockForest receive(int peer, KeyRange range, std::span<const RowSlice> slices);
 
   /// Joins the forests of two adjacent ranges, as Forest::append() does.
   /// @param n adjacent blocks that hold each subtree, one for each of n slices of the rows
@@ -66,6 +72,9 @@ class PlanBuilder {
   void finish(Block state, Blocks output);
   /// z and lse of a state with all rows are the output.
   void finish(Block state) { finish(state, allocate_output()); }
+  /// z and lse of the root of a forest of the whole sequence are the output, for some slices of the rows: those of its
+  /// adjacent blocks.
+  void finish(BlockForest forest, std::span<const RowSlice> slices);
   /// n / D and m + ln D are the output.
   void divide(Block n, Block D, Block m);
   template <class AnyOperation>
@@ -110,9 +119,10 @@ class PlanBuilder {
   /// @param nodes the ranges of the nodes
   BlockForest join_slices(const Topology& topology, int rank, std::span<const KeyRange> nodes, int radix, BlockForest mine);
   /// Scatters slices of the rows over members and joins what arrives: one round, after which member i has the forest of all
-  /// members for slice i of the rows. Blocks that are allocated later for ranges have the rows of that slice.
-  /// @param slices of the own forest, see own_slices()
-  BlockForest scatter_rows(const Members& members, std::span<const BlockForest> slices);
+  /// members for part i of the rows. Blocks that are allocated later for ranges have the rows of the first slice of that
+  /// part.
+  /// @param range of this rank @param parts see own_slices()
+  BlockForest scatter_rows(const Members& members, KeyRange range, std::span<const std::vector<RowSlice>> parts);
   /// Finishes the slice of this rank and gathers the others from the members: one round, after which all have the output.
   /// @param state the slice of member members.me
   void gather_output(const Members& members, Block state);
@@ -130,6 +140,8 @@ class PlanBuilder {
  private:
   void pair(Combine::Operator op, BlockPair pair, std::int32_t n = 1);
   void merge_last_two(BlockForest& forest, std::int32_t n = 1);
+  /// Adds a Finish, into which the merge that makes the state goes if it comes last.
+  void add_finish(Finish finish);
   /// One round of join_blocks(). @param bounds rank block b is members [bounds[b], bounds[b + 1])
   BlockForest join_neighbours(const Members& members, std::span<const int> bounds, BlockForest mine);
   BlockWidth state_width() const { return kStateBlock.of(rows_); }
@@ -139,6 +151,8 @@ class PlanBuilder {
   RowSlice rows_;  ///< of the states that this rank receives and merges
 };
 
+/// The parts of PlanBuilder::own_slices(), of one slice each, that n members have.
+std::vector<std::vector<RowSlice>> equal_slices(int n);
 /// The range of each node: that of its ranks together.
 std::vector<KeyRange> ranges_of_nodes(const Topology& topology, std::span<const KeyRange> ranges);
 /// The ranks of the node of a rank. @param ranges of all ranks, which stay where they are
@@ -153,6 +167,11 @@ int radix_between_nodes(const Topology& topology, double message_bytes, const Pl
 /// Tests whether an AllGather by the library of the transport takes less time than rounds of messages: all ranks are on one
 /// node, they have as many states each, as in the dealt order a power of two of them has, and no radix is asked for.
 bool library_gathers(const Topology& topology, std::span<const KeyRange> ranges, const PlanOptions& options);
+/// The plan that leaves every rank the output of its query heads: one round, in which each rank sends to the others their
+/// heads; or two, inside a node and then between the ranks of equal places, if nodes have equal sizes and each has the
+/// states of one subtree. @param options with the shape of the states @throws std::invalid_argument for more than 2^20 parts
+/// of the rows, one for each rank and batch entry
+Plan heads_plan(const Topology& topology, int rank, std::span<const KeyRange> ranges, const PlanOptions& options);
 /// Bytes of the longest of the forests of some ranges. @param options with the shape of the states
 double longest_forest_bytes(std::span<const KeyRange> ranges, const PlanOptions& options);
 

@@ -15,6 +15,12 @@
 
 namespace tree_attn {
 
+/// Part of the output that a rank ends with.
+enum class OutputPart {
+  kAll,   ///< every row: [b, n_h, l, d_v] on every rank
+  kHeads  ///< of p ranks, rank r has the query heads [r n_h / p, (r + 1) n_h / p): [b, n_h / p, l, d_v]
+};
+
 /// Inputs of a plan, beside nodes and ranges; the same on every rank. They decide which rank sends what to which, and no bit
 /// of the output of an algorithm that keeps its bits.
 struct PlanOptions {
@@ -27,7 +33,7 @@ struct PlanOptions {
   /// First value of the counter of steps in the windows of one-shot. Tests begin just before it wraps.
   unsigned steps_done = 0;
   /// Shape of the states. A decoder sets it for every number of queries, and cost().
-  std::int64_t n_rows = 1, d_v = 1;
+  std::int64_t n_rows = 1, d_v = 1, batch = 1;
 
   std::int64_t slice_limit() const { return slice_bytes.value_or(network.slice_bytes); }
   /// These options for the rows of a step of l queries. The number of rows is limited to 2^62: axes may exceed 64 bits where
@@ -36,7 +42,7 @@ struct PlanOptions {
     PlanOptions options = *this;
     const double n = static_cast<double>(shape.batch) * static_cast<double>(shape.heads) * static_cast<double>(l);
     options.n_rows = static_cast<std::int64_t>(std::fmin(n, 0x1p62));
-    options.d_v = shape.value_dim;
+    options.d_v = shape.value_dim, options.batch = shape.batch;
     return options;
   }
 };

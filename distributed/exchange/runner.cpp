@@ -239,9 +239,13 @@ void Runner::run(const Fold& fold) {
 }
 
 void Runner::run(const Finish& finish) {
-  const std::int64_t state = at(finish.state);
-  blocks_->finish({state, finish.right ? at(*finish.right) : state}, at(finish.z), at(finish.lse),
-                  n_states({finish.state, 1}), divides_ ? nullptr : sinks_of(finish.state));
+  // The learned sinks of one block follow each other, those of adjacent blocks need not.
+  const std::int32_t n_parts = sinks_.empty() ? 1 : finish.n;
+  for (Block i = 0; i < n_parts; ++i) {
+    const std::int64_t state = at(finish.state + i);
+    blocks_->finish({state, finish.right ? at(*finish.right + i) : state}, at(finish.z + i), at(finish.lse + i),
+                    n_states({finish.state + i, finish.n / n_parts}), divides_ ? nullptr : sinks_of(finish.state + i));
+  }
   if (finish.right) transport_.count_merge_steps(1);
 }
 

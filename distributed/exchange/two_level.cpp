@@ -40,8 +40,7 @@ Plan two_level_plan(const Topology& topology, int rank, std::span<const KeyRange
 
   // Cut by rows: each rank of the node joins one slice with the ranks of its index in the other nodes.
   if (const int n = n_slices(topology, bytes, options); n > 1) {
-    const std::vector<BlockForest> slices = builder.own_slices(topology.range_of(rank, ranges), n);
-    BlockForest forest = builder.scatter_rows(neighbours, slices);
+    BlockForest forest = builder.scatter_rows(neighbours, topology.range_of(rank, ranges), equal_slices(n));
     forest = builder.join_slices(topology, rank, ranges_of_nodes(topology, ranges), radix, std::move(forest));
     builder.gather_output(neighbours, builder.root(std::move(forest)));
     return builder.take();
@@ -68,6 +67,7 @@ extern const Algorithm kTwoLevel;
 constinit const Algorithm kTwoLevel{.name = "two-level",
                                     .brief = "blocks of ranks joined k at a time, the ranks of a node first",
                                     .exchange = &two_level_plan,
+                                    .heads = &heads_plan,
                                     .radix = &radix_of_two_level};
 
 }  // namespace tree_attn

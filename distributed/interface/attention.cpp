@@ -318,6 +318,30 @@ OutputView Attention::step(const TensorView& q, const SeenRule& rule, std::span<
   return decoder_->step(step, refusal_of_pages(step));
 }
 
+OutputView Attention::step_by_heads(const TensorView& q, const SeenRule& rule, std::span<const float> sink, const Mask& mask,
+                                    double softcap) {
+  const FloatEnvironment environment;
+  constexpr const char* kHere = "Attention::step_by_heads";
+  constexpr std::string_view kWhat = "all ranks to compare queries by heads";
+  const int p = transport_->size();
+  const auto& [b, n, l, d] = q.shape;
+  const auto refusal = refusal_of(compares_lengths_, [&] {
+    require_idle(kHere);
+    decoder_->check_part(OutputPart::kHeads);
+    require(q.shape == std::array{shape_.batch, shape_.heads / p, l, shape_.head_dim}, kHere, ": q is [", b, ", ", n, ", ",
+            l, ", ", d, "]; expected [", shape_.batch, ", ", shape_.heads / p, ", l, ", shape_.head_dim,
+            "], the heads of one of ", p, " ranks");
+    require_view(kHere, q, "q");
+  });
+  const std::array called{l, static_cast<std::int64_t>(q.dtype)};
+  const Ranks& ranks = transport_->ranks();
+  if (compares_lengths_ && !ranks.all_equal(fnv1a(std::as_bytes(std::span(called))), kWhat, refusal))
+    require_equal(ranks, kHere, kWhat,
+                  std::array{Field{"the number of queries", l}, Field{"the type of queries", name_of(q.dtype)}});
+  const Step step{p == 1 ? q : queries_.gather(*transport_, q), lengths_, rule, sink, mask, softcap};
+  return decoder_->step(step, refusal_of_pages(step), OutputPart::kHeads);
+}
+
 void Attention::start(const TensorView& q, const SeenRule& rule, std::span<const float> sink, const Mask& mask,
                       double softcap) {
   const FloatEnvironment environment;

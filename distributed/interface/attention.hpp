@@ -8,6 +8,7 @@
 #pragma once
 
 #include "distributed/exchange/decoder.hpp"
+#include "distributed/exchange/queries_by_heads.hpp"
 #include "distributed/interface/combiner.hpp"
 #include "distributed/transport/messages.hpp"
 #include "distributed/transport/ranks.hpp"
@@ -138,6 +139,13 @@ class Attention {
   ///   rank for keys that pages may have given back; TransportError
   OutputView step(const TensorView& q, const SeenRule& rule = {}, std::span<const float> sink = {}, const Mask& mask = {},
                   double softcap = 0);
+  /// step() of layers that are sharded by heads: of p ranks, rank r passes the queries of the heads [r n_h / p,
+  /// (r + 1) n_h / p) and gets their output, with the bits of step(). Collective. Ranks send their queries to each other,
+  /// and then the states of heads to their rank alone: `two-level`, in host memory.
+  /// @param q [b, n_h / p, l, d_h], on the host @param rule as step() @param sink of all heads [n_h], as the mask
+  /// @returns out [b, n_h / p, l, d_v] and lse @throws as step(), for all that is not so
+  OutputView step_by_heads(const TensorView& q, const SeenRule& rule = {}, std::span<const float> sink = {},
+                           const Mask& mask = {}, double softcap = 0);
   /// Computes the states of this rank and posts the first messages, so that the program can compute something else while
   /// they travel. The arguments of step(); the queries are read before it returns; with q on a device, and where
   /// Decoder::start() says so, it takes the whole step. append() and truncate() may follow at once.
@@ -217,6 +225,7 @@ class Attention {
   std::vector<std::unique_ptr<OpenCombiner>> combiners_;  ///< those used last come first
   std::vector<std::int64_t> lengths_;
   std::vector<std::int64_t> kept_from_;  ///< [b] positions before it may have been given back, but for sinks
+  QueriesByHeads queries_;
   bool has_shared_ = false;
   bool compares_lengths_ = true;
 };

@@ -5,14 +5,20 @@
 
 #include "distributed/interface/tree_attn.h"
 #include "distributed/transport/callback_ranks.hpp"
+#include "distributed/transport/messages.hpp"
 #include "reference/state/require.hpp"
 
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
+#include <memory>
+#include <mutex>
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
 
 namespace tree_attn {
 
@@ -53,6 +59,25 @@ inline void require_comm(const ta_comm& comm) {
           " bytes, but a ta_comm of this library has ", kSize);
   require(comm.all_gather != nullptr && comm.post_send != nullptr && comm.post_receive != nullptr && comm.wait != nullptr,
           "a function of callbacks is null");
+}
+
+/// Returns the Messages of a ta_comm: those of the objects that are open over the same functions and context, else new ones.
+/// Ranks that have given up refuse all further work, as long as one of these objects lives. @param timeout of new ranks
+/// @throws as CallbackRanks
+inline std::shared_ptr<Messages> messages_of(const ta_comm& comm, double timeout) {
+  static std::mutex mutex;
+  static std::vector<std::pair<ta_comm, std::weak_ptr<Messages>>> all;
+  const auto key = [](const ta_comm& of) {
+    return std::tuple(of.rank, of.size, of.context, of.all_gather, of.post_send, of.post_receive, of.wait);
+  };
+  const std::scoped_lock lock(mutex);
+  std::erase_if(all, [](const auto& each) { return each.second.expired(); });
+  for (const auto& [of, messages] : all)
+    if (auto found = messages.lock(); found && key(of) == key(comm)) return found;
+  auto ranks = std::make_unique<const CallbackRanks>(std::make_unique<CCallbacks>(comm), comm.rank, comm.size, timeout);
+  auto messages = std::make_shared<Messages>(std::move(ranks));
+  all.emplace_back(comm, messages);
+  return messages;
 }
 
 }  // namespace tree_attn

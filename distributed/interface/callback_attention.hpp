@@ -11,7 +11,8 @@
 
 namespace tree_attn {
 
-/// Attention over Callbacks. Collective; the destructor is not.
+/// Attention over Callbacks. Collective; the destructor is not. Objects that shall share Callbacks are opened over one
+/// Messages of their CallbackRanks.
 /// @param timeout seconds that one wait may take without progress, may be infinite
 /// @throws as CallbackRanks and Attention
 inline Attention open_attention(std::unique_ptr<Callbacks> callbacks, int rank, int size, const AttentionShape& shape,

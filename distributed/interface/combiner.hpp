@@ -15,12 +15,6 @@
 
 namespace tree_attn {
 
-/// Part of the output that a rank ends with.
-enum class OutputPart {
-  kAll,   ///< every row: [b, n_h, l, d_v] on every rank
-  kHeads  ///< of p ranks, rank r has the query heads [r n_h / p, (r + 1) n_h / p): [b, n_h / p, l, d_v]
-};
-
 /// Merges the outputs of p ranks, any number of times for one shape.
 ///
 /// The ranks count as neighbours in the order of the topology, one position of the canonical tree each. So the bits are the

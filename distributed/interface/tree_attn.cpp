@@ -6,7 +6,6 @@
 #include "distributed/exchange/host_blocks.hpp"
 #include "distributed/interface/attention.hpp"
 #include "distributed/interface/c_callbacks.hpp"
-#include "distributed/interface/callback_attention.hpp"
 #include "distributed/interface/dlpack_view.hpp"
 #include "reference/data/input_error.hpp"
 #include "reference/decode/backend.hpp"
@@ -192,8 +191,11 @@ int n_ranks_of(const ta_setup& setup) {
 
 Attention open(const ta_setup& setup, const AttentionShape& shape, const AttentionSetup& all) {
   const double seconds = setup.timeout > 0 ? setup.timeout : 60;
-  if (const ta_comm* const comm = setup.callbacks)
-    return open_attention(std::make_unique<CCallbacks>(*comm), comm->rank, comm->size, shape, all, seconds);
+  if (setup.callbacks != nullptr) {
+    Attention attention(messages_of(*setup.callbacks, seconds), shape, all);
+    attention.transport().ranks().deadline().set_seconds(seconds);
+    return attention;
+  }
   if (setup.comm == nullptr) return Attention(shape, all);
 #if defined(TREE_ATTN_INTERFACE_HAS_MPI)
   const MPI_Comm comm = *static_cast<const MPI_Comm*>(setup.comm);
@@ -497,21 +499,42 @@ int ta_holds(const ta_attention* attention, int64_t position, int* holds) {
   });
 }
 
-int ta_step(ta_attention* attention, const DLManagedTensor* q, const ta_seen* seen, const DLManagedTensor* out,
-            const DLManagedTensor* lse) {
+namespace {
+
+/// A step of all heads on every rank, or of those of this rank.
+int step(ta_attention* attention, const DLManagedTensor* q, const ta_seen* seen, const DLManagedTensor* out,
+         const DLManagedTensor* lse, OutputPart part) {
   return guarded([&] {
     require(attention != nullptr, "attention is null");
     const AttentionShape& shape = attention->shape;
     const OfBackend& device = attention->device;
+    const bool by_heads = part == OutputPart::kHeads;
     const auto [qs, outputs, all] = checked(attention->attention, Refused::kStep, [&] {
       const TensorView queries = view_of(q, "q", 4, Rows::kVectors, &device);
-      Outputs written = out_and_lse(out, lse, {shape.batch, shape.heads, queries.shape[2], shape.value_dim}, &device);
+      const std::int64_t n_h = shape.heads / (by_heads ? attention->attention.transport().size() : 1);
+      Outputs written = out_and_lse(out, lse, {shape.batch, n_h, queries.shape[2], shape.value_dim}, &device);
       written.require_apart(queries, "q"), written.require_beside(queries, "q");
       Asked rule = asked(seen, shape.heads, written);
       return std::tuple(queries, std::move(written), std::move(rule));
     });
-    write(outputs, attention->attention.step(qs, all.rule, all.sink, all.mask, all.softcap), device);
+    Attention& of = attention->attention;
+    write(outputs,
+          by_heads ? of.step_by_heads(qs, all.rule, all.sink, all.mask, all.softcap)
+                   : of.step(qs, all.rule, all.sink, all.mask, all.softcap),
+          device);
   });
+}
+
+}  // namespace
+
+int ta_step(ta_attention* attention, const DLManagedTensor* q, const ta_seen* seen, const DLManagedTensor* out,
+            const DLManagedTensor* lse) {
+  return step(attention, q, seen, out, lse, OutputPart::kAll);
+}
+
+int ta_step_by_heads(ta_attention* attention, const DLManagedTensor* q, const ta_seen* seen, const DLManagedTensor* out,
+                     const DLManagedTensor* lse) {
+  return step(attention, q, seen, out, lse, OutputPart::kHeads);
 }
 
 int ta_start(ta_attention* attention, const DLManagedTensor* q, const ta_seen* seen) {

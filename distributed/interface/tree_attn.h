@@ -107,7 +107,8 @@ typedef struct {
   int64_t capacity;       /**< positions of each sequence that memory is taken for at once; not with pages */
   const char*
       refusal; /**< a line: the caller refuses what it was to open, and all ranks return TA_INVALID; null: it does not */
-  const ta_comm* callbacks;  /**< copied, its functions and context outlive the handle; null: comm says */
+  const ta_comm* callbacks;  /**< copied, its functions and context outlive the handle; handles over the same functions and
+                                context share their messages, as those on one communicator do; null: comm says */
   const int64_t* range_ends; /**< [ranks] where the ranges of positions end, the last at INT64_MAX for no end: then a rank
                                 holds a range, with the bits of ta_attend(); null: leaves are dealt */
   int32_t no_shared_memory;  /**< whether ranks of a node send over MPI too, not through memory that they share */
@@ -210,6 +211,14 @@ TREE_ATTN_API int ta_holds(const ta_attention* attention, int64_t position, int*
 /** Attention of the queries over all that was appended: any l in every step. Collective. Arguments as ta_attend(). */
 TREE_ATTN_API int ta_step(ta_attention* attention, const DLManagedTensor* q, const ta_seen* seen, const DLManagedTensor* out,
                           const DLManagedTensor* lse);
+/**
+ * ta_step() of layers that are sharded by heads, see Attention::step_by_heads(): of p ranks, rank r passes the queries of
+ * the heads [r n_h / p, (r + 1) n_h / p) and gets their output, with the bits of ta_step(). Collective; on the host.
+ * @param[in] q [b, n_h / p, l, d_h] @param[in] seen with sinks and a mask of all heads
+ * @param[out] out [b, n_h / p, l, d_v] @param[out] lse natural [b, n_h / p, l]; may be null
+ */
+TREE_ATTN_API int ta_step_by_heads(ta_attention* attention, const DLManagedTensor* q, const ta_seen* seen,
+                                   const DLManagedTensor* out, const DLManagedTensor* lse);
 /** Begins a step, see Attention::start(): waits for other ranks only to compare it, unless skips_comparison. q is read
  * before it returns. */
 TREE_ATTN_API int ta_start(ta_attention* attention, const DLManagedTensor* q, const ta_seen* seen);
@@ -229,7 +238,7 @@ TREE_ATTN_API int ta_combine(ta_attention* attention, const DLManagedTensor* o, 
 
 /** Call of the other ranks in which ta_refuse() takes part. */
 typedef enum {
-  TA_OF_STEP = 0,   /**< ta_step(), ta_start() or ta_combine() */
+  TA_OF_STEP = 0,   /**< ta_step(), ta_step_by_heads(), ta_start() or ta_combine() */
   TA_OF_APPEND = 1, /**< ta_append() */
   TA_OF_RESHARD = 2 /**< ta_reshard() */
 } ta_refused;

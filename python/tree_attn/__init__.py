@@ -86,6 +86,7 @@ def _load():
             "length": [handle, i64, ctypes.POINTER(i64)],
             "holds": [handle, i64, ctypes.POINTER(i32)],
             "step": [handle, tensor, seen] + [tensor] * 2,
+            "step_by_heads": [handle, tensor, seen] + [tensor] * 2,
             "start": [handle, tensor, seen],
             "progress": [handle, ctypes.POINTER(i32)],
             "finish": [handle, tensor, tensor],
@@ -371,7 +372,7 @@ class Attention:
     capacity: positions of each sequence that memory is taken for at once, not with pages.
     range_ends: where the ranges of positions of the ranks end, None for no end; then outputs have the bits of attention(). By default leaves
     of 64 positions are dealt to the ranks in turn, and outputs have those of attention(order="dealt").
-    shared_memory: False: ranks of a node send over MPI too. All objects on one comm share its messages, where the library was built with its MPI:
+    shared_memory: False: ranks of a node send over MPI too. All objects on one comm or group share its messages:
     one of them at a time has a step under way, one thread at a time uses them, and an error that ends one ends all.
     compares: False: a step does not compare the lengths of all ranks and what queries see, and an error of one rank is told to none.
     If one rank refuses its arguments of Attention(), step(), start(), combine(), reshard() or, in pages, append(), all ranks raise ValueError with its line.
@@ -399,7 +400,7 @@ class Attention:
             carrier = _comm.group_of(comm, group)
             if carrier.is_lost:
                 raise TransportError("a message of this group was late or has failed, so it is not used again: make a new group")
-            self._size, self._callbacks = carrier.size, _comm.Callbacks(carrier)
+            self._size, self._callbacks = carrier.size, _comm.callbacks_of(carrier)
         callbacks = self._callbacks and ctypes.addressof(self._callbacks.comm)
         try:
             kv_heads, value_dim = heads if kv_heads is None else kv_heads, head_dim if value_dim is None else value_dim
@@ -460,13 +461,14 @@ class Attention:
                              callbacks=self._callbacks)
         call()
 
-    def step(self, q, causal=False, window=None, sinks=None, mask=None, softcap=None, out=None):
-        """Attention of q [b, n_h, l, d_h] over what was appended, any l in every step; all but out as attention().
+    def step(self, q, causal=False, window=None, sinks=None, mask=None, softcap=None, out=None, by_heads=False):
+        """Attention of q [b, n_h, l, d_h] over what was appended, any l in every step; all but out and by_heads as attention().
 
-        Learned sinks need q on the host. out: arrays (out, lse) that are written; of them lse may be None. @returns out in the type of q, lse in
-        float32
+        Learned sinks need q on the host. out: arrays (out, lse) that are written; of them lse may be None. by_heads: for layers that are
+        sharded by heads; of p ranks, rank r passes the r-th of p parts of the heads, on the host, and gets their output. @returns out in the
+        type of q, lse in float32
         """
-        if sinks is None and mask is None and softcap is None and _is_plain_torch(q) and q.dim() == 4 and (window is None or type(window) is int and window > 0):
+        if sinks is None and mask is None and softcap is None and not by_heads and _is_plain_torch(q) and q.dim() == 4 and (window is None or type(window) is int and window > 0):
             views, rule = self._views, self._rule
             z, lse = self._outputs(q, q.shape[2]) if out is None else out
             if views[0].set(q) and _is_plain_torch(z) and views[1].set(z) and (lse is None or _is_plain_torch(lse) and views[2].set(lse)):
@@ -478,14 +480,16 @@ class Attention:
         with self._told():
             seen, _capsule = _seen(causal, window, sinks, mask, softcap)
             l = _shape(q, 4, "q")[2]
-            z, lse = self._outputs(q, l) if out is None else out
-            call = _prepared("step", self._handle, q, seen, z, lse, device=self._device, callbacks=self._callbacks)
+            z, lse = self._outputs(q, l, by_heads) if out is None else out
+            call = _prepared("step_by_heads" if by_heads else "step", self._handle, q, seen, z, lse, device=self._device, callbacks=self._callbacks)
         call()
         return _back(q, z, lse) if out is None else (z, lse)
 
-    def _outputs(self, q, l):
+    def _outputs(self, q, l, by_heads=False):
         """Arrays for out and lse of l queries."""
         (b, n_h), d_v = self._out_axes
+        if by_heads:
+            n_h //= self._size
         if _is_plain_torch(q):
             torch = sys.modules["torch"]
             return torch.empty((b, n_h, l, d_v), dtype=q.dtype, device="cpu"), torch.empty((b, n_h, l), dtype=torch.float32, device="cpu")

@@ -177,6 +177,13 @@ class MpiGroup:
         return wait
 
 
+def callbacks_of(carrier):
+    """The Callbacks of a TorchGroup or MpiGroup, the same for all objects over it, which therefore share its messages."""
+    if not hasattr(carrier, "callbacks"):
+        carrier.callbacks = Callbacks(carrier)
+    return carrier.callbacks
+
+
 _torch_groups = weakref.WeakKeyDictionary()
 _keyval = None
 

@@ -73,7 +73,7 @@ class Keywords(unittest.TestCase):
     def test_of_a_layer(self):
         o, lse = attention(q, k, v)
         with layer() as opened:
-            self.check(opened.step, {"q": q}, {**self.SEEN, **self.SCORES}, apart=("out",))
+            self.check(opened.step, {"q": q}, {**self.SEEN, **self.SCORES}, apart=("out", "by_heads"))
             self.check(opened.combine, {"o": o, "lse": lse}, {"form": "base two"}, apart=("by_heads",))
         for changed in ("entry", "n"):
             lengths = []

@@ -200,6 +200,25 @@ class Layer(unittest.TestCase):
                     self.assertEqual(out.shape, (1, 8, n, 16))
                     self.assertEqual((out.tobytes(), lse.tobytes()), (expected[0].tobytes(), expected[1].tobytes()))
 
+    def test_queries_in_and_outputs_out_by_heads_have_the_bits_of_a_step(self):
+        n, rank = 4, self.comm.rank if self.comm else 0
+        shape = {"heads": n * self.size, "kv_heads": 2, "head_dim": 32, "value_dim": 16}
+        q = numpy.random.default_rng(7).standard_normal((1, n * self.size, 3, 32)).astype("float32")
+        mine = slice(rank * n, rank * n + n)
+        convert = torch.from_numpy if torch else numpy.asarray
+        with tree_attn.Attention(self.comm, **shape) as layer:
+            layer.append(self.k, self.v)
+            for rule in ({}, {"causal": True, "window": 300, "sinks": numpy.linspace(-1, 1, n * self.size, dtype="float32")}):
+                whole, lse = layer.step(q, **rule)
+                of_heads = layer.step(convert(q[:, mine].copy()), by_heads=True, **rule)
+                self.assertEqual(tuple(of_heads[0].shape), (1, n, 3, 16))
+                self.assertEqual([numpy.asarray(x).tobytes() for x in of_heads], [whole[:, mine].tobytes(), lse[:, mine].tobytes()])
+            out = numpy.empty((1, n, 3, 16), "float32"), None
+            self.assertIs(layer.step(q[:, mine].copy(), out=out, by_heads=True)[0], out[0])
+            self.assertEqual(out[0].tobytes(), layer.step(q)[0][:, mine].tobytes())
+            with self.assertRaisesRegex(ValueError, r"q is \[1, 1, 3, 32\]; expected \[1, 4, l, 32\], the heads of one of \d ranks"):
+                layer.step(q[:, :1].copy(), by_heads=True)
+
     def test_rows_of_eight_bits_have_the_bits_of_their_elements_on_one_rank(self):
         # Powers of two lose nothing: the elements that are stored are those of a cache of float32.
         k_scale, v_scale = numpy.array([[2.0 ** -5, 2.0 ** -7], [2.0 ** -6, 2.0 ** -4]]), 2.0 ** -6
@@ -301,11 +320,15 @@ class Engine(unittest.TestCase):
         exact, _ = plain(q, k[None], v[None])
         self.assertLess(abs(out - exact).max(), 1e-6)
         comm = MPI.COMM_WORLD if MPI is not None and 8 % MPI.COMM_WORLD.size == 0 else None
+        n = 8 // comm.size if comm else 8
+        mine = slice(n * comm.rank, n * comm.rank + n) if comm else slice(8)
+        q_of_my_heads = q[:, mine].copy()
         layer = tree_attn.Attention(comm, heads=8, kv_heads=2, head_dim=32)
         layer.append(k, v)
         out, lse = layer.step(q)
+        out, lse = layer.step(q_of_my_heads, by_heads=True)
         layer.close()
-        self.assertLess(abs(out - exact).max(), 1e-6)
+        self.assertLess(abs(out - exact[:, mine]).max(), 1e-6)
         layer = tree_attn.Attention(comm, heads=8, kv_heads=2, head_dim=32)
         o, lse_of_mine = tree_attn.attention(q, k[None], v[None])
         out, lse = layer.combine(o, lse_of_mine, by_heads=True)
@@ -332,6 +355,16 @@ class PyTorch(unittest.TestCase):
         # [b, n, h, d], the layout of FlashAttention, without a copy.
         swapped = k.transpose(1, 2).contiguous().transpose(1, 2)
         self.assertTrue(torch.equal(tree_attn.attention(q, swapped, v)[0], tree_attn.attention(q, k, v)[0]))
+
+
+    def test_the_causal_edge_is_at_the_end_of_the_keys_where_that_of_pytorch_is_at_their_beginning(self):
+        q, k, v = torch.randn(1, 4, 3, 16), torch.randn(1, 4, 90, 16), torch.randn(1, 4, 90, 16)
+        of_torch = torch.nn.functional.scaled_dot_product_attention
+        out, _ = tree_attn.attention(q, k, v, causal=True)
+        self.assertLess((out - of_torch(q, k, v, attn_mask=torch.ones(3, 90, dtype=torch.bool).tril(87))).abs().max(), 1e-5)
+        self.assertGreater((out - of_torch(q, k, v, is_causal=True)).abs().max(), 0.1)
+        few = k[:, :, :3], v[:, :, :3]  # as many keys as queries
+        self.assertLess((tree_attn.attention(q, *few, causal=True)[0] - of_torch(q, *few, is_causal=True)).abs().max(), 1e-5)
 
 
 @unittest.skipIf(jax is None, "JAX is not installed")

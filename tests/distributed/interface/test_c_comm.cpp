@@ -8,6 +8,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -133,6 +134,33 @@ TEST_CASE("interface: a function that fails is TA_CALLBACK, a silent rank TA_TRA
   CHECK(office.n_too_late == 0);
 }
 
+TEST_CASE("interface: handles over one ta_comm share its messages, one step at a time, and an error of one ends all") {
+  MailOffice office;
+  run_mail_threads(2, [&](int rank) {
+    const MailComm mail(office, rank, 2);
+    const Rows rows;
+    const Call call, other;
+    int of_first = 0, of_next = 0;
+    const Handle first(over(mail.comm));
+    of_first = mail.mail.n_gathers();
+    const Handle next(over(mail.comm));
+    of_next = mail.mail.n_gathers() - of_first;
+    CHECK(of_next == of_first - 1);  // the nodes are known
+    for (ta_attention* each : {first.opened, next.opened}) REQUIRE(ta_append(each, 0, 200, rows.k, rows.v) == TA_OK);
+    REQUIRE(ta_start(first, call.q, nullptr) == TA_OK);
+    CHECK(line(ta_step(next, call.q, nullptr, other.out, nullptr)) ==
+          "Decoder::step: a step of another object over these messages is under way");
+    REQUIRE(ta_finish(first, call.out, nullptr) == TA_OK);
+    REQUIRE(ta_step(next, call.q, nullptr, other.out, nullptr) == TA_OK);
+    CHECK(call.out.bytes == other.out.bytes);
+    REQUIRE(ta_abandon(first) == TA_OK);
+    CHECK(has(line(ta_step(next, call.q, nullptr, other.out, nullptr), TA_TRANSPORT), "its group is not used again"));
+    ta_setup setup = over(mail.comm);
+    ta_attention* opened = nullptr;
+    CHECK(has(line(ta_open(&setup, &opened), TA_TRANSPORT), "its group is not used again"));
+  });
+}
+
 TEST_CASE("interface: steps of ranks that compare nothing gather nothing, and ranks may begin a step and move keys") {
   const Call expected;
   const Handle alone(setup_of_call());
@@ -177,6 +205,32 @@ TEST_CASE("interface: steps of ranks that compare nothing gather nothing, and ra
       CHECK(call.out.bytes == expected.out.bytes);
     });
   }
+}
+
+TEST_CASE("interface: queries in and outputs out by heads have the bits of a step, and ranks refuse together") {
+  MailOffice office;
+  run_mail_threads(2, [&](int rank) {
+    const MailComm mail(office, rank, 2);
+    const Handle handle(over(mail.comm));
+    const Rows rows;
+    const Call call;
+    REQUIRE(ta_append(handle, 0, 200, rows.k, rows.v) == TA_OK);
+    REQUIRE(ta_step(handle, call.q, nullptr, call.out, call.lse) == TA_OK);
+    // Two of the four heads are those of this rank.
+    Managed q({1, 2, 2, 8}), out({1, 2, 2, 6}), lse({1, 2, 2});
+    const auto half = [&](const Managed& of) {
+      const auto n = static_cast<std::ptrdiff_t>(of.bytes.size() / 2);
+      return std::vector<std::byte>(of.bytes.begin() + rank * n, of.bytes.begin() + (rank + 1) * n);
+    };
+    std::ranges::copy(half(call.q), q.bytes.begin());
+    REQUIRE(ta_step_by_heads(handle, q, nullptr, out, lse) == TA_OK);
+    CHECK(out.bytes == half(call.out));
+    CHECK(lse.bytes == half(call.lse));
+    CHECK(line(ta_step_by_heads(handle, rank == 0 ? q : call.q, nullptr, out, lse)) ==
+          "rank 1: Attention::step_by_heads: q is [1, 4, 2, 8]; expected [1, 2, l, 8], the heads of one of 2 ranks");
+    CHECK(has(line(ta_step_by_heads(handle, q, nullptr, rank == 0 ? out : call.out, lse)), "rank 1: out is [1, 4, 2, 6] "));
+    CHECK(ta_step_by_heads(handle, q, nullptr, out, nullptr) == TA_OK);
+  });
 }
 
 TEST_CASE("interface: append takes an axis of 1 before the others, and values have the type of keys") {
