@@ -82,6 +82,23 @@ def scene_refused(group):
     return "; ".join(lines)
 
 
+def scene_layers(group):
+    """64 layers on one group share its messages: a step of one at a time."""
+    k, v, q = map(torch.from_numpy, drawn())
+    layers = [opened(group) for _ in range(64)]
+    assert len({id(layer._callbacks) for layer in layers}) == 1
+    layers[0].start(q)
+    try:
+        layers[1].step(q)
+    except ValueError as error:
+        line = str(error)
+    layers[0].finish()
+    for layer in layers:
+        layer.append(k, v)
+        layer.step(q)
+    return line
+
+
 def scene_late(group):
     """Rank 0 is silent: the others say so, and nothing goes on over the group."""
     layer = opened(group, timeout=0.5)
@@ -148,6 +165,9 @@ class Torch(unittest.TestCase):
 
     def test_one_refusal_is_that_of_all(self):
         self.assertEqual(set(play("refused", 3)), {"rank 2: threads is 0; at least 1 is needed; rank 2: q has 3 axes; expected 4"})
+
+    def test_64_layers_on_a_group_share_its_messages(self):
+        self.assertEqual(set(play("layers", 3)), {"Decoder::step: a step of another object over these messages is under way"})
 
     def test_a_group_that_timed_out_is_not_used_again(self):
         silent, line = play("late", 2)
