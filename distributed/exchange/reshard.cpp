@@ -58,7 +58,9 @@ void check(const Transport& transport, const KvCache& from, const KvCache& to, s
   const auto me = static_cast<std::size_t>(transport.topology().index_of(transport.rank()));
   require(before[me] == from.leaves() && after[me] == to.leaves(), "reshard: the leaves of rank ", transport.rank(),
           " are others than those of its caches");
-  require(from.shape() == to.shape(), "reshard: the caches have other shapes");
+  AttentionShape shape = from.shape();
+  shape.row_multiple = to.shape().row_multiple;  // rows travel dense
+  require(shape == to.shape(), "reshard: the caches have other shapes");
   require(from.scales() == to.scales(), "reshard: the caches have other scales");
   for (std::int64_t i = 0; from.pages() != nullptr && i < from.shape().batch; ++i)
     require(from.pages()->given_back(i).empty(), "reshard: keys of batch entry ", i, " have been given back");

@@ -28,7 +28,7 @@ OpenShard fill_shard(const Backend& backend, Workload& workload, KeyRange range,
   const OwnedLeaves leaves(range, workload.shape().order);
   const std::int64_t n = leaves.n_keys(workload.longest_at_start());
   const std::string who = "--backend " + std::string(backend.name()) + ": ";
-  const auto bytes_per_position = static_cast<double>(backend.stored(workload.shape()).bytes_per_position());
+  const auto bytes_per_position = static_cast<double>(backend.stored(workload.shape()).held_bytes_per_position());
   try {
     OpenShard shard = open_shard(backend, workload.shape(), leaves, workload.longest_at_start(), scale, {},
                                  workload.shape().scales, workload.shape().n_queries);

@@ -87,12 +87,13 @@ void check_memory(const std::string& subject, const Bench& bench, const Topology
   int in_flight = 0;
   for (const Algorithm* algorithm : use.algorithms) in_flight = std::max(in_flight, algorithm->kv_shards_in_flight);
   if (bench.ranges.size() == 1) in_flight = 0;
-  const std::int64_t bytes = bench.backend.stored(shape).bytes_per_position();
+  const AttentionShape stored = bench.backend.stored(shape);
   double needed = 0;
   for (const int rank : machines.node(machines.node_of(bench.ranks.rank()))) {
     const OwnedLeaves leaves(bench.transport.topology().range_of(rank, bench.ranges), shape.order);
     const std::int64_t n = use.keys_in_memory && !bench.backend.needs_gpu() ? leaves.n_keys(shape.longest()) : 0;
-    needed += outside + (product(n, bytes) + product(in_flight, longest, bytes));
+    needed +=
+        outside + (product(n, stored.held_bytes_per_position()) + product(in_flight, longest, stored.bytes_per_position()));
     if (rank == 0 && use.oracle)
       needed += oracle_bytes(shape, 3) + (use.keys_in_memory ? product(shape.n_keys, shape.bytes_per_position()) : 0);
     if (rank == 0 && use.oracle && use.keys_in_memory && shape.dtype == DType::F8_E4M3)  // before they were rounded

@@ -63,7 +63,9 @@ Prediction predict(const Algorithm& algorithm, const WorkloadShape& shape, const
     const std::int64_t shard = OwnedLeaves(topology.range_of(rank, ranges), shape.order).n_keys(shape.n_keys);
     result.collectives = std::max(result.collectives, cost.collectives);
     result.merge_steps = std::max(result.merge_steps, cost.merge_steps);
-    const std::int64_t positions = shard + cost.other_positions, kv_bytes = positions * shape.bytes_per_position(),
+    const std::int64_t positions = shard + cost.other_positions,
+                       kv_bytes =
+                           shard * shape.held_bytes_per_position() + cost.other_positions * shape.bytes_per_position(),
                        others = shape.n_rows() * shape.head_dim + cost.elements;
     result.peak_elements = std::max(result.peak_elements, positions * per_position + others);
     result.peak_kv_bytes = std::max(result.peak_kv_bytes, kv_bytes);

@@ -40,8 +40,8 @@ __global__ void copy_appended(AppendedRows appended) {
   const unsigned char* const keys = appended.data + entry * appended.kv_heads * (appended.key_bytes + appended.value_bytes);
   const unsigned char* const values = keys + appended.kv_heads * appended.key_bytes;
   const std::int64_t at = entry * appended.entry_stride + head * appended.n_allocated + row;
-  copy_row(appended.k + at * appended.key_bytes, keys + head * appended.key_bytes, appended.key_bytes);
-  copy_row(appended.v + at * appended.value_bytes, values + head * appended.value_bytes, appended.value_bytes);
+  copy_row(appended.k + at * appended.key_pitch, keys + head * appended.key_bytes, appended.key_bytes);
+  copy_row(appended.v + at * appended.value_pitch, values + head * appended.value_bytes, appended.value_bytes);
 }
 
 }  // namespace

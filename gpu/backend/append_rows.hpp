@@ -19,7 +19,8 @@ struct AppendedRows {
   unsigned char *k = nullptr, *v = nullptr;               ///< [b][n_kv][n_allocated] rows, or those of a pool
   std::int64_t batch = 0, kv_heads = 0, n_allocated = 0;  ///< b, n_kv, rows of a key/value head
   std::int64_t entry_stride = 0;                          ///< rows from one entry to the next; 0 in a pool
-  std::int64_t key_bytes = 0, value_bytes = 0;
+  std::int64_t key_bytes = 0, value_bytes = 0;            ///< of a row
+  std::int64_t key_pitch = 0, value_pitch = 0;            ///< bytes from a row of the cache to the next
 };
 
 /// Queues the kernel. @throws DeviceError

@@ -21,19 +21,22 @@ AttentionShape stored_on_device(const AttentionShape& shape) {
   AttentionShape stored = shape;
   if (kernel_unit_of(shape.dtype) == KernelUnit::None || shape.value_dtype != shape.dtype)
     stored.dtype = stored.value_dtype = DType::F32;
+  stored.row_multiple = 16;
   return stored;
 }
 
 DeviceCache::DeviceCache(const AttentionShape& shape, const OwnedLeaves& leaves, std::int64_t capacity)
     : KvCache(shape, stored_on_device(shape), leaves, capacity),
       most_(allocated_positions(capacity, leaves.order())),
-      k_(KvCache::shape().dtype, shape.head_dim, shape.batch * shape.kv_heads * most_),
-      v_(KvCache::shape().value_dtype, shape.values_in_keys ? 0 : shape.value_dim, shape.batch * shape.kv_heads * most_),
+      k_(KvCache::shape().dtype, shape.head_dim, KvCache::shape().pitch_of(KvCache::shape().key_bytes()),
+         shape.batch * shape.kv_heads * most_),
+      v_(KvCache::shape().value_dtype, shape.values_in_keys ? 0 : shape.value_dim,
+         KvCache::shape().pitch_of(KvCache::shape().value_bytes()), shape.batch * shape.kv_heads * most_),
       appended_rows_(static_cast<std::size_t>(shape.batch), -1),
       appended_(static_cast<std::size_t>(shape.batch * bytes_of_entry())),
       row_(static_cast<std::size_t>(std::max(shape.head_dim, shape.value_dim))) {
   // So that write() allocates nothing: pages have been taken by then.
-  staging_.reserve(static_cast<std::size_t>(shape.kv_heads * kStagedPositions * std::max(key_bytes(), value_bytes())));
+  staging_.reserve(static_cast<std::size_t>(shape.kv_heads * kStagedPositions * std::max(key_pitch(), value_pitch())));
 }
 
 const float* DeviceCache::scales_on_device(Rows& rows, std::int64_t entry) const {
@@ -48,23 +51,26 @@ const float* DeviceCache::scales_on_device(Rows& rows, std::int64_t entry) const
 }
 
 void DeviceCache::upload(Rows& to, std::int64_t entry, std::int64_t first, const TensorView& view) const {
-  const std::int64_t n_heads = shape().kv_heads, row = to.row_bytes(), pitch = most_ * row, n = view.shape[2];
+  const std::int64_t n_heads = shape().kv_heads, row = to.pitch, pitch = most_ * row, n = view.shape[2];
   const std::int64_t at = place(entry, first) * row;
   if (n == 0 || row == 0 || n_heads == 0) return;
   if (view.on_device) {
-    const TensorView rows{
-        reinterpret_cast<const std::byte*>(to.memory.data() + at), to.dtype, view.shape, {0, most_ * to.dim, to.dim}, true};
+    const TensorView rows{reinterpret_cast<const std::byte*>(to.memory.data() + at),
+                          to.dtype,
+                          view.shape,
+                          {0, most_ * to.stride(), to.stride()},
+                          true};
     return convert_rows(view, rows, Stream{}, scales_on_device(to, entry));
   }
 
-  // As it is, head by head, if the rows of a head follow each other.
-  if (view.dtype == to.dtype && (view.stride[2] == to.dim || n == 1)) {
+  // As it is, head by head, if the rows of a head follow each other as here.
+  if (view.dtype == to.dtype && to.stride() == to.dim && (view.stride[2] == to.dim || n == 1)) {
     to.memory.upload_rows(reinterpret_cast<const unsigned char*>(view.data),
                           view.stride[1] * static_cast<std::int64_t>(bytes_of(to.dtype)), at, pitch, n * row, n_heads);
     return;
   }
-  // Else a few positions at a time.
-  staging_.resize(static_cast<std::size_t>(n_heads * std::min(kStagedPositions, n) * row));
+  // Else a few positions at a time, with zeros for padding.
+  staging_.assign(static_cast<std::size_t>(n_heads * std::min(kStagedPositions, n) * row), 0);
   for (std::int64_t begin = 0; begin < n; begin += kStagedPositions) {
     const std::int64_t m = std::min(kStagedPositions, n - begin);
     for (std::int64_t h = 0; h < n_heads; ++h) {
@@ -82,10 +88,10 @@ void DeviceCache::allocate(std::int64_t capacity) {
   if (is_pool ? needed == most_ : needed <= most_) return;
   // Either may fail, so both are there before one is used.
   const std::int64_t n_heads = (is_pool ? 1 : shape().batch) * shape().kv_heads, n = n_heads * needed;
-  DeviceBuffer<unsigned char> k(n * k_.row_bytes()), v(n * v_.row_bytes());
+  DeviceBuffer<unsigned char> k(n * k_.pitch), v(n * v_.pitch);
   // One copy on the device: the rows in use of every head.
   for (const auto& [to, rows] : {std::pair(&k, &k_), std::pair(&v, &v_)}) {
-    const std::int64_t row = rows->row_bytes();
+    const std::int64_t row = rows->pitch;
     to->queue_copy(Stream{}, rows->memory, 0, most_ * row, 0, needed * row, longest() * row, n_heads);
   }
   synchronise(Stream{});  // the memory before is freed
@@ -136,9 +142,8 @@ void DeviceCache::copy_appended(std::int64_t* rows, unsigned char* data) const {
 void DeviceCache::copy_page(std::int64_t from, std::int64_t to, std::int64_t n) {
   if (n == 0) return;
   for (Rows* rows : {&k_, &v_}) {
-    const std::int64_t page = kLeafKeys * rows->row_bytes(), pitch = most_ * rows->row_bytes();
-    rows->memory.queue_copy(Stream{}, rows->memory, from * page, pitch, to * page, pitch, n * rows->row_bytes(),
-                            shape().kv_heads);
+    const std::int64_t page = kLeafKeys * rows->pitch, pitch = most_ * rows->pitch;
+    rows->memory.queue_copy(Stream{}, rows->memory, from * page, pitch, to * page, pitch, n * rows->pitch, shape().kv_heads);
   }
 }
 
@@ -155,16 +160,34 @@ void DeviceCache::for_each_run(std::int64_t n, const Use& use) const {
   }
 }
 
+template <class Copy>
+void DeviceCache::for_each_copy(const Rows& rows, std::int64_t outside, std::int64_t here, std::int64_t m,
+                                std::int64_t n_heads, const Copy& copy) const {
+  const std::int64_t row = rows.row_bytes(), at = here * rows.pitch, pitch = most_ * rows.pitch;
+  if (m * row == 0) return;
+  if (row == rows.pitch) return copy(0, outside, at, pitch, m * row, n_heads);
+  for (std::int64_t h = 0; h < n_heads; ++h) copy(h * outside, row, at + h * pitch, rows.pitch, row, m);
+}
+
 Shard DeviceCache::read(std::int64_t n, std::byte* memory, bool on_device) const {
   put_appended();
   auto* to = reinterpret_cast<unsigned char*>(memory);
   for (const Rows* rows : {&k_, &v_}) {
     const std::int64_t row = rows->row_bytes();
     for_each_run(n, [&](std::int64_t to_row, std::int64_t from, std::int64_t m, std::int64_t n_heads) {
+      unsigned char* const first = to + to_row * row;
       if (on_device)
-        rows->memory.queue_copy_out(Stream{}, to + to_row * row, n * row, from * row, most_ * row, m * row, n_heads);
-      for (std::int64_t h = 0; h < n_heads && m * row > 0 && !on_device; ++h)
-        rows->memory.download({to + (to_row + h * n) * row, static_cast<std::size_t>(m * row)}, (from + h * most_) * row);
+        return for_each_copy(*rows, n * row, from, m, n_heads, [&](auto outside, auto outside_pitch, auto... here) {
+          rows->memory.queue_copy_out(Stream{}, first + outside, outside_pitch, here...);
+        });
+      for (std::int64_t h = 0; h < n_heads && m * row > 0; ++h) {
+        unsigned char* const of_head = first + h * n * row;
+        const bool is_dense = row == rows->pitch;
+        staging_.resize(is_dense ? 0 : static_cast<std::size_t>(m * rows->pitch));
+        unsigned char* const there = is_dense ? of_head : staging_.data();
+        rows->memory.download({there, static_cast<std::size_t>(m * rows->pitch)}, (from + h * most_) * rows->pitch);
+        for (std::int64_t a = 0; a < m && !is_dense; ++a) std::copy_n(there + a * rows->pitch, row, of_head + a * row);
+      }
     });
     to += shape().batch * shape().kv_heads * n * row;
   }
@@ -189,9 +212,11 @@ void DeviceCache::write_all(const Shard& shard, std::span<const std::int64_t> le
   reserve(n_used);
   for (const auto& [rows, from] : {std::pair(&k_, shard.k.data), std::pair(&v_, shard.v.data)}) {
     const std::int64_t row = rows->row_bytes();
-    if (row == 0) continue;
-    rows->memory.queue_copy_in(Stream{}, reinterpret_cast<const unsigned char*>(from), n * row, 0, most_ * row, n_used * row,
-                               shape().batch * shape().kv_heads);
+    const auto* const first = reinterpret_cast<const unsigned char*>(from);
+    for_each_copy(*rows, n * row, 0, n_used, shape().batch * shape().kv_heads,
+                  [&](auto outside, auto outside_pitch, auto... here) {
+                    rows->memory.queue_copy_in(Stream{}, first + outside, outside_pitch, here...);
+                  });
   }
 }
 

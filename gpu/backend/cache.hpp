@@ -22,12 +22,12 @@ constexpr std::int64_t allocated_positions(std::int64_t n, LeafOrder order = Lea
 }
 
 /// The types in which kernels read a shape: as they are, but a type that no kernel takes, or values of another type than
-/// the keys, become F32.
+/// the keys, become F32; and rows that begin at multiples of 16 bytes, so that kernels may copy them.
 AttentionShape stored_on_device(const AttentionShape& shape);
 
-/// Keys [b, n_kv, N, d_h] and values [b, n_kv, N, d_v] in device memory, dense; components of the keys once. A capacity that
-/// grows takes new memory, to which the rows in use are copied. A cache in pages is the pool, [n_kv][64 n_pages] rows: as if
-/// it were one entry.
+/// Keys [b, n_kv, N, d_h] and values [b, n_kv, N, d_v] in device memory, dense but for padding after a row; components of
+/// the keys once. A capacity that grows takes new memory, to which the rows in use are copied. A cache in pages is the pool,
+/// [n_kv][64 n_pages] rows: as if it were one entry.
 ///
 /// A single position that is appended to an entry from host memory is kept on the host, until a session takes it along into
 /// its next step, or until something else needs it on the device.
@@ -43,9 +43,11 @@ class DeviceCache final : public KvCache {
   std::int64_t entry_stride() const { return pages() == nullptr ? shape().kv_heads * most_ : 0; }
   /// Rows of an entry that there is room for: in pages more than are allocated, where a sliding window gives some back.
   std::int64_t n_positions() const { return pages() == nullptr ? most_ : capacity(); }
-  /// Bytes of a row of keys, and of values beside them.
+  /// Bytes of a row of keys, and of values beside them; and from one row to the next.
   std::int64_t key_bytes() const { return k_.row_bytes(); }
   std::int64_t value_bytes() const { return v_.row_bytes(); }
+  std::int64_t key_pitch() const { return k_.pitch; }
+  std::int64_t value_pitch() const { return v_.pitch; }
 
   /// @name Positions that are not on the device yet, at most one per entry
   /// @{
@@ -77,16 +79,19 @@ class DeviceCache final : public KvCache {
   /// All keys, or all values: [b][n_kv][most_] rows of dim elements, none of values that are in the keys.
   struct Rows {
     DType dtype;
-    std::int64_t dim;
+    std::int64_t dim, pitch;  ///< elements of a row, and bytes from one to the next
     DeviceBuffer<unsigned char> memory;
     DeviceBuffer<float> scales{};   ///< of all heads, once a kernel has divided by them
     std::vector<float> uploaded{};  ///< those in `scales`
 
-    Rows(DType type, std::int64_t row_size, std::int64_t n) : dtype(type), dim(row_size), memory(n * row_bytes()) {}
+    Rows(DType type, std::int64_t row_size, std::int64_t row_pitch, std::int64_t n)
+        : dtype(type), dim(row_size), pitch(row_pitch), memory(n * pitch) {}
     std::int64_t row_bytes() const { return dim * static_cast<std::int64_t>(bytes_of(dtype)); }
+    /// Elements from one row to the next.
+    std::int64_t stride() const { return pitch / static_cast<std::int64_t>(bytes_of(dtype)); }
   };
   DeviceView view_of(const Rows& rows) const {
-    return {rows.memory.data(), {entry_stride() * rows.dim, most_ * rows.dim, rows.dim}};
+    return {rows.memory.data(), {entry_stride() * rows.stride(), most_ * rows.stride(), rows.stride()}};
   }
   const std::vector<float>& scales_of(const Rows& rows) const { return &rows == &k_ ? scales().k : scales().v; }
   /// Scales of the heads of an entry; null: none. Opening a session uploads them.
@@ -99,6 +104,12 @@ class DeviceCache final : public KvCache {
   /// head begins in a dense array, and here.
   template <class Use>
   void for_each_run(std::int64_t n, const Use& use) const;
+  /// Calls copy(outside, pitch there, here, pitch here, width, n) for m rows of each of n_heads heads, in bytes: for all
+  /// heads at once where rows have no padding, else for one after the other.
+  /// @param outside bytes from the dense rows of one head to those of the next @param here index in memory of the first row
+  template <class Copy>
+  void for_each_copy(const Rows& rows, std::int64_t outside, std::int64_t here, std::int64_t m, std::int64_t n_heads,
+                     const Copy& copy) const;
   Shard read(std::int64_t n, std::byte* memory, bool on_device) const;
   void upload(Rows& to, std::int64_t entry, std::int64_t first, const TensorView& view) const;
   void write_now(std::int64_t entry, std::int64_t first, const TensorView& k, const TensorView& v) const;

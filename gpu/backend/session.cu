@@ -93,8 +93,10 @@ void StepRunner::plan_keys() {
   params.k = cache.keys(), params.v = cache.values(), params.lengths = input.lengths, params.rule = plan_.rule;
   params.head_scales = head_scales_.size() == 0 ? nullptr : head_scales_.data();
   // A leaf without keys is described, and never read.
-  const auto leaf_of = [&](std::int64_t d) { return DeviceView{input.q, {s.kv_heads * kLeafKeys * d, kLeafKeys * d, d}}; };
-  if (range.empty()) params.k = leaf_of(s.head_dim), params.v = leaf_of(s.value_dim);
+  const auto leaf_of = [&](const DeviceView& rows) {
+    return DeviceView{input.q, {s.kv_heads * kLeafKeys * rows.stride[2], kLeafKeys * rows.stride[2], rows.stride[2]}};
+  };
+  if (range.empty()) params.k = leaf_of(params.k), params.v = leaf_of(params.v);
   params.q.data = plan_.q_on_device ? device_q_.data() : input.q;
 }
 
@@ -204,7 +206,9 @@ void StepRunner::queue_step(StepEnd* end) {
                    .n_allocated = cache.n_allocated(),
                    .entry_stride = cache.entry_stride(),
                    .key_bytes = cache.key_bytes(),
-                   .value_bytes = cache.value_bytes()},
+                   .value_bytes = cache.value_bytes(),
+                   .key_pitch = cache.key_pitch(),
+                   .value_pitch = cache.value_pitch()},
                   stream_);
     kernel_.queue(plan_, stream_);
   }

@@ -93,7 +93,7 @@ bool SharedPrefix::count(const DeviceCache& cache, const Step& step) {
   const std::int64_t at_once = multiplies_on_tensor_cores(params_of(s, l, {}), s.dtype) ? 32 : 1;
   const auto n_reads = [&](std::int64_t n_rows) { return (n_rows + at_once - 1) / at_once; };
   const std::int64_t saved = s.batch * n_reads(s.rows_per_kv_head(l)) - n_reads(s.batch * s.rows_per_kv_head(l)),
-                     leaf_bytes = kLeafKeys * s.kv_heads * (cache.key_bytes() + cache.value_bytes());
+                     leaf_bytes = kLeafKeys * s.kv_heads * (cache.key_pitch() + cache.value_pitch());
   if (saved * n_shared * leaf_bytes < least_bytes_saved) n_shared = 0;
   return std::exchange(n_leaves_, n_shared) != n_shared || (is_other_l && n_shared > 0);
 }

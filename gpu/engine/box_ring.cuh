@@ -63,9 +63,8 @@ class BoxRing : BoxRows<typename Tile::Stored, Leaves_> {
 
   /// Starts to fill all boxes with what lies first in a range, see TileRing::begin().
   template <bool kCopies>
-  __device__ __forceinline__ void begin(const DecodeParams& params, std::int64_t kv_head, const Leaves& leaves,
-                                        bool only_finite = false) {
-    this->set(params, kv_head, leaves, only_finite);
+  __device__ __forceinline__ void begin(const DecodeParams& params, std::int64_t kv_head, const Leaves& leaves) {
+    this->set(params, kv_head, leaves);
     kv_head_ = static_cast<int>(kv_head);
     first_value_ = kCopies && values_in_keys_ ? 0 : n_keys(params);
     n_boxes_ = n_keys(params) + (first_value_ == 0 ? 0 : n_values(params));
@@ -168,7 +167,7 @@ class BoxRing : BoxRows<typename Tile::Stored, Leaves_> {
   template <bool kCopies>
   __device__ __forceinline__ void start(const DecodeParams& params, int leaf, int first, int end) {
     // Where rows lie is worked out anew: without tensor maps few registers are left.
-    if constexpr (!kHasMaps || !kCopies) this->set(params, opaque(kv_head_), leaves_, this->only_finite_);
+    if constexpr (!kHasMaps || !kCopies) this->set(params, opaque(kv_head_), leaves_);
     TREE_ATTN_LOOP
     for (int i = first + warp_; i < end; i += n_warps()) {
       int of_leaf = leaf, box = i;

@@ -68,6 +68,11 @@ std::string accepts_any_grid(const DecodeParams& params, DType dtype) {
   return "";
 }
 
+std::string accepts_copied_rows(const DecodeParams& params, DType dtype) {
+  if (const std::string refusal = accepts_any_grid(params, dtype); !refusal.empty()) return refusal;
+  return starts_aligned(params, dtype) ? "" : "rows that do not start at multiples of 16 bytes";
+}
+
 std::string accepts_any_rows(const DecodeParams& params, DType dtype) {
   if (const std::string refusal = accepts_any_grid(params, dtype); !refusal.empty()) return refusal;
   if (dtype == DType::F8_E4M3) return "F8_E4M3 storage";
@@ -153,7 +158,7 @@ void run_one_shot(const DecodeParams& params, DType dtype, const Peers& peers, c
 const DecodeKernel kEqualRuns{.name = "equal-runs",
                               .keeps_states = true,
                               .n_additions = n_additions,
-                              .refusal = accepts_any_grid,
+                              .refusal = accepts_copied_rows,
                               .plan = plan_equal_runs<DecodeParams>,
                               .run = run_equal_runs<DecodeParams>};
 

@@ -103,13 +103,11 @@ inline constexpr bool kHasCopies = (kCopy == RowCopy::TensorMap) == (__CUDA_ARCH
 inline constexpr bool kHasCopies = true;
 #endif
 
-/// Whether rows may be copied 16 bytes at once; and by the copy engine: what it has to know of them is then in `maps`.
+/// Describes the rows to the copy engine, where that copies them.
 template <class T>
-bool describe_rows(const DecodeParams& params, NoMaps&) {
-  return starts_aligned(params, DTypeTraits<T>::kDType);
-}
+void describe_rows(const DecodeParams&, NoMaps&) {}
 template <class T>
-bool describe_rows(const DecodeParams& params, TileMaps& maps) {
+void describe_rows(const DecodeParams& params, TileMaps& maps) {
   // In a pool of pages all entries begin at the same place: one entry, see BoxRows::set().
   const std::int64_t n_entries = params.k.stride[0] == 0 && params.v.stride[0] == 0 ? 1 : params.batch;
   const auto array_of = [&params, n_entries](const DeviceView& view, int d) {
@@ -119,10 +117,11 @@ bool describe_rows(const DecodeParams& params, TileMaps& maps) {
                        {view.stride[0], view.stride[1], view.stride[2]},
                        kLeafKeys};
   };
-  const TensorArray k = array_of(params.k, params.d_h), v = array_of(params.v, params.d_v);
-  if (!starts_aligned(params, DTypeTraits<T>::kDType) || !refusal(k).empty() || !refusal(v).empty()) return false;
-  encode_tensor_map(k, &maps.k), encode_tensor_map(v, &maps.v);
-  return true;
+  if (params.n_rows() == 0 || params.rows_end() == params.begin) return;  // nothing is copied
+  const TensorArray k = array_of(params.k, params.d_h);
+  encode_tensor_map(k, &maps.k);
+  // Of values without components keys are copied, and not used.
+  encode_tensor_map(params.d_v > 0 ? array_of(params.v, params.d_v) : k, &maps.v);
 }
 
 /// Shared memory of n thread groups on tensor cores, in 16-byte vectors: what they keep beside the rings, and at a multiple
@@ -141,7 +140,7 @@ constexpr std::size_t bytes_with_barriers(int n_vectors) {
 /// @param row_tile of the query tile
 template <IsMmaTile Tile, class Params, class Ring>
 __device__ __forceinline__ void walk_tiles(const Params& params, const UnitRun& run, const UnitMemory& memory, int row_tile,
-                                           bool aligned, Ring& ring, Shared<Bytes16> memory_of_group) {
+                                           Ring& ring, Shared<Bytes16> memory_of_group) {
   const Count kv_head = warp_uniform(run.kv_head);
   const int first_row = row_tile * Tile::kRows;
   const std::int64_t first_in_group = warp_uniform(run.first_row + Count(first_row));
@@ -150,13 +149,13 @@ __device__ __forceinline__ void walk_tiles(const Params& params, const UnitRun& 
   accumulate_tiles<Tile>(params, kv_head, first_in_group, leaves,
                          UnitTarget{run, memory.place_of_row(run.first, Count(first_row)), memory,
                                     rows_in_use(params, first_in_group, Tile::kRows)},
-                         aligned, ring, memory_of_group);
+                         ring, memory_of_group);
 }
 
 /// Warps on tensor cores, each with a ring of its own; or teams of two or four of them, each with the ring of its first warp
 /// and a tile of rows for every warp, so that keys and values are copied once for up to 32 rows. Four warps, one per
 /// scheduler: so each has all the registers that a thread may have. Two, where four have no room for their rings.
-/// @tparam kCopy how rows come into shared memory where they are aligned; it changes no bit
+/// @tparam kCopy how rows come into shared memory; it changes no bit
 /// @tparam Params_ DecodeParams, or ListedParams for leaves in the order of a list
 template <IsMmaTile Tile, RowCopy kCopy, class Params_ = DecodeParams>
 class MmaPipeline {
@@ -165,7 +164,6 @@ class MmaPipeline {
   using Params = Params_;
   using Ring = TileRing<Tile, kCopy, LeavesOf<Params>>;
   struct Arguments {
-    bool aligned = false;        ///< rows may be copied as kCopy says
     int n_row_tiles = 1;         ///< warps of a team: 1, 2 or 4
     typename Ring::Maps maps{};  ///< of keys and values
   };
@@ -179,8 +177,7 @@ class MmaPipeline {
     return {n_warps * kWarp, n_stages, bytes_of(n_warps, n_stages)};
   }
   __device__ __forceinline__ MmaPipeline(Arena& arena, const Arguments& arguments)
-      : aligned_(arguments.aligned),
-        n_row_tiles_(arguments.n_row_tiles),
+      : n_row_tiles_(arguments.n_row_tiles),
         n_stages_(Ring::n_stages(arguments.maps)),
         full_(arena.take<Barrier>(n_warps() * Ring::kStages)),
         memory_(arena.take<Bytes16>(n_vectors(n_warps(), n_stages_), kBoxAlignment)),
@@ -189,7 +186,7 @@ class MmaPipeline {
               thread_group() == first_of_team()) {}
   static Arguments arguments(const Params& params, const LaunchPlan& plan) {
     Arguments arguments{.n_row_tiles = plan.n_row_tiles};
-    arguments.aligned = describe_rows<typename Tile::Stored>(params, arguments.maps);
+    describe_rows<typename Tile::Stored>(params, arguments.maps);
     if constexpr (Ring::kHasMaps) arguments.maps.n_stages = plan.n_stages;
     return arguments;
   }
@@ -198,7 +195,7 @@ class MmaPipeline {
   static constexpr int n_takers(int n_threads, int n_row_tiles) { return n_threads / (kWarp * n_row_tiles); }
   __device__ __forceinline__ int taker() const { return team(); }
   __device__ __forceinline__ void walk(const Params& params, const UnitRun& run, const UnitMemory& memory) {
-    walk_tiles<Tile>(params, run, memory, thread_group() - first_of_team(), aligned_, ring_,
+    walk_tiles<Tile>(params, run, memory, thread_group() - first_of_team(), ring_,
                      memory_ + thread_group() * kTileVectors<Tile>);
   }
   __device__ __forceinline__ void renew() const {
@@ -223,7 +220,6 @@ class MmaPipeline {
     return kFitsLargestBlock ? kMostWarps : static_cast<int>(blockDim.x) / kWarp;
   }
 
-  bool aligned_;
   int n_row_tiles_, n_stages_;  ///< stages of each warp
   Shared<Barrier> full_;
   Shared<Bytes16> memory_;
@@ -239,7 +235,6 @@ class BoxPipeline {
   using Params = Params_;
   using Ring = BoxRing<Tile, kCopy, LeavesOf<Params>>;
   struct Arguments {
-    bool aligned = false;         ///< rows may be copied as kCopy says
     bool values_in_keys = false;  ///< values are the first components of the keys
     int n_stages = 0;             ///< boxes of the ring
     typename Ring::Maps maps{};   ///< of keys and values
@@ -254,8 +249,7 @@ class BoxPipeline {
     return {n_tiles * Tile::kLanes, n_stages, bytes_of(n_tiles, n_stages)};
   }
   __device__ __forceinline__ BoxPipeline(Arena& arena, const Arguments& arguments)
-      : aligned_(arguments.aligned),
-        n_stages_(arguments.n_stages),
+      : n_stages_(arguments.n_stages),
         full_(arena.take<Barrier>(Ring::kMostStages)),
         flags_(arena.take<int>(kThreads / kWarp)),
         memory_(arena.take<Bytes16>(n_vectors(n_tiles(), n_stages_), kBoxAlignment)),
@@ -266,7 +260,7 @@ class BoxPipeline {
     };
     Arguments arguments{.values_in_keys = params.d_v <= params.d_h && is_same(params.k, params.v),
                         .n_stages = plan.n_stages};
-    arguments.aligned = describe_rows<typename Tile::Stored>(params, arguments.maps);
+    describe_rows<typename Tile::Stored>(params, arguments.maps);
     return arguments;
   }
 
@@ -275,7 +269,7 @@ class BoxPipeline {
   __device__ __forceinline__ int taker() const { return 0; }
   __device__ __forceinline__ void walk(const Params& params, const UnitRun& run, const UnitMemory& memory) {
     const int tile = warp_uniform(thread_group_of<Tile>(threadIdx.x));
-    walk_tiles<Tile>(params, run, memory, tile, aligned_, ring_, memory_ + tile * kTileVectors<Tile>);
+    walk_tiles<Tile>(params, run, memory, tile, ring_, memory_ + tile * kTileVectors<Tile>);
   }
   __device__ __forceinline__ void renew() const {
     if constexpr (kCopy == RowCopy::TensorMap) async_proxy_fence();
@@ -290,7 +284,6 @@ class BoxPipeline {
   static_assert(bytes_of(kMostTiles, Ring::kKeyBoxes) + kKernelBytes <= kLeastSharedBytes);
   __device__ __forceinline__ static int n_tiles() { return static_cast<int>(blockDim.x) / Tile::kLanes; }
 
-  bool aligned_;
   int n_stages_;
   Shared<Barrier> full_;
   Shared<int> flags_;
@@ -322,7 +315,7 @@ void with_mma_pipeline(const F& f) {
 }
 
 /// Sub-warps that fill their rings themselves: by bulk copies where rows allow it, else by a general ring that takes rows of
-/// any stride, length and alignment. Which one it is changes no bit. Wider rows take more of the memory, so fewer threads.
+/// any stride and length. Which one it is changes no bit. Wider rows take more of the memory, so fewer threads.
 /// The widest have two stages: three would not fit the smallest devices.
 /// @tparam Params_ DecodeParams, or ListedParams for leaves in the order of a list
 template <IsSubWarp SubWarp, class Params_ = DecodeParams>
@@ -332,8 +325,7 @@ class SubWarpPipeline {
   using Params = Params_;
   using Leaves = LeavesOf<Params>;
   struct Arguments {
-    bool aligned;  ///< rows start at multiples of 16 bytes
-    bool bulk;     ///< rows of a step are one bulk copy
+    bool bulk;  ///< rows of a step are one bulk copy
   };
   static constexpr int kStages = SubWarp::kVectorsPerLane > 4 ? 2 : 3;
   using General = LaneRing<SubWarp, kStages, Leaves>;
@@ -348,8 +340,7 @@ class SubWarpPipeline {
   }
   static Arguments arguments(const DecodeParams& params, const LaunchPlan&) {
     constexpr DType kDType = DTypeTraits<typename SubWarp::T>::kDType;
-    return {starts_aligned(params, kDType),
-            device().major >= 9 && has_bulk_rows(params, kDType, SubWarp::kLanes * SubWarp::kVectorsPerLane * 16)};
+    return {device().major >= 9 && has_bulk_rows(params, kDType, SubWarp::kLanes * SubWarp::kVectorsPerLane * 16)};
   }
 
   __device__ __forceinline__ SubWarpPipeline(Arena& arena, const Arguments& access)
@@ -391,7 +382,7 @@ class SubWarpPipeline {
     }
 #endif
     wait_for_previous_launch();
-    General ring(memory_, params, kv_head, steps, access_.aligned);
+    General ring(memory_, params, kv_head, steps);
     accumulate_keys<SubWarp>(params, kv_head, row, steps, target, ring);
     copy_async_wait<0>();
   }

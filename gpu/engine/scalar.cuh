@@ -40,9 +40,9 @@ struct SubWarp {
 /// Whether x is a number: neither Inf nor NaN.
 __device__ __forceinline__ bool is_finite(float x) { return std::fabs(x) <= std::numeric_limits<float>::max(); }
 
-/// n elements from any address, and zeros after them; zeros also for what is not finite, if only finite ones are wanted.
+/// n elements, and zeros after them; zeros also for what is not finite, if only finite ones are wanted.
 template <class T>
-__device__ __forceinline__ Bytes16 load_unaligned16(const T* from, int n, bool only_finite = false) {
+__device__ __forceinline__ Bytes16 load_elements16(const T* from, int n, bool only_finite) {
   T elements[kPer16<T>] = {};
   TREE_ATTN_UNROLL
   for (int c = 0; c < kPer16<T>; ++c) {

@@ -4,7 +4,7 @@
 ///
 /// LaneRing (cp.async) needs no barrier: every lane copies what it will read itself, and shared memory serves as registers
 /// that arrive late. No other lane reads a lane's vector of a row, so waiting for its own copies is all the order there is
-/// to keep. Rows may have any stride, length and alignment: this is the general source.
+/// to keep. Rows may have any length, and any stride of multiples of 16 bytes: this is the general source.
 ///
 /// BulkRing (cp.async.bulk, compute capability 9): the rows of a step are neighbours in memory, so they are one copy for the
 /// keys and one for the values. The first lane of the sub-warp starts both; no lane computes the address of a row. Each
@@ -30,14 +30,12 @@ class LaneRing {
 
   /// Starts to copy the first steps.
   /// @param memory [warps][kStages][kVectors][kWarp]: neighbouring lanes write and read neighbouring 16 bytes
-  /// @param aligned whether rows start at multiples of 16 bytes; else they are copied element by element, at once
   __device__ __forceinline__ LaneRing(Shared<Bytes16> memory, const DecodeParams& params, std::int64_t kv_head,
-                                      const KeySteps<Leaves>& steps, bool aligned)
+                                      const KeySteps<Leaves>& steps)
       : memory_(memory + (threadIdx.x / kWarp * (kStages * kVectors * kWarp) + threadIdx.x % kWarp)),
         keys_{params.key<T>(kv_head, steps.leaves().origin()), params.k.stride[2], params.d_h},
         values_{params.value<T>(kv_head, steps.leaves().origin()), params.v.stride[2], params.d_v},
-        steps_(steps),
-        aligned_(aligned) {
+        steps_(steps) {
     for (int step = 0; step < kStages - 1; ++step) start(step, step);
   }
 
@@ -84,21 +82,17 @@ class LaneRing {
           copy(to + (i * SubWarp::kVectorsPerLane + vector) * kWarp, row + vector * SubWarp::kLanes * kPer16<T>, i, vector);
       }
     };
-    if (aligned_ && valid == kAllEight && rows.d == SubWarp::kLanes * SubWarp::kElements)
+    if (valid == kAllEight && rows.d == SubWarp::kLanes * SubWarp::kElements)
       return each([](Shared<Bytes16> target, const T* from, int, int) { copy_async16(target, from, 16); });
     each([&](Shared<Bytes16> target, const T* from, int i, int vector) {
       const int n_bytes = (valid >> i & 1) != 0 ? bytes_of_vector<SubWarp>(rows.d, lane, vector) : 0;
-      if (aligned_)
-        copy_async16(target, from, n_bytes);
-      else
-        store16(target, load_unaligned16(from, n_bytes / static_cast<int>(sizeof(T))));
+      copy_async16(target, from, n_bytes);
     });
   }
 
   Shared<Bytes16> memory_;
   Rows keys_, values_;
   KeySteps<Leaves> steps_;
-  bool aligned_;
   int stage_ = 0;  ///< of the step that is being read
 };
 

@@ -2,13 +2,14 @@
 /// @file
 /// @brief A ring of boxes in flight for one warp on tensor cores: 64 keys, or values, of 64 elements (section 6.3).
 ///
-/// There are three ways to fill a box, and all leave the same bits in the same places:
-/// - one copy through a tensor map, started by one lane and completing on an mbarrier (sm_90, aligned rows);
-/// - copies of 16 bytes, started by all lanes (cp.async, aligned rows);
-/// - plain loads, of rows of any alignment, and with zeros in place of elements that are not finite.
+/// There are two ways to fill a box, and both leave the same bits in the same places:
+/// - one copy through a tensor map, started by one lane and completing on an mbarrier (sm_90);
+/// - copies of 16 bytes, started by all lanes (cp.async).
+/// A device has one of them. Where values are not finite a range is walked over again, by plain loads that leave zeros in
+/// place of such values.
 /// Rows of F8_E4M3 come into the second half of a box, and are widened there by the warps that read it.
 ///
-/// A device has one of the first two. Whether a range is copied or loaded is a parameter of the functions and not a question
+/// Whether a range is copied or loaded is a parameter of the functions and not a question
 /// in them, so that the loop over leaves that are copied holds none of the instructions of loads.
 ///
 /// A warp fills the ring that it reads. So a stage is free as soon as the warp has read it, without a barrier that counts
@@ -46,7 +47,7 @@ struct TileMaps {
   int n_stages = 0;
 };
 
-/// How rows come into shared memory where they are aligned.
+/// How rows come into shared memory.
 enum class RowCopy { TensorMap, Async };
 
 /// Sixteen elements of F8_E4M3 as elements of BF16. A product with 2^120 corrects the bias of the exponent, exactly; it
@@ -88,13 +89,11 @@ class BoxRows {
   }
 
   __device__ __forceinline__ explicit BoxRows(int lane) : lane_(lane) {}
-  __device__ __forceinline__ void set(const DecodeParams& params, std::int64_t kv_head, const Leaves& leaves,
-                                      bool only_finite) {
+  __device__ __forceinline__ void set(const DecodeParams& params, std::int64_t kv_head, const Leaves& leaves) {
     entry_ = params.k.stride[0] == 0 ? 0 : static_cast<int>(params.entry_of(kv_head)),
     head_ = static_cast<int>(params.head_of(kv_head));
     leaves_ = leaves, first_row_ = static_cast<int>(leaves.origin() - params.begin);
     keys_ = params.key<T>(kv_head, leaves.origin()), values_ = params.value<T>(kv_head, leaves.origin());
-    only_finite_ = only_finite;
   }
 
   /// Makes rows of 16 bits of a box of 8, in place. The first half of them goes where nothing is stored, the second where
@@ -156,7 +155,7 @@ class BoxRows {
       if constexpr (kCopies)
         copy_async16(vector, from, n_here * static_cast<int>(sizeof(T)));
       else
-        store16(vector, load_unaligned16(from, n_here, is_value && only_finite_));
+        store16(vector, load_elements16(from, n_here, is_value));
     }
   }
 
@@ -190,7 +189,6 @@ class BoxRows {
   Leaves leaves_{};
   const T *keys_ = nullptr, *values_ = nullptr;  ///< the rows that rows are counted from
   int first_row_ = 0, entry_ = 0, head_ = 0;     ///< the same for tensor maps
-  bool only_finite_ = false;
 };
 
 /// The tiles of a range, leaf after leaf: those of its keys, then those of its values. A tile is one or two boxes
@@ -252,12 +250,11 @@ class TileRing : BoxRows<typename Tile::Stored, Leaves_> {
 
   /// Starts to fill all stages with what lies first in a range. All tiles of the range before it have been read; what the
   /// team has written to the ring's memory since, loaded rows among it, is ordered before copies, see async_proxy_fence().
-  /// @tparam kCopies whether rows are copied as kCopy says, for which they must be aligned; else they are loaded
-  /// @param only_finite whether elements of values that are not finite become zero, where rows are loaded
+  /// @tparam kCopies whether rows are copied as kCopy says; else they are loaded, and elements of values that are not finite
+  /// become zero
   template <bool kCopies>
-  __device__ __forceinline__ void begin(const DecodeParams& params, std::int64_t kv_head, const Leaves& leaves,
-                                        bool only_finite = false) {
-    this->set(params, kv_head, leaves, only_finite);
+  __device__ __forceinline__ void begin(const DecodeParams& params, std::int64_t kv_head, const Leaves& leaves) {
+    this->set(params, kv_head, leaves);
     const int n = n_stages();
     for (int i = 0; i < n; ++i) start<kCopies>(params, 0, i, stage_ + i < n ? stage_ + i : stage_ + i - n);
   }

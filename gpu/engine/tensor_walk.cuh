@@ -210,12 +210,12 @@ struct TileWalk {
   ///
   /// The two walks have the same sums in the same order. The one over copied rows holds nothing that few ranges need: values
   /// that are not finite are left to the other.
-  /// @tparam kCopies as in TileRing::begin()
-  /// @param only_finite whether values that are not finite are zeros in the ring, and are added by themselves
+  /// @tparam kCopies as in TileRing::begin(): else values that are not finite are zeros in the ring, and are added by
+  /// themselves
   /// @returns whether a state of the team is not finite
   /// @paper{eq_7, eq. (7)}
   template <bool kCopies>
-  __device__ __forceinline__ bool over_leaves(bool only_finite = false) const {
+  __device__ __forceinline__ bool over_leaves() const {
     const float score_scale = TileScale::of<Tile>(params, kv_head).score;
     auto forests =
         target.template forest<Tile, typename Ring::Leaves, TileWaiting<Tile>>(leaves, own_lane, memory_of_warp, own_lane);
@@ -242,13 +242,12 @@ struct TileWalk {
       unsigned not_seen[Tile::kSlots] = {};
       TREE_ATTN_UNROLL
       for (int slot = 0; slot < Tile::kSlots; ++slot) {
-        if (slot < n_rows) not_seen[slot] = weigh(score_scale, slot, !kCopies && only_finite, s, states[slot]);
+        if (slot < n_rows) not_seen[slot] = weigh(score_scale, slot, !kCopies, s, states[slot]);
       }
 
       // O^T = V^T P^T.
       float o[Tile::kSteps][4] = {};
-      if (!kCopies && only_finite)
-        add_not_finite<Tile>(value(), params.v.stride[2], params.d_v, keys, s, not_seen, in_group, o);
+      if (!kCopies) add_not_finite<Tile>(value(), params.v.stride[2], params.d_v, keys, s, not_seen, in_group, o);
       multiply_values<kCopies>(leaf, keys, TileWeights<Tile>(s), lane, o);
 
       // The tree above. Slot 0 is the last.
@@ -280,15 +279,12 @@ struct TileWalk {
 /// range again with zeros in place of such values, and they are added by themselves. So a component without them keeps its
 /// bits.
 /// @param target where states go @param memory_of_warp [kTileVectors]
-/// @param aligned whether rows may be copied as the ring copies them
 /// @paper{eq_7, eq. (7)}
 template <IsMmaTile Tile, class Ring, class Target>
 __device__ __forceinline__ void accumulate_tiles(const DecodeParams& params, std::int64_t kv_head, std::int64_t first_row,
-                                                 const typename Ring::Leaves& leaves, const Target& target, bool aligned,
-                                                 Ring& ring, Shared<Bytes16> memory_of_warp) {
-  begin_early(leaves, aligned ? ring.first_leaves() : 0, [&] {
-    if (aligned) ring.template begin<true>(params, kv_head, leaves);
-  });
+                                                 const typename Ring::Leaves& leaves, const Target& target, Ring& ring,
+                                                 Shared<Bytes16> memory_of_warp) {
+  begin_early(leaves, ring.first_leaves(), [&] { ring.template begin<true>(params, kv_head, leaves); });
   // Opaque, so that nothing of all that follows from the lane is worked out before the first copies.
   const int own_lane = lane_of<Tile>(opaque(threadIdx.x));
   const TileQueries<Tile> queries(params, kv_head, first_row, memory_of_warp + TileWaiting<Tile>::kVectors, own_lane);
@@ -296,11 +292,9 @@ __device__ __forceinline__ void accumulate_tiles(const DecodeParams& params, std
   const TileWalk<Tile, Ring, Target> walk{
       params,   kv_head, first_row,     leaves, ring, queries, rows_in_use(params, first_row, Tile::kRows),
       own_lane, target,  memory_of_warp};
-  if (aligned && !walk.template over_leaves<true>()) return;
-  for (bool only_finite = aligned;; only_finite = true) {
-    ring.template begin<false>(params, kv_head, leaves, only_finite);
-    if (!walk.template over_leaves<false>(only_finite) || only_finite) return;
-  }
+  if (!walk.template over_leaves<true>()) return;
+  ring.template begin<false>(params, kv_head, leaves);
+  walk.template over_leaves<false>();
 }
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

@@ -535,7 +535,7 @@ class CpuBackend final : public Backend {
   bool has_masks() const override { return true; }
   std::string refusal(const AttentionShape&) const override { return ""; }
   ErrorTerms error_terms(const AttentionShape&) const override { return {}; }
-  AttentionShape stored(const AttentionShape& shape) const override { return shape; }
+  AttentionShape stored(const AttentionShape& shape) const override { return stored_on_host(shape); }
 
   using Backend::make_cache;
   std::unique_ptr<KvCache> make_cache(const AttentionShape& shape, const OwnedLeaves& leaves,

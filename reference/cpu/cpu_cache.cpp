@@ -12,7 +12,7 @@
 namespace tree_attn {
 
 CpuCache::CpuCache(const AttentionShape& shape, const OwnedLeaves& leaves, std::int64_t capacity, int n_threads)
-    : KvCache(shape, shape, leaves, capacity),
+    : KvCache(shape, stored_on_host(shape), leaves, capacity),
       n_threads_(n_threads),
       borrowed_(static_cast<std::size_t>(shape.batch), 0),
       // So that write() allocates nothing: pages have been taken by then.

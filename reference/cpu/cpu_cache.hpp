@@ -15,6 +15,12 @@
 
 namespace tree_attn {
 
+/// The shape as the CPU stores it: rows without padding.
+inline AttentionShape stored_on_host(AttentionShape shape) {
+  shape.row_multiple = 1;
+  return shape;
+}
+
 /// The first rows of a batch entry may be borrowed; the others are in memory of the cache, in segments [b, n_kv, n, d]. A
 /// capacity that doubles adds a segment and moves no row but those of a leaf that a segment would cut. The operating system
 /// provides memory of a segment when it is first written. A cache in pages has one segment, the pool, as if it were one

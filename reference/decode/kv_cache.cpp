@@ -33,8 +33,9 @@ KvCache::KvCache(const AttentionShape& shape, const AttentionShape& stored, cons
 KvCache::~KvCache() = default;
 
 std::int64_t KvCache::bytes() const {
-  return pages_ == nullptr ? capacity_ * stored_.bytes_per_position()
-                           : pages_->n_rows() * (stored_.bytes_per_position() / std::max<std::int64_t>(1, stored_.batch));
+  return pages_ == nullptr
+             ? capacity_ * stored_.held_bytes_per_position()
+             : pages_->n_rows() * (stored_.held_bytes_per_position() / std::max<std::int64_t>(1, stored_.batch));
 }
 
 std::int64_t KvCache::longest() const { return lengths_.empty() ? 0 : *std::max_element(lengths_.begin(), lengths_.end()); }

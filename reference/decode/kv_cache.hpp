@@ -45,7 +45,7 @@ class KvCache {
   std::span<const std::int64_t> lengths() const { return lengths_; }
   std::int64_t longest() const;
   virtual bool is_on_device() const { return false; }  ///< whether rows, and views for append(), may be in device memory
-  /// Bytes of keys and values for all rows of the capacity, owned or borrowed; those of the pool in a cache in pages.
+  /// Bytes of keys and values for all rows of the capacity, with padding, owned or borrowed; in pages those of the pool.
   std::int64_t bytes() const;
 
   /// Appends the next rows of one batch entry. Where they exceed the capacity, it doubles, up to the size of the range. A

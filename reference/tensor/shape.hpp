@@ -13,14 +13,15 @@ namespace tree_attn {
 /// The axes of q [b, n_h, l, d_h], k [b, n_kv, N, d_h] and v [b, n_kv, N, d_v], except N, which grows in a cache, and l,
 /// which belongs to a step.
 struct AttentionShape {
-  DType dtype = DType::F32;      ///< type of keys, and of queries in a kernel
-  DType value_dtype = dtype;     ///< type of values; that of the keys unless it is given
-  std::int64_t batch = 1;        ///< b
-  std::int64_t heads = 16;       ///< n_h, a multiple of n_kv
-  std::int64_t kv_heads = 16;    ///< n_kv
-  std::int64_t head_dim = 128;   ///< d_h
-  std::int64_t value_dim = 128;  ///< d_v
-  bool values_in_keys = false;   ///< values are the first d_v components of the keys, and stored once (latent rows of MLA)
+  DType dtype = DType::F32;       ///< type of keys, and of queries in a kernel
+  DType value_dtype = dtype;      ///< type of values; that of the keys unless it is given
+  std::int64_t batch = 1;         ///< b
+  std::int64_t heads = 16;        ///< n_h, a multiple of n_kv
+  std::int64_t kv_heads = 16;     ///< n_kv
+  std::int64_t head_dim = 128;    ///< d_h
+  std::int64_t value_dim = 128;   ///< d_v
+  bool values_in_keys = false;    ///< values are the first d_v components of the keys, and stored once (latent rows of MLA)
+  std::int64_t row_multiple = 1;  ///< bytes of which a cache holds every row at a multiple: 16 on a device
 
   bool operator==(const AttentionShape&) const = default;
   /// Rows of the output of l queries: row (i, h, j) is (i n_h + h) l + j.
@@ -33,12 +34,17 @@ struct AttentionShape {
     return values_in_keys ? 0 : value_dim * static_cast<std::int64_t>(bytes_of(value_dtype));
   }
   std::int64_t bytes_per_position() const { return batch * kv_heads * (key_bytes() + value_bytes()); }
+  /// Bytes from a row of so many to the next one in a cache, and bytes that a cache holds for a position.
+  std::int64_t pitch_of(std::int64_t n) const { return (n + row_multiple - 1) / row_multiple * row_multiple; }
+  std::int64_t held_bytes_per_position() const {
+    return batch * kv_heads * (pitch_of(key_bytes()) + pitch_of(value_bytes()));
+  }
 };
 
 /// Throws std::invalid_argument unless no axis is negative, d_h is not 0, n_h a multiple of n_kv, and values fit in keys.
 /// @param function that has the shape as an argument
 inline void require_shape(const char* function, const AttentionShape& shape) {
-  const auto& [dtype, value_dtype, b, n_h, n_kv, d_h, d_v, in_keys] = shape;
+  const auto& [dtype, value_dtype, b, n_h, n_kv, d_h, d_v, in_keys, row_multiple] = shape;
   require(std::min({b, n_h, n_kv, d_h, d_v}) >= 0, function, ": b = ", b, ", n_h = ", n_h, ", n_kv = ", n_kv,
           ", d_h = ", d_h, ", d_v = ", d_v, "; an axis is negative");
   require(d_h > 0, function, ": head_dim of q and k is 0");

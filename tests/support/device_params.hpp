@@ -23,9 +23,9 @@ namespace tree_attn::test {
 
 namespace device = TREE_ATTN_PLATFORM;
 
-/// A shard of a workload on the device, as the test laid it out: with its strides, its alignment and the elements past the
-/// lengths. A DeviceCache preserves none of these. Each array is in a buffer of exactly the size that its view spans; values
-/// that are a view of the keys stay one.
+/// A shard of a workload on the device, as the test laid it out: with its strides and the elements past the lengths. A
+/// DeviceCache preserves none of these. Each array is in a buffer of exactly the size that its view spans; values that are a
+/// view of the keys stay one. Keys and values whose rows do not all start at multiples of 16 bytes get padding of NaN.
 class DeviceShard {
  public:
   DeviceShard(const TensorView& q, const Shard& shard, std::span<const std::int64_t> lengths, double scale)
@@ -33,9 +33,9 @@ class DeviceShard {
         dtype(shard.k.dtype),
         lengths_(static_cast<std::int64_t>(lengths.size()), MemoryUse::Input) {
     lengths_.upload(lengths);
-    params.q = upload(q, memory_[0]), params.k = upload(shard.k, memory_[1]);
+    params.q = upload(q, memory_[0]), params.k = upload_rows(shard.k, memory_[1]);
     const bool in_keys = shard.v.data == shard.k.data && shard.v.stride == shard.k.stride;
-    params.v = in_keys ? params.k : upload(shard.v, memory_[2]);
+    params.v = in_keys ? params.k : upload_rows(shard.v, memory_[2]);
     params.lengths = lengths_.data();
     device::set_scale(params, dtype, scale);
   }
@@ -44,6 +44,23 @@ class DeviceShard {
   DType dtype;
 
  private:
+  /// Rows as they lie, or at the next multiple of 16 bytes, with padding.
+  static DeviceView upload_rows(const TensorView& view, device::DeviceBuffer<unsigned char>& memory) {
+    const auto size = static_cast<std::int64_t>(bytes_of(view.dtype));
+    if (reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0 &&
+        std::ranges::all_of(view.stride, [size](std::int64_t n) { return n * size % 16 == 0; }))
+      return upload(view, memory);
+    const auto& [b, n_h, n, d] = view.shape;
+    const std::int64_t pitch = (d * size + 15) / 16 * 16;
+    std::vector<unsigned char> padded(static_cast<std::size_t>(b * n_h * n * pitch), 0xFF);
+    unsigned char* to = padded.data();
+    for_each_row(view.shape, [&](std::int64_t i, std::int64_t h, std::int64_t a) {
+      std::memcpy(to, view.row(i, h, a), static_cast<std::size_t>(d * size)), to += pitch;
+    });
+    memory = device::DeviceBuffer<unsigned char>(std::ssize(padded), MemoryUse::Input);
+    memory.upload(padded);
+    return {memory.data(), {n_h * n * pitch / size, n * pitch / size, pitch / size}};
+  }
   /// The memory that a view spans, at the same offset from a multiple of 16.
   static DeviceView upload(const TensorView& view, device::DeviceBuffer<unsigned char>& memory) {
     const auto size = static_cast<std::int64_t>(bytes_of(view.dtype));
@@ -107,8 +124,10 @@ inline device::LaunchPlan plan_of(const device::LadderStep& step, const Axes& ax
   DecodeParams params =
       device::params_of({axes.dtype, axes.dtype, axes.batch, axes.heads, axes.kv_heads, axes.head_dim, axes.value_dim},
                         axes.n_queries, {0, axes.n_keys});
-  for (const auto& [view, d] : {std::pair(&params.k, axes.head_dim), std::pair(&params.v, axes.value_dim)})
-    *view = {nullptr, {axes.kv_heads * axes.n_keys * d, axes.n_keys * d, d}};
+  for (const auto& [view, d] : {std::pair(&params.k, axes.head_dim), std::pair(&params.v, axes.value_dim)}) {
+    const std::int64_t each = 16 / static_cast<std::int64_t>(bytes_of(axes.dtype)), pitch = (d + each - 1) / each * each;
+    *view = {nullptr, {axes.kv_heads * axes.n_keys * pitch, axes.n_keys * pitch, pitch}};
+  }
   return step.plan(params, axes.dtype, {.n_splits = n_splits});
 }
 

@@ -50,7 +50,9 @@ inline void check_values_in_keys(const Backend& backend, AttentionShape shape, c
     CHECK(held.v.data == held.k.data);
     if (n == 70) one->truncate(0, 20), two->truncate(0, 20);
   }
-  CHECK(one->bytes() * (shape.head_dim + shape.value_dim) == two->bytes() * shape.head_dim);
+  const AttentionShape stored = backend.stored(shape);
+  const std::int64_t key = stored.pitch_of(stored.key_bytes()), value = stored.pitch_of(stored.value_bytes());
+  CHECK(one->bytes() * (key + value) == two->bytes() * key);
 
   // What is read out, keys once, is what a cache takes.
   const Shard of_one = read(*one, memory[0]), of_two = read(*two, memory[1]);

@@ -87,12 +87,13 @@ TEST_CASE("device tensors: a step has the bits of the host, and nothing but leng
       CHECK((copied.up == 0 && copied.down == 0));
       const std::int64_t stored_bytes =
           kernel_unit_of(dtype) == KernelUnit::None ? 4 : static_cast<std::int64_t>(bytes_of(dtype));
+      const auto row_of = [stored_bytes](std::int64_t d) { return (d * stored_bytes + 15) / 16 * 16; };
       // From the third step on graphs are launched; before the last, one position of each entry comes from the host.
       for (std::int64_t n = kPrefill; n < kKeys; ++n) {
         OutputView output;
         copied = copied_by([&] { output = device.step(there.q.view(), {.window = n == 195 ? 70 : 0}); });
         // A list of leaves is new in the first steps, with a new leaf and with a window: a few integers.
-        const std::int64_t appended = n == kKeys - 1 ? kBatch * 2 * (kDim + kValueDim) * stored_bytes : 0,
+        const std::int64_t appended = n == kKeys - 1 ? kBatch * 2 * (row_of(kDim) + row_of(kValueDim)) : 0,
                            scales = is_quantised && n == kPrefill ? kBatch * 4 * 2 * kValueDim * 4 : 0,
                            lists = copied.up - appended - scales - kBatch * (8 + 8);
         CHECK(lists >= 0);

@@ -46,7 +46,8 @@ void check(const Tensor& q, const Tensor& k, const Tensor& v, const Axes& axes, 
 }  // namespace
 
 /// @tested{eq_7, eq. (7)}
-TEST_CASE("float8: library kernels have the bits of the same elements in BF16, rows aligned or not, with NaN or without") {
+TEST_CASE(
+    "float8: library kernels have the bits of the same elements in BF16, rows with padding or not, with NaN or without") {
   // The GPU in software is slow, and on a card nothing is left to be seen.
   const unsigned one_of = device::kIsHostMemory && takes_all_cases() ? 3 : 17;
   unsigned seed = 9100;
@@ -60,7 +61,7 @@ TEST_CASE("float8: library kernels have the bits of the same elements in BF16, r
           const Axes axes{
               .batch = 2, .heads = 2 * heads, .kv_heads = 2, .head_dim = d_h, .value_dim = d_v, .n_keys = n_keys};
           const bool has_nan = kind == 1 || kind == 2, v_in_keys = kind >= 2 && d_v <= d_h;
-          // Rows that are copied, or that are not.
+          // Rows with something after them, or without.
           const int gap = kind == 2 ? 3 : 0;
           std::mt19937 random(seed);
           Axes rows = axes;

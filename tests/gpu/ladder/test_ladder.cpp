@@ -122,7 +122,8 @@ TEST_CASE("overlap: the first copies do not wait for the launch before, and reac
       // The kernel that appends writes the rows again that are there.
       const auto run_after = [&](const std::vector<std::int64_t>& at) {
         rows_at(at), rows.upload(at);
-        device::append_rows({rows.data(), data.data(), k.data(), v.data(), 2, 2, 600, 2 * 600, row, row}, device::Stream{});
+        device::append_rows({rows.data(), data.data(), k.data(), v.data(), 2, 2, 600, 2 * 600, row, row, row, row},
+                            device::Stream{});
         device::kEqualRuns.run(shard.params, dtype, {.out = out.data(), .lse = lse.data()}, plan, workspace.get(),
                                device::Stream{});
         CHECK(same_output({out.download(), lse.download()}, alone));

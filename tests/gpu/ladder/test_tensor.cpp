@@ -60,7 +60,7 @@ TEST_CASE("tensor: a weight has 24 bits, and is not lost among larger ones") {
   }
 }
 
-TEST_CASE("tensor: copies by tensor maps, by cp.async and by plain loads leave the same bits") {
+TEST_CASE("tensor: copies by tensor maps and by cp.async leave the same bits") {
   unsigned seed = 7180;
   for (const DType dtype : kDTypes) {
     for (const std::int64_t d : {64, 96, 128, 256}) {
@@ -85,7 +85,6 @@ TEST_CASE("tensor: copies by tensor maps, by cp.async and by plain loads leave t
         if (d == 64 && device::device().major >= 9) CHECK(n_stages() > 3);
         CHECK(same_output(run(*workload, 2), by_async));
         CHECK(same_output(run(*workload), by_async));
-        CHECK(same_output(run(*misaligned(*workload, 2), 3), by_async));
       }
     }
   }
@@ -96,8 +95,8 @@ TEST_CASE("tensor: copies by tensor maps, by cp.async and by plain loads leave t
 TEST_CASE("tensor: one key gives its value within two ulp, if that is a normal number of its type") {
   for (const DType dtype : kDTypes) {
     const double least_normal = dtype == DType::F16 ? 0x1p-14 : 0x1p-126;
-    // A leaf and more, and less than a leaf: a few subtrees, of which all but the first hold no key. Values that are loaded,
-    // and values that could be copied.
+    // A leaf and more, and less than a leaf: a few subtrees, of which all but the first hold no key. Values with
+    // padding, and without.
     for (const auto& [n_keys, d_v] : {std::pair{70, 6}, {40, 6}, {70, 64}}) {
       for (const std::int64_t heads : kGroups) {
         const Axes axes{.heads = heads, .kv_heads = 1, .head_dim = 64, .value_dim = d_v, .n_keys = n_keys, .dtype = dtype};

@@ -47,11 +47,11 @@ const Kind kKinds[] = {
     {"tile of 64, two tiles", 32, true, 256, of_tiles(DType::BF16, 64, 11, 2500)},
     {"tile of 128, three queries", 32, true, 192, of_tiles(DType::BF16, 128, 3, 2000)},
     {"tile of 256, five queries", 32, true, 128, of_tiles(DType::BF16, 256, 5, 1100)},
-    {"tile of 256, rows that are not aligned", 32, true, 0, of_tiles(DType::BF16, 131, 3, 200)},
+    {"tile of 256, rows with padding", 32, true, 0, of_tiles(DType::BF16, 131, 3, 200)},
     {"tile of four warps, nine queries", 32, true, 0, of_tiles(DType::BF16, 512, 9, 600)},
-    {"tile of four warps, rows that are not aligned", 32, true, 0, of_tiles(DType::BF16, 259, 3, 150)},
+    {"tile of four warps, rows with padding", 32, true, 0, of_tiles(DType::BF16, 259, 3, 150)},
     {"tile of 64, two tiles of 8 bits", 32, true, 256, of_tiles(DType::F8_E4M3, 64, 11, 2500)},
-    {"tile of 128, rows of 8 bits that are not aligned", 32, true, 0, of_tiles(DType::F8_E4M3, 120, 3, 200)},
+    {"tile of 128, rows of 8 bits with padding", 32, true, 0, of_tiles(DType::F8_E4M3, 120, 3, 200)},
     {"tile of four warps, rows of 8 bits", 32, true, 0, of_tiles(DType::F8_E4M3, 512, 9, 300)},
 };
 constexpr std::uint64_t kSeeds[] = {0, 1, 2};
@@ -69,7 +69,7 @@ const Kind kKinds[] = {{"sub-warp of 8", 8, false, 0, of_sub_warps(DType::F32, 3
                        {"sub-warp of 16, ends inside a chunk", 16, false, 0, of_sub_warps(DType::F32, 37, 130)},
                        {"sub-warp of 32, four chunks", 32, false, 0, of_sub_warps(DType::F32, 512, 72)},
                        {"tile of 64", 32, true, 0, of_tiles(DType::BF16, 64, 3, 200)},
-                       {"tile of 64, not aligned", 32, true, 0, of_tiles(DType::BF16, 33, 11, 200)},
+                       {"tile of 64, with padding", 32, true, 0, of_tiles(DType::BF16, 33, 11, 200)},
                        {"tile of 256", 32, true, 0, of_tiles(DType::BF16, 256, 3, 200)}};
 constexpr std::uint64_t kSeeds[] = {0, 1};
 #endif
