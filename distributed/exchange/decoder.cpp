@@ -80,10 +80,6 @@ class PlanDecoder : public Decoder {
     plan(l, is_on_device(step));
   }
   OutputView step_on_device(const Step& step) {
-    if (!step.sink.empty())
-      throw InputError(
-          "learned sinks: no kernel adds them to states on a device; use --transport mpi or shared, with queries in host "
-          "memory");
     Runner& end = *planned_.front().on_device;
     // Memory that grows needs a new graph, and a message is in a graph at both sides or at neither: so the memory of all
     // ranks grows in the same step. Messages from host memory are in none.
@@ -92,6 +88,7 @@ class PlanDecoder : public Decoder {
       if (std::exchange(recorded_room_, shard_.room) != shard_.room) on_device_->stream().forget();
     }
     end.leave_output(step.q.on_device);
+    end.put_sinks(sinks_of_rows(step));
     on_device_->decode_to(end, step, progress_);
     const OutputView output = end.settle();
     set_states_ready(transport_.device() != nullptr ? transport_.device()->settled_from() : transport_.seconds());

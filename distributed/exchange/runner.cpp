@@ -96,8 +96,14 @@ OutputView Runner::step(std::span<const float> states, std::span<const float> si
     begin(states.data(), sinks);
     return finish();
   }
+  put_sinks(sinks);
   on_device_->stream().repeat([&] { queue(states.data()); }, may_be_recorded());
   return settle();
+}
+
+void Runner::put_sinks(std::span<const float> sinks) {
+  const float* const there = on_device_->put_sinks(sinks);
+  if (std::exchange(sinks_there_, there) != there) on_device_->stream().forget();
 }
 
 void Runner::start(std::span<const float> states, std::span<const float> sinks) {
@@ -143,7 +149,7 @@ bool Runner::advance(bool waits) {
 void Runner::queue(const float* states) {
   const Traffic before = transport_.traffic();
   try {
-    begin(states, {});
+    begin(states, {sinks_there_, sinks_there_ == nullptr ? 0 : static_cast<std::size_t>(n_rows_)});
     advance(true);
     give_output();
   } catch (...) {

@@ -72,7 +72,7 @@ class Runner : public StepEnd {
   /// @param states of this rank's subtrees, [subtrees][n_rows][2 + d_v], where the blocks are; on a device at the same
   /// address
   ///   in every step
-  /// @param sinks a learned logit of every row, for add_sink() at the root; empty: none, as always on a device
+  /// @param sinks a learned logit of every row, for add_sink() at the root, in host memory; empty: none
   /// @returns the output, valid until the next step @throws std::logic_error if the plan is for another range of positions
   OutputView step(std::span<const float> states, std::span<const float> sinks = {});
   /// Elements of adjacent blocks, before or after a step.
@@ -93,6 +93,9 @@ class Runner : public StepEnd {
   /// @{
   /// Where the output of the next steps is: in host memory, or on the device. The caller forgets the graph in between.
   void leave_output(bool on_device) { leaves_output_ = on_device; }
+  /// Copies the learned sinks of the next steps to the device. Graphs are forgotten where steps begin to have some.
+  /// @param sinks as step()
+  void put_sinks(std::span<const float> sinks);
   void queue(const float* states) override;
   std::uint64_t graph() const override { return graph_; }
   bool may_be_recorded() const override { return device_ != nullptr ? device_->may_be_recorded() : transport_.size() == 1; }
@@ -141,6 +144,7 @@ class Runner : public StepEnd {
   std::span<const float> sinks_;          ///< [n_rows] of the step; empty: none
   std::vector<BlockMemory::Pair> pairs_;  ///< of the operation that is carried out
   bool leaves_output_ = false;            ///< on the device
+  const float* sinks_there_ = nullptr;    ///< on the device, of the next steps; null: none
   NcclTransport::Queued queued_;          ///< when the plan was last queued or recorded
   Traffic recorded_;                      ///< that was counted then
   bool is_queued_ = false;                ///< since the last settle()

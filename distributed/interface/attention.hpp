@@ -133,8 +133,7 @@ class Attention {
   /// @param q [b, n_h, l, d_h], the same on every rank; any l in every step
   /// @param rule which of the keys a query sees, by default all @param sink learned natural logits [n_h]; empty: none
   /// @param mask of all positions, on the host; a rank reads the elements of its own keys @param softcap as Step; on the CPU
-  /// @returns out and lse, valid until the next call, on the device if q is there, which ring, one-shot and learned sinks
-  ///   refuse
+  /// @returns out and lse, valid until the next call, on the device if q is there, which ring and one-shot refuse
   /// @throws InputError on every rank if two ranks have other lengths; std::invalid_argument for other axes, and on every
   ///   rank for keys that pages may have given back; TransportError
   OutputView step(const TensorView& q, const SeenRule& rule = {}, std::span<const float> sink = {}, const Mask& mask = {},

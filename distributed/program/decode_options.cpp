@@ -84,8 +84,6 @@ void check_shards(const Combining& combining, const Topology& topology, std::spa
   if (const std::string why = backend.refusal(shape); !why.empty()) refuse(who, "no kernel supports ", why);
   if ((shape.mask.data != nullptr || shape.softcap > 0) && !backend.has_masks())
     refuse(who, "no kernel has --softcap or the tensor \"mask\"; use --backend cpu");
-  if (!shape.sink.empty() && combining.sends_from_devices)
-    refuse("--transport nccl: no kernel adds the tensor \"sink\"; use --transport mpi or shared");
   for (const Algorithm* algorithm : combining.algorithms) {
     if (shape.order == LeafOrder::kDealt && !algorithm->takes_dealt)
       refuse("--algorithm ", algorithm->name, ": takes --order contiguous alone");

@@ -17,6 +17,7 @@
 #include <memory>
 #include <optional>
 #include <stdexcept>
+#include <vector>
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 namespace {
@@ -83,12 +84,13 @@ __global__ void write_empty(float* state, std::int64_t n_rows, std::int64_t d_v)
     store_fresh(state + row * state_size(d_v) + c, empty[c < kValues ? c : kValues]);
 }
 
-/// z and lse of states, or of merge(left, right).
+/// z and lse of states, or of merge(left, right); with learned sinks after that merge.
 /// - Grid: n_rows.
 /// - Block: kThreads threads, which share the components of a row.
-/// - Reads: the row of the left state, and of the right one if it is another.
+/// - Reads: the row of the left state, and of the right one if it is another; and sinks[row] unless sinks is null.
 /// - Writes: z [n_rows][d_v] and lse [n_rows].
-__global__ void finish_states(const float* memory, DeviceBlocks::Pair states, float* z, float* lse, std::int64_t d_v) {
+__global__ void finish_states(const float* memory, DeviceBlocks::Pair states, float* z, float* lse, std::int64_t d_v,
+                              const float* sinks) {
   const std::int64_t row = blockIdx.x;
   const float* const left = memory + states.left + row * state_size(d_v);
   const float* const right = memory + states.right + row * state_size(d_v);
@@ -98,10 +100,19 @@ __global__ void finish_states(const float* memory, DeviceBlocks::Pair states, fl
     const float own = load_fresh(left + i);
     return is_one ? own : merge_element(r, own, load_fresh(right + i));
   };
-  const float e_and_D[] = {r.shift, merged(kSum)};
+  // What changes no bit, unless there is a sink.
+  const SinkState sink(sinks == nullptr ? -std::numeric_limits<float>::infinity() : load_once(sinks + row));
+  const Rescale<float> with_sink = rescale(r.shift, sink.shift);
+  const float e_and_D[] = {with_sink.shift, merge_element(with_sink, merged(kSum), sink.weight)};
   for (std::int64_t j = threadIdx.x; j < d_v; j += blockDim.x)
-    store_fresh(z + row * d_v + j, finish_value(e_and_D, merged(kValues + j)));
+    store_fresh(z + row * d_v + j, finish_value(e_and_D, merge_element(with_sink, merged(kValues + j), sink.value)));
   if (threadIdx.x == 0) store_fresh(lse + row, finish_lse(e_and_D));
+}
+
+/// exp(x - largest); 0 of an x of -inf, also where all are. NaN where the largest is.
+__device__ float safe_weight(float x, float largest) {
+  const bool is_empty = x == -std::numeric_limits<float>::infinity() && largest == largest;
+  return is_empty ? 0 : static_cast<float>(std::exp(static_cast<double>(x) - static_cast<double>(largest)));
 }
 
 /// z <- exp(lse - m) z, and the weight where lse was.
@@ -110,31 +121,32 @@ __global__ void finish_states(const float* memory, DeviceBlocks::Pair states, fl
 /// - Reads: z [n_rows][d_v], lse [n_rows], and m [n_rows], the largest lse of all shards.
 /// - Writes: z and lse.
 __global__ void weigh_rows(float* z, float* lse, const float* m, std::int64_t d_v) {
-  constexpr float kInf = std::numeric_limits<float>::infinity();
   const std::int64_t row = blockIdx.x;
-  const float own = load_fresh(lse + row), largest = load_fresh(m + row);
-  // safe_weight(): a shard without keys weighs nothing.
-  const bool is_empty = own == -kInf && largest == largest;
-  const float weight = is_empty ? 0 : static_cast<float>(std::exp(static_cast<double>(own) - static_cast<double>(largest)));
+  const float weight = safe_weight(load_fresh(lse + row), load_fresh(m + row));  // a shard without keys weighs nothing
   __syncthreads();
   for (std::int64_t j = row * d_v + threadIdx.x; j < (row + 1) * d_v; j += blockDim.x)
     store_fresh(z + j, multiply(load_fresh(z + j), weight));
   if (threadIdx.x == 0) store_fresh(lse + row, weight);
 }
 
-/// z = n / D where n was, and lse = m + log D where D was.
+/// z = n / D where n was, and lse = m + log D where D was; with learned sinks.
 /// - Grid: n_rows.
 /// - Block: kThreads threads, which share the components of a row.
-/// - Reads: n [n_rows][d_v], D [n_rows], and m [n_rows].
+/// - Reads: n [n_rows][d_v], D [n_rows], and m [n_rows]; and sinks [n_rows] unless sinks is null.
 /// - Writes: n and D.
-__global__ void divide_rows(float* n, float* D, const float* m, std::int64_t d_v) {
+__global__ void divide_rows(float* n, float* D, const float* m, std::int64_t d_v, const float* sinks) {
   constexpr float kInf = std::numeric_limits<float>::infinity(), kNaN = std::numeric_limits<float>::quiet_NaN();
   const std::int64_t row = blockIdx.x;
-  const float sum = load_fresh(D + row), largest = load_fresh(m + row);
+  float sum = load_fresh(D + row), largest = load_fresh(m + row), factor = 1;
+  if (sinks != nullptr) {
+    const float sink = load_once(sinks + row), top = largest > sink || largest != largest ? largest : sink;
+    factor = safe_weight(largest, top);
+    sum = factor * sum + safe_weight(sink, top), largest = top;
+  }
   const float m_and_sum[] = {largest, sum};  // the beginning of a state, but for the base of the exponent
   __syncthreads();
   for (std::int64_t j = row * d_v + threadIdx.x; j < (row + 1) * d_v; j += blockDim.x)
-    store_fresh(n + j, finish_value(m_and_sum, load_fresh(n + j)));
+    store_fresh(n + j, finish_value(m_and_sum, multiply(factor, load_fresh(n + j))));
   if (threadIdx.x != 0) return;
   float lse = largest + std::log(sum);
   if (lse != lse) lse = largest == -kInf && sum == sum ? largest : kNaN;
@@ -181,14 +193,24 @@ class Blocks : public DeviceBlocks {
   void set_empty(std::int64_t state, std::int64_t n_rows) override {
     launch_over(n_rows, write_empty, address(state), n_rows, d_v_);
   }
-  void finish(Pair states, std::int64_t z, std::int64_t lse, std::int64_t n_rows, const float*) override {
-    launch_per_row(n_rows, finish_states, address(0), states, address(z), address(lse), d_v_);
+  const float* put_sinks(std::span<const float> of_rows) override {
+    if (of_rows.empty()) return nullptr;
+    if (!std::ranges::equal(of_rows, sinks_there_)) {
+      synchronise(stream_);
+      if (std::ssize(of_rows) > sinks_.size()) sinks_ = DeviceBuffer<float>(std::ssize(of_rows), MemoryUse::Input);
+      sinks_.upload(of_rows);
+      sinks_there_.assign(of_rows.begin(), of_rows.end());
+    }
+    return sinks_.data();
+  }
+  void finish(Pair states, std::int64_t z, std::int64_t lse, std::int64_t n_rows, const float* sinks) override {
+    launch_per_row(n_rows, finish_states, address(0), states, address(z), address(lse), d_v_, sinks);
   }
   void weigh(std::int64_t z, std::int64_t lse, std::int64_t m, std::int64_t n_rows) override {
     launch_per_row(n_rows, weigh_rows, address(z), address(lse), address(m), d_v_);
   }
-  void divide(std::int64_t n, std::int64_t D, std::int64_t m, std::int64_t n_rows, const float*) override {
-    launch_per_row(n_rows, divide_rows, address(n), address(D), address(m), d_v_);
+  void divide(std::int64_t n, std::int64_t D, std::int64_t m, std::int64_t n_rows, const float* sinks) override {
+    launch_per_row(n_rows, divide_rows, address(n), address(D), address(m), d_v_, sinks);
   }
 
  private:
@@ -215,6 +237,8 @@ class Blocks : public DeviceBlocks {
   DeviceBuffer<float> memory_;
   std::int64_t d_v_;
   std::optional<HostBuffer<float>> on_host_;
+  DeviceBuffer<float> sinks_;
+  std::vector<float> sinks_there_;
   std::unique_ptr<KernelStream> own_;
   KernelStream& stream_;
 };

@@ -50,7 +50,7 @@ class BlockMemory {
   virtual void set_empty(std::int64_t state, std::int64_t n_rows) = 0;
   /// Writes z = n / D and lse of a block of states, or, of two blocks, of merge(left, right). Without sinks states keep
   /// their bits. @param states equal offsets are one block
-  /// @param sinks learned logits of the rows, for add_sink(), in host memory alone; null: none
+  /// @param sinks learned logits of the rows, for add_sink(), where the blocks are; null: none
   virtual void finish(Pair states, std::int64_t z, std::int64_t lse, std::int64_t n_rows, const float* sinks = nullptr) = 0;
   /// z <- z exp(lse - m), lse <- exp(lse - m); a shard without keys has weight 0.
   virtual void weigh(std::int64_t z, std::int64_t lse, std::int64_t m, std::int64_t n_rows) = 0;
@@ -69,6 +69,10 @@ class DeviceBlocks : public BlockMemory {
   virtual std::span<float> on_host(std::int64_t n) = 0;
   /// Queues a copy to memory of on_host().
   virtual void give(std::int64_t at, std::span<float> to) const = 0;
+  /// Copies learned sinks of the rows of a step to the device, unless they are there: then it waits for all kernels before.
+  /// @returns where they are until the next call; null: none. A step that was recorded with another address is to be
+  /// forgotten
+  virtual const float* put_sinks(std::span<const float> of_rows) = 0;
   /// Index of the device that the calling thread uses.
   virtual int device() const = 0;
   /// The stream on which kernels and copies are queued. What is queued there in between is ordered with them.

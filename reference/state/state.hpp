@@ -167,19 +167,26 @@ TREE_ATTN_HOST_DEVICE inline void set_key(Real* __restrict state, Real s, const 
   for (std::int64_t j = 0; j < d_v; ++j) state[kValues + j] = weight * v[j];
 }
 
-/// state <- merge(state, sink): a learned sink, which takes weight and has the value 0. Gradient and output are those of one
-/// more key with the natural logit s, whatever the query is. It is merged once, after the last merge of keys.
+/// The state of a learned sink, which takes weight and has the value 0. Gradient and output are those of one more key with
+/// the natural logit s, whatever the query is. It is merged once, on the right, after the last merge of keys.
 ///
 /// Edges: s = -inf changes nothing; s = +inf or NaN makes D NaN. Without any other key, z = 0 and lse = s up to rounding.
-/// @param[in,out] state [2 + d_v]
-/// @param s natural logit, which no scale multiplies
+struct SinkState {
+  float shift, weight, value;  ///< (ceil t, 2^(t - ceil t), 0); of s = -inf (-inf, -0, -0)
+
+  /// @param s natural logit, which no scale multiplies
+  TREE_ATTN_HOST_DEVICE explicit SinkState(float s) {
+    const auto t = static_cast<float>(kLog2E * static_cast<double>(s));
+    const bool is_none = t == -std::numeric_limits<float>::infinity();
+    shift = key_shift(t), weight = is_none ? -0.0f : exp2_fraction(t - std::ceil(t)), value = is_none ? -0.0f : 0.0f;
+  }
+};
+/// state <- merge(state, sink). @param[in,out] state [2 + d_v]
 inline void add_sink(float* state, float s, std::int64_t d_v) {
-  const auto t = static_cast<float>(kLog2E * static_cast<double>(s));  // the state of the sink: (ceil t, 2^(t - ceil t), 0)
-  if (t == -std::numeric_limits<float>::infinity()) return;
-  const Rescale<float> r = rescale(state[kShift], key_shift(t));
-  state[kShift] = r.shift;
-  state[kSum] = merge_element(r, state[kSum], exp2_fraction(t - std::ceil(t)));
-  for (std::int64_t j = 0; j < d_v; ++j) state[kValues + j] = merge_element(r, state[kValues + j], 0.0f);
+  const SinkState sink(s);
+  const Rescale<float> r = rescale(state[kShift], sink.shift);
+  state[kShift] = r.shift, state[kSum] = merge_element(r, state[kSum], sink.weight);
+  for (std::int64_t j = kValues; j < kValues + d_v; ++j) state[j] = merge_element(r, state[j], sink.value);
 }
 
 /// log2(2^e x) for an integer e and x > 0; +inf where x is +inf, NaN where x is NaN.

@@ -41,6 +41,9 @@ TEST_CASE("devices: output, counts and predictions of threads, and over NCCL, ar
   FileWorkload workload = FileWorkload::draw(3, 4, 2, 2, 1000, 16, 24);
   workload.lengths = {1000, 0, 437};
   workload.write(scratch.path("in"), "BF16");
+  // A sink that takes all of the weight, one that takes none, and two between.
+  workload.sink = {1, 90, -INFINITY, -2};
+  workload.write(scratch.path("sinks"), "F16");
   struct Job {
     int n_ranks;
     std::string devices;
@@ -53,6 +56,9 @@ TEST_CASE("devices: output, counts and predictions of threads, and over NCCL, ar
                 "--threads 1 --shards 0,64,512,0,424 --ranks-per-node 3"_words,
             false},
         Job{3, "0-2", "decode --seq-len 300 --heads 4 --head-dim 16 --steps 20 --threads 1"_words, false},
+        Job{3, "0-2",
+            Words{"decode", scratch.path("sinks"), scratch.path("out")} + "--backend emulated --window 90 --verify"_words,
+            true},
         Job{3, "0-2", kDecode + "--seq-len 500 --window 100 --sinks 70 --verify"_words, true},
         Job{3, "0-2", kDecode + "--seq-len 300 --steps 5 --ranks-per-node 2"_words, true}}) {
     CAPTURE(nlohmann::json(arguments).dump());
@@ -142,9 +148,6 @@ TEST_CASE("nccl: paper and packed call ncclAllReduce, whose messages are not cou
 
 TEST_CASE("nccl: what is missing, does not fit or fails is one line, and processes end within the deadline") {
   const Scratch scratch;
-  FileWorkload sinks = FileWorkload::draw(1, 2, 1, 1, 100, 8, 8);
-  sinks.sink = {1, 2};
-  sinks.write(scratch.path("sinks"), "F32");
   // Where the loader looks first lies a file that is no library: this machine may have NCCL elsewhere.
   scratch.write("libnccl.so.2", "");
   const Words small = kDecode + "--seq-len 256 --transport nccl --timeout 2"_words, one_shot{"--algorithm", "one-shot"},
@@ -155,9 +158,7 @@ TEST_CASE("nccl: what is missing, does not fit or fails is one line, and process
   const std::string in_vain = "rank 0, step 1: no states from rank 1, row ";
   // What takes longer is killed.
   check_endings(
-      {{ranks(2, {"decode", scratch.path("sinks"), "--backend", "emulated", "--transport", "nccl"}, with_nccl()),
-        "--transport nccl: no kernel adds the tensor \"sink\"; use --transport mpi or shared"},
-       {ranks(2, small, with_nccl(Words{"TREE_ATTN_NCCL_LIBRARY=/nowhere/libnccl.so.2"})),
+      {{ranks(2, small, with_nccl(Words{"TREE_ATTN_NCCL_LIBRARY=/nowhere/libnccl.so.2"})),
         "--transport nccl: TREE_ATTN_NCCL_LIBRARY is /nowhere/libnccl.so.2"},
        {with_nccl(Words{"TREE_ATTN_NCCL_LIBRARY=", "LD_LIBRARY_PATH=" + scratch.folder().string()}) + small + devices,
         "--transport nccl: libnccl.so.2 was not found; pip install nvidia-nccl-cu13 or apt-get install libnccl2, or set "
