@@ -119,8 +119,7 @@ class OneShotDecoder : public Decoder {
     if (transport_.device() == nullptr) transport_.abandon();
   }
   OutputView decode(const Step& step) {
-    if (step.changes_scores())
-      throw InputError("one-shot: its kernel has no mask and no soft cap; use two-level with the backend cpu");
+    if (step.mask.data != nullptr) throw InputError("one-shot: its kernel has no mask; use two-level with the backend cpu");
     if (step.rule.window > 0 || !step.sink.empty())
       throw InputError("one-shot: its kernel has no window and no learned sinks; use two-level");
     // Lengths and queries are the same on every rank, so all ranks come here in the same step.

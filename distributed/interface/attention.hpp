@@ -132,7 +132,7 @@ class Attention {
   /// Attention of the queries over all keys. Collective.
   /// @param q [b, n_h, l, d_h], the same on every rank; any l in every step
   /// @param rule which of the keys a query sees, by default all @param sink learned natural logits [n_h]; empty: none
-  /// @param mask of all positions, on the host; a rank reads the elements of its own keys @param softcap as Step; on the CPU
+  /// @param mask of all positions, on the host; on the CPU; a rank reads the elements of its own keys @param softcap as Step
   /// @returns out and lse, valid until the next call, on the device if q is there, which ring and one-shot refuse
   /// @throws InputError on every rank if two ranks have other lengths; std::invalid_argument for other axes, and on every
   ///   rank for keys that pages may have given back; TransportError

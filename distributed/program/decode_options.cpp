@@ -82,8 +82,8 @@ void check_shards(const Combining& combining, const Topology& topology, std::spa
   const Backend& backend = *combining.backend;
   const std::string who = "--backend " + std::string(backend.name()) + ": ";
   if (const std::string why = backend.refusal(shape); !why.empty()) refuse(who, "no kernel supports ", why);
-  if ((shape.mask.data != nullptr || shape.softcap > 0) && !backend.has_masks())
-    refuse(who, "no kernel has --softcap or the tensor \"mask\"; use --backend cpu");
+  if (shape.mask.data != nullptr && !backend.has_masks())
+    refuse(who, "no kernel adds the tensor \"mask\"; use --backend cpu");
   for (const Algorithm* algorithm : combining.algorithms) {
     if (shape.order == LeafOrder::kDealt && !algorithm->takes_dealt)
       refuse("--algorithm ", algorithm->name, ": takes --order contiguous alone");

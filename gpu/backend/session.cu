@@ -91,6 +91,7 @@ void StepRunner::plan_keys() {
     params.readable_end = range.begin + std::min(allocated_positions(range.size()), cache.n_positions());
   }
   params.k = cache.keys(), params.v = cache.values(), params.lengths = input.lengths, params.rule = plan_.rule;
+  params.softcap = SoftCap(plan_.softcap);
   params.head_scales = head_scales_.size() == 0 ? nullptr : head_scales_.data();
   // A leaf without keys is described, and never read.
   const auto leaf_of = [&](const DeviceView& rows) {
@@ -131,13 +132,14 @@ void StepRunner::prepare(std::int64_t l, std::int64_t longest) {
 }
 
 void StepRunner::prepare(const Step& step, bool has_end) {
-  if (step.changes_scores())
-    throw std::invalid_argument("DecodeSession::decode: no kernel caps scores or adds a mask to them; use the backend cpu");
+  if (step.mask.data != nullptr)
+    throw std::invalid_argument("DecodeSession::decode: no kernel adds a mask to scores; use the backend cpu");
   const std::int64_t l = step.q.shape[2];
   // Where messages follow, other ranks may not begin a new graph when pages change here.
   const bool is_other_prefix = has_end ? plan_.prefix.clear() : plan_.prefix.count(plan_.cache, step);
-  if (is_other_prefix || l > most_queries_ || step.rule != plan_.rule || step.q.on_device != plan_.q_on_device) {
-    plan_.n_queries = l, plan_.rule = step.rule, plan_.q_on_device = step.q.on_device;
+  if (is_other_prefix || l > most_queries_ || step.rule != plan_.rule || step.softcap != plan_.softcap ||
+      step.q.on_device != plan_.q_on_device) {
+    plan_.n_queries = l, plan_.rule = step.rule, plan_.softcap = step.softcap, plan_.q_on_device = step.q.on_device;
     plan_range(closed(plan_.cache.leaves().range(), step.longest()), l);
   } else if (l != plan_.n_queries) {
     plan_queries(l);

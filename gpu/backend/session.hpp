@@ -27,6 +27,7 @@ struct StepPlan {
   KeyRange range{0, -1};       ///< of the keys that it is for
   LeafOrder order = LeafOrder::kContiguous;
   SeenRule rule{};
+  double softcap = 0;               ///< 0: none
   bool q_on_device = false;         ///< whether the queries were given in device memory
   std::int64_t n_positions = 0;     ///< of an entry of the cache then
   std::vector<Subtree> subtrees{};  ///< of the range

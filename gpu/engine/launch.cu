@@ -77,6 +77,7 @@ std::string accepts_any_rows(const DecodeParams& params, DType dtype) {
   if (const std::string refusal = accepts_any_grid(params, dtype); !refusal.empty()) return refusal;
   if (dtype == DType::F8_E4M3) return "F8_E4M3 storage";
   if (params.n_edge() > 0 || params.rule.window > 0) return "a causal edge or a window";
+  if (params.softcap) return "a soft cap";
   // Rows are counted by the second axis of a grid.
   if (params.n_rows() > 65535) return std::to_string(params.n_rows()) + " rows: more than 65535";
   return "";

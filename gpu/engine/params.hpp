@@ -6,6 +6,7 @@
 #include "gpu/types/bytes16.hpp"
 #include "gpu/types/used_slots.hpp"
 #include "reference/state/key_range.hpp"
+#include "reference/state/mask.hpp"
 #include "reference/state/seen.hpp"
 #include "reference/state/subtree.hpp"
 
@@ -64,6 +65,7 @@ struct DecodeParams {
   std::int64_t begin = 0, end = 0;         ///< global positions of the shard
   std::int64_t readable_end = 0;           ///< rows before it have memory and may be copied, see rows_end()
   float query_scale = 1, score_scale = 1;  ///< multiply q as it is read, and q.k: log2(e) * scale, see set_scale()
+  SoftCap softcap{};                       ///< of scores
   const float* head_scales = nullptr;      ///< [b, n_kv, 2], both for keys of F8_E4M3 with scales; null: the two above
 
   /// Rows of the output: (i * n_h + h) * l + j, and group * n_kv = n_h l.

@@ -260,6 +260,7 @@ __device__ __forceinline__ void accumulate_keys(const DecodeParams& params, std:
     const unsigned valid = steps.valid(step);
     source.wait(step, valid);
     float s = score_of_eight<SubWarp>(q, source.keys(step, valid), params.score_scale, lane);
+    if (params.softcap) s = params.softcap(s);
     if ((valid >> key_of_lane(lane) & 1) == 0) s = -std::numeric_limits<float>::infinity();
     add_eight_keys<SubWarp>(s, lane, source.values(step, valid), leaf);
     source.next(step);

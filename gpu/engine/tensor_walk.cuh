@@ -216,7 +216,8 @@ struct TileWalk {
   /// @paper{eq_7, eq. (7)}
   template <bool kCopies>
   __device__ __forceinline__ bool over_leaves() const {
-    const float score_scale = TileScale::of<Tile>(params, kv_head).score;
+    const float product_scale = TileScale::of<Tile>(params, kv_head).score,
+                score_scale = params.softcap ? 1 : product_scale;  // of capped scores, or of products
     auto forests =
         target.template forest<Tile, typename Ring::Leaves, TileWaiting<Tile>>(leaves, own_lane, memory_of_warp, own_lane);
     for (int leaf = 0; leaf < leaves.n_leaves(); ++leaf) {
@@ -230,6 +231,10 @@ struct TileWalk {
       // S^T = K Q^T.
       LeafScores s = {};
       multiply_keys<kCopies>(leaf, lane, s);
+      if (params.softcap) {
+        TREE_ATTN_UNROLL
+        for (int i = 0; i < 4 * kLeafItems; ++i) s[i / 4][i % 4] = params.softcap(multiply(product_scale, s[i / 4][i % 4]));
+      }
       if (!keys.are_all()) {
         TREE_ATTN_UNROLL
         for (int i = 0; i < 4 * kLeafItems; ++i)

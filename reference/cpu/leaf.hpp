@@ -163,7 +163,7 @@ TREE_ATTN_INLINE void scores_of_block(Rows keys, std::int64_t a, std::int64_t d_
   for (int j = 0; j < kQueries; ++j) sum_each(products[j], scale, s + j * s_stride);
 }
 
-/// soft_cap() of mask.hpp, for the scores of a leaf. @param limit, inverse log2(e) c and its inverse
+/// SoftCap of mask.hpp, for the scores of a leaf. @param limit, inverse log2(e) c and its inverse
 TREE_ATTN_INLINE void soft_cap(float* s, float limit, float inverse) {
   for (int a = 0; a < kKeys; a += kPartLanes) {
     const Part score = load_vector<Part>(s + a);

@@ -39,7 +39,7 @@ struct Chunk {
   float score_scale;           ///< multiplies q.k: ScoreScale::score
   const Seen* seen = nullptr;  ///< [n_rules] what query i sees is seen[i % n_rules]; null: all see all keys
   std::int64_t n_rules = 1;
-  float cap = 0, cap_inverse = 0;           ///< of soft_cap(), in base two; 0: none
+  float cap = 0, cap_inverse = 0;           ///< of SoftCap, in base two; 0: none
   const std::byte* const* masks = nullptr;  ///< [n_queries] Mask::row(); null: none
   bool is_boolean = false;                  ///< Mask::is_boolean
   bool apart = false;                       ///< whether each leaf has states of its own, packed

@@ -44,7 +44,7 @@ class Backend {
   virtual void use_gpu(int index) const { static_cast<void>(index); }
   /// Returns whether a session computes a step on several threads of the host, as many as the caller chooses.
   virtual bool has_threads() const { return false; }
-  /// Returns whether a session caps scores and adds masks to them.
+  /// Returns whether a session adds masks to scores.
   virtual bool has_masks() const { return false; }
   /// Returns whether kernels of one rank can store into memory of the device of another.
   virtual bool has_windows() const { return false; }

@@ -62,7 +62,7 @@ inline Forest<float> decode(const Step& step, const TensorView& k, const TensorV
       for (std::int64_t a = 0; a < n; ++a) {
         if (s[a] = -INFINITY; !seen.contains(first + a)) continue;
         load_row(k, i, g, row + a, key.data());
-        s[a] = soft_cap(c.score * dot(query, key, sums_in_pairs(k.dtype)), step.softcap);
+        s[a] = SoftCap(step.softcap)(c.score * dot(query, key, sums_in_pairs(k.dtype)));
         s[a] = step.mask.add(s[a], static_cast<float>(kLog2E), i, h, r % l, first + a);
         e = std::max(e, key_shift(s[a]));
       }

@@ -31,7 +31,6 @@ struct Step {
   Seen seen_by_all(std::int64_t entry) const { return rule.of_all(length(entry), q.shape[2]); }
   /// The learned sink of row (i n_h + h) l + j. @pre there are any
   float sink_of(std::int64_t row) const { return sink[static_cast<std::size_t>(row / q.shape[2] % q.shape[1])]; }
-  bool changes_scores() const { return mask.data != nullptr || softcap != 0; }             ///< by a mask or a soft cap
   bool sees_all() const { return rule.window == 0 && (!rule.causal || q.shape[2] <= 1); }  ///< every query, all keys
 
  private:

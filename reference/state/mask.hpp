@@ -73,19 +73,23 @@ inline void require_mask(const char* function, const Mask& mask, double softcap,
 /// by a series for small x; s if c = 0.
 ///
 /// Edges: s = +-inf gives +-log2(e) c, and NaN stays NaN. The bits of std::tanh differ between C libraries.
-/// @param s score in base two @param c natural
-inline float soft_cap(float s, double c) {
-  if (c == 0) return s;
-  const auto limit = static_cast<float>(kLog2E * c), inverse = static_cast<float>(1 / (kLog2E * c));
-  const float x = std::fabs(s) * inverse, z = x * x, y = std::min(x * 0x1.715476p+1f, 64.0f), shift = std::ceil(-y);
-  const float u = exp2_fraction(-y - shift) * pow2(shift);
-  float t = (1 - u) / (1 + u);
-  if (x < 0.17f) {
-    t = 0x1.664f48p-6f;
-    for (const float coefficient : {-0x1.ba1ba2p-5f, 0x1.111112p-3f, -0x1.555556p-2f, 1.0f}) t = t * z + coefficient;
-    t = t * x;
+struct SoftCap {
+  float limit, inverse;  ///< log2(e) c and its inverse; 0: none
+
+  /// @param c natural
+  explicit SoftCap(double c = 0)
+      : limit(static_cast<float>(kLog2E * c)), inverse(c == 0 ? 0 : static_cast<float>(1 / (kLog2E * c))) {}
+  TREE_ATTN_HOST_DEVICE explicit operator bool() const { return limit != 0; }
+  /// @param s score in base two
+  TREE_ATTN_HOST_DEVICE float operator()(float s) const {
+    if (limit == 0) return s;
+    constexpr float kSeries[] = {-0x1.ba1ba2p-5f, 0x1.111112p-3f, -0x1.555556p-2f, 1.0f};
+    const float x = std::fabs(s) * inverse, z = x * x, product = x * 0x1.715476p+1f, y = 64.0f < product ? 64.0f : product;
+    const float shift = std::ceil(-y), u = exp2_fraction(-y - shift) * pow2(shift);
+    float series = 0x1.664f48p-6f;
+    for (const float coefficient : kSeries) series = series * z + coefficient;
+    return std::copysign(limit * (x < 0.17f ? series * x : (1 - u) / (1 + u)), s);
   }
-  return std::copysign(limit * t, s);
-}
+};
 
 }  // namespace tree_attn

@@ -84,8 +84,7 @@ TEST_CASE("files: q, k, v and what belongs to them are refused with their number
   decode("good", {"--shards", "9"}, "--shards: 9 is not in 0 .. 8");
   decode("sinks", {"--backend", "emulated", "--algorithm", "one-shot"},
          "its kernel has no window and no learned sinks; use two-level");
-  decode("masked", {"--backend", "emulated"},
-         "--backend emulated: no kernel has --softcap or the tensor \"mask\"; use --backend cpu");
+  decode("masked", {"--backend", "emulated"}, "--backend emulated: no kernel adds the tensor \"mask\"; use --backend cpu");
   refuse(both, "good", "--value-dim takes values from the keys, but there is a tensor \"v\"", {"--value-dim", "16"});
   refuse(both, "keys", "--value-dim 17: keys have 16 components", {"--value-dim", "17"});
   refuse(both, "keys_of_eight", "leave \"v_scale\" out", {"--value-dim", "8"});

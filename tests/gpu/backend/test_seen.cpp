@@ -3,6 +3,8 @@
 /// @brief Rules of what a query sees, on a device: a row has the bits of itself alone, whatever the rule, the shards and the
 /// order (section 5).
 #include "gpu/backend/backends.hpp"
+#include "reference/oracle/error_bound.hpp"
+#include "tests/support/compare.hpp"
 #include "tests/support/device_params.hpp"
 #include "tests/support/seen_cases.hpp"
 
@@ -86,6 +88,51 @@ TEST_CASE("seen on a device: windows that move as a cache grows and shrinks have
           REQUIRE(same_bits(grown, fresh));
         }
       }
+    }
+  }
+}
+
+/// @tested{eq_7, eq. (7)}
+TEST_CASE("seen on a device: a soft cap is near the oracle, has the bits of any shards, and ends with its step") {
+  std::mt19937 random(4660);
+  for (int i = 0; i < 24; ++i) {
+    SeenCase c = random_seen_case(random, 300, kTypes);
+    c.axes.n_queries = 1 + (c.axes.n_queries - 1) % 8;
+    if (i % 8 == 3) c.axes.head_dim = 300, c.axes.value_dim = 100;
+    const auto workload = normal_workload(4661, c.axes, c.lengths);
+    const double softcap = std::uniform_real_distribution<double>(0.1, 8)(random);
+    INFO(c.text() << ", capped at " << softcap);
+    const Step step{workload->query(0), workload->lengths(), c.rule, {}, {}, softcap};
+    SeenCase whole = c;
+    whole.ranges = c.order == LeafOrder::kDealt ? dealt_ranges(1) : std::vector<KeyRange>{{0, kOpenEnd}};
+    const std::vector<float> states = decode_ranges(device::backend(), whole, *workload, step);
+    REQUIRE(same_numbers(decode_ranges(device::backend(), c, *workload, step), states));
+
+    const Shard all = workload->whole();
+    const AttentionOptions options{.scale = workload->scale, .rule = c.rule, .lengths = c.lengths, .softcap = softcap};
+    const AttentionResult exact = attention(step.q, all.k, all.v, options);
+    ErrorModel model = tree_decode_model(std::max<std::int64_t>(1, c.axes.n_keys));
+    model.exp_error = 4, model.n_additions = 2 * 3 * kLeafKeys + 64;
+    const ErrorBound bound = error_bound(step.q, all.k, all.v, options, model);
+    DecodeOutput output{std::vector<float>(exact.out.size()), std::vector<float>(exact.lse.size())};
+    const std::int64_t d_v = c.axes.value_dim;
+    for (std::size_t r = 0; r < output.lse.size(); ++r)
+      output.lse[r] = finish(states.data() + static_cast<std::int64_t>(r) * state_size(d_v),
+                             output.out.data() + static_cast<std::int64_t>(r) * d_v, d_v);
+    const Comparison out = compare(output.out, exact.out, bound.out),
+                     lse = compare(output.lse, exact.lse, bound.lse, NonFinite::Match);
+    CHECK_MESSAGE(out.ok, out.message);
+    CHECK_MESSAGE(lse.ok, lse.message);
+
+    // One session, with a cap, another and none.
+    const OwnedLeaves leaves(whole.ranges[0], c.order);
+    const auto cache = device::backend().make_cache(workload->shape(), leaves, leaves.n_keys(workload->n_keys()));
+    fill(*cache, *workload, step.lengths);
+    const auto session = cache->open(workload->scale);
+    for (const double cap : {softcap, 0.0, 2 * softcap, softcap}) {
+      Step other = step;
+      other.softcap = cap;
+      CHECK(same_bits(session->decode(other).host(), decode_range(device::backend(), *workload, leaves, other)));
     }
   }
 }

@@ -20,7 +20,7 @@ constexpr std::array kTypes{DType::F32, DType::F16, DType::BF16, DType::F64, DTy
 constexpr float kInf = std::numeric_limits<float>::infinity(), kNaN = std::numeric_limits<float>::quiet_NaN();
 constexpr double kLn2Here = 0.69314718055994530942;
 
-float capped(float s, double c) { return soft_cap(s, c); }
+float capped(float s, double c) { return SoftCap(c)(s); }
 
 }  // namespace
 
