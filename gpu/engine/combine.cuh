@@ -6,13 +6,13 @@
 #include "gpu/engine/launch.hpp"
 #include "gpu/engine/unit_forest.cuh"
 
-#include <algorithm>
-
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
 /// Components of a slice of a row, four a lane; states that a warp loads at once; and groups of them, one a level, that wait
 /// for what is on their right.
 inline constexpr int kSlice = 4 * kWarp, kAtOnce = 8, kLogAtOnce = 3, kMostParked = 14;
+/// Slices of a row; one where values have no components, for shift and sum.
+TREE_ATTN_HOST_DEVICE constexpr int slices_of(int d_v) { return d_v > kSlice ? (d_v + kSlice - 1) / kSlice : 1; }
 /// Warps of a block at most, a power of two; and 16-byte vectors of shared memory of one: of each parked state one a lane,
 /// and one of shift and sum.
 inline constexpr int kMostCombining = 8, kParkedState = kWarp + 1, kParkedVectors = kMostParked * kParkedState;
@@ -248,13 +248,12 @@ __global__ void __launch_bounds__(kMostCombining* kWarp)
 }
 /// The launch of combine(). @param n_subtrees that cover the shard, or 1 where rows are finished
 inline Launch launch_of_combine(const DecodeParams& params, const LaunchPlan& plan, std::int64_t n_subtrees) {
-  return {
-      .grid = {static_cast<unsigned>(params.n_rows()),
-               static_cast<unsigned>(std::max(1, (params.d_v + kSlice - 1) / kSlice)), static_cast<unsigned>(n_subtrees)},
-      .block = {static_cast<unsigned>(plan.n_combining * kWarp)},
-      .shared_bytes = kKernelBytes + combining_bytes(plan.n_combining),
-      .continues = true,
-      .overlaps = plan.overlaps};
+  return {.grid = {static_cast<unsigned>(params.n_rows()), static_cast<unsigned>(slices_of(params.d_v)),
+                   static_cast<unsigned>(n_subtrees)},
+          .block = {static_cast<unsigned>(plan.n_combining * kWarp)},
+          .shared_bytes = kKernelBytes + combining_bytes(plan.n_combining),
+          .continues = true,
+          .overlaps = plan.overlaps};
 }
 
 /// Launches it after the walks of a step. @throws DeviceError if the launch fails

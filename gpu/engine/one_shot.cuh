@@ -10,6 +10,8 @@
 #include "gpu/engine/peers.hpp"
 #include "gpu/platform/device.hpp"
 
+#include <algorithm>
+
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
 /// Whether a wait gives up, because it has taken too long, another wait of this device has, or a rank has failed. Checked in
@@ -130,8 +132,6 @@ class Sources {
 
 /// Floats of a state that is sent, or received, in shared memory.
 TREE_ATTN_HOST_DEVICE constexpr int state_floats(int d_v) { return (kValues + d_v + 3) / 4 * 4; }
-/// Slices of a row, each of which one warp merges.
-TREE_ATTN_HOST_DEVICE constexpr int slices_of(int d_v) { return (d_v + kSlice - 1) / kSlice; }
 /// States of a slice that may wait while the states of all devices are merged: one for each bit of a slot, and one more.
 TREE_ATTN_HOST_DEVICE inline int most_waiting(const Peers& peers) {
   int n = 2;

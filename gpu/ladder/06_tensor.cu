@@ -313,10 +313,10 @@ __global__ void __launch_bounds__(kWarp, 1)
   }
 }
 
-/// Four warps per multiprocessor, as far as there are leaves.
+/// Four warps per multiprocessor, as far as there are leaves. Values without components have one part, for shift and sum.
 LaunchPlan plan(const DecodeParams& params, DType dtype, const LaunchOptions& options) {
   const int key_dim = dim_of(std::max(params.d_h, params.d_v)), dim = value_dim_of(key_dim), n_rows = rows_of(dtype, dim);
-  const std::int64_t n_leaves = leaves_of({params.begin, params.end}), n_parts = (params.d_v + dim - 1) / dim,
+  const std::int64_t n_leaves = leaves_of({params.begin, params.end}), n_parts = (params.d_v - 1) / dim + 1,
                      n_tiles = params.batch_kv_heads() * ((params.group + n_rows - 1) / n_rows) * n_parts,
                      n_fill = 4 * device().n_multiprocessors / std::max<std::int64_t>(1, n_tiles),
                      n_splits = options.n_splits > 0 ? options.n_splits : std::clamp<std::int64_t>(n_fill, 1, n_leaves),

@@ -271,9 +271,22 @@ void finish_states(const float* states, std::int64_t n, std::int64_t d_v, float*
   for (; n > 0; --n, states += state_size(d_v), z += d_v) *lse++ = finish(states, z, d_v);
 }
 
+/// n of merge(left, right), component by component.
+struct MergedValues {
+  Rescale<float> scale;
+  const float *left, *right;  ///< states
+  TREE_ATTN_INLINE float operator[](std::int64_t j) const {
+    return merge_element(scale, left[kValues + j], right[kValues + j]);
+  }
+};
+
 void finish_merged(const float* left, const float* right, std::int64_t n, std::int64_t d_v, float* z, float* lse) {
   const std::int64_t size = state_size(d_v);
-  for (; n > 0; --n, left += size, right += size, z += d_v) *lse++ = tree_attn::finish_merged(left, right, z, d_v);
+  for (; n > 0; --n, left += size, right += size, z += d_v) {
+    const Rescale<float> scale = rescale(left[kShift], right[kShift]);
+    *lse++ = finish_values({scale.shift, merge_element(scale, left[kSum], right[kSum])}, MergedValues{scale, left, right}, z,
+                           d_v);
+  }
 }
 
 void pack_query(const float* q, std::int64_t d_h, DType key_type, float scale, float* packed) {

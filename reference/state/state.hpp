@@ -275,27 +275,4 @@ TREE_ATTN_HOST_DEVICE inline Real finish(const Real* __restrict state, Real* __r
   return finish_values({state[kShift], state[kSum]}, state + kValues, z, d_v);
 }
 
-/// n of merge(left, right), component by component.
-template <class Real>
-struct MergedValues {
-  Rescale<Real> scale;
-  const Real *left, *right;  ///< states
-  TREE_ATTN_HOST_DEVICE Real operator[](std::int64_t j) const {
-    return merge_element(scale, left[kValues + j], right[kValues + j]);
-  }
-};
-
-/// finish() of merge(left, right), which is not stored. Same bits.
-///
-/// @param[in] left, right states [2 + d_v]
-/// @param[out] z [d_v], may not overlap them
-/// @returns lse, natural
-template <class Real>
-TREE_ATTN_HOST_DEVICE inline Real finish_merged(const Real* __restrict left, const Real* __restrict right,
-                                                Real* __restrict z, std::int64_t d_v) {
-  const Rescale<Real> scale = rescale(left[kShift], right[kShift]);
-  return finish_values({scale.shift, merge_element(scale, left[kSum], right[kSum])}, MergedValues<Real>{scale, left, right},
-                       z, d_v);
-}
-
 }  // namespace tree_attn

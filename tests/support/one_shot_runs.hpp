@@ -37,7 +37,7 @@ struct Run {
   std::int64_t group = 1;
   std::uint64_t seed = 0;
   int slow_rank = -1;  ///< sleeps before every step
-  std::int64_t head_dim = 16;
+  std::int64_t head_dim = 16, value_dim = 16;
   std::int64_t batch = 2, kv_heads = 2;
   int n_multiprocessors = 3, major = 9;  ///< of the devices
   unsigned steps_done = 0;               ///< where the counter of steps begins
@@ -63,7 +63,7 @@ inline WorkloadShape shape_of(const Run& run, std::int64_t n_keys) {
            .heads = run.kv_heads * run.group,
            .kv_heads = run.kv_heads,
            .head_dim = run.head_dim,
-           .value_dim = run.head_dim},
+           .value_dim = run.value_dim},
           n_keys,
           {},
           run.order};

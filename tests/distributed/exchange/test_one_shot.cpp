@@ -51,6 +51,13 @@ TEST_CASE("one-shot: ranks without keys, one of which is slow") {
   check_run(run, 300);
 }
 
+TEST_CASE("one-shot: values without components have the sums of gather, a packet for each state") {
+  for (const DType dtype : {DType::F32, DType::BF16}) {
+    const Traffic stored = check_run({.p = 3, .dtype = dtype, .value_dim = 0}, 64 * 3);
+    CHECK(stored.bytes == 3 * 2 * 4 * 16);
+  }
+}
+
 TEST_CASE("one-shot: the bytes that kernels store into windows of other devices are those predicted, and what it counts") {
   for (const Cut cut : {Cut::kEven, Cut::kUneven, Cut::kEmpty}) {
     for (const int p : {1, 2, 5}) {
@@ -232,7 +239,8 @@ TEST_CASE("one-shot: every rank refuses several nodes, many ranks and many state
                  "its kernels reach the devices of one node, and the ranks are on 2; use two-level");
   refused_on_all({.p = 17}, 300, "a node of 17 ranks; at most 16; use two-level");
   // From 513 keys on the open range is [64, 1024) instead of [64, 512): four subtrees instead of three.
-  const Run grows{.p = 2, .steps = 4, .cut = Cut::kUneven, .group = 40, .head_dim = 256, .batch = 1, .kv_heads = 1};
+  const Run grows{
+      .p = 2, .steps = 4, .cut = Cut::kUneven, .group = 40, .head_dim = 256, .value_dim = 256, .batch = 1, .kv_heads = 1};
   CHECK(opens_new_windows(grows, 510));
   refused_on_all(grows, 510, "rank 1 has 161 KiB of states; at most 128; use two-level");
 }

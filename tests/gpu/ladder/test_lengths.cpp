@@ -81,6 +81,32 @@ TEST_CASE("lengths: every step decodes each of 0 to N, with the same bits whatev
   }
 }
 
+/// @tested{eq_7, eq. (7)}
+TEST_CASE("lengths: values without components have the log-sum-exp of others, at every step") {
+  for (const Kind& kind : kKinds) {
+    for (const std::int64_t n_keys : {1, 70, 500}) {
+      const auto lse_of = [&](const device::LadderStep& step, std::int64_t d_v) {
+        return run_step(step,
+                        *normal_workload(7020, {.batch = 2,
+                                                .heads = 2 * kind.heads,
+                                                .head_dim = kind.dim,
+                                                .value_dim = d_v,
+                                                .n_keys = n_keys,
+                                                .dtype = kind.dtype}),
+                        {.n_splits = 2})
+            .lse;
+      };
+      for (const device::LadderStep* step : device::all_kernels()) {
+        const auto workload = normal_workload(7020, {.heads = 2 * kind.heads, .head_dim = kind.dim, .dtype = kind.dtype});
+        const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
+        if (step->refusal(shard.params, shard.dtype) != "") continue;
+        INFO(std::string(step->name) << ", " << name_of(kind) << ", N = " << n_keys);
+        CHECK(same_bits(lse_of(*step, 0), lse_of(*step, 8)));
+      }
+    }
+  }
+}
+
 TEST_CASE("lengths: sub-warps without positions leave no state, although they step with the others of their warp") {
   const auto workload = normal_workload(7010, {.heads = 1, .kv_heads = 1, .head_dim = 8, .value_dim = 8});
   const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
