@@ -19,7 +19,8 @@ What is counted
   waiting for a barrier a second time, shuffles of diverged lanes, rows without a key.
 * A pass of a sub-warp is a step of eight keys, of which a leaf has eight; one of a tile is a leaf. Every second leaf ends
   with a merge in registers, on average one with a subtree in memory, and a store: the cheapest way around the loop with the
-  most multiplications of states (FMUL) and stores of them. Half of what that adds to a pass is added per leaf.
+  most multiplications of states (FMUL) and stores of them. Half of what that adds to a pass is added per leaf. A soft cap is
+  passed by.
 * A loop closed by BRA.U.ANY runs once per sub-warp: its lanes take turns where an instruction has one address per warp.
 * Hot code is the instructions on either of the two ways, each 16 bytes.
 * The start of a walk is the instructions before the first copy of its kind, on the cheapest way forward to one without a call: so a
@@ -377,6 +378,8 @@ def walks_of(name, instructions):
             return n if n >= 8 or worker.multiplies == "HMMA" else 0
 
         def of_states(block):
+            if block.count("F2I"):  # the exponential of a soft cap
+                return 0
             n, stores = block.count("FMUL"), block.count("ST", "STG", "STS")
             return (n if n >= FEWEST_PRODUCTS else 0) + (stores if stores >= FEWEST_STORES else 0)
 

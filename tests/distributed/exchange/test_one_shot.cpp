@@ -211,7 +211,7 @@ TEST_CASE("one-shot: what its kernels cannot combine is refused in a few words")
         "its kernels reach the devices of one node, and the ranks are on 2; use two-level");
   // States of 258 floats for 127 rows are 131,064 bytes; four leaves are one subtree, three are two.
   Run large = run;
-  large.batch = large.kv_heads = 1, large.head_dim = 256, large.group = 127;
+  large.batch = large.kv_heads = 1, large.head_dim = large.value_dim = 256, large.group = 127;
   CHECK(algorithm.refusal(node, nullptr, even_ranges(512, 2, kLeafKeys), shape_of(large, 512)) == "");
   large.group = 128;
   check(node, shape_of(large, 512), "rank 0 has 129 KiB of states; at most 128; use two-level");
