@@ -88,12 +88,15 @@ inline DecodeOutput run_step(const device::LadderStep& step, const DeviceShard& 
   REQUIRE_MESSAGE(step.refusal(params, shard.dtype) == "", step.name);
   const device::LaunchPlan plan = step.plan(params, shard.dtype, options);
   const DeviceWorkspace workspace(plan);
-  device::DeviceBuffer<float> out(params.n_rows() * params.d_v), lse(params.n_rows());
+  // An output without an address would be none.
+  device::DeviceBuffer<float> out(std::max<std::int64_t>(1, params.n_rows() * params.d_v)), lse(params.n_rows());
   out.fill(0xFF), lse.fill(0xFF);
   step.run(params, shard.dtype, {.out = out.data(), .lse = lse.data()}, plan, workspace.get(), device::Stream{});
   // Every launch leaves the counters at zero.
   CHECK(std::ranges::all_of(workspace.counters().download(), [](unsigned n) { return n == 0; }));
-  return {out.download(), lse.download()};
+  DecodeOutput output{out.download(), lse.download()};
+  output.out.resize(static_cast<std::size_t>(params.n_rows() * params.d_v));
+  return output;
 }
 
 /// Runs a step over a workload.

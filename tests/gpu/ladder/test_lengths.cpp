@@ -82,7 +82,7 @@ TEST_CASE("lengths: every step decodes each of 0 to N, with the same bits whatev
 }
 
 /// @tested{eq_7, eq. (7)}
-TEST_CASE("lengths: values without components have the log-sum-exp of others, at every step") {
+TEST_CASE("lengths: values without components have the log-sum-exp of others, from rung 2 on") {
   for (const Kind& kind : kKinds) {
     for (const std::int64_t n_keys : {1, 70, 500}) {
       const auto lse_of = [&](const device::LadderStep& step, std::int64_t d_v) {
@@ -96,7 +96,8 @@ TEST_CASE("lengths: values without components have the log-sum-exp of others, at
                         {.n_splits = 2})
             .lse;
       };
-      for (const device::LadderStep* step : device::all_kernels()) {
+      // Rung 1 finds a sum for each component.
+      for (const device::LadderStep* step : device::all_kernels().subspan(1)) {
         const auto workload = normal_workload(7020, {.heads = 2 * kind.heads, .head_dim = kind.dim, .dtype = kind.dtype});
         const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
         if (step->refusal(shard.params, shard.dtype) != "") continue;
