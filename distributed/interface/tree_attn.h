@@ -5,8 +5,8 @@
  *
  * Tensors lie in memory of the host, or those of ta_append(), ta_step(), ta_start(), ta_finish() and ta_combine() on the
  * device of the backend: kDLCUDA for "cuda", with the index of the calling thread's device, and kDLExtDev for "emulated", in
- * memory of the emulator. All tensors of a step, and of ta_combine(), lie in the same memory, and learned sinks are taken
- * with tensors of the host alone. Then no element passes through the host: Attention says what does. What was queued on the
+ * memory of the emulator. All tensors of a step, and of ta_combine(), lie in the same memory, but for learned sinks, which
+ * lie on the host. Then no other element passes through the host: Attention says what does. What was queued on the
  * default stream before is seen, and tensors have been read and written when a call returns. Elements are F64, F32, F16,
  * BF16 or F8_E4M3; strides are at least 0 and that of the last axis is 1, in q, k, v, o and out. A tensor that does not fit
  * is refused before anything is read. Tensors that are written must not overlap others, nor themselves. The caller keeps all

@@ -464,7 +464,7 @@ class Attention:
     def step(self, q, causal=False, window=None, sinks=None, mask=None, softcap=None, out=None, by_heads=False):
         """Attention of q [b, n_h, l, d_h] over what was appended, any l in every step; all but out and by_heads as attention().
 
-        Learned sinks need q on the host. out: arrays (out, lse) that are written; of them lse may be None. by_heads: for layers that are
+        Learned sinks lie on the host. out: arrays (out, lse) that are written; of them lse may be None. by_heads: for layers that are
         sharded by heads; of p ranks, rank r passes the r-th of p parts of the heads, on the host, and gets their output. @returns out in the
         type of q, lse in float32
         """

@@ -75,16 +75,16 @@ def _(number, state, k, v, entry=0, n=None):
 
 @torch.library.custom_op("tree_attn::step", mutates_args={"state"})
 def step(number: int, state: torch.Tensor, q: torch.Tensor, value_dim: int, causal: bool = False, window: Optional[int] = None, sinks: Optional[int] = None,
-         sink: Optional[torch.Tensor] = None) -> Tuple[torch.Tensor, torch.Tensor]:
+         sink: Optional[torch.Tensor] = None, by_heads: bool = False) -> Tuple[torch.Tensor, torch.Tensor]:
     """step() of the Layer of a number, whose values have value_dim components."""
     _refuse_gradients(q, sink)
-    output = _layers[number].attention.step(q, causal, window, _sinks(sinks, sink))
+    output = _layers[number].attention.step(q, causal, window, _sinks(sinks, sink), by_heads=by_heads)
     state.add_(1)
     return output
 
 
 @step.register_fake
-def _(number, state, q, value_dim, causal=False, window=None, sinks=None, sink=None):
+def _(number, state, q, value_dim, causal=False, window=None, sinks=None, sink=None, by_heads=False):
     _refuse_gradients(q, sink)
     return q.new_empty((*q.shape[:3], value_dim)), q.new_empty(q.shape[:3], dtype=torch.float32)
 
@@ -101,6 +101,6 @@ class Layer:
         """Attention.append()."""
         torch.ops.tree_attn.append(self.number, self.state, k, v, entry, n)
 
-    def step(self, q, causal=False, window=None, sinks=None, sink=None):
+    def step(self, q, causal=False, window=None, sinks=None, sink=None, by_heads=False):
         """Attention.step(); sink: learned logits. @returns out in the type of q, lse in float32"""
-        return torch.ops.tree_attn.step(self.number, self.state, q, self.value_dim, causal, window, sinks, sink)
+        return torch.ops.tree_attn.step(self.number, self.state, q, self.value_dim, causal, window, sinks, sink, by_heads)

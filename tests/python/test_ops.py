@@ -47,6 +47,8 @@ class Ops(unittest.TestCase):
         torch.library.opcheck(OPS.append.default, (layer.number, layer.state, k[0], v[0], 0))
         torch.library.opcheck(OPS.append.default, (layer.number, layer.state, None, None, 1), {"n": 0})
         torch.library.opcheck(OPS.step.default, (layer.number, layer.state, q, 16), {"causal": True, "sink": logits})
+        torch.library.opcheck(OPS.step.default, (layer.number, layer.state, q, 16), {"by_heads": True})
+        self.assertTrue(same(layer.step(q, by_heads=True), layer.step(q)))
 
     def test_a_compiled_function_is_one_graph_with_the_bits_and_the_order_of_an_eager_one(self):
         q, k, v, _ = drawn()
