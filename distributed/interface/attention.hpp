@@ -57,21 +57,22 @@ struct AttentionSetup {
 
 /// Call of the other ranks in which Attention::refuse() takes part.
 enum class Refused {
-  kStep,    ///< step(), start() or combine()
+  kStep,    ///< step(), step_by_heads(), start() or combine()
   kAppend,  ///< append()
   kMove     ///< use() or reshard()
 };
 
 /// Attention over keys and values that grow, for one rank of several or alone.
 ///
-/// All ranks make the same calls in the same order; the constructor, step(), start(), finish(), combine(), use(), reshard(),
-/// and in pages append(), wait for the others. Every rank returns the same output, and with an algorithm that keeps its bits
-/// the same as any other number of ranks.
+/// All ranks make the same calls in the same order; the constructor, step(), step_by_heads(), start(), finish(), combine(),
+/// use(), reshard(), and in pages append(), wait for the others. Every rank returns the same output, and with an algorithm
+/// that keeps its bits the same as any other number of ranks.
 ///
-/// Refusals: if one of several ranks refuses the arguments of the constructor, step(), start(), combine(), use(), reshard()
-/// or, in pages, append(), all ranks throw InputError with its line, which names that rank, in place of what is said below;
-/// nothing has changed, and the next call is like any other. append() without pages, truncate(), share() and release() are
-/// calls of one rank alone: the next step tells of other lengths. A rank that does not call at all is found by the deadline.
+/// Refusals: if one of several ranks refuses the arguments of the constructor, step(), step_by_heads(), start(), combine(),
+/// use(), reshard() or, in pages, append(), all ranks throw InputError with its line, which names that rank, in place of
+/// what is said below; nothing has changed, and the next call is like any other. append() without pages, truncate(), share()
+/// and release() are calls of one rank alone: the next step tells of other lengths. A rank that does not call at all is
+/// found by the deadline.
 ///
 /// Ending: all ranks destroy their objects over shared messages in the same order, and between the same opens; the last one
 /// over a transport waits for the others. An object that ends with a step under way gives up these messages.
