@@ -12,16 +12,21 @@
 
 #include <arpa/inet.h>
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <ifaddrs.h>
 #include <net/if.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <string_view>
 
 namespace tree_attn {
@@ -70,14 +75,15 @@ std::string missing_kernel(const std::string& gpu, int major, int minor) {
 }
 
 /// Asks the driver, libcuda.so.1, about the GPUs that it shows to this process, and about the one of this rank.
-void ask_driver(RankFacts& facts, const std::string& devices, int rank, const Topology& machines) {
+/// @returns its device, or -1
+int ask_driver(RankFacts& facts, const std::string& devices, int rank, const Topology& machines) {
   constexpr int kMajor = 75, kMinor = 76;  // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
   constexpr int kNoDevice = 100;           // of a driver that works
   std::string& missing = facts.no_driver;
   void* const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);  // stays loaded
   if (library == nullptr) {
     missing = dlerror();
-    return;
+    return -1;
   }
   auto* const init = find<int(unsigned)>(library, "cuInit", missing);
   auto* const get_version = find<int(int*)>(library, "cuDriverGetVersion", missing);
@@ -87,13 +93,13 @@ void ask_driver(RankFacts& facts, const std::string& devices, int rank, const To
   auto* const get_attribute = find<int(int*, int, DeviceId)>(library, "cuDeviceGetAttribute", missing);
   auto* const can_access = find<int(int*, DeviceId, DeviceId)>(library, "cuDeviceCanAccessPeer", missing);
   auto* const get_uuid = find<int(DeviceUuid*, DeviceId)>(library, "cuDeviceGetUuid_v2", missing);
-  if (!missing.empty()) return;
+  if (!missing.empty()) return -1;
 
   int n = 0, version = 0;
   int status = init(0);
   if (status == 0) status = get_count(&n);
   if (status != 0 && status != kNoDevice) missing = "cuInit: error " + std::to_string(status);
-  if (!missing.empty()) return;
+  if (!missing.empty()) return -1;
   get_version(&version);
   facts.driver = line_of("CUDA ", version / 1000, ".", version % 1000 / 10);
 
@@ -109,7 +115,7 @@ void ask_driver(RankFacts& facts, const std::string& devices, int rank, const To
   if (own < 0)
     facts.no_gpu = n > 0 ? "its machine has " + std::to_string(n)
                          : "the driver shows none (CUDA_VISIBLE_DEVICES is \"" + variable("CUDA_VISIBLE_DEVICES") + "\")";
-  if (own < 0 || !missing.empty()) return;
+  if (own < 0 || !missing.empty()) return -1;
 
   std::array<char, 256> name{};
   int major = 0, minor = 0;
@@ -125,6 +131,95 @@ void ask_driver(RankFacts& facts, const std::string& devices, int rank, const To
     if (i != own && can_access(&can, id, ids[static_cast<std::size_t>(i)]) == 0 && can != 0)
       facts.reaches.push_back(uuids[static_cast<std::size_t>(i)]);
   }
+  return id;
+}
+
+/// As CUDA gives it to other processes: plain bytes.
+struct IpcHandle {
+  std::array<char, 64> bytes;
+};
+
+/// Memory of a GPU that other processes open, by the driver API.
+class GpuMemory {
+ public:
+  /// @param[out] missing what fails, and with which status
+  GpuMemory(DeviceId id, std::string& missing) : missing_(missing), library_(dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL)) {
+    if (!call<int(void**, DeviceId)>("cuDevicePrimaryCtxRetain", &context_, id)) return;
+    id_ = id;
+    if (!call<int(void*)>("cuCtxSetCurrent", context_)) return;
+    constexpr std::size_t kBytes = 2 << 20;  // which no other allocation shares
+    if (call<int(std::uint64_t*, std::size_t)>("cuMemAlloc_v2", &memory_, kBytes))
+      call<int(IpcHandle*, std::uint64_t)>("cuIpcGetMemHandle", &handle_, memory_);
+  }
+  GpuMemory(const GpuMemory&) = delete;
+  GpuMemory& operator=(const GpuMemory&) = delete;
+  ~GpuMemory() {
+    if (memory_ != 0) call<int(std::uint64_t)>("cuMemFree_v2", memory_);
+    if (context_ != nullptr) call<int(DeviceId)>("cuDevicePrimaryCtxRelease_v2", id_);
+  }
+  const IpcHandle& handle() const { return handle_; }
+  /// Maps the memory of another process, and takes it back.
+  void try_to_open(const IpcHandle& other) {
+    constexpr unsigned kLazyPeerAccess = 1;
+    std::uint64_t opened = 0;
+    if (call<int(std::uint64_t*, IpcHandle, unsigned)>("cuIpcOpenMemHandle_v2", &opened, other, kLazyPeerAccess))
+      call<int(std::uint64_t)>("cuIpcCloseMemHandle", opened);
+  }
+
+ private:
+  template <class Function, class... Arguments>
+  bool call(const char* name, Arguments... arguments) {
+    std::string none;
+    auto* const function = find<Function>(library_, name, none);
+    const int status = function == nullptr ? -1 : function(arguments...);
+    if (status != 0 && missing_.empty()) missing_ = function == nullptr ? none : line_of(name, ": error ", status);
+    return status == 0;
+  }
+
+  std::string& missing_;
+  void* library_;  // stays loaded
+  void* context_ = nullptr;
+  DeviceId id_ = 0;
+  std::uint64_t memory_ = 0;
+  IpcHandle handle_{};
+};
+
+/// Opens memory of the next rank of this machine: pages of a file without a name, and, if it is another process, has a GPU
+/// and this one reaches it, memory of that GPU. Collective.
+void ask_neighbour(RankFacts& facts, const Ranks& ranks, const Topology& machines, int device) {
+  struct Offer {
+    std::int64_t process, file;
+    bool has_gpu;
+    std::array<char, 64> uuid;
+    IpcHandle memory;
+  };
+  const auto& node = machines.node(facts.node);
+  const auto place = static_cast<std::size_t>(std::ranges::find(node, ranks.rank()) - node.begin());
+  const int next = node[(place + 1) % node.size()];
+  Offer mine{};
+  const int file = memfd_create("tree_attn info", MFD_CLOEXEC);
+  if (file < 0 || ftruncate(file, 1) != 0) facts.no_memfd = std::string("memfd_create: ") + std::strerror(errno);
+  mine.file = file;
+  mine.process = getpid();
+  facts.uuid.copy(mine.uuid.data(), mine.uuid.size() - 1);
+  std::optional<GpuMemory> memory;
+  const std::vector<std::int64_t> processes = ranks.all_gather(mine.process, "the processes of all ranks");
+  const bool is_alone =
+      std::ranges::all_of(node, [&](int rank) { return processes[static_cast<std::size_t>(rank)] == mine.process; });
+  if (!is_alone && !facts.uuid.empty()) mine.memory = memory.emplace(device, facts.no_ipc).handle();
+  mine.has_gpu = memory.has_value() && facts.no_ipc.empty();
+  const Offer theirs = ranks.all_gather(mine, "memory of all ranks")[static_cast<std::size_t>(next)];
+  const std::string path = "/proc/" + std::to_string(theirs.process) + "/fd/" + std::to_string(theirs.file);
+  if (const int opened = theirs.file < 0 ? -1 : open(path.c_str(), O_RDWR | O_CLOEXEC); opened >= 0)
+    close(opened);
+  else if (theirs.file >= 0 && facts.no_memfd.empty())
+    facts.no_memfd = path + " of rank " + std::to_string(next) + ": " + std::strerror(errno);
+  const std::string uuid = theirs.uuid.data();
+  if (mine.has_gpu && theirs.has_gpu && theirs.process != mine.process &&
+      (uuid == facts.uuid || std::ranges::count(facts.reaches, uuid) > 0))
+    memory->try_to_open(theirs.memory);
+  ranks.all_max(std::uint64_t{0});  // memory is there until all have opened it
+  if (file >= 0) close(file);
 }
 
 /// Tests whether a value of NCCL_SOCKET_IFNAME chooses an interface: a list of prefixes, after = of names, after ^ of those
@@ -162,8 +257,9 @@ std::vector<RankFacts> collect_facts(const Ranks& ranks, const Topology& machine
   facts.cores = std::to_string(n_allowed_cores());
   facts.interface = bootstrap_interface();
   if (!kCuda.empty()) facts.kernels = std::string(kArchitectures) + ", by CUDA " + std::string(kCuda);
-  ask_driver(facts, devices, ranks.rank(), machines);
+  const int device = ask_driver(facts, devices, ranks.rank(), machines);
   ask_nccl(facts);
+  ask_neighbour(facts, ranks, machines, device);
 
   // All ranks send as many bytes as the longest text has; a 0 ends each.
   std::string mine = to_text(facts);
@@ -174,6 +270,12 @@ std::vector<RankFacts> collect_facts(const Ranks& ranks, const Topology& machine
   std::vector<RankFacts> all;
   for (std::size_t at = 0; at < texts.size(); at += size) all.push_back(facts_of_text(&texts[at]));
   return all;
+}
+
+std::string gpu_identity(const std::string& devices, int rank, const Topology& machines) {
+  RankFacts facts;
+  ask_driver(facts, devices, rank, machines);
+  return facts.uuid;
 }
 
 std::string bootstrap_interface() {

@@ -17,6 +17,10 @@ namespace tree_attn {
 /// @param devices as --devices gives them; "" for ranks that are processes
 std::vector<RankFacts> collect_facts(const Ranks& ranks, const Topology& machines, const std::string& devices);
 
+/// The identity of the GPU that a rank uses, "GPU-5f0c..."; "" if the driver names none. @param devices as of
+/// collect_facts()
+std::string gpu_identity(const std::string& devices, int rank, const Topology& machines);
+
 /// The interface on which NCCL's bootstrap would listen here, "eth0 192.168.1.4": the first whose name begins with
 /// NCCL_SOCKET_IFNAME; without it one of "ib", then the first but those of containers and lo. "" if there is none.
 std::string bootstrap_interface();

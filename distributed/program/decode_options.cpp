@@ -251,6 +251,7 @@ void add_cluster_options(CLI::App& command, ClusterOptions& options) {
   add_devices_option(command, options.devices);
   add("--ranks-per-node", options.ranks_per_node,
       "Treat every R consecutive ranks as a node (default: ranks that share memory)", within(1, 1 << 20));
+  command.add_flag("--share-gpus", options.share_gpus, "Let several ranks use one GPU, in turns; else they are refused");
   add("--radix", options.radix,
       "Nodes, or blocks of nodes, that one round joins, at least 2 (default: by a model of the network)",
       within(2, 1 << 20));

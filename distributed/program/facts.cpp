@@ -15,7 +15,7 @@
 namespace tree_attn {
 
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankFacts, node, host, cores, interface, no_driver, driver, no_gpu, gpu, capability, uuid,
-                                   no_kernel, kernels, reaches, no_nccl, nccl, nccl_path)
+                                   no_kernel, kernels, reaches, no_nccl, nccl, nccl_path, no_memfd, no_ipc)
 
 namespace {
 
@@ -42,10 +42,10 @@ struct Absence {
   std::string RankFacts::*why;
   std::string_view anchor;
 };
-constexpr Absence kAbsences[] = {{"driver", &RankFacts::no_driver, "no_driver"},
-                                 {"GPU", &RankFacts::no_gpu, "no_gpu"},
-                                 {"kernels", &RankFacts::no_kernel, "no_kernel"},
-                                 {"NCCL", &RankFacts::no_nccl, "no_nccl"}};
+constexpr Absence kAbsences[] = {
+    {"driver", &RankFacts::no_driver, "no_driver"},  {"GPU", &RankFacts::no_gpu, "no_gpu"},
+    {"kernels", &RankFacts::no_kernel, "no_kernel"}, {"NCCL", &RankFacts::no_nccl, "no_nccl"},
+    {"memfd", &RankFacts::no_memfd, "no_memfd"},     {"CUDA IPC", &RankFacts::no_ipc, "no_ipc"}};
 
 /// A row for each reason for which ranks lack something.
 std::string absences(std::span<const RankFacts> facts) {
@@ -67,19 +67,18 @@ std::string absences(std::span<const RankFacts> facts) {
 /// Rows for what ranks have, and share with too many: a GPU, by its identity, and the cores of a rank that uses NCCL.
 std::string shared(std::span<const RankFacts> facts) {
   constexpr int kLeastCores = 4;  // a host thread that polls, one that watches it, and NCCL's
-  std::map<std::string, std::vector<int>> of_gpu;
+  std::vector<std::string> uuids;
   std::vector<int> few;
   for (int rank = 0; const RankFacts& one : facts) {
-    if (!one.uuid.empty()) of_gpu[one.uuid].push_back(rank);
+    uuids.push_back(one.uuid);
     int cores = kLeastCores;
     std::from_chars(one.cores.data(), one.cores.data() + one.cores.size(), cores);
     if (!one.uuid.empty() && !one.nccl.empty() && cores < kLeastCores) few.push_back(rank);
     ++rank;
   }
   std::string text;
-  for (const auto& [uuid, ranks] : of_gpu)
-    if (ranks.size() > 1)
-      text += "GPU            one, " + uuid + ", for " + ranks_text(ranks) + "; see docs/IV.7-many-gpus.md#one_gpu\n";
+  for (const std::string& gpu : shared_gpus(uuids))
+    text += "GPU            one, " + gpu + "; see docs/IV.7-many-gpus.md#one_gpu\n";
   if (!few.empty())
     text += "cores          fewer than 4 for " + ranks_text(few) + "; see docs/IV.7-many-gpus.md#few_cores\n";
   return text;
@@ -122,6 +121,16 @@ std::string table(std::span<const RankFacts> facts) {
   std::ranges::stable_sort(rows.begin() + 1, rows.end(), {}, [](const Row& row) { return std::stoi(row[0]); });
   const std::string missing = absences(facts) + shared(facts);
   return aligned(rows) + (missing.empty() ? "" : "\n") + missing;
+}
+
+std::vector<std::string> shared_gpus(std::span<const std::string> uuids) {
+  std::map<std::string, std::vector<int>> by_gpu;
+  for (int rank = 0; const std::string& uuid : uuids) by_gpu[uuid].push_back(rank++);
+  by_gpu.erase("");
+  std::vector<std::string> shared;
+  for (const auto& [uuid, those] : by_gpu)
+    if (those.size() > 1) shared.push_back(uuid + ", for " + ranks_text(those));
+  return shared;
 }
 
 bool runs_on(std::string_view architecture, int major, int minor) {

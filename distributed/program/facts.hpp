@@ -22,6 +22,7 @@ struct RankFacts {
   std::vector<std::string> reaches;    ///< identities of the GPUs into whose memory its GPU can store
   std::string no_nccl, nccl;           ///< "2.30.7"
   std::string nccl_path;
+  std::string no_memfd, no_ipc;  ///< memory of the next rank of its machine: pages without a name; of a GPU, by CUDA IPC
 };
 
 /// Facts as text, for messages between ranks.
@@ -33,6 +34,9 @@ RankFacts facts_of_text(const std::string& text);
 /// does not have, for ranks on one GPU, and for few cores with NCCL: why, and where the book says what to do. @param facts
 /// of all ranks, by rank
 std::string table(std::span<const RankFacts> facts);
+
+/// The GPUs that several ranks have, as "GPU-5f0c..., for ranks 0, 1". @param uuids of the GPUs by rank; "" of none
+std::vector<std::string> shared_gpus(std::span<const std::string> uuids);
 
 /// Tests whether kernels for an architecture in CMake's notation run on a GPU: those for "80-real" on 8.0 and later of 8,
 /// for "90a-real" on 9.0 alone, for "80", which has PTX, on 8.0 and all later ones.

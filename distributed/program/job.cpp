@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <csignal>
 #include <cstdio>
@@ -145,6 +146,16 @@ void use_gpu(const RankOptions& options, const Backend& backend, int rank, const
   }
 }
 
+/// Refuses several ranks on one GPU, by its identity. Collective. @throws InputError on all ranks
+void require_own_gpus(const std::string& devices, const Ranks& ranks, const Topology& machines) {
+  std::array<char, 64> mine{};
+  gpu_identity(devices, ranks.rank(), machines).copy(mine.data(), mine.size() - 1);
+  std::vector<std::string> uuids;
+  for (const auto& uuid : ranks.all_gather(mine, "the GPUs of all ranks")) uuids.emplace_back(uuid.data());
+  if (const std::vector<std::string> shared = shared_gpus(uuids); !shared.empty())
+    refuse("one GPU, ", shared[0], ": start one rank per GPU, or let them take turns with --share-gpus");
+}
+
 }  // namespace
 
 int run_job(int argc, char** argv, const std::function<int(const Ranks&)>& body) try {
@@ -218,6 +229,7 @@ const Backend& backend_of_rank(const RankOptions& options, int rank, const RankL
 
 OpenTransport open_transport(const RankOptions& options, const Backend& backend, const Ranks& ranks,
                              const RankLayout& layout) {
+  if (backend.needs_gpu() && !options.share_gpus) require_own_gpus(options.devices, ranks, layout.machines);
   const bool is_nccl = options.transport == "nccl", is_shared = options.transport == "shared";
   OpenTransport opened;
   opened.transport =

@@ -22,6 +22,7 @@ struct RankOptions {
   std::string backend = "cpu", transport = "mpi", devices;
   std::optional<int> threads, radix;
   int ranks_per_node = 0;
+  bool share_gpus = false;  ///< lets several ranks use one GPU
 };
 
 /// Limit of every wait for other ranks in seconds, if --timeout does not set another.
@@ -66,7 +67,8 @@ struct OpenTransport {
 /// Opens the transport of --transport. Collective. Where ranks outnumber the cores of their node, a message costs the time
 /// of a core rather than latency, so the schedule with the fewest messages is the fastest: two blocks in each round, inside
 /// nodes too. Between nodes --radix has the last word.
-/// @param backend has states on a device, for nccl @throws as NcclTransport
+/// Before that, several ranks on one GPU are refused if the backend needs GPUs, unless --share-gpus asks for it.
+/// @param backend has states on a device, for nccl @throws InputError on all ranks, and as NcclTransport
 OpenTransport open_transport(const RankOptions& options, const Backend& backend, const Ranks& ranks,
                              const RankLayout& layout);
 

@@ -47,7 +47,7 @@ def launched(command, program, mpirun):
 def on_emulated(command):
     """A command for machines of eight GPUs, with two emulated ones each and a sequence that they have time for."""
     for old, new in (("--backend cuda", "--backend emulated"), ("--seq-len 1048576", SHORT), ("--seq-len 65536", SHORT), ("--steps 64", "--steps 2"),
-                     ("-n 8", "-n 2"), ("0-7", "0-1"), ("ppr:8:node", "ppr:4:node"), (" --bind-to numa", ""),
+                     ("-n 8", "-n 2"), ("0-7", "0-1"), ("ppr:8:node", "ppr:4:node"), (" --bind-to numa", ""), (" --cpu-bind=ldoms", ""),
                      ("--ntasks-per-node=8", "--ntasks-per-node=2")):
         command = command.replace(old, new)
     return command
@@ -123,6 +123,10 @@ def main():
         CHAPTER.write_text(between(text, "run", shown), encoding="utf-8")
         return 0
     good = True
+    for command in commands(CHAPTER.name):
+        if re.match("mpirun|srun", command) and not re.search(" --(bind-to|cpu-bind)[ =]", command):
+            print(f"{command}: it binds no rank, and a launcher may give each a single core")
+            good = False
     was, is_now = without_times(between(text, "run")), without_times(shown)
     if was != is_now:
         print("\n".join(difflib.unified_diff(was, is_now, "docs/IV.7-many-gpus.md", "the program", lineterm="")))

@@ -4,8 +4,10 @@
 ///
 /// STAND_IN_GPUS is how many it shows, STAND_IN_FIRST the identity of the first, STAND_IN_CUDA the version of CUDA that it
 /// knows, STAND_IN_MAJOR their compute capability before the point, STAND_IN_APART the index of a GPU that no other can
-/// reach, STAND_IN_ERROR the status of cuInit().
+/// reach, STAND_IN_ERROR the status of cuInit(), STAND_IN_IPC that of cuIpcOpenMemHandle().
 #include <array>
+#include <cstddef>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 
@@ -58,4 +60,30 @@ int cuDeviceCanAccessPeer(int* can, int from, int to) {
   *can = from != apart && to != apart;
   return 0;
 }
+
+int cuDevicePrimaryCtxRetain(void** context, int) {
+  static int one;
+  *context = &one;
+  return 0;
+}
+int cuDevicePrimaryCtxRelease_v2(int) { return 0; }
+int cuCtxSetCurrent(void*) { return 0; }
+int cuMemAlloc_v2(std::uint64_t* memory, std::size_t) {
+  *memory = 1;
+  return 0;
+}
+int cuMemFree_v2(std::uint64_t) { return 0; }
+
+struct IpcHandle {
+  char bytes[64];
+};
+int cuIpcGetMemHandle(IpcHandle* handle, std::uint64_t) {
+  std::snprintf(handle->bytes, sizeof handle->bytes, "memory");
+  return 0;
+}
+int cuIpcOpenMemHandle_v2(std::uint64_t* memory, IpcHandle handle, unsigned) {
+  *memory = 2;
+  return handle.bytes[0] == 'm' ? number("STAND_IN_IPC", 0) : 1;
+}
+int cuIpcCloseMemHandle(std::uint64_t memory) { return memory == 2 ? 0 : 1; }
 }

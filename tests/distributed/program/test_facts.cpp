@@ -73,6 +73,7 @@ TEST_CASE("facts: a row for everything that ranks lack says why, on which ranks,
   facts[1].driver = "", facts[1].no_driver = "libcuda.so.1: cannot open shared object file";
   for (const std::size_t rank : {2U, 3U}) remove_gpu(facts[rank], "the driver shows none");
   facts[0].no_kernel = "built for 80-real, the NVIDIA H200 needs 90a-real";
+  facts[0].no_ipc = "cuIpcOpenMemHandle_v2: error 201", facts[1].no_memfd = "/proc/71/fd/5 of rank 2: Permission denied";
   const std::string all = table(facts), rows = all.substr(all.find("\n\n") + 2);
   CHECK(rows ==
         "driver         not here for rank 1: libcuda.so.1: cannot open shared object file; see "
@@ -80,7 +81,10 @@ TEST_CASE("facts: a row for everything that ranks lack says why, on which ranks,
         "GPU            not here for ranks 2, 3: the driver shows none; see docs/IV.7-many-gpus.md#no_gpu\n"
         "kernels        not here for rank 0: built for 80-real, the NVIDIA H200 needs 90a-real; see "
         "docs/IV.7-many-gpus.md#no_kernel\n"
-        "NCCL           not here: libnccl.so.2 was not found; see docs/IV.7-many-gpus.md#no_nccl\n");
+        "NCCL           not here: libnccl.so.2 was not found; see docs/IV.7-many-gpus.md#no_nccl\n"
+        "memfd          not here for rank 1: /proc/71/fd/5 of rank 2: Permission denied; see "
+        "docs/IV.7-many-gpus.md#no_memfd\n"
+        "CUDA IPC       not here for rank 0: cuIpcOpenMemHandle_v2: error 201; see docs/IV.7-many-gpus.md#no_ipc\n");
   std::vector<RankFacts> crowded = healthy_cluster(2, 2);
   crowded[3].uuid = crowded[2].uuid, crowded[0].cores = crowded[1].cores = "3", crowded[2].cores = "4";
   const std::string more = table(crowded), shared = more.substr(more.find("\n\n") + 2);

@@ -59,6 +59,13 @@ TEST_CASE("info: what a rank does not have is a row, and no failure") {
       {on(2, "STAND_IN_GPUS=1 STAND_IN_FIRST=$RANK"), " GPU-5f0c0000-0000-0000-0000-000000000001"},
       {on(2, "STAND_IN_GPUS=1"),
        " GPU one, GPU-5f0c0000-0000-0000-0000-000000000000, for ranks 0, 1; see docs/IV.7-many-gpus.md#one_gpu "},
+      // Memory of the next rank: of its GPU, by CUDA IPC between processes that reach it, and pages without a name.
+      {on(2, "STAND_IN_GPUS=2 STAND_IN_IPC=999"),
+       " CUDA IPC not here: cuIpcOpenMemHandle_v2: error 999; see docs/IV.7-many-gpus.md#no_ipc "},
+      {on(3, "STAND_IN_GPUS=3 STAND_IN_APART=1 STAND_IN_IPC=$((RANK == 2 ? 0 : 999))"),
+       " GPU-5f0c0000-0000-0000-0000-000000000001 0 "},
+      {{"sh", "-c", "(ulimit -f 0; exec \"$0\" \"$@\") | cat", kProgram, "info", "--devices", "0-1"},
+       " memfd not here: memfd_create: File too large; see docs/IV.7-many-gpus.md#no_memfd "},
       // A device that is not there.
       {too_many, " GPU not here for ranks 2, 3: its machine has 2; see "},
       {with_stand_ins("STAND_IN_GPUS=1 STAND_IN_MAJOR=12", TREE_ATTN_ON_STAND_INS) + Words{"info"},
@@ -79,9 +86,15 @@ TEST_CASE("info: a decode on GPUs that cannot be ends on all ranks, in one line"
         {ranks(2, words, on("STAND_IN_GPUS=$((2 - 2 * RANK))")), "tree_attn: rank 1: --backend cuda: cudaGet"});
   }
   // Where all have what they need, it runs; what concerns another option does not end it.
-  for (const std::string set :
-       {"STAND_IN_GPUS=2", "STAND_IN_GPUS=1", "STAND_IN_GPUS=2 STAND_IN_APART=0 TREE_ATTN_NCCL_FAULT=\"version $RANK\""})
+  for (const std::string set : {"STAND_IN_GPUS=2", "STAND_IN_GPUS=1 STAND_IN_FIRST=$RANK",
+                                "STAND_IN_GPUS=2 STAND_IN_APART=0 TREE_ATTN_NCCL_FAULT=\"version $RANK\""})
     endings.push_back({ranks(2, decode, on(set)), ""});
+  // Ranks that share a GPU, by its identity, unless that is asked for.
+  for (const Words& words : {decode, generate}) {
+    endings.push_back({ranks(3, words, on("STAND_IN_GPUS=2")),
+                       "tree_attn: one GPU, GPU-5f0c0000-0000-0000-0000-000000000000, for ranks 0, 2: start one rank"});
+    endings.push_back({ranks(2, words + Words{"--share-gpus"}, on("STAND_IN_GPUS=1")), ""});
+  }
   // Over NCCL more has to be right.
   for (const auto& [set, line] : {std::pair{"TREE_ATTN_NCCL_FAULT='version 21402'", " is NCCL 2.14.2, older than 2.14.3"},
                                   {"TREE_ATTN_NCCL_LIBRARY=/none", "--transport nccl: "}}) {
