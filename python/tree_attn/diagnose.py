@@ -18,6 +18,7 @@ The oracle gives every rank's (o, lse) in double, error_bound() the errors that 
 predicts all tensors at some rows; those that agree are named, the closest first, of equals the simplest.
 """
 import collections
+import functools
 import itertools
 import json
 import math
@@ -64,16 +65,19 @@ def _round16(x, kind):
     return (bits + 0x7FFF + (bits >> 16 & 1) & 0xFFFF0000).astype("uint32").view("float32").astype("float64")
 
 
-def _parts(seen, want, bound, unread):
+def _parts(seen, want, bound, unread=None):
     """The distance of every element as a multiple of its bound: 0 for equal values, and for NaN where NaN is wanted.
 
-    A row without keys may have any lse below -1e4, and where `unread` says that the merge gives it no weight, any output.
+    A row without keys may have any lse below -1e4, and any output but NaN; NaN too where `unread` says that the merge gives it no weight. None: the
+    merge itself, whose outputs are always read.
     """
     part = abs(seen - want) / (bound + 1e-37)
-    part = numpy.where((seen == want) | numpy.isnan(seen) & numpy.isnan(want), 0, numpy.where(numpy.isnan(part), numpy.inf, part))
-    empty = numpy.isneginf(want[..., -1:])
-    part[..., -1:][empty & (seen[..., -1:] < -1e4)] = 0
-    part[..., :-1][empty & unread[..., :-1]] = 0
+    if not (part < numpy.inf).all():
+        part = numpy.where((seen == want) | numpy.isnan(seen) & numpy.isnan(want), 0, numpy.where(numpy.isnan(part), numpy.inf, part))
+        empty = numpy.isneginf(want[..., -1:])
+        part[..., -1:][empty & (seen[..., -1:] < -1e4)] = 0
+        if unread is not None:
+            part[..., :-1][empty & (unread | ~numpy.isnan(seen[..., :-1]))] = 0
     return part
 
 
@@ -160,15 +164,16 @@ class _Dump:
 
     def additions(self, n):
         """Most additions that a weight passes through: leaves of 64 keys in a chain, then a tree, as in kernels of most engines."""
-        return 66 + math.ceil(math.log2(max(n, 1)))
+        return 66 + numpy.ceil(numpy.log2(numpy.maximum(n, 1)))
 
     def roundoff(self):
         """The relative error of a product of a weight, rounded to the type of q where self.rounds is not 0, and a value, in an output that is rounded too."""
         return (1 + self.rounds) * (1 + self.u[0, 0]) - 1
 
-    def lse_bound(self, r, lse, score):
-        lse = numpy.where(numpy.isinf(lse), 0, lse)
-        return _rounded(score + (self.additions(self.n[r]) + 8 * numpy.maximum(1, abs(lse))) * U + self.u_in * (self.u_in > U), lse, self.u[0, 1])
+    def lse_bound(self, lse, score):
+        """The error of the lse of every rank [p, rows..]."""
+        lse, additions = numpy.where(numpy.isinf(lse), 0, lse), self.additions(self.n).reshape(-1, *(1,) * (lse.ndim - 1))
+        return _rounded(score + (additions + 8 * numpy.maximum(1, abs(lse))) * U + self.u_in * (self.u_in > U), lse, self.u[0, 1])
 
     def score_bound(self):
         """(d + 1) u scale |q| |k| [p, batch, heads, rows]: the error of a score on each rank."""
@@ -197,10 +202,10 @@ class _Dump:
                     of, (seen, _) = (q, k[:, :, :end], v[:, :, :end]), tree_attn._seen(False, *((None, None) if begin <= first else (end - begin, first)), None, self.s.soft_cap)
                     tree_attn._call("oracle", *of, None, self.scale, seen, o, lse, None, None, 1)
                     x[r][:, :, rows, :-1], x[r][:, :, rows, -1] = o, lse
-                    tree_attn._call("error_bound", *of, self.scale, seen, self.additions(end), 1, self.roundoff(), o, 1)
+                    tree_attn._call("error_bound", *of, self.scale, seen, float(self.additions(end)), 1, self.roundoff(), o, 1)
                     least = LEAST[self.rounds] and LEAST[self.rounds] * abs(v[:, :, numpy.r_[:first, max(begin, first):end]]).sum(2, dtype="float64").repeat(self.group, 1)[:, :, None]
                     bound[r][:, :, rows, :-1] = o + least + LEAST[self.u[0, 0]]
-            bound[r][..., -1] = self.lse_bound(r, x[r][..., -1], score[r])
+        bound[..., -1] = self.lse_bound(x[..., -1], score)
         return State(x, bound)
 
     def merged(self, t, sink=0, counts=None, rows=()):
@@ -211,20 +216,21 @@ class _Dump:
         """Partials to which every rank has added the learned sink."""
         return t if self.sink is None else State(*(numpy.stack(f) for f in zip(*(_merge(State(*(f[r:r + 1] for f in t)), self.sink[rows]) for r in range(self.p)))))
 
-    def taken(self, t, r):
-        """Partials at the rows and columns of a _Rows."""
-        return State(*(f[(slice(None), *r.rows)][..., r.cols] for f in t))
+    def view(self, rows=(), cols=slice(None)):
+        """What was computed [p + 1, rows.., columns], and whether it is known."""
+        seen = self.seen[(slice(None), *rows)][..., cols]
+        return seen, self.known.reshape(self.p + 1, *(1,) * (seen.ndim - 2), -1)[..., cols]
 
-    def parts(self, partials, merges, rows=(), cols=slice(None)):
-        """Parts of the bound [p + 1, rows.., columns]: of each rank, and of the merge, those of the prediction that is closest."""
-        found = []
-        for r in range(self.p + 1):
-            seen = self.seen[r][rows][..., cols]
-            unread = (r < self.p) & (self.known[self.p, 0, 0] | ~numpy.isnan(seen))
-            tries = [_parts(seen, *(f[r] for f in t), unread) for t in partials] if r < self.p else [_parts(seen, *t, unread) for t in merges]
-            tries = [numpy.where(self.known[r][..., cols], x, 0) for x in tries]
-            found.append(min(tries, key=lambda x: x.max(initial=0)) if tries else numpy.zeros(seen.shape))
-        return numpy.stack(found)
+    def parts(self, partials, merges, view=None, most=numpy.inf):
+        """Parts of the bound [p + 1, rows.., columns]: of each rank, and of the merge, those of the prediction that is closest. None if one is above most."""
+        (seen, known), found = view or self.view(), []
+        for of, tries, unread in ((slice(self.p, None), [[f[None] for f in t] for t in merges], None), (slice(self.p), partials, self.known[self.p, 0, 0])):
+            x = [numpy.where(known[of], _parts(seen[of], *t, unread), 0) for t in tries if known[of].any()] or [numpy.zeros(seen[of].shape)]
+            worst = numpy.array([y.max(tuple(range(1, y.ndim)), initial=0) for y in x])
+            if worst.min(0).max(initial=0) > most:
+                return None
+            found.append(x[0] if len(x) == 1 else numpy.stack(x)[worst.argmin(0), numpy.arange(len(x[0]))])
+        return numpy.concatenate(found[::-1])
 
 
 class _Rows:
@@ -237,28 +243,35 @@ class _Rows:
         self.limit, self.kv, self._values = dump.limit[self.i][:, None], self.h // dump.group, {}
         self.exact = dump.total * dump.q.shape[3] * len({*zip(self.b, self.kv)}) < 1 << 24
         self.score_bound = dump.score_bound()[(slice(None), *rows)]
+        self.view, self.truth = dump.view(rows, cols), self.taken(dump.raw)
         self.raw = numpy.zeros((len(self.b), dump.total))
         self.raw = self.scores(self.kv)
+        self.plain = self.capped(self.raw)
+
+    def taken(self, t):
+        """Partials at these rows and columns."""
+        return State(*(f[(slice(None), *self.rows)][..., self.cols] for f in t))
 
     def blocks(self, kv):
         """The rows that read the same head of keys or values, for each of those."""
         for b, g in sorted({*zip(self.b.tolist(), kv.tolist())}):
             yield b, g, numpy.flatnonzero((self.b == b) & (kv == g))
 
-    def scores(self, kv, ranks=None, q=None, turn=lambda k, r: k):
-        """scale q.k for the key/value heads of each row, of all ranks or of some; turn: what is done to the keys of a rank."""
+    def scores(self, kv, ranks=None, q=None, keys=None):
+        """scale q.k for the key/value heads of each row, of all ranks or of some; keys: those of an entry, a head and a rank."""
         s, q = self.raw.copy(), (self.d.q[self.rows] if q is None else q).astype("float64" if self.exact else "float32")
         for (b, g, of), r in itertools.product(self.blocks(kv), range(self.d.p) if ranks is None else ranks):
-            s[of, self.d.at[r]:self.d.at[r + 1]] = q[of] @ turn(self.d.k[r][b, g], r).astype(q.dtype, copy=False).T * self.d.scale
+            s[of, self.d.at[r]:self.d.at[r + 1]] = q[of] @ (keys or (lambda b, g, r: self.d.k[r][b, g]))(b, g, r).astype(q.dtype, copy=False).T * self.d.scale
         return s
 
     def values(self, kv):
-        """The values of all keys, which of them are not finite (or None), and the rows that read them."""
+        """The values of all keys beside their sizes, which of them are not finite (or None), and the rows that read them."""
         for b, g, of in self.blocks(kv):
             if (b, g) not in self._values:
                 v = numpy.concatenate([v[b, g][:, self.cols[:-1]] for v in self.d.v]).astype("float64")
                 bad = ~numpy.isfinite(v)
-                self._values[b, g] = numpy.where(bad, 0, v), bad if bad.any() else None
+                v = numpy.where(bad, 0, v)
+                self._values[b, g] = numpy.append(v, abs(v), 1), bad if bad.any() else None
             yield *self._values[b, g], of
 
     def capped(self, s):
@@ -276,37 +289,41 @@ class _Rows:
 
     def state(self, seen, scores=None, kv=None, stretch=1, fill=-numpy.inf, factor=1, read=None):
         """Partials over the keys seen. stretch: of the scores' errors; fill: score of keys that are not seen; factor: of values; read: whose are read."""
-        d, rows, n = self.d, len(self.b), len(self.cols)
-        s, score, t = numpy.where(seen, self.capped(self.raw) if scores is None else scores, fill), self.score_bound * max(1, abs(stretch)), State(
-            numpy.zeros((d.p, rows, n)), numpy.zeros((d.p, rows, n)))
-        for r in range(d.p):
+        d, live, n = self.d, numpy.flatnonzero(self.d.n), len(self.cols) - 1
+        x, bound = numpy.zeros((2, d.p, len(self.b), n + 1))
+        s, score, each = numpy.where(seen, self.plain if scores is None else scores, fill), self.score_bound * max(1, abs(stretch)), lambda f: f.repeat(d.n[live], 1)
+        top = numpy.maximum.reduceat(s, d.at[live], 1)
+        top = numpy.where(numpy.isneginf(top), 0, top)
+        w = numpy.exp(s - each(top))
+        total = numpy.add.reduceat(w, d.at[live], 1)
+        w /= each(numpy.where(total == 0, 1, total))
+        w = w if read is None else w * read
+        x[..., -1] = -numpy.inf
+        x[live, :, -1] = (top + numpy.log(total)).T
+        error = numpy.expm1(2 * (score + 60 * U)) + ((2 * d.additions(d.n) + 20) * U + d.roundoff())[:, None]
+        for (v, bad, of), r in itertools.product(self.values(self.kv if kv is None else kv), live):
             at = slice(d.at[r], d.at[r + 1])
-            top = s[:, at].max(1, initial=-numpy.inf)
-            top = numpy.where(numpy.isneginf(top), 0, top)
-            w = numpy.exp(s[:, at] - top[:, None])
-            total = w.sum(1)
-            t.x[r, :, -1] = top + numpy.log(total)
-            w /= numpy.where(total == 0, 1, total)[:, None]
-            w = w if read is None else w * read[at]
-            error = numpy.expm1(2 * (score[r] + 60 * U)) + (2 * d.additions(d.n[r]) + 20) * U + d.roundoff()
-            for v, bad, of in self.values(self.kv if kv is None else kv):
-                t.x[r, of, :-1], t.bound[r, of, :-1] = w[of] @ v[at], w[of] @ abs(v[at]) * error[of, None] + LEAST[d.u[0, 0]]
-                if LEAST[d.rounds]:
-                    t.bound[r, of, :-1] += LEAST[d.rounds] * ((w[of] > 0) @ abs(v[at]))
-                if bad is not None:
-                    t.x[r, of, :-1] += numpy.where(w[of] @ bad[at] > 0, numpy.nan, 0)
-            t.bound[r, :, -1] = d.lse_bound(r, t.x[r, :, -1], score[r])
-        t.x[..., :-1], t.bound[..., :-1] = t.x[..., :-1] * factor, t.bound[..., :-1] * abs(factor)
-        return t
+            own = w[of, at]
+            both = own @ v[at]
+            x[r, of, :-1], bound[r, of, :-1] = both[:, :n], both[:, n:] * error[r, of, None] + LEAST[d.u[0, 0]]
+            if LEAST[d.rounds]:
+                bound[r, of, :-1] += LEAST[d.rounds] * ((own > 0) @ v[at, n:])
+            if bad is not None:
+                x[r, of, :-1] += numpy.where(own @ bad[at] > 0, numpy.nan, 0)
+        x[..., :-1], bound[..., :-1] = x[..., :-1] * factor, bound[..., :-1] * abs(factor)
+        bound[..., -1] = d.lse_bound(x[..., -1], score)
+        return State(x, bound)
 
 
 def _turned(x, delta, base, halves):
     """Rotary positions delta, a number or one of each row, added to the last axis."""
     d = x.shape[-1] // 2
     angle = numpy.asarray(delta)[..., None] * base ** (-numpy.arange(d) / d)
-    y = numpy.array(numpy.broadcast_to(x, (*angle.shape[:-1], x.shape[-1]) if angle.ndim > x.ndim else x.shape))
+    if angle.size > 1 << 18:
+        angle = (angle - 2 * math.pi * numpy.rint(angle / (2 * math.pi))).astype("float32")
+    y, cos, sin = numpy.array(numpy.broadcast_to(x, (*angle.shape[:-1], x.shape[-1]) if angle.ndim > x.ndim else x.shape)), numpy.cos(angle), numpy.sin(angle)
     a, b = (slice(d), slice(d, 2 * d)) if halves else (slice(0, 2 * d, 2), slice(1, 2 * d, 2))
-    y[..., a], y[..., b] = (x[..., a] * numpy.cos(angle) - x[..., b] * numpy.sin(angle), x[..., a] * numpy.sin(angle) + x[..., b] * numpy.cos(angle))
+    y[..., a], y[..., b] = x[..., a] * cos - x[..., b] * sin, x[..., a] * sin + x[..., b] * cos
     return y
 
 
@@ -369,10 +386,10 @@ def _of_scores(d):
 
 def _of_last_keys(d, r, row):
     """Faults where each rank lacks its last keys: how many is found from the sums over all numbers of keys of one row."""
-    n, s, at = d.n, r.capped(r.raw[row]), (r.b[row], r.h[row], r.i[row])
+    n, s, at = d.n, r.plain[row], (r.b[row], r.h[row], r.i[row])
     seen, v = r.sees()[row], next(v for v, _, of in r.values(r.kv) if row in of)
     top, order = max(s[seen].max(initial=-numpy.inf), -1e300), r.position.argsort(kind="stable")
-    every = numpy.exp(s - top)[:, None] * numpy.append(v, numpy.ones((len(v), 1)), 1)
+    every = numpy.exp(s - top)[:, None] * numpy.append(v[:, :len(r.cols) - 1], numpy.ones((len(v), 1)), 1)
     a, sink, tries, moved, several = every * seen[:, None], 0 if d.sink is None else math.exp(d.sink[at] - top), [], set(), 0 * n
     ends = [numpy.cumsum(a[begin:end][::-1], 0)[:-1] for begin, end in zip(d.at, d.at[1:])]  # the last 1, 2, .. keys of each rank
     lost = lambda order: numpy.bincount(r.rank[order], minlength=d.p)
@@ -420,73 +437,78 @@ def _of_last_keys(d, r, row):
         yield "last_keys_missing", f"the last {m}, and edges move with the end", lambda r, m=m: r.sees(limit=r.limit - m)
 
 
-def _of_turns(d, r, row):
-    """Keys of a shard that have other rotary positions: a whole number of them away, found at one row, or those in the shard."""
+def _of_turns(d, r, row, wrong):
+    """Keys of a shard that have other rotary positions: a whole number of them away, found at one row, or those in the shard. wrong: ranks whose partials show it, None: there are none."""
     q, seen, start, at = d.q[r.rows].astype("float64"), r.sees(), [int(x[0]) if len(x) else 0 for x in d.positions], tuple(x[row] for x in r.rows)
-    v, styles = next(v for v, _, of in r.values(r.kv) if row in of), [*itertools.product((1e4, 5e5, 1e6), (True, False))]
-    for (base, halves), p in itertools.product(styles, numpy.flatnonzero(d.n).tolist()):
-        most, keys = int(min(max(d.total, 64), 5e7 / d.p / (d.n[p] * q.shape[-1]))), slice(d.at[p], d.at[p + 1])
+    v, styles = next(v for v, _, of in r.values(r.kv) if row in of)[:, :len(r.cols) - 1], [*itertools.product((1e4, 5e5, 1e6), (True, False))]
+
+    def far(p, s):
+        """The largest part of a rank's partial and of the merge [2, ..], for each of several scores [.., keys] of the rank."""
+        s = numpy.where(seen[row, d.at[p]:d.at[p + 1]], r.capped(s), -numpy.inf)
+        w = numpy.exp(s - numpy.maximum(s.max(1), -1e30)[:, None])
+        t = State(*(numpy.repeat(f[:, row, None], len(s), 1) for f in r.truth))
+        t = _changed(t, p, numpy.append(w @ v[d.at[p]:d.at[p + 1]].astype(w.dtype) / w.sum(1)[:, None], (s.max(1) + numpy.log(w.sum(1)))[:, None], 1))
+        y = _merge(t, None if d.sink is None else d.sink[at])
+        x = numpy.array([numpy.where(d.known[rank][:, r.cols], abs(x - d.seen[rank][at][r.cols]) / (bound + 1e-30), 0).max(1) for rank, x, bound in ((p, t.x[p], t.bound[p]), (d.p, *y))])
+        return numpy.where(numpy.isnan(x), numpy.inf, x)
+
+    @functools.lru_cache(64)
+    def keys(base, halves, b, g, p):
+        own = d.positions[p]
+        return _turned(d.k[p][b, g].astype("float64" if r.exact else "float32"), own.argsort().argsort() - own, base, halves)
+
+    for (base, halves), p in itertools.product(styles, numpy.flatnonzero(d.n).tolist() if wrong is None else wrong if len(wrong) == 1 else ()):
+        most, k = int(min(max(d.total, 64), 5e7 / d.p / (d.n[p] * q.shape[-1]))), d.k[p][r.b[row], r.kv[row]].astype("float32", copy=False)
         deltas = {*range(-most, most + 1), -start[p], start[p], int(d.n[p]), -int(d.n[p]), d.total, -d.total, *(x - start[p] for x in start)}
         deltas = numpy.array(sorted(deltas - {0}), float)
-        s = r.capped(_turned(q[row], -deltas, base, halves).astype("float32") @ d.k[p][r.b[row], r.kv[row]].astype("float32").T * d.scale)
-        s = numpy.where(seen[row, keys], s, -numpy.inf)
-        w = numpy.exp(s - numpy.maximum(s.max(1), -1e30)[:, None])
-        t = State(*(numpy.repeat(f[(slice(None), *at)][:, None, r.cols], len(deltas), 1) for f in d.raw))
-        t = _changed(t, p, numpy.append(w @ v[keys] / w.sum(1)[:, None], (s.max(1) + numpy.log(w.sum(1)))[:, None], 1))
-        y = _merge(t, None if d.sink is None else d.sink[at])
-        far = sum(numpy.where(d.known[rank][:, r.cols], abs(x - d.seen[rank][at][r.cols]) / (bound + 1e-30), 0).max(1) for rank, x, bound in (
-            (p, t.x[p], t.bound[p]), (d.p, *y)))
-        for delta in deltas[numpy.argsort(numpy.where(numpy.isnan(far), numpy.inf, far))[:2]]:
+        for delta in deltas[numpy.argsort(far(p, _turned(q[row], -deltas, base, halves).astype("float32") @ k.T * numpy.float32(d.scale)).sum(0))[:2]]:
             yield "rope_position", f"rank {p}, {delta:+.0f} positions, base {base:g}", lambda r, delta=delta, p=p, base=base, halves=halves: r.state(
                 r.sees(), r.capped(r.scores(r.kv, [p], _turned(d.q[r.rows].astype("float64"), -delta, base, halves))))
-    by = [x.argsort().argsort() - x for x in d.positions]
-    for base, halves in styles:
+    for base, halves in styles if wrong is None or len(wrong) > 1 else ():
+        if wrong is not None and far(wrong[0], (q[row] @ keys(base, halves, r.b[row], r.kv[row], wrong[0]).T * d.scale)[None])[0] > 1.5:
+            continue
         yield "rope_position", f"every rank counts from 0, base {base:g}", lambda r, base=base, halves=halves: r.state(
-            r.sees(), r.capped(r.scores(r.kv, None, None, lambda k, p: _turned(k.astype("float64"), by[p], base, halves))))
+            r.sees(), r.capped(r.scores(r.kv, None, None, functools.partial(keys, base, halves))))
 
 
 def _of_merges(d, r, place):
-    """(fault, detail, partials to choose from, merges to choose from, how far-fetched) where right partials are merged wrongly."""
-    rows, p, t, ranks = r.rows, d.p, d.taken(d.raw, r), numpy.arange(d.p)
-    merged, seen, known = lambda t, sink=0, counts=None: d.merged(t, sink, counts, rows), d.seen[(slice(None), *rows)][..., r.cols], d.known[:, :, r.cols]
+    """(fault, detail, how far-fetched, function to partials and merges to choose from) where right partials are merged wrongly."""
+    rows, p, t, ranks = r.rows, d.p, r.truth, numpy.arange(d.p)
+    merged, (seen, known) = lambda t, sink=0, counts=None: d.merged(t, sink, counts, rows), r.view
     if d.sink is not None:
         each = d.each(t, rows)
         for n in range(2, p + 2):
-            yield "sink_every_rank", f"its weight counts {n} times", [t, each], [merged(t, math.log(n))], 0
-        yield "sink_missing", "no sink", [t], [merged(t, None)], 0
+            yield "sink_every_rank", f"its weight counts {n} times", 0, lambda: ([t, each], [merged(t, math.log(n))])
+        yield "sink_missing", "no sink", 0, lambda: ([t], [merged(t, None)])
         if place is not None:
             t, merged = _changed(t, place, each.x[place], each.bound[place]), lambda t, sink=None, counts=None: d.merged(t, None, counts, rows)
     y, lse_of = merged(t), lambda y, lse: State(numpy.append(y.x[..., :-1], lse[..., None], -1), y.bound)
     for (f, of), which in itertools.product(((LOG2E, "in base two"), (1 / LOG2E, "natural, taken as base two")), (slice(None), *range(p * (p > 1)))):
         x = _changed(t, which, t.x[which][..., -1] * f, t.bound[which][..., -1] * f, -1)
-        wrong = [merged(x)] + ([] if d.sink is None or place is not None else [merged(x, d.sink[rows] * (f - 1))])
+        wrong = lambda: [merged(x)] + ([] if d.sink is None or place is not None else [merged(x, d.sink[rows] * (f - 1))])
         detail = f"lse of {f'rank {which}' if isinstance(which, int) else 'every rank'} is {of}"
-        yield "lse_base2", detail, [t, x], [lse_of(m, m.x[..., -1] * g) for m in wrong for g in (1, f, 1 / f)], 0
-        yield "lse_base2", detail + "; the merge knows it", [t, x], [y, lse_of(y, y.x[..., -1] * f)], 0
+        yield "lse_base2", detail, 0, lambda: ([t, x], [lse_of(m, m.x[..., -1] * g) for m in wrong() for g in (1, f, 1 / f)])
+        yield "lse_base2", detail + "; the merge knows it", 0, lambda: ([t, x], [y, lse_of(y, y.x[..., -1] * f)])
     empty = numpy.isneginf(t.x[..., -1])
     none = empty.any(0)
-    nans = [lse_of(State(numpy.where(none[..., None], numpy.nan, y.x), y.bound), numpy.where(none, x, y.x[..., -1]))
-                                                             for x in (numpy.nan, numpy.inf)]
-    bad = seen[:p][..., -1][empty & ~(seen[:p][..., -1] < -1e4) & known[:p, :, -1]]
-    shown = numpy.where(empty[..., None] & known[:p] & ~((seen[:p] < -1e4) & (r.cols == d.d_v)), seen[:p], t.x)
+    nans = [lse_of(State(numpy.where(none[..., None], numpy.nan, y.x), y.bound), numpy.where(none, x, y.x[..., -1])) for x in (numpy.nan, numpy.inf)]
+    lses, said = seen[:p][..., -1], known[:p][..., -1]
+    bad = lses[empty & ~(lses < -1e4) & said]
     if bad.size:
-        silent = numpy.append(t.x[..., :-1], shown[..., -1:], -1)
-        yield "nan_zero" if numpy.isnan(bad).any() else "empty_lse", f"lse is {bad.flat[0]:g}", [State(shown, t.bound)], [merged(State(silent, t.bound)), merged(State(shown, t.bound)), y, *nans], 2 * (bad.max() not in (0, math.inf) and not numpy.isnan(bad).any())
+        shown = numpy.where(empty[..., None] & known[:p] & ~((seen[:p] < -1e4) & (r.cols == d.d_v)), seen[:p], t.x)
+        silent, wrong = numpy.append(t.x[..., :-1], shown[..., -1:], -1), numpy.isnan(bad).any()
+        yield "nan_zero" if wrong else "empty_lse", f"lse is {bad.flat[0]:g}", 2 * (bad.max() not in (0, math.inf) and not wrong), lambda: (
+            [State(shown, t.bound)], [merged(State(silent, t.bound)), merged(State(shown, t.bound)), y, *nans])
     elif none.any():
         for value in (0.0, math.inf, math.nan):
-            lse = numpy.where(empty, value, t.x[..., -1])
-            yield "empty_lse", f"lse is {value}", [t], [merged(lse_of(t, lse)), *nans * (value != 0)], int(value != 0)
-        a = (seen[p] * y.x / y.bound ** 2)[..., :-1].sum(-1) / numpy.maximum((y.x / y.bound) ** 2, 1e-300)[..., :-1].sum(-1)
-        a = numpy.where(none & numpy.isfinite(a), numpy.clip(a, 1e-30, 1), 1)[..., None]
-        yield "empty_lse", "lse is a number that was never written", [t], [
-            State(numpy.append(y.x[..., :-1] * a, y.x[..., -1:] - numpy.log(a), -1), numpy.append(y.bound[..., :-1], y.bound[..., -1:] + 4 * d.u[1, 0] / a, -1))] * bool(known[p, 0, 0]), 0
+            yield "empty_lse", f"lse is {value}", int(value != 0), lambda: ([t], [merged(lse_of(t, numpy.where(empty, value, t.x[..., -1]))), *nans * (value != 0)])
     if (numpy.isnan(seen) & known).any() and (none.any() or not all(numpy.isfinite(x).all() for x in (*d.v, *d.k))):
         hole = numpy.where(numpy.isnan(seen) & known, numpy.nan, 0)
         hole[..., -1] = 0
         both = numpy.append(hole[..., :-1], hole.sum(-1, keepdims=True), -1)
         for far_fetched, x in ((0, hole), (2, both)):
-            yield "nan_zero", "a shard without keys, or keys that no query sees, have NaN", [t, *(State(t.x + f[:p], t.bound) for f in (hole, both))], [
-                State(y.x + x[p], y.bound)], far_fetched
+            yield "nan_zero", "a shard without keys, or keys that no query sees, have NaN", far_fetched, lambda: (
+                [t, *(State(t.x + f[:p], t.bound) for f in (hole, both))], [State(y.x + x[p], y.bound)])
     for kind, which, given in itertools.product(("BF16", "F16"), ((0,), (0, 1), (1,)), (False, True)):
         columns = numpy.array([0 in which] * (len(r.cols) - 1) + [1 in which])
         from_dump = known[:p] & numpy.isfinite(seen[:p]) & given & columns
@@ -495,22 +517,21 @@ def _of_merges(d, r, place):
         low, high = _round16(full - near, kind), _round16(full + near, kind)
         x = State(numpy.where(columns, _round16(full, kind), t.x), numpy.where(columns, numpy.where(low == high, 1e-9, high - low), t.bound))
         if not given or from_dump.any():
-            yield "partials_16bit", f"{kind}: {' and '.join(('o', 'lse')[i] for i in which)}", [t] if given else [t, x], [merged(x)], 0
+            yield "partials_16bit", f"{kind}: {' and '.join(('o', 'lse')[i] for i in which)}", 0, lambda: ([t] if given else [t, x], [merged(x)])
     for one in ranks.tolist() if p > 1 else ():
-        yield "rank_twice", f"rank {one}", [t], [merged(t, counts=numpy.where(ranks == one, 2.0, 1))], 0
-        yield "rank_missing", f"rank {one}", [t, _changed(t, one, -math.inf, None, -1)], [merged(t, counts=numpy.where(ranks == one, 0.0, 1))], 0
+        yield "rank_twice", f"rank {one}", 0, lambda: ([t], [merged(t, counts=numpy.where(ranks == one, 2.0, 1))])
+        yield "rank_missing", f"rank {one}", 0, lambda: ([t, _changed(t, one, -math.inf, None, -1)], [merged(t, counts=numpy.where(ranks == one, 0.0, 1))])
         for other in {*range(p)} - {one}:
-            x = _changed(t, other, t.x[one], t.bound[one])
-            yield "rank_twice", f"rank {one}, in the place of rank {other}", [t, x], [merged(x)], 1
+            yield "rank_twice", f"rank {one}, in the place of rank {other}", 1, lambda: ([t, x := _changed(t, other, t.x[one], t.bound[one])], [merged(x)])
 
 
 def _of_replicas(d, r):
     """Windows, or first keys, that every rank has and counts."""
     join = lambda a, b: State(*(numpy.stack(f) for f in zip(*(_merge(State(*(numpy.stack([f[i], g[i]]) for f, g in zip(a, b)))) for i in range(d.p)))))
     on_all = lambda t: State(*(numpy.repeat(f[None], d.p, 0) for f in _merge(t)))
-    window, first = r.state(r.sees(sinks=0)), r.state(r.sees() & ~r.sees(sinks=0))
-    for fault, t in (("window_replicated", on_all(r.state(r.sees()))), ("window_replicated", join(on_all(window), first)), ("sink_every_rank", join(window, on_all(first)))):
-        yield fault, "every rank has all of them", [t, d.each(t, r.rows)], [d.merged(t, rows=r.rows)], 0
+    window, first = lambda: r.state(r.sees(sinks=0)), lambda: r.state(r.sees() & ~r.sees(sinks=0))
+    for fault, make in (("window_replicated", lambda: on_all(r.truth)), ("window_replicated", lambda: join(on_all(window()), first())), ("sink_every_rank", lambda: join(window(), on_all(first())))):
+        yield fault, "every rank has all of them", 0, lambda: ([t := make(), d.each(t, r.rows)], [d.merged(t, rows=r.rows)])
 
 
 def _order_of_heads(seen, want, bound, known):
@@ -533,35 +554,43 @@ def _order_before(d, rank, columns):
     return order if len({*order.tolist()}) == n else numpy.arange(n)
 
 
-def _of_heads(d, r):
-    """Heads in another order, of all, of partials or of lse alone: orders that the tensors show, and the usual ones."""
-    n, (b, h, i), heads = d.q.shape[1], r.rows, numpy.arange(d.q.shape[1])
+def _orders(d):
+    """Orders of heads that the tensors show."""
+    n = d.q.shape[1]
     orders = [_order_of_heads(d.seen[rank], *((f[rank] for f in d.right) if rank < d.p else d.merge), x) for rank in range(d.p + 1)
               for x in (slice(d.d_v), slice(d.d_v, None)) if d.known[rank, 0, x].any()]
     orders += [_order_before(d, rank, x) for rank in (slice(None), *range(d.p)) for x in (slice(-1), slice(-1, None)) if d.known[d.p].any() and n <= 32]
-    plain = d.taken(d.right, r)
-    for order in {tuple(x.tolist()): x for x in orders if (x != heads).any()}.values():
+    return {tuple(x.tolist()): x for x in orders if (x != numpy.arange(n)).any()}.values()
+
+
+def _of_heads(d, r, orders):
+    """Heads in another order, of all, of partials or of lse alone."""
+    n, (b, h, i), plain = d.q.shape[1], r.rows, r.taken(d.right)
+    for order in orders:
         turned = State(*(f[(slice(None), b, order[h], i)][..., r.cols] for f in d.right))
         of_all, right = (State(*(f[at][..., r.cols] for f in d.merge)) for at in ((b, order[h], i), r.rows))
         detail = f"the order is {order.tolist()}" if n <= 16 else "another order"
         mixed = [State(*(numpy.append(f[..., :-1], g[..., -1:], -1) for f, g in zip(x, y))) for x, y in ((of_all, right), (right, of_all))]
-        yield "heads_permuted", detail, [plain, turned], [of_all, *mixed], 0
+        yield "heads_permuted", detail, 0, lambda: ([plain, turned], [of_all, *mixed])
         for rank, (what, columns) in itertools.product((slice(None), *range(d.p)), (("o and lse", slice(None)), ("o", slice(-1)), ("lse", slice(-1, None)))):
-            x = _changed(plain, rank, turned.x[rank][..., columns], turned.bound[rank][..., columns], columns)
-            yield "heads_permuted", f"{detail}, {what} of {f'rank {rank}' if isinstance(rank, int) else 'every rank'}", [plain, x], [
-                d.merged(x, 0 if d.place is None else None, rows=r.rows)], 0
+            yield "heads_permuted", f"{detail}, {what} of {f'rank {rank}' if isinstance(rank, int) else 'every rank'}", 0, lambda: (
+                [plain, x := _changed(plain, rank, turned.x[rank][..., columns], turned.bound[rank][..., columns], columns)],
+                [d.merged(x, 0 if d.place is None else None, rows=r.rows)])
 
 
 def _chosen(d, t, r):
-    """(where, State): the fault on every rank, on those whose partials have it, or on one."""
-    yield "", t
-    several, right = [[rank] for rank in range(d.p)], d.taken(d.raw, r)
+    """(where, State): the fault on every rank, or on those whose partials have it; on each rank alone where there are no partials."""
+    if not d.known[:d.p].any():
+        yield "", t
+    several = [[rank] for rank in range(d.p)]
     if d.known[:d.p].any():
-        with_it, without = (numpy.minimum(d.parts([x, d.each(x, r.rows)], [], r.rows, r.cols)[:d.p], 1e30).max((1, 2), initial=0) for x in (t, right))
-        several = [numpy.flatnonzero(with_it < without).tolist()]
+        with_it, without = (d.parts([x, d.each(x, r.rows)], [], r.view)[:d.p].max((1, 2), initial=0) for x in (t, r.truth))
+        if (with_it <= 1.5).all():
+            yield "", t
+        several = [numpy.flatnonzero((with_it <= 1.5) & (with_it < without)).tolist()]
     for ranks in several:
         if 0 < len(ranks) < d.p:
-            yield f", on rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}", _changed(right, ranks, t.x[ranks], t.bound[ranks])
+            yield f", on rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}", _changed(r.truth, ranks, t.x[ranks], t.bound[ranks])
 
 
 def _explained(d, wrong):
@@ -570,37 +599,41 @@ def _explained(d, wrong):
     worst, column = wrong.max((0, -1)), int(wrong[..., :-1].max((0, 1, 2, 3)).argmax()) if d.d_v else 0
     order, found = numpy.argsort(-worst, axis=None, kind="stable"), []
 
-    def some(n, values):
+    def some(n, columns):
         n = min(n, len(order))
         flat = numpy.unique(numpy.append(order[:n - n // 2], numpy.sort(order[n - n // 2:])[numpy.linspace(0, len(order) - n + n // 2 - 1, n // 2).astype(int)]))
         rows = numpy.unravel_index(flat, worst.shape)
-        most = max(4, values // max(1, d.total * len({*zip(rows[0], rows[1] // d.group)})))
-        return _Rows(d, rows, numpy.unique([*range(0, d.d_v, max(1, -(-d.d_v // most))), column, d.d_v]))
+        columns = max(4, min(columns, (1 << 22) // max(1, d.total * len({*zip(rows[0], rows[1] // d.group)}))))
+        return _Rows(d, rows, numpy.unique([*range(0, d.d_v, max(1, -(-d.d_v // columns))), column, d.d_v]))
 
-    few, many = some(max(2, min(8, (1 << 19) // max(1, d.total))), 1 << 21), some(max(8, min(256, (1 << 21) // max(1, d.total))), 1 << 22)
+    few, many = some(max(2, min(8, (1 << 19) // max(1, d.total))), 8), some(max(8, min(256, (1 << 21) // max(1, d.total))), 32)
 
-    def note(fault, detail, partials, merges, far_fetched, r=many):
-        parts = d.parts(partials, merges, r.rows, r.cols)
-        if r is many and parts.max(initial=0) <= 1.5:  # 2: a fault that takes numbers from the dump agrees with them
-            mean = math.sqrt((parts ** 2).sum() / max(1, (d.known[..., r.cols] * numpy.ones(parts.shape)).sum()))
-            found.append((mean + 0.3 * (far_fetched == 2), FAULTS.index(fault) + len(FAULTS) * far_fetched, fault, detail))
-        return parts.max(initial=0) <= 1.5
+    def fits(r, fault, detail, far_fetched, partials, merges):
+        parts = d.parts(partials, merges, r.view, 1.5)  # 1.5: a fault that takes numbers from the dump agrees with them
+        if parts is not None and r is many:
+            far = sum((x ** 2).sum() / max(1, x.size) for of in (parts[:-1], parts[-1]) for x in (of[..., :-1], of[..., -1]))  # of outputs, lse, and their merges
+            found.append((math.sqrt(far) + 0.3 * (far_fetched == 2), FAULTS.index(fault) + len(FAULTS) * far_fetched, fault, detail))
+        return parts is not None
 
-    places = [d.place] if d.sink is None or d.place is not None or d.known[:d.p].any() else [None, *range(d.p)]
-    for guess in itertools.chain(*(_of_merges(d, many, place) for place in places), _of_heads(d, many), _of_replicas(d, many) if d.s.window else ()):
-        note(*guess)
+    places = [d.place] if d.sink is None or d.place is not None else [None, *range(d.p)]
+    orders, tried, kept = _orders(d), set(), set()
+    for r in (few, many):
+        for fault, detail, far_fetched, make in itertools.chain(*(_of_merges(d, r, place) for place in places), _of_heads(d, r, orders), _of_replicas(d, r) if d.s.window else ()):
+            if r is few or (fault, detail) in kept or (fault, detail) not in tried:
+                (kept if fits(r, fault, detail, far_fetched, *make()) else tried).add((fault, detail))
     rows = numpy.lexsort((worst[few.rows], few.sees().sum(1)))[::-1]
-    for source in (_of_masks(d), _of_scores(d), *(_of_last_keys(d, few, row) for row in rows[:2]), _of_turns(d, few, rows[0])):
+    ranks = numpy.flatnonzero((wrong[:d.p] > 1).any((1, 2, 3, 4)) & (d.n > 0)) if d.known[:d.p].any() else None
+    for source in (_of_masks(d), _of_scores(d), *(_of_last_keys(d, few, row) for row in rows[:2]), _of_turns(d, few, rows[0], ranks)):
         for fault, detail, make in source if source.__name__ != "_of_turns" or not found else ():
             for r in (few, many):
                 t = make(r)
                 t = t if isinstance(t, State) else r.state(t)
-                if _parts(t.x, *d.taken(d.raw, r), numpy.zeros(t.x.shape, bool)).max(initial=0) < 1:
+                if _parts(t.x, *r.truth).max(initial=0) < 1:
                     break  # it changes nothing here
-                if not sum(note(fault, detail + where, [x, d.each(x, r.rows)], [d.merged(x, rows=r.rows)], int(bool(where) or "unevenly" in detail), r) for where, x in _chosen(d, t, r)):
+                if not sum(fits(r, fault, detail + where, int(bool(where) or "unevenly" in detail), [x, d.each(x, r.rows)], [d.merged(x, rows=r.rows)]) for where, x in _chosen(d, t, r)):
                     break
     empty = numpy.isneginf(d.raw.x[..., -1]).any(0)
-    if not found and not d.known[:d.p, 0, -1].any() and empty.any() and not (worst > 1)[~empty].any():
+    if not found and not d.known[:d.p, 0, -1].any() and empty.any() and (wrong[:d.p] <= 1).all() and (worst > 1)[empty].mean() > 0.5 and not (worst > 1)[~empty].any():
         found.append((0, 1, "empty_lse", "a shard without keys has an output and an lse that were never written"))
     return sorted(found)
 
@@ -651,7 +684,7 @@ def _diagnosed(d):
             if not found and d.u_in > U and (loose := judged(d.u_in)).max() <= 1:
                 parts, note = loose, "the weights were rounded to the type of q"
     at = numpy.unravel_index(parts.argmax(), parts.shape) if parts.size else (0,) * 5
-    equal = sorted((x for x in found if x[0] <= 1.2 * found[0][0] + 0.02), key=lambda x: (x[1], x[0]))
+    equal = sorted((x for x in found if x[0] <= 1.2 * found[0][0] + 0.004), key=lambda x: (x[1], x[0]))
     candidates = list(dict.fromkeys(x[2] for x in equal))
     wrong = parts.max(initial=0) > 1 and not note
     r, entry, head, row, component = map(int, at)

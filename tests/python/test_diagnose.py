@@ -172,9 +172,14 @@ class Diagnose(unittest.TestCase):
     def test_the_case_of_the_page(self):
         code, shown = re.search(r"```python\n(.*?)```\n\n```text\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL).groups()
         with contextlib.redirect_stdout(io.StringIO()) as printed:
-            exec(code, {})
+            exec(code, names := {})
         digits = lambda text: re.sub(r"\d\.\d+(?:e[-+]\d+)?", "x", text)  # errors of the library's own sums depend on the instruction set
         self.assertEqual(digits(printed.getvalue()), digits(shown))
+        report, of_page = json.loads(json.dumps(names["report"])), json.loads(re.search(r"```json\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL).group(1))
+        near = lambda x: x if not isinstance(x, float) else float(f"{x:.2g}")
+        for of, shown in ((report, of_page), (report["where"], of_page["where"])):
+            self.assertEqual([*of], [*shown])
+            self.assertEqual({name: near(x) for name, x in of.items() if not isinstance(x, dict)}, {name: near(x) for name, x in shown.items() if not isinstance(x, dict)})
 
 
 if __name__ == "__main__":
