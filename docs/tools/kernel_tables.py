@@ -261,9 +261,10 @@ def instructions():
                          str(walk["leaf"]), str(walk.get("exit") or ""), str(walk["per_8_kib"]), str(before),
                          f"{walk['hot_bytes'] / 1024:.1f} KiB", f"{walk['kernel_bytes'] / 1024:.0f} KiB", str(walk["registers"])])
     lines = [f"Counted in the code of {report['compiler']}, d = 128:", "", *table(*rows), "", "And of what combines their states, in the shortest way for a row of one unit, and for eight units more:", ""]
-    combines = [["kernel", "for", "one unit", "eight more", "kernel", "registers"]]
-    combines += [[f"`{one['kernel']}`", one["architecture"], str(one["least"]), str(one["group"]), f"{one['kernel_bytes'] / 1024:.0f} KiB", str(one["registers"])]
-                 for one in report["combines"]]
+    combines = [["kernel", "replaces by", "for", "one unit", "eight more", "kernel", "registers"]]
+    combines += [[f"`{one['kernel']}`", f"`{one['worker']}`" if one["worker"] else "", one["architecture"], str(one["least"]), str(one["group"]),
+                  f"{one['kernel_bytes'] / 1024:.0f} KiB", str(one["registers"])]
+                 for one in report["combines"] if one["worker"] in ("", "MmaTile<BFloat16, 64, 8>")]
     lines += [*table(*combines), ""]
     for architecture in sorted({walk["architecture"] for walk in report["walks"]}):
         walks = [walk for walk in report["walks"] if walk["architecture"] == architecture]

@@ -6,8 +6,7 @@
 /// A leaf is the boxes of its keys, then those of its values, 64 rows of 64 elements each. Where values are the first
 /// components of the keys, as in the latent rows of MLA, it is the boxes of its keys alone: all warps take scores from them,
 /// and then values from the same bytes, which are copied once. A box is free when all warps of the block have read it. How
-/// boxes are filled changes no bit, see tensor_ring.cuh. Rows that are loaded, and not copied, have values of their own:
-/// those that are not finite become zero, and keys stay what they are.
+/// boxes are filled changes no bit, see tensor_ring.cuh.
 #pragma once
 
 #include "gpu/engine/tensor_ring.cuh"
@@ -29,14 +28,13 @@ class BoxRing : BoxRows<typename Tile::Stored, Leaves_> {
   /// Leaves that begin() reaches at most: longer rows than narrower tiles take have five boxes.
   __device__ __forceinline__ static int first_leaves() { return (kMostStages + 4) / 5; }
 
-  /// @param memory n_stages boxes @param full [kMostStages], unused without tensor maps @param flags one for each warp
+  /// @param memory n_stages boxes @param full [kMostStages], unused without tensor maps
   /// @param values_in_keys whether values are the first components of the keys
-  __device__ __forceinline__ BoxRing(Shared<Bytes16> memory, Shared<Barrier> full, Shared<int> flags, const Maps& maps,
-                                     int n_stages, bool values_in_keys)
+  __device__ __forceinline__ BoxRing(Shared<Bytes16> memory, Shared<Barrier> full, const Maps& maps, int n_stages,
+                                     bool values_in_keys)
       : Base(static_cast<int>(threadIdx.x) % kWarp),
         memory_(memory),
         full_(full),
-        flags_(flags),
         maps_(&maps),
         warp_(warp_uniform(static_cast<int>(threadIdx.x / kWarp))),
         n_stages_(n_stages),
@@ -50,25 +48,14 @@ class BoxRing : BoxRows<typename Tile::Stored, Leaves_> {
     }
   }
   __device__ __forceinline__ void sync() const { __syncthreads(); }
-  /// Whether a thread of the block says so.
-  __device__ __forceinline__ bool any(bool here) const {
-    const bool of_warp = __any_sync(kAllLanes, here) != 0;
-    if (lane_ == 0) flags_[warp_] = of_warp ? 1 : 0;
-    sync();
-    bool any = false;
-    for (int i = 0; i < n_warps(); ++i) any = any || flags_[i] != 0;
-    sync();
-    return any;
-  }
 
   /// Starts to fill all boxes with what lies first in a range, see TileRing::begin().
-  template <bool kCopies>
   __device__ __forceinline__ void begin(const DecodeParams& params, std::int64_t kv_head, const Leaves& leaves) {
     this->set(params, kv_head, leaves);
     kv_head_ = static_cast<int>(kv_head);
-    first_value_ = kCopies && values_in_keys_ ? 0 : n_keys(params);
+    first_value_ = values_in_keys_ ? 0 : n_keys(params);
     n_boxes_ = n_keys(params) + (first_value_ == 0 ? 0 : n_values(params));
-    start<kCopies>(params, 0, 0, n_stages_);
+    start(params, 0, 0, n_stages_);
   }
 
   /// Boxes of the keys of a leaf, and of its values.
@@ -96,16 +83,14 @@ class BoxRing : BoxRows<typename Tile::Stored, Leaves_> {
   __device__ __forceinline__ Shared<Bytes16> values(int box) const { return at(place_of(first_value_ + box)); }
   /// Says that this thread has read the keys, or some boxes of the values. Boxes that all have read and no warp needs any
   /// more are filled again. A barrier of the block.
-  template <bool kCopies>
   __device__ __forceinline__ void release_keys(const DecodeParams& params, int leaf) {
     sync();
-    start<kCopies>(params, leaf, n_stages_ + (first_value_ == 0 ? n_values(params) : 0), n_stages_ + n_keys(params));
+    start(params, leaf, n_stages_ + (first_value_ == 0 ? n_values(params) : 0), n_stages_ + n_keys(params));
   }
-  template <bool kCopies>
   __device__ __forceinline__ void release_values(const DecodeParams& params, int leaf, int first, int end) {
     sync();
     const int last = end < n_values(params) ? end : n_values(params), from = n_stages_ + first_value_;
-    start<kCopies>(params, leaf, from + first, from + last);
+    start(params, leaf, from + first, from + last);
   }
   /// Goes on to the next leaf.
   __device__ __forceinline__ void advance() {
@@ -164,10 +149,9 @@ class BoxRing : BoxRows<typename Tile::Stored, Leaves_> {
 
   /// Starts to fill boxes, counted from the first of a leaf, also past its last, as far as the range has them: each warp its
   /// own.
-  template <bool kCopies>
   __device__ __forceinline__ void start(const DecodeParams& params, int leaf, int first, int end) {
     // Where rows lie is worked out anew: without tensor maps few registers are left.
-    if constexpr (!kHasMaps || !kCopies) this->set(params, opaque(kv_head_), leaves_);
+    if constexpr (!kHasMaps) this->set(params, opaque(kv_head_), leaves_);
     TREE_ATTN_LOOP
     for (int i = first + warp_; i < end; i += n_warps()) {
       int of_leaf = leaf, box = i;
@@ -177,8 +161,7 @@ class BoxRing : BoxRows<typename Tile::Stored, Leaves_> {
       const int at = of_leaf * static_cast<int>(kLeafKeys), stage = place_of(i).stage;
       const bool is_value = box >= n_keys(params);
       const int column = (is_value ? box - n_keys(params) : box) * kBoxColumns;
-      this->template start_boxes<kCopies, 1>(params, *maps_, full_ + stage, at, is_value, column,
-                                             memory_ + stage * kBoxVectors);
+      this->template start_boxes<1>(params, *maps_, full_ + stage, at, is_value, column, memory_ + stage * kBoxVectors);
     }
     if constexpr (!kHasMaps) copy_async_commit();
   }
@@ -187,7 +170,6 @@ class BoxRing : BoxRows<typename Tile::Stored, Leaves_> {
 
   Shared<Bytes16> memory_;
   Shared<Barrier> full_;
-  Shared<int> flags_;
   const Maps* maps_;
   int warp_, n_stages_;
   bool values_in_keys_;

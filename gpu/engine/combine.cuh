@@ -4,24 +4,9 @@
 #pragma once
 
 #include "gpu/engine/launch.hpp"
-#include "gpu/engine/unit_forest.cuh"
+#include "gpu/engine/replace.cuh"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
-
-/// Components of a slice of a row, four a lane; states that a warp loads at once; and groups of them, one a level, that wait
-/// for what is on their right.
-inline constexpr int kSlice = 4 * kWarp, kAtOnce = 8, kLogAtOnce = 3, kMostParked = 14;
-/// Slices of a row; one where values have no components, for shift and sum.
-TREE_ATTN_HOST_DEVICE constexpr int slices_of(int d_v) { return d_v > kSlice ? (d_v + kSlice - 1) / kSlice : 1; }
-/// Warps of a block at most, a power of two; and 16-byte vectors of shared memory of one: of each parked state one a lane,
-/// and one of shift and sum.
-inline constexpr int kMostCombining = 8, kParkedState = kWarp + 1, kParkedVectors = kMostParked * kParkedState;
-constexpr std::size_t combining_bytes(int n_warps) {
-  return static_cast<std::size_t>(n_warps * kParkedVectors) * sizeof(Bytes16);
-}
-
-/// A slice of a state, four components a lane.
-using SliceState = LaneState<4>;
 
 /// Node of the tree whose states one block combines.
 struct CombinedNode {
@@ -43,46 +28,6 @@ struct CombinedNode {
     return {leaf_at(subtree.begin()), subtree.level > kLeafLevel ? subtree.level - kLeafLevel : 0};
   }
 };
-
-/// States of a row that a warp has combined and that wait in shared memory.
-class ParkedStates {
- public:
-  __device__ __forceinline__ ParkedStates(Shared<Bytes16> memory, int lane) : memory_(memory), lane_(lane) {}
-  __device__ __forceinline__ void load(int i, SliceState& state) const {
-    set_state_vector(state, 0, load16(memory_ + (i * kParkedState + kWarp)));
-    set_state_vector(state, 1, load16(memory_ + (i * kParkedState + lane_)));
-  }
-  /// Then a barrier of those that read.
-  __device__ __forceinline__ void store(int i, const SliceState& state) const {
-    if (lane_ == 0) store16(memory_ + (i * kParkedState + kWarp), state_vector(state, 0));
-    store16(memory_ + (i * kParkedState + lane_), state_vector(state, 1));
-  }
-
- private:
-  Shared<Bytes16> memory_;
-  int lane_;
-};
-
-/// Merges what waits below some levels into the state on its right. @param below bits of those levels
-__device__ __forceinline__ void merge_parked(const ParkedStates& parked, Count below, Count waits, int& n_parked,
-                                             SliceState& state) {
-  TREE_ATTN_LOOP
-  for (Count left = waits & below; left != 0; left &= left - 1) {
-    SliceState other;
-    parked.load(--n_parked, other);
-    merge(other, state);
-    state = other;
-  }
-}
-/// Parks a state that parts at a level from the next one: a binary counter. One warp.
-__device__ __forceinline__ void park(const ParkedStates& parked, int level, Count& waits, int& n_parked, SliceState& state) {
-  const Count below = (Count{1} << level) - 1;
-  merge_parked(parked, below, waits, n_parked, state);
-  waits = (waits & ~below) | Count{1} << level;
-  __syncwarp();
-  parked.store(n_parked++, state);
-  __syncwarp();
-}
 
 /// Merges eight neighbouring nodes of one level, in pairs.
 __device__ __forceinline__ void merge_eight(SliceState (&s)[kAtOnce]) {
@@ -163,45 +108,75 @@ struct CombinedOutput {
   }
 };
 
-/// Row of a block, known to all its warps: its units, and where their states lie.
-struct RowOfBlock {
-  Units units;
-  UsedSlots used;
-  Count entry = 0, first_item = 0, row = 0;  ///< the batch entry, the work item of unit 0, the row in its query tile
+/// The slots that one warp combines: a unit, or full units.
+struct OwnSlots {
+  std::int64_t begin, end;
+  bool is_unit;
 
-  template <class Params>
-  __device__ __forceinline__ RowOfBlock(const Params& params, const Division& all, Count row_of_all) {
-    const Count kv_head = row_of_all / Count(params.group), in_group = row_of_all % Count(params.group),
-                tile = in_group >> all.log_rows();
-    entry = params.entry_of(kv_head), row = in_group - (tile << all.log_rows());
-    units = all.units(params, entry), used = params.used_slots(entry);
-    first_item = (entry == 0 ? 0 : all.n_items(params, entry, WarpScan{})) +
-                 (params.head_of(kv_head) * all.tiles_per_kv_head() + tile) * units.size();
+  __device__ __forceinline__ void combine(const RowOfUnits& rows, const UsedSlots& used, const ParkedStates& parked,
+                                          SliceState& state) const {
+    if (is_unit)
+      set_empty(state), rows.load(begin, state);
+    else
+      rows.combine(begin, end, used, parked, state);
   }
 };
 
+/// Replaces the sums of own slots that are not finite, and combines them again. By one warp; no part of the kernel that
+/// calls it, whose registers it would take.
+/// @param first component of the slice @param shared [memory.n_parked][kParkedState]; the state is left at its beginning
+template <IsMmaTile Tile, class Params>
+__device__ __noinline__ void combine_again(const Params& params, const UnitMemory& memory, Count row, OwnSlots own,
+                                           int first, Shared<Bytes16> shared) {
+  const int lane = static_cast<int>(threadIdx.x % kWarp);
+  const ParkedStates parked(shared, lane);
+  const RowOfBlock of(params, Division(params, memory.rule, memory.log_rows, WarpScan{}), row);
+  TREE_ATTN_LOOP
+  for (Count unit = 0; unit < of.units.size(); ++unit) {
+    const std::int64_t slot = of.units.begin_of(unit);
+    if (own.is_unit ? unit == of.units.number_of(own.begin) : slot >= own.begin && slot < own.end)
+      replace_sums<Tile>(params, of, memory, unit, first, parked, lane);
+  }
+  SliceState state;
+  own.combine({of.units, memory, of.first_item, of.row, first + 4 * lane, params.d_v}, of.used, parked, state);
+  __syncwarp();
+  parked.store(0, state);
+  __syncwarp();
+}
+
 /// Combines the states below a node, in one slice, by all warps of a block: each has neighbouring units, and the first warp
 /// merges what they have. All threads call it; between two calls is a barrier.
-/// @param shared [warps of the block][kParkedVectors] @param[out] state of the first warp
-__device__ __forceinline__ void combine_node(const RowOfBlock& of, const UnitMemory& memory, const CombinedNode& node,
-                                             int component, int d_v, Shared<Bytes16> shared, SliceState& state) {
+///
+/// A sum that is not finite survives all merges: a warp that has one combines its units again.
+/// @param row of all @param shared [warps of the block][memory.n_parked][kParkedState] @param[out] state of the first warp
+template <class Tile, class Params>
+__device__ __forceinline__ void combine_node(const Params& params, const RowOfBlock& of, Count row, const UnitMemory& memory,
+                                             const CombinedNode& node, int component, Shared<Bytes16> shared,
+                                             SliceState& state) {
   const int lane = static_cast<int>(threadIdx.x % kWarp), warp = warp_uniform(static_cast<int>(threadIdx.x / kWarp)),
             n_warps = static_cast<int>(blockDim.x / kWarp);
-  const auto parked_of = [&](int i) { return ParkedStates(shared + i * kParkedVectors, lane); };
-  const RowOfUnits rows{of.units, memory, of.first_item, of.row, component, d_v};
+  const auto memory_of = [&](int i) { return shared + i * memory.n_parked * kParkedState; };
+  const auto parked_of = [&](int i) { return ParkedStates(memory_of(i), lane); };
+  const RowOfUnits rows{of.units, memory, of.first_item, of.row, component, params.d_v};
   set_empty(state);
   if (node.level < 0) return;
-  if (node.level <= of.units.log()) {
-    if (warp == 0) rows.load(node.begin, state);
-    return;
-  }
-  // Each warp a node of one level.
+  // Each warp a node of one level; or the first one a unit.
+  const bool is_unit = node.level <= of.units.log();
   const int log_warps = highest_bit(Count(n_warps)), least = of.units.log() + kLogAtOnce,
             level = node.level - log_warps > least ? node.level - log_warps : least;
   const std::int64_t end_of_node = node.begin + (std::int64_t{1} << node.level),
                      begin = node.begin + (std::int64_t{warp} << level), end = begin + (std::int64_t{1} << level);
-  if (begin < end_of_node) rows.combine(begin, end < end_of_node ? end : end_of_node, of.used, parked_of(warp), state);
-  if (n_warps == 1) return;
+  if (begin < end_of_node) {
+    const OwnSlots own{begin, end < end_of_node ? end : end_of_node, is_unit};
+    own.combine(rows, of.used, parked_of(warp), state);
+    if constexpr (IsMmaTile<Tile>) {
+      if (is_broken(state)) {
+        combine_again<Tile>(params, memory, row, own, component - 4 * lane, memory_of(warp));
+        parked_of(warp).load(0, state);
+      }
+    }
+  }
+  if (is_unit || n_warps == 1) return;
   __syncwarp();
   parked_of(warp).store(0, state);
   __syncthreads();
@@ -218,11 +193,11 @@ __device__ __forceinline__ void combine_node(const RowOfBlock& of, const UnitMem
 
 /// A block of combine(): one row and slice, and one subtree of the shard.
 /// @paper{alg_3, Alg. 3}
-template <class Params>
+template <class Tile, class Params>
 __device__ __forceinline__ void combine_block(const Params& params, const UnitMemory& memory, const DeviceOutput& output) {
   launch_dependents();
   Arena arena;
-  const Shared<Bytes16> shared = arena.take<Bytes16>(static_cast<int>(blockDim.x / kWarp) * kParkedVectors);
+  const Shared<Bytes16> shared = arena.take<Bytes16>(static_cast<int>(blockDim.x / kWarp) * memory.n_parked * kParkedState);
   const Count row = blockIdx.x;
   const int component = static_cast<int>(blockIdx.y) * kSlice + 4 * static_cast<int>(threadIdx.x % kWarp),
             subtree = static_cast<int>(blockIdx.z);
@@ -232,34 +207,36 @@ __device__ __forceinline__ void combine_block(const Params& params, const UnitMe
                                                   : CombinedNode::covering(params.shard_of_entry(of.entry), subtree);
   wait_for_previous_launch();
   SliceState state;
-  combine_node(of, memory, node, component, params.d_v, shared, state);
+  combine_node<Tile>(params, of, row, memory, node, component, shared, state);
   if (threadIdx.x < kWarp) CombinedOutput{output, params.n_rows(), row, component, params.d_v}.write(subtree, state);
 }
 
 /// Grid: query rows, slices of kSlice components, and subtrees that cover the shard, or 1 where rows are finished. Block: a
 /// power of two of warps, at most kMostCombining, each with neighbouring units of a row; the first one merges what they
-/// have. Reads: states of units, lengths. Writes: rows, or the states of the shard.
+/// have. Reads: states of units, lengths; of sums that are not finite the queries, keys and values too. Writes: rows, or the
+/// states of the shard; sums that it has replaced.
+/// @tparam Tile ReplacingTile of the thread group of the walks
 /// @tparam Params DecodeParams, or ListedParams for leaves in the order of a list
 /// @paper{alg_3, Alg. 3}
-template <class Params>
-__global__ void __launch_bounds__(kMostCombining* kWarp)
-    combine(Params params, const __grid_constant__ UnitMemory memory, DeviceOutput output) {
-  combine_block(params, memory, output);
+template <class Tile, class Params>
+__global__ void __launch_bounds__(kMostCombining* kWarp, 2)
+    combine(const __grid_constant__ Params params, const __grid_constant__ UnitMemory memory, DeviceOutput output) {
+  combine_block<Tile>(params, memory, output);
 }
 /// The launch of combine(). @param n_subtrees that cover the shard, or 1 where rows are finished
-inline Launch launch_of_combine(const DecodeParams& params, const LaunchPlan& plan, std::int64_t n_subtrees) {
+inline Launch launch_of_combine(const DecodeParams& params, const UnitMemory& memory, const LaunchPlan& plan,
+                                std::int64_t n_subtrees) {
   return {.grid = {static_cast<unsigned>(params.n_rows()), static_cast<unsigned>(slices_of(params.d_v)),
                    static_cast<unsigned>(n_subtrees)},
           .block = {static_cast<unsigned>(plan.n_combining * kWarp)},
-          .shared_bytes = kKernelBytes + combining_bytes(plan.n_combining),
+          .shared_bytes = kKernelBytes + combining_bytes(plan.n_combining, memory.n_parked),
           .continues = true,
           .overlaps = plan.overlaps};
 }
 
-/// Launches it after the walks of a step. @throws DeviceError if the launch fails
-void run_combine(const DecodeParams& params, const UnitMemory& memory, const DeviceOutput& output, const LaunchPlan& plan,
-                 Stream stream);
-void run_combine(const ListedParams& params, const UnitMemory& memory, const DeviceOutput& output, const LaunchPlan& plan,
+/// Launches it after the walks of a step, of one stored type. @throws DeviceError if the launch fails
+template <class T, class Params>
+void run_combine(const Params& params, const UnitMemory& memory, const DeviceOutput& output, const LaunchPlan& plan,
                  Stream stream);
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

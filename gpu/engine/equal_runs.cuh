@@ -33,8 +33,7 @@ __global__ void __launch_bounds__(Pipeline::kThreads, 1)
     const Shared<Count> kept = arena.take<Count>(5 * static_cast<int>(blockDim.x / kWarp)) + 5 * warp;
     {
       const Division all(params, memory.rule, memory.log_rows, WarpScan{});
-      const int n_takers = Pipeline::n_takers(static_cast<int>(blockDim.x),
-                                              row_tiles_of_slots<typename Pipeline::ThreadGroup>(memory.n_slots));
+      const int n_takers = Pipeline::n_takers(static_cast<int>(blockDim.x), memory.n_row_tiles);
       const EqualRuns runs{all.n_items(params, Count(params.batch), WarpScan{}), gridDim.x * Count(n_takers)};
       const Count taker = blockIdx.x * Count(n_takers) + Count(warp_uniform(pipeline.taker()));
       if (lane == 0) {
@@ -74,9 +73,8 @@ inline constexpr std::int64_t kStoredBytes<Tile> = sizeof(typename Tile::Stored)
 template <IsPipeline Pipeline>
 UnitMemory unit_memory(const typename Pipeline::Params& params, const LaunchPlan& plan, bool is_whole, float* floats) {
   using ThreadGroup = typename Pipeline::ThreadGroup;
-  UnitMemory memory{.log_rows = log_rows_of_slots<ThreadGroup>(ThreadGroup::kSlots * plan.n_row_tiles),
-                    .n_slots = ThreadGroup::kSlots * plan.n_row_tiles,
-                    .floats = floats};
+  UnitMemory memory{
+      .log_rows = log_rows_of<ThreadGroup>(plan.n_row_tiles), .n_row_tiles = plan.n_row_tiles, .floats = floats};
   memory.n_rows = Count(std::min<std::int64_t>(params.group, std::int64_t{1} << memory.log_rows));
   memory.n_state = Count(UnitMemory::kFirstComponent + (params.d_v + 3) / 4 * 4);
   const int n_groups = plan.n_threads / ThreadGroup::kLanes;  // of a block
@@ -98,6 +96,7 @@ UnitMemory unit_memory(const typename Pipeline::Params& params, const LaunchPlan
   int most_log = rule.least_log;
   while (most_log < 31 && n_tiles * (most_slots >> most_log) > rule.most_items) ++most_log;
   memory.n_stack = Count(most_log * GroupStates<ThreadGroup>::kEntry);
+  memory.n_parked = std::max(kMostParked, most_log + 2);
   memory.first_unit = n_thread_groups * ThreadGroup::kSlots * memory.n_stack;
   return memory;
 }
@@ -135,10 +134,11 @@ template <class Params>
 void run_equal_runs(const Params& params, DType dtype, const DeviceOutput& output, const LaunchPlan& plan,
                     const Workspace& workspace, Stream stream) {
   if (params.n_rows() == 0) return;
-  UnitMemory memory;
-  with_type(dtype,
-            [&](auto type) { memory = run_units<decltype(type)>(params, output.out != nullptr, plan, workspace, stream); });
-  run_combine(params, memory, output, plan, stream);
+  with_type(dtype, [&](auto type) {
+    using T = decltype(type);
+    const UnitMemory memory = run_units<T>(params, output.out != nullptr, plan, workspace, stream);
+    run_combine<T>(params, memory, output, plan, stream);
+  });
 }
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

@@ -53,7 +53,6 @@ concept IsThreadGroup = requires(int lane, int slot, int c) {
   { ThreadGroup::kElements } -> std::convertible_to<int>;
   { ThreadGroup::row(lane, slot) } -> std::same_as<int>;  // which of the kRows queries a slot is about
   { ThreadGroup::place(lane) } -> std::same_as<int>;  // where a lane has its part of a state; those of a query side by side
-  { ThreadGroup::lane_at(lane) } -> std::same_as<int>;       // the lane of a place
   { ThreadGroup::component(lane, c) } -> std::same_as<int>;  // which element of a row component c is
 };
 

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "gpu/engine/equal_runs.cuh"
+#include "gpu/engine/one_shot.cuh"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
@@ -43,8 +44,38 @@ LaunchPlan plan_equal_runs(const Params& params, const LaunchOptions& options) {
     // As many warps as have eight units each.
     const std::int64_t of_row = std::min(params.most_slots(), items / std::max<std::int64_t>(1, n));
     while (plan.n_combining < kMostCombining && plan.n_combining * kAtOnce < of_row) plan.n_combining *= 2;
+    const auto fits = [&](int n_warps) {
+      return kKernelBytes + combining_bytes(n_warps, memory.n_parked) <= device().shared_bytes;
+    };
+    while (plan.n_combining > 1 && !fits(plan.n_combining)) plan.n_combining /= 2;
   });
   return plan;
+}
+
+/// Calls f with the tile that replaces sums which are not finite, or NoTile.
+template <class T, class Params, class F>
+void with_replacing_tile(const Params& params, const F& f) {
+  with_pipeline<T>(params, [&](auto pipeline) {
+    f(std::type_identity<typename ReplacingTile<typename decltype(pipeline)::type::ThreadGroup>::Type>{});
+  });
+}
+template <class T, class Params>
+void run_combine(const Params& params, const UnitMemory& memory, const DeviceOutput& output, const LaunchPlan& plan,
+                 Stream stream) {
+  const std::int64_t n_subtrees = output.out != nullptr ? 1 : params.n_subtrees_of_shard();
+  if (n_subtrees == 0) return;
+  with_replacing_tile<T>(params, [&](auto tile) {
+    launch(combine<typename decltype(tile)::type, Params>, launch_of_combine(params, memory, plan, n_subtrees), stream,
+           params, memory, output);
+  });
+}
+template <class T>
+void run_exchange(const DecodeParams& params, const UnitMemory& memory, const Peers& peers, const DeviceOutput& result,
+                  const LaunchPlan& plan, Stream stream) {
+  with_replacing_tile<T>(params, [&](auto tile) {
+    launch(exchange_states<typename decltype(tile)::type>, launch_of_exchange(params, memory, plan, peers), stream, params,
+           memory, peers, result);
+  });
 }
 
 /// Launches the walks that were planned.

@@ -121,29 +121,7 @@ double n_additions(const DecodeParams& params, DType dtype) {
   return multiplies_on_tensor_cores(params, dtype) ? tensor_additions(params, dtype) : leaf_additions(params, dtype);
 }
 
-template <class Params>
-void launch_combine(const Params& params, const UnitMemory& memory, const DeviceOutput& output, const LaunchPlan& plan,
-                    Stream stream) {
-  const std::int64_t n_subtrees = output.out != nullptr ? 1 : params.n_subtrees_of_shard();
-  if (n_subtrees > 0) launch(combine<Params>, launch_of_combine(params, plan, n_subtrees), stream, params, memory, output);
-}
-
 }  // namespace
-
-void run_combine(const DecodeParams& params, const UnitMemory& memory, const DeviceOutput& output, const LaunchPlan& plan,
-                 Stream stream) {
-  launch_combine(params, memory, output, plan, stream);
-}
-void run_combine(const ListedParams& params, const UnitMemory& memory, const DeviceOutput& output, const LaunchPlan& plan,
-                 Stream stream) {
-  launch_combine(params, memory, output, plan, stream);
-}
-
-__global__ void __launch_bounds__(kMostCombining* kWarp)
-    exchange_states(DecodeParams params, const __grid_constant__ UnitMemory memory, const __grid_constant__ Peers peers,
-                    DeviceOutput result) {
-  exchange_block(params, memory, peers, result, NoNotes{});
-}
 
 void run_one_shot(const DecodeParams& params, DType dtype, const Peers& peers, const DeviceOutput& result,
                   const LaunchPlan& plan, const Workspace& workspace, Stream stream) {
@@ -151,9 +129,10 @@ void run_one_shot(const DecodeParams& params, DType dtype, const Peers& peers, c
   // The subtrees that are sent are those of whole leaves.
   DecodeParams whole = params;
   if (const KeyRange own = peers.range[peers.me]; !own.empty()) whole.end = std::max(params.end, own.end);
-  UnitMemory memory;
-  with_type(dtype, [&](auto type) { memory = run_units<decltype(type)>(whole, false, plan, workspace, stream); });
-  launch(exchange_states, launch_of_exchange(whole, plan, peers), stream, whole, memory, peers, result);
+  with_type(dtype, [&](auto type) {
+    using T = decltype(type);
+    run_exchange<T>(whole, run_units<T>(whole, false, plan, workspace, stream), peers, result, plan, stream);
+  });
 }
 
 const DecodeKernel kEqualRuns{.name = "equal-runs",

@@ -139,12 +139,13 @@ TREE_ATTN_HOST_DEVICE inline int most_waiting(const Peers& peers) {
   return n;
 }
 /// 16-byte vectors of shared memory in which states wait: of the units of a row, by warp, or of all devices, by slice.
-TREE_ATTN_HOST_DEVICE inline int waiting_vectors(const Peers& peers, int n_warps, int d_v) {
-  const int of_units = n_warps * kParkedVectors, of_devices = slices_of(d_v) * most_waiting(peers) * kParkedState;
+TREE_ATTN_HOST_DEVICE inline int waiting_vectors(const Peers& peers, const UnitMemory& memory, int n_warps, int d_v) {
+  const int of_units = n_warps * memory.n_parked * kParkedState,
+            of_devices = slices_of(d_v) * most_waiting(peers) * kParkedState;
   return of_units > of_devices ? of_units : of_devices;
 }
-inline std::size_t exchange_bytes(const Peers& peers, int n_warps, int d_v) {
-  return static_cast<std::size_t>(waiting_vectors(peers, n_warps, d_v)) * sizeof(Bytes16) + 128 +
+inline std::size_t exchange_bytes(const Peers& peers, const UnitMemory& memory, int n_warps, int d_v) {
+  return static_cast<std::size_t>(waiting_vectors(peers, memory, n_warps, d_v)) * sizeof(Bytes16) + 128 +
          static_cast<std::size_t>(kReceived * state_floats(d_v)) * sizeof(float);
 }
 
@@ -156,16 +157,17 @@ struct NoNotes {
 };
 
 /// A block of exchange_states().
-/// @tparam AnyPeers Peers, or what has its own receive_packets() @param notes what a block notes, once each
+/// @tparam Tile as combine() has it @tparam AnyPeers Peers, or what has its own receive_packets()
+/// @param notes what a block notes, once each
 /// @paper{alg_3, Alg. 3}
-template <class AnyPeers, class Notes>
+template <class Tile, class AnyPeers, class Notes>
 __device__ __forceinline__ void exchange_block(const DecodeParams& params, const UnitMemory& memory, const AnyPeers& peers,
                                                const DeviceOutput& result, const Notes& notes) {
   Arena arena;
   const int lane = static_cast<int>(threadIdx.x % kWarp), warp = warp_uniform(static_cast<int>(threadIdx.x / kWarp)),
             n_warps = static_cast<int>(blockDim.x / kWarp), d_v = params.d_v, size = state_floats(d_v),
             n_slices = slices_of(d_v), n_waiting = most_waiting(peers);
-  const Shared<Bytes16> shared = arena.take<Bytes16>(waiting_vectors(peers, n_warps, d_v));
+  const Shared<Bytes16> shared = arena.take<Bytes16>(waiting_vectors(peers, memory, n_warps, d_v));
   const Shared<float> states = arena.take<float>(kReceived * size);
   wait_for_previous_launch();
 
@@ -183,7 +185,7 @@ __device__ __forceinline__ void exchange_block(const DecodeParams& params, const
       for (int slice = 0; slice < n_slices; ++slice) {
         SliceState state;
         const int component = slice * kSlice + 4 * lane;
-        combine_node(of, memory, node, component, d_v, shared, state);
+        combine_node<Tile>(params, of, row, memory, node, component, shared, state);
         if (warp == 0) {
           if (component == 0) states[kShift] = state.shift, states[kSum] = state.sum;
           TREE_ATTN_UNROLL
@@ -251,22 +253,32 @@ __device__ __forceinline__ void exchange_block(const DecodeParams& params, const
 }
 
 /// Combines the units of the shard and exchanges the states of all devices. Grid: as many blocks as there are rows and the
-/// device holds at once, each with every so manieth row. Block: as combine() has, and a warp for each slice. Reads: states
-/// of units, lengths, the own window. Writes: the windows of all devices, finished rows, counters of steps.
+/// device holds at once, each with the rows that are as many apart. Block: as combine() has, and a warp for each slice.
+/// Reads: states of units, lengths, the own window; queries, keys and values as combine() does. Writes: the windows of all
+/// devices, finished rows, counters of steps.
 /// @paper{alg_3, Alg. 3}
+template <class Tile>
 __global__ void __launch_bounds__(kMostCombining* kWarp)
-    exchange_states(DecodeParams params, const __grid_constant__ UnitMemory memory, const __grid_constant__ Peers peers,
-                    DeviceOutput result);
+    exchange_states(const __grid_constant__ DecodeParams params, const __grid_constant__ UnitMemory memory,
+                    const __grid_constant__ Peers peers, DeviceOutput result) {
+  exchange_block<Tile>(params, memory, peers, result, NoNotes{});
+}
 /// Its launch.
-inline Launch launch_of_exchange(const DecodeParams& params, const LaunchPlan& plan, const Peers& peers) {
+inline Launch launch_of_exchange(const DecodeParams& params, const UnitMemory& memory, const LaunchPlan& plan,
+                                 const Peers& peers) {
   int n_warps = plan.n_combining;
   while (n_warps * kSlice < params.d_v) n_warps *= 2;
   return {.grid = {static_cast<unsigned>(std::min<std::int64_t>(peers.n_rows, device().n_multiprocessors))},
           .block = {static_cast<unsigned>(n_warps * kWarp)},
-          .shared_bytes = kKernelBytes + exchange_bytes(peers, n_warps, params.d_v),
+          .shared_bytes = kKernelBytes + exchange_bytes(peers, memory, n_warps, params.d_v),
           .continues = true,
           .is_cooperative = true};
 }
+
+/// Launches it, of one stored type. @throws DeviceError if the launch fails
+template <class T>
+void run_exchange(const DecodeParams& params, const UnitMemory& memory, const Peers& peers, const DeviceOutput& result,
+                  const LaunchPlan& plan, Stream stream);
 
 /// Launches what plan_equal_runs() planned, in the contiguous order of leaves, and the exchange of its states: as many
 /// blocks as the device holds at once. Blocks wait for other devices, which wait for blocks of this launch, so it is

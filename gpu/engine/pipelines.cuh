@@ -83,16 +83,12 @@ std::int64_t n_query_tiles(const DecodeParams& params, int n_row_tiles) {
   return params.batch_kv_heads() * ((params.group + n_rows - 1) / n_rows);
 }
 
-/// Tiles of rows that have so many slots, one on CUDA cores; and their rows, as a power of two.
+/// Rows of a query tile of 1, 2 or 4 tiles, as a power of two.
 template <IsThreadGroup ThreadGroup>
-TREE_ATTN_HOST_DEVICE constexpr int row_tiles_of_slots(int n_slots) {
-  return IsMmaTile<ThreadGroup> ? n_slots / ThreadGroup::kSlots : 1;
-}
-template <IsThreadGroup ThreadGroup>
-TREE_ATTN_HOST_DEVICE constexpr int log_rows_of_slots(int n_slots) {
+constexpr int log_rows_of(int n_row_tiles) {
   constexpr int kLogRows = ThreadGroup::kRows == 8 ? 3 : ThreadGroup::kRows == 4 ? 2 : 0;
   static_assert(1 << kLogRows == ThreadGroup::kRows);
-  return kLogRows + (row_tiles_of_slots<ThreadGroup>(n_slots) >> 1);
+  return kLogRows + (n_row_tiles >> 1);
 }
 
 /// Whether a way in which rows are copied is compiled for this architecture.
@@ -251,9 +247,8 @@ class BoxPipeline {
   __device__ __forceinline__ BoxPipeline(Arena& arena, const Arguments& arguments)
       : n_stages_(arguments.n_stages),
         full_(arena.take<Barrier>(Ring::kMostStages)),
-        flags_(arena.take<int>(kThreads / kWarp)),
         memory_(arena.take<Bytes16>(n_vectors(n_tiles(), n_stages_), kBoxAlignment)),
-        ring_(memory_ + first_ring<Tile>(n_tiles()), full_, flags_, arguments.maps, n_stages_, arguments.values_in_keys) {}
+        ring_(memory_ + first_ring<Tile>(n_tiles()), full_, arguments.maps, n_stages_, arguments.values_in_keys) {}
   static Arguments arguments(const Params& params, const LaunchPlan& plan) {
     const auto is_same = [](const DeviceView& a, const DeviceView& b) {
       return a.data == b.data && std::equal(a.stride, a.stride + 3, b.stride);
@@ -286,7 +281,6 @@ class BoxPipeline {
 
   int n_stages_;
   Shared<Barrier> full_;
-  Shared<int> flags_;
   Shared<Bytes16> memory_;
   Ring ring_;
 };

@@ -27,9 +27,8 @@ struct SubWarp {
 
   /// Which of the kRows queries a slot of a lane is about.
   __host__ __device__ static int row(int, int) { return 0; }
-  /// Where a lane has its part of a state, and the lane of a place.
+  /// Where a lane has its part of a state.
   __host__ __device__ static int place(int lane) { return lane; }
-  __host__ __device__ static int lane_at(int place) { return place; }
 
   /// Index in the row of element c of a lane.
   __host__ __device__ static int component(int lane, int c) {
@@ -39,21 +38,6 @@ struct SubWarp {
 
 /// Whether x is a number: neither Inf nor NaN.
 __device__ __forceinline__ bool is_finite(float x) { return std::fabs(x) <= std::numeric_limits<float>::max(); }
-
-/// n elements, and zeros after them; zeros also for what is not finite, if only finite ones are wanted.
-template <class T>
-__device__ __forceinline__ Bytes16 load_elements16(const T* from, int n, bool only_finite) {
-  T elements[kPer16<T>] = {};
-  TREE_ATTN_UNROLL
-  for (int c = 0; c < kPer16<T>; ++c) {
-    if (c >= n) continue;
-    const T x = load_once(from + c);
-    if (!only_finite || is_finite(widen(x))) elements[c] = x;
-  }
-  Bytes16 bytes;
-  std::memcpy(&bytes, elements, sizeof bytes);
-  return bytes;
-}
 
 /// Which of eight keys the sum that a lane ends with is of: that of its lowest bits, mirrored.
 __device__ __forceinline__ int key_of_lane(int lane) { return (lane & 1) << 2 | (lane & 2) | (lane & 4) >> 2; }

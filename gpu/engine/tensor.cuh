@@ -46,12 +46,8 @@ struct MmaTile {
 
   /// Which of the kRows queries a slot of a lane is about.
   __host__ __device__ static int row(int lane, int slot) { return ((lane & 3) * 2 + slot) >> (kColumns - 1); }
-  /// Where a lane has its part of a state, and the lane of a place: the lanes of a query side by side, the first queries
-  /// first.
+  /// Where a lane has its part of a state: the lanes of a query side by side, the first queries first.
   __host__ __device__ static int place(int lane) { return (lane & 3) * (kLanes / 4) + (lane >> 2); }
-  __host__ __device__ static int lane_at(int place) {
-    return (place & (kLanes / 4 - 1)) * 4 + (place >> (kWarps > 1 ? 5 : 3));
-  }
   /// Index in the row of element c of a lane: the boxes of the warps take turns.
   __host__ __device__ static int component(int lane, int c) {
     if (kWarps == 1) return c / 2 * 16 + (lane >> 2) + c % 2 * 8;
@@ -232,11 +228,11 @@ struct TileWeights {
   }
 };
 
-/// o <- o + V^T P^T for the 64 components of one box of values.
-/// @param box [64 keys][8 vectors], swizzled
+/// o <- o + V^T P^T for 64 components.
+/// @param load (i, v): the values of 16 keys as left operands v [4][4], one for each 16 components
 /// @param[in,out] o [4] tiles of 16 components
-template <IsMmaTile Tile>
-__device__ __forceinline__ void add_values(const TileWeights<Tile>& weights, Shared<Bytes16> box, int lane, float (*o)[4]) {
+template <IsMmaTile Tile, class Load>
+__device__ __forceinline__ void add_values(const TileWeights<Tile>& weights, const Load& load, float (*o)[4]) {
   using T = typename Tile::T;
   // Where a column holds parts in two units, the small ones are summed first.
   constexpr bool kTwoUnits = kRestUnit<T> != 1 && Tile::kColumns == 1;
@@ -244,8 +240,7 @@ __device__ __forceinline__ void add_values(const TileWeights<Tile>& weights, Sha
     TREE_ATTN_UNROLL
     for (int i = 0; i < kLeafItems; ++i) {
       std::uint32_t v[4][4];
-      load_matrices_x4_transposed(
-          v, [&](int step) { return box + (transposed_matrix_vector(lane, step) + 16 * kRowVectors * i); });
+      load(i, v);
       mma_16x8x16<T, last - first>(o, v, weights.part[i] + first);
     }
   };
@@ -257,6 +252,16 @@ __device__ __forceinline__ void add_values(const TileWeights<Tile>& weights, Sha
   } else {
     add.template operator()<0, Tile::kProducts>();
   }
+}
+
+/// The same for one box of values. @param box [64 keys][8 vectors], swizzled
+template <IsMmaTile Tile>
+__device__ __forceinline__ void add_values(const TileWeights<Tile>& weights, Shared<Bytes16> box, int lane, float (*o)[4]) {
+  const auto load = [&](int i, std::uint32_t(&v)[4][4]) {
+    load_matrices_x4_transposed(
+        v, [&](int step) { return box + (transposed_matrix_vector(lane, step) + 16 * kRowVectors * i); });
+  };
+  add_values<Tile>(weights, load, o);
 }
 
 /// Component c of the state in a slot, from the columns of its query.

@@ -5,12 +5,8 @@
 /// There are two ways to fill a box, and both leave the same bits in the same places:
 /// - one copy through a tensor map, started by one lane and completing on an mbarrier (sm_90);
 /// - copies of 16 bytes, started by all lanes (cp.async).
-/// A device has one of them. Where values are not finite a range is walked over again, by plain loads that leave zeros in
-/// place of such values.
-/// Rows of F8_E4M3 come into the second half of a box, and are widened there by the warps that read it.
-///
-/// Whether a range is copied or loaded is a parameter of the functions and not a question
-/// in them, so that the loop over leaves that are copied holds none of the instructions of loads.
+/// A device has one of them. Rows of F8_E4M3 come into the second half of a box, and are widened there by the warps that
+/// read it.
 ///
 /// A warp fills the ring that it reads. So a stage is free as soon as the warp has read it, without a barrier that counts
 /// readers, and no warp waits for another. Warps with rows of one kv head are a team instead, which has one ring: the first
@@ -123,9 +119,8 @@ class BoxRows {
     }
   }
 
-  /// Fills a box of the leaf that begins at `at`, each lane one vector of a row in turn. Rows without a key are zero, and
-  /// never read.
-  template <bool kCopies>
+  /// Starts to fill a box of the leaf that begins at `at`, each lane one vector of a row in turn. Rows without a key are
+  /// zero, and never read.
   __device__ __forceinline__ void fill(const DecodeParams& params, int at, bool is_value, int first_column,
                                        Shared<Bytes16> to) const {
     const LeafKeys keys(leaves_, at);
@@ -135,7 +130,7 @@ class BoxRows {
     // The leaf may begin before the shard; rows that are read do not.
     const std::int64_t stride = (is_value ? params.v : params.k).stride[2];
     const T* from = (is_value ? values_ : keys_) + (leaves_.row(at) + first) * stride + column;
-    if (kCopies && keys.are_all() && left >= kPer16<T>) {
+    if (keys.are_all() && left >= kPer16<T>) {
       // The swizzle repeats every eight rows: a lane has one place or two, and constant offsets from them.
       constexpr int kPeriod = 8, kPlaces = kPeriod / kRowsAtOnce;
       Shared<Bytes16> places[kPlaces];
@@ -151,21 +146,16 @@ class BoxRows {
     }
     for (int row = first; row < kLeafKeys; row += kRowsAtOnce, from += kRowsAtOnce * stride) {
       const int n_here = keys.contain(row) ? n : 0;
-      const Shared<Bytes16> vector = to + place(row, unit);
-      if constexpr (kCopies)
-        copy_async16(vector, from, n_here * static_cast<int>(sizeof(T)));
-      else
-        store16(vector, load_elements16(from, n_here, is_value));
+      copy_async16(to + place(row, unit), from, n_here * static_cast<int>(sizeof(T)));
     }
   }
 
   /// Starts to fill kBoxes boxes side by side, with the keys or the values of the leaf that begins at `at`: by a copy
   /// through a tensor map each, or by fill(). One warp. @param full the barrier of the boxes; unused without tensor maps
-  template <bool kCopies, int kBoxes, class Maps>
+  template <int kBoxes, class Maps>
   __device__ __forceinline__ void start_boxes(const DecodeParams& params, const Maps& maps, Shared<Barrier> full, int at,
                                               bool is_value, int first_column, Shared<Bytes16> to) const {
-    constexpr bool kHasMaps = std::is_same_v<Maps, TileMaps>;
-    if constexpr (kHasMaps && kCopies) {
+    if constexpr (std::is_same_v<Maps, TileMaps>) {
       if (elect_one()) {
         barrier_arrive_expect(full, kBoxes * kStoredBox * static_cast<int>(sizeof(Bytes16)));
         TREE_ATTN_UNROLL
@@ -176,12 +166,7 @@ class BoxRows {
         }
       }
     } else {
-      for (int i = 0; i < kBoxes; ++i)
-        fill<kCopies>(params, at, is_value, first_column + i * kBoxColumns, to + i * kBoxVectors);
-      if constexpr (kHasMaps) {
-        __syncwarp();
-        if (lane_ == 0) barrier_arrive(full);
-      }
+      for (int i = 0; i < kBoxes; ++i) fill(params, at, is_value, first_column + i * kBoxColumns, to + i * kBoxVectors);
     }
   }
 
@@ -232,31 +217,17 @@ class TileRing : BoxRows<typename Tile::Stored, Leaves_> {
   }
   /// A barrier of the team.
   __device__ __forceinline__ void sync() const { n_warps_ == 1 ? __syncwarp() : sync_neighbours(n_warps_ * kWarp); }
-  /// Whether a lane of the team says so. @param word shared memory of the lane's warp, the next warp's `pitch` further on
-  __device__ __forceinline__ bool any(bool here, Shared<int> word, int pitch) const {
-    bool any = __any_sync(kAllLanes, here) != 0;
-    if (n_warps_ == 1) return any;
-    if (lane_ == 0) *word = any ? 1 : 0;
-    sync();
-    const Shared<int> first = word - static_cast<int>(threadIdx.x) / kWarp % n_warps_ * pitch;
-    for (int i = 0; i < n_warps_; ++i) any = any || first[i * pitch] != 0;
-    sync();
-    return any;
-  }
   /// Tiles of the ring: of all warps of the team, where copies may be so many.
   __device__ __forceinline__ int n_stages() const { return kHasMaps ? n_stages(*maps_) * n_warps_ : kStages; }
   /// Leaves that begin() reaches.
   __device__ __forceinline__ int first_leaves() const { return (n_stages() + 2 * kTiles - 1) / (2 * kTiles); }
 
   /// Starts to fill all stages with what lies first in a range. All tiles of the range before it have been read; what the
-  /// team has written to the ring's memory since, loaded rows among it, is ordered before copies, see async_proxy_fence().
-  /// @tparam kCopies whether rows are copied as kCopy says; else they are loaded, and elements of values that are not finite
-  /// become zero
-  template <bool kCopies>
+  /// team has written to the ring's memory since is ordered before copies, see async_proxy_fence().
   __device__ __forceinline__ void begin(const DecodeParams& params, std::int64_t kv_head, const Leaves& leaves) {
     this->set(params, kv_head, leaves);
     const int n = n_stages();
-    for (int i = 0; i < n; ++i) start<kCopies>(params, 0, i, stage_ + i < n ? stage_ + i : stage_ + i - n);
+    for (int i = 0; i < n; ++i) start(params, 0, i, stage_ + i < n ? stage_ + i : stage_ + i - n);
   }
 
   /// The next tile, once it is there: box after box; it may be read until release().
@@ -279,13 +250,11 @@ class TileRing : BoxRows<typename Tile::Stored, Leaves_> {
     return tile;
   }
   /// Says that this lane has read the tile. When all of the team have, the stage is filled again.
-  /// @tparam kCopies as in begin()
   /// @param leaf, tile which tile it is: in the unrolled loop over the tiles of a leaf a constant, and so is the one that
   /// takes its place
-  template <bool kCopies>
   __device__ __forceinline__ void release(const DecodeParams& params, int leaf, int tile) {
     sync();
-    start<kCopies>(params, leaf, tile + n_stages(), stage_);
+    start(params, leaf, tile + n_stages(), stage_);
     if (++stage_ == n_stages()) stage_ = 0, parity_ ^= 1;
   }
 
@@ -303,15 +272,14 @@ class TileRing : BoxRows<typename Tile::Stored, Leaves_> {
  private:
   /// Starts to fill a stage with a tile, if the range has so many. @param tile counted from the first of a leaf, also past
   /// its last
-  template <bool kCopies>
   __device__ __forceinline__ void start(const DecodeParams& params, int leaf, int tile, int stage) {
     leaf += tile / (2 * kTiles), tile %= 2 * kTiles;
     if (leads_ && leaf < leaves_.n_leaves()) {
       const int at = leaf * static_cast<int>(kLeafKeys);
       const bool is_value = tile >= kTiles;
       const int first_column = (is_value ? tile - kTiles : tile) * (kTileBoxes * kBoxColumns);
-      this->template start_boxes<kCopies, kTileBoxes>(params, *maps_, full_ + stage, at, is_value, first_column,
-                                                      memory_ + stage * kStageVectors);
+      this->template start_boxes<kTileBoxes>(params, *maps_, full_ + stage, at, is_value, first_column,
+                                             memory_ + stage * kStageVectors);
     }
     if constexpr (!kHasMaps) copy_async_commit();
   }

@@ -64,6 +64,9 @@ __device__ __forceinline__ int lowest_bit(Count n) {
 #endif
 }
 
+/// States of a row that wait for what is on their right, at least, while a warp combines eight units at a time: one a level.
+inline constexpr int kMostParked = 14;
+
 /// Memory of the two launches of a step, and what they divide the work by.
 ///
 /// A state of a unit is a row: shift, sum, two floats of padding, d_v components and padding. A unit has as many rows as its
@@ -71,12 +74,13 @@ __device__ __forceinline__ int lowest_bit(Count n) {
 /// in the tree of a unit, by thread group.
 struct UnitMemory {
   UnitRule rule{};
-  int log_rows = 0;  ///< rows of a query tile, as a power of two
-  int n_slots = 1;   ///< of a thread group, of all row tiles of a query tile
+  int log_rows = 0;     ///< rows of a query tile, as a power of two
+  int n_row_tiles = 1;  ///< of a query tile
   float* floats = nullptr;
   std::int64_t first_unit = 0;    ///< floats before the units
   Count n_stack = 0;              ///< floats of the states that wait for a slot of a thread group
   Count n_rows = 1, n_state = 0;  ///< rows of a unit; floats of a state
+  int n_parked = kMostParked;     ///< states that wait of a warp that combines, or of one that replaces sums of a unit
 
   static constexpr int kFirstComponent = 4;
   /// Memory by place: so many times 16 bytes from the start. It has at most 64 GiB.
@@ -192,9 +196,6 @@ class UnitForest {
     if constexpr (Leaves::kHasEmptySlots) store_empty_until(next);
   }
 
-  /// Whether this lane has stored a component that is not finite. D is not finite only together with all of n.
-  __device__ __forceinline__ bool is_broken() const { return zero_ != 0; }
-
  private:
   /// Writes units without a leaf, as far as they end at a slot: each lane its components, in loops that take few registers.
   __device__ __forceinline__ void store_empty_until(Count slot) {
@@ -228,9 +229,6 @@ class UnitForest {
       if (UnitMemory::kFirstComponent + j < static_cast<int>(rows_.n_state()))
         store_fresh(to + UnitMemory::kFirstComponent + j, state.n[c]);
     }
-    // 0 * x is NaN if x is not finite. Every state of the run passes here, by itself or merged.
-    TREE_ATTN_UNROLL
-    for (int c = 0; c < kElements; ++c) zero_ = fused_multiply_add(0.0f, state.n[c], zero_);
   }
 
   UnitRows<Leaves::kHasEmptySlots> rows_;
@@ -240,7 +238,6 @@ class UnitForest {
   Count end_, unit_end_;
   Count waits_ = 0;  ///< bit h: a subtree of level h, in leaves, waits for its right sibling
   Waiting waiting_;
-  float zero_ = 0;
 };
 
 /// What a walk leaves: a state for each unit of a run of a thread group.

@@ -11,7 +11,7 @@ The code is what `cuobjdump -sass` prints, see toolkit.py; where that is missing
 What is counted
 * A walk is an innermost loop that holds an ex2 instruction (MUFU.EX2) and multiplies: FFMA on CUDA cores, HMMA on tensor
   cores. A kernel has one per way to its rows, named by the copies in the loop: bulk (UBLKCP), tensor map (UTMALDG), cp.async (LDGSTS), loads (LDG of
-  16 bytes); without any of them, loaded: element by element, in loops beside it that no count has. A kernel without code, for it is not compiled for this architecture,
+  16 bytes). A kernel without code, for it is not compiled for this architecture,
   has none.
 * A pass is the cheapest way once around the loop, without its inner back edges, that passes an ex2, does at least the
   multiplications of one pass (2 x 8 keys x elements per lane for a sub-warp; a leaf of scores and of values in two parts on
@@ -368,9 +368,11 @@ def walks_of(name, instructions):
         if any(other < body for other in bodies.values()):
             continue
         copies = next((opcode for opcode in COPIES if any(blocks[b].count(opcode) for b in body)), None)
+        if copies is None:
+            raise ValueError(f"{name}: the walk at {blocks[head].instructions[0].address:#x} copies no rows")
 
         def n_copies(block):
-            return block.count(copies) if copies else 0
+            return block.count(copies)
 
         def products(block):
             # A stray one, of a division for instance, is none of a walk's.
@@ -394,7 +396,7 @@ def walks_of(name, instructions):
             raise ValueError(f"{name}: no way around the loop at {blocks[head].instructions[0].address:#x} does the work of a pass; is a part of it a loop?")
         per_leaf = (worker.passes * one[0] + (end[0] - one[0]) / 2) / worker.per_warp
         walks.append({
-            "worker": worker.name, "rows": COPIES.get(copies, "loaded"), "start": start_of(blocks, place, copies) if copies else None,
+            "worker": worker.name, "rows": COPIES[copies], "start": start_of(blocks, place, copies),
             "pass": one[0], "leaf": round(per_leaf),
             "per_8_kib": round(per_leaf * 8192 / worker.leaf_bytes),
             "hot_bytes": BYTES * sum(len(blocks[b].instructions) for b in {*one[1], *end[1]}),
@@ -430,8 +432,9 @@ def walks_of_object(file, tool, wanted):
             without.append(f"{names[name]} for {architecture}: a clamp whose predicate is wrong, see WRONG_CLAMP; ask x >= n instead")
         registers, stack = used[architecture, name]
         if COMBINES.search(names[name]):
-            kernel = names[name].split("<")[0].split("(")[0] + (", listed leaves" if "<ListedParams" in names[name] else "")
-            combines.append({"kernel": kernel, "architecture": architecture} | combining(instructions) | {"registers": registers, "stack": stack})
+            tile = Worker.TILE.search(names[name])
+            kernel = names[name].split("<")[0].split("(")[0] + (", listed leaves" if "ListedParams" in names[name] else "")
+            combines.append({"kernel": kernel, "architecture": architecture, "worker": tile[0].replace(", 1>", ">") if tile else ""} | combining(instructions) | {"registers": registers, "stack": stack})
         if not re.search(wanted, names[name]) or is_empty(instructions):
             continue
         found = walks_of(names[name], instructions)
@@ -448,7 +451,8 @@ def walks_in(objects, tool, wanted):
     with concurrent.futures.ProcessPoolExecutor() as pool:
         found = list(pool.map(walks_of_object, objects, [tool] * len(objects), [wanted] * len(objects)))
     walks, combines, without = ([line for lines in lists for line in lines] for lists in zip(*found))
-    return sorted(walks, key=key_of), sorted(combines, key=key_of), without
+    # Without a tile what combines is in several objects.
+    return sorted(walks, key=key_of), sorted((one for i, one in enumerate(combines) if one not in combines[:i]), key=key_of), without
 
 
 def key_of(walk):

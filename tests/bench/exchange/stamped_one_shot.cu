@@ -35,7 +35,7 @@ struct Stamps {
 __global__ void __launch_bounds__(kMostCombining* kWarp)
     stamped_exchange(DecodeParams params, const __grid_constant__ UnitMemory memory,
                      const __grid_constant__ StampedPeers peers, DeviceOutput result, std::uint64_t* stamps) {
-  exchange_block(params, memory, peers, result, Stamps{stamps});
+  exchange_block<NoTile>(params, memory, peers, result, Stamps{stamps});
 }
 
 }  // namespace
@@ -45,7 +45,7 @@ LaunchPlan plan_stamped_one_shot(const DecodeParams& params) { return plan_equal
 void run_stamped_one_shot(const DecodeParams& params, const StampedPeers& peers, const DeviceOutput& result,
                           const LaunchPlan& plan, const Workspace& workspace, std::uint64_t* stamps, Stream stream) {
   const UnitMemory memory = run_units<BFloat16>(params, false, plan, workspace, stream);
-  launch(stamped_exchange, launch_of_exchange(params, plan, peers), stream, params, memory, peers, result, stamps);
+  launch(stamped_exchange, launch_of_exchange(params, memory, plan, peers), stream, params, memory, peers, result, stamps);
 }
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

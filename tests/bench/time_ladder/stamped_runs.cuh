@@ -66,10 +66,11 @@ __device__ __forceinline__ void stamp_end(BlockStamps* stamps) {
   own_stamps(stamps).done = nanoseconds();
 }
 
-template <class Params>
-__global__ void __launch_bounds__(kMostCombining* kWarp)
-    stamped_combine(Params params, const __grid_constant__ UnitMemory memory, DeviceOutput output, BlockStamps* stamps) {
-  combine_block(params, memory, output);
+template <class Tile, class Params>
+__global__ void __launch_bounds__(kMostCombining* kWarp, 2)
+    stamped_combine(const __grid_constant__ Params params, const __grid_constant__ UnitMemory memory, DeviceOutput output,
+                    BlockStamps* stamps) {
+  combine_block<Tile>(params, memory, output);
   stamp_end(stamps);
 }
 
@@ -100,7 +101,8 @@ inline void run_stamped(const DecodeParams& params, DType dtype, const DeviceOut
                         .shared_bytes = plan.shared_bytes,
                         .overlaps = plan.overlaps};
     launch(decode_units<Pipeline>, config, stream, params, memory, arguments);
-    launch(stamped_combine<DecodeParams>, launch_of_combine(params, plan, 1), stream, params, memory, output,
+    using Tile = typename ReplacingTile<typename Pipeline::ThreadGroup>::Type;
+    launch(stamped_combine<Tile, DecodeParams>, launch_of_combine(params, memory, plan, 1), stream, params, memory, output,
            stamps + plan.n_blocks);
   });
 }

@@ -87,7 +87,7 @@ void time_step(const Shape& shape, int n_raw, Stream stream) {
   const LaunchPlan plan = kEqualRuns.plan(first, shape.dtype, {});
   const DeviceWorkspace workspace(plan);
   const DeviceBuffer<float> out(first.n_rows() * first.d_v), lse(first.n_rows());
-  const dim3 combining = launch_of_combine(first, plan, 1).grid;
+  const dim3 combining = launch_of_combine(first, {}, plan, 1).grid;
   DeviceBuffer<BlockStamps> stamps(plan.n_blocks + std::int64_t{combining.x} * combining.y);
 
   const OwnedStream other;

@@ -144,7 +144,7 @@ std::vector<float> combine_on_device(const std::vector<float>& states, KeyRange 
   }
   const DeviceBuffer<float> in = on_device(units), out(params.n_subtrees_of_shard() * size);
   memory.floats = in.data();
-  run_combine(params, memory, {.states = out.data()}, plan, Stream{});
+  run_combine<float>(params, memory, {.states = out.data()}, plan, Stream{});
   return out.download();
 }
 

@@ -140,6 +140,17 @@ TEST_CASE("units: no bit depends on their size, in finished rows and in the stat
         .batch = 2, .heads = heads, .kv_heads = 1, .head_dim = d, .value_dim = d, .n_keys = 2000, .dtype = dtype};
     const auto workload = normal_workload(++seed, axes, std::vector<std::int64_t>{1990, 700});
     INFO(name_of(dtype) << ", d " << d);
+    // Larger units leave fewer states.
+    const auto n_written = [&](int log) {
+      const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
+      const device::LaunchPlan plan = device::kEqualRuns.plan(shard.params, dtype, {.n_splits = 1, .unit_log = log});
+      device::DeviceBuffer<float> floats(plan.n_floats), out(shard.params.n_rows() * d), lse(shard.params.n_rows());
+      floats.fill(0xFF);
+      device::kEqualRuns.run(shard.params, dtype, {.out = out.data(), .lse = lse.data()}, plan, {floats.data(), nullptr},
+                             device::Stream{});
+      return std::ranges::count_if(floats.download(), [](float x) { return std::bit_cast<std::uint32_t>(x) != 0xFFFFFFFF; });
+    };
+    CHECK(n_written(0) > n_written(3));
     const DecodeOutput want = run_step(device::kEqualRuns, *workload, {.n_splits = 1, .unit_log = 0});
     for (const int log : {1, 2, 3, 5, 7})
       CHECK(same_output(run_step(device::kEqualRuns, *workload, {.n_splits = 3, .unit_log = log}), want));

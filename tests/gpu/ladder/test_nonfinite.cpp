@@ -106,6 +106,57 @@ TEST_CASE("nonfinite: NaN and Inf reach their own outputs and no other, in every
   }
 }
 
+/// Eight rows behind a causal edge, of which the last key is hidden to all but one; rows of one slice of components and of
+/// four; leaves that are units, and units of several leaves.
+TEST_CASE("nonfinite: sums of units are replaced in the rows, components and units that have none of the values alone") {
+  const auto check = [](DType dtype, std::int64_t d, std::int64_t n_keys, int log) {
+    constexpr std::int64_t kQueries = 8;
+    const Axes axes{.heads = 2, .head_dim = d, .value_dim = d, .n_queries = kQueries, .n_keys = n_keys, .dtype = dtype};
+    std::mt19937 random(6200);
+    const Tensor q = normal_tensor(random, axes.q(), dtype), k = normal_tensor(random, axes.k(), dtype),
+                 v = normal_tensor(random, axes.v(), dtype);
+    const auto run = [&](std::span<const std::int64_t> positions, std::int64_t c, float number) {
+      Tensor values = v;
+      for (const std::int64_t a : positions) values.set(0, 1, a, c, number);
+      const auto workload = workload_of(q, k, values);
+      DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
+      shard.params.rule = {.causal = true};
+      return run_step(device::kEqualRuns, shard, {.n_splits = 2, .unit_log = log});
+    };
+    std::vector<std::int64_t> of_each_leaf;
+    for (std::int64_t a = 5; a < n_keys; a += kLeafKeys) of_each_leaf.push_back(a);
+    const std::vector<std::int64_t> places[] = {{0}, {n_keys - 1}, {n_keys - 4, n_keys - 3}, of_each_leaf};
+    for (const std::vector<std::int64_t>& positions : places) {
+      for (const auto& [c, number] : {std::pair{std::int64_t{0}, kInf}, {d - 1, kNaN}, {d / 2 + 3, -kInf}}) {
+        INFO(name_of(dtype) << ", d " << d << ", " << n_keys << " keys, units of 2^" << log << " leaves, component " << c
+                            << ", from position " << positions[0]);
+        const DecodeOutput clean = run(positions, c, 0.25f), output = run(positions, c, number);
+        CHECK(same_bits(output.lse, clean.lse));
+        int n_other = 0, n_wrong = 0;
+        for (std::int64_t row = 0; row < 2 * kQueries; ++row) {
+          const bool sees = row >= kQueries && positions[0] < n_keys - kQueries + 1 + row % kQueries;
+          for (std::int64_t j = 0; j < d; ++j) {
+            const auto i = static_cast<std::size_t>(row * d + j);
+            if (sees && j == c)
+              n_wrong += std::isnan(number) ? !std::isnan(output.out[i]) : output.out[i] != number;
+            else
+              n_other += std::memcmp(&output.out[i], &clean.out[i], sizeof(float)) != 0;
+          }
+        }
+        CHECK(n_other == 0);
+        CHECK(n_wrong == 0);
+      }
+    }
+  };
+  for (const DType dtype : {DType::BF16, DType::F16}) {
+    for (const std::int64_t d : {40, 128, 256, 512}) {
+      if (kIsSanitized && d > 128) continue;
+      check(dtype, d, 150, 0), check(dtype, d, 150, 2);
+    }
+    check(dtype, 64, 700, 0), check(dtype, 64, 700, 1), check(dtype, 64, 700, 3);
+  }
+}
+
 TEST_CASE("nonfinite: the value of a key that is not seen is not looked at, also where no key is seen") {
   for (const auto& [dtype, heads, dim, n_keys] : {std::tuple{DType::F32, 4, 16, 100},
                                                   {DType::BF16, 4, 16, 100},

@@ -110,4 +110,18 @@ TEST_CASE("modes: one-shot on three devices, one of them without keys, has the b
   }
 }
 
+/// @tested{alg_3, Alg. 3}
+TEST_CASE("modes: one-shot replaces sums that are not finite, with the bits of one device") {
+  const Axes axes{.heads = 4, .kv_heads = 1, .head_dim = 64, .value_dim = 160, .n_keys = 256, .dtype = DType::BF16};
+  const KeyRange ranges[] = {{0, 128}, {128, 256}};
+  for (const std::int64_t position : {70, 200, 240}) {  // the last is not in use
+    std::mt19937 random(9302);
+    Tensor q = normal_tensor(random, axes.q(), axes.dtype), k = normal_tensor(random, axes.k(), axes.dtype),
+           v = normal_tensor(random, axes.v(), axes.dtype);
+    v.set(0, 0, position, 150, std::numeric_limits<float>::infinity());
+    const auto workload = workload_of(std::move(q), std::move(k), std::move(v), std::vector<std::int64_t>{229});
+    CHECK(n_different<BFloat16>(*workload, ranges, 0) == 0);
+  }
+}
+
 }  // namespace tree_attn::test::one_shot_test
