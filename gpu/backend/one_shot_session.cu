@@ -110,7 +110,7 @@ class DeviceOneShot final : public OneShotSession, private StepKernel {
     if (ranges.size() > kMaxPeers)
       throw DeviceError("one-shot: " + std::to_string(ranges.size()) + " ranks; at most " + std::to_string(kMaxPeers));
     require_neighbours("OneShotSession::open_window", ranges);
-    // A join counts leaves in 32 bits.
+    // Units count leaves in 32 bits.
     if (ranges.back().end > (kMostWorkItems << kLeafLevel))
       throw DeviceError("one-shot: position " + std::to_string(ranges.back().end) + ": more than 2^38 - 64");
     require<std::out_of_range>(me >= 0 && me < std::ssize(ranges), "OneShotSession::open_window: index ", me, " among ",

@@ -2,11 +2,11 @@
 /// @file
 /// @brief The library kernel: equal runs of units over all thread groups of the device (section 5, Alg. 3).
 ///
-/// A block is not one split of one query. The units of all query tiles of the batch form one sequence, and thread group g of
-/// G takes the g-th part of it, wherever that begins and ends (units.hpp). So neither 16 heads on 132 multiprocessors nor
-/// one long sequence among short ones leave a multiprocessor idle: all end within a unit of each other. A second launch
-/// combines the states (combine.cuh). One kernel for all shapes: tensor cores for 16 bits in values of up to 512 elements,
-/// sub-warps with rings for all else.
+/// A block is not one split of one query. The units of all query tiles of the batch form one sequence, and each
+/// *taker*, a warp, a team or a block, takes a part of it, wherever that begins and ends (units.hpp). So neither 16 heads on
+/// 132 multiprocessors nor one long sequence among short ones leave a multiprocessor idle: all end within a unit of each
+/// other. A second launch combines the states (combine.cuh). One kernel for all shapes: tensor cores for 16 bits in values
+/// of up to 512 elements, sub-warps with rings for all else.
 #pragma once
 
 #include "gpu/engine/combine.cuh"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief A kernel that decodes, as its callers see it; and the two of the library (section 5, Alg. 3).
+/// @brief A kernel that decodes, as its callers see it; and that of the library (section 5, Alg. 3).
 #pragma once
 
 #include "gpu/engine/launch.hpp"

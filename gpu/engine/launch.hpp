@@ -22,11 +22,11 @@ struct LaunchOptions {
 
 /// What a step has picked: enough to launch, and to say.
 struct LaunchPlan {
-  int n_splits = 1;              ///< blocks that share the keys of a kv head
+  int n_splits = 1;              ///< blocks that share the keys of a kv head; of units the blocks of the grid for each
   int n_threads = 128;           ///< threads of a block
   int n_row_tiles = 1;           ///< tiles of rows that read the same ring of copies: row_tiles()
   int n_stages = 0;              ///< stages of the ring of copies; 0 where there is none
-  int n_blocks = 0;              ///< blocks of the grid, where that is not splits times rows
+  int n_blocks = 0;              ///< blocks of the grid, where they take units
   std::size_t shared_bytes = 0;  ///< dynamic shared memory of a block
   std::int64_t n_floats = 0;     ///< workspace, in floats
   std::int64_t n_counters = 0;   ///< workspace, in counters

@@ -3,9 +3,9 @@
 /// @brief A decode step over leaves that a list names, by ascending slot: the dealt order on a device (section 5.3).
 ///
 /// A cache holds the leaves of its range in the order in which they were appended. In the dealt order neighbours in memory
-/// are far apart in the tree, so the kernels read the leaves of a sequence in the order of a list. Work is divided by the
-/// places in that list: position 64 i + o is key o of the i-th leaf of the list. So a block, or a thread group of a block,
-/// has neighbouring slots, which are few units.
+/// are far apart in the tree, so the kernels read the leaves of a sequence in the order of a list. Work is divided by
+/// slots, as in the other order, and a run of units finds its leaves in the list: position 64 i + o is key o of the i-th
+/// leaf of the list.
 ///
 /// Where queries have a window, the list has the leaves that one of them sees, in either order: those of the sinks, and
 /// those of the window. The others are neither read nor counted as work.

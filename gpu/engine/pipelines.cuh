@@ -70,10 +70,10 @@ void with_sub_warp(const DecodeParams& params, const F& f) {
   f(SubWarp<T, 32, (kLongest + 511) / 512>{});
 }
 
-/// Thread groups in a block, each with a range of its own, or teams of n_row_tiles of them.
+/// Thread groups in a block.
 template <IsThreadGroup ThreadGroup>
-constexpr int n_thread_groups_of(int n_threads, int n_row_tiles = 1) {
-  return n_threads / (ThreadGroup::kLanes * n_row_tiles);
+constexpr int n_thread_groups_of(int n_threads) {
+  return n_threads / ThreadGroup::kLanes;
 }
 
 /// Query tiles of a problem: every n_row_tiles times kRows queries of a group.

@@ -4,7 +4,7 @@
 /// and values of eight keys at a time (eq. (7), section 5).
 ///
 /// A row of 256 bytes is 16 lanes wide, so a warp holds two sub-warps, each with keys of its own. A sub-warp is the smallest
-/// thread group that takes a range of positions and returns a forest. The arithmetic is written once; where rows come from
+/// thread group that walks over leaves and leaves states of units. The arithmetic is written once; where rows come from
 /// is a parameter (IsRowSource). A source changes no bit.
 #pragma once
 

@@ -5,8 +5,9 @@
 ///
 /// A unit is an aligned subtree of 2^c leaves over slots; a subtree of fewer leaves that covers an end of a shard is a unit
 /// of its own. A work item is a unit and a query tile. Work items are numbered query tile after query tile, and in each from
-/// left to right. One thread group decodes a work item and leaves one state a row; which one changes no bit. The numbers,
-/// and c, follow from the lengths, so every block works them out for itself. Hosts compile it too: plans and figures ask it.
+/// left to right. One taker, a warp, a team or a block, decodes a work item and leaves one state a row; which one changes no
+/// bit. The numbers, and c, follow from the lengths, so every block works them out for itself. Hosts compile it too: plans
+/// and figures ask it.
 #pragma once
 
 #include "gpu/engine/params.hpp"
@@ -18,7 +19,7 @@ struct FoundEntry {
   Count entry = 0, first = 0;
 };
 
-/// Sums over a batch by one thread; WarpScan of forest.cuh does the same by a warp.
+/// Sums over a batch by one thread; WarpScan of unit_forest.cuh does the same by a warp.
 struct SerialScan {
   /// of(0) + ... + of(n - 1)
   template <class Of>
