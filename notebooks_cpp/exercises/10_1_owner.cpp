@@ -34,17 +34,18 @@ int main() {
     std::vector<int> n(std::size_t(p), 0);
     for (std::int64_t j = 0; j < 1000; ++j) {
       const int rank = owner(j, a);
-      expect(rank >= 0 && rank < p, "leaf " + std::to_string(j) + " has a rank");
+      expect(rank >= 0 && rank < p, "leaf " + std::to_string(j) + " has a rank of " + std::to_string(p), rank);
       if (rank < 0 || rank >= p) continue;
       ++n[std::size_t(rank)];
       // One rank of p / 2 splits into two of p: the tree above the ranks is the same for every p.
       if (a > 0)
-        expect(rank / 2 == owner(j, a - 1), "leaf " + std::to_string(j) + ": ranks 2 r and 2 r + 1 of " + std::to_string(p) +
-                                                " share what rank r of half as many holds");
+        expect_equal(rank / 2, owner(j, a - 1),
+                     "leaf " + std::to_string(j) + ": ranks 2 r and 2 r + 1 of " + std::to_string(p) +
+                         " share what rank r of half as many holds");
     }
     for (const int each : n)
-      expect(each == 1000 / p || each == 1000 / p + 1,
-             "1000 leaves on " + std::to_string(p) + " ranks: even up to one leaf");
+      expect(each == 1000 / p || each == 1000 / p + 1, "1000 leaves on " + std::to_string(p) + " ranks: even up to one leaf",
+             each);
   }
   return result();
 }

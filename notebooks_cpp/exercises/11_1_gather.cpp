@@ -44,8 +44,9 @@ int main() {
       for (int rank = 1; rank < size; ++rank) merge_into(want, leaf_state(rank));
       const State got = gather(leaf_state(world_rank), group);
       for (int i = 0; i < 6; ++i)
-        expect(same_bits(got.element[i], want.element[i]),
-               "element " + std::to_string(i) + " on rank " + std::to_string(world_rank) + " of " + std::to_string(size));
+        expect_bits(
+            got.element[i], want.element[i],
+            "element " + std::to_string(i) + " on rank " + std::to_string(world_rank) + " of " + std::to_string(size));
     }
     MPI_Comm_free(&group);
   }

@@ -69,9 +69,9 @@ int main() {
       expect_near(double(first.element[1]), sum, 1e-5, "the weight sum of all leaves");
     } else if (world_rank < size) {
       for (int i = 0; i < 6; ++i)
-        expect(same_bits(got.element[i], first.element[i]), "element " + std::to_string(i) + " on rank " +
-                                                                std::to_string(world_rank) + " of " + std::to_string(size) +
-                                                                " has the bits of one rank");
+        expect_bits(got.element[i], first.element[i],
+                    "element " + std::to_string(i) + " on rank " + std::to_string(world_rank) + " of " +
+                        std::to_string(size) + " has the bits of one rank");
     }
   }
   return result_of_ranks();

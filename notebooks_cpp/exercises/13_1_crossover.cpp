@@ -40,9 +40,9 @@ int main() {
         const double tree = 2 * std::log2(double(p)) * (latency + bytes_of_state / bandwidth);
         const double n = crossover(p, latency, bandwidth, bytes_per_key, bytes_of_state);
         const std::string where = " on " + std::to_string(p) + " devices, " + std::to_string(latency * 1e6) + " us";
-        expect(n >= 0, "a number of keys" + where);
-        expect(ring(n * 1.001 + 1e-6) > tree, "above it the ring is slower" + where);
-        if (n > 0) expect(ring(n * 0.999) < tree, "below it the ring is faster" + where);
+        expect(n >= 0, "a number of keys" + where, n);
+        expect(ring(n * 1.001 + 1e-6) > tree, "above it the ring is slower" + where, ring(n * 1.001 + 1e-6), tree);
+        if (n > 0) expect(ring(n * 0.999) < tree, "below it the ring is faster" + where, ring(n * 0.999), tree);
       }
     }
   }

@@ -48,7 +48,7 @@ int main() {
       add(stream, offset + r, v);
       largest = std::fmax(largest, r), n += std::exp(r) * v, D += std::exp(r);
       const std::string where = " after key " + std::to_string(i) + " with scores near " + std::to_string(int(offset));
-      expect(stream.m == offset + largest, "m is the largest score" + where);
+      expect_equal(stream.m, offset + largest, "m is the largest score" + where);
       expect_near(stream.n / stream.D, n / D, 1e-13, "z" + where);
       expect_near(stream.D, D / std::exp(largest), 1e-13, "D" + where);
     }
@@ -56,16 +56,18 @@ int main() {
 
   Stream masked;
   add(masked, -inf, 7);
-  expect(masked.m == -inf && masked.n == 0 && masked.D == 0, "a masked key alone leaves the sums empty");
+  expect(masked.m == -inf && masked.n == 0 && masked.D == 0, "a masked key alone leaves the sums empty: m, n and D",
+         masked.m, masked.n, masked.D);
   add(masked, -3, 2);
   add(masked, -inf, 7);
-  expect(masked.m == -3 && masked.n == 2 && masked.D == 1, "masked keys before and after a key change nothing");
+  expect(masked.m == -3 && masked.n == 2 && masked.D == 1,
+         "masked keys before and after a key change nothing: m = -3, n = 2, D = 1", masked.m, masked.n, masked.D);
 
   Stream spoilt;
   add(spoilt, 1, 1), add(spoilt, nan, 1), add(spoilt, 2, 1);
-  expect(std::isnan(spoilt.n / spoilt.D), "a NaN score gives NaN, also with a larger score after it");
+  expect(std::isnan(spoilt.n / spoilt.D), "a NaN score gives NaN, also with a larger score after it", spoilt.n / spoilt.D);
   Stream first;
   add(first, nan, 1), add(first, 2, 1);
-  expect(std::isnan(first.n / first.D), "also if it is the first score");
+  expect(std::isnan(first.n / first.D), "also if it is the first score", first.n / first.D);
   return result();
 }

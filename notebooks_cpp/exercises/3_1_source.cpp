@@ -34,15 +34,15 @@ inline double source_of(const std::vector<double>& r, const std::vector<double>&
 int main() {
   // Two values -1 and 1 of equal score have the mean tanh(zeta).
   for (const double zeta : {-3.0, -0.5, 0.0, 0.25, 2.0}) {
-    expect(std::abs(source_of({1, 1}, {-1, 1}, std::tanh(zeta)) - zeta) < 1e-6,
-           "zeta = atanh(z), zeta = " + std::to_string(zeta));
+    const double found = source_of({1, 1}, {-1, 1}, std::tanh(zeta));
+    expect(std::abs(found - zeta) < 1e-6, "zeta = atanh(z) = " + shown(zeta), found);
   }
   const std::vector<double> r{0.5, -1, 2, 0}, v{-2, 0, 1, 5};
   for (const double z : {-1.99, -1.0, 0.0, 2.0, 4.9}) {
     const double zeta = source_of(r, v, z);
     double D = 0, n = 0;
     for (std::size_t a = 0; a < r.size(); ++a) D += std::exp(r[a] + zeta * v[a]), n += std::exp(r[a] + zeta * v[a]) * v[a];
-    expect(std::abs(n / D - z) < 1e-6, "the mean at the source is z = " + std::to_string(z));
+    expect(std::abs(n / D - z) < 1e-6, "the mean at the source is z = " + shown(z), n / D);
   }
   return result();
 }

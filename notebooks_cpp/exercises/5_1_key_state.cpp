@@ -34,11 +34,11 @@ inline KeyState key_state(float s) {
 int main() {
   for (float s = -40; s <= 40; s += 0.37f) {
     const auto [e, D] = key_state(s);
-    expect(e == std::floor(e), "the shift of s = " + std::to_string(s) + " is an integer");
-    expect(D >= 0.5f && D <= 1, "the weight of s = " + std::to_string(s) + " is in [1/2, 1]");
+    expect(e == std::floor(e), "the shift of s = " + std::to_string(s) + " is an integer", e);
+    expect(D >= 0.5f && D <= 1, "the weight of s = " + std::to_string(s) + " is in [1/2, 1]", D);
     expect_near(double(e) + std::log2(double(D)), double(s), 1e-5, "e + log2 D is the score");
   }
   const auto [e, D] = key_state(-std::numeric_limits<float>::infinity());
-  expect(e == -std::numeric_limits<float>::infinity() && D == 0, "a masked key has the empty state");
+  expect(e == -std::numeric_limits<float>::infinity() && D == 0, "a masked key has the empty state -inf, 0", e, D);
   return result();
 }

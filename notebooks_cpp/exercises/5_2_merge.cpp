@@ -45,15 +45,16 @@ int main() {
     const State S = draw(), T = draw(), ST = merge(S, T), TS = merge(T, S);
     const double exact = std::ldexp(double(S.x), int(S.e)) + std::ldexp(double(T.x), int(T.e));
     expect_near(std::ldexp(double(ST.x), int(ST.e)), exact, 1e-7, "2^e D is the sum");
-    expect(ST.e == std::fmax(S.e, T.e), "the shift is the larger one");
-    expect(same_bits(ST.x, TS.x) && same_bits(ST.e, TS.e), "merge(S, T) and merge(T, S) have the same bits");
+    expect_equal(ST.e, std::fmax(S.e, T.e), "the shift is the larger one");
+    expect(same_bits(ST.x, TS.x) && same_bits(ST.e, TS.e), "merge(S, T) and merge(T, S) have the same bits", ST.x, TS.x,
+           ST.e, TS.e);
     const State left = merge(empty, S), right = merge(S, empty);
     expect(same_bits(left.x, S.x) && same_bits(right.x, S.x) && left.e == S.e && right.e == S.e,
-           "the empty state is neutral");
+           "the empty state is neutral: merge(empty, S), merge(S, empty), S", left.x, right.x, S.x);
   }
   const State none = merge(empty, empty);
-  expect(none.e == -inf && none.x == 0, "two empty states give an empty one");
-  expect(std::isnan(merge({0, nan}, {300, 1}).x) && std::isnan(merge({300, 1}, {0, nan}).x),
-         "NaN stays NaN, also on the lower side");
+  expect(none.e == -inf && none.x == 0, "two empty states give an empty one, -inf, 0", none.e, none.x);
+  const float low_left = merge({0, nan}, {300, 1}).x, low_right = merge({300, 1}, {0, nan}).x;
+  expect(std::isnan(low_left) && std::isnan(low_right), "NaN stays NaN, also on the lower side", low_left, low_right);
   return result();
 }

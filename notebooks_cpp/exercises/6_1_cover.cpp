@@ -35,10 +35,10 @@ inline std::vector<Range> cover(std::int64_t begin, std::int64_t end) {
 
 int main() {
   const auto n = [](std::int64_t begin, std::int64_t end) { return cover(begin, end).size(); };
-  expect(n(0, 1024) == 1, "[0, 1024) is one subtree");
-  expect(n(0, 1023) == 10, "[0, 1023) is ten subtrees");
-  expect(n(1, 1023) == 18, "[1, 1023) is eighteen");
-  expect(n(5, 5) == 0, "an empty range has none");
+  expect_equal(n(0, 1024), 1, "subtrees of [0, 1024)");
+  expect_equal(n(0, 1023), 10, "subtrees of [0, 1023)");
+  expect_equal(n(1, 1023), 18, "subtrees of [1, 1023)");
+  expect_equal(n(5, 5), 0, "subtrees of an empty range");
   for (std::int64_t begin = 0; begin < 70; ++begin) {
     for (std::int64_t end = begin + 1; end < 140; ++end) {
       std::int64_t at = begin, before = 0;
@@ -51,7 +51,9 @@ int main() {
         at = each.end, before = length;
       }
       expect(sound && at == end,
-             "[" + std::to_string(begin) + ", " + std::to_string(end) + ") is covered by maximal subtrees");
+             "[" + std::to_string(begin) + ", " + std::to_string(end) +
+                 ") is covered by maximal subtrees, in order: the end of the last",
+             at);
     }
   }
   return result();

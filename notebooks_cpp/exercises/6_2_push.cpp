@@ -48,12 +48,15 @@ int main() {
         sound = sound && !(i > 0 && forest[i].level == forest[i - 1].level && forest[i - 1].index % 2 == 0);
       }
       const std::string where = "leaves " + std::to_string(begin) + " to " + std::to_string(a);
-      expect(sound && at == a + 1, where + " are held in order, without siblings");
-      expect(n_merges == int(a - begin + 1) - int(forest.size()), where + ": each merge makes one subtree of two");
+      expect(sound && at == a + 1, where + " are held in order, without siblings: the end of the last, subtrees", at,
+             forest.size());
+      expect_equal(n_merges, int(a - begin + 1) - int(forest.size()),
+                   where + ": each merge makes one subtree of two; merges");
     }
   }
   std::vector<Subtree> forest;
   for (std::int64_t a = 0; a < 1024; ++a) push(forest, a);
-  expect(forest.size() == 1 && forest[0].level == 10, "1024 leaves are one subtree");
+  expect(forest.size() == 1 && forest[0].level == 10, "1024 leaves are one subtree of level 10: subtrees, level",
+         forest.size(), forest.empty() ? -1 : forest[0].level);
   return result();
 }

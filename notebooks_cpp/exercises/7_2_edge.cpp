@@ -39,8 +39,8 @@ int main() {
           double n_shards = 0, D_shards = 0, n = 0, D = 0;
           for (long r = 0; r < p; ++r) {
             const long begin = r * N / p, end = (r + 1) * N / p, seen = n_seen(N, l, j, begin, end - begin);
-            expect(0 <= seen && seen <= end - begin,
-                   "a shard of " + std::to_string(end - begin) + " keys shows " + std::to_string(seen));
+            expect(0 <= seen && seen <= end - begin, "a shard of " + std::to_string(end - begin) + " keys shows no more",
+                   seen);
             n_all += seen;
             for (long a = begin; a < std::min(end, begin + seen); ++a)
               n_shards += weight(a) * double(a), D_shards += weight(a);
@@ -48,7 +48,7 @@ int main() {
           for (long a = 0; a <= N - l + j; ++a) n += weight(a) * double(a), D += weight(a);
           const std::string query = "query " + std::to_string(j) + " of " + std::to_string(l) + " and " + std::to_string(N) +
                                     " keys, " + std::to_string(p) + " shards";
-          expect(n_all == N - l + 1 + j, query + ": " + std::to_string(n_all) + " keys are seen");
+          expect_equal(n_all, N - l + 1 + j, query + ": keys that are seen");
           expect_near(D_shards > 0 ? n_shards / D_shards : -1, n / D, 1e-12, query);
         }
       }

@@ -46,13 +46,14 @@ int main() {
             }
             if (seen && (wanted.empty() || wanted.back() != a / 64)) wanted.push_back(a / 64);
           }
-          expect(leaves_read(N, l, w, s) == wanted, std::to_string(N) + " keys, l = " + std::to_string(l) + ", window " +
-                                                        std::to_string(w) + ", " + std::to_string(s) + " sinks");
+          expect_equal(leaves_read(N, l, w, s), wanted,
+                       std::to_string(N) + " keys, l = " + std::to_string(l) + ", window " + std::to_string(w) + ", " +
+                           std::to_string(s) + " sinks");
         }
       }
     }
   }
   const long far = 1L << 50;
-  expect(leaves_read(far, 8, 64, 4) == std::vector<long>{0, far / 64 - 2, far / 64 - 1}, "2^50 keys: three leaves");
+  expect_equal(leaves_read(far, 8, 64, 4), {0, far / 64 - 2, far / 64 - 1}, "2^50 keys: three leaves");
   return result();
 }

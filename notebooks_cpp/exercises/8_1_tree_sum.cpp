@@ -39,11 +39,11 @@ int main() {
   for (float& x_a : x) x_a = float(random() % (1 << 20)) / (1 << 20), exact += double(x_a);
   const float whole = tree_sum(x, 0, N);
   expect_near(double(whole), exact, 20 * 0x1p-24, "the error is at most that of 20 roundings");
-  expect(same_bits(tree_sum(x, 0, N / 2) + tree_sum(x, N / 2, N), whole), "two ranks have the bits of one");
+  expect_bits(tree_sum(x, 0, N / 2) + tree_sum(x, N / 2, N), whole, "two ranks have the bits of one");
   const float quarters[] = {tree_sum(x, 0, N / 4), tree_sum(x, N / 4, N / 2), tree_sum(x, N / 2, 3 * N / 4),
                             tree_sum(x, 3 * N / 4, N)};
-  expect(same_bits((quarters[0] + quarters[1]) + (quarters[2] + quarters[3]), whole), "four ranks have the bits of one");
+  expect_bits((quarters[0] + quarters[1]) + (quarters[2] + quarters[3]), whole, "four ranks have the bits of one");
   std::vector<float> ones(1 << 25, 1);
-  expect(tree_sum(ones, 0, ones.size()) == float(1 << 25), "2^25 ones, where a chain stops at 2^24");
+  expect_equal(tree_sum(ones, 0, ones.size()), float(1 << 25), "2^25 ones, where a chain stops at 2^24");
   return result();
 }

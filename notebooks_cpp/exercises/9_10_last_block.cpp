@@ -54,8 +54,8 @@ int main() {
         out.fill(0xFF);
         launch(add_all, {.grid = {unsigned(n_blocks)}, .block = {32}}, Stream{}, in.data(), sums.data(), counter.data(),
                out.data());
-        expect(same_bits(out.download()[0], want), "the bits of the sum of " + std::to_string(n_blocks) + " blocks");
-        expect(counter.download()[0] == 0, "the counter is 0 for the next launch");
+        expect_bits(out.download()[0], want, "the bits of the sum of " + std::to_string(n_blocks) + " blocks");
+        expect_equal(counter.download()[0], 0, "the counter is 0 for the next launch");
       }
     });
   }

@@ -39,7 +39,7 @@ int main() {
     DeviceBuffer<float> out(128);
     out.fill(0xFF);
     launch(reduce_scatter, {.grid = {4}, .block = {32}, .shared_bytes = 512, .cluster = 4}, Stream{}, in.data(), out.data());
-    expect(out.download() == want, "the sums over the cluster");
+    expect_equal(out.download(), want, "the sums over the cluster");
   });
   return result();
 }

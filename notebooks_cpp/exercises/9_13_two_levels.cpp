@@ -64,14 +64,12 @@ int main() {
                    out[std::size_t(d)].data());
           }
           devices.wait();
-          expect(traffic().bytes_to_peers - before == 4 * 16 * h, "every device sends three times h / 3 packets");
-          bool right = true;
-          for (const DeviceBuffer<float>& each : out) {
-            const std::vector<float> got = each.download();
-            for (std::size_t i = 0; i < got.size(); ++i)
-              right = right && same_bits(got[i], (x[0][i] + x[1][i]) + (x[2][i] + x[3][i]));
-          }
-          expect(right, "the bits of " + std::to_string(2 * h) + " sums on four devices");
+          expect_equal(traffic().bytes_to_peers - before, 4 * 16 * h, "every device sends three times h / 3 packets: bytes");
+          std::vector<float> want;
+          for (std::size_t i = 0; i < x[0].size(); ++i) want.push_back((x[0][i] + x[1][i]) + (x[2][i] + x[3][i]));
+          for (std::size_t d = 0; d < 4; ++d)
+            expect_bits(out[d].download(), want,
+                        "the bits of " + std::to_string(2 * h) + " sums on device " + std::to_string(d));
         },
         4);
   }

@@ -37,7 +37,7 @@ int main() {
       DeviceBuffer<float> out(n);
       out.fill(0xFF);
       launch(add, {.grid = {unsigned(n + 63) / 64}, .block = {64}}, Stream{}, left.data(), right.data(), out.data(), n);
-      expect(out.download() == sums, "the sums of " + std::to_string(n) + " elements");
+      expect_equal(out.download(), sums, "the sums of " + std::to_string(n) + " elements");
     });
   }
   return result();

@@ -40,7 +40,7 @@ int main() {
       sums.fill(0xFF);
       launch(block_sum, {.grid = {unsigned(n_blocks)}, .block = {128}, .shared_bytes = 16}, Stream{}, in.data(), n,
              sums.data());
-      expect(sums.download() == want, "the sums of " + std::to_string(n) + " whole numbers");
+      expect_equal(sums.download(), want, "the sums of " + std::to_string(n) + " whole numbers");
     });
   }
   return result();

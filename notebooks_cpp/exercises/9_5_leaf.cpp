@@ -51,14 +51,14 @@ int main() {
       launch(leaf, {.block = {32}}, Stream{}, query.data(), keys.data(), values.data(), n, out.data());
       const std::vector<float> state = out.download();
       const std::string what = " of " + std::to_string(n) + " keys";
-      expect(double(state[0]) == e, "the shift" + what);
+      expect_equal(double(state[0]), e, "the shift" + what);
       for (int i = 1; i < 34; ++i) {
         double sum = 0;
         for (int a = 0; a < n; ++a)
           sum += std::exp2(s[std::size_t(a)] - e) * (i == 1 ? 1 : double(v[std::size_t(32 * a + i - 2)]));
         expect_near(double(state[std::size_t(i)]) + 100, sum + 100, 1e-6, "100 + element " + std::to_string(i) + what);
         if (n == 0)
-          expect(same_bits(state[std::size_t(i)], i == 1 ? 0.0f : -0.0f), "the bits of element " + std::to_string(i) + what);
+          expect_bits(state[std::size_t(i)], i == 1 ? 0.0f : -0.0f, "the bits of element " + std::to_string(i) + what);
       }
     });
   }

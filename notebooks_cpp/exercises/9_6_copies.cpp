@@ -43,7 +43,7 @@ int main() {
       DeviceBuffer<float> out(128);
       out.fill(0xFF);
       launch(add_tiles, {.block = {32}, .shared_bytes = 3 * 512}, Stream{}, in.data(), n_tiles, out.data());
-      expect(out.download() == want, "the sums of " + std::to_string(n_tiles) + " tiles");
+      expect_equal(out.download(), want, "the sums of " + std::to_string(n_tiles) + " tiles");
     });
   }
   return result();

@@ -44,7 +44,7 @@ int main() {
       DeviceBuffer<float> out(64);
       out.fill(0xFF);
       launch(stream, {.block = {96}, .shared_bytes = 2 * 256 + 256}, Stream{}, in.data(), n_tiles, out.data());
-      expect(out.download() == want, "the sums of " + std::to_string(n_tiles) + " tiles");
+      expect_equal(out.download(), want, "the sums of " + std::to_string(n_tiles) + " tiles");
     });
   }
   return result();

@@ -50,8 +50,8 @@ int main() {
         // The PTX ISA: a lane has two neighbours of row lane / 4 of every matrix.
         const int row = lane / 4 + i % 2 * 8, column = lane % 4 * 2 + i / 2 * 8;
         const std::string what = "register " + std::to_string(i) + " of lane " + std::to_string(lane);
-        expect(straight.download()[std::size_t(4 * lane + i)] == pair(row, column, row, column + 1), what + " of A");
-        expect(transposed.download()[std::size_t(4 * lane + i)] == pair(column, row, column + 1, row), what + " of A^T");
+        expect_equal(straight.download()[std::size_t(4 * lane + i)], pair(row, column, row, column + 1), what + " of A");
+        expect_equal(transposed.download()[std::size_t(4 * lane + i)], pair(column, row, column + 1, row), what + " of A^T");
       }
     }
   });

@@ -54,8 +54,8 @@ int main() {
     launch(scores, {.block = {32}}, Stream{}, keys.data(), queries.data(), s.data());
     const std::vector<float> got = s.download();
     for (int i = 0; i < 128; ++i)
-      expect(got[std::size_t(i)] == want[std::size_t(i)],
-             "the score of key " + std::to_string(i / 8) + " and query " + std::to_string(i % 8));
+      expect_equal(got[std::size_t(i)], want[std::size_t(i)],
+                   "the score of key " + std::to_string(i / 8) + " and query " + std::to_string(i % 8));
   });
   return result();
 }

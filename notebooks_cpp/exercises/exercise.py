@@ -7,6 +7,7 @@ Some are kernels: they run under the emulator in shadow mode, which is compiled 
 Run: ./run exercise                     list them, a star before those that you have solved
      ./run exercise words               the functions that kernels may call: signature, comment, and a line of a kernel that calls them
      ./run exercise 5.2                 compile and check notebooks_cpp/exercises/5_2_*.cpp: exit status 1 while claims fail
+     ./run exercise 5.2 --hint          a step of the way
      ./run exercise 5.2 --solution      show a solution, and check it
      ./run exercise 5.2 --reset         put the form back as git has it; your answer goes to build-exercises/
 
@@ -54,6 +55,11 @@ def about(path):
 
 def solution_of(path):
     return FOLDER / "solutions" / f"{path.stem}.hpp"
+
+
+def hint_of(path):
+    text = re.search(r"^/// Hint: (.*?)(?=\n(?!///))", solution_of(path).read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    return re.sub(r"\s*\n/// ?", " ", text[1])
 
 
 def uses(path, header):
@@ -141,17 +147,17 @@ def reset(path, folder=BUILD):
 
 
 def main():
-    arguments = [word for word in sys.argv[1:] if word not in ("--solution", "--reset")]
+    arguments = [word for word in sys.argv[1:] if word not in ("--hint", "--solution", "--reset")]
     options = [word for word in sys.argv[1:] if word not in arguments]
     known = exercises()
     if len(arguments) > 1 or len(options) > 1 or (options and not arguments):
-        sys.exit("exercise: takes the number of one exercise, and --solution or --reset (./run exercise lists them)")
+        sys.exit("exercise: takes the number of one exercise, and --hint, --solution or --reset (./run exercise lists them)")
     solution = options == ["--solution"]
     if not arguments:
         done = solved()
         for number, path in known.items():
             print(f"{'*' if number in done else ' '}{number:>5}  {about(path)[0]}")
-        print(f"\nSolved: {len(done)} of {len(known)}. ./run exercise 5.2 compiles and checks one, --solution shows how it can be done, --reset puts its form back.")
+        print(f"\nSolved: {len(done)} of {len(known)}. ./run exercise 5.2 compiles and checks one, --hint shows a step of the way, --solution all of it, --reset puts its form back.")
         return 0
     if arguments == ["words"] and not options:
         for declared, comment, call in words().values():
@@ -162,6 +168,9 @@ def main():
     path = known[arguments[0]]
     if options == ["--reset"]:
         print(f"{path.relative_to(ROOT)} is a form again; your answer is {reset(path)}.")
+        return 0
+    if options == ["--hint"]:
+        print(hint_of(path))
         return 0
     title, expected = about(path)
     print(f"Exercise {arguments[0]}: {title}.\nExpected: {expected}")

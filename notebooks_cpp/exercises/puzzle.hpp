@@ -38,18 +38,23 @@ inline emulated::DeviceBuffer<float> on_device(const std::vector<float>& element
 }
 
 /// Runs a check under n seeds: each is another order of threads, blocks, copies and packets. A report of the emulator is a
-/// claim that does not hold.
+/// claim that does not hold. Prints a line for each distinct fault, with the number of seeds that show it.
 template <class Check>
 void under_seeds(unsigned n, const Check& check, int n_devices = 1) {
-  for (unsigned seed = 0; seed < n; ++seed) {
-    const emulated::SettingsScope scope({.seed = seed, .deadline = std::chrono::seconds(5), .n_devices = n_devices});
+  const std::size_t n_before = claims.faults.size();
+  claims.is_seeded = true;
+  for (claims.seed = 0; claims.seed < n; ++claims.seed) {
+    const emulated::SettingsScope scope({.seed = claims.seed, .deadline = std::chrono::seconds(5), .n_devices = n_devices});
     try {
       check();
     } catch (const DeviceError& error) {
-      expect(false, "no fault with seed " + std::to_string(seed) + ": " + error.what());
+      claim(false, std::string("no fault: ") + error.what());
     }
     emulated::set_device(0);
   }
+  claims.is_seeded = false;
+  for (std::size_t i = n_before; i < claims.faults.size() && i < kMostFaults; ++i)
+    std::printf("  does not hold: %s (%u of %u seeds)\n", claims.faults[i].text.c_str(), claims.faults[i].n_seeds, n);
 }
 
 /// Devices that reach each other, with a stream each.

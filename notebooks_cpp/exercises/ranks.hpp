@@ -39,7 +39,7 @@ inline int result_of_ranks() {
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Allreduce(MPI_IN_PLACE, counts, 2, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
   MPI_Finalize();
-  claims = {counts[0], counts[1]};
+  claims.n = counts[0], claims.n_failed = counts[1];
   if (rank == 0) return result();
   return claims.n_failed > 0 ? 1 : 0;
 }

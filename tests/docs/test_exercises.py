@@ -42,7 +42,7 @@ WRONG = [
     ("9.11", "cluster_sync();\n  float", "float", "reads shared memory that no thread has written"),
     ("9.11", "cluster_sync();\n}", "}", "shared memory of a block that has ended"),
     ("9.12", "static_cast<int>(step % 2) * n_packets", "0 * int(step)", "deadlock"),
-    ("9.13", "receive(1, i)", "receive(0, i)", "the bits of 6 sums on four devices"),
+    ("9.13", "receive(1, i)", "receive(0, i)", "the bits of 6 sums on device "),
 ]
 TO_PROGRAM = re.compile(r"^// \* `\./run exercise ([\d.]+)`: (.*)[;.]$", re.MULTILINE)
 
@@ -141,6 +141,21 @@ class Exercises(unittest.TestCase):
         listed = run().stdout
         self.assertEqual(re.findall(r"^\* +([\d.]+)", listed, re.MULTILINE), ["5.2"])
         self.assertIn(f"\nSolved: 1 of {len(EXERCISES)}. ", listed)
+
+    def test_hints(self):
+        hints = {number: exercise.hint_of(path) for number, path in EXERCISES.items()}
+        self.assertEqual(len(set(hints.values())), len(EXERCISES))
+        for number, hint in hints.items():
+            self.assertTrue(40 < len(hint) < 320 and hint.endswith("."), f"{number}: {hint}")
+            self.assertNotIn("Hint: ", EXERCISES[number].read_text(encoding="utf-8"), number)
+            self.assertNotRegex(hint, r";$|///|\n", number)
+
+    def test_a_fault_of_several_seeds_is_one_line(self):
+        status, output = self.found[WRONG[1]]
+        self.assertEqual(status, 1)
+        lines = [line for line in output.splitlines() if "no barrier orders the two" in line]
+        self.assertEqual(len(lines), len(set(lines)))
+        self.assertRegex(output, r"\((?:[2-4]) of 4 seeds\)")
 
     def test_words(self):
         words = exercise.words()

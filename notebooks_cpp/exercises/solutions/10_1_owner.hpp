@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief A solution of exercise 10.1: who holds a leaf in the dealt order.
+///
+/// Hint: The rank of leaf j is its low bits, in reverse order.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief A solution of exercise 11.1: gather the states of all ranks.
+///
+/// Hint: MPI_Allgather places the states by rank; merge them into the first one from left to right.
 #pragma once
 
 #include "notebooks_cpp/exercises/ranks.hpp"

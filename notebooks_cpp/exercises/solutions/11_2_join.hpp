@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief A solution of exercise 11.2: join ranks in rounds.
+///
+/// Hint: In round i the peer is rank ^ 2^i. The state of the lower rank is the left operand: swap before the merge where
+/// it is the other's.
 #pragma once
 
 #include "notebooks_cpp/exercises/ranks.hpp"

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief A solution of exercise 11.3: an order of your own.
+///
+/// Hint: Ranks may not occur in the order: gather all leaves to every rank, with MPI_Allgatherv for unequal counts, and
+/// merge by the number of a leaf alone.
 #pragma once
 
 #include "notebooks_cpp/exercises/ranks.hpp"

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief A solution of exercise 13.1: from how many keys on the tree is faster.
+///
+/// Hint: Set both times equal and solve for N. The tree has 2 log2 p rounds; if its time per hop is below the latency of
+/// the ring, it is faster for every N.
 #pragma once
 
 #include "notebooks_cpp/exercises/check.hpp"

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief A solution of exercise 14.1: one key of a stream that cannot overflow.
+///
+/// Hint: The new m is the larger of m and r. Both sums are multiplied by exp(old m - new m), and the key enters with
+/// exp(r - new m). A first key of -inf gives NaN unless it is left out; std::fmax(m, NaN) is m.
 #pragma once
 
 #include <cmath>

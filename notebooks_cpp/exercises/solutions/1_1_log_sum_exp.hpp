@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief A solution of exercise 1.1: the logarithm of a sum of exponentials, for any exponents.
+///
+/// Hint: Take the largest exponent m out of the sum: log sum exp(r) = m + log sum exp(r - m). Then no term exceeds 1.
+/// Where all are -inf, r - m is NaN.
 #pragma once
 
 #include <algorithm>

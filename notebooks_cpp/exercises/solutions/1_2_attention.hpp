@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief A solution of exercise 1.2: attention as the gradient of the energy.
+///
+/// Hint: Only the exponent of key a has its source: the derivative of log-sum-exp is the softmax, and that of the
+/// exponent is v_a.
 #pragma once
 
 #include <algorithm>

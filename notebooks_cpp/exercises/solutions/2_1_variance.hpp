@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief A solution of exercise 2.1: the variance of the values in one pass.
+///
+/// Hint: The variance is the mean of squares less the square of the mean, which loses all digits of values near 10^8.
+/// Moving all values by a constant changes no variance: move them by one that you know before the first key.
 #pragma once
 
 #include <algorithm>

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief A solution of exercise 4.1: one step of an associative memory.
+///
+/// Hint: The next state is the mean of the patterns under softmax(beta X x): the same function as attention with K = V =
+/// X.
 #pragma once
 
 #include <algorithm>

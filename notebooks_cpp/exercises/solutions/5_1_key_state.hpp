@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief A solution of exercise 5.1: the state of one key, with an integer shift.
+///
+/// Hint: The shift is the smallest integer that is not below the score. A masked key has s - e = NaN unless it is
+/// treated before.
 #pragma once
 
 #include <cmath>

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief A solution of exercise 5.2: the merge of two states.
+///
+/// Hint: Only the side with the lower shift is multiplied, by 2^(low - high). Equal shifts need no factor, also if both
+/// are -inf.
 #pragma once
 
 #include <cmath>

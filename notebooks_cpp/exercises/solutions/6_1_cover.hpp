@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief A solution of exercise 6.1: the subtrees of a range.
+///
+/// Hint: Go from left to right: from `begin` on, double the length while `begin` is a multiple of the doubled length and
+/// the end is not passed.
 #pragma once
 
 #include <cstdint>

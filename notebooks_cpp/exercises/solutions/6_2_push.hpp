@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief A solution of exercise 6.2: a forest that carries.
+///
+/// Hint: As a binary counter carries: while the last two have one level, and the left one an even index, they become
+/// their parent.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief A solution of exercise 7.1: lines 3 to 6 of Alg. 3.
+///
+/// Hint: Line 3 is a maximum, line 4 a weight exp(lse - m) for each device, line 5 two sums, line 6 a quotient. A device
+/// without keys has lse = -inf.
 #pragma once
 
 #include <algorithm>

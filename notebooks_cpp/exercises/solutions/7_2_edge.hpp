@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief A solution of exercise 7.2: the causal edge on a shard.
+///
+/// Hint: Query j sees the positions below one edge. A shard shows as many keys as lie between its begin and that edge:
+/// at least 0, at most all.
 #pragma once
 
 #include <algorithm>

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief A solution of exercise 7.3: the leaves that a window reads.
+///
+/// Hint: The window of the first query begins first. The leaves of the sinks come before that, and no leaf is read
+/// twice.
 #pragma once
 
 #include <algorithm>

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief A solution of exercise 8.1: a sum whose bits do not depend on the cut.
+///
+/// Hint: Halve the range, add the sum of the left half and that of the right: then the sum of a part is a node of the
+/// tree of the whole.
 #pragma once
 
 #include <cmath>

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief A solution of exercise 9.10: the last block adds what all blocks have left.
+///
+/// Hint: Lane 0 stores the sum of its block and then increments the counter, which releases the store. The block that
+/// reads blocks - 1 is the last, and adds all sums in their order.
 #pragma once
 
 #include "notebooks_cpp/exercises/puzzle.hpp"

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief A solution of exercise 9.11: blocks that read each other's shared memory: a cluster.
+///
+/// Hint: A barrier of the cluster stands before the first read of another block's memory, and a second one before any
+/// block may end.
 #pragma once
 
 #include "notebooks_cpp/exercises/puzzle.hpp"

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief A solution of exercise 9.12: packets between two devices.
+///
+/// Hint: The half of a window is step % 2, so that a step does not overwrite the one before it. A packet has arrived
+/// when it has the number of this step; send all before the first wait.
 #pragma once
 
 #include "notebooks_cpp/exercises/puzzle.hpp"

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief A solution of exercise 9.13: two nodes of two devices: NCCL's two levels.
+///
+/// Hint: Stage 0: the half that the other device of the node finishes goes there. Stage 1: the sum of a node for its
+/// half goes to the other node, and both add. Stage 2: the finished half goes back to the other device of the node.
 #pragma once
 
 #include "notebooks_cpp/exercises/puzzle.hpp"

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief A solution of exercise 9.1: a sum over the lanes of a warp.
+///
+/// Hint: In round i a lane adds the value of the lane whose number differs in bit i. Both lanes of a pair then have one
+/// sum.
 #pragma once
 
 #include <array>

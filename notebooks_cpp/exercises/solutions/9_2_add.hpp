@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief A solution of exercise 9.2: two vectors.
+///
+/// Hint: The index of a thread is blockIdx.x * blockDim.x + threadIdx.x. The last block has threads without an element:
+/// they may read nothing.
 #pragma once
 
 #include "notebooks_cpp/exercises/puzzle.hpp"

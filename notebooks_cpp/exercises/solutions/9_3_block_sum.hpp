@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief A solution of exercise 9.3: the sum of a block, by shuffles and shared memory.
+///
+/// Hint: Each thread adds every 128th number of its part. Five shuffles by 16, 8, 4, 2, 1 add a warp, lane 0 of each
+/// leaves its sum in shared memory, and a barrier stands before thread 0 reads the four.
 #pragma once
 
 #include "notebooks_cpp/exercises/puzzle.hpp"

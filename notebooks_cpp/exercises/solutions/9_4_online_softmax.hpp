@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief A solution of exercise 9.4: softmax in one pass.
+///
+/// Hint: A lane holds a largest score, a sum and a weighted sum, relative to that score. Two of these merge as two
+/// states do; lanes without a key have -inf, and -inf less -inf is NaN.
 #pragma once
 
 #include "notebooks_cpp/exercises/puzzle.hpp"

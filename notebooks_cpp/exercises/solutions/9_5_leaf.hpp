@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief A solution of exercise 9.5: a leaf of up to 64 keys.
+///
+/// Hint: One shuffle butterfly gives every lane the score of a key. Then each lane updates shift, sum and its own
+/// component: factor 2^(old shift - new shift) for what it has, weight 2^(s - new shift) for the key.
 #pragma once
 
 #include "notebooks_cpp/exercises/puzzle.hpp"

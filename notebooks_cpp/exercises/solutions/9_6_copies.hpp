@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief A solution of exercise 9.6: copies under way while a warp adds: cp.async.
+///
+/// Hint: Commit a group for every tile, also where there is none, so that the groups under way are always as many. Wait
+/// until one may be under way, then __syncwarp(): copies of other lanes have arrived after it, and the stage may be
+/// filled again.
 #pragma once
 
 #include "notebooks_cpp/exercises/puzzle.hpp"

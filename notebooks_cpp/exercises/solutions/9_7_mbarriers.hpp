@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief A solution of exercise 9.7: a producer and its consumers: mbarriers.
+///
+/// Hint: Two barriers for each place of the ring: one tells that it is full, one that all 64 consumers have read it. The
+/// parity of round n of a place is n % 2; the producer waits for `empty` from the second round on.
 #pragma once
 
 #include "notebooks_cpp/exercises/puzzle.hpp"

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief A solution of exercise 9.8: fragments of a matrix and of its transpose: ldmatrix.
+///
+/// Hint: Lane 8 m + r names row r of matrix m: for A the row lane % 16 and the half lane / 16. For the transpose
+/// matrices 1 and 2 change places.
 #pragma once
 
 #include "notebooks_cpp/exercises/puzzle.hpp"

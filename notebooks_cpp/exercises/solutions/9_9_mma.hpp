@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief A solution of exercise 9.9: the scores of 16 keys and 8 queries: mma.
+///
+/// Hint: Two steps of 16 elements each. Register i of the left operand is the pair at row g + i % 2 * 8 and column 16
+/// step + i / 2 * 8 + 2 t; that of the right one is at row g of Q and column 16 step + 8 i + 2 t.
 #pragma once
 
 #include "notebooks_cpp/exercises/puzzle.hpp"
