@@ -72,7 +72,7 @@ if (typeof document !== "undefined") {
     }
     // On wide screens the tests stand beside the code.
     const wide = window.matchMedia("screen and (min-width: 1800px)");
-    const unfold = () => document.querySelectorAll("div.beside details.test, div.beside details.code").forEach(fold => { fold.open = wide.matches; });
+    const unfold = () => document.querySelectorAll("div.beside details.test, div.beside details.source").forEach(fold => { fold.open = wide.matches; });
     wide.addEventListener("change", unfold);
     if (wide.matches) unfold();
   });

@@ -122,7 +122,7 @@ def code_beside(key, code, seen):
         if before != key:
             yield from fold(f"the same lines as beside {label_of(before)}", fenced(lines), "again")
         elif len(lines) > SHOWN_LINES:
-            yield from fold(f"{len(lines)} lines", fenced(lines), "code")
+            yield from fold(f"{len(lines)} lines", fenced(lines), "source")
         else:
             yield from fenced(lines)
 
@@ -135,7 +135,7 @@ def beside(key, coded, tested, seen):
     code = shown_code(found)
     test = shown_test(tests, code)
     others = [citation for citation in found if citation not in code]
-    out = [*raw('<div class="beside"><div class="code">'), *code_beside(key, code, seen), ""]
+    out = [*raw('<div class="beside"><div class="source">'), *code_beside(key, code, seen), ""]
     if others:
         out += [f'<div class="others">{label_of(key)} also in ' + ", ".join(citation.link() for citation in others) + "</div>", ""]
     out += raw('</div><div class="test">')

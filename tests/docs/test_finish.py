@@ -16,7 +16,7 @@ import note
 PAGE = """<html><head><title>Book: The tree</title></head><body><div class="header"><div class="headertitle"><div class="title">The tree</div></div></div>
 <div class="contents"><div class="toc"><ul><li>Depth</li></ul></div><div class="textblock"><p>Bruck's exchange over \\(p\\) ranks.<br></p>
 <h1><a class="anchor" id="depth"></a>Depth of \\( \\operatorname{log} p \\)</h1><p>It has <em>few</em> steps, \\[ \\zeta_{i} \\]</p>
-<div class="beside"><div class="code">int beside;</div></div><p>and <code>merge()</code>.</p><svg><text>drawn</text></svg></div></div></body></html>"""
+<div class="beside"><div class="source">int beside;</div></div><p>and <code>merge()</code>.</p><svg><text>drawn</text></svg></div></div></body></html>"""
 
 
 class Text(unittest.TestCase):
