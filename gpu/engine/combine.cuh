@@ -122,12 +122,19 @@ struct OwnSlots {
   }
 };
 
+/// The GPU in software calls no functions.
+#if defined(TREE_ATTN_NO_CALLS)
+#define TREE_ATTN_CALLED __forceinline__
+#else
+#define TREE_ATTN_CALLED __noinline__
+#endif
+
 /// Replaces the sums of own slots that are not finite, and combines them again. By one warp; no part of the kernel that
 /// calls it, whose registers it would take.
 /// @param first component of the slice @param shared [memory.n_parked][kParkedState]; the state is left at its beginning
 template <IsMmaTile Tile, class Params>
-__device__ __noinline__ void combine_again(const Params& params, const UnitMemory& memory, Count row, OwnSlots own,
-                                           int first, Shared<Bytes16> shared) {
+__device__ TREE_ATTN_CALLED void combine_again(const Params& params, const UnitMemory& memory, Count row, OwnSlots own,
+                                               int first, Shared<Bytes16> shared) {
   const int lane = static_cast<int>(threadIdx.x % kWarp);
   const ParkedStates parked(shared, lane);
   const RowOfBlock of(params, Division(params, memory.rule, memory.log_rows, WarpScan{}), row);
