@@ -30,7 +30,8 @@ struct Subtrees {
   std::int64_t begin;  ///< of the range
   int size = 0;
 
-  __device__ float* at(int i, int element) const { return memory + i * Block::kState + element * kThreads + threadIdx.x; }
+  /// The first component of this thread; opaque, so that no address is kept in registers from leaf to leaf.
+  __device__ float* at(int i) const { return memory + i * Block::kState + opaque(Block::thread()); }
   __device__ float* rows(int i, int of) const { return memory + i * Block::kState + Block::kOwn + of * Block::kRows; }
   /// Merges the last subtree, which is on the left of the states, into them: merge() of state.hpp, element by element.
   __device__ void pop_into(States& states) {
@@ -41,7 +42,9 @@ struct Subtrees {
       r[slot] = rescale(load_fresh(rows(size, 0) + Block::row(slot)), states.shift[slot]);
       states.shift[slot] = r[slot].shift;
     }
-    Block::for_each(states.n, [&](float& n, int i) { n = merge_element(r[Block::slot(i)], load_fresh(at(size, i)), n); });
+    const float* const left = at(size);
+    Block::for_each(states.n,
+                    [&](float& n, int i) { n = merge_element(r[Block::slot(i)], load_fresh(left + i * kThreads), n); });
     if (int(threadIdx.x) >= Block::kRows) return;
     const Rescale<float> own = rescale(load_fresh(rows(size, 0) + threadIdx.x), states.own_shift);
     states.own_sum = merge_element(own, load_fresh(rows(size, 1) + threadIdx.x), states.own_sum);
@@ -53,7 +56,8 @@ struct Subtrees {
   __device__ void push(Subtree subtree, States& states) {
     for (; (subtree.index & 1) != 0 && subtree.parent().begin() >= begin; subtree = subtree.parent()) pop_into(states);
     __syncthreads();
-    Block::for_each(states.n, [&](float& n, int i) { store_fresh(at(size, i), n); });
+    float* const to = at(size);
+    Block::for_each(states.n, [&](float& n, int i) { store_fresh(to + i * kThreads, n); });
     if (int(threadIdx.x) < Block::kRows)
       store_fresh(rows(size, 0) + threadIdx.x, states.own_shift), store_fresh(rows(size, 1) + threadIdx.x, states.own_sum);
     __syncthreads();

@@ -63,9 +63,9 @@ struct Block {
   Shared<int> found;                       ///< [2][warps], whether a sum is not finite
 
   __device__ static int thread() { return static_cast<int>(threadIdx.x); }
-  __device__ static int lane() { return thread() % kWarp; }
-  __device__ static int group() { return thread() / kWarpgroup; }
-  __device__ static int warp() { return thread() % kWarpgroup / kWarp; }
+  __device__ static int lane() { return static_cast<int>(threadIdx.x % kWarp); }
+  __device__ static int group() { return static_cast<int>(threadIdx.x / kWarpgroup); }
+  __device__ static int warp() { return static_cast<int>(threadIdx.x % kWarpgroup / kWarp); }
   __device__ static int row(int slot, int own_lane = lane()) { return slot / 2 * 8 + own_lane % 4 * 2 + slot % 2; }
   /// Calls f(n, i) for the sums of a thread; the slot and the component of the i-th.
   template <class F>
