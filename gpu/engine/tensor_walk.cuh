@@ -18,8 +18,10 @@ namespace tree_attn::TREE_ATTN_PLATFORM {
 
 /// Of a key that is not seen.
 inline constexpr float kNone = -std::numeric_limits<float>::infinity();
-/// From here on every F32 is a whole number.
-inline constexpr float kWholeScores = 0x1p23f;
+/// From here on a score is rounded before its shift is subtracted.
+inline constexpr float kLargeScore = 0x1p22f;
+/// Added to a number of less than kLargeScore it leaves the nearest whole number, in the lowest bits.
+inline constexpr float kToWhole = 0x1.8p23f;
 
 /// The largest element, or the sum, over the eight lanes that hold the scores of a query. A maximum drops NaN.
 __device__ __forceinline__ float max_of_query(float x) {
@@ -33,12 +35,21 @@ __device__ __forceinline__ float sum_of_query(float x) {
   return x;
 }
 
+/// 2^d for the exact d = scale x + origin - kToWhole of at most 1/4: 2^i times a polynomial of g, with i the whole number
+/// nearest to d, and g = d - i, rounded once. 0 for i < -125 and for d = -inf, so the last product is exact; NaN for NaN.
+/// @param origin kToWhole plus a whole number of at most kLargeScore, exactly
+__device__ __forceinline__ float exp2_of_sum(float x, float scale, float origin) {
+  const float whole = fused_multiply_add(x, scale, origin);
+  const float p = exp2_polynomial(fused_multiply_add(x, scale, origin - whole), true);
+  return whole < kToWhole - 125 ? 0.0f : multiply(p, float_of((bits_of(whole) << 23) + bits_of(1.0f)));
+}
+
 /// Turns products q.k of a leaf into weights 2^(s - e), with e = ceil(max s) and D, their sum, for the query of a slot.
 ///
-/// s - e is rounded once: of the exact product score_scale q.k, while that is below kWholeScores. e is the ceiling of the
-/// rounded product, so the largest weight is in [1/2, 2^(1/4)]. From there on rounded scores are whole numbers, and the
-/// exact product would differ from e by up to half a unit in the last place, which is any number: the difference is then of
-/// the rounded score, and the largest weight is 1.
+/// s - e is that of the exact product score_scale q.k, while it is below kLargeScore. e is the ceiling of the rounded
+/// product, so the largest weight is in [1/2, 2^(1/8)]. Scores from 2^23 on are whole numbers, and the exact product would
+/// differ from e by up to half a unit in the last place, which is any number: from kLargeScore on the difference is of the
+/// rounded score, and the largest weight is in [1/2, 1].
 ///
 /// Edges: a position without a key and a score of -inf have weight 0; a score of +inf or NaN has weight NaN, although the
 /// maximum drops a NaN. Without any key to be seen e is -inf.
@@ -61,19 +72,19 @@ __device__ __forceinline__ unsigned weigh(float score_scale, int slot, bool asks
   }
 
   // Weights.
-  const float offset = shift == kNone ? 0.0f : -shift;
-  if (std::fabs(shift) >= kWholeScores) {
+  float origin = kToWhole - shift;
+  if (std::fabs(shift) >= kLargeScore) {
     TREE_ATTN_UNROLL
     for (int i = 0; i < 2 * kLeafItems; ++i) {
       float& x = s[i / 2][i % 2 * 2 + slot];
-      x = multiply(score_scale, x);
+      x = multiply(score_scale, x) - (shift == kNone ? 0.0f : shift);
     }
-    score_scale = 1;
+    score_scale = 1, origin = kToWhole;
   }
   TREE_ATTN_UNROLL
   for (int i = 0; i < 2 * kLeafItems; ++i) {
     float& x = s[i / 2][i % 2 * 2 + slot];
-    x = exp2_flushed(fused_multiply_add(x, score_scale, offset));
+    x = exp2_of_sum(x, score_scale, origin);
   }
 
   // Their sum.

@@ -122,9 +122,17 @@ struct Tile {
     }
   }
 
+  /// The weight 2^(scale x - e) as 2^i times a polynomial of g, all by roundings of IEEE 754: i is the whole number next to
+  /// the exact exponent, which a sum with 1.5 2^23 leaves, g the rest, rounded once. 0 for i < -125. @pre |e| < 2^22
+  __device__ static float weight(float x, float scale, float e) {
+    const float origin = 0x1.8p23f - e, whole = fused_multiply_add(x, scale, origin);
+    const float p = exp2_polynomial(fused_multiply_add(x, scale, origin - whole), true);
+    return whole < 0x1.8p23f - 125 ? 0.0f : multiply(p, float_of((bits_of(whole) << 23) + bits_of(1.0f)));
+  }
+
   /// Turns products x into weights 2^(s - e), with s = scale x and e = ceil(max s), and sets e and their sum D. From 2^23
-  /// on scores are whole numbers, and the exact product would differ from e by any number: there s is rounded first. The
-  /// weight of a score of +inf or NaN is NaN, although a maximum drops NaN; that of a key which is not seen is -0.
+  /// on scores are whole numbers, and the exact product would differ from e by any number: from 2^22 on s is rounded first.
+  /// The weight of a score of +inf or NaN is NaN, although a maximum drops NaN; that of a key which is not seen is -0.
   /// @paper{eq_7, eq. (7)}
   __device__ void weigh(std::int64_t leaf, int slot, Scores& s, float* state) const {
     const float scale = params.score_scale == 0 ? 1.0f : std::fabs(params.score_scale);
@@ -135,12 +143,12 @@ struct Tile {
       largest = std::fmax(largest, x);
     }
     for (int flip = 4; flip < kWarp; flip *= 2) largest = std::fmax(largest, __shfl_xor_sync(0xFFFFFFFF, largest, flip));
-    const float e = std::ceil(multiply(scale, largest)) + 0.0f, offset = e == -INFINITY ? 0.0f : -e;
+    const float e = std::ceil(multiply(scale, largest)) + 0.0f;
     for (int i = 0; i < kKeys / 8; ++i) {
       float& x = s[i / 2][i % 2 * 2 + slot];
       const float rounded = multiply(scale, x);
-      const float distance = std::fabs(e) >= 0x1p23f ? rounded + offset : fused_multiply_add(x, scale, offset);
-      x = rounded == -INFINITY ? -0.0f : exp2_flushed(distance);
+      const float w = std::fabs(e) < 0x1p22f ? weight(x, scale, e) : weight(rounded - e, 1, 0);
+      x = rounded == -INFINITY ? -0.0f : w;
       sum += x;
     }
     for (int flip = 4; flip < kWarp; flip *= 2) sum += __shfl_xor_sync(0xFFFFFFFF, sum, flip);

@@ -28,9 +28,12 @@ __device__ void split_weight(float w, T (&parts)[3]) {
 }
 /// The weight 2^(scale x - e) of a key: as rung 6.
 __device__ inline float weight(float x, float scale, float e) {
-  const float rounded = multiply(scale, x), offset = e == -INFINITY ? 0.0f : -e;
-  const float distance = std::fabs(e) >= 0x1p23f ? rounded + offset : fused_multiply_add(x, scale, offset);
-  return rounded == -INFINITY ? -0.0f : exp2_flushed(distance);
+  const float rounded = multiply(scale, x);
+  if (rounded == -INFINITY) return -0.0f;
+  if (!(std::fabs(e) < 0x1p22f)) x = rounded - e, scale = 1, e = 0;
+  const float origin = 0x1.8p23f - e, whole = fused_multiply_add(x, scale, origin);
+  const float p = exp2_polynomial(fused_multiply_add(x, scale, origin - whole), true);
+  return whole < 0x1.8p23f - 125 ? 0.0f : multiply(p, float_of((bits_of(whole) << 23) + bits_of(1.0f)));
 }
 
 /// A block, and kRows queries. A thread has, of eight of them at a time, two: its slots.

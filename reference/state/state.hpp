@@ -55,13 +55,17 @@ TREE_ATTN_HOST_DEVICE inline Real pow2(Real x) {
   return result;
 }
 
-/// 2^f for -1 <= f <= 0, by a polynomial on [-1/2, 1/2]. The bits of std::exp2 differ between C libraries.
-TREE_ATTN_HOST_DEVICE inline float exp2_fraction(float f) {
-  const float g = f < -0.5f ? f + 1 : f;
+/// 2^g for -1/2 <= g <= 1/2, by a polynomial, fused or not. The bits of std::exp2 differ between C libraries.
+TREE_ATTN_HOST_DEVICE inline float exp2_polynomial(float g, bool is_fused = false) {
   float p = 0x1.416b5ep-13f;
   const float coefficients[] = {0x1.5f0830p-10f, 0x1.3b2de0p-7f, 0x1.c6af7cp-5f, 0x1.ebfbdcp-3f, 0x1.62e430p-1f, 1.0f};
-  for (const float c : coefficients) p = p * g + c;
-  return f < -0.5f ? p / 2 : p;
+  for (const float c : coefficients) p = is_fused ? std::fma(p, g, c) : p * g + c;
+  return p;
+}
+
+/// 2^f for -1 <= f <= 0.
+TREE_ATTN_HOST_DEVICE inline float exp2_fraction(float f) {
+  return f < -0.5f ? exp2_polynomial(f + 1) / 2 : exp2_polynomial(f);
 }
 
 /// Shift of a single key: ceil(s), the least integer e with weight 2^(s - e) <= 1.

@@ -9,11 +9,12 @@ packets X.o ... fails where a kernel of one-shot stores or loads a packet other 
 The code is what `cuobjdump -sass` prints, see toolkit.py; where that is missing, `count` says so and exits with 77, and so does `packets`.
 
 What is counted
-* A walk is an innermost loop that holds an ex2 instruction (MUFU.EX2) and multiplies: FFMA on CUDA cores, HMMA on tensor
-  cores. A kernel has one per way to its rows, named by the copies in the loop: bulk (UBLKCP), tensor map (UTMALDG), cp.async (LDGSTS), loads (LDG of
+* A walk is an innermost loop that makes weights and multiplies: FFMA on CUDA cores, HMMA on tensor cores. Weights are where an
+  ex2 instruction (MUFU.EX2) is, or the second coefficient of the polynomial of 2^x is added. A kernel has one per way to its
+  rows, named by the copies in the loop: bulk (UBLKCP), tensor map (UTMALDG), cp.async (LDGSTS), loads (LDG of
   16 bytes). A kernel without code, for it is not compiled for this architecture,
   has none.
-* A pass is the cheapest way once around the loop, without its inner back edges, that passes an ex2, does at least the
+* A pass is the cheapest way once around the loop, without its inner back edges, that makes weights, does at least the
   multiplications of one pass (2 x 8 keys x elements per lane for a sub-warp; a leaf of scores and of values in two parts on
   tensor cores), and starts the most copies. So what a pass of whole, aligned rows with finite values may skip is not in it:
   waiting for a barrier a second time, shuffles of diverged lanes, rows without a key.
@@ -57,6 +58,7 @@ COMBINES = re.compile(r"^(combine<|exchange_states\b)")
 ONE_SHOT, PACKETS = re.compile("15exchange_states"), ("STG.E.128.STRONG.SYS", "LDG.E.128.STRONG.SYS")
 # nvcc 13.0 answers "is min(max(x, 0), n) n?" by the predicate of this, which on an H200 is that x is in [0, n].
 WRONG_CLAMP = re.compile(r"R\w+, P[0-6], P[0-6], ")
+SECOND_COEFFICIENT = re.compile(r", 0\.00133908074349\d*$")  # 0x1.5f0830p-10
 ENDS = {"EXIT", "RET", "BRX", "JMX", "JMP", "KILL", "BPT"}
 
 
@@ -86,6 +88,9 @@ class Block:
     def count(self, *opcodes):
         """Instructions with one of these opcodes, whatever follows it after a dot."""
         return sum((i.opcode + ".").startswith(tuple(opcode + "." for opcode in opcodes)) for i in self.instructions)
+
+    def makes_weights(self):
+        return any(i.opcode == "MUFU.EX2" or i.base in ("FFMA", "FADD") and SECOND_COEFFICIENT.search(i.operands) for i in self.instructions)
 
     def cost(self):
         return self.times * len(self.instructions)
@@ -359,7 +364,7 @@ def walks_of(name, instructions):
                 blocks[i].times = worker.per_warp
 
     def is_walk(body):
-        return (any(blocks[b].count("MUFU.EX2") for b in body)
+        return (any(blocks[b].makes_weights() for b in body)
                 and sum(blocks[b].count(worker.multiplies) for b in body) >= worker.least)
 
     bodies = {head: body for head, body in loops.items() if is_walk(body)}
@@ -386,8 +391,8 @@ def walks_of(name, instructions):
             return (n if n >= FEWEST_PRODUCTS else 0) + (stores if stores >= FEWEST_STORES else 0)
 
         def weight(block):
-            # An ex2 outweighs all multiplications, so that enough of the sum has both.
-            return products(block) + (1000 if block.count("MUFU.EX2") else 0)
+            # Weights outweigh all multiplications, so that enough of the sum has both.
+            return products(block) + (1000 if block.makes_weights() else 0)
 
         enough = 1000 + worker.least
         one = cheapest(blocks, body, head, place, lambda b: (weight(b), n_copies(b)), enough)

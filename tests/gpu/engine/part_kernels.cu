@@ -96,6 +96,9 @@ __global__ void finish_kernel(const float* states, std::int64_t n, float* out) {
     out[2 * i] = finish_lse(states + 3 * i), out[2 * i + 1] = finish_value(states + 3 * i, states[3 * i + kValues]);
   });
 }
+__global__ void exp2_kernel(const float* x, float scale, float shift, std::int64_t n, float* out) {
+  for_own(n, [&](std::int64_t i) { out[i] = exp2_of_sum(x[i], scale, kToWhole - shift); });
+}
 template <class T>
 __global__ void widen_kernel(std::int64_t n, float* out) {
   for_own(n, [&](std::int64_t i) { out[i] = widen(T{static_cast<std::uint16_t>(i)}); });
@@ -186,6 +189,12 @@ unsigned n_asked_on_device(std::int64_t batch, int n_blocks) {
 std::vector<float> finish_on_device(const std::vector<float>& states) {
   const DeviceBuffer<float> in = on_device(states), out(in.size() / 3 * 2);
   launch(finish_kernel, {.grid = {64}, .block = {256}}, Stream{}, in.data(), in.size() / 3, out.data());
+  return out.download();
+}
+
+std::vector<float> exp2_on_device(const std::vector<float>& x, float scale, float shift) {
+  const DeviceBuffer<float> in = on_device(x), out(in.size());
+  launch(exp2_kernel, {.grid = {4}, .block = {256}}, Stream{}, in.data(), scale, shift, in.size(), out.data());
   return out.download();
 }
 

@@ -37,6 +37,9 @@ unsigned n_asked_on_device(std::int64_t batch, int n_blocks);
 /// finish_lse() and finish_value() of n states of one component, [n][3]; returns [n][2].
 std::vector<float> finish_on_device(const std::vector<float>& states);
 
+/// exp2_of_sum(): 2^(scale x - shift) as tensor walks have it. @param shift a whole number of at most 2^22
+std::vector<float> exp2_on_device(const std::vector<float>& x, float scale, float shift);
+
 /// widen() of every pattern of 16 bits, and the bits that narrow() gives. @param dtype F16 or BF16
 std::vector<float> widened_on_device(DType dtype);
 std::vector<std::uint16_t> narrowed_on_device(DType dtype, const std::vector<float>& elements);

@@ -47,7 +47,7 @@ TEST_CASE("tensor: a weight has 24 bits, and is not lost among larger ones") {
           std::vector<double> weights;
           for (std::int64_t a = 0; a < kKeys; ++a) {
             const float score = (1 - 0.25f * static_cast<float>(h % 2)) * -distance * static_cast<float>(a);
-            weights.push_back(std::exp2(score * static_cast<float>(kLog2E)));
+            weights.push_back(std::exp2(double{score} * double{static_cast<float>(kLog2E)}));
           }
           const double sum = std::accumulate(weights.begin(), weights.end(), 0.0);
           for (std::int64_t a = 0; a < kKeys; ++a) {
