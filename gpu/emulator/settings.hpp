@@ -32,7 +32,8 @@ class SharedNumber {
   std::atomic<int> n_;
 };
 
-/// Settings with which kernels are run. A result may depend on none of them; a kernel whose result does has a bug.
+/// Settings with which kernels are run. A result may depend on `major` alone, by the sums of tensor cores; a kernel whose
+/// result depends on another one has a bug.
 struct Settings {
   /// 0: blocks and threads run in ascending order. Any other number shuffles blocks, the threads of every release, the times
   /// at which bulk copies and far stores arrive and the operations of streams run, and picks the NaN that memory starts
@@ -46,7 +47,7 @@ struct Settings {
   SharedNumber n_hosts = 1;
   SharedNumber n_devices = 1;    ///< what set_device() takes, at most kMaxDevices
   bool has_peer_access = true;   ///< whether devices reach windows in each other's memory
-  int major = 9;                 ///< major compute capability that device() reports
+  int major = 9;                 ///< major compute capability that device() reports, and as which tensor cores add
   int largest_cluster = 16;      ///< blocks of a cluster that the device can hold; 8 on some of compute capability 9
   std::size_t shared_bytes = 0;  ///< dynamic shared memory that a block may have; 0: least_shared_bytes(major)
 };

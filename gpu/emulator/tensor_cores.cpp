@@ -2,11 +2,11 @@
 /// @file
 /// @brief ldmatrix, stmatrix, movmatrix and mma, with the layouts of the PTX ISA, 9.7.14.5.
 ///
-/// Products of two 16-bit numbers are exact in float. The sums run over k in ascending order and are rounded at every step:
-/// the hardware keeps more bits inside one instruction and promises no order, so results agree closely, not in bits.
+/// The sums of an instruction are those of the device that is emulated, Settings::major: see tensor_sums.hpp.
 ///
 /// A word takes several matrices, because a meeting of 32 fibers takes longer than a product.
 #include "gpu/emulator/sanitizer.hpp"
+#include "gpu/emulator/tensor_sums.hpp"
 #include "gpu/emulator/thread.hpp"
 #include "gpu/types/bytes16.hpp"
 
@@ -40,9 +40,6 @@ void take_operands(Thread* lanes, Operand (&of)[32]) {
   for (unsigned lane = 0; lane < 32; ++lane) of[lane] = *static_cast<const Operand*>(lanes[lane].operand);
 }
 
-/// Half of the eight columns of a row of b or c. Vectors of this size every processor has.
-typedef float Columns __attribute__((vector_size(16)));
-
 /// Operands of n products with a, each with m matrices b.
 struct Operands {
   float (*c)[4];
@@ -56,7 +53,7 @@ void multiply_for_all(Thread* lanes, int n) {
   take_operands(lanes, of);
 
   // Every b in the order of its rows. A lane has pairs of its columns.
-  float b[m][16][8];
+  Factors<8> b[m];
   for (int i = 0; i < m; ++i) {
     std::uint16_t columns[8][16];
     for (unsigned lane = 0; lane < 32; ++lane) {
@@ -64,34 +61,25 @@ void multiply_for_all(Thread* lanes, int n) {
       for (unsigned h = 0; h < 2; ++h) std::memcpy(&columns[g][t + 8 * h], &of[lane].b[i][h], 4);
     }
     for (unsigned k = 0; k < 16; ++k) {
-      for (unsigned g = 0; g < 8; ++g) b[i][k][g] = widen(T{columns[g][k]});
+      for (unsigned g = 0; g < 8; ++g) b[i].value[k][g] = widen(T{columns[g][k]});
     }
+    b[i].find_exponents(kSmallestExponent<T>);
   }
 
   for (int j = 0; j < n; ++j) {
     std::uint16_t rows[16][16];
-    float a[16][16], c[16][8];
+    Factors<16> a;
+    float c[16][8];
     for (unsigned lane = 0; lane < 32; ++lane) {
       const auto [g, t] = Element(lane);
       for (unsigned h = 0; h < 4; ++h) std::memcpy(&rows[g + 8 * (h % 2)][t + 8 * (h / 2)], &of[lane].a[j][h], 4);
       for (unsigned h = 0; h < 2; ++h) std::memcpy(&c[g + 8 * h][t], &of[lane].c[j][2 * h], 8);
     }
     for (unsigned row = 0; row < 16; ++row) {
-      for (unsigned k = 0; k < 16; ++k) a[row][k] = widen(T{rows[row][k]});
+      for (unsigned k = 0; k < 16; ++k) a.value[row][k] = widen(T{rows[row][k]});
     }
-    for (unsigned row = 0; row < 16; ++row) {
-      Columns sum[2];
-      std::memcpy(sum, c[row], sizeof sum);
-      for (int i = 0; i < m; ++i) {
-        for (unsigned k = 0; k < 16; ++k) {
-          Columns of_k[2];
-          std::memcpy(of_k, b[i][k], sizeof of_k);
-          const float x = a[row][k];
-          sum[0] += x * of_k[0], sum[1] += x * of_k[1];
-        }
-      }
-      std::memcpy(c[row], sum, sizeof sum);
-    }
+    a.find_exponents(kSmallestExponent<T>);
+    for (int i = 0; i < m; ++i) add_products(c, a, b[i], tensor_cores_of(settings().major));
     for (unsigned lane = 0; lane < 32; ++lane) {
       const auto [g, t] = Element(lane);
       for (unsigned h = 0; h < 2; ++h) std::memcpy(&of[lane].c[j][2 * h], &c[g + 8 * h][t], 8);

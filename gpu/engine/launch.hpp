@@ -111,7 +111,8 @@ std::string accepts_tensor_rows(const DecodeParams& params, DType dtype);
 /// Whether tensor cores multiply: elements of 16 or 8 bits, in values of at most kLongestValue.
 ///
 /// A function of the type and of the length of rows alone, for it changes bits. So a query has the same bits alone and among
-/// others, in a batch and on every device.
+/// others, in a batch, and on every device whose tensor cores add alike: those of compute capability 8 do, and those from 9
+/// on.
 bool multiplies_on_tensor_cores(const DecodeParams& params, DType dtype);
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

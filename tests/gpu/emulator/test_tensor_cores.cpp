@@ -103,6 +103,22 @@ void multiply_add(const float* a, const float* b, float* c) {
   for (int i = 0; i < 8; ++i) c[at(i)] = c_own[i / 4][i % 4];
 }
 
+TEST_CASE("emulator: mma adds as the device that is emulated, with one bit more on 9.0") {
+  // Row 0 and column 0: of three terms far below c the last two have half a last bit of an accumulator of 8.0 each.
+  for (const int major : {8, 9}) {
+    Settings other = settings();
+    other.major = major;
+    const SettingsScope scope(other);
+    std::vector<float> a(256), b(128), c(256);
+    a[0] = std::ldexp(1.0f, -24), a[1] = a[2] = std::ldexp(1.0f, -25);
+    b[0] = b[8] = b[16] = 1, c[0] = 1;
+    DeviceBuffer<float> a_in(256), b_in(128), sums(256);
+    a_in.upload(a), b_in.upload(b), sums.upload(c);
+    launch(multiply_add<BFloat16, 1>, {.block = {32}}, {}, a_in.data(), b_in.data(), sums.data());
+    CHECK(sums.download()[0] == (major == 8 ? 1 : 1 + std::ldexp(1.0f, -23)));
+  }
+}
+
 TEST_CASE("emulator: mma is a matrix product, in small whole numbers without any rounding") {
   std::vector<float> a(256), b(128), c(256);
   for (int i = 0; i < 256; ++i) a[static_cast<std::size_t>(i)] = static_cast<float>(i * 7 % 11 - 5);
