@@ -114,10 +114,13 @@ TEST_CASE("modes: one-shot on three devices, one of them without keys, has the b
 TEST_CASE("modes: one-shot replaces sums that are not finite, with the bits of one device") {
   const Axes axes{.heads = 4, .kv_heads = 1, .head_dim = 64, .value_dim = 160, .n_keys = 256, .dtype = DType::BF16};
   const KeyRange ranges[] = {{0, 128}, {128, 256}};
-  for (const std::int64_t position : {70, 200, 240}) {  // the last is not in use
+  for (const std::int64_t position : {70, 200}) {
     std::mt19937 random(9302);
     Tensor q = normal_tensor(random, axes.q(), axes.dtype), k = normal_tensor(random, axes.k(), axes.dtype),
            v = normal_tensor(random, axes.v(), axes.dtype);
+    // A key that no query sees, for its score is -inf: a weight of 0 times Inf would be NaN.
+    for (std::int64_t h = 0; h < axes.heads; ++h) q.set(0, h, 0, 3, 1);
+    k.set(0, 0, position, 3, -std::numeric_limits<float>::infinity());
     v.set(0, 0, position, 150, std::numeric_limits<float>::infinity());
     const auto workload = workload_of(std::move(q), std::move(k), std::move(v), std::vector<std::int64_t>{229});
     CHECK(n_different<BFloat16>(*workload, ranges, 0) == 0);
