@@ -141,7 +141,7 @@ Verifier::Verifier(Workload& workload, double scale, int n_ranks, const Backend&
   // Outputs are multiplied by the scale of the values.
   if (!shape.scales.v.empty()) model_.n_additions += 1;
   const ErrorTerms terms = backend.error_terms(shape);
-  model_.exp_error = terms.exp_error;
+  model_.exp_error = terms.exp_error, model_.score_error = terms.score_error;
   model_.n_additions += terms.n_additions;
 
   // A weight exp(lse - m) inherits the rounding error of lse, 8 u max(1, |lse|).

@@ -38,7 +38,10 @@ class KernelBackend final : public Backend {
   ErrorTerms error_terms(const AttentionShape& shape) const override {
     const AttentionShape stored = stored_on_device(shape);
     const DecodeParams leaf = params_of(stored, 1, {0, kLeafKeys});
-    return {.exp_error = 4, .n_additions = kEqualRuns.n_additions(leaf, stored.dtype) - n_tree_additions(kLeafKeys)};
+    const bool on_tensor_cores = multiplies_on_tensor_cores(leaf, stored.dtype);
+    return {.exp_error = on_tensor_cores ? 2.0 : 4.0,
+            .score_error = on_tensor_cores ? 1.5 : 1.0,
+            .n_additions = kEqualRuns.n_additions(leaf, stored.dtype) - n_tree_additions(kLeafKeys)};
   }
   AttentionShape stored(const AttentionShape& shape) const override { return stored_on_device(shape); }
 

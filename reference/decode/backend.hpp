@@ -19,6 +19,7 @@ namespace tree_attn {
 /// Error of a backend in addition to that of a balanced tree over single keys, see ErrorModel.
 struct ErrorTerms {
   double exp_error = 2;    ///< error of exp in units of the roundoff
+  double score_error = 1;  ///< roundings of a product of q.k
   double n_additions = 0;  ///< further additions in the longest chain that a weight passes through
 };
 

@@ -30,13 +30,13 @@ ErrorBound error_bound(const TensorView& q, const TensorView& k, const TensorVie
     const Eigen::VectorXd sinks = sinks_of(q, rows, options);
     const std::int64_t N = s.cols();
 
-    // Bound the error of every score: (d_h + 1) u scale sum_k |q_k k_ak|.
+    // Bound the error of every score: (c_s d_h + 1) u scale sum_k |q_k k_ak|.
     const RowMatrix Q = load_query_rows(q, rows);
     RowMatrix delta(rows.count, N);
     for_each_block(k, options.key_scale, rows, N, [&](std::int64_t begin, const RowMatrix& K) {
       delta.middleCols(begin, K.rows()).noalias() = Q.cwiseAbs() * K.cwiseAbs().transpose();
     });
-    delta *= static_cast<double>(d_h + 1) * u * std::abs(scale_of(q, options));
+    delta *= (model.score_error * static_cast<double>(d_h) + 1) * u * std::abs(scale_of(q, options));
     // A cap changes no difference between scores to a larger one. It and the mask have roundings of their own.
     for (std::int64_t r = 0; r < rows.count && (options.softcap > 0 || options.mask.data != nullptr); ++r) {
       const std::int64_t row = rows.begin + r, l = q.shape[2];

@@ -8,13 +8,13 @@
 ///     |o_j - z_j| <= max_a v_aj - min_a v_aj + r max_a |v_aj|
 ///
 ///     E     = Delta + (W + c_w) u                           the weights, the same in numerator and denominator
-///     Delta = max_a (d_h + 1) u scale sum_k |q_k k_ak|      the score: a dot product of d_h elements
+///     Delta = max_a (c_s d_h + 1) u scale sum_k |q_k k_ak|  the score: a dot product of d_h elements
 ///             + 16 u (|s_a| + |mask_a|)                     if it is capped or masked
 ///     W     = max_a (max s - s_a)                           the argument of exp, rounded
 ///     c_w u = further errors of a weight
 ///     r     = (2 n_a + 2 (c_e + 2)(R + 1) + 3) u + u_out    the sums and products
-///     n_a   = longest chain of additions,  R = most rescalings of one state,  c_e u = error of exp
-///     far_j = sum of w_a |v_aj| over the far keys, max s - s_a >= ln(N / u) for any errors of the scores; the maxima
+///     n_a   = longest chain of additions,  R = most rescalings of one state,  c_e u = error of exp,  c_s u = that of q_k
+///     k_ak far_j = sum of w_a |v_aj| over the far keys, max s - s_a >= ln(N / u) for any errors of the scores; the maxima
 ///             of Delta and W are over the near keys
 ///
 /// The first bound is of the error of the weights, and grows with the scores. The second is of the hull of the values: z is
@@ -37,7 +37,8 @@ struct ErrorModel {
   double roundoff = 0x1p-24;   ///< u, of the accumulator; 2^-24 for F32
   double n_additions = 0;      ///< n_a, longest chain of additions that a weight passes through
   double n_rescalings = 0;     ///< R; 0 where rescaling is by powers of two, which is exact
-  double exp_error = 2;        ///< c_e, error of exp in units of u: 2 for the CPU decode and for glibc, 4 on a GPU
+  double exp_error = 2;        ///< c_e, error of exp in units of u: 2 for a polynomial and for glibc, 4 for ex2.approx
+  double score_error = 1;      ///< c_s, roundings of a product of q.k; 1.5 for tensor cores, which cut off
   double weight_error = 0;     ///< c_w, further relative error of a weight in units of u, the same in n and D
   double output_roundoff = 0;  ///< u_out, of the output type; 0 if that is the accumulator's
 };

@@ -78,13 +78,18 @@ TEST_CASE("error_bound: a weight below 2^-126 is dropped with its value, however
 }
 
 TEST_CASE("error_bound: hand-computed values") {
-  // One key: w = 1, W = 0, no additions. Delta = (2 + 1) u scale (|1 * 2| + |-3 * 4|), which cannot change the average of
-  // one value.
+  // One key: w = 1, W = 0, no additions. Delta = (1.5 * 2 + 1) u scale (|1 * 2| + |-3 * 4|), which cannot change the average
+  // of one value.
   const Tensor q({1, -3}, {1, 1, 1, 2}), k({2, 4}, {1, 1, 1, 2}), v({-5, 0, 0.5f}, {1, 1, 1, 3});
-  const ErrorModel model{
-      .roundoff = kU, .n_additions = 7, .n_rescalings = 2, .exp_error = 4, .weight_error = 50, .output_roundoff = 0x1p-8};
+  const ErrorModel model{.roundoff = kU,
+                         .n_additions = 7,
+                         .n_rescalings = 2,
+                         .exp_error = 4,
+                         .score_error = 1.5,
+                         .weight_error = 50,
+                         .output_roundoff = 0x1p-8};
   ErrorBound bound = error_bound(q, k, v, {.scale = -0.5}, model);
-  const double Delta = 3 * kU * 0.5 * 14, of_sums = (14 + 2 * 6 * 3 + 3) * kU + 0x1p-8;
+  const double Delta = 4 * kU * 0.5 * 14, of_sums = (14 + 2 * 6 * 3 + 3) * kU + 0x1p-8;
   CHECK(bound.out[0] == doctest::Approx(5 * of_sums).epsilon(1e-14).scale(0));
   CHECK(bound.out[1] == 0);
   CHECK(bound.out[2] == doctest::Approx(0.5 * of_sums).epsilon(1e-14).scale(0));
