@@ -464,7 +464,7 @@ def _of_turns(d, r, row, wrong):
         for delta in deltas[numpy.argsort(far(p, _turned(q[row], -deltas, base, halves).astype("float32") @ k.T * numpy.float32(d.scale)).sum(0))[:2]]:
             yield "rope_position", f"rank {p}, {delta:+.0f} positions, base {base:g}", lambda r, delta=delta, p=p, base=base, halves=halves: r.state(
                 r.sees(), r.capped(r.scores(r.kv, [p], _turned(d.q[r.rows].astype("float64"), -delta, base, halves))))
-    for base, halves in styles if wrong is None or len(wrong) > 1 else ():
+    for base, halves in styles if wrong is None or len(wrong) else ():
         if wrong is not None and far(wrong[0], (q[row] @ keys(base, halves, r.b[row], r.kv[row], wrong[0]).T * d.scale)[None])[0] > 1.5:
             continue
         yield "rope_position", f"every rank counts from 0, base {base:g}", lambda r, base=base, halves=halves: r.state(
