@@ -189,12 +189,12 @@ void Attention::reshard(std::span<const KeyRange> ranges) {
 void Attention::check_append(std::int64_t entry, const TensorView& k, const TensorView& v) const {
   const OwnedLeaves& leaves = shard_->cache->leaves();
   shard_->cache->append(entry, k.positions(0, 0), v.positions(0, 0));  // checks all but the data
-  const std::int64_t length = lengths_[static_cast<std::size_t>(entry)], n = k.shape[2], end = length + n;
+  const std::int64_t length = lengths_[static_cast<std::size_t>(entry)], n = k.shape[2];
   require(n == v.shape[2], "Attention::append: k has ", n, " positions, v has ", v.shape[2]);
   require<std::out_of_range>(n <= most_keys() - length, "Attention::append: batch entry ", entry, " has ", length,
                              " positions, and ", n, " more do not fit in the ranges of all ranks, which end at ",
                              most_keys());
-  const std::int64_t n_held = leaves.n_keys(end) - leaves.n_keys(length);
+  const std::int64_t end = length + n, n_held = leaves.n_keys(end) - leaves.n_keys(length);
   const auto has_data = [](const TensorView& x) { return x.data != nullptr || x.shape[1] == 0 || x.shape[3] == 0; };
   require(n_held == 0 || (has_data(k) && has_data(v)), "Attention::append: rank ", transport_->rank(), " holds ", n_held,
           " of the positions [", length, ", ", end, "), but has no data of them");

@@ -65,7 +65,8 @@ class Output {
   void write(const Real* from) const {
     for (std::int64_t i = 0; i < view_.shape[0]; ++i)
       for (std::int64_t j = 0; j < view_.shape[1]; ++j)
-        for (std::int64_t n = 0; n < view_.shape[2]; ++n, from += view_.shape[3]) write_row(from, view_.row(i, j, n));
+        for (std::int64_t n = 0; n < view_.shape[2] && view_.shape[3] > 0; ++n, from += view_.shape[3])
+          write_row(from, view_.row(i, j, n));
   }
   /// @throws std::invalid_argument unless the elements are F64
   void require_double() const {
@@ -74,7 +75,7 @@ class Output {
 
  private:
   void write_row(const float* from, const std::byte* to) const {
-    if (view_.shape[3] > 0) store(from, view_.dtype, view_.shape[3], const_cast<std::byte*>(to));
+    store(from, view_.dtype, view_.shape[3], const_cast<std::byte*>(to));
   }
   void write_row(const double* from, const std::byte* to) const {
     std::memcpy(const_cast<std::byte*>(to), from, static_cast<std::size_t>(view_.shape[3]) * sizeof *from);

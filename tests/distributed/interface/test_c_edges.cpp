@@ -5,6 +5,7 @@
 #include "distributed/interface/attention.hpp"
 #include "reference/state/require.hpp"
 #include "tests/distributed/interface/managed.hpp"
+#include "tests/support/sanitized.hpp"
 
 #include <algorithm>
 #include <array>
@@ -102,6 +103,7 @@ TEST_CASE("edges: a setup of another size, and sizes beyond memory, are refused"
                                                    " bytes, but a ta_setup of this library has " +
                                                    std::to_string(sizeof setup));
   }
+  if (kIsSanitized) return;  // its operator new ends the process
   for (const auto member : {&ta_setup::head_dim, &ta_setup::value_dim, &ta_setup::batch, &ta_setup::most_queries}) {
     for (const int shift : {40, 58, 61, 62}) {
       setup = setup_of_call();
@@ -162,7 +164,7 @@ TEST_CASE("edges: a window over 2^40 keys takes the time of its keys") {
       REQUIRE(ta_attend(q, k, v, 0, &seen, out, lse, 0) == TA_OK);
       best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - before).count());
     }
-    CHECK(best < 0.01);
+    CHECK(best < (kIsSanitized ? 0.2 : 0.01));
     for (std::size_t i = 0; i < 48; ++i) CHECK(std::fabs(out.at(i) - first.at(i)) < 1e-6);
   }
 }
