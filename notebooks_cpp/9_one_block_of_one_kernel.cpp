@@ -6,9 +6,9 @@
 //
 // What do the threads of a decoding kernel hold while it runs? Under the emulator a kernel is an
 // ordinary function (@ref emulator), so we can print it. We decode one query over 600 keys,
-// eq. (7), with one block of 32 threads. The block runs functions of the library kernel
-// (@ref kernels_library): it computes the scores of eight keys at a time, adds eight keys to a leaf, merges
-// leaves to units, and combines the units of four sub-warps.
+// eq. (7), with one block of four warps. The block runs functions of the library kernel
+// (@ref kernels_library): it computes the scores of eight keys at a time, weighs the 64 keys of a leaf, adds
+// their values over a tree, merges leaves to units, and combines the units of four warps.
 //
 // **What you need:** warps, lanes and shuffles, @ref notebook_tree, and the chapter on
 // @ref kernels. **What you get:** each of these stages in numbers, and the bytes that the block
@@ -36,12 +36,12 @@
 // %%
 namespace tree_attn::emulated {
 
-/// Values that the lanes of the first sub-warp have received, [lane][exchange].
-std::vector<std::vector<float>> came(8);
+/// Values that the lanes of the first warp have received, [lane][exchange].
+std::vector<std::vector<float>> came(32);
 
 float noted_exchange(unsigned mask, float value, int flip) {
   const float other = __shfl_xor_sync(mask, value, flip);
-  if (threadIdx.x < 8) came[threadIdx.x].push_back(other);
+  if (threadIdx.x < 32) came[threadIdx.x].push_back(other);
   return other;
 }
 template <class T>
@@ -60,8 +60,8 @@ T noted_exchange(unsigned mask, T value, int flip) {  // of other types
 
 // %% [markdown]
 // The functions that we instrument must be compiled here and not taken from the library. A stored
-// type of our own, a float under another name, ensures that. A row of 32 such elements is eight
-// lanes wide, so a warp consists of four sub-warps.
+// type of our own, a float under another name, ensures that. A warp holds a value of 32 such elements
+// in eight of its lanes, four components each.
 
 // %%
 namespace tree_attn {
@@ -73,6 +73,10 @@ struct Element {
 float widen(Element element) { return element.x; }
 
 }  // namespace
+
+template <>
+struct DTypeTraits<Element> : DTypeTraits<float> {};
+
 }  // namespace tree_attn
 
 using namespace tree_attn;
@@ -81,9 +85,9 @@ using notebook::expect, notebook::same_bits;
 
 namespace {
 
-using Eight = SubWarp<Element, 8, 1>;  // eight lanes, one vector of 16 bytes each
-using State = LaneState<Eight::kElements>;
-constexpr int kDim = 32, kSubWarps = kWarp / Eight::kLanes;
+using Warp = ScalarWarp<Element, 128>;  // values of up to 128 elements, four a lane
+using State = LaneState<Warp::kElements>;
+constexpr int kDim = 32, kLanes = kDim / Warp::kElements, kWarps = 4;
 
 // %% Keys, values and a query on the emulated device
 /// Keys, values and a query on the emulated device.
@@ -117,60 +121,65 @@ struct OnDevice {
 // %%
 std::int64_t n_bytes_asked = 0;
 
-/// Eight rows of keys, or of values, from `first` on: the 16 bytes that a lane holds of row i.
+/// Eight rows of keys, or of values, from `first` on.
 struct EightRows {
   const Element* first;
-  int lane;
-  unsigned valid = 0xFF;  ///< bit i: row i has a key
 
-  Bytes16 operator()(int i, int) const {
-    if ((valid >> i & 1) == 0) return Bytes16{};
+  Four<Element> operator()(int i, int element) const {
     n_bytes_asked += 16;
-    return load16_global(first + i * kDim + Eight::component(lane, 0));
+    return load_once(reinterpret_cast<const Four<Element>*>(first + i * kDim + element));
   }
 };
 
-/// The rows of a range, step after step.
+/// The rows of a range: of each leaf its keys, and then its values.
 struct Source {
+  const KeySteps<>& steps;
   const Element *first_key, *first_value;
-  int lane = static_cast<int>(threadIdx.x) % Eight::kLanes;
+  int leaf = 0, within = 0;
 
-  void wait(int, unsigned) {}
-  EightRows keys(int step, unsigned valid) const { return {first_key + step * kKeysPerStep * kDim, lane, valid}; }
-  EightRows values(int step, unsigned valid) const { return {first_value + step * kKeysPerStep * kDim, lane, valid}; }
-  void next(int) {}
+  EightRows wait() const {
+    const int n = steps.of_leaf(leaf), step = leaf * kStepsPerLeaf + within % n;
+    return {(within < n ? first_key : first_value) + step * kKeysPerStep * kDim};
+  }
+  void next() {
+    if (++within == 2 * steps.of_leaf(leaf)) ++leaf, within = 0;
+  }
 };
 
 // %% [markdown]
-// The first kernel does the work of a sub-warp on one leaf, the keys 0 to 63, in eight steps. In
-// each step `platform::score_of_eight()` gives every lane the score of one key, and
-// `platform::add_eight_keys()` adds the eight keys to the sums of the leaf. The kernel records the
-// scores, and the state of the lanes of the first sub-warp after every step.
+// The first kernel does the work of a warp on one leaf, the keys 0 to 63. `platform::score_of_eight()`
+// gives the scores of eight keys, `platform::weigh_leaf()` turns the 64 scores into weights, and
+// `platform::sum_of_eight()` adds the values of eight keys. The kernel records the scores and the
+// weights, and the sums of the lanes after every step.
 
 // %%
-constexpr int kHeld = 2 + Eight::kElements;  // shift, sum, components of n
+/// @param[out] scores [64] @param[out] weights [64], then shift and sum @param[out] sums [8 steps][8 lanes][4]
+__global__ void watch_leaf(DecodeParams params, float* scores, float* weights, float* sums) {
+  Arena arena;
+  const Shared<float> q = arena.take<float>(kDim), w = arena.take<float>(kLeafKeys);
+  const int lane = static_cast<int>(threadIdx.x);
+  q[lane] = widen(load_once(params.query<Element>(0, 0) + lane));
+  __syncwarp();
 
-/// @param[out] scores [8 lanes][8 steps] @param[out] states [8 steps][8 lanes][kHeld]
-__global__ void watch_leaf(DecodeParams params, float* scores, float* states) {
-  const int lane = static_cast<int>(threadIdx.x) % Eight::kLanes;
-  float q[Eight::kElements];
-  for (int c = 0; c < Eight::kElements; ++c)
-    q[c] = widen(load_once(params.query<Element>(0, 0) + Eight::component(lane, c)));
+  float shift = -INFINITY;
+  for (int step = 0; step < kStepsPerLeaf; ++step) {
+    const EightRows keys{params.key<Element>(0, kKeysPerStep * step)};
+    const float s = score_of_eight<Warp>(q, keys, kDim, true, params.score_scale);
+    shift = std::max(shift, key_shift(s));
+    if (lane % 4 == 0) w[step * kKeysPerStep + lane / 4] = scores[step * kKeysPerStep + lane / 4] = s;
+  }
 
   State leaf;
-  set_empty(leaf);
+  LeafSums<Warp::kElements> tree;
+  const bool all_seen = weigh_leaf(w, shift, leaf);
   for (int step = 0; step < kStepsPerLeaf; ++step) {
-    const EightRows keys{params.key<Element>(0, kKeysPerStep * step), lane};
-    const EightRows values{params.value<Element>(0, kKeysPerStep * step), lane};
-    const float s = score_of_eight<Eight>(q, keys, params.score_scale, lane);
-    add_eight_keys<Eight>(s, lane, values, leaf);
-
-    if (threadIdx.x >= Eight::kLanes) continue;
-    scores[lane * kStepsPerLeaf + step] = s;
-    float* const to = states + (step * Eight::kLanes + lane) * kHeld;
-    to[0] = leaf.shift, to[1] = leaf.sum;
-    for (int c = 0; c < Eight::kElements; ++c) to[2 + c] = leaf.n[c];
+    const EightRows values{params.value<Element>(0, kKeysPerStep * step)};
+    sum_of_eight<Warp>(w + step * kKeysPerStep, values, kDim, all_seen, leaf.n);
+    tree.add(step, leaf.n);
+    for (int c = 0; c < 4 && lane < kLanes; ++c) sums[(step * kLanes + lane) * 4 + c] = leaf.n[c];
   }
+  weights[2 * lane] = w[2 * lane], weights[2 * lane + 1] = w[2 * lane + 1];
+  weights[kLeafKeys] = leaf.shift, weights[kLeafKeys + 1] = leaf.sum;
 }
 
 // %% [markdown]
@@ -204,21 +213,25 @@ __global__ void watch_units(UnitRun run, KeyRange range, UnitMemory memory, floa
 }
 
 // %% [markdown]
-// The third kernel is a whole block: every sub-warp accumulates its part of the units, and after a
-// barrier the block combines them as the second launch of the library does, and writes the row.
+// The third kernel is a whole block: every warp accumulates its part of the units. The fourth combines them,
+// as the second launch of the library does, and writes the row.
 
 // %%
-__global__ void one_block(DecodeParams params, DeviceOutput output, UnitMemory memory) {
-  const int sub_warp = static_cast<int>(threadIdx.x) / Eight::kLanes;
+__global__ void one_block(DecodeParams params, UnitMemory memory) {
+  Arena arena;
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  const Shared<Bytes16> memory_of_warp = arena.take<Bytes16>(kWarps * kWarpVectors<Warp>) + warp * kWarpVectors<Warp>;
   const Division all(params, memory.rule, 0);
-  const UnitRun run = all.run_at(params, 0, all.n_items(params, 1)).part(Count(sub_warp), kSubWarps);
+  const UnitRun run = all.run_at(params, 0, all.n_items(params, 1)).part(Count(warp), kWarps);
 
   const KeySteps<> steps(params.leaves_of_slots(0, run.begin, run.end), params.in_use(0));
   const std::int64_t first = steps.leaves().origin();
-  Source rows{params.key<Element>(0, first), params.value<Element>(0, first)};
-  accumulate_keys<Eight>(params, 0, 0, steps, UnitTarget{run, memory.place_of_row(run.first, 0), memory, 1}, rows);
-  __syncthreads();
-  combine_block(params, memory, output);
+  Source rows{steps, params.key<Element>(0, first), params.value<Element>(0, first)};
+  accumulate_keys<Warp>(params, 0, 0, steps, UnitTarget{run, memory.place_of_row(run.first, 0), memory, 1}, rows,
+                        memory_of_warp);
+}
+__global__ void combine_units(DecodeParams params, DeviceOutput output, UnitMemory memory) {
+  combine_block<void>(params, memory, output);
 }
 
 }  // namespace
@@ -227,120 +240,86 @@ int main() {
   // %% [markdown]
   // ## Eight scores
   //
-  // Every lane multiplies its four elements of eight keys, which gives eight partial sums per lane.
-  // They must be added over eight lanes. In the first round, lanes that differ in their lowest bit
-  // exchange four sums: each keeps four of the keys and sends the other four. In the second round
-  // they exchange two sums, in the third a single one. We print what each lane received, and the key
-  // whose score it ends with.
+  // A dot product has sixteen lanes, and its element $i$ is added in lane $i \bmod 16$. Four threads
+  // share a key: thread $t$ has the lanes $4 t$ to $4 t + 3$, and reads four elements of each sixteen.
+  // Then lanes are added: those of threads $t$ and $t + 2$ first, with four exchanges, then those of
+  // $t$ and $t + 1$, with four more. We print what the threads of key 0 received, and its score.
   //
-  // **Predict:** which key does lane 3 end with? (Hint: the lane's bits, mirrored.)
+  // **Predict:** what do the threads 0 and 1 have in common after the second round?
 
   // %%
   std::mt19937 random(11);
   constexpr std::int64_t kKeys = 600;
   OnDevice on(random, kKeys);
-  DeviceBuffer<float> scores(8 * kStepsPerLeaf), states(8 * kStepsPerLeaf * kHeld);
-  launch(watch_leaf, {.grid = {1}, .block = {kWarp}}, Stream{}, on.params, scores.data(), states.data());
+  DeviceBuffer<float> scores(kLeafKeys), weights(kLeafKeys + 2), sums_of_steps(kStepsPerLeaf * kDim);
+  launch(watch_leaf, {.grid = {1}, .block = {kWarp}, .shared_bytes = 1024}, Stream{}, on.params, scores.data(),
+         weights.data(), sums_of_steps.data());
+  const std::vector<float> s = scores.download(), w = weights.download(), sums_of_leaf = sums_of_steps.download();
 
-  std::printf("lane | round 1: four sums of 1 lane        | round 2: of 2    | 3: of 4 | key\n");
-  for (std::size_t lane = 0; lane < 8; ++lane) {
-    std::printf("   %zu |", lane);
-    for (std::size_t i = 0; i < 7; ++i) std::printf(" %8.4f%s", came[lane][i], i == 3 || i == 5 || i == 6 ? " |" : "");
-    std::printf("  %d\n", key_of_lane(static_cast<int>(lane)));
-    expect(came[lane].size() == 10 * kStepsPerLeaf, "per step 4 + 2 + 1 exchanges for the sums, 3 for the largest shift");
+  std::printf("thread | round 1: four lanes of thread t + 2     | round 2: four sums of thread t + 1\n");
+  for (std::size_t thread = 0; thread < 4; ++thread) {
+    std::printf("     %zu |", thread);
+    for (std::size_t i = 0; i < 8; ++i) std::printf(" %9.5f%s", came[thread][i], i == 3 ? " |" : "");
+    std::printf("\n");
+    expect(came[thread].size() == 8 * kStepsPerLeaf + 10, "8 exchanges a step, and 5 each for the largest shift and D");
   }
+  std::printf("score of key 0: %.6f\n", s[0]);
 
   // %% [markdown]
-  // A sub-warp makes seven exchanges per step. Eight keys one after another would take
-  // $3 \cdot 8 = 24$. Now every lane has the score of one key. Three more exchanges find the
-  // largest shift of the eight, $e = \max \lceil s_a \rceil$. Each lane computes one exponential,
-  // the weight $2^{s_a - e}$ of its key, and eight shuffles broadcast the weights to all lanes.
-  // These are the first eight keys:
+  // After it both hold the same four sums, and add them: all four threads have the score. A leaf takes
+  // eight such steps. Then five exchanges find the largest shift of the 64 keys,
+  // $e = \max \lceil s_a \rceil$. Each lane computes the weights $2^{s_a - e}$ of two keys, by a
+  // polynomial for $2^{s_a - \lceil s_a \rceil}$ and a power of two. These are the first eight keys:
 
   // %%
   const std::vector<float> q = on.q.download(), k = on.k.download(), v = on.v.download();
-  const std::vector<float> scores_of_lanes = scores.download(), held = states.download();
-  std::vector<float> s(kLeafKeys);
-  for (int lane = 0; lane < 8; ++lane) {
-    for (int step = 0; step < kStepsPerLeaf; ++step)
-      s[static_cast<std::size_t>(kKeysPerStep * step + key_of_lane(lane))] =
-          scores_of_lanes[static_cast<std::size_t>(lane * kStepsPerLeaf + step)];
-  }
   std::printf("key      s         exact       ceil(s)   2^(s - e)\n");
   for (std::size_t a = 0; a < kLeafKeys; ++a) {
     double exact = 0;
     for (std::size_t j = 0; j < kDim; ++j) exact += double(q[j]) * double(k[a * kDim + j]);
     exact *= double(on.params.score_scale);
     expect(std::abs(double(s[a]) - exact) < 1e-5, "a score is q.k");
-    if (a < kKeysPerStep)
-      std::printf(" %zu   %9.6f   %9.6f   %5g      %.6f\n", a, s[a], exact, key_shift(s[a]), std::exp2(s[a] - held[0]));
+    if (a < kKeysPerStep) std::printf(" %zu   %9.6f   %9.6f   %5g      %.6f\n", a, s[a], exact, key_shift(s[a]), w[a]);
   }
 
   // %% [markdown]
-  // ## Sixty-four keys, one chain
+  // ## Sixty-four keys, one tree
   //
-  // A leaf takes eight such steps. If the shift of the eight keys is above the shift of the leaf,
-  // the shift of the leaf rises, and its sums are multiplied by $f = 2^{e - e'}$, a power of two.
-  // Then $D$ adds the eight weights in pairs, and each component of $n$ takes one fused
-  // multiply-add per key. We compute the same chain in a plain loop on one thread and compare the
-  // bits.
+  // The weights are added over a tree of 64 positions, by exchanges between lanes; so are the
+  // products $w_a v_a$ of each component, eight keys at a time in the registers of a lane. Sums of 8, 16 and 32
+  // keys wait for their neighbours, as in a binary counter. This is the order of the CPU, and no
+  // product is fused with a sum. We compute the tree in a plain loop on one thread and compare the bits.
   //
-  // **Predict:** $D$ increases from step to step. When can it decrease?
-
-  // %%
-  State chain;
-  set_empty(chain);
-  std::vector<float> n(kDim, -0.0f);
-  std::printf("step   keys       e     f       D          n_0        n_1        n_2        n_3    of lane 0\n");
-  for (std::size_t step = 0; step < kStepsPerLeaf; ++step) {
-    const float before = chain.shift;
-    std::vector<float> w(kKeysPerStep);
-    for (std::size_t i = 0; i < kKeysPerStep; ++i)
-      chain.shift = std::max(chain.shift, key_shift(s[kKeysPerStep * step + i]));
-    for (std::size_t i = 0; i < kKeysPerStep; ++i) w[i] = std::exp2(s[kKeysPerStep * step + i] - chain.shift);
-    const float f = step == 0 ? 0.0f : std::exp2(before - chain.shift);
-    chain.sum = std::fma(f, chain.sum, ((w[0] + w[1]) + (w[2] + w[3])) + ((w[4] + w[5]) + (w[6] + w[7])));
-    for (std::size_t j = 0; j < kDim; ++j) {
-      n[j] *= f;
-      for (std::size_t i = 0; i < kKeysPerStep; ++i) n[j] = std::fma(w[i], v[(kKeysPerStep * step + i) * kDim + j], n[j]);
-    }
-
-    const float* const of_lanes = &held[step * 8 * kHeld];
-    for (int lane = 0; lane < 8; ++lane) {
-      const float* const of_lane = of_lanes + lane * kHeld;
-      expect(of_lane[0] == chain.shift && of_lane[1] == chain.sum, "shift and sum, in every lane");
-      for (int c = 0; c < Eight::kElements; ++c)
-        expect(of_lane[2 + c] == n[static_cast<std::size_t>(Eight::component(lane, c))], "and its components of n");
-    }
-    std::printf("  %zu   %2zu to %2zu  %4g  %4g  %8.5f", step, kKeysPerStep * step, kKeysPerStep * step + 7, of_lanes[0], f,
-                of_lanes[1]);
-    for (int c = 0; c < Eight::kElements; ++c) std::printf("  %9.6f", of_lanes[2 + c]);
-    std::printf("\n");
-  }
-
-  // %% [markdown]
-  // Merging the keys one by one over the tree, with `merge()` of `reference/state/state.hpp`, adds
-  // the same terms in another order. The shift is the same. The sums differ in their last bits.
+  // **Predict:** after which steps does lane 0 hold the sum of more than eight keys?
 
   // %%
   std::vector<std::vector<float>> tree;
   for (std::size_t a = 0; a < kLeafKeys; ++a) {
-    tree.emplace_back(kValues + kDim);
-    set_key(tree.back().data(), s[a], &v[a * kDim], kDim);
+    const float weight = exp2_fraction(s[a] - key_shift(s[a])) * pow2(key_shift(s[a]) - w[kLeafKeys]);
+    expect(weight == w[a], "the weight of the CPU");
+    tree.push_back({weight});
+    for (std::size_t j = 0; j < kDim; ++j) tree[a].push_back(weight * v[a * kDim + j]);
   }
-  for (std::size_t width = 1; width < kLeafKeys; width *= 2) {
-    for (std::size_t a = 0; a < kLeafKeys; a += 2 * width) merge(tree[a].data(), tree[a + width].data(), kDim);
+  for (std::size_t m = kLeafKeys / 2; m > 0; m /= 2)
+    for (std::size_t a = 0; a < m; ++a)
+      for (std::size_t j = 0; j <= kDim; ++j) tree[a][j] = tree[2 * a][j] + tree[2 * a + 1][j];
+  std::printf("step   keys            n_0        n_1        n_2        n_3    of lane 0\n");
+  for (int step = 0; step < kStepsPerLeaf; ++step) {
+    int first = step;  // of the steps that are in the sum
+    for (int level = 1; (first + level) % (2 * level) == 0 && step % (2 * level) == 2 * level - 1; level *= 2)
+      first -= level;
+    std::printf("  %d   %2d to %2d", step, kKeysPerStep * first, kKeysPerStep * step + 7);
+    for (std::size_t c = 0; c < 4; ++c) std::printf("  %9.6f", sums_of_leaf[static_cast<std::size_t>(step * kDim) + c]);
+    std::printf("\n");
   }
-  double most = 0;
-  for (std::size_t j = 0; j < kDim; ++j) most = std::max(most, std::abs(double(n[j]) - double(tree[0][kValues + j])));
-  std::printf("chain:  e = %g   D = %.8f\ntree:   e = %g   D = %.8f\n", chain.shift, chain.sum, tree[0][kShift],
-              tree[0][kSum]);
-  std::printf("largest difference of a component of n: %.1e\n", most);
-  expect(chain.shift == tree[0][kShift] && most < 1e-5, "two orders of the same sum");
+  std::printf("e = %g   D = %.8f\n", w[kLeafKeys], w[kLeafKeys + 1]);
+  expect(w[kLeafKeys + 1] == tree[0][0], "the bits of D");
+  for (std::size_t j = 0; j < kDim; ++j)
+    expect(sums_of_leaf[(kStepsPerLeaf - 1) * kDim + j] == tree[0][1 + j], "the bits of n");
 
   // %% [markdown]
-  // So the order within a leaf matters. The same order is used in every sub-warp, block and device,
-  // which is why the results agree bit for bit.
+  // The order within a leaf matters. The same order is used in every warp, block and device, and on the
+  // CPU, which is why the results agree bit for bit.
   //
   // ## Units of leaves
   //
@@ -385,9 +364,9 @@ int main() {
   expect(n_ended == kUnits, "three units");
 
   // %% [markdown]
-  // ## Four sub-warps, their units, one result
+  // ## Four warps, their units, one result
   //
-  // Now the whole block. Its 600 keys are ten leaves, five units of two, and every sub-warp gets one
+  // Now the whole block. Its 600 keys are ten leaves, five units of two, and every warp gets one
   // or two of them. The last leaf has 24 keys; its other positions are empty. Each state is printed as
   // $2^e \cdot D$.
   //
@@ -396,16 +375,18 @@ int main() {
   // %%
   const UnitRule of_two{.least_log = 1, .most_items = ~Count{0}, .n_blocks = 0, .is_whole = true};
   constexpr int kUnitsOfBlock = 5;
-  UnitMemory block{
-      .rule = of_two, .first_unit = kSubWarps * GroupStates<Eight>::kEntry, .n_stack = GroupStates<Eight>::kEntry};
+  UnitMemory block{.rule = of_two, .first_unit = kWarps * GroupStates<Warp>::kEntry, .n_stack = GroupStates<Warp>::kEntry};
   block.n_state = UnitMemory::kFirstComponent + kDim;
   DeviceBuffer<float> of_units(block.first_unit + kUnitsOfBlock * block.n_state), z(kDim), lse(1);
   block.floats = of_units.data();
   const DeviceOutput output{.out = z.data(), .lse = lse.data()};
   const auto run_block = [&] {
     n_bytes_asked = 0;
-    launch(one_block, {.grid = {1}, .block = {kWarp}, .shared_bytes = kKernelBytes + combining_bytes(1)}, Stream{},
-           on.params, output, block);
+    launch(one_block,
+           {.grid = {1}, .block = {kWarps * kWarp}, .shared_bytes = kWarps * kWarpVectors<Warp> * sizeof(Bytes16)}, Stream{},
+           on.params, block);
+    launch(combine_units, {.grid = {1}, .block = {kWarp}, .shared_bytes = kKernelBytes + combining_bytes(1, block.n_parked)},
+           Stream{}, on.params, output, block);
     std::vector<float> result = z.download();
     result.push_back(lse.download()[0]);
     return result;
@@ -414,9 +395,9 @@ int main() {
   const std::int64_t n_bytes = n_bytes_asked;
 
   const UnitRun whole = Division(on.params, of_two, 0).run_at(on.params, 0, kUnitsOfBlock);
-  for (Count sub_warp = 0; sub_warp < kSubWarps; ++sub_warp) {
-    const UnitRun own = whole.part(sub_warp, kSubWarps);
-    std::printf("sub-warp %u:", sub_warp);
+  for (Count warp = 0; warp < kWarps; ++warp) {
+    const UnitRun own = whole.part(warp, kWarps);
+    std::printf("warp %u:", warp);
     for (Count unit = own.first; unit < own.last; ++unit) {
       const float* const state = states_of_units.data() + block.first_unit + unit * block.n_state;
       const std::int64_t begin = whole.units.begin_of(unit) * kLeafKeys;
@@ -464,12 +445,14 @@ int main() {
       all_same = all_same && same_bits(other, result);
     }
     std::printf("\n");
-    expect(all_same || !kernel->is_canonical, "all kernels that add in the order of the canonical tree have the same bits");
+    const bool has_bits_of_cpu = kernel->is_canonical && !kernel->is_fused;
+    expect(all_same == has_bits_of_cpu, "rung 4 and the library kernel have the same bits");
   }
 
   // %% [markdown]
-  // The first two steps of the ladder add all keys in one chain, without leaves. Their results are
-  // also correct, but their bits differ. All other kernels share the leaves and the tree.
+  // The first two steps of the ladder add all keys in one chain, without leaves; steps 3 and 5 add a leaf
+  // in a chain of fused multiply-adds. Their results are also correct, but their bits differ. Step 4 and the kernel
+  // of the library have the leaves and the tree of the CPU.
   //
   // ## Bytes
   //
@@ -507,10 +490,10 @@ int main() {
 // %% [markdown]
 // ## What to take home
 //
-// 1. Exchanging halves gives each of eight lanes the score of one key with seven exchanges instead
-//    of 24.
-// 2. A leaf of 64 keys is one chain in a fixed order; leaves are merged over the canonical tree.
-//    This fixes the bits for every cut between leaves.
+// 1. Four threads share a key, because a dot product has sixteen lanes: eight exchanges give them the
+//    scores of eight keys.
+// 2. A leaf of 64 keys has one shift and one tree over its positions; leaves are merged over the
+//    canonical tree. These are the bits of the CPU, for every cut between leaves.
 // 3. The block reads every key and every value once.
 //
 // ## To program
@@ -535,25 +518,24 @@ int main() {
 //
 // ## Questions
 //
-// 1. (Medium.) In a sub-warp of 16 lanes the first three rounds are the same. What happens in the
-//    fourth, and why does it not halve the keys again?
+// 1. (Medium.) Could sixteen threads share a key, with one lane of the dot product each? How many
+//    exchanges would eight keys take?
 //
 //    <details><summary>Answer</summary>
 //
-//    After three rounds each lane has the sum of one key over eight lanes, and lanes that differ in
-//    the fourth bit have the same key. They exchange this sum, and both add: both get the full
-//    score. One key cannot be halved.
+//    Yes, with the same bits. A warp would then hold two keys at once, each thread one sum of each, and four exchanges
+//    would add the lanes 8, 4, 1 and 2 apart: 16 exchanges for eight keys, where four threads a key take 8.
+//    Each thread would read 4 bytes at a time instead of 16.
 //
 //    </details>
 //
-// 2. (Medium.) Look at what lane 3 received in the second round, and lane 1 in the third. Of which
-//    keys and lanes are these sums?
+// 2. (Medium.) Why are the weights of a leaf computed only when all of its 64 scores are known?
 //
 //    <details><summary>Answer</summary>
 //
-//    Lane 3 received the keys 6 and 7 over the lanes 0 and 1, from lane 1: after the first round
-//    the odd lanes have the keys 4 to 7, and lanes with the second bit set keep the upper half.
-//    Lane 1 received key 4 over the lanes 4 to 7, from lane 5.
+//    A weight $2^{s_a - e}$ refers to the largest shift $e$ of the leaf. With a smaller shift at first, sums would be
+//    multiplied by powers of two later. That is exact but for numbers below $2^{-126}$, which
+//    would be rounded at another place.
 //
 //    </details>
 //
@@ -568,15 +550,13 @@ int main() {
 //
 //    </details>
 //
-// 4. (Hard.) Add the keys of the leaf in the order 63, 62, ..., 0. What changes in the result? How
-//    often does the shift rise?
+// 4. (Hard.) Add the keys of the leaf in the order 63, 62, ..., 0. What changes in the result?
 //
 //    <details><summary>Answer</summary>
 //
-//    The shift of the result is the same. For these keys $D$ and 28 of the 32 components of $n$
-//    change in their last bits, $n$ by at most $4.8 \cdot 10^{-7}$. The largest score is among the
-//    keys 56 to 63, so the shift has its final value after the first step and never rises. In the
-//    usual order it rises once, in the last step.
+//    Nothing. Shift and weights do not depend on the order. In a tree of 64 places the reversed order swaps the
+//    two operands of every addition, and an addition commutes bit for bit. Another order, say with keys 1 and 2
+//    swapped, changes last bits.
 //
 //    </details>
 //
@@ -586,9 +566,8 @@ int main() {
 //    <details><summary>Answer</summary>
 //
 //    Both. The second kernel has one thread per component of the output, which adds all keys in one
-//    chain. Each thread would compute leaf after leaf in steps of eight and keep a forest of its
-//    component. The first kernel adds the products of a score from the first to the last component
-//    in one thread. It would have to add them in the order of the lanes: four elements per lane,
-//    then the lanes as in the exchange.
+//    chain. Each thread would compute leaf after leaf, keep sums that wait for their neighbours, and
+//    merge the states of leaves over the tree. The first kernel adds the products of a score from the first to
+//    the last component in one thread. It would have to keep sixteen sums, and add them at the end.
 //
 //    </details>

@@ -3,6 +3,9 @@
 /// @brief Contents of the lanes in the kernels, as JSON for docs/tools/kernel_figures.py, by the kernels' own functions.
 ///
 /// Run: holders holders.json
+#include "gpu/engine/pipelines.cuh"
+#include "gpu/engine/units.hpp"
+#include "gpu/ladder/ladder.hpp"
 #include "gpu/platform/device.hpp"
 #include "gpu/platform/launch.hpp"
 
@@ -12,86 +15,10 @@
 #include <vector>
 
 namespace tree_attn::emulated {
-namespace {
-
-/// Values that lanes receive in __shfl_xor_sync(), in the order of the calls: [exchange][lane].
-std::vector<std::vector<unsigned>> received;
-std::vector<std::size_t> n_calls;
-
-/// The exchange of the emulator, with a note of what was received.
-float watched_exchange(unsigned mask, float value, int flip) {
-  const float other = __shfl_xor_sync(mask, value, flip);
-  const std::size_t call = n_calls[threadIdx.x]++;
-  if (received.size() <= call) received.resize(call + 1, std::vector<unsigned>(32, 0));
-  received[call][threadIdx.x] = static_cast<unsigned>(other);
-  return other;
-}
-template <class T>
-T watched_exchange(unsigned mask, T value, int flip) {
-  return __shfl_xor_sync(mask, value, flip);
-}
-
-}  // namespace
-}  // namespace tree_attn::emulated
-
-// From here on the functions of the kernels use it.
-#define __shfl_xor_sync watched_exchange
-#include "gpu/engine/pipelines.cuh"
-#include "gpu/engine/scalar_rings.cuh"
-#include "gpu/engine/units.hpp"
-#include "gpu/ladder/ladder.hpp"
-
-namespace tree_attn {
-namespace {
-
-/// A stored element that no kernel of the library knows, so that what is watched here is watched here alone.
-struct Watched {
-  float x;
-};
-float widen(Watched element) { return element.x; }
-
-}  // namespace
-
-namespace emulated {
 
 void print_warp_leaf();  // warp_leaf.cpp
 
 namespace {
-
-using WatchedSubWarp = SubWarp<Watched, 16, 1>;
-
-/// Scores of eight keys of which all but one are zero; of that one, lane i adds 2^i.
-__global__ void watch_scores(int key) {
-  const int lane = static_cast<int>(threadIdx.x) % WatchedSubWarp::kLanes;
-  const float q[WatchedSubWarp::kElements] = {static_cast<float>(1 << lane)};
-  score_of_eight<WatchedSubWarp>(
-      q,
-      [key](int i, int) {
-        const float elements[4] = {i == key ? 1.0f : 0.0f};
-        Bytes16 bytes;
-        std::memcpy(&bytes, elements, sizeof bytes);
-        return bytes;
-      },
-      1, lane);
-}
-
-void print_exchanges() {
-  std::printf("  \"exchanges\": [");
-  for (int key = 0; key < kKeysPerStep; ++key) {
-    received.clear();
-    n_calls.assign(32, 0);
-    launch(watch_scores, {.grid = {1}, .block = {32}}, Stream{}, key);
-    std::printf("%s\n    [", key == 0 ? "" : ",");
-    for (std::size_t call = 0; call < received.size(); ++call) {
-      std::printf("%s[", call == 0 ? "" : ", ");
-      for (int lane = 0; lane < WatchedSubWarp::kLanes; ++lane)
-        std::printf("%s%u", lane == 0 ? "" : ", ", received[call][static_cast<std::size_t>(lane)]);
-      std::printf("]");
-    }
-    std::printf("]");
-  }
-  std::printf("],\n");
-}
 
 /// Element i of an 8 x 8 matrix is i itself, so lane l brings 2 l and 2 l + 1.
 std::vector<std::uint32_t> transposed;
@@ -112,14 +39,10 @@ void print_transposed() {
   std::printf("],\n");
 }
 
-/// Prints the lane that holds each component of a row of 256 bytes, in a sub-warp and in a tile.
+/// Prints the lane that holds each component of a row of 256 bytes in a tile.
 void print_rows() {
-  using Row = SubWarp<float, 16, 1>;
   using Tile = MmaTile<BFloat16, 128, 8>;
-  std::printf("  \"sub-warp\": [");
-  for (int lane = 0; lane < Row::kLanes; ++lane)
-    std::printf("%s[%d, %d]", lane == 0 ? "" : ", ", Row::component(lane, 0), Row::component(lane, Row::kElements - 1));
-  std::printf("],\n  \"tile\": [");
+  std::printf("  \"tile\": [");
   for (int lane = 0; lane < Tile::kLanes; ++lane) {
     for (int slot = 0; slot < Tile::kSlots; ++slot) {
       for (int c = 0; c < 2; ++c)
@@ -130,7 +53,7 @@ void print_rows() {
   std::printf("],\n");
 }
 
-/// A query of 23 leaves on three blocks of two sub-warps: the units of two leaves that each of them decodes.
+/// A query of 23 leaves on three blocks of two warps: the units of two leaves that each of them decodes.
 void print_parts() {
   const std::int64_t length = 23 * kLeafKeys;
   DecodeParams params;
@@ -150,41 +73,6 @@ void print_parts() {
   std::printf("],\n");
 }
 
-/// Adds 64 keys to a leaf, eight at a time. @param[out] states shift and sum after every step [8][2]
-__global__ void watch_leaf(const float* scores, float* states) {
-  const int lane = static_cast<int>(threadIdx.x) % WatchedSubWarp::kLanes;
-  LaneState<WatchedSubWarp::kElements> leaf;
-  set_empty(leaf);
-  for (int step = 0; step < kStepsPerLeaf; ++step) {
-    add_eight_keys<WatchedSubWarp>(
-        scores[step * kKeysPerStep + key_of_lane(lane)], lane, [](int, int) { return Bytes16{}; }, leaf);
-    if (threadIdx.x == 0) states[2 * step] = leaf.shift, states[2 * step + 1] = leaf.sum;
-  }
-}
-
-/// The scores of a leaf, and how shift and sum go on.
-void print_leaf() {
-  std::mt19937 random(65);
-  std::normal_distribution<float> normal(0, 1.6f);
-  std::vector<float> scores(kLeafKeys);
-  for (float& s : scores) s = normal(random);
-  DeviceBuffer<float> given(std::ssize(scores)), states(2 * kStepsPerLeaf);
-  given.upload(scores);
-  received.clear();
-  n_calls.assign(32, 0);
-  launch(watch_leaf, {.grid = {1}, .block = {32}}, Stream{}, given.data(), states.data());
-  const auto print = [](const char* name, const std::vector<float>& list) {
-    std::printf("\"%s\": [", name);
-    for (std::size_t i = 0; i < list.size(); ++i) std::printf("%s%.4f", i == 0 ? "" : ", ", list[i]);
-    std::printf("]");
-  };
-  std::printf("  \"leaf\": {");
-  print("scores", scores);
-  std::printf(", ");
-  print("states", states.download());
-  std::printf("},\n");
-}
-
 /// Order of the threads that run, each with its part of the kernel: 0 up to the shuffle, 1 up to the barrier, 2 after it.
 std::vector<std::pair<unsigned, int>> ran;
 __global__ void watch_fibers() {
@@ -200,7 +88,7 @@ void print_fibers() {
   std::printf("  \"fibers\": {");
   for (const std::uint64_t seed : {0, 1, 2}) {
     const SettingsScope scope({.seed = seed});
-    ran.clear(), received.clear(), n_calls.assign(32, 0);
+    ran.clear();
     launch(watch_fibers, {.grid = {1}, .block = {8}}, Stream{});
     std::printf("%s\"%d\": [", seed == 0 ? "" : ", ", static_cast<int>(seed));
     for (std::size_t i = 0; i < ran.size(); ++i) std::printf("%s[%u, %d]", i == 0 ? "" : ", ", ran[i].first, ran[i].second);
@@ -246,7 +134,6 @@ void print_schedules() {
 /// blocks has asked for and not yet received. Steps that leave such rows to tensor cores have rows of 64 in F32, which are
 /// as long.
 void print_plans() {
-  using Row = SubWarp<float, 16, 1>;
   using Tile = MmaTile<BFloat16, 128, 8>;
   const SettingsScope scope({.n_multiprocessors = 132});
   std::printf("  \"plans\": [");
@@ -263,12 +150,12 @@ void print_plans() {
       // Stages that are not being read; without a ring what the lanes load at once: one row, or eight. A step of a thread
       // group is eight keys and eight values.
       const std::int64_t tile_bytes = TileRing<Tile, RowCopy::TensorMap>::kStageVectors * sizeof(Bytes16);
-      const std::int64_t n_warps = plan.n_threads / kWarp, n_thread_groups = n_warps == 1 ? 1 : plan.n_threads / Row::kLanes;
+      const std::int64_t n_warps = plan.n_threads / kWarp;
       const std::int64_t rows_at_once = name == "fused" ? 1 : kKeysPerStep;
       const std::int64_t in_flight =
           plan.n_stages == 0
-              ? rows_at_once * 256 * n_thread_groups
-              : (plan.n_stages - 1) * (path == "tensor" ? n_warps * tile_bytes : 2 * kKeysPerStep * 256 * n_thread_groups);
+              ? rows_at_once * 256 * n_warps
+              : (plan.n_stages - 1) * (path == "tensor" ? n_warps * tile_bytes : 2 * kKeysPerStep * 256 * n_warps);
       const std::int64_t n_rows = path == "tensor" ? n_query_tiles<Tile>(params, plan.n_row_tiles) : params.n_rows();
       std::printf(
           "%s\n    {\"step\": \"%s\", \"group\": %ld, \"path\": \"%s\", \"blocks\": %ld, \"threads\": %d, \"stages\": %d, "
@@ -282,8 +169,7 @@ void print_plans() {
 }
 
 }  // namespace
-}  // namespace emulated
-}  // namespace tree_attn
+}  // namespace tree_attn::emulated
 
 int main(int n_arguments, char** arguments) {
   using namespace tree_attn::emulated;
@@ -292,11 +178,9 @@ int main(int n_arguments, char** arguments) {
     return 2;
   }
   std::printf("{\n");
-  print_exchanges();
   print_rows();
   print_transposed();
   print_parts();
-  print_leaf();
   print_warp_leaf();
   print_fibers();
   print_plans();

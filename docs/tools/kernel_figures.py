@@ -58,64 +58,6 @@ def first_steps(_):
     return drawing.svg()
 
 
-def sub_warp(data):
-    """Rung 3: a warp is two sub-warps, a lane 16 bytes of eight rows."""
-    dx, dy, left = 25, 20, 62
-    drawing = Drawing(left + 32 * dx + 16, 300)
-    for lane in range(32):
-        drawing.text(left + dx * lane + 12, 44, lane, "small")
-    drawing.text(left - 8 - 22, 44, "lane", "small")
-    for half, words in enumerate(("first sub-warp: its own range of positions", "second sub-warp: another range")):
-        drawing.text(left + dx * (8 + 16 * half), 22, words)
-        for key in range(8):
-            for i in range(16):
-                drawing.box(left + dx * (16 * half + i), 54 + dy * key, dx - 3, dy - 3, RANKS[half], 3)
-    for key in range(8):
-        drawing.text(left - 30, 68 + dy * key, f"key {key}", "small")
-    y = 54 + 8 * dy + 12
-    for i, (first, last) in enumerate(data["sub-warp"]):
-        drawing.text(left + dx * i + 12, y + 6 + (i % 2) * 16, f"{first}–{last}", "small")
-    drawing.text(left + dx * 24, y + 14, "components that a lane holds: 16 bytes, four elements of F32", "small")
-    drawing.text(left + dx * 16, y + 52, "eight loads of 16 bytes per lane are in flight before the first is used")
-    return drawing.svg()
-
-
-def exchange(data):
-    """The sums of eight keys over sixteen lanes, exchange by exchange."""
-    n_lanes, n_keys, w, h = 16, 8, 15, 17
-    drawing = Drawing(5 * 158 + 70, h * n_lanes + 88)
-    received = data["exchanges"]  # [key][exchange][lane]: set of the lanes whose products came
-    held = [{key: 1 << lane for key in range(n_keys)} for lane in range(n_lanes)]
-    titles = ["own products", "4 exchanges", "2 exchanges", "1 exchange", "1 exchange"]
-    calls = [[], range(0, 4), range(4, 6), range(6, 7), range(7, 8)]
-    for phase, title in enumerate(titles):
-        for lane in range(n_lanes):
-            for key in list(held[lane]):
-                came = 0
-                for call in calls[phase]:
-                    came |= received[key][call][lane]
-                if phase and came == 0:
-                    del held[lane][key]
-                elif phase:
-                    held[lane][key] |= came
-        x = 62 + 158 * phase
-        drawing.text(x + 60, 20, title)
-        drawing.text(x + 60, 38, "sums of " + str(bin(next(iter(held[0].values()))).count("1")) + " lanes" if phase else "of eight keys", "small")
-        for lane in range(n_lanes):
-            y = 48 + h * lane
-            if phase == 0:
-                drawing.text(30, y + 12, f"lane {lane}", "small")
-            for key in range(n_keys):
-                mask = held[lane].get(key)
-                drawing.box(x + w * key, y, w - 2, h - 3, "a" if mask else "empty", 2)
-                if mask:
-                    drawing.text(x + w * key + w / 2 - 1, y + 11, key, "small")
-    if any(mask != 0xFFFF for lane in held for mask in lane.values()):
-        raise ValueError("holders.json: a score that is not the sum of all lanes")
-    drawing.text(452, h * n_lanes + 74, "now every lane has the score of one key, computes its weight and shares it")
-    return drawing.svg()
-
-
 def warp_leaf(data):
     """How the 64 keys of a leaf go through a warp in rung 3: loads, exchanges and sums, as one lane made them."""
     run, n_lanes, n_keys, w, h = data["warp_leaf"], 32, 8, 8, 11
@@ -170,42 +112,8 @@ def warp_leaf(data):
     return drawing.svg()
 
 
-def leaf(data):
-    """Scores of a leaf, and its shift, which rises as keys join."""
-    scores, states = data["leaf"]["scores"], data["leaf"]["states"]
-    left, dx, top, unit = 96, 94, 34, 26
-    low, high = math.floor(min(scores)), math.ceil(max(scores))
-    bottom = top + unit * (high - low)
-    drawing = Drawing(left + 8 * dx + 16, bottom + 106)
-
-    def y(value):
-        return top + unit * (high - value)
-
-    for value in range(low, high + 1):
-        drawing.text(left - 22, y(value) + 4, value, "small")
-    drawing.text(34, y((low + high) / 2), "scores", "small")
-    shift = None
-    for step in range(8):
-        x = left + dx * step
-        drawing.box(x + 2, top - 8, dx - 4, bottom - top + 16, "frame", 4)
-        for i, score in enumerate(scores[8 * step:8 * step + 8]):
-            drawing.add(f'<circle class="a" cx="{x + 12 + 10 * i:g}" cy="{y(score):g}" r="4"/>')
-        before, (shift, total) = shift, states[2 * step:2 * step + 2]
-        drawing.line(x, y(shift), x + dx, y(shift), "slow")
-        if before is not None and before != shift:
-            drawing.line(x, y(before), x, y(shift), "slow")
-        drawing.text(x + dx / 2, bottom + 28, f"keys {8 * step} to {8 * step + 7}", "small")
-        factor = "" if before is None else "1" if before == shift else f"1/{2 ** (shift - before):g}"
-        drawing.text(x + dx / 2, bottom + 50, factor, "small")
-        drawing.text(x + dx / 2, bottom + 72, f"{total:.3f}", "small")
-    drawing.text(left / 2, bottom + 50, "factor f", "small")
-    drawing.text(left / 2, bottom + 72, "sum D", "small")
-    drawing.text(left + 4 * dx, bottom + 96, "dots: scores; line: the shift of the leaf, an integer no smaller than any score so far", "small")
-    return drawing.svg()
-
-
 def parts(data):
-    """The units of one query on the sub-warps of three blocks, and what the second launch merges at once."""
+    """The units of one query on the warps of three blocks, and what the second launch merges at once."""
     runs, of_block, at_once = data["units"], 2, 8
     units = [unit for run in runs for unit in run]
     n, scale, left = units[-1][1], 0.51, 112
@@ -218,7 +126,7 @@ def parts(data):
         drawing.box(left + begin * scale + 1, y, (end - begin) * scale - 2, 26, style, 3)
         drawing.text(left + (begin + end) / 2 * scale, y + 17, end - begin, "small")
 
-    for y, words in ((53, "sub-warps"), (165, "second launch"), (249, "the query")):
+    for y, words in ((53, "warps"), (165, "second launch"), (249, "the query")):
         drawing.text(4, y, words, "left")
     for y, words in ((110, "one state a unit,"), (126, "through memory")):
         drawing.text(4, y, words, "small left")
@@ -236,7 +144,7 @@ def parts(data):
         box(148, node[0][0], node[-1][1], "node")
         down(drawing, left + (node[0][0] + node[-1][1]) / 2 * scale, 178, 226)
     box(232, 0, n, "node")
-    drawing.text(left + n / 2 * scale, 288, "thin line: the run of a sub-warp; the second launch merges eight states at once, as the tree has them")
+    drawing.text(left + n / 2 * scale, 288, "thin line: the run of a warp; the second launch merges eight states at once, as the tree has them")
     return drawing.svg()
 
 
@@ -276,38 +184,33 @@ def ends(_):
 
 
 def rings(data):
-    """What a warp waits for in rung 4 and rung 5, and a sub-warp of the library where rows are dense."""
-    stages = {plan["step"]: plan["stages"] for plan in data["plans"] if plan["group"] == 1}
-    if (stages["copies"], stages["equal-runs"]) != (4, 3):
-        raise ValueError("this figure is drawn for rings of four stages, and of three")
-    unit, left, drawing = 62, 116, Drawing(880, 398)
+    """What a warp waits for in rung 3 and rung 5."""
+    n_stages = next(plan["stages"] for plan in data["plans"] if plan["step"] == "copies")
+    if n_stages != 4:
+        raise ValueError("this figure is drawn for a ring of four stages")
+    unit, left, drawing = 62, 116, Drawing(880, 252)
 
     def bar(y, start, length, words, style, height=22):
         drawing.box(left + unit * start + 1, y, unit * length - 2, height, style, 3)
         drawing.text(left + unit * (start + length / 2), y + height / 2 + 4, words, "small")
 
-    drawing.text(4, 22, "rung 4: registers", "left")
+    drawing.text(4, 22, "rung 3: registers", "left")
     for i in range(4):
         bar(34, 3 * i, 1, f"k{i}", "empty")
         bar(34, 3 * i + 1, 0.5, f"q·k{i}", "a")
         bar(34, 3 * i + 1.5, 1, f"v{i}", "empty")
         bar(34, 3 * i + 2.5, 0.5, f"p·v{i}", "a")
-    # Step s is used from time s + 1.5 on. With n stages a lane starts step s + n - 1 before it waits for step s; with bulk copies the stage is
-    # filled again as soon as step s has been used.
-    for y0, n_stages, title, start_of in (
-        (94, 4, "rung 5: every lane copies what it will read itself", lambda step: max(0, step - 2)),
-        (240, 3, "library, dense rows: the first lane of the sub-warp starts two bulk copies", lambda step: 0 if step < 3 else step - 1),
-    ):
-        drawing.text(4, y0, title, "left")
-        for stage in range(n_stages):
-            y = y0 + 12 + 26 * stage
-            drawing.text(4, y + 15, f"stage {stage}", "left")
-            for step in range(stage, 10, n_stages):
-                start = start_of(step)
-                bar(y, start, step + 1.5 - start, f"k{step}, v{step}", "empty")
-                bar(y, step + 1.5, 0.5, step, "a")
-    drawing.text(4, 356, "Dashed: eight rows in flight. Blue: the warp computes. k0: keys 0 to 7.", "small left")
-    drawing.text(4, 376, "The order of events, not to scale.", "small left")
+    # Step s is used from time s + 1.5 on. With n stages a lane starts step s + n - 1 before it waits for step s.
+    drawing.text(4, 94, "rung 5: every lane copies what it will read itself", "left")
+    for stage in range(n_stages):
+        y = 106 + 26 * stage
+        drawing.text(4, y + 15, f"stage {stage}", "left")
+        for step in range(stage, 10, n_stages):
+            start = max(0, step - 2)
+            bar(y, start, step + 1.5 - start, f"k{step}, v{step}", "empty")
+            bar(y, step + 1.5, 0.5, step, "a")
+    drawing.text(4, 222, "Dashed: eight rows in flight. Blue: the warp computes. k0: keys 0 to 7.", "small left")
+    drawing.text(4, 242, "The order of events, not to scale.", "small left")
     return drawing.svg()
 
 
@@ -494,7 +397,7 @@ def main():
     data, record = (json.loads(pathlib.Path(path).read_text(encoding="utf-8")) for path in sys.argv[1:3])
     folder = pathlib.Path(sys.argv[3])
     folder.mkdir(parents=True, exist_ok=True)
-    for figure in (first_steps, sub_warp, exchange, warp_leaf, leaf, parts, ends, rings, tile, equal_runs, fibers):
+    for figure in (first_steps, warp_leaf, parts, ends, rings, tile, equal_runs, fibers):
         (folder / f"kernel_{figure.__name__}.svg").write_text(figure(data), encoding="utf-8")
     (folder / "kernel_measured.svg").write_text(measured(record), encoding="utf-8")
     (folder / "kernel_steps.svg").write_text(steps(), encoding="utf-8")

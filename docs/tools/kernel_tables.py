@@ -240,7 +240,7 @@ def ladder():
 
 # Instructions per 8 KiB of the kernels before walks of whole leaves, counted by hand in the hot path of the version that
 # docs/time_ladder.json of 2026-11-20 has measured: by worker, as Worker in tests/gpu/instructions.py names it.
-PER_8_KIB_BEFORE = {"SubWarp<BFloat16, 16, 1>": 1152, "SubWarp<float, 32, 1>": 768, "MmaTile<BFloat16>": 801}
+PER_8_KIB_BEFORE = {"SubWarp<BFloat16, 16, 1>": 1152, "ScalarWarp<float, 128>": 768, "MmaTile<BFloat16>": 801}
 
 
 def instructions():

@@ -6,7 +6,8 @@
 /// *taker*, a warp, a team or a block, takes a part of it, wherever that begins and ends (units.hpp). So neither 16 heads on
 /// 132 multiprocessors nor one long sequence among short ones leave a multiprocessor idle: all end within a unit of each
 /// other. A second launch combines the states (combine.cuh). One kernel for all shapes: tensor cores for 16 bits in values
-/// of up to 512 elements, sub-warps with rings for all else.
+/// of up to 512 elements, scalar cores, with the bits of the
+/// CPU, for all else.
 #pragma once
 
 #include "gpu/engine/combine.cuh"

@@ -75,10 +75,10 @@ __device__ __forceinline__ int rows_in_use(const Params& params, std::int64_t fi
   return n_left < n_rows ? static_cast<int>(n_left) : n_rows;
 }
 
-/// A thread group that is a part of a warp, serves one query, and reads kVectorsPerLane times 16 bytes of a row per lane.
-template <class SubWarp>
-concept IsSubWarp = IsThreadGroup<SubWarp> && SubWarp::kRows == 1 && SubWarp::kSlots == 1 && kWarp % SubWarp::kLanes == 0 &&
-                    SubWarp::kVectorsPerLane >= 1;
+/// A thread group that is a warp on scalar cores: values of up to kDim elements, one query.
+template <class Warp>
+concept IsScalarWarp = IsThreadGroup<Warp> && Warp::kRows == 1 && Warp::kSlots == 1 &&
+                       Warp::kLanes == kWarp&& Warp::kDim == kWarp* Warp::kElements&& Warp::kRowElements % 8 == 0;
 
 /// A thread group that is one or four warps on tensor cores: values of kDim elements of 16 bits, for each warp kSteps steps
 /// of 16 and kBoxes boxes of 64, kRows queries with kColumns columns of a product each.
@@ -101,12 +101,6 @@ int row_tiles(const Params& params, int n_threads) {
 
 /// In place of the tensor maps of a ring that needs none.
 struct NoMaps {};
-
-/// Rows of keys or values: (i, vector) -> 16 bytes of row i for this lane.
-template <class Rows>
-concept IsRows = requires(const Rows& rows, int i, int vector) {
-  { rows(i, vector) } -> std::same_as<Bytes16>;
-};
 
 /// Shift, sum and kElements components of n, in registers.
 template <int kElements>

@@ -16,6 +16,7 @@ struct DecodeKernel {
   /// Most blocks that may share the keys of a kv head; 1: there are no splits.
   int max_splits = std::numeric_limits<int>::max();
   bool is_canonical = true;   ///< whether it adds in the order of the canonical tree: then no bit depends on splits
+  bool is_fused = false;      ///< whether it adds a leaf by fused multiply-adds, in a chain: these have bits of their own
   bool keeps_states = false;  ///< whether it can leave states instead of finished rows
   /// Longest chain of additions that a weight passes through, for the error bound: n_a of ErrorModel.
   double (*n_additions)(const DecodeParams& params, DType dtype);
@@ -28,9 +29,11 @@ struct DecodeKernel {
               const Workspace& workspace, Stream stream) = nullptr;
 };
 
-/// Additions of a kernel that adds key after key; of a chain of fused multiply-adds inside a leaf and the tree above; of a
-/// leaf on tensor cores, which add the parts of its weights one after the other and truncate, and the tree above.
+/// Additions of a kernel that adds key after key; of the canonical tree over keys; of a chain of fused multiply-adds inside
+/// a leaf and the tree above; of a leaf on tensor cores, which add the parts of its weights one after the other and
+/// truncate, and the tree above.
 double chain_additions(const DecodeParams& params, DType dtype);
+double tree_additions(const DecodeParams& params, DType dtype);
 double leaf_additions(const DecodeParams& params, DType dtype);
 double tensor_additions(const DecodeParams& params, DType dtype);
 

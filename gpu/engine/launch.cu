@@ -30,18 +30,16 @@ bool starts_aligned(const DecodeParams& params, DType dtype) {
   return aligned(params.k) && aligned(params.v);
 }
 
-bool has_bulk_rows(const DecodeParams& params, DType dtype, int row_bytes) {
-  const auto is_dense = [&](const DeviceView& view, int d) {
-    return view.stride[2] == d && d * static_cast<int>(bytes_of(dtype)) == row_bytes;
-  };
-  return is_dense(params.k, params.d_h) && is_dense(params.v, params.d_v) && starts_aligned(params, dtype) &&
-         params.readable_end >= (params.rows_end() + 7) / 8 * 8;
+bool has_bulk_rows(const DecodeParams& params, DType dtype) {
+  const auto size = static_cast<int>(bytes_of(dtype));
+  return params.d_h * size % 16 == 0 && params.d_v * size % 16 == 0 && starts_aligned(params, dtype);
 }
 
 void set_scale(DecodeParams& params, DType dtype, double scale) {
   const double largest = largest_of(multiplied(dtype));
   const bool may_overflow = kLongestRow * largest * largest >= largest_of(DType::F32);
-  const ScoreScale parts = may_overflow ? split_scale(scale) : ScoreScale{1, static_cast<float>(kLog2E * scale)};
+  const bool is_split = may_overflow || !multiplies_on_tensor_cores(params, dtype);
+  const ScoreScale parts = is_split ? split_scale(scale) : ScoreScale{1, static_cast<float>(kLog2E * scale)};
   params.query_scale = parts.query, params.score_scale = parts.score;
 }
 
@@ -105,6 +103,8 @@ std::string accepts_tensor_rows(const DecodeParams& params, DType dtype) {
 
 double chain_additions(const DecodeParams& params, DType) { return static_cast<double>(params.end - params.begin) + 4; }
 
+double tree_additions(const DecodeParams& params, DType) { return n_tree_additions(params.end - params.begin); }
+
 double leaf_additions(const DecodeParams& params, DType) {
   return static_cast<double>(kLeafKeys) + n_tree_additions(params.end - params.begin);
 }
@@ -118,7 +118,7 @@ namespace {
 
 /// Shape and type choose the thread group, see with_pipeline().
 double n_additions(const DecodeParams& params, DType dtype) {
-  return multiplies_on_tensor_cores(params, dtype) ? tensor_additions(params, dtype) : leaf_additions(params, dtype);
+  return multiplies_on_tensor_cores(params, dtype) ? tensor_additions(params, dtype) : tree_additions(params, dtype);
 }
 
 }  // namespace

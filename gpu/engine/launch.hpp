@@ -86,14 +86,13 @@ DecodeParams params_of(const AttentionShape& shape, std::int64_t l, KeyRange cap
 /// Whether every row of k and v starts at a multiple of 16 bytes, so that 16 bytes may be copied at once.
 bool starts_aligned(const DecodeParams& params, DType dtype);
 
-/// Whether eight rows of k, and of v, can be copied at once: dense rows of row_bytes, aligned, in a shard that begins with a
-/// leaf, and readable up to the last step of eight positions.
-bool has_bulk_rows(const DecodeParams& params, DType dtype, int row_bytes);
+/// Whether a row of k, and one of v, can be copied at once: a multiple of 16 bytes that starts at one.
+bool has_bulk_rows(const DecodeParams& params, DType dtype);
 
 /// Sets query_scale and score_scale to split_scale(scale).
 ///
-/// F16 keeps to (1, log2(e) * scale): elements of at most 65504 make no sum that overflows, and tensor cores, which take
-/// queries in 16 bits, would round what is made smaller.
+/// On tensor cores F16 keeps to (1, log2(e) * scale): elements of at most 65504 make no sum that overflows, and tensor
+/// cores, which take queries in 16 bits, would round what is made smaller.
 void set_scale(DecodeParams& params, DType dtype, double scale);
 
 /// What the kernels refuse, in a few words; empty if nothing. All refuse F64, d of more than kLongestRow, values of F8_E4M3

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What the kernels of the library are made of, as a concept: a thread group for a shape, a sub-warp of lanes or a
+/// @brief What the kernels of the library are made of, as a concept: a thread group for a shape, a warp on scalar cores or a
 /// warp on tensor cores, and its way to keys and values (sections 5 and 6.3).
 #pragma once
 
@@ -54,20 +54,17 @@ concept IsPipeline = IsThreadGroup<typename Pipeline::ThreadGroup> &&
   pipeline.renew();  // between two walks
 };
 
-/// Calls f with the narrowest sub-warp that holds a row of max(d_h, d_v) elements: 8, 16 or 32 lanes of 16 bytes, then 32
-/// lanes of 2 to 5 times 16. @pre tensor cores do not multiply the rows
+/// Calls f with the narrowest of three warps on scalar cores that holds a row of max(d_h, d_v) elements: 128, 256, or the
+/// longest. Longer rows of 16 bits than tensor cores take have the last. It changes no bit.
+/// @pre tensor cores do not multiply the rows
 template <class T, class F>
-void with_sub_warp(const DecodeParams& params, const F& f) {
-  constexpr int kLongest = kLongestRow * static_cast<int>(sizeof(T));
-  const int n_bytes = std::max(params.d_h, params.d_v) * static_cast<int>(sizeof(T));
+void with_scalar_warp(const DecodeParams& params, const F& f) {
   if constexpr (DTypeTraits<T>::kUnit == KernelUnit::Scalar) {
-    if (n_bytes <= 128) return f(SubWarp<T, 8, 1>{});
-    if (n_bytes <= 256) return f(SubWarp<T, 16, 1>{});
-    if (n_bytes <= 512) return f(SubWarp<T, 32, 1>{});
-    if (n_bytes <= 1024) return f(SubWarp<T, 32, 2>{});
-    if (n_bytes <= 2048) return f(SubWarp<T, 32, 4>{});
+    const int d = std::max(params.d_h, params.d_v);
+    if (d <= 128) return f(ScalarWarp<T, 128>{});
+    if (d <= 256) return f(ScalarWarp<T, 256>{});
   }
-  f(SubWarp<T, 32, (kLongest + 511) / 512>{});
+  f(ScalarWarp<T, (kLongestRow + 127) / 128 * 128>{});
 }
 
 /// Thread groups in a block.
@@ -308,24 +305,23 @@ void with_mma_pipeline(const F& f) {
   f(std::type_identity<PipelineOf<Tile, RowCopy::Async, Params>>{});
 }
 
-/// Sub-warps that fill their rings themselves: by bulk copies where rows allow it, else by a general ring that takes rows of
-/// any stride and length. Which one it is changes no bit. Wider rows take more of the memory, so fewer threads.
-/// The widest have two stages: three would not fit the smallest devices.
+/// Warps on scalar cores that fill their rings themselves: by bulk copies where rows allow it, else by a general ring that
+/// takes rows of any stride and length. Which one it is changes no bit. Wider rows take more of the memory, so fewer warps.
 /// @tparam Params_ DecodeParams, or ListedParams for leaves in the order of a list
-template <IsSubWarp SubWarp, class Params_ = DecodeParams>
-class SubWarpPipeline {
+template <IsScalarWarp Warp, class Params_ = DecodeParams>
+class ScalarPipeline {
  public:
-  using ThreadGroup = SubWarp;
+  using ThreadGroup = Warp;
   using Params = Params_;
   using Leaves = LeavesOf<Params>;
   struct Arguments {
-    bool bulk;  ///< rows of a step are one bulk copy
+    bool bulk;  ///< rows are bulk copies
   };
-  static constexpr int kStages = SubWarp::kVectorsPerLane > 4 ? 2 : 3;
-  using General = LaneRing<SubWarp, kStages, Leaves>;
+  static constexpr int kStages = 5;
+  using General = LaneRing<Warp, kStages, Leaves>;
+  using Rows = typename General::Rows;
   static constexpr bool kIsCompiled = true;
-  static constexpr int kMostWarps = (8 + SubWarp::kVectorsPerLane - 1) / SubWarp::kVectorsPerLane;
-  static constexpr int kThreads = kMostWarps * kWarp;
+  static constexpr int kMostWarps = Warp::kDim <= 128 ? 8 : Warp::kDim <= 256 ? 4 : 2, kThreads = kMostWarps * kWarp;
 
   static constexpr BlockSize fit(std::size_t n_bytes, std::int64_t /*group*/) {
     int n_warps = kMostWarps;
@@ -333,30 +329,38 @@ class SubWarpPipeline {
     return {n_warps * kWarp, kStages, bytes_of(n_warps)};
   }
   static Arguments arguments(const DecodeParams& params, const LaunchPlan&) {
-    constexpr DType kDType = DTypeTraits<typename SubWarp::T>::kDType;
-    return {device().major >= 9 && has_bulk_rows(params, kDType, SubWarp::kLanes * SubWarp::kVectorsPerLane * 16)};
+    return {device().major >= 9 && has_bulk_rows(params, DTypeTraits<typename Warp::T>::kDType)};
   }
 
-  __device__ __forceinline__ SubWarpPipeline(Arena& arena, const Arguments& access)
+  __device__ __forceinline__ ScalarPipeline(Arena& arena, const Arguments& access)
       : access_(access),
-        memory_(arena.take<Bytes16>(General::n_bytes(n_threads()) / sizeof(Bytes16)))
+        memory_(arena.take<Bytes16>(n_warps() * kStages * Rows::kStage) + warp() * kStages * Rows::kStage),
+        own_(arena.take<Bytes16>(n_warps() * kWarpVectors<Warp>) + warp() * kWarpVectors<Warp>)
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
         ,
-        ring_(memory_ + thread_group() * Bulk::kVectors,
-              arena.take<Barrier>(n_thread_groups() * kStages) + thread_group() * kStages)
+        ring_(memory_, arena.take<Barrier>(n_warps() * kStages) + warp() * kStages)
 #endif
   {
   }
 
-  /// A warp takes a run, and its sub-warps parts of that: they shuffle together.
+  /// A warp takes a run.
   static constexpr int n_takers(int n_threads, int /*n_row_tiles*/) { return n_threads / kWarp; }
-  __device__ __forceinline__ int taker() const { return static_cast<int>(threadIdx.x) / kWarp; }
+  __device__ __forceinline__ int taker() const { return warp(); }
   __device__ __forceinline__ void walk(const Params& params, const UnitRun& run, const UnitMemory& memory) {
-    constexpr Count kOfWarp = kWarp / SubWarp::kLanes;
-    const UnitRun own = run.part(Count(thread_group()) % kOfWarp, kOfWarp);
-    const KeySteps<Leaves> steps(params.leaves_of_slots(run.found.entry, own.begin, own.end),
+    const KeySteps<Leaves> steps(params.leaves_of_slots(run.found.entry, run.begin, run.end),
                                  params.in_use(run.kv_head, run.first_row));
-    walk_keys(params, run.kv_head, run.first_row, steps, UnitTarget{own, memory.place_of_row(own.first, 0), memory, 1});
+    const RowSequence<Warp, Leaves> rows(params, run.kv_head, steps);
+    const UnitTarget target{run, memory.place_of_row(run.first, 0), memory, 1};
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+    if (access_.bulk) {
+      begin_early(steps.leaves(), Bulk::kFirstLeaves, [&] { ring_.begin(rows); });
+      return accumulate_keys<Warp>(params, run.kv_head, run.first_row, steps, target, ring_, own_);
+    }
+#endif
+    wait_for_previous_launch();
+    General ring(memory_, rows);
+    accumulate_keys<Warp>(params, run.kv_head, run.first_row, steps, target, ring, own_);
+    copy_async_wait<0>();
   }
   __device__ __forceinline__ static void renew() {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
@@ -366,36 +370,24 @@ class SubWarpPipeline {
   }
 
  private:
-  template <class Target>
-  __device__ __forceinline__ void walk_keys(const Params& params, std::int64_t kv_head, std::int64_t row,
-                                            const KeySteps<Leaves>& steps, const Target& target) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-    if (access_.bulk) {
-      begin_early(steps.leaves(), Bulk::kFirstLeaves, [&] { ring_.begin(params, kv_head, steps); });
-      return accumulate_keys<SubWarp>(params, kv_head, row, steps, target, ring_);
-    }
-#endif
-    wait_for_previous_launch();
-    General ring(memory_, params, kv_head, steps);
-    accumulate_keys<SubWarp>(params, kv_head, row, steps, target, ring);
-    copy_async_wait<0>();
-  }
-
-  /// Rings and barriers.
-  static constexpr std::size_t bytes_of(int n_warps) {
-    const std::size_t n_barriers = static_cast<std::size_t>(n_thread_groups_of<SubWarp>(n_warps * kWarp) * kStages);
-    return General::n_bytes(n_warps * kWarp) + (n_barriers * sizeof(Barrier) + 127) / 128 * 128;
+  /// Rings, what warps have beside them, and barriers.
+  static constexpr std::size_t bytes_of(int n) {
+    const auto of = [n](int each, std::size_t size) {
+      return (static_cast<std::size_t>(n * each) * size + 127) / 128 * 128;
+    };
+    return of(kStages * Rows::kStage, sizeof(Bytes16)) + of(kWarpVectors<Warp>, sizeof(Bytes16)) +
+           of(kStages, sizeof(Barrier));
   }
   static_assert(bytes_of(1) + kKernelBytes <= kLeastSharedBytes && bytes_of(kMostWarps) + kKernelBytes <= kMostSharedBytes);
-  __device__ __forceinline__ static int thread_group() { return thread_group_of<SubWarp>(threadIdx.x); }
-  __device__ __forceinline__ static int n_threads() { return kFitsLargestBlock ? kThreads : static_cast<int>(blockDim.x); }
-  __device__ __forceinline__ static int n_thread_groups() { return n_thread_groups_of<SubWarp>(n_threads()); }
+  __device__ __forceinline__ static int warp() { return thread_group_of<Warp>(threadIdx.x); }
+  __device__ __forceinline__ static int n_warps() {
+    return kFitsLargestBlock ? kMostWarps : static_cast<int>(blockDim.x) / kWarp;
+  }
 
   Arguments access_;
-  Shared<Bytes16> memory_;
+  Shared<Bytes16> memory_, own_;  ///< of this warp: the ring, and what is beside it
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  using Bulk = BulkRing<SubWarp, kStages, Leaves>;
-  static_assert(n_thread_groups_of<SubWarp>(kThreads) * Bulk::kVectors * sizeof(Bytes16) == General::n_bytes(kThreads));
+  using Bulk = BulkRing<Warp, kStages, Leaves>;
   Bulk ring_;
 #endif
 };
@@ -409,7 +401,7 @@ void with_pipeline(const Params& params, const F& f) {
       return with_tile<T>(params, [&](auto tile) { with_mma_pipeline<decltype(tile), Params>(f); });
   }
   if constexpr (!std::is_same_v<T, Float8>)
-    with_sub_warp<T>(params, [&](auto sub_warp) { f(std::type_identity<SubWarpPipeline<decltype(sub_warp), Params>>{}); });
+    with_scalar_warp<T>(params, [&](auto warp) { f(std::type_identity<ScalarPipeline<decltype(warp), Params>>{}); });
 }
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

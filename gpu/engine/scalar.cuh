@@ -1,181 +1,213 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief A sub-warp of lanes that reads rows in vectors of 16 bytes, and its pass over a range of leaves: scores, weights
-/// and values of eight keys at a time (eq. (7), section 5).
+/// @brief A warp on scalar cores, and its pass over a range of leaves: the scores of 64 keys, their weights, and the sums of
+/// their values (eq. (7), section 5).
 ///
-/// A row of 256 bytes is 16 lanes wide, so a warp holds two sub-warps, each with keys of its own. A sub-warp is the smallest
-/// thread group that walks over leaves and leaves states of units. The arithmetic is written once; where rows come from
-/// is a parameter (IsRowSource). A source changes no bit.
+/// It has the bits of plain.hpp, which rung 4 of the ladder has too: sixteen lanes of a dot product, no product fused with a
+/// sum, the weights of a leaf under its one shift, and a tree over its positions. The arithmetic is written once, for all
+/// stored types; where rows come from is a parameter (IsRowSource). A source changes no bit.
 #pragma once
 
 #include "gpu/engine/forest.cuh"
+#include "gpu/engine/launch.hpp"
 #include "reference/state/state.hpp"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
-/// Neighbouring keys that a sub-warp computes together, the first at a multiple of eight, and such steps in a leaf.
+/// Neighbouring keys that a warp computes together, the first at a multiple of eight, and such steps in a leaf.
 inline constexpr int kKeysPerStep = 8, kStepsPerLeaf = static_cast<int>(kLeafKeys) / kKeysPerStep;
 
-/// How a row is spread: lane i holds the vectors i, i + kLanes, ... of 16 bytes, kVectorsPerLane of them.
-template <class Stored, int kLanes_, int kVectorsPerLane_>
-struct SubWarp {
+/// How values of up to kDim elements are spread over a warp: lane i holds the i-th four elements of each 128.
+template <class Stored, int kDim_>
+struct ScalarWarp {
   using T = Stored;
-  static constexpr int kLanes = kLanes_, kVectorsPerLane = kVectorsPerLane_;
-  static constexpr int kElements = kVectorsPerLane * kPer16<T>;  ///< elements of a row that one lane holds
-  static constexpr int kRows = 1;                                ///< queries that it serves at once
-  static constexpr int kSlots = 1;                               ///< states that a lane holds a part of
+  static constexpr int kLanes = kWarp, kDim = kDim_;
+  static constexpr int kElements = kDim / kLanes;  ///< components of a value that one lane holds
+  static constexpr int kRows = 1;                  ///< queries that it serves at once
+  static constexpr int kSlots = 1;                 ///< states that a lane holds a part of
+  /// Elements of a row in shared memory, in which a key or a value has its place.
+  static constexpr int kRowElements = kDim < kLongestRow ? kDim : kLongestRow;
 
   /// Which of the kRows queries a slot of a lane is about.
   __host__ __device__ static int row(int, int) { return 0; }
   /// Where a lane has its part of a state.
   __host__ __device__ static int place(int lane) { return lane; }
 
-  /// Index in the row of element c of a lane.
-  __host__ __device__ static int component(int lane, int c) {
-    return (c / kPer16<T> * kLanes + lane) * kPer16<T> + c % kPer16<T>;
-  }
+  /// Index in the value of element c of a lane.
+  __host__ __device__ static int component(int lane, int c) { return (c / 4 * kLanes + lane) * 4 + c % 4; }
+};
+
+/// Four neighbouring elements, as one load has them.
+template <class T>
+struct alignas(4 * sizeof(T)) Four {
+  T element[4];
+};
+
+/// Eight rows of keys or values: (i, first) -> four elements of row i, from element `first` on, a multiple of four.
+template <class Rows, class T>
+concept IsRows = requires(const Rows& rows, int i, int first) {
+  { rows(i, first) } -> std::same_as<Four<T>>;
 };
 
 /// Whether x is a number: neither Inf nor NaN.
 __device__ __forceinline__ bool is_finite(float x) { return std::fabs(x) <= std::numeric_limits<float>::max(); }
 
-/// Which of eight keys the sum that a lane ends with is of: that of its lowest bits, mirrored.
-__device__ __forceinline__ int key_of_lane(int lane) { return (lane & 1) << 2 | (lane & 2) | (lane & 4) >> 2; }
+/// Elements that four lanes of a dot product take one after the other: four, or eight where two neighbours share a lane.
+template <class T>
+inline constexpr int kPerFourLanes = sums_in_pairs(DTypeTraits<T>::kDType) ? 8 : 4;
 
-/// The score s_a = score_scale q.k_a of one of eight neighbouring keys: that of key_of_lane().
+/// The score s = score_scale q.k of one of eight neighbouring keys: threads 4 i to 4 i + 3 get that of key i.
 ///
-/// Each lane multiplies its own elements. Then lanes whose numbers differ in one bit add their sums; while there are several
-/// keys, each of the two keeps half of them. That takes 4 + 2 + 1 exchanges, and one for each further bit, instead of 8 per
-/// bit. The additions have the order of a butterfly, the same for every key.
-/// @param q elements of the query times query_scale, zero past d_h
-/// @param key (i, vector) -> Bytes16 of key i
+/// The products are added in sixteen lanes, element i in lane i mod 16, or i / 2 mod 16. Thread t of a key has four of them,
+/// 4 t to 4 t + 3, so it reads 16 bytes of F32 or BF16 at once. Then threads add: lanes 8 apart, lanes 4 apart, neighbours.
+/// @param q elements of the query times query_scale, and zeros up to a multiple of eight
+/// @param d elements of a key @param has_key whether this thread's key is there; else it is not read, and the score is 0
 /// @paper{eq_7, eq. (7)}
-template <IsSubWarp SubWarp, IsRows Key>
-__device__ __forceinline__ float score_of_eight(const float (&q)[SubWarp::kElements], const Key& key, float score_scale,
-                                                int lane) {
-  using T = typename SubWarp::T;
-  // Multiply.
-  float sum[kKeysPerStep];
-  TREE_ATTN_UNROLL
-  for (int i = 0; i < kKeysPerStep; ++i) {
-    sum[i] = 0;
+template <class Warp, class Keys>
+requires IsScalarWarp<Warp> && IsRows<Keys, typename Warp::T> __device__ __forceinline__ float score_of_eight(
+    Shared<const float> q, const Keys& keys, int d, bool has_key, float score_scale) {
+  using T = typename Warp::T;
+  constexpr int kOf = kPerFourLanes<T>, kRound = Warp::kDim <= 256 ? Warp::kDim : 16 * kOf;
+  const int lane = static_cast<int>(threadIdx.x % kWarp), key = lane / 4;
+  float sum[4] = {};
+  const auto add = [&](int first) {
     TREE_ATTN_UNROLL
-    for (int vector = 0; vector < SubWarp::kVectorsPerLane; ++vector) {
-      float k[kPer16<T>];
-      widen<T>(key(i, vector), k);
+    for (int half = 0; half < kOf; half += 4) {
+      const Four<T> k = keys(key, first + half);
+      const Four<float> x = shared_as<const Four<float>>(q)[(first + half) / 4];
       TREE_ATTN_UNROLL
-      for (int c = 0; c < kPer16<T>; ++c) sum[i] = fused_multiply_add(q[vector * kPer16<T> + c], k[c], sum[i]);
+      for (int c = 0; c < 4; ++c) sum[(half + c) * 4 / kOf] += multiply(widen(k.element[c]), x.element[c]);
     }
+  };
+  if (has_key) {
+    // Of the last elements some threads may have none.
+    const int whole = d & -4 * kOf;
+    TREE_ATTN_LOOP
+    for (int i = 0; i < Warp::kRowElements && i < whole; i += kRound) {
+      TREE_ATTN_UNROLL
+      for (int j = i; j < i + kRound; j += 4 * kOf)
+        if (j < whole) add(j + lane % 4 * kOf);
+    }
+    if (whole + lane % 4 * kOf < d) add(whole + lane % 4 * kOf);
   }
-
-  // Add over the lanes, halving the keys.
   TREE_ATTN_UNROLL
-  for (int bit = 0; kKeysPerStep >> bit > 1; ++bit) {
-    const int half = kKeysPerStep >> (bit + 1);
-    const bool upper = (lane >> bit & 1) != 0;
+  for (int distance = 2; distance > 0; distance /= 2) {
     TREE_ATTN_UNROLL
-    for (int i = 0; i < half; ++i) {
-      const float mine = upper ? sum[i + half] : sum[i], theirs = upper ? sum[i] : sum[i + half];
-      sum[i] = mine + __shfl_xor_sync(kAllLanes, theirs, 1 << bit);
-    }
+    for (int c = 0; c < 4; ++c) sum[c] += __shfl_xor_sync(kAllLanes, sum[c], distance);
   }
-  TREE_ATTN_UNROLL
-  for (int distance = kKeysPerStep; distance < SubWarp::kLanes; distance *= 2)
-    sum[0] += __shfl_xor_sync(kAllLanes, sum[0], distance);
-  return multiply(score_scale, sum[0]);
-}
-
-/// Tells all lanes of a sub-warp what each has for its key_of_lane().
-template <IsSubWarp SubWarp>
-__device__ __forceinline__ void broadcast_of_keys(float own, int lane, float (&all)[kKeysPerStep]) {
-  const int first = static_cast<int>(threadIdx.x % kWarp) - lane;
-  TREE_ATTN_UNROLL
-  for (int i = 0; i < kKeysPerStep; ++i) all[i] = __shfl_sync(kAllLanes, own, first + key_of_lane(i));
+  return multiply(score_scale, (sum[0] + sum[1]) + (sum[2] + sum[3]));
 }
 
 /// A weight of -0 marks a key that is not seen. Its value is not read.
 __device__ __forceinline__ bool is_seen(float weight) { return bits_of(weight) != 0x80000000u; }
 
-/// Sum of the weights of eight keys, neighbour with neighbour.
-__device__ __forceinline__ float sum_of_weights(const float (&w)[kKeysPerStep]) {
-  return ((std::fabs(w[0]) + std::fabs(w[1])) + (std::fabs(w[2]) + std::fabs(w[3]))) +
-         ((std::fabs(w[4]) + std::fabs(w[5])) + (std::fabs(w[6]) + std::fabs(w[7])));
+/// Shift and sum of a leaf: e = max_a ceil(s_a) and D = sum_a w_a, over a tree of 64 positions. Each score becomes its
+/// weight w_a = 2^(s_a - e). All lanes of a warp call it, and see the weights of all.
+///
+/// Edges: a score of -inf is of a key that is not seen, and adds nothing; one of +inf or NaN makes D NaN.
+/// @param[in,out] w [64] @param shift largest shift of a key of this lane @returns whether all keys are seen
+template <int kElements>
+__device__ __forceinline__ bool weigh_leaf(Shared<float> w, float shift, LaneState<kElements>& leaf) {
+  constexpr float kNotSeen = -std::numeric_limits<float>::infinity();
+  const int lane = static_cast<int>(threadIdx.x % kWarp);
+  TREE_ATTN_UNROLL
+  for (int distance = kWarp / 2; distance > 0; distance /= 2)
+    shift = std::fmax(shift, __shfl_xor_sync(kAllLanes, shift, distance));
+  __syncwarp();
+  float weight[2];  // of two neighbours
+  TREE_ATTN_UNROLL
+  for (int i = 0; i < 2; ++i) {
+    const float s = w[2 * lane + i], e = key_shift(s);
+    weight[i] = s == kNotSeen ? -0.0f : multiply(exp2_fraction(s - e), pow2(e - shift));
+    w[2 * lane + i] = weight[i];
+  }
+  float sum = std::fabs(weight[0]) + std::fabs(weight[1]);
+  TREE_ATTN_UNROLL
+  for (int distance = 1; distance < kWarp; distance *= 2) sum += __shfl_xor_sync(kAllLanes, sum, distance);
+  leaf.shift = shift, leaf.sum = sum;
+  const bool all_seen = __all_sync(kAllLanes, is_seen(weight[0]) && is_seen(weight[1])) != 0;
+  __syncwarp();
+  return all_seen;
 }
 
-/// Adds eight neighbouring keys to the state of their leaf: e' = max(e, e_1 .. e_8), and with f = 2^(e - e')
-///
-///     D' = f D + sum_a w_a,   n' = w_8 v_8 + ( .. + (w_1 v_1 + f n)),   w_a = 2^(s_a - e'),   e_a = ceil(s_a),
-///
-/// one fused multiply-add per element and key. e is an integer, so f is a power of two and rescaling rounds nothing above
-/// the smallest normal number. Every leaf of 64 keys is such a chain, starting from the empty state, so its bits depend
-/// on its keys only.
-///
-/// Edges: a key with a score of -inf adds nothing, and its value is not read; a score of +inf or NaN makes D and n NaN.
-/// @param s score of key_of_lane()
-/// @param value (i, vector) -> Bytes16 of value i
-/// @param[in,out] leaf the sums so far; set_empty() before the first key of a leaf
-/// @paper{eq_7, eq. (7)}
-template <IsSubWarp SubWarp, IsRows Value>
-__device__ __forceinline__ void add_eight_keys(float s, int lane, const Value& value, LaneState<SubWarp::kElements>& leaf) {
-  using T = typename SubWarp::T;
-  constexpr float kNotSeen = -std::numeric_limits<float>::infinity();
-  // The shift. Each lane has that of one key.
-  float shift = key_shift(s);
-  TREE_ATTN_UNROLL
-  for (int distance = 1; distance < kKeysPerStep; distance *= 2) {
-    const float other = __shfl_xor_sync(kAllLanes, shift, distance);
-    shift = other > shift ? other : shift;
-  }
-  const Rescale<float> r = rescale(leaf.shift, shift);
-  const float factor = r.right_is_high ? r.factor : 1.0f;
-  leaf.shift = r.shift;
-
-  // The weights. The difference is exact or nearly so where it is small.
+/// n = sum_a w_a v_a of eight neighbouring keys, a tree. Values of keys that are not seen are not read.
+/// @param w [8] @param d_v elements of a value @param[out] n a lane's components
+template <class Warp, class Values>
+requires IsScalarWarp<Warp> && IsRows<Values, typename Warp::T> __device__ __forceinline__ void sum_of_eight(
+    Shared<const float> w, const Values& values, int d_v, bool all_seen, float (&n)[Warp::kElements]) {
   float weight[kKeysPerStep];
-  broadcast_of_keys<SubWarp>(s == kNotSeen ? -0.0f : exp2_flushed(s - r.shift), lane, weight);
-
-  // The sums.
-  leaf.sum = fused_multiply_add(factor, leaf.sum, sum_of_weights(weight));
   TREE_ATTN_UNROLL
-  for (int c = 0; c < SubWarp::kElements; ++c) leaf.n[c] = multiply(factor, leaf.n[c]);
-  const auto add_value = [&](int i) {
+  for (int a = 0; a < kKeysPerStep; a += 4) {
+    const Four<float> four = shared_as<const Four<float>>(w)[a / 4];
     TREE_ATTN_UNROLL
-    for (int vector = 0; vector < SubWarp::kVectorsPerLane; ++vector) {
-      float v[kPer16<T>];
-      widen<T>(value(i, vector), v);
+    for (int c = 0; c < 4; ++c) weight[a + c] = four.element[c];
+  }
+  TREE_ATTN_UNROLL
+  for (int first = 0; first < Warp::kElements; first += 4) {
+    const int component = Warp::component(static_cast<int>(threadIdx.x % kWarp), first);
+    const auto multiply_value = [&](int a, float(&to)[4]) {
+      const Four<typename Warp::T> v = values(a, component);
       TREE_ATTN_UNROLL
-      for (int c = 0; c < kPer16<T>; ++c) {
-        float& n = leaf.n[vector * kPer16<T> + c];
-        n = fused_multiply_add(weight[i], v[c], n);
+      for (int c = 0; c < 4; ++c) to[c] = multiply(weight[a], widen(v.element[c]));
+    };
+    float x[kKeysPerStep][4] = {};
+    if (component >= d_v) {
+      // Components past the value are not read, and x is zero.
+    } else if (all_seen) {
+      TREE_ATTN_UNROLL
+      for (int a = 0; a < kKeysPerStep; ++a) multiply_value(a, x[a]);
+    } else {
+      TREE_ATTN_UNROLL
+      for (int a = 0; a < kKeysPerStep; ++a) {
+        TREE_ATTN_UNROLL
+        for (int c = 0; c < 4; ++c) x[a][c] = -0.0f;
+        if (is_seen(weight[a])) multiply_value(a, x[a]);
       }
     }
-  };
-  if (__all_sync(kAllLanes, s != kNotSeen)) {  // nearly always
     TREE_ATTN_UNROLL
-    for (int i = 0; i < kKeysPerStep; ++i) add_value(i);
-  } else {
-    for (int i = 0; i < kKeysPerStep; ++i) {
-      if (is_seen(weight[i])) add_value(i);
+    for (int m = kKeysPerStep / 2; m > 0; m /= 2) {
+      TREE_ATTN_UNROLL
+      for (int a = 0; a < m; ++a) {
+        TREE_ATTN_UNROLL
+        for (int c = 0; c < 4; ++c) x[a][c] = x[2 * a][c] + x[2 * a + 1][c];
+      }
     }
+    TREE_ATTN_UNROLL
+    for (int c = 0; c < 4; ++c) n[first + c] = x[0][c];
   }
 }
+
+/// The tree of a leaf above its steps: sums of 8, 16 and 32 keys wait for those on their right, as in a binary counter.
+template <int kElements>
+class LeafSums {
+ public:
+  /// Adds step i. @param[in,out] n its sum; after the last step that of the leaf
+  __device__ __forceinline__ void add(int i, float (&n)[kElements]) {
+    bool carries = true;
+    TREE_ATTN_UNROLL
+    for (int level = 0; level < kLevels; ++level) {
+      if (!carries) continue;
+      carries = (i >> level & 1) != 0;
+      TREE_ATTN_UNROLL
+      for (int c = 0; c < kElements; ++c) {
+        if (carries)
+          n[c] = waiting_[level][c] + n[c];
+        else
+          waiting_[level][c] = n[c];
+      }
+    }
+  }
+
+ private:
+  static constexpr int kLevels = 3;
+  static_assert(1 << kLevels == kStepsPerLeaf);
+  float waiting_[kLevels][kElements];
+};
 
 /// The lowest n bits of eight, and all of them.
 inline constexpr unsigned kAllEight = 0xFF;
 __device__ __forceinline__ unsigned lowest_of_eight(int n) {
   return n <= 0 ? 0u : n >= kKeysPerStep ? kAllEight : (1u << n) - 1;
-}
-
-/// The maximum of n over the thread groups of this warp. All its lanes take that many steps, because they
-/// shuffle together.
-template <IsSubWarp SubWarp>
-__device__ __forceinline__ int most_of_warp(int most) {
-  TREE_ATTN_UNROLL
-  for (int distance = SubWarp::kLanes; distance < kWarp; distance *= 2) {
-    const int other = __shfl_xor_sync(kAllLanes, most, distance);
-    most = other > most ? other : most;
-  }
-  return most;
 }
 
 /// The leaves of a thread group in steps of eight positions.
@@ -193,17 +225,17 @@ class KeySteps {
   }
 
   __device__ __forceinline__ const Leaves& leaves() const { return leaves_; }
-  /// Steps up to the last key, at least one of each leaf.
+  /// Steps up to the last key, at least one of each leaf; and those of leaf i: eight, but of the last.
   __device__ __forceinline__ int size() const { return size_; }
+  __device__ __forceinline__ int of_leaf(int i) const {
+    const int left = size_ - i * kStepsPerLeaf;
+    return left < kStepsPerLeaf ? left : kStepsPerLeaf;
+  }
   /// Which of the eight positions of a step have a key that is seen, bit by bit. Other rows are never read.
   __device__ __forceinline__ unsigned valid(int step) const {
     const SeenHere seen = leaves_.seen(step * kKeysPerStep);
     const unsigned hidden = lowest_of_eight(seen.begin), sinks = lowest_of_eight(seen.sinks);
     return lowest_of_eight(seen.end) & (~hidden | sinks);
-  }
-  /// Whether a step holds the last keys of its leaf.
-  __device__ __forceinline__ bool ends_leaf(int step) const {
-    return step + 1 == size_ || (step < size_ && step % kStepsPerLeaf == kStepsPerLeaf - 1);
   }
 
  private:
@@ -211,54 +243,75 @@ class KeySteps {
   int size_ = 0;
 };
 
-/// Where a sub-warp finds its rows, step after step. wait() makes the rows of a step readable, keys() and values() return
-/// readers of them, next() says that they have been read. Rows that are not valid may hold anything.
+/// Where a warp finds its rows, eight at a time: of each leaf the keys of its steps, and then their values. wait() makes the
+/// next eight readable and returns a reader of them, next() says that they have been read. Rows that no query sees may hold
+/// anything.
 template <class Source>
-concept IsRowSource = requires(Source& source, int step, unsigned valid) {
-  source.wait(step, valid);
-  { source.keys(step, valid) } -> IsRows;
-  { source.values(step, valid) } -> IsRows;
-  source.next(step);
+concept IsRowSource = requires(Source& source) {
+  source.wait();
+  source.next();
 };
 
-/// The pass of a sub-warp over a range of leaves, for one query. All lanes of the warp call it.
-/// @param target where states go: UnitTarget
-template <IsSubWarp SubWarp, class Leaves, class Target, IsRowSource Source>
+/// Where a leaf waits for its sibling: in shared memory, where a warp has many components.
+template <class Warp>
+using WaitingLeaf = std::conditional_t<(Warp::kElements > 8), InSharedMemory<Warp>, InRegisters<Warp::kElements>>;
+/// Shared memory that a warp has, in 16-byte vectors: the query, the weights of a leaf, and the leaf that waits.
+template <class Warp>
+inline constexpr int kWarpVectors = (Warp::kRowElements + static_cast<int>(kLeafKeys)) / 4 + WaitingLeaf<Warp>::kVectors;
+
+/// The pass of a warp over a range of leaves, for one query.
+/// @param target where states go: UnitTarget @param memory [kWarpVectors] of this warp
+template <IsScalarWarp Warp, class Leaves, class Target, IsRowSource Source>
 __device__ __forceinline__ void accumulate_keys(const DecodeParams& params, std::int64_t kv_head, std::int64_t r,
-                                                const KeySteps<Leaves>& steps, const Target& target, Source& source) {
-  using T = typename SubWarp::T;
-  const int lane = lane_of<SubWarp>(threadIdx.x);
-  float q[SubWarp::kElements];
+                                                const KeySteps<Leaves>& steps, const Target& target, Source& source,
+                                                Shared<Bytes16> memory) {
+  using T = typename Warp::T;
+  constexpr float kNotSeen = -std::numeric_limits<float>::infinity();
+  const int lane = static_cast<int>(threadIdx.x % kWarp), key = lane / 4;
+  const Shared<float> q = shared_as<float>(memory), w = q + Warp::kRowElements;
   const T* const query = params.query<T>(kv_head, r);
-  TREE_ATTN_UNROLL
-  for (int c = 0; c < SubWarp::kElements; ++c) {
-    const int component = SubWarp::component(lane, c);
-    q[c] = component < params.d_h ? params.query_scale * widen(load_once(query + component)) : 0.0f;
-  }
+  __syncwarp();
+  TREE_ATTN_LOOP
+  for (int i = lane; i < Warp::kRowElements; i += kWarp)
+    q[i] = i < params.d_h ? multiply(params.query_scale, widen(load_once(query + i))) : 0.0f;
+  __syncwarp();
 
-  auto forest = target.template forest<SubWarp, Leaves, InRegisters<SubWarp::kElements>>(steps.leaves(), lane);
-  LaneState<SubWarp::kElements> leaf;
-  set_empty(leaf);
-  const int n_steps = most_of_warp<SubWarp>(steps.size());
-  for (int step = 0; step < n_steps; ++step) {
-    const unsigned valid = steps.valid(step);
-    source.wait(step, valid);
-    float s = score_of_eight<SubWarp>(q, source.keys(step, valid), params.score_scale, lane);
-    if (params.softcap) s = params.softcap(s);
-    if ((valid >> key_of_lane(lane) & 1) == 0) s = -std::numeric_limits<float>::infinity();
-    add_eight_keys<SubWarp>(s, lane, source.values(step, valid), leaf);
-    source.next(step);
-    if (!steps.ends_leaf(step)) continue;
-    forest.push(step / kStepsPerLeaf, leaf);
-    set_empty(leaf);
-  }
-}
+  auto forest = target.template forest<Warp, Leaves, WaitingLeaf<Warp>>(
+      steps.leaves(), lane, memory + (Warp::kRowElements + static_cast<int>(kLeafKeys)) / 4, lane);
+  TREE_ATTN_LOOP
+  for (int i = 0; i < steps.leaves().n_leaves(); ++i) {
+    const int n_steps = steps.of_leaf(i);
+    LaneState<Warp::kElements> leaf;
+    float shift = kNotSeen;
+    TREE_ATTN_LOOP
+    for (int step = 0; step < kStepsPerLeaf; ++step) {
+      float s = kNotSeen;
+      if (step < n_steps) {
+        const bool has_key = (steps.valid(i * kStepsPerLeaf + step) >> key & 1) != 0;
+        s = score_of_eight<Warp>(q, source.wait(), params.d_h, has_key, params.score_scale);
+        if (params.softcap) s = params.softcap(s);
+        if (!has_key) s = kNotSeen;
+        shift = std::fmax(shift, key_shift(s));
+        source.next();
+      }
+      if (lane % 4 == 0) w[step * kKeysPerStep + key] = s;
+    }
+    const bool all_seen = weigh_leaf(w, shift, leaf);
 
-/// Bytes of vector `vector` of a row of d elements that are there, 0 to 16.
-template <IsSubWarp SubWarp>
-__device__ __forceinline__ int bytes_of_vector(int d, int lane, int vector) {
-  const int left = d * static_cast<int>(sizeof(typename SubWarp::T)) - 16 * (vector * SubWarp::kLanes + lane);
-  return left < 0 ? 0 : left < 16 ? left : 16;
+    LeafSums<Warp::kElements> sums;
+    TREE_ATTN_LOOP
+    for (int step = 0; step < kStepsPerLeaf; ++step) {
+      if (step < n_steps) {
+        sum_of_eight<Warp>(w + step * kKeysPerStep, source.wait(), params.d_v, all_seen, leaf.n);
+        source.next();
+      } else {
+        TREE_ATTN_UNROLL
+        for (float& x : leaf.n) x = -0.0f;
+      }
+      sums.add(step, leaf.n);
+    }
+    forest.push(i, leaf);
+  }
 }
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

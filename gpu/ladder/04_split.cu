@@ -2,11 +2,10 @@
 /// @file
 /// @brief Rung 4 of the ladder: the keys of a query are split over blocks, and the last block merges (section 5, Alg. 3).
 ///
-/// It defines the bits of all kernels on scalar cores. What changed: a warp per query *and split*. Each leaves the subtrees
-/// of its split in memory and counts itself; the last joins them all: the tree over devices, inside one. Floor: keys and
-/// values once per query; F32, 16 heads of 64, 8k keys: 67 MB, 14.4 us on an H200. Prediction: four warps a multiprocessor
-/// wait 2 us for eight keys and their values, 1.1 TB/s; the join takes 33 times 0.7 us: 85 us. Measured with rows of 128: 92
-/// us.
+/// What changed: a warp per query *and split*. Each leaves the subtrees of its split in memory and counts itself; the last
+/// joins them all: the tree over devices, inside one. Its leaf has the bits of plain.hpp. Floor: keys and values once per
+/// query; F32, 16 heads of 64, 8k keys: 67 MB, 14.4 us on an H200. Prediction: four warps a multiprocessor wait 2 us for
+/// eight rows, 1.1 TB/s; the join takes 33 times 0.7 us: 85 us. Measured with the leaf of rung 3, rows of 128: 92 us.
 #include "gpu/ladder/ladder.hpp"
 #include "gpu/platform/device.hpp"
 #include "reference/state/state.hpp"
@@ -17,72 +16,85 @@
 namespace tree_attn::TREE_ATTN_PLATFORM {
 namespace {
 
-constexpr int kWarp = 32, kKeys = 8;  // lanes; neighbouring keys that a warp adds at once
+// Lanes; neighbouring keys that a warp adds at once; components of a lane, where values have up to 128, or more.
+constexpr int kWarp = 32, kKeys = 8, kShort = 4, kLong = (kLongestRow + 127) / 128 * 4;
 
-/// A query as a warp knows it. Of every row a lane has the vectors lane, lane + 32, .. of 16 bytes.
-template <StoredType T, int kVectors>
+/// A query as a warp knows it. Of a value a lane has kElements components: four of each 128.
+template <StoredType T, int kElements>
 struct Query {
-  static constexpr int kOf = kPer16<T>, kElements = kVectors * kOf;  ///< elements of a vector, and of a lane
-  static constexpr int kAtOnce = kVectors == 1 ? kKeys : 1;          ///< rows that are requested together
-
   const DecodeParams& params;
   std::int64_t kv_head;
-  KeyRange used = params.in_use(kv_head);
-  float q[kElements] = {};
+  Shared<float> q, w;  ///< times query_scale, [d_h]; of a leaf the scores, and then the weights
 
-  /// The component of a row that element c of this lane is.
-  __device__ static int component(int c) { return (c / kOf * kWarp + static_cast<int>(threadIdx.x)) * kOf + c % kOf; }
-  __device__ bool has_key(std::int64_t position) const { return position >= used.begin && position < used.end; }
+  /// The component of a value that element c of this lane is.
+  __device__ static int component(int c) { return (c / 4 * kWarp + static_cast<int>(threadIdx.x)) * 4 + c % 4; }
+  struct alignas(4 * sizeof(T)) Four {
+    T element[4];
+  };
+  __device__ static Four four(const T* from) { return load_once(reinterpret_cast<const Four*>(from)); }
 
-  /// This lane's part of kAtOnce rows of d elements; zeros past a row, and where there is no key.
-  __device__ void load(const DeviceView& view, int d, std::int64_t position, float (&to)[kAtOnce][kVectors][kOf]) const {
-    const T* const row = view.row<T>(params.entry_of(kv_head), params.head_of(kv_head), position - params.begin);
-    for (int i = 0; i < kAtOnce * kVectors; ++i) {
-      const int key = i / kVectors, first = component(i % kVectors * kOf);
-      const bool is_there = first < d && has_key(position + key);
-      widen<T>(is_there ? load16_global(row + key * view.stride[2] + first) : Bytes16{}, to[key][i % kVectors]);
+  /// Scores of eight keys, by four threads each. A dot product has sixteen lanes. Thread t has four, from 4 t on: the t-th
+  /// four of every 16 elements, or the t-th eight of every 32, where neighbours share a lane. Then threads add their lanes.
+  __device__ float score_of_eight(std::int64_t position) const {
+    constexpr int kOf = sums_in_pairs(DTypeTraits<T>::kDType) ? 8 : 4;
+    float lane[4] = {};
+    const bool is_seen = (position += threadIdx.x / 4) < params.in_use(kv_head).end;
+    for (int i = static_cast<int>(threadIdx.x) % 4 * kOf; is_seen && i < params.d_h; i += 4 * kOf) {
+      for (int c = 0; c < kOf; ++c)
+        lane[4 * c / kOf] +=
+            multiply(widen(four(params.key<T>(kv_head, position) + i + c / 4 * 4).element[c % 4]), q[i + c]);
     }
+    for (int flip = 2; flip > 0; flip /= 2)
+      for (float& sum : lane) sum += __shfl_xor_sync(0xFFFFFFFF, sum, flip);
+    return is_seen ? multiply(params.score_scale, (lane[0] + lane[1]) + (lane[2] + lane[3])) : -INFINITY;
   }
 
-  /// Adds eight neighbouring keys to the state of their leaf: e' = max(e, e_1 .. e_8), and with f = 2^(e - e')
-  ///
-  ///     D' = f D + sum_a w_a,    n' = w_8 v_8 + ( .. + (w_1 v_1 + f n)),    w_a = 2^(s_a - e').
-  ///
-  /// A key with a score of -inf adds nothing, whatever its value; a score of +inf or NaN makes D and n NaN.
+  /// The state of a leaf: e = max_a ceil(s_a), D = sum_a w_a and n = sum_a w_a v_a with w_a = 2^(s_a - e), each sum a tree
+  /// of 64 positions. A key with a score of -inf adds nothing, whatever its value; +inf or NaN make D and n NaN.
   /// @paper{eq_7, eq. (7)}
-  __device__ void add_eight_keys(std::int64_t position, float* leaf) const {
-    float rows[kAtOnce][kVectors][kOf], s[kKeys] = {}, w[kKeys], shift = -INFINITY;
-
-    // Scores: a lane adds its products, then lanes whose numbers differ in bit 0, 1, .. 4 add their sums.
-    for (int i = 0; i < kKeys; ++i) {
-      if (i % kAtOnce == 0) load(params.k, params.d_h, position + i, rows);
-      for (int c = 0; c < kElements; ++c) s[i] = fused_multiply_add(q[c], rows[i % kAtOnce][c / kOf][c % kOf], s[i]);
-      for (int distance = 1; distance < kWarp; distance *= 2) s[i] += __shfl_xor_sync(0xFFFFFFFF, s[i], distance);
-      s[i] = has_key(position + i) ? params.score_scale * s[i] : -INFINITY;
+  __device__ void set_leaf(std::int64_t first, float* leaf) const {
+    const int lane = static_cast<int>(threadIdx.x);
+    float shift = -INFINITY, sum = 0, waiting[3][kElements] = {}, x[kKeys];
+    for (int i = 0; i < kLeafKeys; i += kKeys) {
+      const float s = score_of_eight(first + i);
+      if (shift = std::fmax(shift, key_shift(s)); lane % 4 == 0) w[i + lane / 4] = s;
     }
+    for (int flip = 4; flip < kWarp; flip *= 2) shift = std::fmax(shift, __shfl_xor_sync(0xFFFFFFFF, shift, flip));
+    __syncwarp();
 
-    // Weights. The shift is an integer: rescaling rounds nothing above the smallest normal number.
-    for (const float x : s) shift = std::fmax(shift, key_shift(x));
-    const Rescale<float> r = rescale(leaf[kShift], shift);
-    const float factor = r.right_is_high ? r.factor : 1.0f;
-    for (int i = 0; i < kKeys; ++i) w[i] = s[i] == -INFINITY ? 0.0f : exp2_flushed(s[i] - r.shift);
-
-    // Sums.
-    const float sum = ((w[0] + w[1]) + (w[2] + w[3])) + ((w[4] + w[5]) + (w[6] + w[7]));
-    leaf[kShift] = r.shift, leaf[kSum] = fused_multiply_add(factor, leaf[kSum], sum);
-    float* const n = leaf + kValues;
-    for (int c = 0; c < kElements; ++c) n[c] = multiply(factor, n[c]);
-    for (int i = 0; i < kKeys; ++i) {
-      if (i % kAtOnce == 0) load(params.v, params.d_v, position + i, rows);
-      if (s[i] == -INFINITY) continue;
-      for (int c = 0; c < kElements; ++c) n[c] = fused_multiply_add(w[i], rows[i % kAtOnce][c / kOf][c % kOf], n[c]);
+    // Weights: those of two neighbours, and -0 of a key that is not seen.
+    for (int a = 2 * lane; a < 2 * lane + 2; ++a) {
+      const float s = w[a], e = key_shift(s);
+      const float weight = s == -INFINITY ? -0.0f : multiply(exp2_fraction(s - e), pow2(e - shift));
+      w[a] = weight, sum += std::fabs(weight);
     }
+    for (int flip = 1; flip < kWarp; flip *= 2) sum += __shfl_xor_sync(0xFFFFFFFF, sum, flip);
+    leaf[kShift] = shift, leaf[kSum] = sum;
+    __syncwarp();
+
+    // Values: eight keys at a time, and sums of 8, 16 and 32 that wait for their right neighbours.
+    for (int i = 0; i < kLeafKeys; i += kKeys) {
+      TREE_ATTN_UNROLL
+      for (int c = 0; c < kElements; ++c) {
+        for (int a = 0; a < kKeys; ++a) {
+          const bool is_read = bits_of(w[i + a]) != bits_of(-0.0f) && component(c) < params.d_v;
+          const T* const v = params.value<T>(kv_head, first + i + a) + component(c) / 4 * 4;
+          x[a] = is_read ? multiply(w[i + a], widen(four(v).element[c % 4])) : -0.0f;
+        }
+        for (int m = kKeys / 2; m > 0; m /= 2)
+          for (int a = 0; a < m; ++a) x[a] = x[2 * a] + x[2 * a + 1];
+        const float of_16 = waiting[0][c] + x[0], of_32 = waiting[1][c] + of_16;
+        if (i % 16 == 0) waiting[0][c] = x[0];
+        if (i % 32 == 8) waiting[1][c] = of_16;
+        if (i == 24) waiting[2][c] = of_32;
+        leaf[kValues + c] = waiting[2][c] + of_32;  // the sum of the leaf after the last eight
+      }
+    }
+    __syncwarp();
   }
 };
 
-/// The states of the subtrees that cover a range of leaves, left to right, in global memory. Which subtrees these are
-/// follows from the ends of the range. A lane has the shift, the sum and some components of every state: an array of
-/// kState floats, for merge() of state.hpp. It reads what the same lane has written, so a warp needs no barrier.
+/// The states of subtrees, left to right, in global memory. A lane has kState floats of each, which no other lane reads.
 template <int kState>
 struct Subtrees {
   float* memory;       ///< [subtrees][kState][lanes]
@@ -106,34 +118,30 @@ struct Subtrees {
 };
 
 /// A split of a query. @param forests of all splits, n_forest floats each @param counters of queries, 0 before and after
-/// @tparam T stored type @tparam kVectors 16-byte vectors of a row that a lane has
+/// @tparam T stored type @tparam kElements components of a value that a lane has
 /// - Grid: [n_splits][n_rows].
-/// - Block: one warp.
+/// - Block: one warp, with the query and the 64 weights of a leaf in shared memory.
 /// - Reads: q, the keys and values of the split; the last warp of a query also the forests of all of its splits.
 /// - Writes: its forest; the last warp of a query z [n_rows][d_v] and lse [n_rows].
 /// @paper{alg_3, Alg. 3}
-template <StoredType T, int kVectors>
+template <StoredType T, int kElements>
 __global__ void __launch_bounds__(kWarp, 1)
     decode_split(DecodeParams params, DeviceOutput output, float* forests, std::int64_t n_forest, unsigned* counters) {
-  using Q = Query<T, kVectors>;
-  constexpr int kElements = Q::kElements, kState = kValues + kElements;
+  constexpr int kState = kValues + kElements;
   const int n_splits = static_cast<int>(gridDim.x);
   const std::int64_t row = blockIdx.y, kv_head = row / params.group;
   const KeyRange whole = params.leaves(kv_head), own = split_range(whole, static_cast<int>(blockIdx.x), n_splits);
-  Q query{params, kv_head};
-  for (int c = 0; c < kElements; ++c) {
-    const T* const x = params.query<T>(kv_head, row % params.group) + Q::component(c);
-    if (Q::component(c) < params.d_h) query.q[c] = params.query_scale * widen(load_once(x));
-  }
+  Arena arena;
+  Query<T, kElements> query{params, kv_head, arena.take<float>(kLongestRow), arena.take<float>(kLeafKeys)};
+  for (int i = static_cast<int>(threadIdx.x); i < params.d_h; i += kWarp)
+    query.q[i] = multiply(params.query_scale, widen(load_once(params.query<T>(kv_head, row % params.group) + i)));
+  __syncwarp();
 
   // The leaves of this split, and the tree above them.
   float *const of_row = forests + row * n_splits * n_forest, state[kState];
   Subtrees<kState> subtrees{of_row + blockIdx.x * n_forest, own.begin};
-  for (std::int64_t leaf = own.begin; leaf < own.end; leaf += kLeafKeys) {
-    set_empty(state, kElements);
-    for (std::int64_t a = leaf; a < leaf + kLeafKeys && a < query.used.end; a += kKeys) query.add_eight_keys(a, state);
-    subtrees.push({kLeafLevel, leaf_at(leaf)}, state);
-  }
+  for (std::int64_t leaf = own.begin; leaf < own.end; leaf += kLeafKeys)
+    query.set_leaf(leaf, state), subtrees.push({kLeafLevel, leaf_at(leaf)}, state);
 
   // The last warp of the query goes on, and sees what all have written.
   __syncwarp();
@@ -157,35 +165,29 @@ __global__ void __launch_bounds__(kWarp, 1)
   set_empty(state, kElements);
   while (all.size > 0) all.pop_into(state);
   if (threadIdx.x == 0) store_fresh(output.lse + row, finish_lse(state));
-  for (int c = 0; c < kElements; ++c) {
-    float* const z = output.out + row * params.d_v + Q::component(c);
-    if (Q::component(c) < params.d_v) store_fresh(z, finish_value(state, state[kValues + c]));
-  }
+  for (int c = 0; c < kElements; ++c)
+    if (query.component(c) < params.d_v)
+      store_fresh(output.out + row * params.d_v + query.component(c), finish_value(state, state[kValues + c]));
 }
 
-/// Vectors of a lane: one, or those of the longest row. @param size bytes of an element
-constexpr int n_vectors(int d, int size) { return d * size <= 16 * kWarp ? 1 : (kLongestRow * size + 511) / 512; }
-
 /// Four warps per multiprocessor, as far as there are leaves.
-LaunchPlan plan(const DecodeParams& params, DType dtype, const LaunchOptions& options) {
-  const int size = static_cast<int>(bytes_of(dtype)), d = std::max(params.d_h, params.d_v);
+LaunchPlan plan(const DecodeParams& params, DType, const LaunchOptions& options) {
   const std::int64_t n_rows = params.n_rows(), n_leaves = leaves_of({params.begin, params.end}),
                      n_fill = 4 * device().n_multiprocessors / std::max<std::int64_t>(1, n_rows),
                      n_splits = options.n_splits > 0 ? options.n_splits : std::clamp<std::int64_t>(n_fill, 1, n_leaves),
-                     n_forest =
-                         2 * std::bit_width(std::uint64_t(n_leaves)) * kWarp * (kValues + n_vectors(d, size) * 16 / size);
+                     n_forest = 2 * std::bit_width(std::uint64_t(n_leaves)) * kWarp *
+                                (kValues + (params.d_v <= 128 ? kShort : kLong));
   LaunchPlan plan{.n_splits = static_cast<int>(n_splits), .n_threads = kWarp, .n_counters = n_rows};
-  plan.n_floats = n_rows * n_splits * n_forest;
+  plan.n_floats = n_rows * n_splits * n_forest, plan.shared_bytes = (kLongestRow + 128) * sizeof(float);
   return plan;
 }
 
 void run(const DecodeParams& params, DType dtype, const DeviceOutput& output, const LaunchPlan& plan,
          const Workspace& workspace, Stream stream) {
   if (output.out == nullptr) throw DeviceError("split: keeps no states, only finished rows");
+  const Launch config{{unsigned(plan.n_splits), unsigned(params.n_rows())}, {kWarp}, plan.shared_bytes};
   with_step_type(dtype, [&]<class T>(T) {
-    const bool is_short = n_vectors(std::max(params.d_h, params.d_v), sizeof(T)) == 1;
-    launch(is_short ? decode_split<T, 1> : decode_split<T, n_vectors(kLongestRow, sizeof(T))>,
-           {.grid = {unsigned(plan.n_splits), unsigned(params.n_rows())}, .block = {kWarp}}, stream, params, output,
+    launch(params.d_v <= 128 ? decode_split<T, kShort> : decode_split<T, kLong>, config, stream, params, output,
            workspace.floats, plan.n_floats / (plan.n_splits * params.n_rows()), workspace.counters);
   });
 }
@@ -193,6 +195,6 @@ void run(const DecodeParams& params, DType dtype, const DeviceOutput& output, co
 }  // namespace
 
 const LadderStep kSplit{
-    .name = "split", .n_additions = leaf_additions, .refusal = accepts_aligned_rows, .plan = plan, .run = run};
+    .name = "split", .n_additions = tree_additions, .refusal = accepts_aligned_rows, .plan = plan, .run = run};
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

@@ -221,7 +221,11 @@ void run(const DecodeParams& params, DType dtype, const DeviceOutput& output, co
 
 }  // namespace
 
-const LadderStep kCopies{
-    .name = "copies", .n_additions = leaf_additions, .refusal = accepts_aligned_rows, .plan = plan, .run = run};
+const LadderStep kCopies{.name = "copies",
+                         .is_fused = true,
+                         .n_additions = leaf_additions,
+                         .refusal = accepts_aligned_rows,
+                         .plan = plan,
+                         .run = run};
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

@@ -9,20 +9,20 @@ packets X.o ... fails where a kernel of one-shot stores or loads a packet other 
 The code is what `cuobjdump -sass` prints, see toolkit.py; where that is missing, `count` says so and exits with 77, and so does `packets`.
 
 What is counted
-* A walk is an innermost loop that makes weights and multiplies: FFMA on CUDA cores, HMMA on tensor cores. Weights are where an
-  ex2 instruction (MUFU.EX2) is, or the second coefficient of the polynomial of 2^x is added. A kernel has one per way to its
+* A walk on tensor cores is an innermost loop that makes weights and multiplies (HMMA). Weights are where an ex2 instruction (MUFU.EX2) is, or the
+  second coefficient of the polynomial of 2^x is added. On scalar cores it is a loop over leaves that holds two loops that multiply (FMUL): over the keys
+  of a leaf, and over its values. A kernel has one per way to its
   rows, named by the copies in the loop: bulk (UBLKCP), tensor map (UTMALDG), cp.async (LDGSTS), loads (LDG of
   16 bytes). A kernel without code, for it is not compiled for this architecture,
   has none.
 * A pass is the cheapest way once around the loop, without its inner back edges, that makes weights, does at least the
-  multiplications of one pass (2 x 8 keys x elements per lane for a sub-warp; a leaf of scores and of values in two parts on
-  tensor cores), and starts the most copies. So what a pass of whole, aligned rows with finite values may skip is not in it:
+  multiplications of one pass (a leaf of scores and of values in two parts on tensor cores; on scalar cores, without weights, the scores of
+  eight keys, and their values), and starts the most copies. So what a pass of whole, aligned rows with finite values may skip is not in it:
   waiting for a barrier a second time, shuffles of diverged lanes, rows without a key.
-* A pass of a sub-warp is a step of eight keys, of which a leaf has eight; one of a tile is a leaf. Every second leaf ends
+* A pass on scalar cores is a step of eight keys and their values, of which a leaf has eight; one of a tile is a leaf. Every second leaf ends
   with a merge in registers, on average one with a subtree in memory, and a store: the cheapest way around the loop with the
   most multiplications of states (FMUL) and stores of them. Half of what that adds to a pass is added per leaf. A soft cap is
   passed by.
-* A loop closed by BRA.U.ANY runs once per sub-warp: its lanes take turns where an instruction has one address per warp.
 * Hot code is the instructions on either of the two ways, each 16 bytes.
 * The start of a walk is the instructions before the first copy of its kind, on the cheapest way forward to one without a call: so a
   loop over the entries of a batch is passed by, and where the compiler asks whether a division of 64 bits fits 32, it does.
@@ -45,7 +45,7 @@ import toolkit
 
 SKIPPED = 77
 BYTES = 16  # of one instruction
-LEAF_KEYS, KEYS_PER_STEP, WARP = 64, 8, 32
+LEAF_KEYS, KEYS_PER_STEP, WARP, LONGEST_ROW = 64, 8, 32, 576
 COPIES = {"UBLKCP": "bulk", "UTMALDG": "tensor map", "LDGSTS": "cp.async", "LDG.E.128.CONSTANT": "loads"}  # in order of precedence
 MOST_CHANGE = 0.05  # of the instructions of a leaf, from what the documentation shows
 FEWEST_STORES, FEWEST_PRODUCTS = 4, 4  # FMULs and stores in a block that is about a state, not about one element
@@ -331,21 +331,22 @@ def combining(instructions):
 class Worker:
     """What a pass of a worker does, by the name of its kernel."""
 
-    SUB_WARP = re.compile(r"SubWarp<(?:\w+::)*(\w+), (\d+), (\d+)>")
+    SCALAR = re.compile(r"ScalarWarp<(?:\w+::)*(\w+), (\d+)>")
     TILE = re.compile(r"MmaTile<(?:\w+::)*(\w+), (\d+), (\d+)(?:, (\d+))?>")
 
     def __init__(self, name):
         self.name = ""
-        if match := self.SUB_WARP.search(name):
-            size, lanes, vectors = 4 if match[1] == "float" else 2, int(match[2]), int(match[3])
-            self.name, self.multiplies, self.per_warp = match[0], "FFMA", WARP // lanes
-            self.least = 2 * KEYS_PER_STEP * vectors * 16 // size
-            self.passes = LEAF_KEYS // KEYS_PER_STEP  # per leaf
-            self.leaf_bytes = 2 * LEAF_KEYS * 16 * lanes * vectors
+        self.is_scalar = False
+        if match := self.SCALAR.search(name):
+            size, dim = 4 if match[1] == "float" else 2, int(match[2])
+            row = min(dim, LONGEST_ROW)
+            self.name, self.is_scalar = match[0], True
+            self.of_keys, self.of_values = KEYS_PER_STEP * row // WARP, KEYS_PER_STEP * dim // WARP  # multiplications of a step
+            self.leaf_bytes = 2 * LEAF_KEYS * row * size
         elif match := self.TILE.search(name):
             dim, warps = int(match[2]), int(match[4] or 1)
             keys = dim if warps == 1 else 576  # elements of a row
-            self.name, self.multiplies, self.per_warp, self.passes = match[0].replace(", 1>", ">"), "HMMA", 1, 1
+            self.name = match[0].replace(", 1>", ">")
             # Of 16 x 8 x 16, of one warp: keys / 4 of scores, dim / 2 of values in two parts, or in three by four warps.
             self.least = (keys // 4 + dim // 2) if warps == 1 else (keys // 4 + 3 * dim // 4) // warps
             self.leaf_bytes = LEAF_KEYS * (keys + (dim if warps == 1 else 0)) * 2  # where values may be in the keys, of the keys
@@ -358,55 +359,101 @@ def walks_of(name, instructions):
         return []
     blocks = blocks_of(instructions)
     loops, place = loops_of(blocks)
-    for head, body in loops.items():
-        if any(blocks[i].instructions[-1].opcode == "BRA.U.ANY" and head in blocks[i].after for i in body):
-            for i in body:
-                blocks[i].times = worker.per_warp
+    if worker.is_scalar:
+        return scalar_walks(worker, blocks, loops, place, instructions)
 
     def is_walk(body):
-        return (any(blocks[b].makes_weights() for b in body)
-                and sum(blocks[b].count(worker.multiplies) for b in body) >= worker.least)
+        return any(blocks[b].makes_weights() for b in body) and sum(blocks[b].count("HMMA") for b in body) >= worker.least
 
     bodies = {head: body for head, body in loops.items() if is_walk(body)}
     walks = []
     for head, body in bodies.items():
         if any(other < body for other in bodies.values()):
             continue
-        copies = next((opcode for opcode in COPIES if any(blocks[b].count(opcode) for b in body)), None)
+        copies = copies_of(blocks, body)
         if copies is None:
             raise ValueError(f"{name}: the walk at {blocks[head].instructions[0].address:#x} copies no rows")
 
         def n_copies(block):
             return block.count(copies)
 
-        def products(block):
-            # A stray one, of a division for instance, is none of a walk's.
-            n = block.count(worker.multiplies)
-            return n if n >= 8 or worker.multiplies == "HMMA" else 0
-
-        def of_states(block):
-            if block.count("F2I"):  # the exponential of a soft cap
-                return 0
-            n, stores = block.count("FMUL"), block.count("ST", "STG", "STS")
-            return (n if n >= FEWEST_PRODUCTS else 0) + (stores if stores >= FEWEST_STORES else 0)
-
         def weight(block):
             # Weights outweigh all multiplications, so that enough of the sum has both.
-            return products(block) + (1000 if block.makes_weights() else 0)
+            return block.count("HMMA") + (1000 if block.makes_weights() else 0)
 
         enough = 1000 + worker.least
         one = cheapest(blocks, body, head, place, lambda b: (weight(b), n_copies(b)), enough)
         end = cheapest(blocks, body, head, place, lambda b: (weight(b), 1000 * n_copies(b) + of_states(b)), enough)
         if one is None:
             raise ValueError(f"{name}: no way around the loop at {blocks[head].instructions[0].address:#x} does the work of a pass; is a part of it a loop?")
-        per_leaf = (worker.passes * one[0] + (end[0] - one[0]) / 2) / worker.per_warp
-        walks.append({
-            "worker": worker.name, "rows": COPIES[copies], "start": start_of(blocks, place, copies),
-            "pass": one[0], "leaf": round(per_leaf),
-            "per_8_kib": round(per_leaf * 8192 / worker.leaf_bytes),
-            "hot_bytes": BYTES * sum(len(blocks[b].instructions) for b in {*one[1], *end[1]}),
+        walks.append(walk_of(worker, blocks, place, body, instructions, one[0], (one[0] + end[0]) / 2, {*one[1], *end[1]}))
+    return sorted(walks, key=lambda walk: walk["rows"])
+
+
+def copies_of(blocks, body):
+    """The opcode of the copies in a loop; None if there is none."""
+    return next((opcode for opcode in COPIES if any(blocks[b].count(opcode) for b in body)), None)
+
+
+def of_states(block):
+    """Multiplications and stores of a block that is about a state."""
+    if block.count("F2I"):  # the exponential of a soft cap
+        return 0
+    n, stores = block.count("FMUL"), block.count("ST", "STG", "STS")
+    return (n if n >= FEWEST_PRODUCTS else 0) + (stores if stores >= FEWEST_STORES else 0)
+
+
+def walk_of(worker, blocks, place, body, instructions, one, per_leaf, hot):
+    """What the tables have of a walk. @param body its loop @param one instructions of a pass @param hot its blocks"""
+    copies = copies_of(blocks, body)
+    return {"worker": worker.name, "rows": COPIES.get(copies, "loaded"), "start": start_of(blocks, place, copies) if copies else None,
+            "pass": one, "leaf": round(per_leaf), "per_8_kib": round(per_leaf * 8192 / worker.leaf_bytes),
+            "hot_bytes": BYTES * sum(len(blocks[b].instructions) for b in hot),
             "loop_bytes": BYTES * sum(len(blocks[b].instructions) for b in body),
-            "kernel_bytes": BYTES * len(instructions), "exit": end_of(blocks, body)})
+            "kernel_bytes": BYTES * len(instructions), "exit": end_of(blocks, body)}
+
+
+def scalar_walks(worker, blocks, loops, place, instructions):
+    """The walks of a kernel on scalar cores: loops over leaves that hold a loop over eight keys, with shuffles, and one over their values. In the
+    former a dot product is a loop too, which is counted as often as the longest row takes."""
+    def count(body, opcode):
+        return sum(blocks[b].count(opcode) for b in body)
+
+    def smallest(bodies):
+        return {head: body for head, body in bodies.items() if not any(other < body for other in bodies.values())}
+
+    keys = smallest({head: body for head, body in loops.items() if count(body, "SHFL") >= KEYS_PER_STEP and count(body, "FMUL") >= KEYS_PER_STEP})
+    values = smallest({head: body for head, body in loops.items() if count(body, "SHFL") == 0 and count(body, "FMUL") >= worker.of_values})
+    walks = []
+    for head, body in smallest({head: body for head, body in loops.items() if any(of < body for of in keys.values()) and any(of < body for of in values.values())}).items():
+        copies = copies_of(blocks, body)
+
+        def value(block):
+            return block.times * block.count("FMUL"), block.count(copies) if copies else 0
+
+        def way_around(bodies, least):
+            inner, = (other for other in bodies if bodies[other] < body)
+            for dot, of in smallest({other: of for other, of in loops.items() if of < bodies[inner] and count(of, "FMUL") >= KEYS_PER_STEP}).items():
+                round_of = cheapest(blocks, of, dot, place, lambda b: (b.count("FMUL"), 0), KEYS_PER_STEP)
+                products = sum(blocks[b].count("FMUL") for b in round_of[1])
+                for b in of:
+                    blocks[b].times = -(-least // products)
+            way = cheapest(blocks, bodies[inner], inner, place, value, least)
+            if way is None:
+                raise ValueError(f"{worker.name}: no way around the loop at {blocks[inner].instructions[0].address:#x} does the work of a step")
+            return way, bodies[inner]
+
+        (of_keys, key_loop), (of_values, value_loop) = way_around(keys, worker.of_keys), way_around(values, worker.of_values)
+        inside, one = key_loop | value_loop, of_keys[0] + of_values[0]
+        for i in inside:
+            blocks[i].times = 0
+        least = cheapest(blocks, body, head, place, lambda b: (0, 0), 0)
+        end = cheapest(blocks, body, head, place, lambda b: (0, of_states(b) if b.times else 0), 0)
+        for i in inside:
+            blocks[i].times = 1
+        per_leaf = LEAF_KEYS // KEYS_PER_STEP * one + (least[0] + end[0]) / 2
+        hot = {*of_keys[1], *of_values[1], *({*least[1], *end[1]} - inside)}
+        walks.append(walk_of(worker, blocks, place, body, instructions, one, per_leaf, hot))
     return sorted(walks, key=lambda walk: walk["rows"])
 
 

@@ -80,7 +80,7 @@ void with_timed_pipeline(const DecodeParams& params, DType dtype, const F& f) {
   const bool is_latent = params.d_h == 576 && params.d_v == 512 && dtype == DType::BF16;
   if (is_latent) return with_mma_pipeline<MmaTile<BFloat16, kLongestValue, 8, 4>>(f);
   if (params.d_h != 128 || params.d_v != 128) throw DeviceError("stamps are for rows of 128 elements, and latent rows");
-  if (dtype == DType::F32) return f(std::type_identity<SubWarpPipeline<SubWarp<float, 32, 1>>>{});
+  if (dtype == DType::F32) return f(std::type_identity<ScalarPipeline<ScalarWarp<float, 128>>>{});
   if (dtype != DType::BF16) throw DeviceError("stamps are for F32 and BF16");
   with_mma_pipeline<MmaTile<BFloat16, 128, 8>>(f);
 }

@@ -51,7 +51,7 @@ Shard read(const KvCache& cache, std::int64_t n, std::vector<std::byte>& memory)
   return cache.shard(n, [&](std::size_t n_bytes) { return (memory.resize(n_bytes), memory.data()); });
 }
 
-/// Sub-warps and tensor cores; of the last rows of 26 and 14 bytes, which have padding.
+/// Scalar cores and tensor cores; of the last rows of 26 and 14 bytes, which have padding.
 const Axes kAxes[] = {
     {.batch = 3, .heads = 2, .kv_heads = 2, .head_dim = 64, .value_dim = 64, .n_keys = 150, .dtype = DType::BF16},
     {.batch = 3, .heads = 8, .kv_heads = 2, .head_dim = 64, .value_dim = 64, .n_keys = 150, .dtype = DType::F16},
@@ -258,7 +258,7 @@ TEST_CASE("device cache: keys, values and queries in device memory give the stat
   }
 }
 
-/// Rows of sub-warps and of tensor cores, latent rows, rows that bulk copies do not take, and rows that become F32.
+/// Rows of scalar cores and of tensor cores, latent rows, rows that bulk copies do not take, and rows that become F32.
 TEST_CASE("device cache: values that are components of the keys are stored once, with the bits of values apart") {
   for (const AttentionShape& shape : {AttentionShape{DType::F32, DType::F32, 2, 2, 2, 24, 13},
                                       {DType::BF16, DType::BF16, 2, 8, 2, 128, 64},

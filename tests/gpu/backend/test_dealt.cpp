@@ -70,7 +70,7 @@ void check_states(TensorWorkload& workload, const CanonicalTree& tree, const Key
     REQUIRE(same_bits(forest.states().subspan(i * size, size), tree.value(forest.subtrees()[i])));
 }
 
-/// Sub-warps with bulk copies and without, tensor cores with maps and without.
+/// Scalar cores with bulk copies and without, tensor cores with maps and without.
 Axes axes_of(DType dtype, std::int64_t heads, std::int64_t kv_heads, std::int64_t d, std::int64_t n) {
   return {.heads = heads, .kv_heads = kv_heads, .head_dim = d, .value_dim = d, .n_keys = n, .dtype = dtype};
 }
@@ -101,8 +101,7 @@ TEST_CASE("dealt on a device: the states of a rank are the values of its subtree
     for (const std::int64_t n : {0, 1, 64, 65, 700, 1090})
       check(axes_of(dtype, heads, 1, d, n), {1, 2, 3, 4, 5, 6, 7, 8, 33});
   }
-  // Fewer thread groups than leaves, so that every thread group merges, and sub-warps of a warp take different numbers of
-  // steps.
+  // Fewer thread groups than leaves, so that every thread group merges.
   for (const auto& [dtype, heads, d] : {std::tuple{DType::F32, 6, 128}, {DType::F32, 6, 40}, {DType::BF16, 30, 64}})
     check(axes_of(dtype, heads, 6, d, 64 * 43 + 9), {1, 3});
 }

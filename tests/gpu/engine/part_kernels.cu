@@ -10,9 +10,8 @@
 namespace tree_attn::TREE_ATTN_PLATFORM {
 namespace {
 
-using SubWarp8 = SubWarp<float, 8, 1>;
-using State = LaneState<SubWarp8::kElements>;
-static_assert(SubWarp8::kLanes * SubWarp8::kElements == kStateDim);
+using Warp = ScalarWarp<float, 128>;
+using State = LaneState<Warp::kElements>;
 
 template <class T>
 DeviceBuffer<T> on_device(const std::vector<T>& elements) {
@@ -21,16 +20,21 @@ DeviceBuffer<T> on_device(const std::vector<T>& elements) {
   return buffer;
 }
 
-Launch sub_warps(std::int64_t n) { return {.grid = {static_cast<unsigned>(n)}, .block = {SubWarp8::kLanes}}; }
+Launch warps(std::int64_t n) { return {.grid = {static_cast<unsigned>(n)}, .block = {kWarp}}; }
 
 __device__ void load_state(const float* from, int lane, State& state) {
   state.shift = load_once(from + kShift), state.sum = load_once(from + kSum);
-  for (int c = 0; c < SubWarp8::kElements; ++c) state.n[c] = load_once(from + kValues + SubWarp8::component(lane, c));
+  for (int c = 0; c < Warp::kElements; ++c) {
+    const int component = Warp::component(lane, c);
+    state.n[c] = component < kStateDim ? load_once(from + kValues + component) : -0.0f;
+  }
 }
 
 __device__ void store_state(float* to, int lane, const State& state) {
   if (lane == 0) to[kShift] = state.shift, to[kSum] = state.sum;
-  for (int c = 0; c < SubWarp8::kElements; ++c) to[kValues + SubWarp8::component(lane, c)] = state.n[c];
+  for (int c = 0; c < Warp::kElements; ++c) {
+    if (Warp::component(lane, c) < kStateDim) to[kValues + Warp::component(lane, c)] = state.n[c];
+  }
 }
 
 __global__ void merge_kernel(const float* left, const float* right, float* out) {
@@ -43,25 +47,33 @@ __global__ void merge_kernel(const float* left, const float* right, float* out) 
   store_state(out + at, lane, a);
 }
 
-/// The value of key i, vector by vector.
+/// Values of eight keys, in global memory.
 struct Values {
   const float* first;
-  int lane;
-  __device__ Bytes16 operator()(int i, int) const {
-    return load16_global(first + i * kStateDim + SubWarp8::component(lane, 0));
+  __device__ Four<float> operator()(int i, int component) const {
+    return load_once(reinterpret_cast<const Four<float>*>(first + i * kStateDim + component));
   }
 };
 
-/// One leaf per block, in steps of eight keys.
+/// One leaf per block.
 __global__ void leaf_kernel(const float* scores, const float* values, float* out) {
-  const int lane = static_cast<int>(threadIdx.x) % SubWarp8::kLanes;
-  State leaf;
-  set_empty(leaf);
-  for (int step = 0; step < kStepsPerLeaf; ++step) {
-    const std::int64_t first = blockIdx.x * kLeafKeys + step * kKeysPerStep;
-    add_eight_keys<SubWarp8>(scores[first + key_of_lane(lane)], lane, Values{values + first * kStateDim, lane}, leaf);
+  const int lane = static_cast<int>(threadIdx.x);
+  Arena arena;
+  const Shared<float> w = arena.take<float>(kLeafKeys);
+  float shift = -std::numeric_limits<float>::infinity();
+  for (int a = lane; a < kLeafKeys; a += kWarp) {
+    const float s = load_once(scores + blockIdx.x * kLeafKeys + a);
+    shift = std::fmax(shift, key_shift(s)), w[a] = s;
   }
-  if (threadIdx.x < SubWarp8::kLanes) store_state(out + blockIdx.x * state_size(kStateDim), lane, leaf);
+  State leaf;
+  LeafSums<Warp::kElements> sums;
+  const bool all_seen = weigh_leaf(w, shift, leaf);
+  for (int step = 0; step < kStepsPerLeaf; ++step) {
+    const Values rows{values + (blockIdx.x * kLeafKeys + step * kKeysPerStep) * kStateDim};
+    sum_of_eight<Warp>(w + step * kKeysPerStep, rows, kStateDim, all_seen, leaf.n);
+    sums.add(step, leaf.n);
+  }
+  store_state(out + blockIdx.x * state_size(kStateDim), lane, leaf);
 }
 
 __global__ void scan(const Count* counts, Count n, Count n_items, Count* out) {
@@ -115,15 +127,15 @@ __global__ void read_word(const unsigned* word) { load_fresh(word); }
 
 std::vector<float> merge_on_device(const std::vector<float>& left, const std::vector<float>& right) {
   const DeviceBuffer<float> a = on_device(left), b = on_device(right), out(a.size());
-  launch(merge_kernel, sub_warps(a.size() / state_size(kStateDim)), Stream{}, a.data(), b.data(), out.data());
+  launch(merge_kernel, warps(a.size() / state_size(kStateDim)), Stream{}, a.data(), b.data(), out.data());
   return out.download();
 }
 
 std::vector<float> leaves_on_device(const std::vector<float>& scores, const std::vector<float>& values) {
   const std::int64_t n = static_cast<std::int64_t>(scores.size()) / kLeafKeys;
   const DeviceBuffer<float> s = on_device(scores), v = on_device(values), out(n * state_size(kStateDim));
-  // One warp each, because its lanes shuffle; the first sub-warp writes.
-  launch(leaf_kernel, {.grid = {static_cast<unsigned>(n)}, .block = {kWarp}}, Stream{}, s.data(), v.data(), out.data());
+  launch(leaf_kernel, {.grid = {static_cast<unsigned>(n)}, .block = {kWarp}, .shared_bytes = kLeafKeys * sizeof(float)},
+         Stream{}, s.data(), v.data(), out.data());
   return out.download();
 }
 
@@ -160,7 +172,7 @@ std::vector<Count> scan_on_device(const std::vector<Count>& counts) {
 }
 
 unsigned n_asked_on_device(std::int64_t batch, int n_blocks) {
-  using Pipeline = SubWarpPipeline<SubWarp8, CountedParams>;
+  using Pipeline = ScalarPipeline<Warp, CountedParams>;
   DeviceBuffer<float> elements(batch * kStateDim);
   const DeviceBuffer<std::int64_t> lengths = on_device(std::vector<std::int64_t>(static_cast<std::size_t>(batch), 1));
   const DeviceBuffer<unsigned> n_asked = on_device(std::vector<unsigned>{0});

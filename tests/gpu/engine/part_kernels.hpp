@@ -18,7 +18,8 @@ inline constexpr int kStateDim = 32;
 /// merge(left, right) of n pairs of states, [n][2 + kStateDim] each, by lanes that hold four components.
 std::vector<float> merge_on_device(const std::vector<float>& left, const std::vector<float>& right);
 
-/// The states of n leaves, by add_eight_keys(): scores [n][64], values [n][64][kStateDim]; returns [n][2 + kStateDim].
+/// The states of n leaves, by weigh_leaf() and sum_of_eight(): scores [n][64], values [n][64][kStateDim]; returns [n][2 +
+/// kStateDim].
 std::vector<float> leaves_on_device(const std::vector<float>& scores, const std::vector<float>& values);
 
 /// Combines the states of the units of a shard of one row, by combine().

@@ -95,48 +95,36 @@ TEST_CASE("state on the device: merge rounds products that are subnormal") {
   CHECK(same_bits(device::merge_on_device(left, right), want));
 }
 
-/// The formula of add_eight_keys(), written for one thread.
+/// The formula of plain.hpp.
 /// @tested{eq_7, eq. (7)}
-TEST_CASE("state on the device: a leaf is a chain of fused multiply-adds under a rising shift") {
+TEST_CASE("state on the device: a leaf has the weights of one shift, and a tree over its positions") {
   std::mt19937 random(8300);
   const std::int64_t n = 40;
   for (const float spread : {1.0f, 30.0f, 90.0f}) {
     std::vector<float> scores = normal_elements(random, n * kLeafKeys, spread);
     for (std::size_t i = 0; i < scores.size(); i += 13) scores[i] = -kInf;
     std::fill_n(scores.begin() + 2 * kLeafKeys, kLeafKeys, -kInf);
-    const std::vector<float> values = normal_elements(random, n * kLeafKeys * kDim);
+    std::vector<float> values = normal_elements(random, n * kLeafKeys * kDim);
+    values[13 * kDim] = kInf;  // of a key that is not seen
     const std::vector<float> states = device::leaves_on_device(scores, values);
     for (std::int64_t i = 0; i < n; ++i) {
-      std::vector<float> want(static_cast<std::size_t>(state_size(kDim)));
-      set_empty(want.data(), kDim);
-      for (std::int64_t first = i * kLeafKeys; first < (i + 1) * kLeafKeys; first += 8) {
-        float shift = want[kShift], w[8];
-        for (int a = 0; a < 8; ++a) shift = std::max(shift, key_shift(scores[static_cast<std::size_t>(first + a)]));
-        const float factor = shift == want[kShift] ? 1.0f : pow2(want[kShift] - shift);
-        want[kShift] = shift;
-        for (int a = 0; a < 8; ++a) {
-          const float s = scores[static_cast<std::size_t>(first + a)];
-          w[a] = s == -kInf ? 0 : std::exp2(s - shift);
-          if (w[a] < 0x1p-126f) w[a] = 0;
+      const float* const s = scores.data() + i * kLeafKeys;
+      float e = -kInf;
+      for (std::int64_t a = 0; a < kLeafKeys; ++a) e = std::max(e, key_shift(s[a]));
+      std::vector<float> want{e};
+      for (std::int64_t j = -1; j < kDim; ++j) {
+        float x[kLeafKeys];
+        for (std::int64_t a = 0; a < kLeafKeys; ++a) {
+          x[a] = j < 0 ? 0.0f : -0.0f;
+          if (s[a] == -kInf) continue;
+          const float w = exp2_fraction(s[a] - key_shift(s[a])) * pow2(key_shift(s[a]) - e);
+          x[a] = j < 0 ? w : w * values[static_cast<std::size_t>((i * kLeafKeys + a) * kDim + j)];
         }
-        want[kSum] = std::fma(factor, want[kSum], ((w[0] + w[1]) + (w[2] + w[3])) + ((w[4] + w[5]) + (w[6] + w[7])));
-        for (std::int64_t j = 0; j < kDim; ++j) {
-          float x = factor * want[static_cast<std::size_t>(kValues + j)];
-          for (int a = 0; a < 8; ++a) {
-            if (scores[static_cast<std::size_t>(first + a)] != -kInf)
-              x = std::fma(w[a], values[static_cast<std::size_t>((first + a) * kDim + j)], x);
-          }
-          want[static_cast<std::size_t>(kValues + j)] = x;
-        }
+        for (std::int64_t m = kLeafKeys / 2; m > 0; m /= 2)
+          for (std::int64_t a = 0; a < m; ++a) x[a] = x[2 * a] + x[2 * a + 1];
+        want.push_back(x[0]);
       }
-      const float* const got = states.data() + i * state_size(kDim);
-      // On a GPU exp2 differs in its last bits.
-      bool right = std::memcmp(got, want.data(), sizeof(float)) == 0;
-      for (std::size_t j = 1; j < want.size(); ++j) {
-        right = right && (device::kIsHostMemory ? std::memcmp(got + j, &want[j], sizeof(float)) == 0
-                                                : std::abs(got[j] - want[j]) <= 0x1p-18f * (1 + std::abs(want[kSum])));
-      }
-      CHECK(right);
+      CHECK(same_bits(std::span(states).subspan(static_cast<std::size_t>(i * state_size(kDim)), want.size()), want));
     }
   }
 }

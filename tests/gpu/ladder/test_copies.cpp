@@ -17,11 +17,18 @@ TEST_CASE("copies: rows in bulk and rows one by one have the same bits, and rows
       INFO(name_of(dtype) << ", keys " << n_keys);
       const auto dense = normal_workload(5700 + static_cast<unsigned>(n_keys), axes);
       DeviceShard shard(dense->query(0), dense->whole(), dense->lengths(), dense->scale);
-      // Whole steps of eight rows are copied at once; of the last one there must be memory.
-      const int row_bytes = static_cast<int>(d) * static_cast<int>(bytes_of(dtype));
-      CHECK(device::has_bulk_rows(shard.params, dtype, row_bytes) == (n_keys % 8 == 0));
-      CHECK_FALSE(device::has_bulk_rows(shard.params, dtype, 2 * row_bytes));
+      CHECK(device::has_bulk_rows(shard.params, dtype));
       const DecodeOutput want = run_step(device::kEqualRuns, *dense);
+      // Values that are no multiple of 16 bytes are copied by pieces.
+      TensorWorkload shorter({}, dense->query(0), dense->k(), dense->v().components(d - 1), dense->lengths(), dense->scale);
+      const DeviceShard one_by_one(shorter.query(0), shorter.whole(), shorter.lengths(), shorter.scale);
+      CHECK_FALSE(device::has_bulk_rows(one_by_one.params, dtype));
+      const DecodeOutput of_shorter = run_step(device::kEqualRuns, one_by_one);
+      CHECK(same_bits(of_shorter.lse, want.lse));
+      for (std::size_t r = 0; r < want.lse.size(); ++r)
+        CHECK(same_bits(
+            std::span(of_shorter.out).subspan(r * static_cast<std::size_t>(d - 1), static_cast<std::size_t>(d - 1)),
+            std::span(want.out).subspan(r * static_cast<std::size_t>(d), static_cast<std::size_t>(d - 1))));
       CHECK(against_oracle(*dense, want, longest_chain(device::kEqualRuns, shard)) == "");
       CHECK(same_output(run_step(device::kEqualRuns, *packed(*dense), {.n_splits = 3}), want));
       const auto is_refused = [&](const DecodeParams& params) {
@@ -80,7 +87,7 @@ TEST_CASE("copies: of rows past the shard that may be copied no bit depends") {
   DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
   const DecodeOutput want = run_step(device::kEqualRuns, shard);
   shard.params.end = 61;
-  CHECK(device::has_bulk_rows(shard.params, shard.dtype, 256));
+  CHECK(device::has_bulk_rows(shard.params, shard.dtype));
   CHECK(same_output(run_step(device::kEqualRuns, shard), want));
 }
 

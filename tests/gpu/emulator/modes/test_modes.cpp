@@ -25,7 +25,7 @@ struct Kind {
 /// Keys do not fill the last leaf, nor any other unit; the shard has room for whole steps of eight, or not.
 constexpr std::int64_t kRagged = 37, kWhole = 40;
 
-Axes of_sub_warps(DType dtype, std::int64_t d, std::int64_t n_keys, std::int64_t rest = kWhole) {
+Axes of_warps(DType dtype, std::int64_t d, std::int64_t n_keys, std::int64_t rest = kWhole) {
   return {.heads = 1, .kv_heads = 1, .head_dim = d, .value_dim = d, .n_keys = n_keys + rest, .dtype = dtype};
 }
 Axes of_tiles(DType dtype, std::int64_t d, std::int64_t group, std::int64_t n_keys) {
@@ -33,16 +33,16 @@ Axes of_tiles(DType dtype, std::int64_t d, std::int64_t group, std::int64_t n_ke
 }
 
 #if defined(TREE_ATTN_EMULATOR_SHADOW)
-/// Every width of a sub-warp and of a tile; a ring holds 3 steps of 8 keys, or 2 to 6 tiles of 64, of which a leaf has 2
-/// to 8.
+/// Every width of a warp on scalar cores and of a tile; a ring holds 5 stages of 8 rows, of which a leaf has 16, or 2 to 6
+/// tiles of 64, of which a leaf has 2 to 8.
 const Kind kKinds[] = {
-    {"sub-warp of 8", 8, false, 40, of_sub_warps(DType::F32, 32, 704)},
-    {"sub-warp of 16", 16, false, 40, of_sub_warps(DType::F32, 64, 704)},
-    {"sub-warp of 16, rows one by one", 16, false, 40, of_sub_warps(DType::F32, 64, 704, kRagged)},
-    {"sub-warp of 32", 32, false, 40, of_sub_warps(DType::F32, 128, 704)},
-    {"sub-warp of 32, ends inside a chunk", 32, false, 40, of_sub_warps(DType::F32, 100, 300)},
-    {"sub-warp of 32, two chunks", 32, false, 40, of_sub_warps(DType::F32, 256, 504)},
-    {"sub-warp of 32, four chunks", 32, false, 40, of_sub_warps(DType::F32, 512, 304)},
+    {"warp, rows of 32", 32, false, 40, of_warps(DType::F32, 32, 704)},
+    {"warp, rows of 64", 32, false, 40, of_warps(DType::F32, 64, 704)},
+    {"warp, rows of 64, ragged", 32, false, 40, of_warps(DType::F32, 64, 704, kRagged)},
+    {"warp, rows of 128", 32, false, 40, of_warps(DType::F32, 128, 704)},
+    {"warp, rows of 100", 32, false, 40, of_warps(DType::F32, 100, 300)},
+    {"warp, rows of 256", 32, false, 40, of_warps(DType::F32, 256, 504)},
+    {"warp, rows of 512", 32, false, 40, of_warps(DType::F32, 512, 304)},
     {"tile of 64, one query", 32, true, 256, of_tiles(DType::BF16, 64, 1, 2500)},
     {"tile of 64, two tiles", 32, true, 256, of_tiles(DType::BF16, 64, 11, 2500)},
     {"tile of 128, three queries", 32, true, 192, of_tiles(DType::BF16, 128, 3, 2000)},
@@ -58,16 +58,16 @@ constexpr std::uint64_t kSeeds[] = {0, 1, 2};
 #elif defined(TREE_ATTN_EMULATOR_THREAD)
 /// A fiber costs TSan nearly half a millisecond: few blocks. What global memory orders is the merge by the block that comes
 /// last.
-const Kind kKinds[] = {{"sub-warp of 8", 8, false, 0, of_sub_warps(DType::F32, 32, 304)},
-                       {"sub-warp of 32, four chunks", 32, false, 0, of_sub_warps(DType::F32, 512, 160)},
+const Kind kKinds[] = {{"warp, rows of 32", 32, false, 0, of_warps(DType::F32, 32, 304)},
+                       {"warp, rows of 512", 32, false, 0, of_warps(DType::F32, 512, 160)},
                        {"tile of 64", 32, true, 0, of_tiles(DType::BF16, 64, 4, 160)}};
 constexpr std::uint64_t kSeeds[] = {0, 1};
 #else
 /// Rows that end inside a vector, arrays that end where the memory does.
-const Kind kKinds[] = {{"sub-warp of 8", 8, false, 0, of_sub_warps(DType::F32, 32, 136)},
-                       {"sub-warp of 8, rows one by one", 8, false, 0, of_sub_warps(DType::F32, 32, 130, kRagged)},
-                       {"sub-warp of 16, ends inside a chunk", 16, false, 0, of_sub_warps(DType::F32, 37, 130)},
-                       {"sub-warp of 32, four chunks", 32, false, 0, of_sub_warps(DType::F32, 512, 72)},
+const Kind kKinds[] = {{"warp, rows of 32", 32, false, 0, of_warps(DType::F32, 32, 136)},
+                       {"warp, rows of 32, ragged", 32, false, 0, of_warps(DType::F32, 32, 130, kRagged)},
+                       {"warp, rows of 37", 32, false, 0, of_warps(DType::F32, 37, 130)},
+                       {"warp, rows of 512", 32, false, 0, of_warps(DType::F32, 512, 72)},
                        {"tile of 64", 32, true, 0, of_tiles(DType::BF16, 64, 3, 200)},
                        {"tile of 64, with padding", 32, true, 0, of_tiles(DType::BF16, 33, 11, 200)},
                        {"tile of 256", 32, true, 0, of_tiles(DType::BF16, 256, 3, 200)}};
@@ -178,7 +178,7 @@ TEST_CASE("modes: rings without tensor maps and bulk copies") {
   for (const Axes& axes :
        {of_tiles(DType::BF16, 64, 4, 1300), of_tiles(DType::BF16, 128, 7, 900), of_tiles(DType::BF16, 64, 11, 1300),
         of_tiles(DType::BF16, 512, 9, 400), of_tiles(DType::F8_E4M3, 128, 11, 900), of_tiles(DType::F8_E4M3, 512, 9, 300),
-        of_sub_warps(DType::BF16, 128, 504), of_sub_warps(DType::F32, 100, 300, kRagged)}) {
+        of_warps(DType::BF16, 128, 504), of_warps(DType::F32, 100, 300, kRagged)}) {
     const auto workload = normal_workload(9180, axes);
     const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
     INFO("heads " << axes.heads << ", d " << axes.head_dim);
@@ -215,7 +215,7 @@ TEST_CASE("modes: keys that hold the values, with tensor maps and without") {
 TEST_CASE("modes: so many splits that their states are merged in rounds") {
   constexpr int kSplits = 70;
   for (const Axes& axes :
-       {of_sub_warps(DType::F32, 512, kSplits * kLeafKeys), of_tiles(DType::BF16, 256, 4, kSplits * kLeafKeys)}) {
+       {of_warps(DType::F32, 512, kSplits * kLeafKeys), of_tiles(DType::BF16, 256, 4, kSplits * kLeafKeys)}) {
     const auto workload = normal_workload(9150, axes);
     const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
     for (const device::LadderStep* step : device::all_kernels()) {

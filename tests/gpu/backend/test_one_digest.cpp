@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Scalar cores have the bits of the CPU, whatever the rows, the rule of what a query sees, the shards and the order
+/// (section 5).
+#include "gpu/backend/backends.hpp"
+#include "tests/support/device_params.hpp"
+#include "tests/support/seen_cases.hpp"
+
+#include <array>
+
+namespace tree_attn::test {
+namespace {
+
+/// Compares the states of random cases.
+/// @param longest row
+void check_random(unsigned seed, int n, std::int64_t longest) {
+  std::mt19937 random(seed);
+  const auto draw = [&random](std::int64_t least, std::int64_t most) {
+    return std::uniform_int_distribution<std::int64_t>(least, most)(random);
+  };
+  for (int i = 0; i < n; ++i) {
+    SeenCase c = random_seen_case(random, i % 10 == 0 ? 700 : 200, std::array{DType::F32});
+    c.axes.kv_heads = draw(1, 2), c.axes.heads = c.axes.kv_heads * draw(1, 8), c.axes.n_queries = draw(1, 8);
+    c.axes.head_dim = draw(1, longest), c.axes.value_dim = draw(1, longest);
+    c.ends_with_odd_values = i % 7 == 0 && c.axes.n_keys > 2;
+    const double softcap = i % 5 == 0 ? 0.5 + static_cast<double>(draw(0, 20)) : 0;
+    const auto workload = workload_of(c, seed + static_cast<unsigned>(i));
+    const Step step{.q = workload->query(0), .lengths = workload->lengths(), .rule = c.rule, .softcap = softcap};
+    INFO(c.text() << ", cap " << softcap << ", seed " << seed + static_cast<unsigned>(i));
+    REQUIRE(same_numbers(decode_ranges(device::backend(), c, *workload, step),
+                         decode_ranges(cpu_backend(1), c, *workload, step)));
+  }
+}
+
+}  // namespace
+
+/// @tested{eq_7, eq. (7)}
+TEST_CASE("one digest: scalar cores have the bits of the CPU, rows of up to 128") {
+  check_random(6800, takes_all_cases() ? 5000 : 140, 128);
+}
+TEST_CASE("one digest: scalar cores have the bits of the CPU, rows of up to 576") {
+  check_random(6900, takes_all_cases() ? 5000 : 60, 576);
+}
+
+}  // namespace tree_attn::test
