@@ -79,6 +79,7 @@ void Attention::open(const Ranks& ranks, const AttentionShape& shape, const Atte
   if (setup.pages.n_pages != 0) setup_.pages.most_queries = std::max<std::int64_t>(1, setup.most_queries);
   const Backend*& backend = setup_.found_backend;
   const std::string name = backend != nullptr ? std::string(backend->name()) : setup.backend;
+  std::string_view arithmetic;
   const auto refusal = refusal_of(ranks.size() > 1, [&] {
     require(setup.refusal.empty(), setup.refusal);
     algorithm_ = &find_algorithm(setup.algorithm);
@@ -87,6 +88,7 @@ void Attention::open(const Ranks& ranks, const AttentionShape& shape, const Atte
     require(std::isfinite(*setup_.scale), kHere, ": a scale of ", *setup_.scale, "; a finite number is needed");
     const std::string why = backend->refusal(shape);
     require(why.empty(), "--backend ", name, ": no kernel supports ", why);
+    arithmetic = backend->arithmetic(shape);
     algorithm_->check_ranges(kHere, ranks.size(), setup_.ranges, order, setup_.plan);
     require(setup.ranks_per_node >= 0, kHere, ": nodes of ", setup.ranks_per_node, " ranks");
     require(!is_given || (setup.ranks_per_node == 0 && !setup.shares_memory), kHere,
@@ -109,6 +111,7 @@ void Attention::open(const Ranks& ranks, const AttentionShape& shape, const Atte
   add("capacity", setup.capacity), add("comparing lengths", setup.compares_lengths);
   add("transport", is_given ? transport_->name() : "its own");
   add("hash of nodes", is_given ? hash_of_nodes(transport_->topology()) : 0);
+  add("arithmetic", arithmetic);
   require_equal(ranks, kHere, "all ranks to open attention", fields, refusal);
 
   if (!is_given) {

@@ -43,6 +43,7 @@ class KernelBackend final : public Backend {
             .score_error = 1.5,
             .n_additions = kEqualRuns.n_additions(leaf, stored.dtype) - n_tree_additions(kLeafKeys)};
   }
+  std::string_view arithmetic(const AttentionShape& shape) const override { return arithmetic_of(stored_on_device(shape)); }
   AttentionShape stored(const AttentionShape& shape) const override { return stored_on_device(shape); }
 
   using Backend::make_cache;

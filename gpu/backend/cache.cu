@@ -5,6 +5,7 @@
 
 #include "gpu/backend/append_rows.hpp"
 #include "gpu/backend/device_tensors.hpp"
+#include "gpu/engine/launch.hpp"
 
 #include <algorithm>
 #include <utility>
@@ -23,6 +24,11 @@ AttentionShape stored_on_device(const AttentionShape& shape) {
     stored.dtype = stored.value_dtype = DType::F32;
   stored.row_multiple = 16;
   return stored;
+}
+
+std::string_view arithmetic_of(const AttentionShape& stored) {
+  if (!multiplies_on_tensor_cores(params_of(stored, 1, {}), stored.dtype)) return "cpu";
+  return device().major < 9 ? "mma 8.0" : "mma 9.0";
 }
 
 DeviceCache::DeviceCache(const AttentionShape& shape, const OwnedLeaves& leaves, std::int64_t capacity)

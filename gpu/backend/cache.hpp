@@ -24,6 +24,8 @@ constexpr std::int64_t allocated_positions(std::int64_t n, LeafOrder order = Lea
 /// The types in which kernels read a shape: as they are, but a type that no kernel takes, or values of another type than
 /// the keys, become F32; and rows that begin at multiples of 16 bytes, so that kernels may copy them.
 AttentionShape stored_on_device(const AttentionShape& shape);
+/// The arithmetic of the current device for a shape as it is stored, see KvCache::arithmetic().
+std::string_view arithmetic_of(const AttentionShape& stored);
 
 /// Keys [b, n_kv, N, d_h] and values [b, n_kv, N, d_v] in device memory, dense but for padding after a row; components of
 /// the keys once. A capacity that grows takes new memory, to which the rows in use are copied. A cache in pages is the pool,
@@ -62,6 +64,7 @@ class DeviceCache final : public KvCache {
   void put_appended() const;
   /// @}
 
+  std::string_view arithmetic() const override { return arithmetic_of(shape()); }
   bool is_on_device() const override { return true; }
   std::unique_ptr<DecodeSession> open(double scale, std::int64_t most_queries = 0) const override;
 

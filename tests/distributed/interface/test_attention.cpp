@@ -56,6 +56,22 @@ DecodeOutput alone(const Inputs& in, std::span<const std::int64_t> lengths, cons
   return attention.step(in.q, rule, sink).copy();
 }
 
+/// The CPU, as if its bits were those of tensor cores.
+class OtherArithmetic final : public Backend {
+ public:
+  std::string_view name() const override { return cpu_backend().name(); }
+  std::string missing() const override { return ""; }
+  std::vector<std::string> gpus() const override { return {}; }
+  std::string refusal(const AttentionShape&) const override { return ""; }
+  ErrorTerms error_terms(const AttentionShape&) const override { return {}; }
+  std::string_view arithmetic(const AttentionShape&) const override { return "mma 8.0"; }
+  AttentionShape stored(const AttentionShape& shape) const override { return shape; }
+  std::unique_ptr<KvCache> make_cache(const AttentionShape& shape, const OwnedLeaves& leaves,
+                                      std::int64_t capacity) const override {
+    return cpu_backend().make_cache(shape, leaves, capacity);
+  }
+};
+
 /// Messages have arrived where the test says so.
 class ToldTransport : public ThreadTransport {
  public:
@@ -155,7 +171,8 @@ TEST_CASE("facade: pages and shared prefixes have the same bits on any ranks, an
   }
 }
 
-TEST_CASE("facade: other scales, and types without kernels, are refused on all ranks alike") {
+TEST_CASE("facade: other scales, other arithmetic, and types without kernels, are refused on all ranks alike") {
+  const OtherArithmetic other;
   const AttentionShape shape{
       .dtype = DType::F8_E4M3, .value_dtype = DType::F8_E4M3, .heads = 2, .kv_heads = 2, .head_dim = 8, .value_dim = 8};
   AttentionShape mixed = shape;
@@ -166,6 +183,7 @@ TEST_CASE("facade: other scales, and types without kernels, are refused on all r
     };
     CHECK(refusal(shape, {.scales = {{1, 2, 3}, {1, 1}}})
               .starts_with("Attention: ranks 0 and 1 differ in hash of key scales ("));
+    CHECK(refusal(shape, {.found_backend = &other}) == "Attention: ranks 0 and 1 differ in arithmetic (cpu and mma 8.0)");
     CHECK(refusal(mixed, {.backend = "emulated"}) ==
           "rank 1: --backend emulated: no kernel supports F8_E4M3 beside BF16; use --backend cpu");
   });

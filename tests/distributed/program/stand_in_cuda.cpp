@@ -50,6 +50,7 @@ class StandIn final : public Backend {
   }
   std::string refusal(const AttentionShape& shape) const override { return kernels_.refusal(shape); }
   ErrorTerms error_terms(const AttentionShape& shape) const override { return kernels_.error_terms(shape); }
+  std::string_view arithmetic(const AttentionShape& shape) const override { return kernels_.arithmetic(shape); }
   AttentionShape stored(const AttentionShape& shape) const override { return kernels_.stored(shape); }
   using Backend::make_cache;
   std::unique_ptr<KvCache> make_cache(const AttentionShape& shape, const OwnedLeaves& leaves,

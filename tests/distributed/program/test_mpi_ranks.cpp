@@ -109,6 +109,17 @@ TEST_CASE("ranks: input that differs from rank 0's, or is not there, is refused,
   CHECK(run(verified).status == 1);
 }
 
+TEST_CASE("ranks: devices whose tensor cores add differently are refused in one line, for types that they multiply") {
+  const Words each{"sh", "-c", "TREE_ATTN_EMULATOR_MAJOR=$((9 - ${OMPI_COMM_WORLD_RANK:-$PMI_RANK})) exec \"$0\" \"$@\"",
+                   kProgram};
+  const auto decode = [&](const char* dtype) {
+    return ranks(2, Words{"decode", "--seq-len", "200", "--head-dim", "16", "--backend", "emulated", "--dtype", dtype},
+                 each);
+  };
+  check_one_line(run(decode("bf16")), "Algorithm::open: ranks 0 and 1 differ in arithmetic (mma 9.0 and mma 8.0)");
+  CHECK(run(decode("f32")).status == 0);
+}
+
 TEST_CASE("ranks: outputs that differ between ranks fail, in the table, the report and the status") {
   // Rank 0 keeps the state that rank 1 receives from it with another bit.
   const Scratch scratch;
