@@ -36,12 +36,13 @@ __device__ __forceinline__ float sum_of_query(float x) {
 }
 
 /// 2^d for the exact d = scale x + origin - kToWhole of at most 1/4: 2^i times a polynomial of g, with i the whole number
-/// nearest to d, and g = d - i, rounded once. 0 for i < -125 and for d = -inf, so the last product is exact; NaN for NaN.
+/// nearest to d, and g = d - i, rounded once. 0 for i < -126 and for d = -inf, so the last product is exact but where i is
+/// -126; NaN for NaN.
 /// @param origin kToWhole plus a whole number of at most kLargeScore, exactly
 __device__ __forceinline__ float exp2_of_sum(float x, float scale, float origin) {
   const float whole = fused_multiply_add(x, scale, origin);
   const float p = exp2_polynomial(fused_multiply_add(x, scale, origin - whole), true);
-  return whole < kToWhole - 125 ? 0.0f : multiply(p, float_of((bits_of(whole) << 23) + bits_of(1.0f)));
+  return whole < kToWhole - 126 ? 0.0f : multiply(p, float_of((bits_of(whole) << 23) + bits_of(1.0f)));
 }
 
 /// Turns products q.k of a leaf into weights 2^(s - e), with e = ceil(max s) and D, their sum, for the query of a slot.

@@ -123,11 +123,11 @@ struct Tile {
   }
 
   /// The weight 2^(scale x - e) as 2^i times a polynomial of g, all by roundings of IEEE 754: i is the whole number next to
-  /// the exact exponent, which a sum with 1.5 2^23 leaves, g the rest, rounded once. 0 for i < -125. @pre |e| < 2^22
+  /// the exact exponent, which a sum with 1.5 2^23 leaves, g the rest, rounded once. 0 for i < -126. @pre |e| < 2^22
   __device__ static float weight(float x, float scale, float e) {
     const float origin = 0x1.8p23f - e, whole = fused_multiply_add(x, scale, origin);
     const float p = exp2_polynomial(fused_multiply_add(x, scale, origin - whole), true);
-    return whole < 0x1.8p23f - 125 ? 0.0f : multiply(p, float_of((bits_of(whole) << 23) + bits_of(1.0f)));
+    return whole < 0x1.8p23f - 126 ? 0.0f : multiply(p, float_of((bits_of(whole) << 23) + bits_of(1.0f)));
   }
 
   /// Turns products x into weights 2^(s - e), with s = scale x and e = ceil(max s), and sets e and their sum D. From 2^23

@@ -33,7 +33,7 @@ __device__ inline float weight(float x, float scale, float e) {
   if (!(std::fabs(e) < 0x1p22f)) x = rounded - e, scale = 1, e = 0;
   const float origin = 0x1.8p23f - e, whole = fused_multiply_add(x, scale, origin);
   const float p = exp2_polynomial(fused_multiply_add(x, scale, origin - whole), true);
-  return whole < 0x1.8p23f - 125 ? 0.0f : multiply(p, float_of((bits_of(whole) << 23) + bits_of(1.0f)));
+  return whole < 0x1.8p23f - 126 ? 0.0f : multiply(p, float_of((bits_of(whole) << 23) + bits_of(1.0f)));
 }
 
 /// A block, and kRows queries. A thread has, of eight of them at a time, two: its slots.
