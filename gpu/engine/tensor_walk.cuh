@@ -42,7 +42,8 @@ __device__ __forceinline__ float sum_of_query(float x) {
 __device__ __forceinline__ float exp2_of_sum(float x, float scale, float origin) {
   const float whole = fused_multiply_add(x, scale, origin);
   const float p = exp2_polynomial(fused_multiply_add(x, scale, origin - whole), true);
-  return whole < kToWhole - 126 ? 0.0f : multiply(p, float_of((bits_of(whole) << 23) + bits_of(1.0f)));
+  const float power = multiply(p, float_of((bits_of(whole) << 23) + bits_of(1.0f)));
+  return float_of(bits_of(power) & (whole < kToWhole - 126 ? 0u : ~0u));
 }
 
 /// Turns products q.k of a leaf into weights 2^(s - e), with e = ceil(max s) and D, their sum, for the query of a slot.

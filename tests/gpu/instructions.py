@@ -9,8 +9,8 @@ packets X.o ... fails where a kernel of one-shot stores or loads a packet other 
 The code is what `cuobjdump -sass` prints, see toolkit.py; where that is missing, `count` says so and exits with 77, and so does `packets`.
 
 What is counted
-* A walk on tensor cores is an innermost loop that makes weights and multiplies (HMMA). Weights are where an ex2 instruction (MUFU.EX2) is, or the
-  second coefficient of the polynomial of 2^x is added. On scalar cores it is a loop over leaves that holds two loops that multiply (FMUL): over the keys
+* A walk on tensor cores is an innermost loop that makes weights and multiplies (HMMA). Weights are where the second coefficient of the polynomial of 2^x
+  is added to a product (FFMA). On scalar cores it is a loop over leaves that holds two loops that multiply (FMUL): over the keys
   of a leaf, and over its values. A kernel has one per way to its
   rows, named by the copies in the loop: bulk (UBLKCP), tensor map (UTMALDG), cp.async (LDGSTS), loads (LDG of
   16 bytes). A kernel without code, for it is not compiled for this architecture,
@@ -48,6 +48,7 @@ BYTES = 16  # of one instruction
 LEAF_KEYS, KEYS_PER_STEP, WARP, LONGEST_ROW = 64, 8, 32, 576
 COPIES = {"UBLKCP": "bulk", "UTMALDG": "tensor map", "LDGSTS": "cp.async", "LDG.E.128.CONSTANT": "loads"}  # in order of precedence
 MOST_CHANGE = 0.05  # of the instructions of a leaf, from what the documentation shows
+SLOT_KEYS = 8  # weights that a lane makes at once
 FEWEST_STORES, FEWEST_PRODUCTS = 4, 4  # FMULs and stores in a block that is about a state, not about one element
 
 FUNCTION = re.compile(r"\s*Function : (\S+)")
@@ -90,7 +91,11 @@ class Block:
         return sum((i.opcode + ".").startswith(tuple(opcode + "." for opcode in opcodes)) for i in self.instructions)
 
     def makes_weights(self):
-        return any(i.opcode == "MUFU.EX2" or i.base in ("FFMA", "FADD") and SECOND_COEFFICIENT.search(i.operands) for i in self.instructions)
+        return any(i.base == "FFMA" and SECOND_COEFFICIENT.search(i.operands) for i in self.instructions)
+
+    def caps_scores(self):
+        """Whether it has the polynomial of a soft cap, which is not fused."""
+        return any(i.base == "FADD" and SECOND_COEFFICIENT.search(i.operands) for i in self.instructions)
 
     def cost(self):
         return self.times * len(self.instructions)
@@ -383,7 +388,7 @@ def walks_of(name, instructions):
 
         enough = 1000 + worker.least
         one = cheapest(blocks, body, head, place, lambda b: (weight(b), n_copies(b)), enough)
-        end = cheapest(blocks, body, head, place, lambda b: (weight(b), 1000 * n_copies(b) + of_states(b)), enough)
+        end = cheapest(blocks, body, head, place, lambda b: (weight(b), -10000 if b.caps_scores() else 1000 * n_copies(b) + of_states(b, SLOT_KEYS + 1)), enough)
         if one is None:
             raise ValueError(f"{name}: no way around the loop at {blocks[head].instructions[0].address:#x} does the work of a pass; is a part of it a loop?")
         walks.append(walk_of(worker, blocks, place, body, instructions, one[0], (one[0] + end[0]) / 2, {*one[1], *end[1]}))
@@ -395,12 +400,10 @@ def copies_of(blocks, body):
     return next((opcode for opcode in COPIES if any(blocks[b].count(opcode) for b in body)), None)
 
 
-def of_states(block):
-    """Multiplications and stores of a block that is about a state."""
-    if block.count("F2I"):  # the exponential of a soft cap
-        return 0
+def of_states(block, fewest=FEWEST_PRODUCTS):
+    """Multiplications and stores of a block that is about a state. @param fewest multiplications that it has"""
     n, stores = block.count("FMUL"), block.count("ST", "STG", "STS")
-    return (n if n >= FEWEST_PRODUCTS else 0) + (stores if stores >= FEWEST_STORES else 0)
+    return (n if n >= fewest else 0) + (stores if stores >= FEWEST_STORES else 0)
 
 
 def walk_of(worker, blocks, place, body, instructions, one, per_leaf, hot):
