@@ -18,7 +18,6 @@ import itertools
 import json
 import math
 import os
-import platform
 import random
 import re
 import struct
@@ -150,7 +149,6 @@ def main():
     what.add_argument("--record", action="store_true")
     what.add_argument("--only", default="*", metavar="PATTERN")
     arguments = parser.parse_args()
-    library = " ".join(platform.libc_ver())
     asked = [command for command in commands() if fnmatch.fnmatch(command, arguments.only)]
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         inputs = Inputs(Path(folder))
@@ -158,16 +156,12 @@ def main():
             inputs.path(name)
         found = dict(zip(asked, pool.map(lambda command: run(arguments.program, command, inputs), asked)))
     if arguments.record:
-        TABLE.write_text(f"# Written by digests.py --record, with {library}: 2^x of emulated scalar cores is that of the C library.\n" +
+        TABLE.write_text("# Written by digests.py --record\n" +
                          "".join(f"{'  '.join([command, *digests])}\n" for command, digests in found.items()))
         print(f"{len(found)} decodes recorded")
         return 0
-    first, *lines = TABLE.read_text().splitlines()
+    _, *lines = TABLE.read_text().splitlines()
     known = {command: digests for command, *digests in (line.split("  ") for line in lines)}
-    if f"with {library}:" not in first:
-        print(f"not compared, for the table is of another C library than {library}: F32 that is emulated")
-        found, known = ({command: digests for command, digests in table.items() if "emulated" not in command or "f32" not in command}
-                        for table in (found, known))
     changed = 0
     for command in [*found, *(command for command in known if command not in found and fnmatch.fnmatch(command, arguments.only))]:
         old, new = known.get(command, ["nothing"]), found.get(command, ["nothing"])
