@@ -126,7 +126,7 @@ Factors<n> factors_of(const BoxMatrix& matrix, int from, bool is_transposed) {
   const auto put = [&](int k, int i, const std::byte* at) {
     T element;
     std::memcpy(&element, at, sizeof element);
-    // Of a, rows are those of the tile; of b, rows are k.
+    // A row of a is one of the tile; a row of b is a k.
     (n == 16 ? factors.value[i][k] : factors.value[k][i]) = widen(element);
   };
   for (int i = 0; i < n; ++i) {

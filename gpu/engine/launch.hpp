@@ -100,9 +100,9 @@ void set_scale(DecodeParams& params, DType dtype, double scale);
 std::string accepts_any_grid(const DecodeParams& params, DType dtype);
 /// The same, and rows that do not start at multiples of 16 bytes: what the kernels of the library refuse.
 std::string accepts_copied_rows(const DecodeParams& params, DType dtype);
-/// What accepts_any_grid() refuses, F8_E4M3, and more rows than the second axis of a grid can count.
+/// Refuses as accepts_any_grid(), and F8_E4M3, and more rows than the second axis of a grid can count.
 std::string accepts_any_rows(const DecodeParams& params, DType dtype);
-/// The same, what tensor cores multiply, and rows that are not aligned or not a multiple of 16 bytes long.
+/// Refuses likewise, and what tensor cores multiply, and rows that are not aligned or not a multiple of 16 bytes long.
 std::string accepts_aligned_rows(const DecodeParams& params, DType dtype);
 /// What accepts_any_rows() refuses, what tensor cores do not multiply, and rows that are not aligned.
 std::string accepts_tensor_rows(const DecodeParams& params, DType dtype);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What the kernels of the library are made of, as a concept: a thread group for a shape, a warp on scalar cores or a
-/// warp on tensor cores, and its way to keys and values (sections 5 and 6.3).
+/// @brief Pipelines, of which the kernels of the library are made, as a concept: a thread group for a shape, a warp on
+/// scalar cores or a warp on tensor cores, and its way to keys and values (sections 5 and 6.3).
 #pragma once
 
 #include "gpu/engine/launch.hpp"
@@ -113,7 +113,7 @@ void describe_rows(const DecodeParams& params, TileMaps& maps) {
   if (params.n_rows() == 0 || params.rows_end() == params.begin) return;  // nothing is copied
   const TensorArray k = array_of(params.k, params.d_h);
   encode_tensor_map(k, &maps.k);
-  // Of values without components keys are copied, and not used.
+  // Without components of values the map is that of the keys, and nothing uses it.
   encode_tensor_map(params.d_v > 0 ? array_of(params.v, params.d_v) : k, &maps.v);
 }
 
