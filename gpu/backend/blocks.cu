@@ -100,7 +100,7 @@ __global__ void finish_states(const float* memory, DeviceBlocks::Pair states, fl
     const float own = load_fresh(left + i);
     return is_one ? own : merge_element(r, own, load_fresh(right + i));
   };
-  // Without a sink the weight is 0, which changes no bit.
+  // Without a sink its weight is -0, which changes no bit.
   const SinkState sink(sinks == nullptr ? -std::numeric_limits<float>::infinity() : load_once(sinks + row));
   const Rescale<float> with_sink = rescale(r.shift, sink.shift);
   const float e_and_D[] = {with_sink.shift, merge_element(with_sink, merged(kSum), sink.weight)};

@@ -133,7 +133,7 @@ class BoxRing : BoxRows<typename Tile::Stored, Leaves_> {
   struct Place {
     int stage, parity;
   };
-  /// That of a box, counted from the first of the leaf at hand.
+  /// The place of a box, counted from the first of the leaf at hand.
   __device__ __forceinline__ Place place_of(int box) const {
     Place place{stage_ + box, parity_};
     TREE_ATTN_LOOP

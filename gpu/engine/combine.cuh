@@ -218,12 +218,14 @@ __device__ __forceinline__ void combine_block(const Params& params, const UnitMe
   if (threadIdx.x < kWarp) CombinedOutput{output, params.n_rows(), row, component, params.d_v}.write(subtree, state);
 }
 
-/// Grid: query rows, slices of kSlice components, and subtrees that cover the shard, or 1 where rows are finished. Block: a
-/// power of two of warps, at most kMostCombining, each with neighbouring units of a row; the first one merges what they
-/// have. Reads: states of units, lengths; of sums that are not finite the queries, keys and values too. Writes: rows, or the
-/// states of the shard; sums that it has replaced.
+/// Combines the states of units.
 /// @tparam Tile ReplacingTile of the thread group of the walks
 /// @tparam Params DecodeParams, or ListedParams for leaves in the order of a list
+/// - Grid: query rows, slices of kSlice components, and subtrees that cover the shard, or 1 where rows are finished.
+/// - Block: a power of two of warps, at most kMostCombining, each with neighbouring units of a row; the first one merges
+///   what they have.
+/// - Reads: states of units, lengths; of sums that are not finite the queries, keys and values too.
+/// - Writes: rows, or the states of the shard; sums that it has replaced.
 /// @paper{alg_3, Alg. 3}
 template <class Tile, class Params>
 __global__ void __launch_bounds__(kMostCombining* kWarp, 2)
@@ -241,7 +243,7 @@ inline Launch launch_of_combine(const DecodeParams& params, const UnitMemory& me
           .overlaps = plan.overlaps};
 }
 
-/// Launches it after the walks of a step, of one stored type. @throws DeviceError if the launch fails
+/// Launches combine() after the walks of a step, of one stored type. @throws DeviceError if the launch fails
 template <class T, class Params>
 void run_combine(const Params& params, const UnitMemory& memory, const DeviceOutput& output, const LaunchPlan& plan,
                  Stream stream);

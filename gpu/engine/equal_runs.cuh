@@ -6,8 +6,7 @@
 /// *taker*, a warp, a team or a block, takes a part of it, wherever that begins and ends (units.hpp). So neither 16 heads on
 /// 132 multiprocessors nor one long sequence among short ones leave a multiprocessor idle: all end within a unit of each
 /// other. A second launch combines the states (combine.cuh). One kernel for all shapes: tensor cores for 16 bits in values
-/// of up to 512 elements, scalar cores, with the bits of the
-/// CPU, for all else.
+/// of up to 512 elements, scalar cores, with the bits of the CPU, for all else.
 #pragma once
 
 #include "gpu/engine/combine.cuh"
@@ -15,8 +14,12 @@
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
-/// The library kernel: it decodes units, and combine() does the rest. Grid: at most a block a multiprocessor. Reads:
-/// queries, keys, values, lengths. Writes: a state for each unit and row.
+/// Decodes units: the walks of the library, after which combine() does the rest.
+/// @tparam Pipeline a kind of thread group and its way to keys and values
+/// - Grid: at most a block for each multiprocessor.
+/// - Block: the threads that the plan of the pipeline says, at most Pipeline::kThreads.
+/// - Reads: queries, keys, values, lengths.
+/// - Writes: a state for each unit and row.
 ///
 /// Every warp works out its first run by itself, and starts its first copies before the launch before this one has ended,
 /// see begin_early().

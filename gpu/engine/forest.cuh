@@ -34,7 +34,7 @@ inline constexpr std::size_t kLeastSharedBytes = 99 * 1024, kMostSharedBytes = 2
 /// Shared memory of a kernel beside that of its pipeline: at most four small things, each at a multiple of 128 bytes.
 inline constexpr std::size_t kKernelBytes = 4 * 128;
 
-/// Whether all devices of this architecture leave room for the largest block, so that its size is a constant in kernels. It
+/// True if all devices of this architecture leave room for the largest block, so that its size is a constant in kernels. It
 /// saves registers.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200
 inline constexpr bool kFitsLargestBlock = true;
@@ -181,11 +181,11 @@ class LaneStates {
   float* memory_;
 };
 
-/// Those of one slot of a thread group.
+/// States of one slot of a thread group.
 template <IsThreadGroup ThreadGroup>
 using GroupStates = LaneStates<ThreadGroup::kElements, ThreadGroup::kLanes>;
 
-/// Where the last subtree waits for its sibling: in registers, one state per slot.
+/// Keeps the last subtree, which waits for its sibling, in registers: one state per slot.
 template <int kElements, int kSlots = 1>
 class InRegisters {
  public:

@@ -18,7 +18,7 @@ inline std::int64_t choose_blocks(const DecodeParams& params, std::int64_t n_que
   return params.batch == 1 && even * 10 >= n * 9 ? even : n;
 }
 
-/// How many blocks of what kind.
+/// Plans the number of blocks and their kind.
 template <class T, class Params>
 LaunchPlan plan_equal_runs(const Params& params, const LaunchOptions& options) {
   LaunchPlan plan;

@@ -22,7 +22,7 @@ struct DecodeKernel {
   double (*n_additions)(const DecodeParams& params, DType dtype);
   /// Why it cannot take such a problem, in a few words; empty if it can.
   std::string (*refusal)(const DecodeParams& params, DType dtype);
-  /// How it will be launched. @pre refusal() is empty
+  /// Plans its launch. @pre refusal() is empty
   LaunchPlan (*plan)(const DecodeParams& params, DType dtype, const LaunchOptions& options) = nullptr;
   /// Launches. @pre plan() is of the same shapes
   void (*run)(const DecodeParams& params, DType dtype, const DeviceOutput& output, const LaunchPlan& plan,

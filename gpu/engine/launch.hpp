@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What is settled on the host before a launch: how a step is laid out, and what shapes kernels take (sections 5 and
+/// @brief Decisions of the host before a launch: how a step is laid out, and what shapes kernels take (sections 5 and
 /// 6).
 #pragma once
 
@@ -14,13 +14,13 @@
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
-/// What a caller may ask of a launch plan. 0 leaves it to the step, which looks at the shape and the device.
+/// Options of a launch plan. 0 leaves it to the step, which looks at the shape and the device.
 struct LaunchOptions {
   int n_splits = 0;   ///< parts that the keys of a kv head are cut into, each for a block of its own
   int unit_log = -1;  ///< leaves of a unit, as a power of two; negative: what the lengths ask for. For tests
 };
 
-/// What a step has picked: enough to launch, and to say.
+/// The launch that a step has picked: enough to launch it, and to say so.
 struct LaunchPlan {
   int n_splits = 1;              ///< blocks that share the keys of a kv head; of units the blocks of the grid for each
   int n_threads = 128;           ///< threads of a block
@@ -45,7 +45,7 @@ struct Workspace {
 /// Largest d_h and d_v that any kernel takes, and largest d_v on tensor cores.
 inline constexpr int kLongestRow = 576, kLongestValue = 512;
 
-/// Whether this build has kernels for a stored type. TREE_ATTN_NO_F16_KERNELS leaves those for F16 out, where kernels are
+/// True if this build has kernels for a stored type. TREE_ATTN_NO_F16_KERNELS leaves those for F16 out, where kernels are
 /// compiled to be checked: they are the templates that BF16 uses too.
 #if defined(TREE_ATTN_NO_F16_KERNELS)
 inline constexpr bool kHasF16Kernels = false;
@@ -56,8 +56,8 @@ template <class T>
 inline constexpr bool kHasKernels = DTypeTraits<T>::kUnit != KernelUnit::None &&
                                     (kHasF16Kernels || DTypeTraits<T>::kDType != DType::F16);
 
-/// What tensor cores multiply, and queries are stored as, where keys and values are of a type: F8_E4M3 is widened to BF16,
-/// exactly.
+/// The type that tensor cores multiply, and of stored queries, where keys and values are of a type: F8_E4M3 is widened to
+/// BF16, exactly.
 template <class T>
 using Multiplied = std::conditional_t<std::is_same_v<T, Float8>, BFloat16, T>;
 constexpr DType multiplied(DType dtype) { return dtype == DType::F8_E4M3 ? DType::BF16 : dtype; }
@@ -73,7 +73,7 @@ void with_type(DType dtype, const F& f) {
   });
 }
 
-/// The same for the steps of the ladder, which have no kernels for F8_E4M3.
+/// Calls with the stored type likewise for the steps of the ladder, which have no kernels for F8_E4M3.
 template <class F>
 void with_step_type(DType dtype, const F& f) {
   with_type(dtype, [&]<class T>(T element) {
@@ -83,10 +83,10 @@ void with_step_type(DType dtype, const F& f) {
 
 /// The axes of a shape, l queries and the positions of a cache as a kernel sees them; no pointers yet.
 DecodeParams params_of(const AttentionShape& shape, std::int64_t l, KeyRange capacity);
-/// Whether every row of k and v starts at a multiple of 16 bytes, so that 16 bytes may be copied at once.
+/// True if every row of k and v starts at a multiple of 16 bytes, so that 16 bytes may be copied at once.
 bool starts_aligned(const DecodeParams& params, DType dtype);
 
-/// Whether a row of k, and one of v, can be copied at once: a multiple of 16 bytes that starts at one.
+/// True if a row of k, and one of v, can be copied at once: a multiple of 16 bytes that starts at one.
 bool has_bulk_rows(const DecodeParams& params, DType dtype);
 
 /// Sets query_scale and score_scale to split_scale(scale).
@@ -95,19 +95,20 @@ bool has_bulk_rows(const DecodeParams& params, DType dtype);
 /// cores, which take queries in 16 bits, would round what is made smaller.
 void set_scale(DecodeParams& params, DType dtype, double scale);
 
-/// What the kernels refuse, in a few words; empty if nothing. All refuse F64, d of more than kLongestRow, values of F8_E4M3
-/// of more than kLongestValue, and more than kMostWorkItems.
+/// Refuses a shape, in a few words; empty if the kernels take it. All refuse F64, d of more than kLongestRow, values of
+/// F8_E4M3 of more than kLongestValue, and more than kMostWorkItems.
 std::string accepts_any_grid(const DecodeParams& params, DType dtype);
-/// The same, and rows that do not start at multiples of 16 bytes: what the kernels of the library refuse.
+/// Refuses likewise, and rows that do not start at multiples of 16 bytes: so do the kernels of the library.
 std::string accepts_copied_rows(const DecodeParams& params, DType dtype);
 /// Refuses as accepts_any_grid(), and F8_E4M3, and more rows than the second axis of a grid can count.
 std::string accepts_any_rows(const DecodeParams& params, DType dtype);
-/// Refuses likewise, and what tensor cores multiply, and rows that are not aligned or not a multiple of 16 bytes long.
+/// Refuses as accepts_any_rows(), and types that tensor cores multiply, and rows that are not aligned or not a multiple of
+/// 16 bytes long.
 std::string accepts_aligned_rows(const DecodeParams& params, DType dtype);
-/// What accepts_any_rows() refuses, what tensor cores do not multiply, and rows that are not aligned.
+/// Refuses as accepts_any_rows(), and types that tensor cores do not multiply, and rows that are not aligned.
 std::string accepts_tensor_rows(const DecodeParams& params, DType dtype);
 
-/// Whether tensor cores multiply: elements of 16 or 8 bits, in values of at most kLongestValue.
+/// True if tensor cores multiply: elements of 16 or 8 bits, in values of at most kLongestValue.
 ///
 /// A function of the type and of the length of rows alone, for it changes bits. So a query has the same bits alone and among
 /// others, in a batch, and on every device whose tensor cores add alike: those of compute capability 8 do, and those from 9

@@ -18,7 +18,7 @@
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
-/// Which positions are seen, counted from one of them: those of [begin, end), and those below `sinks` and `end`.
+/// The positions that are seen, counted from one of them: those of [begin, end), and those below `sinks` and `end`.
 struct SeenHere {
   int sinks, begin, end;
 };
@@ -38,13 +38,13 @@ class ContiguousLeaves {
         n_older_(used.end <= range.end ? n_leaves_ - 1 : n_leaves_) {}
 
   __device__ __forceinline__ int n_leaves() const { return n_leaves_; }
-  /// Whether the first n leaves, or all if there are fewer, are older than the newest of the sequence, that of its last key.
+  /// True if the first n leaves, or all if there are fewer, are older than the newest of the sequence, that of its last key.
   __device__ __forceinline__ bool are_older(int n) const { return n <= n_older_ || n_older_ == n_leaves_; }
   /// Positions up to the last key.
   __device__ __forceinline__ int n_positions() const { return end_key_ > 0 ? end_key_ : 0; }
-  /// Which positions from `at` on have a key that is seen, counted from there, as far as the leaf goes.
+  /// The positions from `at` on that have a key that is seen, counted from there, as far as the leaf goes.
   __device__ __forceinline__ SeenHere seen(int at) const { return {0, 0, end_key_ - at}; }
-  /// Whether all queries see the same keys of leaf i, those that seen() says. @param n_edge DecodeParams::n_edge()
+  /// True if all queries see the same keys of leaf i, those that seen() says. @param n_edge DecodeParams::n_edge()
   __device__ __forceinline__ bool are_seen_alike(int i, int n_edge) const {
     return n_edge == 0 || end_key_ - (i + 1) * static_cast<int>(kLeafKeys) >= n_edge;
   }
@@ -54,7 +54,8 @@ class ContiguousLeaves {
   /// The position that rows are counted from, as DecodeParams::key() takes it, and the row of a position.
   __device__ __forceinline__ std::int64_t origin() const { return origin_; }
   __device__ __forceinline__ int row(int at) const { return at; }
-  /// The same for steps of eight positions, one after the other; the second argument keeps the row of the leaf between them.
+  /// The row of a position, for steps of eight positions, one after the other; the second argument keeps the row of the leaf
+  /// between them.
   __device__ __forceinline__ int next_row(int at, int& /*first*/) const { return at; }
 
   /// The slot of leaf i in the tree.

@@ -14,8 +14,8 @@
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
-/// Whether a wait gives up, because it has taken too long, another wait of this device has, or a rank has failed. Checked in
-/// one of sixteen polls; the word of the host, which is far away, in one of 1024, about once in a millisecond.
+/// Says when a wait gives up, because it has taken too long, another wait of this device has, or a rank has failed. Checked
+/// in one of sixteen polls; the word of the host, which is far away, in one of 1024, about once in a millisecond.
 class Patience {
  public:
   __device__ __forceinline__ bool is_over(const Peers& peers, unsigned step, int source, std::int64_t row) {
@@ -149,7 +149,7 @@ inline std::size_t exchange_bytes(const Peers& peers, const UnitMemory& memory, 
          static_cast<std::size_t>(kReceived * state_floats(d_v)) * sizeof(float);
 }
 
-/// What exchange_states() notes in tests; the library notes nothing.
+/// Notes of exchange_states(), which tests take; the library takes none.
 struct NoNotes {
   __device__ __forceinline__ void combined() const {}
   __device__ __forceinline__ void sent() const {}
@@ -252,10 +252,12 @@ __device__ __forceinline__ void exchange_block(const DecodeParams& params, const
   notes.merged();
 }
 
-/// Combines the units of the shard and exchanges the states of all devices. Grid: as many blocks as there are rows and the
-/// device holds at once, each with the rows that are as many apart. Block: as combine() has, and a warp for each slice.
-/// Reads: states of units, lengths, the own window; queries, keys and values as combine() does. Writes: the windows of all
-/// devices, finished rows, counters of steps.
+/// Combines the units of the shard and exchanges the states of all devices.
+/// @tparam Tile ReplacingTile of the thread group of the walks
+/// - Grid: as many blocks as there are rows and the device holds at once, each with the rows that are as many apart.
+/// - Block: as combine() has, and a warp for each slice.
+/// - Reads: states of units, lengths, the own window; queries, keys and values as combine() does.
+/// - Writes: the windows of all devices, finished rows, counters of steps.
 /// @paper{alg_3, Alg. 3}
 template <class Tile>
 __global__ void __launch_bounds__(kMostCombining* kWarp)

@@ -94,7 +94,7 @@ struct DecodeParams {
   TREE_ATTN_HOST_DEVICE std::int64_t rows_end() const {
     return begin < readable_end && readable_end < end ? readable_end : end;
   }
-  /// What a row of the group of a kv head sees.
+  /// The rule of what a row of the group of a kv head sees.
   TREE_ATTN_HOST_DEVICE Seen seen(std::int64_t kv_head, std::int64_t r) const {
     return rule.of(lengths[entry_of(kv_head)], n_queries, Count(r) % Count(n_queries));
   }
@@ -107,7 +107,7 @@ struct DecodeParams {
   TREE_ATTN_HOST_DEVICE int n_edge() const { return rule.causal ? static_cast<int>(n_queries) - 1 : 0; }
   /// Positions of the shard that are in use by a kv head.
   TREE_ATTN_HOST_DEVICE KeyRange in_use(std::int64_t kv_head) const { return in_use_by_entry(entry_of(kv_head)); }
-  /// The same by all kv heads of a batch entry.
+  /// The keys that all kv heads of a batch entry use.
   TREE_ATTN_HOST_DEVICE KeyRange in_use_by_entry(std::int64_t entry) const {
     const std::int64_t length = lengths[entry];
     return {begin, length < begin ? begin : length < end ? length : end};
@@ -138,7 +138,7 @@ struct DecodeParams {
   }
 };
 
-/// Where a kernel leaves its result: the finished rows, or if there is more to come the forest of the shard.
+/// Memory for the result of a kernel: the finished rows, or if there is more to come the forest of the shard.
 struct DeviceOutput {
   float* states = nullptr;  ///< [subtrees][n_rows][2 + d_v], the subtrees that cover(begin, end) names, if out is null
   float* out = nullptr;     ///< z [n_rows, d_v], or null

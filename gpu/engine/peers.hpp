@@ -88,7 +88,7 @@ struct Peers {
   TREE_ATTN_HOST_DEVICE int n_slots(int device) const { return first_slot[device + 1] - first_slot[device]; }
   /// Packets of a window.
   std::int64_t n_window() const { return 2 * half; }
-  /// Where the packets of a row lie in every window: those of the subtrees of a device, one after the other.
+  /// Offset of the packets of a row in every window: those of the subtrees of a device, one after the other.
   TREE_ATTN_HOST_DEVICE std::int64_t offset(unsigned step, int device, std::int64_t row) const {
     return static_cast<std::int64_t>(step & 1) * half + (first_slot[device] * n_rows + row * n_slots(device)) * n_packets;
   }

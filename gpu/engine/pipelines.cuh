@@ -17,7 +17,7 @@
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
-/// What a device leaves to the plan: how large a block of a pipeline is there.
+/// The size of a block of a pipeline on a device.
 struct BlockSize {
   int n_threads = 0, n_stages = 0;
   std::size_t n_bytes = 0;  ///< of shared memory, for the pipeline
@@ -34,9 +34,9 @@ BlockSize fit_block(const typename Pipeline::Params& params) {
   return Pipeline::fit(device().shared_bytes - kKernelBytes, params.group);
 }
 
-/// What a kernel is made of: a kind of thread group and its way to keys and values. All threads of a block construct one at
-/// the start, and it walks over every run of theirs. Its arguments are made on the host, and are a parameter of the kernel
-/// that outlives the pipeline.
+/// A pipeline, of which a kernel is made: a kind of thread group and its way to keys and values. All threads of a block
+/// construct one at the start, and it walks over every run of theirs. Its arguments are made on the host, and are a
+/// parameter of the kernel that outlives the pipeline.
 template <class Pipeline>
 concept IsPipeline = IsThreadGroup<typename Pipeline::ThreadGroup> &&
     requires(Pipeline pipeline, Arena& arena, const typename Pipeline::Arguments& arguments,
@@ -88,7 +88,7 @@ constexpr int log_rows_of(int n_row_tiles) {
   return kLogRows + (n_row_tiles >> 1);
 }
 
-/// Whether a way in which rows are copied is compiled for this architecture.
+/// True if a way in which rows are copied is compiled for this architecture.
 template <RowCopy kCopy>
 #if defined(__CUDA_ARCH__)
 inline constexpr bool kHasCopies = (kCopy == RowCopy::TensorMap) == (__CUDA_ARCH__ >= 900);

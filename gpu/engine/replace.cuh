@@ -137,7 +137,7 @@ struct Replacement {
     __syncwarp();
   }
 
-  /// That of a unit.
+  /// The state of a unit.
   __device__ __forceinline__ void unit_state(const Leaves& leaves, SliceState& state) const {
     Count waits = 0;
     int n_parked = 0;

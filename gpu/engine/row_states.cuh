@@ -22,7 +22,7 @@ constexpr std::size_t combining_bytes(int n_warps, int n_parked) {
 /// A slice of a state, four components a lane.
 using SliceState = LaneState<4>;
 
-/// Whether a component is not finite, where D is a number: else all components are NaN, whatever the values are. One warp.
+/// True if a component is not finite, where D is a number: else all components are NaN, whatever the values are. One warp.
 __device__ __forceinline__ bool is_broken(const SliceState& state) {
   float zero = 0;  // 0 * x is NaN if x is not finite
   TREE_ATTN_UNROLL

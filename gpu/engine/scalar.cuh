@@ -17,7 +17,7 @@ namespace tree_attn::TREE_ATTN_PLATFORM {
 /// Neighbouring keys that a warp computes together, the first at a multiple of eight, and such steps in a leaf.
 inline constexpr int kKeysPerStep = 8, kStepsPerLeaf = static_cast<int>(kLeafKeys) / kKeysPerStep;
 
-/// How values of up to kDim elements are spread over a warp: lane i holds the i-th four elements of each 128.
+/// A warp over which values of up to kDim elements are spread: lane i holds the i-th four elements of each 128.
 template <class Stored, int kDim_>
 struct ScalarWarp {
   using T = Stored;
@@ -28,9 +28,9 @@ struct ScalarWarp {
   /// Elements of a row in shared memory, in which a key or a value has its place.
   static constexpr int kRowElements = kDim < kLongestRow ? kDim : kLongestRow;
 
-  /// Which of the kRows queries a slot of a lane is about.
+  /// The query, of kRows, that a slot of a lane is about.
   __host__ __device__ static int row(int, int) { return 0; }
-  /// Where a lane has its part of a state.
+  /// The place of a lane's part in a state.
   __host__ __device__ static int place(int lane) { return lane; }
 
   /// Index in the value of element c of a lane.
@@ -49,7 +49,7 @@ concept IsRows = requires(const Rows& rows, int i, int first) {
   { rows(i, first) } -> std::same_as<Four<T>>;
 };
 
-/// Whether x is a number: neither Inf nor NaN.
+/// True if x is neither Inf nor NaN.
 __device__ __forceinline__ bool is_finite(float x) { return std::fabs(x) <= std::numeric_limits<float>::max(); }
 
 /// Elements that four lanes of a dot product take one after the other: four, or eight where two neighbours share a lane.
@@ -231,7 +231,7 @@ class KeySteps {
     const int left = size_ - i * kStepsPerLeaf;
     return left < kStepsPerLeaf ? left : kStepsPerLeaf;
   }
-  /// Which of the eight positions of a step have a key that is seen, bit by bit. Other rows are never read.
+  /// The positions of a step, of eight, that have a key that is seen, bit by bit. Other rows are never read.
   __device__ __forceinline__ unsigned valid(int step) const {
     const SeenHere seen = leaves_.seen(step * kKeysPerStep);
     const unsigned hidden = lowest_of_eight(seen.begin), sinks = lowest_of_eight(seen.sinks);
@@ -243,16 +243,16 @@ class KeySteps {
   int size_ = 0;
 };
 
-/// Where a warp finds its rows, eight at a time: of each leaf the keys of its steps, and then their values. wait() makes the
-/// next eight readable and returns a reader of them, next() says that they have been read. Rows that no query sees may hold
-/// anything.
+/// A source in which a warp finds its rows, eight at a time: of each leaf the keys of its steps, and then their values.
+/// wait() makes the next eight readable and returns a reader of them, next() says that they have been read. Rows that no
+/// query sees may hold anything.
 template <class Source>
 concept IsRowSource = requires(Source& source) {
   source.wait();
   source.next();
 };
 
-/// Where a leaf waits for its sibling: in shared memory, where a warp has many components.
+/// The memory in which a leaf waits for its sibling: shared memory, where a warp has many components.
 template <class Warp>
 using WaitingLeaf = std::conditional_t<(Warp::kElements > 8), InSharedMemory<Warp>, InRegisters<Warp::kElements>>;
 /// Shared memory that a warp has, in 16-byte vectors: the query, the weights of a leaf, and the leaf that waits.

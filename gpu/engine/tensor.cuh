@@ -22,7 +22,7 @@
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
-/// How kRows queries are spread over a warp, or over four of which each has boxes of components of its own.
+/// A tile of kRows queries, spread over a warp, or over four of which each has boxes of components of its own.
 ///
 /// It is how products leave S^T [keys, columns] and O^T [components, columns] in registers: with g = lane / 4 and
 /// t = 2 (lane % 4), a lane has of every 16 x 8 tile the rows g and g + 8 of the columns t and t + 1. Scores, weights and
@@ -44,9 +44,9 @@ struct MmaTile {
   static constexpr int kProducts = 4 - kColumns;              ///< products with the parts of a weight
   static constexpr int kSteps = 4 * kBoxes;                   ///< 16 x 16 tiles of values, for each warp
 
-  /// Which of the kRows queries a slot of a lane is about.
+  /// The query, of kRows, that a slot of a lane is about.
   __host__ __device__ static int row(int lane, int slot) { return ((lane & 3) * 2 + slot) >> (kColumns - 1); }
-  /// Where a lane has its part of a state: the lanes of a query side by side, the first queries first.
+  /// The place of a lane's part in a state: the lanes of a query side by side, the first queries first.
   __host__ __device__ static int place(int lane) { return (lane & 3) * (kLanes / 4) + (lane >> 2); }
   /// Index in the row of element c of a lane: the boxes of the warps take turns.
   __host__ __device__ static int component(int lane, int c) {
@@ -70,7 +70,7 @@ __device__ __forceinline__ int score_key(int lane, int i, int h) { return 16 * i
 __device__ __forceinline__ int matrix_vector(int lane, int step) {
   return lane % 16 * kRowVectors + swizzled_unit(lane % 16, 2 * step + lane / 16);
 }
-/// The same for an operand that is loaded transposed.
+/// The vector of a lane for an operand that is loaded transposed.
 __device__ __forceinline__ int transposed_matrix_vector(int lane, int step) {
   const int row = lane / 16 * 8 + lane % 8;
   return row * kRowVectors + swizzled_unit(row, 2 * step + lane / 8 % 2);
@@ -86,7 +86,7 @@ struct TileScale {
               : score_scale < 0 ? -query_scale
                                 : query_scale),
         score(score_scale == 0 ? 1.0f : std::fabs(score_scale)) {}
-  /// That of a kv head, whose keys may have a scale of their own.
+  /// The scale of a kv head, whose keys may have a scale of their own.
   template <IsMmaTile Tile>
   __device__ __forceinline__ static TileScale of(const DecodeParams& params, std::int64_t kv_head) {
     if constexpr (std::is_same_v<typename Tile::Stored, Float8>) {
@@ -173,7 +173,7 @@ __device__ __forceinline__ void add_scores(const TileQueries<Tile>& queries, Sha
   }
 }
 
-/// What F16 multiplies a weight by, and what is left of it after the upper part once more. BF16 has the exponents of F32.
+/// The factor of a weight in F16, and once more of the rest after its upper part. BF16 has the exponents of F32.
 template <class T>
 inline constexpr float kUpperUnit = 1;
 template <class T>
@@ -254,7 +254,7 @@ __device__ __forceinline__ void add_values(const TileWeights<Tile>& weights, con
   }
 }
 
-/// The same for one box of values. @param box [64 keys][8 vectors], swizzled
+/// Adds the products of weights and one box of values. @param box [64 keys][8 vectors], swizzled
 template <IsMmaTile Tile>
 __device__ __forceinline__ void add_values(const TileWeights<Tile>& weights, Shared<Bytes16> box, int lane, float (*o)[4]) {
   const auto load = [&](int i, std::uint32_t(&v)[4][4]) {

@@ -43,7 +43,7 @@ struct TileMaps {
   int n_stages = 0;
 };
 
-/// How rows come into shared memory.
+/// Ways in which rows come into shared memory.
 enum class RowCopy { TensorMap, Async };
 
 /// Sixteen elements of F8_E4M3 as elements of BF16. A product with 2^120 corrects the bias of the exponent, exactly; it

@@ -16,7 +16,7 @@
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
-/// Of a key that is not seen.
+/// The score of a key that is not seen.
 inline constexpr float kNone = -std::numeric_limits<float>::infinity();
 /// From here on a score is rounded before its shift is subtracted.
 inline constexpr float kLargeScore = 0x1p22f;
@@ -127,7 +127,7 @@ __device__ __forceinline__ float settle_scores(const DecodeParams& params, std::
   return params.softcap ? 1.0f : product_scale;
 }
 
-/// Where states wait for their siblings.
+/// The memory in which states wait for their siblings.
 template <IsMmaTile Tile>
 using TileWaiting = std::conditional_t<Tile::kWarps == 1, InSharedMemory<Tile>, InRegisters<Tile::kElements, Tile::kSlots>>;
 /// 16-byte vectors of shared memory of a thread group, besides its ring: what waits, the queries, and products that four
@@ -137,7 +137,7 @@ inline constexpr int kFirstProduct = TileWaiting<Tile>::kVectors + TileQueries<T
 template <IsMmaTile Tile>
 inline constexpr int kTileVectors = kFirstProduct<Tile> + (Tile::kWarps == 1 ? 0 : kLeafItems * kWarp);
 
-/// What a thread group walks over, and with what.
+/// A walk of a thread group: what it goes over, and with what.
 template <IsMmaTile Tile, class Ring, class Target>
 struct TileWalk {
   const DecodeParams& params;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Where the states of units lie, and the tree above the leaves of a unit: a binary counter (section 5, Thm. 1).
+/// @brief Memory of the states of units, and the tree above the leaves of a unit: a binary counter (section 5, Thm. 1).
 #pragma once
 
 #include "gpu/engine/forest.cuh"
@@ -88,7 +88,7 @@ struct UnitMemory {
   TREE_ATTN_HOST_DEVICE Count place_of_row(Count item, Count r) const {
     return Count(first_unit / 4) + (item * n_rows + r) * (n_state / 4);
   }
-  /// Where the states of a slot wait, of the thread group of this thread.
+  /// The memory in which the states of a slot wait, of the thread group of this thread.
   template <IsThreadGroup ThreadGroup>
   __device__ __forceinline__ float* stack_of(int slot) const {
     const Count group = blockIdx.x * (blockDim.x / ThreadGroup::kLanes) + threadIdx.x / ThreadGroup::kLanes;
@@ -240,7 +240,7 @@ class UnitForest {
   Waiting waiting_;
 };
 
-/// What a walk leaves: a state for each unit of a run of a thread group.
+/// The result of a walk: a state for each unit of a run of a thread group.
 struct UnitTarget {
   const UnitRun& run;
   Count rows;  ///< see UnitForest

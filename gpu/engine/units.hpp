@@ -38,7 +38,7 @@ struct SerialScan {
   }
 };
 
-/// Where units of a shard end: each is the largest aligned subtree of at most 2^log leaves that has room there.
+/// Ends of the units of a shard: each is the largest aligned subtree of at most 2^log leaves that has room there.
 struct UnitEnds {
   Count end = 0;  ///< of the whole leaves, in slots
   int log = 0;
@@ -118,7 +118,7 @@ class Units {
   Count first_ = 0, n_first_ = 0, second_ = 0, n_second_ = 0;
 };
 
-/// What c follows from beside the lengths.
+/// The rule that c follows from, beside the lengths.
 struct UnitRule {
   int least_log = 0;     ///< c, at least: so that states are at most an eighth of the bytes that are read
   Count most_items = 0;  ///< work items, beside those of the ends: four for each thread group of the grid

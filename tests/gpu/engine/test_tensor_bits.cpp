@@ -69,7 +69,7 @@ TEST_CASE("tensor bits: 2^x is a polynomial, within 1.14 u between -1/2 and 1/2"
   CHECK(device::exp2_on_device({0.0f, -0.0f, 0x1p-30f, -0x1p-30f}, 1, 0) == std::vector<float>(4, 1));
 }
 
-/// Of exact exponents that no float holds.
+/// Exponents are exact ones that no float holds.
 /// @tested{eq_7, eq. (7)}
 TEST_CASE("tensor bits: 2^(scale x - shift) is within 1.32 u wherever it is not 0, and exact in whole numbers") {
   std::mt19937 random(6801);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief What a warp finds in a batch, and what is refused because it cannot be counted (section 5.3).
+/// @brief Runs that a warp finds in a batch, and batches that are refused because they cannot be counted (section 5.3).
 #include "gpu/engine/units.hpp"
 #include "gpu/ladder/ladder.hpp"
 #include "tests/gpu/engine/part_kernels.hpp"
@@ -38,7 +38,7 @@ TEST_CASE("work partition: a warp finds what one thread finds, in batches of any
   }
 }
 
-/// Of n entries a block reads the lengths of all, to know the work, and those up to its first one; then it goes on from
+/// A block reads the lengths of all n entries, to know the work, and those up to its first one; then it goes on from
 /// entry to entry. A search from the first entry for each of them would be quadratic.
 TEST_CASE("work partition: twice the batch is twice the reads of lengths") {
   for (const int n_blocks : {1, 3}) {
