@@ -298,8 +298,6 @@ inline void wait_for_previous_launch() { runtime::wait_for_previous_launch(); }
 
 inline int cluster_rank() { return runtime::cluster_rank(); }
 inline void cluster_sync(const Line& line = Line::current()) { runtime::meet_cluster(line); }
-/// Orders no memory on a device. Here it does, and no mode finds a cluster_meet() where cluster_sync() is needed.
-inline void cluster_meet(const Line& line = Line::current()) { runtime::meet_cluster(line); }
 /// Maps an address to the shared memory of another block of the cluster. The other block must not have ended.
 template <class T>
 Shared<T> remote(Shared<T> shared, int rank, const Line& line = Line::current()) {

@@ -49,9 +49,6 @@ concept IsRows = requires(const Rows& rows, int i, int first) {
   { rows(i, first) } -> std::same_as<Four<T>>;
 };
 
-/// True if x is neither Inf nor NaN.
-__device__ __forceinline__ bool is_finite(float x) { return std::fabs(x) <= std::numeric_limits<float>::max(); }
-
 /// Elements that four lanes of a dot product take one after the other: four, or eight where two neighbours share a lane.
 template <class T>
 inline constexpr int kPerFourLanes = sums_in_pairs(DTypeTraits<T>::kDType) ? 8 : 4;
@@ -80,7 +77,7 @@ requires IsScalarWarp<Warp> && IsRows<Keys, typename Warp::T> __device__ __force
     }
   };
   if (has_key) {
-    // Of the last elements some threads may have none.
+    // Some threads may have none of the last elements.
     const int whole = d & -4 * kOf;
     TREE_ATTN_LOOP
     for (int i = 0; i < Warp::kRowElements && i < whole; i += kRound) {

@@ -6,9 +6,8 @@
 /// rounding it to BF16 would cost 2^-9 where the CUDA-core kernels lose 2^-23. A weight is therefore split into an upper, a
 /// middle and a lower part whose sum it is:
 /// - BF16 has the exponents of F32 and 8 bits: the three parts are the upper, middle and lower 8 of the 24 bits.
-/// - F16 has 11 bits and few exponents: the upper part is in units of 2^-15, the other two in units of 2^-26. What is lost
-/// is
-///   at most 2^-51 of the largest weight of the leaf; a weight of at least 2^-26 keeps all its 24 bits.
+/// - F16 has 11 bits and few exponents: the upper part is in units of 2^-15, the other two in units of 2^-26. At most
+///   2^-51 of the largest weight of the leaf is lost; a weight of at least 2^-26 keeps all its 24 bits.
 ///
 /// Keys and components are on the long side of the 16 x 8 x 16 products S^T = K Q^T and O^T = V^T P^T, the queries on the
 /// short one, in its 8 columns. Eight queries own one column each, and the three parts take three products. Where there are

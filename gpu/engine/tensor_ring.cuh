@@ -14,7 +14,6 @@
 #pragma once
 
 #include "gpu/engine/leaves.cuh"
-#include "gpu/engine/scalar.cuh"
 #include "gpu/engine/tensor.cuh"
 
 #include <type_traits>

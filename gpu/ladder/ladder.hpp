@@ -4,9 +4,8 @@
 ///
 /// Every rung decodes a few queries over many keys, finishes the rows, and repeats what it needs. Rung 4 has the bits of
 /// plain.hpp, and rung 6 defines those of tensor cores; the library kernels have both, share no code with them but the merge
-/// and the tree, and can leave states. A rung says
-/// in its first lines what it changed; its *floor*, the time of the bytes that it requests at the rate of a kernel that only
-/// reads; what was predicted; and what was measured, if it was.
+/// and the tree, and can leave states. A rung says in its first lines what it changed; its *floor*, the time of the bytes
+/// that it requests at the rate of a kernel that only reads; what was predicted; and what was measured, if it was.
 #pragma once
 
 #include "gpu/engine/kernel.hpp"

@@ -321,10 +321,6 @@ __device__ inline int cluster_rank() {
 __device__ inline void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
-/// A barrier of all threads of the cluster that orders no memory: what a thread has read before it has been read.
-__device__ inline void cluster_meet() {
-  asm volatile("barrier.cluster.arrive.relaxed.aligned; barrier.cluster.wait.aligned;" ::: "memory");
-}
 /// Maps an address to the shared memory of another block of the cluster. The other block must not have ended.
 template <class T>
 __device__ inline T* remote(T* shared, int rank) {
