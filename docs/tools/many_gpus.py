@@ -8,7 +8,7 @@ Run: docs/tools/many_gpus.py PROGRAM MPIRUN NCCL            exit status 1 and th
 NCCL is the library that stands in for it on emulated devices. Commands for GPUs run with --backend emulated, two ranks in the place of
 eight, and a short sequence; two machines are one that --ranks-per-node declares to be two. srun is not run here: mpirun starts its program, on as
 many ranks, and tests/distributed/network/slurm.py compares what srun prints. Of docs/IV.7-many-gpus.md these are the commands of "Four ways
-to start", and the one of "What it prints", whose output the page shows; of docs/IV.4-network.md those over NCCL; of docs/III.3-one-launch.md those of one-shot. All digests of the first are equal, and all of the last.
+to start", and the one of "What it prints", whose output the page shows; of docs/IV.4-network.md those over NCCL; of docs/III.4-one-launch.md those of one-shot. All digests of the first are equal, and all of the last.
 """
 import difflib
 import os
@@ -141,7 +141,7 @@ def main():
     digests = {}
     for chapter, transport, expected in ((CHAPTER.name, "nccl", ["2 ranks on 1 node"] * 2 + ["4 ranks on 2 nodes"] * 2),
                                          ("IV.4-network.md", "nccl", [f"{n} ranks on 1 node" for n in (2, 4, 2)]),
-                                         ("III.3-one-launch.md", "mpi|threads", ["4 ranks on 1 node"] * 2)):
+                                         ("III.4-one-launch.md", "mpi|threads", ["4 ranks on 1 node"] * 2)):
         found = []
         for i, command in enumerate(commands(chapter)):
             printed = blocks[WAYS[i]] if chapter == CHAPTER.name else run(rehearsed(command))
@@ -155,7 +155,7 @@ def main():
         if found != expected:
             print(f"the commands of {chapter} started {found}, not {expected}")
             good = False
-    for chapter in (CHAPTER.name, "III.3-one-launch.md"):
+    for chapter in (CHAPTER.name, "III.4-one-launch.md"):
         if len(digests[chapter]) != 1:
             print(f"docs/{chapter}: the digests are not equal: {digests[chapter]}")
             good = False

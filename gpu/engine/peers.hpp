@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief One exchange between the devices of a node inside the launch that combines: which device stores what where
-/// (section 5.3, Alg. 3). Its proofs are in docs/III.3-one-launch.md.
+/// (section 5.3, Alg. 3). Its proofs are in docs/III.4-one-launch.md.
 ///
 /// In step t every device stores the states of its range into the windows of all devices, its own among them, and merges
 /// what has come into its own. A state of 2 + d_v floats travels in packets of three floats and the number t, and a packet

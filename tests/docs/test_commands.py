@@ -31,7 +31,7 @@ USAGE = RUN.split("usage() {")[1].split("\nEND\n")[0]
 SCRIPTS = {"bench": ["tests/bench/measure", "tests/bench/time_ladder/measure", "tests/bench/exchange/measure"], "simulate": ["tests/bench/simulate"]}
 # Launchers on several machines, and NCCL: docs/tools/many_gpus.py runs these commands of chapters, on one machine and over a stand-in.
 ELSEWHERE = ("--hostfile", "-f hosts", "srun", "--transport nccl")
-REHEARSED = ("IV.7-many-gpus.md", "IV.4-network.md", "III.3-one-launch.md")
+REHEARSED = ("IV.7-many-gpus.md", "IV.4-network.md", "III.4-one-launch.md")
 # Commands of blocks that build for minutes, and where they run: an entry of CTest, or a workflow (KINDS).
 BUILDS = {"notebook": "NAME notebook/", "exercise": "docs/exercises", "test": "", "demo": "", "docs": ""}
 # What the fast set leaves out, and the entry of CTest by which ./run test --all runs it too, where it does.

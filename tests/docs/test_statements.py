@@ -66,7 +66,7 @@ class Ladder(Statements):
         self.assertEqual(files, {"h200.json", "h100.json", "a100.json", "gb200.json"})
         for path in (ROOT / "docs" / "cards").iterdir():
             self.assertEqual(path.name, report.file_of_card(json.loads(path.read_text(encoding="utf-8"))["device"]))
-        self.says("docs/III.1-kernels.md", f"ran on an {kernel_tables.CARD['device']}, and `docs/cards/{report.file_of_card(kernel_tables.CARD['device'])}`")
+        self.says("docs/III.3-library.md", f"ran on an {kernel_tables.CARD['device']}, and `docs/cards/{report.file_of_card(kernel_tables.CARD['device'])}`")
 
     def test_every_floor_is_of_the_shape_that_was_measured(self):
         of_step = {step[1]: step for step in kernel_tables.steps()}
@@ -90,7 +90,7 @@ class Ladder(Statements):
         walk, = [line for line in kernel_tables.CARD["stamps"] if line["shape"] == "BF16, 16/16 heads, 64k keys"]
         later = 1e6 * (walk["kernel_seconds"] - walk["end_seconds"] - walk["walk_seconds"])
         part = kernel_tables.on_card("BF16, 16/16 heads, 1M keys", "short-end")
-        self.says("docs/III.1-kernels.md", f"two joins take {one:.1f} µs with one query per head, and {four:.1f} µs with four", f"after {1e6 * walk['walk_seconds']:.0f} µs, and the last one {later:.0f} µs later",
+        self.says("docs/III.3-library.md", f"two joins take {one:.1f} µs with one query per head, and {four:.1f} µs with four", f"after {1e6 * walk['walk_seconds']:.0f} µs, and the last one {later:.0f} µs later",
                   f"{part['read_seconds'] / kernel_tables.apart(part):.2f} of the rate are left")
         ends = [(line["shape"].split(", ")[2], 1e6 * line["end_seconds"]) for line in kernel_tables.CARD["stamps"] if line["step"] == "equal-runs" and re.fullmatch(r"BF16, (?:16/16|32/8) heads, \d+k? keys", line["shape"])]
         (fewest, least), (most_keys, most) = min(ends, key=lambda end: end[1]), max(ends, key=lambda end: end[1])
@@ -99,12 +99,12 @@ class Ladder(Statements):
         self.says("docs/IV.8-learnt.md", f"holds {resident[8]} clusters of eight blocks that take nearly all of the shared memory, and {resident[16]} of sixteen")
         copies = {(line["way"], line["n_blocks"]): f"{line['read_seconds'] / line['graph_seconds']:.2f}" for line in kernel_tables.CARD["copies"]}
         self.assertEqual((copies["bulk", 132], copies["tensor map", 128]), (copies["cp.async", 132], copies["tensor map", 132]))
-        self.says("docs/III.1-kernels.md", f"{copies['bulk', 132]} of the read on all 132 multiprocessors and {copies['bulk', 128]} to {copies['cp.async', 128]} on 128",
+        self.says("docs/III.3-library.md", f"{copies['bulk', 132]} of the read on all 132 multiprocessors and {copies['bulk', 128]} to {copies['cp.async', 128]} on 128",
                   f"use, reach {copies['tensor map', 132]} on either")
         self.says("docs/IV.8-learnt.md", f"reach {copies['tensor map', 132]} of the rate of a read", f"by bulk copies, reach {copies['bulk', 132]}, and on 128 of 132 multiprocessors {copies['bulk', 128]}")
-        self.says("docs/III.1-kernels.md", f"PyTorch {'.'.join(kernel_tables.CARD['versions']['torch'].split('.')[:2])} ran on the same machine")
+        self.says("docs/III.3-library.md", f"PyTorch {'.'.join(kernel_tables.CARD['versions']['torch'].split('.')[:2])} ran on the same machine")
         exchange = [line for line in kernel_tables.CARD["exchange"] if line.get("parts") == 2 and "sent_us" in line]
-        self.says("docs/III.3-one-launch.md", f"was there {exchange[0]['last_us']:.1f} µs after", f"all were merged after {exchange[0]['merged_us']:.1f} µs")
+        self.says("docs/III.4-one-launch.md", f"was there {exchange[0]['last_us']:.1f} µs after", f"all were merged after {exchange[0]['merged_us']:.1f} µs")
         compared = [line for line in kernel_tables.CARD["exchange"] if "before_wrap" in line and line.get("windows") != "host"]
         self.assertEqual({(line["parts"], line["steps"], line["wrong"]) for line in compared}, {(n, 2000, 0) for n in (2, 4, 8)})
 
@@ -137,7 +137,7 @@ class Ladder(Statements):
         now = {(walk["architecture"], walk["worker"], walk["rows"]): walk for walk in walks if walk["kernel"] == "decode_units"}
         of_leaf = now["sm_90a", "ScalarWarp<float, 128>", "bulk"]
         self.says("docs/IV.8-learnt.md", f"has {of_leaf['per_8_kib']} instructions per 8 KiB where it had {f32}")
-        self.says("docs/III.1-kernels.md", f"a leaf takes {of_leaf['leaf']} instructions on scalar cores, of {2 * 64 * 128 * 4 * 4 / 18:.0f}")
+        self.says("docs/III.3-library.md", f"a leaf takes {of_leaf['leaf']} instructions on scalar cores, of {2 * 64 * 128 * 4 * 4 / 18:.0f}")
 
 
 class Measured(Statements):
@@ -283,7 +283,7 @@ class Code(Statements):
         leaf = re.search(r"struct ListedLeaf \{(.*?)\};", (ROOT / "gpu/engine/listed_params.hpp").read_text(encoding="utf-8"), re.DOTALL)[1]
         members = re.findall(r"^ *([\w:]+) \w+;", leaf, re.MULTILINE)
         self.assertEqual(set(members), {"std::int32_t"})
-        self.says("docs/III.1-kernels.md", f"takes {4 * len(members)} bytes per leaf")
+        self.says("docs/III.3-library.md", f"takes {4 * len(members)} bytes per leaf")
         exercises = list((ROOT / "notebooks_cpp" / "exercises").glob("[0-9]*_*.cpp"))
         kernels = [path for path in exercises if "puzzle.hpp" in path.read_text(encoding="utf-8")]
         self.assertEqual((len(exercises), len(kernels)), (32, 12))
