@@ -638,13 +638,19 @@ def _explained(d, wrong):
     return sorted(found)
 
 
+def _number(x):
+    """A number for JSON, which has none that are not finite: these are "nan", "inf" and "-inf"."""
+    return float(x) if math.isfinite(x) else str(float(x))
+
+
 class Report(dict):
     """verdict, fault, candidates and where, as a dict for JSON; str() of it is for people."""
 
     def __str__(self):
         x, said = self["where"], "wrong: {tensor} has {part:.3g} of its bound at {place}: {is:.9g}, not {not:.9g}" if self["fault"] else "right: at most {part:.3g} of the bound, in {tensor} at {place}"
         place = ", ".join(f"{name} {x[name]}" for name in ("entry", "head", "row", "rank", "component") if x[name] is not None)
-        lines = [said.format(place=place, **x), *(f"  {name}: {part:.3g} of its bound" for name, part in self["parts"].items()), *([self["note"]] if self["note"] else [])]
+        lines = [said.format(**{**x, **{name: float(x[name]) for name in ("part", "is", "not")}}, place=place)]
+        lines += [*(f"  {name}: {float(part):.3g} of its bound" for name, part in self["parts"].items()), *([self["note"]] if self["note"] else [])]
         lines += [f"fault: {self['fault']}" + (f" ({self['detail']})" if self["detail"] else "")] if self["fault"] else []
         return "\n".join(lines + [f"as near: {', '.join(self['candidates'][1:])}"] * (len(self["candidates"]) > 1))
 
@@ -690,9 +696,9 @@ def _diagnosed(d):
     r, entry, head, row, component = map(int, at)
     want = numpy.append(d.right.x, d.merge.x[None], 0)
     where = {"tensor": d.names.get((r, int(component == d.d_v)), next(iter(d.names.values()))), "entry": entry, "head": head, "row": row, "rank": r if r < d.p else None,
-             "component": component if component < d.d_v else None, "part": float(parts.max(initial=0)), "is": float(d.seen[at]) if parts.size else 0.0,
-             "not": float(want[at]) if parts.size else 0.0}
-    of = {name: float(parts[r][..., slice(d.d_v, None) if i else slice(d.d_v)].max(initial=0)) for (r, i), name in d.names.items()}
+             "component": component if component < d.d_v else None, "part": _number(parts.max(initial=0)), "is": _number(d.seen[at]) if parts.size else 0.0,
+             "not": _number(want[at]) if parts.size else 0.0}
+    of = {name: _number(parts[r][..., slice(d.d_v, None) if i else slice(d.d_v)].max(initial=0)) for (r, i), name in d.names.items()}
     return Report(verdict="wrong" if wrong else "right", fault=(candidates or [NONE])[0] if wrong else None, candidates=candidates, detail=equal[0][3] if equal else None,
                   where=where, largest=where["part"], parts=of, note=note, ranks=d.p, keys=d.total)
 

@@ -161,6 +161,14 @@ class Diagnose(unittest.TestCase):
             save(path, dump(BF16), {"causal": True})
             wrong = run("--json")
             self.assertEqual((wrong.returncode, json.loads(wrong.stdout)["fault"]), (1, "causal_edge"))
+            x = dump(lengths=(40, 0, 30))
+            for name, number, is_not, line in (("lse.1", math.inf, ("inf", "-inf"), "right: at most inf of the bound, in lse.1 at "), ("out", math.nan, ("nan",), "wrong: out has inf of its bound at .*: nan, not ")):
+                save(path, {**x, name: numpy.full_like(x[name], number)}, {})
+                report = json.loads(run("--json").stdout, parse_constant=self.fail)
+                self.assertEqual((report["where"]["is"], report["where"]["not"])[:len(is_not)], is_not)
+                self.assertEqual((report["where"]["part"], report["largest"], report["parts"][name]), ("inf", "inf", "inf"))
+                self.assertRegex(run().stdout, f"^{line}")
+            save(path, dump(BF16), {})
             whole = path.read_bytes()
             for broken in (b"", whole[:100], whole[:-1], whole[:8] + b"x" + whole[9:], whole.replace(b'"BF16"', b'"BF17"'), whole.replace(b"[0, ", b"[9, ")):
                 path.write_bytes(broken)
