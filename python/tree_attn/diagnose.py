@@ -582,8 +582,8 @@ def _chosen(d, t, r):
     """(where, State): the fault on every rank, or on those whose partials have it; on each rank alone where there are no partials."""
     if not d.known[:d.p].any():
         yield "", t
-    several = [[rank] for rank in range(d.p)]
-    if d.known[:d.p].any():
+        several = [[rank] for rank in range(d.p)]
+    else:
         with_it, without = (d.parts([x, d.each(x, r.rows)], [], r.view)[:d.p].max((1, 2), initial=0) for x in (t, r.truth))
         if (with_it <= 1.5).all():
             yield "", t
