@@ -18,7 +18,7 @@ sys.dont_write_bytecode = True
 import experiments
 import verdicts
 
-BUILDS = ["v0", "v1", "v2"]
+BUILDS = ["v0", "v1", "wide"]
 PROGRAMS = sorted({word for each in experiments.experiments(BUILDS, 1) for word in each.words if word.startswith(("time_", "compare_", "test_", "exchange_"))})
 # What a program of each name says if all is well.
 WELL = {"test_gpu_cuda": '[ "$1" = --list-test-cases ] && printf "[doctest] listing\\none\\ntwo\\n" || echo "[doctest] test cases: 1 | 1 passed"',
