@@ -28,7 +28,7 @@ STARTS = r"(?:\./run(?: |$)|(?:mpirun|mpiexec|srun)\b.* (?:build/)?tree_attn |bu
 RUN = (ROOT / "run").read_text(encoding="utf-8")
 USAGE = RUN.split("usage() {")[1].split("\nEND\n")[0]
 # Scripts that explain their options themselves.
-SCRIPTS = {"bench": ["tests/bench/measure", "tests/bench/time_ladder/measure", "tests/bench/exchange/measure"], "simulate": ["tests/bench/simulate"]}
+SCRIPTS = {"bench": ["tests/bench/measure", "tests/bench/time_ladder/measure"], "simulate": ["tests/bench/simulate"]}
 # Launchers on several machines, and NCCL: docs/tools/many_gpus.py runs these commands of chapters, on one machine and over a stand-in.
 ELSEWHERE = ("--hostfile", "-f hosts", "srun", "--transport nccl")
 REHEARSED = ("IV.7-many-gpus.md", "IV.4-network.md", "III.4-one-launch.md")

@@ -171,8 +171,7 @@ int run_all(const Asked& asked) {
         .add("parts", n)
         .add("device", device::device().name)
         .add("n_multiprocessors", of_device->n_multiprocessors());
-    const Ranks parts{"parts", n, asked,
-                      [&](int rank) { return std::make_shared<device::DeviceParts::Entered>(*of_device, rank); }};
+    const Ranks parts{n, asked, [&](int rank) { return std::make_shared<device::DeviceParts::Entered>(*of_device, rank); }};
     step_alone(parts);
     all_right = compare_bits(parts, want) && all_right;
     time_all(parts);
@@ -194,6 +193,6 @@ int main(int argc, char** argv) {
   return tree_attn::run_program(argc, argv,
                                 "exchange_on_parts [--parts 2,4,8] [--steps N] [--timed N] [--keys N] [--timeout SECONDS]",
                                 [](const tree_attn::Options& options) {
-                                  return run_all({options, "--parts", device::kIsHostMemory ? 10.0 : 3.0});
+                                  return run_all({options, device::kIsHostMemory ? 10.0 : 3.0});
                                 });
 }

@@ -62,9 +62,8 @@ struct Rank {
 
 /// Request of the command line.
 struct Asked {
-  /// @param count the option of the numbers of ranks
-  Asked(const Options& options, const char* count, double seconds)
-      : counts(options.numbers<int>(count, {2, 4, 8})),
+  Asked(const Options& options, double seconds)
+      : counts(options.numbers<int>("--parts", {2, 4, 8})),
         n_steps(options.number("--steps", device::kIsHostMemory ? 20 : 100'000)),
         n_timed(options.number("--timed", device::kIsHostMemory ? 3 : 2000)),
         n_keys(options.number<std::int64_t>("--keys", device::kIsHostMemory ? 1024 : 65536)),
@@ -80,7 +79,6 @@ using Body = std::function<void(const ThreadRanks&, ThreadTransport&)>;
 
 /// Some ranks, each a thread.
 struct Ranks {
-  const char* name;  ///< of their number in a line
   int n;
   const Asked& asked;
   /// Puts a thread on the device of its rank, or on its part of one, until the end of what it returns.
@@ -172,7 +170,7 @@ void time_steps(const Ranks& ranks, const char* what, const TimedBody& body) {
   });
   const auto [median, p10, p90] = times.latency();
   JsonLine line("time");
-  line.add(ranks.name, ranks.n).add("what", what);
+  line.add("parts", ranks.n).add("what", what);
   line.add("median_us", median).add("p10_us", p10).add("p90_us", p90);
 }
 inline void time_one_shot(const Ranks& ranks) {
@@ -187,7 +185,7 @@ inline void time_decode(const Ranks& ranks) {
       rank.shard.session->decode({rank.query(t), rank.lengths});
       device::synchronise({});
     });
-    if (threads.rank() == 0) JsonLine("kernel").add(ranks.name, ranks.n).add("what", rank.shard.session->describe());
+    if (threads.rank() == 0) JsonLine("kernel").add("parts", ranks.n).add("what", rank.shard.session->describe());
   });
 }
 
@@ -201,7 +199,7 @@ inline std::string line_without_last(const Ranks& ranks, double timeout, const C
     line = error.what();
   }
   const double seconds = std::chrono::duration<double>(Clock::now() - left).count();
-  JsonLine("missing").add(ranks.name, ranks.n).add("seconds", seconds).add("limit", timeout).add("line", line);
+  JsonLine("missing").add("parts", ranks.n).add("seconds", seconds).add("limit", timeout).add("line", line);
   return line;
 }
 

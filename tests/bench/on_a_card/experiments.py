@@ -88,7 +88,6 @@ def completing(n_cases, rehearses=False):
     small = ("--steps", "8", "--timed", "1", "--keys", "512", "--timeout", "30")
     yield Experiment("two parts", ("exchange_on_parts_cuda", "--parts", "2", "--steps", "2000"), 90, "the bits and the time of an exchange", line("bits"), small=small)
     yield Experiment("more parts", ("exchange_on_parts_cuda", "--parts", "4,8", "--steps", "2000"), 120, "the same of more ranks", line("bits"), small=small)
-    yield Experiment("NCCL, one rank", ("exchange_over_nccl_cuda", "--ranks", "1"), 60, "whether NCCL is loaded", line("bits"), small=("--timed", "1", "--keys", "512", "--timeout", "30"))
 
 
 def experiments(builds, n_cases=0, rehearses=False):

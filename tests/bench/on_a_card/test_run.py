@@ -25,7 +25,6 @@ WELL = {"test_gpu_cuda": '[ "$1" = --list-test-cases ] && printf "[doctest] list
         "compare_products": "exit 4", "time_primitives": 'echo \'{"part": "primitive", "ns": 1}\'', "time_rings": 'echo \'{"part": "rings"}\'',
         "time_step_cuda": 'echo \'{"part": "host step"}\'', "time_copies": 'echo \'{"part": "copies"}\'', "time_walks": 'echo \'{"part": "walk"}\'',
         "time_stamps": 'echo \'{"part": "stamps"}\'; echo \'{"part": "raw stamps"}\'', "exchange_on_parts_cuda": 'echo \'{"part": "bits", "wrong": 0}\'',
-        "exchange_over_nccl_cuda": 'echo \'{"part": "bits", "wrong": 0}\'',
         "time_flashinfer": 'echo \'{"part": "peer", "shape": "b"}\'', "time_xqa": 'echo \'{"part": "peer", "shape": "d"}\'', "time_flashmla": 'echo \'{"part": "peer", "shape": "c"}\'',
         "time_ladder": """echo '{"part": "shape", "shape": "a", "dtype": "BF16", "lengths": [512], "n_queries": 1, "dim": 128, "value_dim": 128}'; echo '{"part": "step"}'
 echo '{"part": "variant", "shape": "a", "step": "equal-runs", "digest": "1", "graph_seconds": 2, "apart_seconds": 3, "read_seconds": 1}'"""}
