@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The node tests of ONNX Attention (opsets 23 to 25) that the package onnx carries, given to the program as files.
 
-Run: ./run test --peers            or: tests/python/onnx_vectors.py [--program build/tree_attn] [--list]
+Run: ./run python --peers            or: tests/python/onnx_vectors.py [--program build/tree_attn] [--list]
 
 A vector becomes q, k, v, lengths and mask of one file: past keys come before new ones, heads before positions, a mask is broadcast and in
 F32 or BOOL. `decode --verify` runs on one rank, for no vector has more than 18 keys, and is compared with the output Y of the vector.

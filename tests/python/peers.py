@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Equivalence with other libraries on a CPU: errors against the oracle as fractions of the a-priori bound.
 
-Run: ./run test --peers
+Run: ./run python --peers
 
 The functions of PyTorch and JAX, and the references of FlashInfer, are asked for the same attention as this package: groups of heads,
 several queries, causal edges, windows and sinks, types of 16 and 32 bits, short and long sequences, large scores. An error above its bound

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Faults that users of other attention engines reported in public, tried on this program.
 
-Run: ./run test --peers            or: tests/distributed/program/public_faults.py [--only ID,ID] [--program build/tree_attn] [--list] [--keep DIR]
+Run: ./run python --peers            or: tests/distributed/program/public_faults.py [--only ID,ID] [--program build/tree_attn] [--list] [--keep DIR]
 
 Every case makes its own small input from a seed, runs the program as a user would (one process, ranks under mpirun,
 ranks as threads; backends cpu and emulated), and compares with attention in float64 by NumPy, written here; where the
