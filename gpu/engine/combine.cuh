@@ -199,9 +199,11 @@ __device__ __forceinline__ void combine_node(const Params& params, const RowOfBl
 }
 
 /// A block of combine(): one row and slice, and one subtree of the shard.
+/// @param waited called once the launch before has ended
 /// @paper{alg_3, Alg. 3}
-template <class Tile, class Params>
-__device__ __forceinline__ void combine_block(const Params& params, const UnitMemory& memory, const DeviceOutput& output) {
+template <class Tile, class Params, class Waited>
+__device__ __forceinline__ void combine_block(const Params& params, const UnitMemory& memory, const DeviceOutput& output,
+                                              const Waited& waited) {
   launch_dependents();
   Arena arena;
   const Shared<Bytes16> shared = arena.take<Bytes16>(static_cast<int>(blockDim.x / kWarp) * memory.n_parked * kParkedState);
@@ -213,6 +215,7 @@ __device__ __forceinline__ void combine_block(const Params& params, const UnitMe
   const CombinedNode node = output.out != nullptr ? CombinedNode::whole(of.used)
                                                   : CombinedNode::covering(params.shard_of_entry(of.entry), subtree);
   wait_for_previous_launch();
+  waited();
   SliceState state;
   combine_node<Tile>(params, of, row, memory, node, component, shared, state);
   if (threadIdx.x < kWarp) CombinedOutput{output, params.n_rows(), row, component, params.d_v}.write(subtree, state);
@@ -230,7 +233,7 @@ __device__ __forceinline__ void combine_block(const Params& params, const UnitMe
 template <class Tile, class Params>
 __global__ void __launch_bounds__(kMostCombining* kWarp, 2)
     combine(const __grid_constant__ Params params, const __grid_constant__ UnitMemory memory, DeviceOutput output) {
-  combine_block<Tile>(params, memory, output);
+  combine_block<Tile>(params, memory, output, [] {});
 }
 /// The launch of combine(). @param n_subtrees that cover the shard, or 1 where rows are finished
 inline Launch launch_of_combine(const DecodeParams& params, const UnitMemory& memory, const LaunchPlan& plan,

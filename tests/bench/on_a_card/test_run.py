@@ -112,16 +112,29 @@ class Order(unittest.TestCase):
     def test_what_decides_comes_first_and_fits_one_call(self):
         parts = list(dict.fromkeys(each.part for each in experiments.experiments(BUILDS, 3)))
         self.assertEqual(parts, ["right", "primitives", "variants", "stamps", "copies", "step", "peers", "stalls", "record"])
-        deciding = [each for each in experiments.deciding(BUILDS) if not each.beside]
+        deciding = [each for each in experiments.deciding(experiments.BUILDS) if not each.beside]
         self.assertLessEqual(sum(each.seconds for each in deciding), 540)
 
     def test_the_first_build_runs_first_and_last(self):
         for group in experiments.SHAPES:
             self.assertEqual([each.build for each in experiments.deciding(["a", "b"]) if each.name.endswith(f": {group}")], ["a", "b", "a"])
 
+    def test_a_build_with_bits_of_its_own_is_not_held_against_the_ladder(self):
+        asked = [each.build for each in experiments.deciding(experiments.BUILDS) if each.beside]
+        self.assertEqual({build: asked.count(build) for build in experiments.BUILDS},
+                         {build: 0 if build in experiments.OTHER_BITS else len(experiments.CASES) for build in experiments.BUILDS})
+
     def test_no_two_have_one_name(self):
         names = [each.name for each in experiments.experiments(BUILDS, 99)]
         self.assertEqual(len(names), len(set(names)))
+
+
+class Variants(unittest.TestCase):
+    def test_each_applies_to_these_sources(self):
+        self.assertLessEqual(experiments.OTHER_BITS, set(experiments.VARIANTS))
+        for build, path in experiments.VARIANTS.items():
+            checked = subprocess.run(["git", "apply", "--check", "-C1", path], cwd=HERE.parent.parent.parent, capture_output=True, text=True, check=False)
+            self.assertEqual((checked.returncode, checked.stderr), (0, ""), build)
 
 
 class Verdicts(unittest.TestCase):

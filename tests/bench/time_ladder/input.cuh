@@ -27,6 +27,7 @@ struct Shape {
   std::vector<std::int64_t> lengths;              ///< keys of each sequence
   std::int64_t n_queries = 1;                     ///< of a sequence; each sees the keys up to its own
   std::int64_t key_dim = kDim, value_dim = kDim;  ///< where they differ, values are the first components of the keys
+  double softcap = 0;                             ///< of scores, natural; 0: none
 
   bool values_in_keys() const { return key_dim != value_dim; }
   std::int64_t n_rows() const { return batch() * heads * n_queries; }
@@ -107,8 +108,10 @@ inline Row reference_row(const Shape& shape, std::int64_t row_index) {
     elements(kSeedK, first + a, row);
     double dot = 0;
     for (std::size_t j = 0; j < dim; ++j) dot += q[j] * row[j];
-    score[static_cast<std::size_t>(a)] = static_cast<double>(score_scale(shape.key_dim)) * dot;
-    largest = std::max(largest, score[static_cast<std::size_t>(a)]);
+    double& of_key = score[static_cast<std::size_t>(a)];
+    of_key = static_cast<double>(score_scale(shape.key_dim)) * dot;
+    if (shape.softcap > 0) of_key = kLog2E * shape.softcap * std::tanh(of_key / (kLog2E * shape.softcap));
+    largest = std::max(largest, of_key);
   }
   Row result{std::vector<double>(static_cast<std::size_t>(shape.value_dim))};
   for (std::int64_t a = 0; a < n_keys; ++a) {
@@ -160,7 +163,8 @@ class Input {
                           .begin = 0,
                           .end = shape.capacity(),
                           .readable_end = shape.capacity(),
-                          .score_scale = score_scale(dim)});
+                          .score_scale = score_scale(dim),
+                          .softcap = SoftCap(shape.softcap)});
       }
     });
     check(cudaDeviceSynchronize(), "filling the input");

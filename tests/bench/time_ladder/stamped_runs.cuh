@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The two launches of the library with stamps: when each warp begins and ends its walk, and when each block that
-/// combines has ended. A pipeline notes the time, and so does a kernel around combine_block() (section 6).
+/// combines may read states, and has ended. A pipeline notes the time, and so does a kernel around combine_block() (section
+/// 6).
 #pragma once
 
 #include "gpu/engine/equal_runs.cuh"
@@ -17,7 +18,8 @@ struct BlockStamps {
   std::uint64_t multiprocessor = 0;
   /// Times of each warp: it has its memory and its first run, and starts copies next; it has walked over its last one.
   std::uint64_t started[kWarps] = {}, walked[kWarps] = {};
-  std::uint64_t done = 0;  ///< the block ends; of a launch that combines, its rows are written
+  /// Times of a block that combines: it has waited for the walks, and its rows are written.
+  std::uint64_t waited = 0, done = 0;
 };
 
 __device__ __forceinline__ std::uint64_t multiprocessor() {
@@ -70,7 +72,9 @@ template <class Tile, class Params>
 __global__ void __launch_bounds__(kMostCombining* kWarp, 2)
     stamped_combine(const __grid_constant__ Params params, const __grid_constant__ UnitMemory memory, DeviceOutput output,
                     BlockStamps* stamps) {
-  combine_block<Tile>(params, memory, output);
+  combine_block<Tile>(params, memory, output, [stamps] {
+    if (threadIdx.x == 0) own_stamps(stamps).waited = nanoseconds();
+  });
   stamp_end(stamps);
 }
 

@@ -129,6 +129,13 @@ std::int64_t free_bytes() {
   return static_cast<std::int64_t>(free);
 }
 
+/// Steps of the ladder, the library, and what the ladder has for latent rows alone.
+std::vector<const LadderStep*> steps_of_all() {
+  std::vector<const LadderStep*> steps(all_kernels().begin(), all_kernels().end());
+  steps.push_back(&kLatent);
+  return steps;
+}
+
 /// Tests whether a step was requested: all are, if none is named.
 bool wanted(const std::string& steps, const std::string& name) {
   return steps.empty() || ("," + steps + ",").find("," + name + ",") != std::string::npos;
@@ -156,6 +163,7 @@ int time_shape(const Shape& shape, const std::string& steps, bool is_lean, Strea
     line.add("dim", shape.key_dim).add("value_dim", shape.value_dim).add("n_queries", shape.n_queries);
     line.add("lengths", shape.lengths).add("n_sets", n_sets).add("bytes", shape.n_bytes());
     line.add("read_seconds", read);
+    if (shape.softcap > 0) line.add("softcap", shape.softcap);
     if (fits_in_l2(shape.n_bytes()) && !is_lean) line.add("cached_read_seconds", read_of(1));
   }
   // A build that is compared has the digest of the others; a sum over a million keys takes longer than its times.
@@ -163,7 +171,7 @@ int time_shape(const Shape& shape, const std::string& steps, bool is_lean, Strea
   for (const std::int64_t row : {std::int64_t{0}, shape.n_rows() - 1})
     if (!is_lean || shape.n_keys() <= 1 << 16) want.emplace_back(row, reference_row(shape, row));
   int n_wrong = 0;
-  for (const LadderStep* step : all_kernels()) {
+  for (const LadderStep* step : steps_of_all()) {
     if (!wanted(steps, step->name)) continue;
     const Timed timed = time_step(*step, shape, input, want, is_lean, stream);
     print(*step, shape, read, timed, is_lean);
@@ -178,8 +186,7 @@ int time_all(const Options& asked) {
   const std::string steps = asked.text("--steps");
   const bool is_lean = asked.has("--lean");
   const auto is_wanted = [&](const LadderStep* step) { return wanted(steps, step->name); };
-  if (std::none_of(all_kernels().begin(), all_kernels().end(), is_wanted))
-    throw std::runtime_error("no step is named " + steps);
+  if (std::ranges::none_of(steps_of_all(), is_wanted)) throw std::runtime_error("no step is named " + steps);
 
   // The ceiling: a read of 4 GiB, or of what there is room for.
   if (!is_lean) {

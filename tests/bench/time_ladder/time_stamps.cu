@@ -5,14 +5,15 @@
 /// Run: time_stamps [--quick] [--shape NAME;NAME] [--raw LAUNCHES]
 /// Steps of the kernel `equal-runs`, alone on the device, each between two events. Prints one line of JSON per shape,
 /// medians over steps of: the time until the last block has started, counted from the first; the walk of the median block;
-/// from the end of the last walk to the end of the last block of the launch that combines; from the first start to the last
-/// end; and between the events. What the events see beyond the stamps is the launch itself, the first instructions of a
-/// block, and its exit.
+/// from the end of the last walk to the first block of the launch that combines that has waited for it, and to the end of
+/// the last one; from the first start to the last end; and between the events. What the events see beyond the stamps is the
+/// launch itself, the first instructions of a block, and its exit.
 ///
 /// With --raw, every block of the walks of so many steps instead: its multiprocessor, and nanoseconds since the first start
-/// at which its warps began and ended their walks; and when each block that combines ended. A time that never came is -1.
-/// Where the launch leaves multiprocessors idle, every other one runs while blocks that only wait hold as many of them: so
-/// blocks come to other multiprocessors, and the stamps show which of the two it is that ends late each time.
+/// at which its warps began and ended their walks; and when each block that combines had waited for them, and ended. A time
+/// that never came is -1. Where the launch leaves multiprocessors idle, every other one runs while blocks that only wait
+/// hold as many of them: so blocks come to other multiprocessors, and the stamps show which of the two it is that ends late
+/// each time.
 #include "gpu/backend/workspace.hpp"
 #include "tests/bench/time_ladder/clocks.cuh"
 #include "tests/bench/time_ladder/program.hpp"
@@ -52,11 +53,15 @@ struct Launched {
     for (const BlockStamps& block : blocks) walks.push_back(seconds(block.started[0], ended_walk(block)));
     return median(walks);
   }
-  double end() const { return seconds(ended_walk(std::ranges::max(blocks, {}, ended_walk)), last_end()); }
+  std::uint64_t last_walk() const { return ended_walk(std::ranges::max(blocks, {}, ended_walk)); }
+  double handover() const { return seconds(last_walk(), std::ranges::min(combining, {}, &BlockStamps::waited).waited); }
+  double end() const { return seconds(last_walk(), last_end()); }
   double kernel() const { return seconds(first_start(), last_end()); }
 
  private:
-  static double seconds(std::uint64_t from, std::uint64_t to) { return 1e-9 * static_cast<double>(to - from); }
+  static double seconds(std::uint64_t from, std::uint64_t to) {
+    return 1e-9 * static_cast<double>(static_cast<std::int64_t>(to - from));
+  }
 };
 
 void print_raw(const Shape& shape, int number, int n_held, const Launched& launched) {
@@ -76,6 +81,7 @@ void print_raw(const Shape& shape, int number, int n_held, const Launched& launc
   line.add("event_seconds", launched.event).add("held", n_held).add("smid", multiprocessors);
   line.add("started", all(launched.blocks, [](auto& b) { return std::vector(std::begin(b.started), std::end(b.started)); }));
   line.add("walked", all(launched.blocks, [](auto& b) { return std::vector(std::begin(b.walked), std::end(b.walked)); }));
+  line.add("waited", all(launched.combining, [](auto& b) { return std::vector{b.waited}; }));
   line.add("combined", all(launched.combining, [](auto& b) { return std::vector{b.done}; }));
 }
 
@@ -125,7 +131,8 @@ void time_step(const Shape& shape, int n_raw, Stream stream) {
     for (const Launched& launched : all) times.push_back(std::invoke(of, launched));
     line.add(name, median(times));
   };
-  add("start_seconds", &Launched::start), add("walk_seconds", &Launched::walk), add("end_seconds", &Launched::end);
+  add("start_seconds", &Launched::start), add("walk_seconds", &Launched::walk), add("handover_seconds", &Launched::handover);
+  add("end_seconds", &Launched::end);
   add("kernel_seconds", &Launched::kernel), add("event_seconds", &Launched::event);
 }
 
