@@ -60,7 +60,7 @@ void end_shared_memory(Block& block) {
   for (const BulkCopy& copy : cluster.bulk_copies) {
     if (copy.block == &block) fail(copy.line, "bulk_copy: the block ends before the copy has arrived");
   }
-  end_warpgroups(block);
+  if (block.end_warpgroups != nullptr) block.end_warpgroups(block);
   shadow::end_block(block);
   // The end of a block counts as a write, after all that its own threads did.
   acquire(block.shared);

@@ -133,8 +133,10 @@ struct Block {
   Meeting of_neighbours[16]{};  ///< of sync_neighbours(), by the number of the barrier
   Meeting of_warpgroups[8]{};
   std::shared_ptr<Warpgroup[]> warpgroups{};  ///< as many, once there are products
-  std::byte* shared = nullptr;                ///< with its red zones
-  std::size_t plain_bytes = 0;                ///< that the takes so far have on a device
+  /// Then also the check that all of them have been waited for; it throws DeviceError.
+  void (*end_warpgroups)(const Block&) = nullptr;
+  std::byte* shared = nullptr;  ///< with its red zones
+  std::size_t plain_bytes = 0;  ///< that the takes so far have on a device
   std::vector<Take> takes{};
   std::deque<PhaseBarrier> barriers{};
   int number = 0;  ///< in the grid
@@ -195,8 +197,6 @@ bool deliver_far_store(Cluster& cluster);
 /// Lays out the shared memory of every block, poisoned; and checks and poisons that of a block that has ended.
 void begin_shared_memory(Cluster& cluster);
 void end_shared_memory(Block& block);
-/// @throws DeviceError if a warpgroup has not waited for its products
-void end_warpgroups(const Block& block);
 /// @throws DeviceError if the bytes do not lie in one piece that the running block has taken
 void check_taken(const std::byte* at, std::size_t n_bytes, const char* word, const Line& line);
 

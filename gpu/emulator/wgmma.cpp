@@ -65,9 +65,20 @@ namespace {
 
 constexpr const char* kWord = "wgmma_64xNx16";
 
+/// @throws DeviceError if a warpgroup has not waited for its products
+void end_warpgroups(const Block& block) {
+  for (std::size_t i = 0; i < std::size(block.of_warpgroups); ++i) {
+    for (const Chain& chain : block.warpgroups[static_cast<std::ptrdiff_t>(i)].under_way)
+      fail(chain.products.front().line, std::string(kWord) + ": the block ends before wgmma_wait()");
+  }
+}
+
 Warpgroup& own_warpgroup() {
   Block& block = *running->block;
-  if (!block.warpgroups) block.warpgroups = std::make_shared<Warpgroup[]>(std::size(block.of_warpgroups));
+  if (!block.warpgroups) {
+    block.warpgroups = std::make_shared<Warpgroup[]>(std::size(block.of_warpgroups));
+    block.end_warpgroups = end_warpgroups;
+  }
   return block.warpgroups[(running - block.threads) / kWarpgroup];
 }
 
@@ -272,13 +283,6 @@ void wgmma_wait(int n_pending, const Sums* sums, int n, const Line& line) {
   // The names of the first thread stand for those of all.
   meet_warpgroup({"wgmma_wait", line}, const_cast<Sums*>(sums),
                  [&](const Thread* threads) { end(n_pending, static_cast<const Sums*>(threads[0].operand), n, line); });
-}
-
-void end_warpgroups(const Block& block) {
-  for (std::size_t i = 0; block.warpgroups && i < std::size(block.of_warpgroups); ++i) {
-    for (const Chain& chain : block.warpgroups[static_cast<std::ptrdiff_t>(i)].under_way)
-      fail(chain.products.front().line, std::string(kWord) + ": the block ends before wgmma_wait()");
-  }
 }
 
 }  // namespace tree_attn::emulated::runtime

@@ -28,6 +28,8 @@ BUILD = pathlib.Path(os.environ.get("TREE_ATTN_EXERCISES", ROOT / "build-exercis
 FLAGS = ["-std=c++20", "-Wall", "-Wextra", "-ffp-contract=off", f"-I{ROOT}"]
 SHADOW = ["-DTREE_ATTN_EMULATOR_SHADOW", "-Wno-unknown-pragmas"]
 MPI = ["-DOMPI_SKIP_MPICXX", "-DMPICH_SKIP_MPICXX"]
+# Words of tensor cores.
+MULTIPLIES = re.compile(r"\b(?:load|store|transpose)_matri|\bmma_|\bwgmma_")
 RANKS = 4
 # Open MPI: four ranks on any number of cores, also as root. Other launchers ignore these.
 ENVIRONMENT = os.environ | {"OMPI_MCA_rmaps_base_oversubscribe": "1", "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
@@ -70,29 +72,31 @@ def compiled(command):
     return subprocess.run(command, check=False, env=ENVIRONMENT).returncode == 0
 
 
-def emulator(folder):
-    """The emulator in shadow mode, as one object and, for g++, with the headers of kernels read once: compiled if a source is newer."""
+def emulator(folder, multiplies=False):
+    """Options that link the emulator in shadow mode: one object, and another for kernels that multiply matrices; each compiled if a source is newer."""
     with ONE_AT_A_TIME:
-        sources = [path for room in ("types", "emulator", "platform") for path in sorted((ROOT / "gpu" / room).rglob("*.[ch]pp"))] + [FOLDER / "puzzle.hpp"]
-        made, header = folder / "emulator.o", folder / "puzzle.hpp"
+        sources = [path for room in ("types", "emulator", "platform") for path in sorted((ROOT / "gpu" / room).rglob("*.[ch]pp"))]
         newest = max(path.stat().st_mtime for path in sources)
-        if not made.exists() or made.stat().st_mtime < newest:
-            print("Compiling the emulator, once ...", file=sys.stderr)
-            unit = folder / "emulator.cpp"
-            unit.write_text("".join(f'#include "{path}"\n' for path in sources if path.suffix == ".cpp" and path.parent.name == "emulator"))
-            header.write_text('#include "notebooks_cpp/exercises/puzzle.hpp"\n')
-            command = [os.environ.get("CXX", "c++"), *FLAGS, *SHADOW]
-            if not (compiled([*command, "-x", "c++-header", str(header), "-o", f"{header}.gch"]) and
-                    compiled([*command, "-O1", "-c", str(unit), "-o", str(made)])):
+        objects = []
+        for name in ("emulator", "tensor_cores")[:1 + multiplies]:
+            made, unit = folder / f"{name}.o", folder / f"{name}.cpp"
+            objects.append(str(made))
+            if made.exists() and made.stat().st_mtime >= newest:
+                continue
+            print(f"Compiling the {'emulator' if name == 'emulator' else 'tensor cores of the emulator'}, once ...", file=sys.stderr)
+            unit.write_text("".join(f'#include "{path}"\n' for path in sources if path.suffix == ".cpp" and path.parent.name == "emulator"
+                                    and path.stem.startswith(("tensor_", "wgmma")) == (name == "tensor_cores")))
+            # Without optimisation: kernels of exercises run for milliseconds, and the compiler for seconds.
+            if not compiled([os.environ.get("CXX", "c++"), *FLAGS, *SHADOW, "-c", str(unit), "-o", str(made)]):
                 return None
-        return [*SHADOW, "-include", str(header), str(made), "-lboost_context", "-pthread"]
+        return [*SHADOW, *objects, "-lboost_context", "-pthread"]
 
 
 def build(path, solution=False, folder=BUILD):
     """The program of an exercise. @returns the command that runs it, or None if it does not compile"""
     folder.mkdir(parents=True, exist_ok=True)
     program = folder / (path.stem + ("_solution" if solution else ""))
-    on_ranks, options = uses(path, "<mpi.h>"), emulator(folder) if uses(path, "exercises/puzzle.hpp") else []
+    on_ranks, options = uses(path, "<mpi.h>"), emulator(folder, bool(MULTIPLIES.search(path.read_text(encoding="utf-8")))) if uses(path, "exercises/puzzle.hpp") else []
     if options is None:
         return None
     compiler = "mpicxx" if on_ranks else os.environ.get("CXX", "c++")

@@ -13,7 +13,6 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
-#include <random>
 #include <string>
 #include <vector>
 
@@ -24,9 +23,13 @@ namespace tree_attn::exercise {
 
 /// n whole numbers of -8 to 8: their sums are exact in every order.
 inline std::vector<float> numbers(int n, unsigned seed) {
-  std::mt19937 random(seed);
+  // Not <random>, which takes longer to compile than an exercise.
+  std::uint64_t state = seed + 1;
   std::vector<float> found;
-  for (int i = 0; i < n; ++i) found.push_back(float(int(random() % 17) - 8));
+  for (int i = 0; i < n; ++i) {
+    state = state * 6364136223846793005 + 1442695040888963407;
+    found.push_back(float(int((state >> 33) % 17) - 8));
+  }
   return found;
 }
 
