@@ -257,6 +257,42 @@ def check_first_words(names):
             inside = line.lstrip().startswith("///")
 
 
+# Turns of other languages in the running text of a page, and what to write.
+PROSE = [
+    (re.compile(r"(?:^|(?<=[.!:;] ))What (?![^.?]*\?)"), "names the thing only afterwards: begin with the thing"),
+    (re.compile(r"(?:^|(?<=[.!] ))(?:Those|That) of\b"), "leaves the reader to find the noun: write it"),
+    (re.compile(r"(?<![Tt]here )\b(?:is|are|was|were) no (?!longer\b|more\b|less\b|such\b|other\b|need\b|\w+er\b)\w+"), "is 'is not a'"),
+    (re.compile(r"\b(?:stands?|stood)\b(?!-| for\b|: )"), "is 'is', 'lies' or 'is written': only what has feet stands"),
+    (re.compile(r"\d (?:of the \w+ )?(?:is|are) left\b"), "is 'reaches' or 'remains'"),
+    (re.compile(r"\b(?:came|comes|come) in\b"), "is 'arrives' or 'was added'"),
+    (re.compile(r"\bso (?:do|does|did|is|are) (?:they|it|the|a|those|all)\b"), "is 'and ... too'"),
+    (re.compile(r"\b(?:in vain|whoever|nobody|somebody|everybody)\b", re.IGNORECASE), "is about a rank, a thread or a reader: say which"),
+]
+
+
+def prose(text):
+    """(line number, paragraph) of the running text of a page: without headings, code, formulas and what a script has written."""
+    for gone in (r"<!-- (\w+): begin.*?<!-- \1: end -->", r"^```.*?^```", r"<!--.*?-->", r"\$\$.*?\$\$", r"^#.*?$"):
+        text = re.sub(gone, lambda match: "\n" * match[0].count("\n"), text, flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(r"`[^`]*`|\]\([^)]*\)", lambda match: ("x" if match[0][0] == "`" else "]") + "\n" * match[0].count("\n"), text)
+    line = 1
+    for paragraph in re.split(r"(\n\s*\n|\n(?=\s*(?:[*-]|\d+\.) |\|))", text):
+        if paragraph.strip():
+            yield line, re.sub(r"^(?:[*-]|\d+\.|\|) ", "", " ".join(paragraph.split()))
+        line += paragraph.count("\n")
+
+
+def check_prose(files):
+    """Pages of the book say the thing first, in the field's verbs."""
+    for name in files:
+        if re.fullmatch(r"docs/[^/]+\.md|README\.md|CONTRIBUTING\.md", name):
+            for number, paragraph in prose((ROOT / name).read_text(encoding="utf-8")):
+                for pattern, instead in PROSE:
+                    for found in pattern.finditer(paragraph):
+                        words = paragraph[found.start():found.end() + 24].strip()
+                        fault("prose", name, number, found[0], f"'{words}' {instead}")
+
+
 def check_kernel_heads(names):
     """A reader of a kernel finds its template parameters, its grid and block, and what it reads and writes, above it."""
     for name in names:
@@ -352,6 +388,7 @@ def check(files):
     check_comments(files, names)
     check_words(names)
     check_first_words(names)
+    check_prose(files)
     check_kernel_heads(names)
     check_pages(names)
     check_names(names)

@@ -71,6 +71,14 @@ class House(unittest.TestCase):
                 ("tests/gpu/a.cpp", "// see reference/state/elsewhere.hpp\n", " names reference/state/elsewhere.hpp"),
                 ("tests/tool.py", "# see elsewhere.hpp\n", "tests/tool.py:1: the comment names elsewhere.hpp"),
                 ("tests/gpu/a.cpp", 'if ("ring" == algorithm.name) return;\n', "ring is matched by its name"),
+                ("docs/a.md", "# What it is\n\nA page.\n\n* One.\n* What decides a bit is\n  in 26 files.\n", "docs/a.md:6: 'What decides a bit is in"),
+                ("README.md", "A claim. That of a tree is another.\n", "README.md:1: 'That of a tree is another.' leaves the reader"),
+                ("docs/a.md", "A key is read, since a mask is no range.\n", "'is no range.' is 'is not a'"),
+                ("docs/a.md", "In the tables\nthey stand with rows.\n", "'stand with rows.'"),
+                ("docs/a.md", "At 1M keys 0.89 of the rate are left.\n", "'9 of the rate are left.'"),
+                ("docs/a.md", "Before the joins came in.\n", "is 'arrives'"),
+                ("docs/a.md", "Ranks divide the rows; so do they over MPI.\n", "is 'and ... too'"),
+                ("docs/a.md", "A rank waits in vain.\n", "say which"),
                 ("distributed/exchange/decoder.cpp", "", "does not know the registry any more")):
             with self.subTest(text):
                 self.assertIn(said, "\n".join(self.faults({name: text})))
@@ -95,6 +103,8 @@ class House(unittest.TestCase):
                            ("distributed/exchange/a.cpp", '#include "gpu/backend/cache.hpp"\n'), ("tests/gpu/a.cpp", 'say("// elsewhere.hpp");\n'),
                            ("gpu/backend/a.hpp", "/// Tiles, as long as rows are.\n/// Of rows, all.\nint a;  ///< Of a tile.\n/// Office.\n"),
                            ("gpu/backend/a.cu", HEAD + "__global__ void a() {}\n\n/// @tparam T any\n" + HEAD + "template <class T>\n__global__ void b() {}\n"),
+                           ("docs/a.md", "# It stands\n\n```\nWhat it is.\n```\nWhat is it? There is no key, `so are they`. No larger: a is no larger. It stands for b.\n\n$$\n3 are left\n$$\n"),
+                           ("docs/b/a.md", "What it is.\n"), ("docs/CHANGELOG.md.txt", "It came in.\n"),
                            ("tests/gpu/a.cpp", "/// A tile.\n/// What follows on a line.\n"), ("reference/data/file.cpp", '#include "reference/data/file.hpp"\n\n#include "reference/state/state.hpp"\n\n#include <Eigen/Core>\n\n#include <array>\n#include <vector>\n')):
             self.assertEqual(self.faults({name: text}), [], text)
 

@@ -91,7 +91,7 @@ class Ladder(Statements):
         later = 1e6 * (walk["kernel_seconds"] - walk["end_seconds"] - walk["walk_seconds"])
         part = kernel_tables.on_card("BF16, 16/16 heads, 1M keys", "short-end")
         self.says("docs/III.3-library.md", f"two joins take {one:.1f} µs with one query per head, and {four:.1f} µs with four", f"after {1e6 * walk['walk_seconds']:.0f} µs, and the last one {later:.0f} µs later",
-                  f"{part['read_seconds'] / kernel_tables.apart(part):.2f} of the rate are left")
+                  f"At 1M keys it reaches {part['read_seconds'] / kernel_tables.apart(part):.2f} of the rate;")
         ends = [(line["shape"].split(", ")[2], 1e6 * line["end_seconds"]) for line in kernel_tables.CARD["stamps"] if line["step"] == "equal-runs" and re.fullmatch(r"BF16, (?:16/16|32/8) heads, \d+k? keys", line["shape"])]
         (fewest, least), (most_keys, most) = min(ends, key=lambda end: end[1]), max(ends, key=lambda end: end[1])
         self.says("docs/IV.8-learnt.md", f"took {least:.1f} µs with {fewest} and up to {most:.1f} µs with {most_keys.removesuffix(' keys')}")
