@@ -28,8 +28,8 @@ import pathlib
 import re
 
 DOCS = pathlib.Path(__file__).resolve().parent.parent
-# Where .github/workflows/ci.yml publishes the site, with a slash at the end: the pages of the repository. While this is empty README.md and stills
-# say how the site is built; after a change docs/tools/readme --text and docs/tools/plain_figures.py --write write them again.
+# Where .github/workflows/ci.yml publishes the site: the pages of the repository, https://OWNER.github.io/REPOSITORY/. While this is empty, for no
+# repository has published it yet, README.md and stills lead to the pages of docs/ and say how the site is built. docs/tools/readme --site sets it.
 SITE = ""
 HEADING = re.compile(r'^(#+ (.*?)) <a id="(\w+)"></a>$', re.MULTILINE)
 PLACE = re.compile(r'<a id="(\w+)"></a>')
