@@ -231,7 +231,7 @@ __global__ void one_block(DecodeParams params, UnitMemory memory) {
                         memory_of_warp);
 }
 __global__ void combine_units(DecodeParams params, DeviceOutput output, UnitMemory memory) {
-  combine_block<void>(params, memory, output);
+  combine_block<void>(params, memory, output, [] {});
 }
 
 }  // namespace
