@@ -286,10 +286,11 @@ TEST_CASE("device tensors: what lies where it cannot be used is refused in one l
       message([&] { emulated.combine(q.view(), lse); }) ==
       "Combiner::combine: o and lse have to be in the same memory, and for the transport threads in that of the host or its "
       "device");
-  CHECK(message([&] { emulated.finish(); }) == "Decoder::finish: no step has been started");
   TensorView foreign = in.q.view();
   foreign.on_device = true;
   CHECK(message([&] { emulated.step(foreign); }).find("memory that lies in no buffer of the device") != std::string::npos);
+  CHECK(message([&] { emulated.start(foreign); }).find("memory that lies in no buffer of the device") != std::string::npos);
+  CHECK(message([&] { emulated.finish(); }) == "Decoder::finish: no step has been started");
   Attention ring(shape_of_type(DType::F32), {.algorithm = "ring", .backend = "emulated", .ranges = {{0, 256}}});
   CHECK(message([&] { ring.step(q.view()); }) ==
         "Decoder::step: q is in memory of a device; ring and one-shot take it in memory of the host alone");
