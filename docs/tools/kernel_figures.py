@@ -301,15 +301,18 @@ def steps():
         number, name, *_ = step
         drawing.text(4, top + row * i + 20, f"{number} {name}", "left")
         for j, heads in enumerate(kernel_tables.HEADS):
-            line = kernel_tables.measured_on_card(name, *heads)
+            line = kernel_tables.line_of(name, *heads)
             if not line:
                 continue
             # The floor lies on the measured time. Rungs for scalar cores have one bar, in the middle of their line.
             in_f32 = line["shape"].startswith("F32")
-            y, seconds, floor = top + row * i + (8 if in_f32 else 17 * j), kernel_tables.apart(line), kernel_tables.floor(step, line)
-            x = bar(y, seconds, RANKS[j], 15)
-            bar(y + 4, floor, f"{RANKS[j]} full", 7)
-            words = f"{kernel_tables.times_the_read(line | {'graph_seconds': seconds})}; floor {kernel_tables.micro(floor)}"
+            y, floor, words = top + row * i + (8 if in_f32 else 17 * j), kernel_tables.floor(step, line), "not measured yet"
+            x = left
+            if "graph_seconds" in line:
+                seconds = kernel_tables.apart(line)
+                x, words = bar(y, seconds, RANKS[j], 15), kernel_tables.times_the_read(line | {"graph_seconds": seconds})
+            x = max(x, bar(y + 4, floor, f"{RANKS[j]} full", 7))
+            words += f"; floor {kernel_tables.micro(floor)}"
             drawing.text(x, y + 12, words + (", in F32" if in_f32 else ""), "small left")
     y = top + row * len(rows) + 24
     for x, style, words in ((200, "a", "16 query and 16 key/value heads"), (460, "b", "32 query and 8 key/value heads")):

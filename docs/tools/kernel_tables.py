@@ -83,7 +83,7 @@ def steps():
         # Written once; read once for the maximum, and then by every warp of the threads that have a component.
         return 4 * heads * n * (1 + 1 + DIM // 32)
 
-    kinds = {"naive": (by_query, scores), "tensor": (by_tile, no_scores), "equal-runs": (by_tile, no_scores)}
+    kinds = {"naive": (by_query, scores), "tensor": (by_tile, no_scores), "units": (by_tile, no_scores), "equal-runs": (by_tile, no_scores)}
     names = {}
     for path in sorted((ROOT / "gpu" / "ladder").glob("[0-9][0-9]_*.cu")):
         names[str(int(path.name[:2]))] = re.search(r'const LadderStep \w+[^;]*?\{\s*\.name = "([\w-]+)"', path.read_text(encoding="utf-8"))[1]
@@ -208,12 +208,9 @@ LADDER = {
     "split": ("warps share the keys of a query, the last one merges", "work for all multiprocessors, in need of more bytes in flight: 85 µs"),
     "copies": ("copies in flight, in a ring of stages", "enough bytes in flight while it computes: 40 µs"),
     "tensor": ("16 bits on tensor cores, queries that share keys together", "a quarter of the bytes for 32 heads on 8: 55 µs"),
+    "units": ("rings of tensor maps, units for all warps, a second launch that combines them", "the read, and what stands before and after it: 22 µs"),
     "equal-runs": ("equal parts of all the work", "no idle multiprocessor, whatever the batch"),
 }
-
-
-# Where the expectation of a rung is not of 16 heads on 16.
-EXPECTED_HEADS = {"tensor": (32, 8)}
 
 
 def floor(step, line):
@@ -224,18 +221,23 @@ def floor(step, line):
     return (cache(n_heads, kv_heads, n) * {"BF16": 1, "F32": 2}[dtype] + scores(n_heads, n)) / RATE
 
 
+def line_of(name, heads=16, kv_heads=16):
+    """What a card says of a step with 8k keys; the shape alone of one that it has not run."""
+    return measured_on_card(name, heads, kv_heads) or (None if measured_on_card(name) else {"shape": f"BF16, {heads}/{kv_heads} heads, 8k keys"})
+
+
 def ladder():
-    """One line per step: what changes, what is expected, and for one shape its floor and what was measured."""
-    rows = [["rung", "what changes", "expected", "shape", "floor", "measured"]]
-    names = [(number, name) for number, name, *_ in steps()]
-    if [name for _, name in names] != list(LADDER):
-        raise ValueError(f"kernel_tables.py: LADDER lists {list(LADDER)}, gpu/ladder has {[name for _, name in names]}")
+    """One line per step: what changes, what is expected, and for 16 heads on 16 and 8k keys its floor and what was measured."""
+    rows = [["rung", "what changes", "expected", "type", "floor", "measured", "part of the read"]]
+    names = [name for _, name, *_ in steps()]
+    if names != list(LADDER):
+        raise ValueError(f"kernel_tables.py: LADDER lists {list(LADDER)}, gpu/ladder has {names}")
     for step in steps():
         number, name, *_ = step
-        line = measured_on_card(name, *EXPECTED_HEADS.get(name, HEADS[0]))
-        shape = line["shape"].removesuffix(" heads, 8k keys")
-        rows.append([f"{number} {name}", *LADDER[name], shape, micro(floor(step, line)).replace(" ", "&nbsp;"), times_the_read(line | {"graph_seconds": apart(line)})])
-    return [line if i != 1 else "| --- |" + " --- |" * 3 + " ---: | --- |" for i, line in enumerate(table(*rows))]
+        line = line_of(name)
+        cells = [micro(apart(line)), f"{line['read_seconds'] / apart(line):.2g}"] if "graph_seconds" in line else ["not yet", "–"]
+        rows.append([f"{number} {name}", *LADDER[name], line["shape"].split(",")[0], micro(floor(step, line)).replace(" ", "&nbsp;"), *cells])
+    return [line if i != 1 else "| --- |" + " --- |" * 3 + " ---: |" * 3 for i, line in enumerate(table(*rows))]
 
 
 # Instructions per 8 KiB of the kernels before walks of whole leaves, counted by hand in the hot path of the version that

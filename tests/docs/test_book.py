@@ -23,7 +23,7 @@ NOTEBOOKS = [re.search(r"^// # .* \{#(\w+)\}$", path.read_text(encoding="utf-8")
 LISTS = {"mainpage.md", "reading_guide.md", "notation.md", "glossary.md", "cheat_sheet.md", "bibliography.md", "measured.md", "part-5-reference.md"}
 
 # Words of all pages.
-MOST_WORDS = 57_000
+MOST_WORDS = 57_200
 # Words of a chapter, but for those with a reason for more.
 MOST_OF_CHAPTER = 2_600
 LONGER = {

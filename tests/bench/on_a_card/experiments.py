@@ -43,7 +43,7 @@ SHAPES = {
     "ragged": (["BF16, 16/16 heads, 64 sequences of 1k to 32k keys", "BF16, 32/8 heads, 64 sequences of 1k to 32k keys"], 8, "BF16, 16/1 heads, 128 keys, latent")}
 RAW = ["BF16, 16/16 heads, 64k keys", "BF16, 32/8 heads, 64k keys", "BF16, 16/16 heads, 1M keys", "BF16, 16/16 heads, 64 sequences of 1k to 32k keys"]
 STALLED = ["BF16, 16/16 heads, 512 keys", "BF16, 16/16 heads, 64k keys", "BF16, 32/8 heads, 64k keys, l = 8", "BF16, 16/1 heads, 64k keys, latent"]
-STEPS = ["equal-runs", "tensor", "copies", "split", "vectors", "fused", "naive"]
+STEPS = ["equal-runs", "units", "tensor", "copies", "split", "vectors", "fused", "naive"]
 # One case each of scalar cores, copies by tensor maps, units and lists of leaves.
 SANITIZED = ["lengths: warps without*", "tensor: copies by tensor maps*", "units:*", "dealt on a device: the states of a rank*"]
 
