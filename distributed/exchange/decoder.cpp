@@ -366,7 +366,7 @@ std::unique_ptr<Decoder> Algorithm::open(Transport& transport, OpenShard& shard,
       fields_of({name, shard.cache->shape(), ranges, own_leaves.order(), shard.session->scale(), shard.cache->scales(),
                  shard.cache->pages() != nullptr ? shard.cache->pages()->rule() : PageRule{}, shard.most_queries, options});
   fields.emplace_back("hash of nodes", hash_of_nodes(topology));
-  fields.emplace_back("arithmetic", shard.cache->arithmetic());
+  fields.emplace_back("arithmetic", shard.cache->arithmetic(), "--portable");
   require_equal(transport.ranks(), kHere, "all ranks to open " + std::string(name), fields);
   check_ranges(kHere, topology.size(), ranges, own_leaves.order(), options);
   const KeyRange mine = topology.range_of(transport.rank(), ranges), held = own_leaves.range();

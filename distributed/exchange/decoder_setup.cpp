@@ -39,7 +39,8 @@ std::uint64_t hash_of_nodes(const Topology& topology) {
 
 std::vector<Field> fields_of(const DecoderSetup& setup) {
   const auto& [algorithm, shape, ranges, order, scale, scales, pages, most_queries, options] = setup;
-  const auto& [dtype, value_dtype, batch, heads, kv_heads, head_dim, value_dim, values_in_keys, row_multiple] = shape;
+  const auto& [dtype, value_dtype, batch, heads, kv_heads, head_dim, value_dim, values_in_keys, row_multiple, portable,
+               in_pairs] = shape;
   const auto hash_of = [](std::span<const float> each) { return fnv1a(std::as_bytes(each)); };
   std::vector<Field> fields{Field{"algorithm", algorithm},
                             Field{"number of ranges", ranges.size()},

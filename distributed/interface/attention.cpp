@@ -111,7 +111,7 @@ void Attention::open(const Ranks& ranks, const AttentionShape& shape, const Atte
   add("capacity", setup.capacity), add("comparing lengths", setup.compares_lengths);
   add("transport", is_given ? transport_->name() : "its own");
   add("hash of nodes", is_given ? hash_of_nodes(transport_->topology()) : 0);
-  add("arithmetic", arithmetic);
+  fields.emplace_back("arithmetic", arithmetic, "--portable");
   require_equal(ranks, kHere, "all ranks to open attention", fields, refusal);
 
   if (!is_given) {

@@ -151,7 +151,8 @@ AttentionShape shape_of(const ta_setup& setup) {
           .kv_heads = setup.kv_heads,
           .head_dim = setup.head_dim,
           .value_dim = setup.value_dim,
-          .values_in_keys = setup.values_in_keys != 0};
+          .values_in_keys = setup.values_in_keys != 0,
+          .portable = setup.portable != 0};
 }
 
 /// Ranges of n ranks that end where a list says; none without one.

@@ -114,6 +114,7 @@ typedef struct {
   int32_t no_shared_memory;  /**< whether ranks of a node send over MPI too, not through memory that they share */
   int32_t skips_comparison;  /**< whether a step does not compare the lengths of all ranks and what queries see: an argument
                                 that  one rank refuses is then refused by it alone, and its group has to be given up */
+  int32_t portable; /**< whether a GPU has the bits of the CPU: then no tensor core multiplies; F32 always has them */
 } ta_setup;
 
 /** The version of the library, "0.2.0". */

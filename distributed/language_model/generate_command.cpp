@@ -96,6 +96,7 @@ struct Generation {
     generator.order = combining.order;
     generator.dtype = dtype_named(options.dtype);
     generator.n_threads = layout.n_threads;
+    generator.portable = options.portable;
 
     // The files.
     std::vector<NamedFile> files{{"MODEL", options.model}};
@@ -298,7 +299,8 @@ int run_generate(const GenerateOptions& options, const Ranks& ranks) {
   progress.end();
   const double read_seconds = ranks.all_max(transport.seconds() - start);
   const std::int64_t most_rows = static_cast<std::int64_t>(ranks.all_max(static_cast<std::uint64_t>(generator->rows())));
-  const GenerationHeader header{header_of(options, *setup->combining.backend, transport, layout),
+  const GenerationHeader header{header_of(options, *setup->combining.backend,
+                                          cache_shape(setup->model->config(), setup->generator), transport, layout),
                                 options.dtype,
                                 options.order,
                                 n,

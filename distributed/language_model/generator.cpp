@@ -72,7 +72,8 @@ AttentionShape cache_shape(const ModelConfig& config, const GeneratorOptions& op
           .heads = config.heads,
           .kv_heads = config.kv_heads,
           .head_dim = config.head_dim,
-          .value_dim = config.head_dim};
+          .value_dim = config.head_dim,
+          .portable = options.portable};
 }
 
 Generator::Generator(const Model& model, const Backend& backend, Transport& transport, std::int64_t n_text,

@@ -25,7 +25,8 @@ struct GeneratorOptions {
   DType dtype = DType::F32;  ///< of keys and values
   KvScales scales = {};      ///< of F8_E4M3, in every layer [n_kv]
   PlanOptions plan = {};
-  int n_threads = 1;  ///< that read a text; no bit depends on it
+  bool portable = false;  ///< AttentionShape::portable
+  int n_threads = 1;      ///< that read a text; no bit depends on it
 };
 
 /// The shape of the cache of every global layer.

@@ -163,7 +163,7 @@ int run_decode(const DecodeOptions& options, const Ranks& ranks) {
   ranks.doing("while writing the results");
   run_on_all(ranks, [&] {
     if (!is_root) return;
-    const ReportHeader report{header_of(options, *task.backend, transport, layout), shape, workload.steps()};
+    const ReportHeader report{header_of(options, *task.backend, shape, transport, layout), shape, workload.steps()};
     if (outputs->out) write_tensors(*outputs->out, shape, measurements[0].output);
     if (outputs->report) outputs->report->write(json(report, measurements));
     outputs->finish();

@@ -109,6 +109,7 @@ DecodeTask resolve(const DecodeOptions& options, const Topology& topology, const
     synthetic.rule = options.rule, synthetic.softcap = options.softcap;
     task.workload = make_workload(synthetic, options.seed, options.steps);
   }
+  task.workload->set_portable(options.portable);
   const WorkloadShape& shape = task.workload->shape();
   if (!options.expect.empty()) {
     task.expected = view4(*task.file, options.expect, "b, n_h, l, d_v");
@@ -154,10 +155,11 @@ DecodeTask resolve(const DecodeOptions& options, const Topology& topology, const
   return task;
 }
 
-RunHeader header_of(const ClusterOptions& options, const Backend& backend, const Transport& transport,
-                    const RankLayout& layout) {
+RunHeader header_of(const ClusterOptions& options, const Backend& backend, const AttentionShape& shape,
+                    const Transport& transport, const RankLayout& layout) {
   RunHeader header{options.command_line,
                    options.backend,
+                   std::string(backend.arithmetic(shape)),
                    std::string(transport.name()),
                    backend.has_threads() ? layout.n_threads : 1,
                    layout.topology.size(),
@@ -242,6 +244,8 @@ void add_cluster_options(CLI::App& command, ClusterOptions& options) {
                   is_algorithm);
   command.add_option("--backend", options.backend, "cpu, emulated (the CUDA kernels on the CPU), or cuda")
       ->capture_default_str();
+  command.add_flag("--portable", options.portable,
+                   "The bits of the CPU on every backend and device: no tensor core multiplies (F32 always has them)");
   add("--threads", options.threads,
       "Threads per rank on the CPU; changes no bit (default: the cores of the node divided by its ranks)", within(1, 4096));
   add("--transport", options.transport,

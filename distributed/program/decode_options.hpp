@@ -126,8 +126,8 @@ struct DecodeTask : Combining, MeasuringOptions {
 /// Resolves the options of `decode`, and opens the input. @throws InputError
 DecodeTask resolve(const DecodeOptions& options, const Topology& topology, const Backend& backend);
 
-/// The header of a report. @param transport of the states
-RunHeader header_of(const ClusterOptions& options, const Backend& backend, const Transport& transport,
-                    const RankLayout& layout);
+/// The header of a report. @param shape of the cache @param transport of the states
+RunHeader header_of(const ClusterOptions& options, const Backend& backend, const AttentionShape& shape,
+                    const Transport& transport, const RankLayout& layout);
 
 }  // namespace tree_attn

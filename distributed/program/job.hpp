@@ -23,6 +23,7 @@ struct RankOptions {
   std::optional<int> threads, radix;
   int ranks_per_node = 0;
   bool share_gpus = false;  ///< lets several ranks use one GPU
+  bool portable = false;    ///< AttentionShape::portable
 };
 
 /// Limit of every wait for other ranks in seconds, if --timeout does not set another.

@@ -94,11 +94,8 @@ nlohmann::ordered_json fields(const Machine& machine) {
 }
 
 nlohmann::ordered_json fields(const RunHeader& header) {
-  return {{"backend", header.backend},
-          {"transport", header.transport},
-          {"ranks", header.ranks},
-          {"nodes", header.nodes},
-          {"threads", header.threads}};
+  return {{"backend", header.backend}, {"arithmetic", header.arithmetic}, {"transport", header.transport},
+          {"ranks", header.ranks},     {"nodes", header.nodes},           {"threads", header.threads}};
 }
 
 nlohmann::ordered_json fields(const Network& network) {

@@ -25,8 +25,8 @@ struct Machine {
 
 /// Header that the reports of `decode` and `generate` share.
 struct RunHeader {
-  std::string command;  ///< as typed
-  std::string backend, transport;
+  std::string command;                         ///< as typed
+  std::string backend, arithmetic, transport;  ///< arithmetic: Backend::arithmetic()
   int threads = 1, ranks = 1, nodes = 1;
   Machine machine;
 };

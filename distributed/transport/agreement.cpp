@@ -31,14 +31,15 @@ void require_equal(const Ranks& ranks, std::string_view function, std::string_vi
                      " " + text(*other));
   ranks.all_gather(std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all)), what);
   for (std::size_t rank = 1; rank * mine.size() < all.size(); ++rank) {
-    std::string line;
+    std::string line, remedies;
     for (std::size_t i = 0; i < mine.size(); ++i) {
       const auto &first = all[i], &second = all[rank * mine.size() + i];
       if (first == second) continue;
       line += (line.empty() ? "" : ", ") + std::string(fields[i].name) + " (" + text(first) + " and " + text(second) + ")";
+      if (!fields[i].remedy.empty()) remedies += "; " + std::string(fields[i].remedy) + " has one on all";
     }
     if (!line.empty())
-      throw InputError(std::string(function) + ": ranks 0 and " + std::to_string(rank) + " differ in " + line);
+      throw InputError(std::string(function) + ": ranks 0 and " + std::to_string(rank) + " differ in " + line + remedies);
   }
 }
 

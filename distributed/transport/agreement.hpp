@@ -20,8 +20,9 @@ namespace tree_attn {
 struct Field {
   std::string_view name;
   std::array<char, 48> value{};  ///< a text, followed by zeros
+  std::string_view remedy{};     ///< an option with which no two ranks differ; empty: there is none
 
-  Field(std::string_view of, std::string_view text) : name(of) {
+  Field(std::string_view of, std::string_view text, std::string_view option = {}) : name(of), remedy(option) {
     std::copy_n(text.begin(), std::min(text.size(), value.size()), value.begin());
   }
   template <class Number>

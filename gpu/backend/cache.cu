@@ -20,6 +20,7 @@ constexpr std::int64_t kStagedPositions = 64;
 
 AttentionShape stored_on_device(const AttentionShape& shape) {
   AttentionShape stored = shape;
+  stored.in_pairs = shape.in_pairs || sums_in_pairs(shape.dtype);
   if (kernel_unit_of(shape.dtype) == KernelUnit::None || shape.value_dtype != shape.dtype)
     stored.dtype = stored.value_dtype = DType::F32;
   stored.row_multiple = 16;
@@ -27,7 +28,7 @@ AttentionShape stored_on_device(const AttentionShape& shape) {
 }
 
 std::string_view arithmetic_of(const AttentionShape& stored) {
-  if (!multiplies_on_tensor_cores(params_of(stored, 1, {}), stored.dtype)) return "cpu";
+  if (!multiplies_on_tensor_cores(params_of(stored, 1, {}), stored.dtype)) return "portable";
   return device().major < 9 ? "mma 8.0" : "mma 9.0";
 }
 

@@ -91,7 +91,7 @@ void StepRunner::plan_keys() {
     params.readable_end = range.begin + std::min(allocated_positions(range.size()), cache.n_positions());
   }
   params.k = cache.keys(), params.v = cache.values(), params.lengths = input.lengths, params.rule = plan_.rule;
-  params.softcap = SoftCap(plan_.softcap);
+  params.softcap = SoftCap(plan_.softcap), params.wide_queries = type_of_q() == DType::F32;
   params.head_scales = head_scales_.size() == 0 ? nullptr : head_scales_.data();
   // A leaf without keys is described, and never read.
   const auto leaf_of = [&](const DeviceView& rows) {
@@ -164,7 +164,7 @@ void StepRunner::run(const Step& step, StepEnd* end, const std::function<void()>
   set_scale(plan_.params, plan_.shape().dtype, scale_);
   stream_.follow_default();
   if (has_work() && plan_.q_on_device) {
-    const TensorView q = TensorView::dense(device_q_.data(), multiplied(plan_.shape().dtype), step.q.shape);
+    const TensorView q = TensorView::dense(device_q_.data(), type_of_q(), step.q.shape);
     convert_rows(step.q, q, stream_);
   }
   stream_.repeat([&] { queue_step(end); }, end == nullptr || end->may_be_recorded());
@@ -180,7 +180,7 @@ void StepRunner::stage(const Step& step) {
   for (std::int64_t i = 0; i < q.shape[0] && !q.on_device; ++i) {
     for (std::int64_t h = 0; h < q.shape[1]; ++h) {
       for (std::int64_t j = 0; j < q.shape[2]; ++j, to += shape.head_dim * size_of_q())
-        store_row(q, i, h, j, 1, multiplied(shape.dtype), row_, reinterpret_cast<std::byte*>(to));
+        store_row(q, i, h, j, 1, type_of_q(), row_, reinterpret_cast<std::byte*>(to));
     }
   }
   std::copy(lengths.begin(), lengths.end(), input.lengths);

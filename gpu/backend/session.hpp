@@ -95,8 +95,9 @@ class StepRunner {
   void plan_queries(std::int64_t l);
   /// Takes the memory for steps of 1 to most_queries_ queries.
   void take_memory();
-  /// Bytes of an element of the queries.
-  std::int64_t size_of_q() const { return static_cast<std::int64_t>(bytes_of(multiplied(plan_.shape().dtype))); }
+  /// The type of the queries, and bytes of an element.
+  DType type_of_q() const { return query_type(params_of(plan_.shape(), 1, {}), plan_.shape().dtype); }
+  std::int64_t size_of_q() const { return static_cast<std::int64_t>(bytes_of(type_of_q())); }
 
   StepPlan plan_;
   StepKernel& kernel_;
@@ -104,7 +105,7 @@ class StepRunner {
   std::int64_t most_queries_;
   LeafLists lists_;                       ///< if there are any
   std::optional<StepInput> input_;        ///< for most_queries_
-  DeviceBuffer<unsigned char> device_q_;  ///< queries that were on the device, as keys are multiplied
+  DeviceBuffer<unsigned char> device_q_;  ///< queries that were on the device, of query_type()
   DeviceBuffer<float> head_scales_;       ///< DecodeParams::head_scales, if keys have scales
   std::vector<float> row_;
   KernelStream stream_;

@@ -21,7 +21,7 @@ struct StepArrays {
   std::int64_t* lengths = nullptr;    ///< [b]
   std::int64_t* rows = nullptr;       ///< [b], where the appended position goes in the cache; negative: none is appended
   unsigned char* appended = nullptr;  ///< [b] keys [n_kv, d_h], then values [n_kv, d_v], as stored: one position each
-  unsigned char* q = nullptr;         ///< [b, n_h, l, d_h], as keys are multiplied
+  unsigned char* q = nullptr;         ///< [b, n_h, l, d_h], of query_type()
 };
 
 /// The arrays, one after the other in pinned memory of the host, and at the same offsets in memory of the device. Both
@@ -70,7 +70,8 @@ class StepInput {
           rows(lengths + aligned(shape.batch * static_cast<std::int64_t>(sizeof(std::int64_t)))),
           appended(rows + aligned(shape.batch * static_cast<std::int64_t>(sizeof(std::int64_t)))),
           q(appended + aligned(shape.bytes_per_position())),
-          query(shape.n_rows(1) * shape.head_dim * static_cast<std::int64_t>(bytes_of(multiplied(shape.dtype)))) {}
+          query(shape.n_rows(1) * shape.head_dim *
+                static_cast<std::int64_t>(bytes_of(query_type(params_of(shape, 1, {}), shape.dtype)))) {}
   };
   static std::int64_t aligned(std::int64_t n_bytes) { return (n_bytes + kAlignment - 1) / kAlignment * kAlignment; }
 

@@ -18,6 +18,7 @@ DecodeParams params_of(const AttentionShape& shape, std::int64_t l, KeyRange cap
   params.group = shape.rows_per_kv_head(l), params.n_queries = l;
   params.d_h = static_cast<int>(shape.head_dim), params.d_v = static_cast<int>(shape.value_dim);
   params.begin = capacity.begin, params.end = params.readable_end = capacity.end;
+  params.portable = shape.portable, params.in_pairs = shape.in_pairs || sums_in_pairs(shape.dtype);
   return params;
 }
 
@@ -43,8 +44,12 @@ void set_scale(DecodeParams& params, DType dtype, double scale) {
   params.query_scale = parts.query, params.score_scale = parts.score;
 }
 
+DType query_type(const DecodeParams& params, DType dtype) {
+  return multiplies_on_tensor_cores(params, dtype) ? multiplied(dtype) : DType::F32;
+}
+
 bool multiplies_on_tensor_cores(const DecodeParams& params, DType dtype) {
-  return kernel_unit_of(dtype) == KernelUnit::TensorCores && params.d_v <= kLongestValue;
+  return !params.portable && kernel_unit_of(dtype) == KernelUnit::TensorCores && params.d_v <= kLongestValue;
 }
 
 std::string accepts_any_grid(const DecodeParams& params, DType dtype) {
@@ -52,8 +57,6 @@ std::string accepts_any_grid(const DecodeParams& params, DType dtype) {
   if (params.d_h > kLongestRow || params.d_v > kLongestRow)
     return "d_h " + std::to_string(params.d_h) + ", d_v " + std::to_string(params.d_v) + ": more than " +
            std::to_string(kLongestRow);
-  if (dtype == DType::F8_E4M3 && !multiplies_on_tensor_cores(params, dtype))
-    return "F8_E4M3 values of " + std::to_string(params.d_v) + ": more than " + std::to_string(kLongestValue);
   if (const std::int64_t n = leaves_of({params.begin, params.end}); params.n_rows() > kMostWorkItems / n) {
     return std::to_string(params.n_rows()) + " rows over " + std::to_string(n) + " leaves: more than " +
            std::to_string(kMostWorkItems) + " work items";

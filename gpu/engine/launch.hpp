@@ -56,7 +56,7 @@ template <class T>
 inline constexpr bool kHasKernels = DTypeTraits<T>::kUnit != KernelUnit::None &&
                                     (kHasF16Kernels || DTypeTraits<T>::kDType != DType::F16);
 
-/// The type that tensor cores multiply, and of stored queries, where keys and values are of a type: F8_E4M3 is widened to
+/// The type that tensor cores multiply, and of queries beside it, where keys and values are of a type: F8_E4M3 is widened to
 /// BF16, exactly.
 template <class T>
 using Multiplied = std::conditional_t<std::is_same_v<T, Float8>, BFloat16, T>;
@@ -95,8 +95,8 @@ bool has_bulk_rows(const DecodeParams& params, DType dtype);
 /// cores, which take queries in 16 bits, would round what is made smaller.
 void set_scale(DecodeParams& params, DType dtype, double scale);
 
-/// Refuses a shape, in a few words; empty if the kernels take it. All refuse F64, d of more than kLongestRow, values of
-/// F8_E4M3 of more than kLongestValue, and more than kMostWorkItems.
+/// Refuses a shape, in a few words; empty if the kernels take it. All refuse F64, d of more than kLongestRow, and more than
+/// kMostWorkItems.
 std::string accepts_any_grid(const DecodeParams& params, DType dtype);
 /// Refuses likewise, and rows that do not start at multiples of 16 bytes: so do the kernels of the library.
 std::string accepts_copied_rows(const DecodeParams& params, DType dtype);
@@ -108,11 +108,15 @@ std::string accepts_aligned_rows(const DecodeParams& params, DType dtype);
 /// Refuses as accepts_any_rows(), and types that tensor cores do not multiply, and rows that are not aligned.
 std::string accepts_tensor_rows(const DecodeParams& params, DType dtype);
 
-/// True if tensor cores multiply: elements of 16 or 8 bits, in values of at most kLongestValue.
+/// The type in which a session has queries: the one that tensor cores multiply, or F32, in which no query is rounded.
+DType query_type(const DecodeParams& params, DType dtype);
+
+/// True if tensor cores multiply: elements of 16 or 8 bits, in values of at most kLongestValue, unless a portable result is
+/// asked for.
 ///
-/// A function of the type and of the length of rows alone, for it changes bits. So a query has the same bits alone and among
-/// others, in a batch, and on every device whose tensor cores add alike: those of compute capability 8 do, and those from 9
-/// on.
+/// A function of that, of the type and of the length of rows alone, for it changes bits. So a query has the same bits alone
+/// and among others, in a batch, and on every device whose tensor cores add alike: those of compute capability 8 do, and
+/// those from 9 on.
 bool multiplies_on_tensor_cores(const DecodeParams& params, DType dtype);
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

@@ -53,7 +53,7 @@ struct DeviceView {
 struct DecodeParams {
   static constexpr bool kIsListed = false;  ///< whether leaves are read in the order of a list: ListedParams
 
-  DeviceView q;                           ///< [b, n_h, l, d_h]
+  DeviceView q;                           ///< [b, n_h, l, d_h], as keys are multiplied, or F32: wide_queries
   DeviceView k;                           ///< [b, n_kv, n, d_h]; row 0 is the key at position `begin`
   DeviceView v;                           ///< [b, n_kv, n, d_v]
   const std::int64_t* lengths = nullptr;  ///< keys in use per batch entry, [b], over the whole sequence
@@ -66,6 +66,9 @@ struct DecodeParams {
   std::int64_t readable_end = 0;           ///< rows before it have memory and may be copied, see rows_end()
   float query_scale = 1, score_scale = 1;  ///< multiply q as it is read, and q.k: log2(e) * scale, see set_scale()
   SoftCap softcap{};                       ///< of scores
+  bool wide_queries = false;               ///< scalar cores read queries in F32, whatever the rows
+  bool portable = false;                   ///< scalar cores multiply, whatever the type
+  bool in_pairs = false;                   ///< neighbours share a lane of a dot product: sums_in_pairs() of the given keys
   const float* head_scales = nullptr;      ///< [b, n_kv, 2], both for keys of F8_E4M3 with scales; null: the two above
 
   /// Rows of the output: (i * n_h + h) * l + j, and group * n_kv = n_h l.

@@ -55,15 +55,12 @@ concept IsPipeline = IsThreadGroup<typename Pipeline::ThreadGroup> &&
 };
 
 /// Calls f with the narrowest of three warps on scalar cores that holds a row of max(d_h, d_v) elements: 128, 256, or the
-/// longest. Longer rows of 16 bits than tensor cores take have the last. It changes no bit.
-/// @pre tensor cores do not multiply the rows
+/// longest. It changes no bit.
 template <class T, class F>
 void with_scalar_warp(const DecodeParams& params, const F& f) {
-  if constexpr (DTypeTraits<T>::kUnit == KernelUnit::Scalar) {
-    const int d = std::max(params.d_h, params.d_v);
-    if (d <= 128) return f(ScalarWarp<T, 128>{});
-    if (d <= 256) return f(ScalarWarp<T, 256>{});
-  }
+  const int d = std::max(params.d_h, params.d_v);
+  if (d <= 128) return f(ScalarWarp<T, 128>{});
+  if (d <= 256) return f(ScalarWarp<T, 256>{});
   f(ScalarWarp<T, (kLongestRow + 127) / 128 * 128>{});
 }
 
@@ -400,8 +397,7 @@ void with_pipeline(const Params& params, const F& f) {
     if (multiplies_on_tensor_cores(params, DTypeTraits<T>::kDType))
       return with_tile<T>(params, [&](auto tile) { with_mma_pipeline<decltype(tile), Params>(f); });
   }
-  if constexpr (!std::is_same_v<T, Float8>)
-    with_scalar_warp<T>(params, [&](auto warp) { f(std::type_identity<ScalarPipeline<decltype(warp), Params>>{}); });
+  with_scalar_warp<T>(params, [&](auto warp) { f(std::type_identity<ScalarPipeline<decltype(warp), Params>>{}); });
 }
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

@@ -49,43 +49,54 @@ concept IsRows = requires(const Rows& rows, int i, int first) {
   { rows(i, first) } -> std::same_as<Four<T>>;
 };
 
-/// Elements that four lanes of a dot product take one after the other: four, or eight where two neighbours share a lane.
-template <class T>
-inline constexpr int kPerFourLanes = sums_in_pairs(DTypeTraits<T>::kDType) ? 8 : 4;
-
-/// The score s = score_scale q.k of one of eight neighbouring keys: threads 4 i to 4 i + 3 get that of key i.
-///
-/// The products are added in sixteen lanes, element i in lane i mod 16, or i / 2 mod 16. Thread t of a key has four of them,
-/// 4 t to 4 t + 3, so it reads 16 bytes of F32 or BF16 at once. Then threads add: lanes 8 apart, lanes 4 apart, neighbours.
-/// @param q elements of the query times query_scale, and zeros up to a multiple of eight
-/// @param d elements of a key @param has_key whether this thread's key is there; else it is not read, and the score is 0
-/// @paper{eq_7, eq. (7)}
-template <class Warp, class Keys>
-requires IsScalarWarp<Warp> && IsRows<Keys, typename Warp::T> __device__ __forceinline__ float score_of_eight(
-    Shared<const float> q, const Keys& keys, int d, bool has_key, float score_scale) {
+/// Adds the products of a query and one of eight keys to the four lanes of a thread, 4 t to 4 t + 3.
+/// @tparam kOf elements that four lanes take one after the other: four, or eight where two neighbours share a lane
+template <class Warp, int kOf, class Keys>
+__device__ __forceinline__ void add_products(Shared<const float> q, const Keys& keys, int d, float (&sum)[4]) {
   using T = typename Warp::T;
-  constexpr int kOf = kPerFourLanes<T>, kRound = Warp::kDim <= 256 ? Warp::kDim : 16 * kOf;
+  constexpr int kRound = Warp::kDim <= 256 ? Warp::kDim : 16 * kOf;
+  // Four elements past the end are zeros: rows are copied by 16 bytes. Eight are, where these are eight elements.
+  constexpr bool kMayLackHalf = kOf * sizeof(T) > sizeof(Bytes16);
   const int lane = static_cast<int>(threadIdx.x % kWarp), key = lane / 4;
-  float sum[4] = {};
   const auto add = [&](int first) {
     TREE_ATTN_UNROLL
     for (int half = 0; half < kOf; half += 4) {
+      if (kMayLackHalf && half > 0 && first + half >= d) continue;
       const Four<T> k = keys(key, first + half);
       const Four<float> x = shared_as<const Four<float>>(q)[(first + half) / 4];
       TREE_ATTN_UNROLL
       for (int c = 0; c < 4; ++c) sum[(half + c) * 4 / kOf] += multiply(widen(k.element[c]), x.element[c]);
     }
   };
+  // Some threads may have none of the last elements.
+  const int whole = d & -4 * kOf;
+  TREE_ATTN_LOOP
+  for (int i = 0; i < Warp::kRowElements && i < whole; i += kRound) {
+    TREE_ATTN_UNROLL
+    for (int j = i; j < i + kRound; j += 4 * kOf)
+      if (j < whole) add(j + lane % 4 * kOf);
+  }
+  if (whole + lane % 4 * kOf < d) add(whole + lane % 4 * kOf);
+}
+
+/// The score s = score_scale q.k of one of eight neighbouring keys: threads 4 i to 4 i + 3 get that of key i.
+///
+/// The products are added in sixteen lanes, element i in lane i mod 16, or i / 2 mod 16. Thread t of a key has four of them,
+/// so it reads 16 bytes of F32 or BF16 at once. Then threads add: lanes 8 apart, lanes 4 apart, neighbours.
+/// @param q elements of the query times query_scale, and zeros up to a multiple of eight
+/// @param d elements of a key @param has_key whether this thread's key is there; else it is not read, and the score is 0
+/// @param in_pairs of F32, which stands for keys of another type beside values of a third: DecodeParams::in_pairs
+/// @paper{eq_7, eq. (7)}
+template <class Warp, class Keys>
+requires IsScalarWarp<Warp> && IsRows<Keys, typename Warp::T> __device__ __forceinline__ float score_of_eight(
+    Shared<const float> q, const Keys& keys, int d, bool has_key, float score_scale, bool in_pairs) {
+  constexpr DType kStored = DTypeTraits<typename Warp::T>::kDType;
+  float sum[4] = {};
   if (has_key) {
-    // Some threads may have none of the last elements.
-    const int whole = d & -4 * kOf;
-    TREE_ATTN_LOOP
-    for (int i = 0; i < Warp::kRowElements && i < whole; i += kRound) {
-      TREE_ATTN_UNROLL
-      for (int j = i; j < i + kRound; j += 4 * kOf)
-        if (j < whole) add(j + lane % 4 * kOf);
-    }
-    if (whole + lane % 4 * kOf < d) add(whole + lane % 4 * kOf);
+    if (sums_in_pairs(kStored) || (kStored == DType::F32 && in_pairs))
+      add_products<Warp, 8>(q, keys, d, sum);
+    else
+      add_products<Warp, 4>(q, keys, d, sum);
   }
   TREE_ATTN_UNROLL
   for (int distance = 2; distance > 0; distance /= 2) {
@@ -262,15 +273,21 @@ template <IsScalarWarp Warp, class Leaves, class Target, IsRowSource Source>
 __device__ __forceinline__ void accumulate_keys(const DecodeParams& params, std::int64_t kv_head, std::int64_t r,
                                                 const KeySteps<Leaves>& steps, const Target& target, Source& source,
                                                 Shared<Bytes16> memory) {
-  using T = typename Warp::T;
   constexpr float kNotSeen = -std::numeric_limits<float>::infinity();
   const int lane = static_cast<int>(threadIdx.x % kWarp), key = lane / 4;
+  float query_scale = params.query_scale, score_scale = params.score_scale;
+  if constexpr (std::is_same_v<typename Warp::T, Float8>) {
+    if (const float* const of_head = params.head_scales; of_head != nullptr)
+      query_scale = load_once(of_head + 2 * kv_head), score_scale = load_once(of_head + 2 * kv_head + 1);
+  }
   const Shared<float> q = shared_as<float>(memory), w = q + Warp::kRowElements;
-  const T* const query = params.query<T>(kv_head, r);
+  const auto query = [&](int i) {
+    if (params.wide_queries) return load_once(params.query<float>(kv_head, r) + i);
+    return widen(load_once(params.query<typename Warp::T>(kv_head, r) + i));
+  };
   __syncwarp();
   TREE_ATTN_LOOP
-  for (int i = lane; i < Warp::kRowElements; i += kWarp)
-    q[i] = i < params.d_h ? multiply(params.query_scale, widen(load_once(query + i))) : 0.0f;
+  for (int i = lane; i < Warp::kRowElements; i += kWarp) q[i] = i < params.d_h ? multiply(query_scale, query(i)) : 0.0f;
   __syncwarp();
 
   auto forest = target.template forest<Warp, Leaves, WaitingLeaf<Warp>>(
@@ -285,7 +302,7 @@ __device__ __forceinline__ void accumulate_keys(const DecodeParams& params, std:
       float s = kNotSeen;
       if (step < n_steps) {
         const bool has_key = (steps.valid(i * kStepsPerLeaf + step) >> key & 1) != 0;
-        s = score_of_eight<Warp>(q, source.wait(), params.d_h, has_key, params.score_scale);
+        s = score_of_eight<Warp>(q, source.wait(), params.d_h, has_key, score_scale, params.in_pairs);
         if (params.softcap) s = params.softcap(s);
         if (!has_key) s = kNotSeen;
         shift = std::fmax(shift, key_shift(s));

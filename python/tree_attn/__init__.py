@@ -44,7 +44,7 @@ class _Setup(ctypes.Structure):
         ("timeout", ctypes.c_double), ("k_scale", ctypes.c_void_p), ("v_scale", ctypes.c_void_p), ("n_pages", ctypes.c_int64),
         ("page_window", ctypes.c_int64), ("page_sinks", ctypes.c_int64), ("values_in_keys", ctypes.c_int32),
         ("has_scale", ctypes.c_int32), ("capacity", ctypes.c_int64), ("refusal", ctypes.c_char_p), ("callbacks", ctypes.c_void_p), ("range_ends", ctypes.c_void_p),
-        ("no_shared_memory", ctypes.c_int32), ("skips_comparison", ctypes.c_int32)]
+        ("no_shared_memory", ctypes.c_int32), ("skips_comparison", ctypes.c_int32), ("portable", ctypes.c_int32)]
 
 
 class _Seen(ctypes.Structure):
@@ -375,12 +375,13 @@ class Attention:
     shared_memory: False: ranks of a node send over MPI too. All objects on one comm or group share its messages:
     one of them at a time has a step under way, one thread at a time uses them, and an error that ends one ends all.
     compares: False: a step does not compare the lengths of all ranks and what queries see, and an error of one rank is told to none.
+    portable: True: backend "cuda" has the bits of the CPU for 16 and 8 bits too, and tensor cores do not multiply; float32 always has them.
     If one rank refuses its arguments of Attention(), step(), start(), combine(), reshard() or, in pages, append(), all ranks raise ValueError with its line.
     """
 
     def __init__(self, comm=None, *, group=None, heads, head_dim, kv_heads=None, value_dim=None, batch=1, most_queries=0, dtype="float32", scale=None,
                  k_scale=None, v_scale=None, algorithm=None, backend=None, threads=1, ranks_per_node=None, timeout=None, n_pages=None, page_window=None,
-                 page_sinks=None, values_in_keys=False, capacity=None, range_ends=None, shared_memory=True, compares=True, n_queries=None):
+                 page_sinks=None, values_in_keys=False, capacity=None, range_ends=None, shared_memory=True, compares=True, portable=False, n_queries=None):
         if n_queries is not None:
             if most_queries:
                 raise ValueError("most_queries and n_queries, its name in 0.2, are both given")
@@ -420,7 +421,7 @@ class Attention:
             ends = self._ends(range_ends, self._size)
             setup = _Setup(ctypes.sizeof(_Setup), *shape, data_type, data_type, scale, *text, threads, ranks_per_node, address, timeout or 0,
                            *(capsule and _pointer(capsule, b"dltensor") for capsule in scales), n_pages, page_window, page_sinks,
-                           bool(values_in_keys), has_scale, capacity, None, callbacks, ends and ctypes.addressof(ends), not shared_memory, not compares)
+                           bool(values_in_keys), has_scale, capacity, None, callbacks, ends and ctypes.addressof(ends), not shared_memory, not compares, bool(portable))
             self._out_axes = (batch, heads), value_dim
             self._device = {"cuda": 2, "emulated": 12}.get(backend)
         except Exception as error:

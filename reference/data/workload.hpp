@@ -62,6 +62,8 @@ class Workload {
   virtual ~Workload() = default;
   const WorkloadShape& shape() const { return shape_; }
   int steps() const { return steps_; }
+  /// Sets the arithmetic of the caches to come: AttentionShape::portable.
+  void set_portable(bool portable) { shape_.portable = portable; }
 
   /// Keys in use per batch entry in step t: one fewer for every later step, at least 0.
   /// @throws std::out_of_range unless 0 <= t < steps(), as query() does

@@ -53,7 +53,7 @@ class Backend {
   virtual std::string refusal(const AttentionShape& shape) const = 0;
   virtual ErrorTerms error_terms(const AttentionShape& shape) const = 0;
   /// The name of what decides the bits of a cache of the shape: KvCache::arithmetic().
-  virtual std::string_view arithmetic(const AttentionShape&) const { return "cpu"; }
+  virtual std::string_view arithmetic(const AttentionShape&) const { return "portable"; }
   /// The shape, with the types in which keys and values are stored.
   virtual AttentionShape stored(const AttentionShape& shape) const = 0;
   /// An empty cache for a range of the tree. @param capacity rows that there is room for before it grows

@@ -45,9 +45,9 @@ class KvCache {
   /// Rows in use per batch entry [b], and by the longest one.
   std::span<const std::int64_t> lengths() const { return lengths_; }
   std::int64_t longest() const;
-  /// The name of what decides the bits of its states, which all ranks of a decode have alike: "cpu", also on scalar cores,
-  /// or the instruction of tensor cores and the first compute capability whose sums they have, as "mma 9.0".
-  virtual std::string_view arithmetic() const { return "cpu"; }
+  /// The name of what decides the bits of its states, which all ranks of a decode have alike: "portable", on the CPU and on
+  /// scalar cores, or the instruction of tensor cores and the first compute capability whose sums they have, as "mma 9.0".
+  virtual std::string_view arithmetic() const { return "portable"; }
   virtual bool is_on_device() const { return false; }  ///< whether rows, and views for append(), may be in device memory
   /// Bytes of keys and values for all rows of the capacity, with padding, owned or borrowed; in pages those of the pool.
   std::int64_t bytes() const;

@@ -22,6 +22,8 @@ struct AttentionShape {
   std::int64_t value_dim = 128;   ///< d_v
   bool values_in_keys = false;    ///< values are the first d_v components of the keys, and stored once (latent rows of MLA)
   std::int64_t row_multiple = 1;  ///< bytes of which a cache holds every row at a multiple: 16 on a device
+  bool portable = false;          ///< the bits of the CPU on every device, so no tensor core multiplies
+  bool in_pairs = false;          ///< as stored: the keys were given in a type of which sums_in_pairs() is true
 
   bool operator==(const AttentionShape&) const = default;
   /// Rows of the output of l queries: row (i, h, j) is (i n_h + h) l + j.
@@ -44,7 +46,7 @@ struct AttentionShape {
 /// Throws std::invalid_argument unless no axis is negative, d_h is not 0, n_h a multiple of n_kv, and values fit in keys.
 /// @param function that has the shape as an argument
 inline void require_shape(const char* function, const AttentionShape& shape) {
-  const auto& [dtype, value_dtype, b, n_h, n_kv, d_h, d_v, in_keys, row_multiple] = shape;
+  const auto& [dtype, value_dtype, b, n_h, n_kv, d_h, d_v, in_keys, row_multiple, portable, in_pairs] = shape;
   require(std::min({b, n_h, n_kv, d_h, d_v}) >= 0, function, ": b = ", b, ", n_h = ", n_h, ", n_kv = ", n_kv,
           ", d_h = ", d_h, ", d_v = ", d_v, "; an axis is negative");
   require(d_h > 0, function, ": head_dim of q and k is 0");

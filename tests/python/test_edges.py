@@ -117,7 +117,7 @@ class Keywords(unittest.TestCase):
                  "v_scale": (2.0, {"v_scale": True}, eight), "algorithm": ("gather", {"algorithm": b"gather"}), "backend": ("cpu", {"backend": b"cpu"}),
                  "threads": (3, {"n_threads": 3}), "ranks_per_node": 2, "timeout": 7.5, "n_pages": 50, "page_window": 10, "page_sinks": 3,
                  "values_in_keys": (True, {"values_in_keys": 1}), "capacity": (640, {"capacity": 640}, {"n_pages": None, "page_window": None}),
-                 "range_ends": ([None], {"range_ends": True}), "shared_memory": (False, {"no_shared_memory": 1}), "compares": (False, {"skips_comparison": 1})}
+                 "range_ends": ([None], {"range_ends": True}), "shared_memory": (False, {"no_shared_memory": 1}), "compares": (False, {"skips_comparison": 1}), "portable": (True, {"portable": 1})}
         self.assertEqual(sorted(table), sorted(set(inspect.signature(Attention.__init__).parameters) - {"self", "comm", "group"}))
         for name, row in table.items():
             value, expected, base = (*row, {})[:3] if isinstance(row, tuple) else (row, {name: row}, {})

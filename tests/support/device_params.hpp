@@ -23,6 +23,9 @@ namespace tree_attn::test {
 
 namespace device = TREE_ATTN_PLATFORM;
 
+/// Tests whether the device is the GPU in software (tests/gpu/soft_gpu), which is slow.
+inline bool is_in_software() { return device::device().name.starts_with("GPU in software"); }
+
 /// A shard of a workload on the device, as the test laid it out: with its strides and the elements past the lengths. A
 /// DeviceCache preserves none of these. Each array is in a buffer of exactly the size that its view spans; values that are a
 /// view of the keys stay one. Keys and values whose rows do not all start at multiples of 16 bytes get padding of NaN.

@@ -18,6 +18,7 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <random>
 #include <span>
 #include <sstream>
@@ -32,8 +33,10 @@ struct SeenCase {
   std::vector<std::int64_t> lengths{};
   SeenRule rule{};
   LeafOrder order{};
-  std::vector<KeyRange> ranges{};     ///< of the ranks
-  bool ends_with_odd_values = false;  ///< the last two keys have values of Inf and NaN
+  std::vector<KeyRange> ranges{};                  ///< of the ranks
+  bool ends_with_odd_values = false;               ///< the last two keys have values of Inf and NaN
+  std::optional<DType> of_queries{}, of_values{};  ///< other types than that of the keys
+  std::vector<float> key_scales{};                 ///< KvScales::k
 
   /// Ranks that hold keys of the longest sequence.
   std::int64_t n_holders() const {
@@ -49,9 +52,11 @@ struct SeenCase {
   }
   std::string text() const {
     std::ostringstream line;
-    line << name_of(axes.dtype) << ", " << axes.heads << " heads for " << axes.kv_heads << ", l " << axes.n_queries << ", d "
-         << axes.head_dim << " and " << axes.value_dim << ", " << ranges.size() << " ranks, " << name_of(order)
-         << (rule.causal ? ", causal" : "") << ", window " << rule.window << ", sinks " << rule.sinks << ", lengths";
+    line << name_of(of_queries.value_or(axes.dtype)) << " of " << name_of(axes.dtype) << " and "
+         << name_of(of_values.value_or(axes.dtype)) << (key_scales.empty() ? ", " : " with scales, ") << axes.heads
+         << " heads for " << axes.kv_heads << ", l " << axes.n_queries << ", d " << axes.head_dim << " and "
+         << axes.value_dim << ", " << ranges.size() << " ranks, " << name_of(order) << (rule.causal ? ", causal" : "")
+         << ", window " << rule.window << ", sinks " << rule.sinks << ", lengths";
     for (const std::int64_t length : lengths) line << " " << length;
     return line.str();
   }
@@ -137,6 +142,7 @@ struct MaskOfCase {
 inline Forest<float> decode_range(const Backend& backend, TensorWorkload& workload, const OwnedLeaves& leaves,
                                   const Step& step) {
   const auto cache = backend.make_cache(workload.shape(), leaves, leaves.n_keys(workload.n_keys()));
+  cache->set_scales(workload.shape().scales);
   fill(*cache, workload, step.lengths);
   return std::move(cache->open(workload.scale)->decode(step).host());
 }
@@ -158,8 +164,9 @@ inline std::vector<float> decode_ranges(const Backend& backend, const SeenCase& 
 /// -inf for all queries: it is not seen, by a rule that is older than all others.
 inline std::unique_ptr<TensorWorkload> workload_of(const SeenCase& c, unsigned seed) {
   std::mt19937 random(seed);
-  Tensor q = normal_tensor(random, c.axes.q(), c.axes.dtype), k = normal_tensor(random, c.axes.k(), c.axes.dtype),
-         v = normal_tensor(random, c.axes.v(), c.axes.dtype);
+  Tensor q = normal_tensor(random, c.axes.q(), c.of_queries.value_or(c.axes.dtype)),
+         k = normal_tensor(random, c.axes.k(), c.axes.dtype),
+         v = normal_tensor(random, c.axes.v(), c.of_values.value_or(c.axes.dtype));
   for_each_row(q.shape, [&](std::int64_t i, std::int64_t h, std::int64_t j) {
     q.set(i, h, j, 0, 0.25f + std::fabs(static_cast<float>(row_of(q, i, h, j)[0])));
   });
@@ -170,7 +177,9 @@ inline std::unique_ptr<TensorWorkload> workload_of(const SeenCase& c, unsigned s
         v.set(i, h, a, j, a + 2 == c.axes.n_keys ? Limits::infinity() : Limits::quiet_NaN());
     });
   }
-  return workload_of(std::move(q), std::move(k), std::move(v), c.lengths);
+  auto workload = workload_of(std::move(q), std::move(k), std::move(v), c.lengths);
+  workload->set_key_scales(c.key_scales);
+  return workload;
 }
 
 /// Checks that every row of a case has the bits that the same row has alone, over one rank, by a step that sees everything:

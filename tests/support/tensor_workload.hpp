@@ -29,6 +29,7 @@ class TensorWorkload : public Workload {
     shape_.n_queries = q.shape[2];
   }
 
+  void set_key_scales(std::vector<float> scales) { shape_.scales.k = std::move(scales); }
   TensorView query(int) override { return q_; }
   Shard keys_and_values(std::int64_t entry, KeyRange positions) override {
     const Shard part = shard(positions);

@@ -183,7 +183,8 @@ TEST_CASE("facade: other scales, other arithmetic, and types without kernels, ar
     };
     CHECK(refusal(shape, {.scales = {{1, 2, 3}, {1, 1}}})
               .starts_with("Attention: ranks 0 and 1 differ in hash of key scales ("));
-    CHECK(refusal(shape, {.found_backend = &other}) == "Attention: ranks 0 and 1 differ in arithmetic (cpu and mma 8.0)");
+    CHECK(refusal(shape, {.found_backend = &other}) ==
+          "Attention: ranks 0 and 1 differ in arithmetic (portable and mma 8.0); --portable has one on all");
     CHECK(refusal(mixed, {.backend = "emulated"}) ==
           "rank 1: --backend emulated: no kernel supports F8_E4M3 beside BF16; use --backend cpu");
   });

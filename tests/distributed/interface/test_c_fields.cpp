@@ -49,16 +49,17 @@ constexpr std::array kSetupFields{"size",
                                   "callbacks",
                                   "range_ends",
                                   "no_shared_memory",
-                                  "skips_comparison"};
+                                  "skips_comparison",
+                                  "portable"};
 std::size_t n_fields(const ta_setup& setup) {
   const auto& [size, batch, heads, kv_heads, head_dim, value_dim, most_queries, key_type, value_type, scale, algorithm,
                backend, n_threads, ranks_per_node, comm, timeout, k_scale, v_scale, n_pages, page_window, page_sinks,
-               values_in_keys, has_scale, capacity, refusal, callbacks, range_ends, no_shared_memory, skips_comparison] =
-      setup;
+               values_in_keys, has_scale, capacity, refusal, callbacks, range_ends, no_shared_memory, skips_comparison,
+               portable] = setup;
   static_cast<void>(std::tie(size, batch, heads, kv_heads, head_dim, value_dim, most_queries, key_type, value_type, scale,
                              algorithm, backend, n_threads, ranks_per_node, comm, timeout, k_scale, v_scale, n_pages,
                              page_window, page_sinks, values_in_keys, has_scale, capacity, refusal, callbacks, range_ends,
-                             no_shared_memory, skips_comparison));
+                             no_shared_memory, skips_comparison, portable));
   return kSetupFields.size();
 }
 
@@ -114,6 +115,7 @@ TEST_CASE("fields: every one of ta_setup changes what a handle does, or is refus
   const ta_comm no_functions{};
   const std::int64_t no_end = std::numeric_limits<std::int64_t>::max();
   const auto eight = [](ta_setup& s) { s.key_type = s.value_type = kF8; };
+  const auto emulated_eight = [&](ta_setup& s) { eight(s), s.backend = "emulated"; };
   const auto pages = [](ta_setup& s) { s.n_pages = 20; };
   const auto window = [&](ta_setup& s) { pages(s), s.page_window = 100; };
   struct Row {
@@ -151,7 +153,8 @@ TEST_CASE("fields: every one of ta_setup changes what a handle does, or is refus
                                {"capacity", [](ta_setup& s) { s.capacity = 1; }, pages},
                                {"refusal", [](ta_setup& s) { s.refusal = "of the caller"; }},
                                {"callbacks", [&](ta_setup& s) { s.callbacks = &no_functions; }},
-                               {"range_ends", [&](ta_setup& s) { s.range_ends = &no_end; }}};
+                               {"range_ends", [&](ta_setup& s) { s.range_ends = &no_end; }},
+                               {"portable", [](ta_setup& s) { s.portable = 1; }, emulated_eight}};
   std::vector<std::string> missing(kSetupFields.begin(), kSetupFields.end());
   CHECK(n_fields(setup_of_call()) == missing.size());
   for (const Row& row : table) {

@@ -26,8 +26,9 @@ TEST_CASE("report: every field is there with its type, one object an algorithm, 
     const Json& each = report["runs"][i];
     CAPTURE(each.dump());
     CHECK(each["algorithm"] == algorithms[i]);
-    Json given = Json::parse(R"({"backend": "cpu", "transport": "mpi", "dtype": "f16", "ranks": 3, "nodes": 2, "batch": 2,
-      "heads": 4, "kv_heads": 2, "head_dim": 32, "seq_len": 1000, "steps": 3, "order": "dealt", "threads": 2, "radix": null,
+    Json given = Json::parse(
+        R"({"backend": "cpu", "arithmetic": "portable", "transport": "mpi", "dtype": "f16", "ranks": 3, "nodes": 2,
+      "batch": 2, "heads": 4, "kv_heads": 2, "head_dim": 32, "seq_len": 1000, "steps": 3, "order": "dealt", "threads": 2, "radix": null,
       "same_bits_on_all_ranks": true, "passed": true})");
     if (tree_attn::find_algorithm(algorithms[i]).radix != nullptr) given["radix"] = 3;
     for (const auto& [key, value] : given.items()) CHECK_MESSAGE(each[key] == value, key);
