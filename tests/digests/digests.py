@@ -7,10 +7,11 @@ Run: tests/digests/digests.py build/tree_attn            every decode whose dige
      tests/digests/digests.py build/tree_attn --only 'decode bf16*--order dealt*'
 
 A line of the table is a command and its two digests, without OUT. A command says by itself what its file holds:
-f16-d192x128-h8k1l2-normal has keys of 192 elements in F16, values of 128, 8 query heads for 1 key/value head, and 2 queries. Ranks are threads
-(--devices), because MPI takes half a second to start.
+f16-d192x128-h8k1l2-normal has keys of 192 elements in F16, values of 128, 8 query heads for 1 key/value head, and 2 queries; f8 is F8_E4M3, with
+queries in BF16. Ranks are threads (--devices), because MPI takes half a second to start. A decode of F32, or with --portable, has the digests of the CPU.
 """
 import argparse
+import bisect
 import concurrent.futures
 import fnmatch
 import hashlib
@@ -27,10 +28,14 @@ import tempfile
 from pathlib import Path
 
 TABLE = Path(__file__).with_name("digests.txt")
-TYPES = {"f64": ("F64", 8), "f32": ("F32", 4), "f16": ("F16", 2), "bf16": ("BF16", 2)}
+TYPES = {"f64": ("F64", 8), "f32": ("F32", 4), "f16": ("F16", 2), "bf16": ("BF16", 2), "f8": ("F8_E4M3", 1)}
 # Keys in use of each batch entry: around the ends of leaves, and several levels of the tree.
 LENGTHS = {"normal": [0, 1, 2, 3, 63, 64, 65, 127, 128, 130, 200, 333], "long": [3000], "growing": [5, 65, 128, 200]}
 INF, NAN = float("inf"), float("nan")
+# The numbers of F8_E4M3 that are not negative, by their bits.
+OF_F8 = [(bits % 8 + (8 if bits > 7 else 0)) * 2.0 ** (max(bits // 8, 1) - 10) for bits in range(127)]
+# What F16, BF16 and F8_E4M3 have with the bits of the CPU.
+PORTABLE = "emulated --portable"
 # One batch entry each, of 130 keys unless it says "alone": what is written over the elements of normal numbers. "q 0" is element 0 of every query,
 # "k 0 5:9" that of the keys 5 to 8, "v :" all elements of all values.
 SPECIAL = [
@@ -47,8 +52,8 @@ def commands():
     """The decodes of the table."""
     shapes = "d1x1-h2k2l1 d5x3-h4k1l1 d33x7-h4k2l3 d64x64-h2k2l1 d64x64-h8k1l1 d80x80-h4k1l2 d128x128-h2k2l1 d128x128-h8k1l2 d192x128-h8k1l1 " \
              "d256x256-h4k1l1 d300x300-h2k2l1 d576x512-h16k1l1".split()
-    for dtype, backend in itertools.product(TYPES, ("cpu", "emulated")):
-        if (dtype, backend) == ("f64", "emulated"):
+    for dtype, backend in itertools.product(TYPES, ("cpu", "emulated", PORTABLE)):
+        if dtype == "f64" and backend != "cpu" or (dtype, backend) in (("f32", PORTABLE), ("f8", "emulated")):
             continue
         alone, three = f"--backend {backend} --devices 0", f"--backend {backend} --devices 0-2"
         for shape in shapes:
@@ -66,18 +71,32 @@ def commands():
         yield f"decode f32-d64x64-h4k1l1-long --backend cpu --algorithm {algorithm} --devices 0-4 --ranks-per-node 2"
     yield "decode f16-d64x64-h4k1l1-long --backend emulated --algorithm one-shot --devices 0-2"
     # Synthetic input has one digest, that of the report.
-    for dtype, backend in itertools.product(("f32", "f16", "bf16"), ("cpu", "emulated")):
+    for dtype, backend in itertools.product(("f32", "f16", "bf16", "f8_e4m3"), ("cpu", "emulated", PORTABLE)):
+        if dtype == "f32" and backend == PORTABLE or (dtype, backend) == ("f8_e4m3", "emulated"):
+            continue
         yield f"decode --seq-len 700 --heads 8 --kv-heads 2 --head-dim 128 --batch 2 --dtype {dtype} --backend {backend} --devices 0"
 
 
 def packed(dtype, numbers):
-    """Numbers as they are stored; what a type cannot hold becomes an infinity."""
+    """Numbers as they are stored; what a type cannot hold becomes an infinity, or the largest of F8_E4M3."""
+    if dtype == "f8":
+        return bytes(map(bits_of_f8, numbers))
     if dtype == "bf16":  # the upper half of an F32
         words = struct.unpack(f"<{len(numbers)}I", packed("f32", numbers))
         return struct.pack(f"<{len(words)}H", *(word >> 16 for word in words))
     if dtype == "f16":
         numbers = [math.copysign(INF, x) if abs(x) > 65504 else x for x in numbers]
     return struct.pack(f"<{len(numbers)}{dict(f64='d', f32='f', f16='e')[dtype]}", *numbers)
+
+
+def bits_of_f8(x):
+    """The nearest number of F8_E4M3, ties to even."""
+    above = bisect.bisect_left(OF_F8, abs(x))
+    if x != x or above in (0, len(OF_F8)):
+        bits = 127 if x != x else min(above, 126)
+    else:
+        bits = min((above - 1, above), key=lambda bits: (abs(OF_F8[bits] - abs(x)), bits % 2))
+    return bits + (128 if math.copysign(1, x) < 0 else 0)
 
 
 class Inputs:
@@ -98,9 +117,10 @@ class Inputs:
         return str(path)
 
     def write(self, path, dtype, shapes, lengths, special):
-        name, size = TYPES[dtype]
-        pool, header, data, start = self.pools.setdefault(dtype, packed(dtype, self.numbers)), {}, bytearray(), 0
+        header, data, start, of_rows = {}, bytearray(), 0, dtype
         for tensor, (b, heads, rows, d) in shapes.items():
+            dtype = "bf16" if (of_rows, tensor) == ("f8", "q") else of_rows
+            (name, size), pool = TYPES[dtype], self.pools.setdefault(dtype, packed(dtype, self.numbers))
             n_bytes = b * heads * rows * d * size
             begin = start * size % len(pool)
             content = bytearray((pool * (n_bytes // len(pool) + 2))[begin:begin + n_bytes])
@@ -168,6 +188,11 @@ def main():
         changed += old != new
         if old != new:
             print(f"{command}: {' '.join(old)} -> {' '.join(new)}")
+    for command, digests in found.items():
+        on_cpu = command.replace(PORTABLE, "cpu") if PORTABLE in command else command.replace("emulated", "cpu") if "f32" in command else command
+        changed += digests != found.get(on_cpu, digests)
+        if digests != found.get(on_cpu, digests):
+            print(f"{command}: {' '.join(digests)}, but {on_cpu} has {' '.join(found[on_cpu])}")
     print(f"{changed} of {len(found)} decodes changed")
     return 1 if changed else 0
 
