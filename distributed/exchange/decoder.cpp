@@ -73,10 +73,10 @@ class PlanDecoder : public Decoder {
   /// step.
   void plan_for(const Step& step) {
     const std::int64_t longest = step.longest(), l = step.q.shape[2];
-    const bool is_first_of_part = !std::exchange(has_part_[part() == OutputPart::kHeads], true);
+    const bool is_first_of_part = !has_part_[part() == OutputPart::kHeads];
     if (now_.empty() || is_first_of_part || l > most_queries_ ||
         (is_open() && closed(ranges_.back(), longest).end != now_.back().end))
-      prepare(closed(ranges_, longest), std::max({std::int64_t{1}, shard_.most_queries, most_queries_, l}));
+      prepare(closed(ranges_, longest), std::max({std::int64_t{1}, shard_.most_queries, most_queries_, l}), part());
     plan(l, is_on_device(step));
   }
   OutputView step_on_device(const Step& step) {
@@ -96,19 +96,22 @@ class PlanDecoder : public Decoder {
   }
 
   bool is_open() const { return !ranges_.empty() && ranges_.back().end == kOpenEnd; }
-  /// Drops all plans. Those to come are for these ranges, and share memory that is enough for 1 to n queries.
-  void prepare(std::vector<KeyRange> ranges, std::int64_t n) {
-    now_.clear();  // an error leaves no plan
+  /// Drops all plans. Those to come are for these ranges, and share memory that is enough for 1 to n queries, and for this
+  /// part of the output beside those before.
+  void prepare(std::vector<KeyRange> ranges, std::int64_t n, OutputPart part_to_come = OutputPart::kAll) {
+    std::array<bool, 2> has_part = has_part_;
+    has_part[part_to_come == OutputPart::kHeads] = true;
+    now_.clear();  // an error leaves no plan, and the parts of the steps before
     planned_.clear();
     host_memory_.reset(), device_memory_.reset();
     size_ = {};
     for (const OutputPart part : {OutputPart::kAll, OutputPart::kHeads}) {
-      if (!has_part_[part == OutputPart::kHeads]) continue;
+      if (!has_part[part == OutputPart::kHeads]) continue;
       const Plan of_one = plan_for_(ranges, 1, part), of_most = n > 1 ? plan_for_(ranges, n, part) : Plan{};
       fit(1, of_one), fit(n, of_most);
       fit_between(ranges, part, 1, of_one, n, of_most);
     }
-    now_ = std::move(ranges), most_queries_ = n;
+    now_ = std::move(ranges), most_queries_ = n, has_part_ = has_part;
   }
   void fit(std::int64_t l, const Plan& plan) { size_.fit(plan, shape().n_rows(l), shape().value_dim); }
   /// Makes the memory enough for all numbers of queries between two. Plans have few layouts, each for neighbouring numbers,

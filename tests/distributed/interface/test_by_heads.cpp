@@ -178,4 +178,17 @@ TEST_CASE("by heads: what one rank refuses all refuse in one line, and the objec
   });
 }
 
+TEST_CASE("by heads: a batch with more parts than a plan has is refused, and step() goes on") {
+  const AttentionShape shape{.batch = (1 << 20) + 1, .heads = 1, .kv_heads = 1, .head_dim = 1, .value_dim = 1};
+  const Tensor q(std::vector<float>((1 << 20) + 1), {shape.batch, 1, 1, 1}), five({5}, {1, 1, 1, 1});
+  for (const bool is_first : {true, false}) {
+    Attention attention(shape);
+    attention.append(7, five, five);
+    if (!is_first) attention.step(q);
+    CHECK(message([&] { attention.step_by_heads(q); }) ==
+          "heads_plan: a batch of 1048577 over 1 ranks; at most 2^20 parts of the rows are possible");
+    CHECK(attention.step(q).out[7] == 5);
+  }
+}
+
 }  // namespace tree_attn::test::by_heads_test
