@@ -172,6 +172,13 @@ void ThreadDeadline::poll(const FindPending& find) {
   Deadline::poll(find);
 }
 
+void ThreadRanks::check() const {
+  if (gave_up_)
+    throw TransportError(TransportError::Kind::kLibrary,
+                         "rank " + std::to_string(rank()) + " has given up before; start the threads of all ranks again",
+                         rank());
+}
+
 void ThreadRanks::barrier() const { all_gather({}, {}, "the arrival"); }
 
 void ThreadRanks::all_gather(std::span<const std::byte> mine, std::span<std::byte> all, std::string_view what) const {
@@ -205,10 +212,15 @@ std::vector<int> ThreadRanks::find_nodes() const {
 }
 
 void ThreadTransport::finish_messages() {
-  for (const Send& send : sends_) network_.put(ThreadNetwork::Channel::kTransport, rank(), send.to, send.bytes);
-  for (const Receive& receive : receives_)
-    network_.take(ThreadNetwork::Channel::kTransport, receive.from, ranks_.deadline(), receive.bytes, "a message");
-  network_.flush(ranks_.deadline());
+  try {
+    for (const Send& send : sends_) network_.put(ThreadNetwork::Channel::kTransport, rank(), send.to, send.bytes);
+    for (const Receive& receive : receives_)
+      network_.take(ThreadNetwork::Channel::kTransport, receive.from, ranks_.deadline(), receive.bytes, "a message");
+    network_.flush(ranks_.deadline());
+  } catch (...) {
+    abandon();
+    throw;
+  }
   sends_.clear();
   receives_.clear();
 }

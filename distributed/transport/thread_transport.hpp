@@ -98,6 +98,10 @@ class ThreadRanks : public Ranks {
   bool is_one_process() const override { return true; }
   ThreadDeadline& deadline() const override { return deadline_; }
   ThreadNetwork& network() const { return network_; }
+  /// Refuses messages from here on, over every transport of this rank.
+  void give_up() const { gave_up_ = true; }
+  /// @throws TransportError if a wait for messages has given up, or a step was left
+  void check() const;
   void barrier() const override;
   void all_gather(std::span<const std::byte> mine, std::span<std::byte> all, std::string_view what) const override;
   void broadcast(std::span<std::byte> bytes, int root, std::string_view what) const override;
@@ -114,6 +118,7 @@ class ThreadRanks : public Ranks {
   ThreadNetwork& network_;
   const Topology& topology_;
   mutable ThreadDeadline deadline_;
+  mutable bool gave_up_ = false;
 };
 
 /// Messages between ranks that are threads.
@@ -128,6 +133,9 @@ class ThreadTransport : public Transport {
   std::string_view name() const override { return "threads"; }
   const Network& network() const override { return kThreadNetwork; }
   void progress() override {}
+  void check() const override { ranks_.check(); }
+  /// Drops the messages not yet waited for: no other rank has been told where they lie.
+  void abandon() noexcept override { sends_.clear(), receives_.clear(), ranks_.give_up(); }
 
   /// Messages started and not yet waited for.
   std::size_t in_flight() const { return sends_.size() + receives_.size(); }

@@ -246,6 +246,30 @@ TEST_CASE("facade: keys move to other ranks and back, each is held once, and no 
   }
 }
 
+TEST_CASE("facade: over threads too, an object that ends with its step under way ends the others over its messages") {
+  const DecodeOutput want = alone(LeafOrder::kDealt, kKeys);
+  for (const bool ends : {true, false}) {
+    run_threads(Topology::pretend(3, 2), kTimeout, [&](const ThreadRanks& ranks, ThreadTransport& transport) {
+      Attention left(transport, kShape), apart(ranks, kShape);
+      auto ended = std::make_unique<Attention>(transport, kShape);
+      for (Attention* each : {&left, &apart, ended.get()}) fill(*each, kKeys);
+      ended->start(inputs().q);
+      if (ranks.rank() == 0) ended->progress();
+      if (!ends) CHECK(same_bits(ended->finish().copy(), want));
+      CHECK((transport.in_flight() > 0) == ends);
+      ended.reset();
+      CHECK(transport.in_flight() == 0);
+      for (Attention* each : {&left, &apart}) {
+        if (ends)
+          CHECK(message<TransportError>([&] { each->step(inputs().q); }) ==
+                "rank " + std::to_string(ranks.rank()) + " has given up before; start the threads of all ranks again");
+        else
+          CHECK(same_bits(each->step(inputs().q).copy(), want));
+      }
+    });
+  }
+}
+
 TEST_CASE("facade: what cannot move is refused, and stays") {
   for (const int p : {1, 3}) {
     run_threads(Topology::pretend(p, p), kTimeout, [&](const ThreadRanks& ranks, ThreadTransport& transport) {
