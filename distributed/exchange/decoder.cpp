@@ -59,12 +59,13 @@ class PlanDecoder : public Decoder {
     plan_for(step);
     return step_on_device(step);
   }
-  void run_start(const Step& step) override {
-    is_whole_ = is_on_device(step);
-    is_whole_ ? Decoder::run_start(step) : planned_.front().on_host->start(states_, sinks_);
+  bool run_start(const Step& step) override {
+    if (is_on_device(step)) return Decoder::run_start(step);
+    planned_.front().on_host->start(states_, sinks_);
+    return false;
   }
-  bool run_progress() override { return is_whole_ || planned_.front().on_host->advance(); }
-  OutputView run_finish() override { return is_whole_ ? Decoder::run_finish() : planned_.front().on_host->finish(); }
+  bool run_progress() override { return planned_.front().on_host->advance(); }
+  OutputView run_finish() override { return planned_.front().on_host->finish(); }
 
  private:
   /// Tests whether the plan runs on the device.
@@ -154,7 +155,6 @@ class PlanDecoder : public Decoder {
   bool has_heads_;
   std::array<bool, 2> has_part_{true, false};  ///< whether there is memory for the plans of all of the output, and of heads
   DeviceSteps* on_device_ = nullptr;           ///< the session, if it has states on a device
-  bool is_whole_ = false;                      ///< whether start() has taken the whole step
   std::int64_t recorded_room_ = -1;            ///< that there was in the step before
   std::vector<KeyRange> now_;                  ///< ranges in the plans, closed; empty before the first
   std::int64_t most_queries_ = 0;              ///< that there is memory for
@@ -199,8 +199,7 @@ void Decoder::reserve(std::int64_t l) {
 Decoder::~Decoder() {
   if (!is_started_) return;
   transport_.ranks().set_busy(false);
-  // Over messages from device memory start() has taken the whole step.
-  if (transport_.size() > 1 && transport_.device() == nullptr) transport_.abandon();
+  if (transport_.size() > 1 && !is_whole_) transport_.abandon();
 }
 
 OutputView Decoder::step(const Step& step, const std::optional<std::string>& refusal, OutputPart part) {
@@ -211,21 +210,21 @@ OutputView Decoder::step(const Step& step, const std::optional<std::string>& ref
 void Decoder::start(const Step& step, const std::optional<std::string>& refusal, OutputPart part) {
   const FloatEnvironment environment;
   agree(step, refusal, part);
-  run_start(step);
+  is_whole_ = run_start(step);
   is_started_ = true, transport_.ranks().set_busy(true);
 }
 
 bool Decoder::progress() {
   const FloatEnvironment environment;
   require_started("Decoder::progress", true);
-  return run_progress();
+  return is_whole_ || run_progress();
 }
 
 OutputView Decoder::finish() {
   const FloatEnvironment environment;
   require_started("Decoder::finish", true);
   is_started_ = false, transport_.ranks().set_busy(false);
-  return scaled(run_finish());
+  return scaled(is_whole_ ? output_ : run_finish());
 }
 
 OutputView Decoder::scaled(const OutputView& output) {

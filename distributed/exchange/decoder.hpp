@@ -33,7 +33,8 @@ namespace tree_attn {
 /// such a number on, but for lists of shared pages, and of subtrees where the ring passes a shard that no query sees.
 class Decoder {
  public:
-  /// Gives up the messages of a step that is under way: other ranks may have posted rounds that this one has not.
+  /// Gives up the messages of a step that is under way, unless start() has taken the whole of it: other ranks may have
+  /// posted rounds that this one has not.
   virtual ~Decoder();
   Decoder(const Decoder&) = delete;
   Decoder& operator=(const Decoder&) = delete;
@@ -76,7 +77,11 @@ class Decoder {
   /// Carries out a whole step, after begin(); all checks have passed.
   virtual OutputView run(const Step& step) = 0;
   /// Implement start(), progress() and finish(), of which a step consists: by default start() carries it out as a whole.
-  virtual void run_start(const Step& step) { output_ = run(step); }
+  /// @returns whether it has; then the others are not called
+  virtual bool run_start(const Step& step) {
+    output_ = run(step);
+    return true;
+  }
   virtual bool run_progress() { return true; }
   virtual OutputView run_finish() { return output_; }
   /// The states of this rank's own shard, on the host; messages in flight advance meanwhile. They may be used up.
@@ -102,9 +107,9 @@ class Decoder {
   /// An output on the host times the scales of the values.
   OutputView scaled(const OutputView& output);
 
-  OutputView output_;          ///< of a step that start() has taken whole
-  std::vector<float> scaled_;  ///< z of the last step times scales
-  bool is_started_ = false;
+  OutputView output_;                           ///< of a step that start() has taken whole
+  std::vector<float> scaled_;                   ///< z of the last step times scales
+  bool is_started_ = false, is_whole_ = false;  ///< whether a step is under way, and start() has taken the whole of it
   OutputPart part_ = OutputPart::kAll;
   double states_ready_ = 0;
   /// Properties of a step that ranks compare: its queries, its rule, the kind of its mask, where q lies, the part of its

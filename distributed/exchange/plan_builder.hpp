@@ -168,7 +168,7 @@ int radix_between_nodes(const Topology& topology, double message_bytes, const Pl
 /// node, they have as many states each, as in the dealt order a power of two of them has, and no radix is asked for.
 bool library_gathers(const Topology& topology, std::span<const KeyRange> ranges, const PlanOptions& options);
 /// The plan that leaves every rank the output of its query heads: one round, in which each rank sends to the others their
-/// heads; or two, inside a node and then between the ranks of equal places, if nodes have equal sizes and each has the
+/// heads; or two, inside a node and then between the ranks of equal local ranks, if nodes have equal sizes and each has the
 /// states of one subtree. @param options with the shape of the states @throws std::invalid_argument for more than 2^20 parts
 /// of the rows, one for each rank and batch entry
 Plan heads_plan(const Topology& topology, int rank, std::span<const KeyRange> ranges, const PlanOptions& options);

@@ -21,6 +21,10 @@ class QueriesByHeads {
   /// @returns [b, n_h, l, d_h] of all ranks, valid until the next call @throws TransportError, after which the transport is
   /// abandoned
   TensorView gather(Transport& transport, const TensorView& mine);
+  /// Takes the memory of gather() on p ranks, so that one without can tell the others before.
+  void reserve(const TensorView& mine, int p) {
+    memory_.first<std::byte>(static_cast<std::size_t>(bytes(mine, 2) + bytes(mine, p)));  // its own, and those of others
+  }
   /// Bytes that each of p ranks sends: its heads to each other rank.
   static std::int64_t bytes(const TensorView& mine, int p) {
     const auto& [b, n, l, d] = mine.shape;

@@ -335,6 +335,7 @@ OutputView Attention::step_by_heads(const TensorView& q, const SeenRule& rule, s
             l, ", ", d, "]; expected [", shape_.batch, ", ", shape_.heads / p, ", l, ", shape_.head_dim,
             "], the heads of one of ", p, " ranks");
     require_view(kHere, q, "q");
+    if (p > 1) queries_.reserve(q, p);
   });
   const std::array called{l, static_cast<std::int64_t>(q.dtype)};
   const Ranks& ranks = transport_->ranks();

@@ -146,7 +146,7 @@ void use_gpu(const RankOptions& options, const Backend& backend, int rank, const
   }
 }
 
-/// Refuses several ranks on one GPU, by its identity. Collective. @throws InputError on all ranks
+/// Refuses several ranks on one GPU, by its identity, where the driver names it. Collective. @throws InputError on all ranks
 void require_own_gpus(const std::string& devices, const Ranks& ranks, const Topology& machines) {
   std::array<char, 64> mine{};
   gpu_identity(devices, ranks.rank(), machines).copy(mine.data(), mine.size() - 1);

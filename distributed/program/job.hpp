@@ -68,7 +68,8 @@ struct OpenTransport {
 /// Opens the transport of --transport. Collective. Where ranks outnumber the cores of their node, a message costs the time
 /// of a core rather than latency, so the schedule with the fewest messages is the fastest: two blocks in each round, inside
 /// nodes too. Between nodes --radix has the last word.
-/// Before that, several ranks on one GPU are refused if the backend needs GPUs, unless --share-gpus asks for it.
+/// Before that, several ranks on one GPU are refused if the backend needs GPUs and the driver names them, unless
+/// --share-gpus asks for it.
 /// @param backend has states on a device, for nccl @throws InputError on all ranks, and as NcclTransport
 OpenTransport open_transport(const RankOptions& options, const Backend& backend, const Ranks& ranks,
                              const RankLayout& layout);

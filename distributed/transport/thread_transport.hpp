@@ -134,7 +134,7 @@ class ThreadTransport : public Transport {
   const Network& network() const override { return kThreadNetwork; }
   void progress() override {}
   void check() const override { ranks_.check(); }
-  /// Drops the messages not yet waited for: no other rank has been told where they lie.
+  /// Drops the messages: no other rank knows where they lie, as the network withdraws what a failed wait has offered.
   void abandon() noexcept override { sends_.clear(), receives_.clear(), ranks_.give_up(); }
 
   /// Messages started and not yet waited for.

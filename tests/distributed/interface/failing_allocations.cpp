@@ -259,4 +259,33 @@ TEST_CASE("memory: where one rank of two runs out of it in a step, all are told 
   }
 }
 
+TEST_CASE("memory: where one rank runs out of it for the queries of the others, all are told, and the next step is right") {
+  const AttentionShape shape{.heads = 4, .kv_heads = 2, .head_dim = 16, .value_dim = 8};
+  std::mt19937 random(6611);
+  const Tensor q = normal_tensor(random, {1, 2, 3, 16}), k = normal_tensor(random, {1, 2, 200, 16}),
+               v = normal_tensor(random, {1, 2, 200, 8});
+  std::atomic<int> n_failed = 0;
+  run_threads(Topology::pretend(2, 2), 60, ThreadBody([&](const ThreadRanks& ranks, ThreadTransport&) {
+                Attention attention(ranks, shape), well(ranks, shape);
+                for (Attention* each : {&attention, &well}) each->append(0, k, v);
+                const DecodeOutput want = well.step_by_heads(q).copy();
+                std::optional<DecodeOutput> got;
+                for (int n = 0; !got; ++n) {
+                  std::optional<Failing> failing;
+                  if (ranks.rank() == 1) failing.emplace(false, n);
+                  try {
+                    const OutputView output = attention.step_by_heads(q);
+                    failing.reset();
+                    got = output.copy();
+                  } catch (const InputError& error) {
+                    failing.reset();
+                    CHECK(std::string(error.what()) == "rank 1: std::bad_alloc");
+                    ++n_failed;
+                  }
+                }
+                CHECK(same_bits(*got, want));
+              }));
+  CHECK(n_failed.load() > 0);
+}
+
 }  // namespace tree_attn::test

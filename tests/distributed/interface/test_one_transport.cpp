@@ -7,6 +7,7 @@
 #include "gpu/backend/backends.hpp"
 #include "gpu/emulator/settings.hpp"
 #include "reference/data/input_error.hpp"
+#include "tests/support/device_tensor.hpp"
 #include "tests/support/message.hpp"
 #include "tests/support/same_bits.hpp"
 #include "tests/support/sanitized.hpp"
@@ -268,6 +269,27 @@ TEST_CASE("facade: over threads too, an object that ends with its step under way
       }
     });
   }
+}
+
+TEST_CASE("facade: an object that ends after a start() that has taken the whole step leaves the others their messages") {
+  const auto check = [](const Backend& backend, std::string_view algorithm) {
+    const DecodeOutput want = alone(LeafOrder::kContiguous, kKeys, backend);
+    const Devices devices(2);
+    run_threads(Topology::pretend(2, 2), kTimeout, [&](const ThreadRanks& ranks, ThreadTransport& transport) {
+      if (&backend != &cpu_backend()) backend.use_gpu(ranks.rank());
+      AttentionSetup setup = setup_of(LeafOrder::kContiguous, 2, backend);
+      Attention left(transport, kShape, setup);
+      setup.algorithm = algorithm;
+      auto ended = std::make_unique<Attention>(transport, kShape, setup);
+      for (Attention* each : {&left, ended.get()}) fill(*each, kKeys);
+      const DeviceTensor there(inputs().q);
+      ended->start(algorithm == "two-level" ? there.view() : inputs().q.view());
+      ended.reset();
+      CHECK(same_bits(left.step(inputs().q).copy(), want));
+    });
+  };
+  check(cpu_backend(), "ring");
+  check(find_backend("emulated"), "two-level");  // with queries on the device
 }
 
 TEST_CASE("facade: what cannot move is refused, and stays") {

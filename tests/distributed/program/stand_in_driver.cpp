@@ -4,12 +4,15 @@
 ///
 /// STAND_IN_GPUS is how many it shows, STAND_IN_FIRST the identity of the first, STAND_IN_CUDA the version of CUDA that it
 /// knows, STAND_IN_MAJOR their compute capability before the point, STAND_IN_APART the index of a GPU that no other can
-/// reach, STAND_IN_ERROR the status of cuInit(), STAND_IN_IPC that of cuIpcOpenMemHandle().
+/// reach, STAND_IN_ERROR the status of cuInit(), STAND_IN_IPC that of cuIpcOpenMemHandle(). The file
+/// STAND_IN_CONTEXTS.driver lists the GPUs on which the process has made a context here.
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
+#include <string>
 
 namespace {
 
@@ -61,8 +64,10 @@ int cuDeviceCanAccessPeer(int* can, int from, int to) {
   return 0;
 }
 
-int cuDevicePrimaryCtxRetain(void** context, int) {
+int cuDevicePrimaryCtxRetain(void** context, int device) {
   static int one;
+  if (const char* const path = std::getenv("STAND_IN_CONTEXTS"); path != nullptr)
+    std::ofstream(path + std::string(".driver"), std::ios::app) << " " << device;
   *context = &one;
   return 0;
 }

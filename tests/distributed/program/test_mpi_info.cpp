@@ -112,14 +112,15 @@ TEST_CASE("gpus: a rank makes a context on its own GPU, and on no other") {
   const Scratch scratch;
   const std::string set = "STAND_IN_GPUS=3 STAND_IN_CONTEXTS=" + scratch.path("contexts") + "$RANK";
   const Words program = with_stand_ins(set, TREE_ATTN_ON_STAND_INS);
-  // Of every process, the GPUs that it has used.
+  // Of every process, the GPUs that it has used: by the backend, and by the driver itself.
   const auto used = [&](const Words& command, int n_processes) {
     check_silent_success(run(command));
     std::string all;
     for (int rank = 0; rank < n_processes; ++rank) {
       const std::string file = scratch.path("contexts" + std::to_string(rank));
-      all += Scratch::read(file) + ";";
-      std::filesystem::remove(file);
+      const std::string of_backend = Scratch::read(file), of_driver = Scratch::read(file + ".driver");
+      all += (of_backend.empty() ? "GPUs:" : of_backend) + of_driver + ";";
+      std::filesystem::remove(file), std::filesystem::remove(file + ".driver");
     }
     return all;
   };
@@ -132,8 +133,8 @@ TEST_CASE("gpus: a rank makes a context on its own GPU, and on no other") {
     CHECK(used(ranks(3, words, program), 3) == "GPUs: 0;GPUs: 1;GPUs: 2;");
     CHECK(used(program + words + Words{"--devices", "1-2"}, 1) == "GPUs: 1 2;");
   }
-  // Other backends use none, and neither does info, which asks the driver, and for the names of backends on rank 0 alone.
-  for (const auto& [words, of_two] : {std::pair{model, "GPUs:;GPUs:;"}, {Words{"info"}, "GPUs:;;"}}) {
+  // Other backends use none. Of info, a process offers the others of its machine memory of its own GPU, and threads do not.
+  for (const auto& [words, of_two] : {std::pair{model, "GPUs:;GPUs:;"}, {Words{"info"}, "GPUs: 0;GPUs: 1;"}}) {
     CHECK(used(ranks(2, words, program), 2) == of_two);
     CHECK(used(program + words + Words{"--devices", "1-2"}, 1) == "GPUs:;");
   }
