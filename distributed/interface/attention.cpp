@@ -70,7 +70,7 @@ void Attention::open(const Ranks& ranks, const AttentionShape& shape, const Atte
   const FloatEnvironment environment;
   constexpr const char* kHere = "Attention";
   const bool is_given = transport_ != nullptr;
-  const bool shares_memory = setup.shares_memory.value_or(!is_given && ranks.can_share_memory());
+  const bool shares_memory = setup.shares_memory.value_or(!is_given);
   const LeafOrder order = setup.ranges.empty() ? LeafOrder::kDealt : LeafOrder::kContiguous;
   shape_ = shape, setup_ = setup;
   if (setup.ranges.empty()) setup_.ranges = dealt_ranges(ranks.size());
@@ -93,7 +93,6 @@ void Attention::open(const Ranks& ranks, const AttentionShape& shape, const Atte
     require(setup.ranks_per_node >= 0, kHere, ": nodes of ", setup.ranks_per_node, " ranks");
     require(!is_given || (setup.ranks_per_node == 0 && !setup.shares_memory), kHere,
             ": nodes and shared memory are those of the transport");
-    require(!shares_memory || ranks.can_share_memory(), kHere, ": ranks over functions of the program share no memory");
     require(!is_given || transport_->device() == nullptr || platform_of(*backend).make_blocks != nullptr, kHere,
             ": the transport ", is_given ? transport_->name() : "", " sends from device memory, and the backend ", name,
             " has none");

@@ -37,7 +37,7 @@ struct AttentionSetup {
   /// positions for each rank, in the order of the topology; the last one may end at kOpenEnd.
   std::vector<KeyRange> ranges{};
   int ranks_per_node = 0;  ///< 0: ranks that share memory form a node
-  /// Tells whether the ranks of a node exchange through shared memory: by default where they can, Ranks::can_share_memory().
+  /// Tells whether the ranks of a node exchange through shared memory: by default they do.
   std::optional<bool> shares_memory{};
   /// True if each step compares the lengths of all ranks, and what queries see, by a reduction of 16 bytes: ranks that have
   /// appended other numbers of keys would return attention over different sequences. combine() compares its axes. With it a

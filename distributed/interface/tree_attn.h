@@ -111,7 +111,7 @@ typedef struct {
                                 context share their messages, as those on one communicator do; null: comm says */
   const int64_t* range_ends; /**< [ranks] where the ranges of positions end, the last at INT64_MAX for no end: then a rank
                                 holds a range, with the bits of ta_attend(); null: leaves are dealt */
-  int32_t no_shared_memory;  /**< whether ranks of a node send over MPI too, not through memory that they share */
+  int32_t no_shared_memory;  /**< whether ranks of a node send over MPI or callbacks too, not through memory that they share */
   int32_t skips_comparison;  /**< whether a step does not compare the lengths of all ranks and what queries see: an argument
                                 that  one rank refuses is then refused by it alone, and its group has to be given up */
   int32_t portable; /**< whether a GPU has the bits of the CPU: then no tensor core multiplies; F32 always has them */

@@ -3,7 +3,7 @@
 /// @brief Collectives of ranks by one callback that gathers.
 #include "distributed/transport/callback_ranks.hpp"
 
-#include "distributed/transport/callback_transport.hpp"
+#include "distributed/transport/callback_shared_transport.hpp"
 #include "reference/data/fnv1a.hpp"
 
 #include <unistd.h>
@@ -15,10 +15,8 @@
 #include <utility>
 
 namespace tree_attn {
-namespace {
 
-/// A number that ranks of one host share: containers of a host have other names, hosts of one name have started apart.
-std::uint64_t host_number() {
+std::uint64_t CallbackRanks::host_number() {
   char name[256] = {};
   gethostname(name, sizeof name - 1);
   std::string host = name, start;
@@ -26,8 +24,6 @@ std::uint64_t host_number() {
   host += ' ' + start;
   return fnv1a(std::as_bytes(std::span(host)));
 }
-
-}  // namespace
 
 CallbackRanks::CallbackRanks(std::unique_ptr<Callbacks> callbacks, int rank, int size, double timeout)
     : Ranks(rank, size), callbacks_(std::move(callbacks)), deadline_(rank, timeout) {}
@@ -91,9 +87,8 @@ std::unique_ptr<Transport> CallbackRanks::open_transport(Topology topology) cons
   return std::make_unique<CallbackTransport>(*this, std::move(topology));
 }
 
-std::unique_ptr<Transport> CallbackRanks::open_shared_transport(Topology) const {
-  check();
-  throw std::invalid_argument("CallbackRanks: memory is shared by ranks over MPI alone");
+std::unique_ptr<Transport> CallbackRanks::open_shared_transport(Topology topology) const {
+  return std::make_unique<CallbackSharedTransport>(*this, std::move(topology));
 }
 
 std::vector<int> CallbackRanks::find_nodes() const {

@@ -55,9 +55,7 @@ class CallbackRanks : public Ranks {
   void all_gather(std::span<const std::byte> mine, std::span<std::byte> all, std::string_view what) const override;
   /// Gathers the bytes of all ranks and drops those of others: for lines and numbers.
   void broadcast(std::span<std::byte> bytes, int root, std::string_view what) const override;
-  bool can_share_memory() const override { return false; }
   std::unique_ptr<Transport> open_transport(Topology topology) const override;
-  /// @throws std::invalid_argument: callbacks share no memory
   std::unique_ptr<Transport> open_shared_transport(Topology topology) const override;
 
   /// Starts a message by a callback. @param start_message called with the Callbacks @throws TransportError
@@ -71,6 +69,8 @@ class CallbackRanks : public Ranks {
   /// Waits for all requests. @param what "a message" @param find the ranks that a missed deadline names @throws
   /// TransportError
   void await(std::span<Callbacks::Request> requests, std::string_view what, const Deadline::FindPending& find = {}) const;
+  /// A number that ranks of one host share: containers of a host have other names, hosts of one name have started apart.
+  static std::uint64_t host_number();
   /// Refuses all further work.
   void give_up() const { gave_up_ = true; }
   /// @throws TransportError after a wait that gave up, or a callback that failed

@@ -41,9 +41,6 @@ class Ranks {
   /// Returns whether all ranks are threads of one process, so that an address of one is an address of all.
   virtual bool is_one_process() const { return size_ == 1; }
 
-  /// Returns whether ranks of a node can open_shared_transport().
-  virtual bool can_share_memory() const { return true; }
-
   /// Sets what this rank is doing, for the message of a missed deadline: "in two-level, step 3".
   void doing(std::string_view phrase) const { deadline().doing(phrase); }
   /// Observes the waits of this rank for others: those of libraries that poll.

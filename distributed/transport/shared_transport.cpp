@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
-#include <cstring>
 #include <memory>
 #include <new>
 #include <optional>
@@ -22,28 +21,10 @@ namespace tree_attn {
 
 namespace {
 
-constexpr std::size_t kCacheLine = 64;  // of the cache: each side writes lines of its own
-constexpr std::size_t kPage = 4096;     // the memory of each rank begins a page
-
-/// The core of the receiver still has the lines of a buffer, and a store takes each from it. On a Zen 4 a store to every
-/// line and then the copy are faster than the copy alone, and requests for the lines gain nothing.
-void copy_to_buffer(std::span<const std::byte> bytes, std::byte* buffer) {
-  for (std::size_t i = 0; i < bytes.size(); i += kCacheLine)
-    std::atomic_ref(buffer[i]).store(std::byte{}, std::memory_order_relaxed);
-  std::memcpy(buffer, bytes.data(), bytes.size());
-}
+constexpr std::size_t kCacheLine = Mailboxes::kCacheLine;
+constexpr std::size_t kPage = 4096;  // the memory of each rank begins a page
 
 }  // namespace
-
-/// One direction between two ranks. The memory belongs to the receiver.
-struct SharedTransport::Mailbox {
-  alignas(kCacheLine) std::atomic<std::uint64_t> sent{0};     ///< parts, by the sender
-  alignas(kCacheLine) std::atomic<std::uint64_t> taken{0};    ///< parts, by the receiver
-  alignas(kCacheLine) std::uint64_t message_bytes[kBuffers];  ///< of the whole message
-  alignas(kCacheLine) std::byte buffers[kBuffers][kPartBytes];
-
-  static_assert(std::atomic<std::uint64_t>::is_always_lock_free, "a lock would be in the memory of one process");
-};
 
 /// State of a rank, which it sets at the end.
 enum class SharedTransport::State { kOpen, kClosed, kGaveUp };
@@ -54,12 +35,8 @@ struct SharedTransport::Inbox {
 };
 
 SharedTransport::SharedTransport(const MpiRanks& ranks, Topology topology)
-    : MpiTransport(ranks, std::move(topology)), to_(static_cast<std::size_t>(size())), from_(to_.size()) {
-  advance_ = [this] { return advance(); };
-  // How many messages are under way at a time depends on the other ranks; a step should allocate nothing all the same.
-  constexpr std::size_t kMessagesPerRank = 4;
-  sends_.reserve(kMessagesPerRank * to_.size());
-  receives_.reserve(kMessagesPerRank * to_.size());
+    : MpiTransport(ranks, std::move(topology)), mail_(ranks.rank(), ranks.size()) {
+  advance_ = [this] { return mail_.advance(); };
   try {
     open_window();
   } catch (const TransportError& failed) {
@@ -142,8 +119,7 @@ void SharedTransport::open_window() {
     inboxes_.push_back(inbox_of(i));
     const int peer = ranks_of_node[static_cast<std::size_t>(i)];
     if (!is_peer(own, i)) continue;
-    to_[static_cast<std::size_t>(peer)] = mailboxes_of(i) + mailboxes_before(i, own);
-    from_[static_cast<std::size_t>(peer)] = mailboxes + mailboxes_before(own, i);
+    mail_.add(peer, mailboxes_of(i) + mailboxes_before(i, own), mailboxes + mailboxes_before(own, i));
   }
   ranks().meet(node_);
 }
@@ -170,85 +146,22 @@ SharedTransport::~SharedTransport() {
   MPI_Comm_free(&node_);
 }
 
-bool SharedTransport::has_messages_in_flight() const {
-  return !sends_.empty() || !receives_.empty() || MpiTransport::has_messages_in_flight();
-}
+bool SharedTransport::has_messages_in_flight() const { return !mail_.is_empty() || MpiTransport::has_messages_in_flight(); }
 
 std::vector<int> SharedTransport::pending(bool is_received) const {
   std::vector<int> peers = MpiTransport::pending(is_received);
-  const auto add = [&](const auto& messages) {
-    for (const auto& message : messages) peers.push_back(message.peer);
-  };
-  is_received ? add(receives_) : add(sends_);
+  mail_.add_pending(is_received, peers);
   return peers;
-}
-
-SharedTransport::Mailbox* SharedTransport::mailbox(const std::vector<Mailbox*>& of_ranks, int peer,
-                                                   std::size_t n_bytes) const {
-  return n_bytes <= kMaxBytes ? of_ranks[static_cast<std::size_t>(peer)] : nullptr;
 }
 
 void SharedTransport::start_send(std::span<const std::byte> bytes, int to) {
   check();
-  Mailbox* const box = mailbox(to_, to, bytes.size());
-  if (box == nullptr) return MpiTransport::start_send(bytes, to);
-  sends_.push_back({bytes, bytes.size(), to, box});
-  advance();
+  if (!mail_.send(bytes, to)) MpiTransport::start_send(bytes, to);
 }
 
 void SharedTransport::start_receive(std::span<std::byte> bytes, int from) {
   check();
-  Mailbox* const box = mailbox(from_, from, bytes.size());
-  if (box == nullptr) return MpiTransport::start_receive(bytes, from);
-  receives_.push_back({bytes, bytes.size(), from, box});
-}
-
-bool SharedTransport::put(Message<const std::byte>& message) const {
-  Mailbox& box = *message.mailbox;
-  const std::uint64_t sent = box.sent.load(std::memory_order_relaxed);
-  if (sent - box.taken.load(std::memory_order_acquire) == kBuffers) return false;
-  std::byte* const buffer = box.buffers[sent % kBuffers];
-  const std::size_t n = std::min(message.rest.size(), kPartBytes);
-  box.message_bytes[sent % kBuffers] = message.n_bytes;
-  copy_to_buffer(message.rest.first(n), buffer);
-  box.sent.store(sent + 1, std::memory_order_release);
-  message.rest = message.rest.subspan(n);
-  return true;
-}
-
-bool SharedTransport::take(Message<std::byte>& message) {
-  Mailbox& box = *message.mailbox;
-  const std::uint64_t taken = box.taken.load(std::memory_order_relaxed), first = taken % kBuffers;
-  if (box.sent.load(std::memory_order_acquire) == taken) return false;
-  if (box.message_bytes[first] != message.n_bytes)
-    throw another_length(rank(), message.n_bytes, message.peer, box.message_bytes[first]);
-  const std::size_t n = std::min(message.rest.size(), kPartBytes);
-  std::memcpy(message.rest.data(), box.buffers[first], n);
-  box.taken.store(taken + 1, std::memory_order_release);
-  message.rest = message.rest.subspan(n);
-  return true;
-}
-
-template <class Byte, class Move>
-void SharedTransport::move_all(std::vector<Message<Byte>>& messages, const Move& move) {
-  std::size_t n_left = 0;
-  for (std::size_t i = 0; i < messages.size(); ++i) {
-    Message<Byte>& message = messages[i];
-    // Messages through one mailbox stay in order.
-    const auto left = std::span(messages).first(n_left);
-    const bool is_next =
-        std::none_of(left.begin(), left.end(), [&](const auto& each) { return each.mailbox == message.mailbox; });
-    while (is_next && !message.rest.empty() && move(message)) {
-    }
-    if (!message.rest.empty()) messages[n_left++] = message;
-  }
-  messages.resize(n_left);
-}
-
-bool SharedTransport::advance() {
-  move_all(receives_, [this](auto& message) { return take(message); });
-  move_all(sends_, [this](auto& message) { return put(message); });
-  return sends_.empty() && receives_.empty();
+  if (!mail_.receive(bytes, from)) MpiTransport::start_receive(bytes, from);
 }
 
 }  // namespace tree_attn

@@ -372,7 +372,7 @@ class Attention:
     capacity: positions of each sequence that memory is taken for at once, not with pages.
     range_ends: where the ranges of positions of the ranks end, None for no end; then outputs have the bits of attention(). By default leaves
     of 64 positions are dealt to the ranks in turn, and outputs have those of attention(order="dealt").
-    shared_memory: False: ranks of a node send over MPI too. All objects on one comm or group share its messages:
+    shared_memory: False: ranks of a node send over comm or group too, not through memory that they share. All objects on one comm or group share its messages:
     one of them at a time has a step under way, one thread at a time uses them, and an error that ends one ends all.
     compares: False: a step does not compare the lengths of all ranks and what queries see, and an error of one rank is told to none.
     portable: True: backend "cuda" has the bits of the CPU for 16 and 8 bits too, and tensor cores do not multiply; float32 always has them.

@@ -51,7 +51,7 @@ class MailCallbacks : public Callbacks {
     return add(std::move(letters));
   }
   Request start_send(std::span<const std::byte> bytes, int to) override {
-    called();
+    called(), ++n_sends_;
     put(bytes, to, false);
     return kComplete;
   }
@@ -71,6 +71,7 @@ class MailCallbacks : public Callbacks {
     }
   }
   int n_gathers() const { return n_gathers_; }
+  int n_sends() const { return n_sends_; }
 
  private:
   struct Letter {
@@ -109,7 +110,7 @@ class MailCallbacks : public Callbacks {
   }
 
   MailOffice& office_;
-  int rank_, size_, n_gathers_ = 0;
+  int rank_, size_, n_gathers_ = 0, n_sends_ = 0;
   bool has_failed_ = false;
   Request last_ = 0;
   std::map<Request, std::vector<Letter>> pending_;

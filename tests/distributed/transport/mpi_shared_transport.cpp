@@ -2,6 +2,7 @@
 /// @file
 /// @brief Messages through memory that ranks share: every length around a part, in order, from everyone to everyone.
 #include "distributed/transport/shared_transport.hpp"
+#include "tests/support/exchange_messages.hpp"
 #include "tests/support/mpi_test_session.hpp"
 
 #include <doctest/doctest.h>
@@ -11,44 +12,6 @@
 #include <stdexcept>
 
 namespace tree_attn::test {
-namespace {
-
-/// Byte i of message number m from one rank to another.
-std::byte byte_of(int from, int to, std::size_t m, std::size_t i) {
-  return static_cast<std::byte>(i * 2654435761u >> 7 ^ static_cast<std::size_t>(31 * from + 17 * to) ^ m);
-}
-
-/// All ranks exchange messages of these lengths with all others in one wait. @returns wrong bytes
-std::int64_t exchange(SharedTransport& transport, const std::vector<std::size_t>& lengths, std::size_t first_number) {
-  const int me = transport.rank(), p = transport.size();
-  std::vector<std::vector<std::byte>> sent, received;
-  for (int peer = 0; peer < p; ++peer) {
-    for (std::size_t m = 0; m < lengths.size(); ++m) {
-      std::vector<std::byte>& message = sent.emplace_back(lengths[m]);
-      for (std::size_t i = 0; i < lengths[m]; ++i) message[i] = byte_of(me, peer, first_number + m, i);
-      received.emplace_back(lengths[m]);
-    }
-  }
-  const auto at = [&](int peer, std::size_t m) { return static_cast<std::size_t>(peer) * lengths.size() + m; };
-  for (std::size_t m = 0; m < lengths.size(); ++m) {
-    for (int hop = 1; hop < p; ++hop) {
-      const int to = (me + hop) % p, from = (me + p - hop) % p;
-      transport.receive(received[at(from, m)], from);
-      transport.send(sent[at(to, m)], to);
-    }
-  }
-  transport.wait();
-  std::int64_t n_wrong = 0;
-  for (int peer = 0; peer < p; ++peer) {
-    for (std::size_t m = 0; peer != me && m < lengths.size(); ++m) {
-      for (std::size_t i = 0; i < lengths[m]; ++i)
-        n_wrong += received[at(peer, m)][i] != byte_of(peer, me, first_number + m, i);
-    }
-  }
-  return n_wrong;
-}
-
-}  // namespace
 
 TEST_CASE("shared transport: messages of every length around its limits arrive unchanged, and in their order") {
   constexpr std::size_t kPart = SharedTransport::kPartBytes, kMax = SharedTransport::kMaxBytes;
@@ -60,7 +23,7 @@ TEST_CASE("shared transport: messages of every length around its limits arrive u
     for (const std::size_t n : {std::size_t{1}, std::size_t{4111}, kPart - 1, kPart, kPart + 1, 2 * kPart, 2 * kPart + 1,
                                 3 * kPart - 1, 5 * kPart, kMax - 1, kMax, kMax + 1}) {
       CAPTURE(n);
-      CHECK(exchange(transport, {n}, number++) == 0);
+      CHECK(exchange_messages(transport, {n}, number++) == 0);
     }
     CHECK(transport.traffic().messages == static_cast<std::int64_t>(number) * (ranks.size() - 1));
     if (per_node == 0) CHECK(transport.traffic().bytes_between_nodes == 0);
@@ -69,7 +32,7 @@ TEST_CASE("shared transport: messages of every length around its limits arrive u
     for (std::size_t round = 0; round < 30; ++round) {
       std::vector<std::size_t> lengths(1 + random() % 4);
       for (std::size_t& length : lengths) length = 1 + random() % (random() % 8 == 0 ? 1'500'000 : 4 * kPart);
-      CHECK(exchange(transport, lengths, 5 * round) == 0);
+      CHECK(exchange_messages(transport, lengths, 5 * round) == 0);
     }
   }
 }

@@ -3,14 +3,18 @@
 /// @brief Ranks over functions of the program: reductions, attention with the bits of other ranks, deadlines and failures.
 #include "distributed/interface/attention.hpp"
 #include "distributed/transport/callback_ranks.hpp"
+#include "distributed/transport/callback_shared_transport.hpp"
 #include "tests/support/check_ranks.hpp"
+#include "tests/support/exchange_messages.hpp"
 #include "tests/support/mail_callbacks.hpp"
 #include "tests/support/message.hpp"
 #include "tests/support/same_bits.hpp"
 
 #include <doctest/doctest.h>
 
+#include <cstdlib>
 #include <exception>
+#include <filesystem>
 #include <limits>
 #include <memory>
 #include <random>
@@ -37,8 +41,9 @@ std::vector<float> draw(std::size_t n, unsigned seed) {
 }
 
 /// Output and lse of 3 queries after 300 keys, on one rank.
-std::vector<float> decoded(std::unique_ptr<const Ranks> ranks, const char* algorithm) {
-  Attention layer(std::move(ranks), kShape, {.algorithm = algorithm});
+std::vector<float> decoded(std::unique_ptr<const Ranks> ranks, const char* algorithm, bool shares_memory) {
+  Attention layer(std::move(ranks), kShape, {.algorithm = algorithm, .shares_memory = shares_memory});
+  CHECK(layer.transport().name() == (shares_memory ? "shared" : "callbacks"));
   const std::vector<float> k = draw(300 * 16, 1), v = draw(300 * 12, 2), q = draw(3 * 32, 3);
   layer.append(0, TensorView::dense(k.data(), DType::F32, {1, 2, 300, 8}),
                TensorView::dense(v.data(), DType::F32, {1, 2, 300, 6}));
@@ -74,12 +79,14 @@ TEST_CASE("callback ranks: attention has the bits of one rank, by every algorith
     CAPTURE(algorithm.name);
     std::vector<float> alone;
     for (const int p : {1, 2, 3}) {
-      MailOffice office;
-      run_mail_threads(p, [&](int rank) {
-        const std::vector<float> here = decoded(ranks_of(office, rank, p), std::string(algorithm.name).c_str());
-        if (p == 1) alone = here;
-        CHECK(same_bits(here, alone));
-      });
+      for (const bool shares : {false, true}) {
+        MailOffice office;
+        run_mail_threads(p, [&](int rank) {
+          const auto here = decoded(ranks_of(office, rank, p), std::string(algorithm.name).c_str(), shares);
+          if (p == 1) alone = here;
+          CHECK(same_bits(here, alone));
+        });
+      }
     }
   }
 }
@@ -115,7 +122,7 @@ TEST_CASE("callback ranks: what a callback throws is nested in the error, and no
     office.fails_after = n;
     const auto body = [&](int rank) {
       try {
-        decoded(ranks_of(office, rank, 2, rank == 0 ? kTimeout : 0.2), "two-level");
+        decoded(ranks_of(office, rank, 2, rank == 0 ? kTimeout : 0.2), "two-level", n % 2 == 0);
       } catch (const TransportError& error) {
         if (rank == 1) return;  // it waited
         has_failed = true;
@@ -130,10 +137,100 @@ TEST_CASE("callback ranks: what a callback throws is nested in the error, and no
   CHECK(n > 10);
 }
 
-TEST_CASE("callback ranks: no memory is shared, a timeout is not negative, and a rank is one of all") {
+TEST_CASE("callback ranks: through shared memory messages of every length arrive unchanged, beside those of callbacks") {
+  constexpr std::size_t kPart = Mailboxes::kPartBytes, kMax = Mailboxes::kMaxBytes;
+  for (const int per_node : {2, 4}) {
+    MailOffice office;
+    run_mail_threads(4, [&](int rank) {
+      auto callbacks = std::make_unique<MailCallbacks>(office, rank, 4);
+      const MailCallbacks& mail = *callbacks;
+      const CallbackRanks ranks(std::move(callbacks), rank, 4, kTimeout);
+      CallbackSharedTransport transport(ranks, Topology::pretend(4, per_node));
+      std::size_t number = 0;
+      int n_long = 0;
+      for (const std::size_t n : {std::size_t{1}, kPart, kPart + 1, 2 * kPart + 1, 5 * kPart, kMax, kMax + 1}) {
+        CHECK(exchange_messages(transport, {n, 3, 2 * n}, number += 3) == 0);
+        n_long += (n > kMax) + (2 * n > kMax);
+      }
+      CHECK(mail.n_sends() == n_long * (per_node - 1) + 21 * (4 - per_node));
+      CHECK(!transport.has_messages_in_flight());
+      ranks.barrier();
+    });
+  }
+}
+
+TEST_CASE("callback ranks: progress() moves messages through shared memory before anyone waits") {
   MailOffice office;
-  CHECK(message([&] { ranks_of(office, 0, 2)->open_shared_transport(Topology::pretend(2, 2)); }) ==
-        "CallbackRanks: memory is shared by ranks over MPI alone");
+  run_mail_threads(2, [&](int rank) {
+    const auto ranks = ranks_of(office, rank, 2);
+    const auto transport = ranks->open_shared_transport(Topology::pretend(2, 2));
+    std::vector<std::byte> sent(4 * Mailboxes::kPartBytes, std::byte{5}), received(sent.size());
+    if (rank == 0) transport->send(sent, 1);
+    if (rank == 1) transport->receive(received, 0);
+    for (int i = 0; i < 10; ++i) transport->progress(), ranks->barrier();
+    CHECK(transport->have_arrived());
+    CHECK((rank == 0 || received == sent));
+    transport->wait();
+  });
+}
+
+TEST_CASE("callback ranks: shared memory that a node has not, or cannot have, is refused on every rank in one line") {
+  MailOffice office;
+  std::string folder = std::filesystem::temp_directory_path() / "tree_attn_XXXXXX";
+  REQUIRE(mkdtemp(folder.data()) != nullptr);
+  run_mail_threads(3, [&](int rank) {
+    const auto ranks = ranks_of(office, rank, 3);
+    const auto open = [&](int per_node, const char* folder) {
+      return message<InputError>([&] { CallbackSharedTransport(*ranks, Topology::pretend(3, per_node), folder); });
+    };
+    CHECK(open(3, "/proc") == "rank 0: shared memory: the 3 ranks of a node need " +
+                                  std::to_string(6 * sizeof(Mailboxes::Mailbox)) +
+                                  " bytes, and /proc has 0; give it more, or send by the functions of the program "
+                                  "(shares_memory = false)");
+    // What needs none is not refused, and neither is an open after that.
+    CHECK(CallbackSharedTransport(*ranks, Topology::pretend(3, 1), "/proc").name() == "shared");
+    CallbackSharedTransport apart(*ranks, Topology::pretend(3, 3), "/nowhere");
+    CallbackSharedTransport transport(*ranks, Topology::pretend(3, 3), folder);
+    CHECK(std::filesystem::is_empty(folder));
+    CHECK(exchange_messages(apart, {9}, 1) == 0);
+    CHECK(exchange_messages(transport, {9}, 1) == 0);
+    ranks->barrier();
+  });
+  std::filesystem::remove(folder);
+}
+
+TEST_CASE("callback ranks: a message through shared memory that is late, or of another length, gives up the ranks") {
+  for (const bool is_late : {true, false}) {
+    MailOffice office;
+    run_mail_threads(2, [&](int rank) {
+      const auto ranks = ranks_of(office, rank, 2, is_late ? 0.1 : kTimeout);
+      const auto transport = ranks->open_shared_transport(Topology::pretend(2, 2));
+      std::vector<std::byte> bytes(40'000);
+      if (rank == 0 && !is_late) transport->send(std::span(bytes).first(12), 1), transport->wait();
+      if (rank == 0) return;
+      transport->receive(bytes, 0);
+      CHECK(message<TransportError>([&] { transport->wait(); }) ==
+            (is_late ? "rank 1 waited 0.1 s for a message of rank 0 and gave up"
+                     : "rank 1 expected 40000 bytes from rank 0 and got 12"));
+      CHECK(transport->has_messages_in_flight());
+      CHECK(message<TransportError>([&] { ranks->barrier(); }).starts_with("rank 1 has given up before"));
+    });
+  }
+  // So does an object that ends before they are complete.
+  MailOffice office;
+  run_mail_threads(2, [&](int rank) {
+    const auto ranks = ranks_of(office, rank, 2);
+    auto transport = ranks->open_shared_transport(Topology::pretend(2, 2));
+    std::byte byte{};
+    if (rank == 1) transport->receive({&byte, 1}, 0);
+    transport.reset();
+    CHECK((message<TransportError>([&] { ranks->check(), throw TransportError(TransportError::Kind::kLibrary, "none"); }) ==
+           "none") == (rank == 0));
+  });
+}
+
+TEST_CASE("callback ranks: a timeout is not negative, and a rank is one of all") {
+  MailOffice office;
   CHECK_THROWS_AS(ranks_of(office, 0, 2, -1), std::invalid_argument);
   CHECK_THROWS_AS(ranks_of(office, 2, 2), std::out_of_range);
 }
