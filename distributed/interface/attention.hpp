@@ -151,8 +151,8 @@ class Attention {
   /// Decoder::start() says so, it takes the whole step. append() and truncate() may follow at once.
   void start(const TensorView& q, const SeenRule& rule = {}, std::span<const float> sink = {}, const Mask& mask = {},
              double softcap = 0);
-  /// Moves what has been started, without waiting: merges what has arrived and posts the next round. Over functions of the
-  /// program (CallbackTransport) only finish() moves messages, so it is false there until then. @returns whether all has
+  /// Moves what has been started, without waiting: merges what has arrived and posts the next round. Functions of the
+  /// program carry messages on in finish() alone, so between nodes it is false there until then. @returns whether all has
   /// arrived
   bool progress() { return decoder_->progress(); }
   /// Waits for the rest of what has been started. @returns as step() @throws std::logic_error if nothing was started

@@ -133,6 +133,8 @@ def _prepared(name, *arguments, device=None, callbacks=None):
 def _fail(status, callbacks):
     """Raises what a status says."""
     cause, line = None, _library.ta_error().decode(errors="replace")
+    if callbacks is not None and _ERRORS.get(status) is TransportError:
+        callbacks.group.is_lost = True
     if callbacks is not None and callbacks.error is not None:
         cause, callbacks.error = callbacks.error, None
         if not isinstance(cause, Exception):
@@ -507,7 +509,7 @@ class Attention:
         self._started = q[:0], l
 
     def progress(self):
-        """Moves a step that was begun, without waiting; over a group only finish() does. @returns whether nothing is left to wait for"""
+        """Moves a step that was begun, without waiting; between nodes of a group only finish() does. @returns whether nothing is left to wait for"""
         done = ctypes.c_int()
         _call("progress", self._open(), ctypes.byref(done), callbacks=self._callbacks)
         return bool(done.value)

@@ -51,12 +51,14 @@ def opened(group, **options):
 
 
 def scene_steps(group):
-    """Digest and held positions, for messages in memory of the host and staged as for NCCL."""
+    """Digest and held positions, for messages through shared memory, by the group, and staged as for NCCL."""
     with opened(group) as layer:
         first = outputs(layer, torch.from_numpy)
-    tree_attn._comm._torch_groups[group] = tree_attn._comm.TorchGroup(group, device=torch.device("cpu"))
-    with opened(group) as layer:
-        assert outputs(layer, torch.from_numpy) == first
+    for staged in False, True:
+        if staged:
+            tree_attn._comm._torch_groups[group] = tree_attn._comm.TorchGroup(group, device=torch.device("cpu"))
+        with opened(group, shared_memory=False) as layer:
+            assert outputs(layer, torch.from_numpy) == first
     return "%s %d" % first
 
 
@@ -83,7 +85,7 @@ def scene_refused(group):
 
 
 def scene_layers(group):
-    """64 layers on one group share its messages: a step of one at a time."""
+    """64 layers on one group share its messages, and the memory for them: a step of one at a time."""
     k, v, q = map(torch.from_numpy, drawn())
     layers = [opened(group) for _ in range(64)]
     assert len({id(layer._callbacks) for layer in layers}) == 1
@@ -96,6 +98,9 @@ def scene_layers(group):
     for layer in layers:
         layer.append(k, v)
         layer.step(q)
+    mapped = [row.split() for row in open("/proc/self/maps") if "/tree_attn-" in row]
+    n_bytes = sum(int(end, 16) - int(begin, 16) for begin, end in (row[0].split("-") for row in mapped))
+    assert len(mapped) == 1 and 0 < n_bytes <= 16 << 20, mapped
     return line
 
 
@@ -166,8 +171,8 @@ class Torch(unittest.TestCase):
     def test_one_refusal_is_that_of_all(self):
         self.assertEqual(set(play("refused", 3)), {"rank 2: threads is 0; at least 1 is needed; rank 2: q has 3 axes; expected 4"})
 
-    def test_64_layers_on_a_group_share_its_messages(self):
-        self.assertEqual(set(play("layers", 3)), {"Decoder::step: a step of another object over these messages is under way"})
+    def test_64_layers_on_8_ranks_share_their_messages_within_16_mib(self):
+        self.assertEqual(set(play("layers", 8)), {"Decoder::step: a step of another object over these messages is under way"})
 
     def test_a_group_that_timed_out_is_not_used_again(self):
         silent, line = play("late", 2)

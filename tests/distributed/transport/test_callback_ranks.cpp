@@ -180,8 +180,8 @@ TEST_CASE("callback ranks: shared memory that a node has not, or cannot have, is
   REQUIRE(mkdtemp(folder.data()) != nullptr);
   run_mail_threads(3, [&](int rank) {
     const auto ranks = ranks_of(office, rank, 3);
-    const auto open = [&](int per_node, const char* folder) {
-      return message<InputError>([&] { CallbackSharedTransport(*ranks, Topology::pretend(3, per_node), folder); });
+    const auto open = [&](int per_node, const char* at) {
+      return message<InputError>([&] { CallbackSharedTransport(*ranks, Topology::pretend(3, per_node), at); });
     };
     CHECK(open(3, "/proc") == "rank 0: shared memory: the 3 ranks of a node need " +
                                   std::to_string(6 * sizeof(Mailboxes::Mailbox)) +
