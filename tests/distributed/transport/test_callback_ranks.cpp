@@ -191,6 +191,7 @@ TEST_CASE("callback ranks: shared memory that a node has not, or cannot have, is
     CHECK(CallbackSharedTransport(*ranks, Topology::pretend(3, 1), "/proc").name() == "shared");
     CallbackSharedTransport apart(*ranks, Topology::pretend(3, 3), "/nowhere");
     CallbackSharedTransport transport(*ranks, Topology::pretend(3, 3), folder);
+    ranks->barrier();
     CHECK(std::filesystem::is_empty(folder));
     CHECK(exchange_messages(apart, {9}, 1) == 0);
     CHECK(exchange_messages(transport, {9}, 1) == 0);
