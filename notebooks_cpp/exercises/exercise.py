@@ -86,8 +86,8 @@ def emulator(folder, multiplies=False):
             print(f"Compiling the {'emulator' if name == 'emulator' else 'tensor cores of the emulator'}, once ...", file=sys.stderr)
             unit.write_text("".join(f'#include "{path}"\n' for path in sources if path.suffix == ".cpp" and path.parent.name == "emulator"
                                     and path.stem.startswith(("tensor_", "wgmma")) == (name == "tensor_cores")))
-            # Without optimisation: kernels of exercises run for milliseconds, and the compiler for seconds.
-            if not compiled([os.environ.get("CXX", "c++"), *FLAGS, *SHADOW, "-c", str(unit), "-o", str(made)]):
+            # Without optimisation and warnings: kernels of exercises run for milliseconds, and the compiler for seconds.
+            if not compiled([os.environ.get("CXX", "c++"), *FLAGS, *SHADOW, "-w", "-c", str(unit), "-o", str(made)]):
                 return None
         return [*SHADOW, *objects, "-lboost_context", "-pthread"]
 
