@@ -6,7 +6,8 @@
 /// Run: compare_products
 /// Random products of 16 x 16 and 16 x 8 elements of BF16 and F16, added to random sums in F32, four in a chain; the
 /// elements have exponents of a narrow range, of a wide one, or are subnormal in part. Prints, for each, how many elements
-/// were compared and how many differ. Compute capability 9.0 alone has `wgmma`; the GPU in software does not know it.
+/// were compared and how many differ. Compute capability 9.0 alone has `wgmma`; that of the GPU in software takes no left
+/// operand from registers.
 #include "gpu/engine/forest.cuh"
 #include "tests/bench/time_ladder/clocks.cuh"
 #include "tests/bench/time_ladder/program.hpp"

@@ -48,6 +48,11 @@ STEPS = ["equal-runs", "units", "tensor", "copies", "split", "vectors", "fused",
 SANITIZED = ["lengths: warps without*", "tensor: copies by tensor maps*", "units:*", "dealt on a device: the states of a rank*"]
 
 
+def names():
+    """All shapes that are asked for by their names."""
+    return {shape for shapes, _, _ in SHAPES.values() for shape in shapes} | {*RAW, *STALLED}
+
+
 def line(part):
     return f'"part": "{part}"'
 

@@ -60,11 +60,6 @@ class Options {
   std::map<std::string, std::string> values_;
 };
 
-/// Tests whether a list of names with a semicolon after each but the last has a name: an empty list has all.
-inline bool is_named(const std::string& list, const std::string& name) {
-  return list.empty() || (";" + list + ";").find(";" + name + ";") != std::string::npos;
-}
-
 /// The main() of a program.
 /// @param usage its name, then its options @param run (options) -> the exit status
 /// @returns that; 2 for a wrong option or value, 1 for an error, with a line that says why

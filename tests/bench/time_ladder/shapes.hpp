@@ -5,8 +5,11 @@
 
 #include "tests/bench/time_ladder/clocks.cuh"
 #include "tests/bench/time_ladder/input.cuh"
+#include "tests/bench/time_ladder/program.hpp"
 
+#include <algorithm>
 #include <cmath>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -94,6 +97,20 @@ inline std::vector<Shape> shapes(bool quick) {
   }
   if (!quick) list.push_back(skewed_batch(DType::BF16, 16, 16)), list.push_back(skewed_batch(DType::BF16, 32, 8));
   return list;
+}
+
+/// Shapes that the options --quick and --shape NAME;NAME select. @throws WrongOption if a name is that of no shape
+inline std::vector<Shape> shapes_of(const Options& asked) {
+  const std::vector<Shape> all = shapes(asked.has("--quick"));
+  if (!asked.has("--shape")) return all;
+  std::vector<Shape> found;
+  std::istringstream names(asked.text("--shape"));
+  for (std::string name; std::getline(names, name, ';');) {
+    const auto at = std::ranges::find(all, name, &Shape::name);
+    if (at == all.end()) throw WrongOption("no shape is named " + name);
+    found.push_back(*at);
+  }
+  return found;
 }
 
 }  // namespace tree_attn::cuda

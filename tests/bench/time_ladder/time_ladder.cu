@@ -2,7 +2,7 @@
 /// @file
 /// @brief Times of all steps of the ladder on a GPU, beside those of a kernel that only reads the same bytes (section 6).
 ///
-/// Run: time_ladder [--quick] [--steps NAME,NAME] [--shape NAME;NAME] [--lean]
+/// Run: time_ladder [--quick] [--steps NAME,NAME] [--shape NAME;NAME] [--lean] [--names]
 /// A decode step of batch 1 reads every key and value once, so a kernel can be no faster than one that does nothing else;
 /// that one is timed here, in the same run, on the same bytes. Inputs that the L2 cache could hold take turns with copies of
 /// themselves; both kernels are then timed on one of them alone, which stays in the cache: that shows what a step takes
@@ -12,6 +12,7 @@
 /// in double on the host; the output is poisoned before. It prints one line of JSON per device, shape and step;
 /// `./run bench --backend cuda` makes tables of them. With --lean it compares builds that differ in their kernels: a line
 /// per shape and step with its times in a graph, those of the read, and a digest of the output bits, in less than a second.
+/// With --names it prints the names of the shapes alone, and needs no device.
 #include "gpu/backend/workspace.hpp"
 #include "tests/bench/time_ladder/clocks.cuh"
 #include "tests/bench/time_ladder/program.hpp"
@@ -182,6 +183,11 @@ int time_shape(const Shape& shape, const std::string& steps, bool is_lean, Strea
 
 /// @returns the exit status: 1 if a step computes something wrong
 int time_all(const Options& asked) {
+  const std::vector<Shape> list = shapes_of(asked);
+  if (asked.has("--names")) {
+    for (const Shape& shape : list) std::puts(shape.name.c_str());
+    return 0;
+  }
   const OwnedStream stream;
   const std::string steps = asked.text("--steps");
   const bool is_lean = asked.has("--lean");
@@ -201,9 +207,7 @@ int time_all(const Options& asked) {
         .add("read_bytes_per_second", static_cast<double>(n_bytes) / seconds);
   }
   int n_wrong = 0;
-  for (const Shape& shape : shapes(asked.has("--quick"))) {
-    if (is_named(asked.text("--shape"), shape.name)) n_wrong += time_shape(shape, steps, is_lean, stream);
-  }
+  for (const Shape& shape : list) n_wrong += time_shape(shape, steps, is_lean, stream);
   return n_wrong > 0 ? 1 : 0;
 }
 
@@ -211,6 +215,7 @@ int time_all(const Options& asked) {
 }  // namespace tree_attn::cuda
 
 int main(int argc, char** argv) {
-  return tree_attn::run_program(argc, argv, "time_ladder [--quick] [--steps NAME,NAME] [--shape NAME;NAME] [--lean]",
+  return tree_attn::run_program(argc, argv,
+                                "time_ladder [--quick] [--steps NAME,NAME] [--shape NAME;NAME] [--lean] [--names]",
                                 tree_attn::cuda::time_all);
 }

@@ -139,10 +139,8 @@ void time_step(const Shape& shape, int n_raw, Stream stream) {
 int time_all(const Options& asked) {
   const OwnedStream stream;
   const int n_raw = asked.number("--raw", 0);
-  for (const Shape& shape : shapes(asked.has("--quick"))) {
-    if (shape.dtype == DType::F8_E4M3 || !is_named(asked.text("--shape"), shape.name)) continue;
-    time_step(shape, n_raw, stream);
-  }
+  for (const Shape& shape : shapes_of(asked))
+    if (shape.dtype != DType::F8_E4M3) time_step(shape, n_raw, stream);
   return 0;
 }
 
