@@ -38,10 +38,10 @@ class CpuCache final : public KvCache {
  protected:
   Shard read_all(std::int64_t n, const std::function<std::byte*(std::size_t)>& memory) const override;
   void allocate(std::int64_t capacity) override;
-  /// Segments end where leaves of the old range do.
+  /// Segments end where leaves do, in every range; those of pages are for all batch entries.
   void cleared() override {
     std::ranges::fill(borrowed_, 0);
-    if (segments_.size() > 1 || pages() != nullptr) segments_.clear();
+    if (pages() != nullptr) segments_.clear();
   }
   void copy_page(std::int64_t from, std::int64_t to, std::int64_t n) override;
   void write(std::int64_t entry, std::int64_t first, const TensorView& k, const TensorView& v) override;
