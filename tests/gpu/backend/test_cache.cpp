@@ -134,6 +134,23 @@ TEST_CASE("device cache: a single position waits on the host for a step, and who
   }
 }
 
+/// Their launches run beside each other: only the appends that both read are ordered before them.
+TEST_CASE("device cache: two sessions over one cache, neither of which waits for the other, have the bits of one") {
+  for (const Axes& axes : kAxes) {
+    INFO(name_of(axes.dtype) << ", d " << axes.head_dim);
+    Growing of(6290, axes, 150);
+    const auto other = of.cache->open(of.workload->scale, of.workload->shape().n_queries);
+    of.append(0, 100);
+    for (std::int64_t n = 101; n < 106; ++n) {
+      of.append(n - 1, n);
+      const std::vector<std::int64_t> all(3, n), some{n, 0, n - 40};
+      States &first = of.decode(all), &second = other->decode({of.workload->query(0), some});
+      CHECK(same_bits(second.host(), at_once(*of.workload, {0, 150}, some)));
+      CHECK(same_bits(first.host(), at_once(*of.workload, {0, 150}, all)));
+    }
+  }
+}
+
 TEST_CASE("device cache: growth is one copy of keys and of values on the device, and one new graph") {
   for (const Axes& axes : kAxes) {
     INFO(name_of(axes.dtype));

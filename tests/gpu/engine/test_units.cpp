@@ -3,6 +3,7 @@
 /// @brief Units of work: which slots each has, how many there are, and that none of this changes a bit (section 5.3).
 #include "gpu/engine/units.hpp"
 #include "tests/support/device_params.hpp"
+#include "tests/support/sanitized.hpp"
 #include "tests/support/sweep.hpp"
 
 #include <random>
@@ -159,6 +160,62 @@ TEST_CASE("units: no bit depends on their size, in finished rows and in the stat
       const Forest<float> few = forest_of(device::kEqualRuns, *workload, range, 1, 0);
       for (const int log : {1, 2, 4, 6}) CHECK(same_bits(forest_of(device::kEqualRuns, *workload, range, 5, log), few));
     }
+  }
+}
+
+/// Rows are on the first axis of the grid that combines: the others have 65535 blocks at most.
+TEST_CASE("units: one row, and 70,000 rows, have the bits of seven, of no unit, of one and of three") {
+  constexpr std::int64_t kDim = 8;
+  for (const std::int64_t n_keys : {0, 5, 192}) {
+    const auto decode = [n_keys](std::int64_t heads) {
+      const Axes axes{
+          .heads = heads, .kv_heads = 1, .head_dim = kDim, .value_dim = kDim, .n_keys = 192, .dtype = DType::BF16};
+      std::mt19937 random(6790);
+      const Tensor k = normal_tensor(random, axes.k(), axes.dtype), v = normal_tensor(random, axes.v(), axes.dtype);
+      std::vector<float> q = normal_elements(random, 7 * kDim);
+      // The same seven queries, again and again.
+      while (std::ssize(q) < heads * kDim) q.push_back(q[q.size() - 7 * kDim]);
+      q.resize(static_cast<std::size_t>(heads * kDim));
+      return run_step(device::kEqualRuns, *workload_of(Tensor(q, axes.q(), axes.dtype), k, v, std::vector{n_keys}, 0.5),
+                      {.unit_log = 0});
+    };
+    const DecodeOutput seven = decode(7);
+    for (const std::int64_t heads : {1, 70'000}) {
+      if (heads > 1 && !takes_all_cases() && (kIsSanitized || n_keys != 5)) continue;
+      INFO(n_keys << " keys, " << heads << " rows");
+      const DecodeOutput output = decode(heads);
+      std::int64_t n_other = 0;
+      for (std::size_t h = 0; h < static_cast<std::size_t>(heads); ++h) {
+        n_other += std::memcmp(&output.lse[h], &seven.lse[h % 7], sizeof(float)) != 0 ||
+                   std::memcmp(&output.out[h * kDim], &seven.out[h % 7 * kDim], kDim * sizeof(float)) != 0;
+      }
+      CHECK(n_other == 0);
+    }
+  }
+}
+
+TEST_CASE("units: both launches of a step, recorded once, have the same bits in a thousand replays") {
+  for (const DType dtype : {DType::F32, DType::BF16}) {
+    const Axes axes{.heads = 2, .kv_heads = 2, .head_dim = 8, .value_dim = 8, .n_keys = 200, .dtype = dtype};
+    const auto workload = normal_workload(6795, axes);
+    const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
+    const DecodeOutput want = run_step(device::kEqualRuns, shard);
+    const device::LaunchPlan plan = device::kEqualRuns.plan(shard.params, dtype, {.n_splits = 1, .unit_log = 0});
+    const DeviceWorkspace workspace(plan);
+    device::DeviceBuffer<float> out(2 * 8), lse(2);
+    const device::OwnedStream stream;
+    device::Graph graph(stream, [&] {
+      device::kEqualRuns.run(shard.params, dtype, {.out = out.data(), .lse = lse.data()}, plan, workspace.get(), stream);
+    });
+    int n_other = 0;
+    for (int i = 0; i < (takes_all_cases() ? 1000 : 100); i += 10) {
+      out.fill(0xFF, stream), lse.fill(0xFF, stream);
+      // Each may begin before the one before it has ended.
+      for (int j = 0; j < 10; ++j) graph.replay(stream);
+      device::synchronise(stream);
+      n_other += !same_output({out.download(), lse.download()}, want);
+    }
+    CHECK(n_other == 0);
   }
 }
 
