@@ -6,8 +6,11 @@ import importlib.util
 import json
 import pathlib
 import re
+import shutil
 import sys
+import tempfile
 import unittest
+from unittest import mock
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.dont_write_bytecode = True
@@ -53,6 +56,16 @@ class Parts(unittest.TestCase):
         self.assertEqual(words(narrow), sorted(words(DEMO) + names))
         self.assertEqual(sum(line.startswith("algorithm") for line in narrow), 2)
 
+    def test_an_address_is_written_in_one_place(self):
+        with tempfile.TemporaryDirectory() as name:
+            page, module = (pathlib.Path(shutil.copy(path, name)) for path in (readme.README, readme.book.__file__))
+            with mock.patch.multiple(readme, README=page), mock.patch.object(readme.book, "__file__", str(module)), mock.patch.object(readme.subprocess, "run") as run:
+                self.assertRaises(SystemExit, readme.move_site, "https://owner.github.io/repository")
+                readme.move_site("https://owner.github.io/repository/")
+            self.assertEqual(len(re.findall(r'^SITE = "https://owner\.github\.io/repository/"$', module.read_text(encoding="utf-8"), re.MULTILINE)), 1)
+            # What leads there is written by a process that reads the new address.
+            self.assertEqual([call.args[0][-2:] for call in run.call_args_list], [[module.parent / "readme", "--text"], [module.parent / "plain_figures.py", "--write"]])
+            self.assertEqual(page.read_text(encoding="utf-8"), readme.book.in_the_tree(TEXT))
 
     def test_speeds_are_shown_better_or_worse(self):
         shape = "BF16, 16/16 heads, 8k keys"
