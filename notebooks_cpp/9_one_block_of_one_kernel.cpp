@@ -164,7 +164,7 @@ __global__ void watch_leaf(DecodeParams params, float* scores, float* weights, f
   float shift = -INFINITY;
   for (int step = 0; step < kStepsPerLeaf; ++step) {
     const EightRows keys{params.key<Element>(0, kKeysPerStep * step)};
-    const float s = score_of_eight<Warp>(q, keys, kDim, true, params.score_scale);
+    const float s = score_of_eight<Warp>(q, keys, kDim, true, params.score_scale, false);
     shift = std::max(shift, key_shift(s));
     if (lane % 4 == 0) w[step * kKeysPerStep + lane / 4] = scores[step * kKeysPerStep + lane / 4] = s;
   }
@@ -197,18 +197,18 @@ struct Lane {
   static int lane_at(int) { return 0; }
   static int component(int, int c) { return c; }
 };
-constexpr int kLevels = 2, kUnits = 3;  // that are printed
+constexpr int kLevels = 2, kUnitsOfRun = 3;  // that are printed
 
-/// @param[out] sums [leaves of the run][kLevels + kUnits]
+/// @param[out] sums [leaves of the run][kLevels + kUnitsOfRun]
 __global__ void watch_units(UnitRun run, KeyRange range, UnitMemory memory, float* sums) {
   const ContiguousLeaves leaves(range, range);
   UnitForest<Lane, ContiguousLeaves, InRegisters<4>> forest(run, memory.place_of_row(0, 0), memory, 1, leaves, 0);
   for (int i = 0; i < leaves.n_leaves(); ++i) {
     LaneState<4> leaf{0, 1 + static_cast<float>(i) / 1024, {}};
     forest.push(i, leaf);
-    float* const to = sums + i * (kLevels + kUnits);
+    float* const to = sums + i * (kLevels + kUnitsOfRun);
     for (int level = 0; level < kLevels; ++level) to[level] = memory.floats[level * GroupStates<Lane>::kEntry + 1];
-    for (int unit = 0; unit < kUnits; ++unit) to[kLevels + unit] = memory.row(Count(unit), 0)[1];
+    for (int unit = 0; unit < kUnitsOfRun; ++unit) to[kLevels + unit] = memory.row(Count(unit), 0)[1];
   }
 }
 
@@ -337,11 +337,11 @@ int main() {
   one_sequence.begin = 4 * kLeafKeys, one_sequence.end = 14 * kLeafKeys;
   length.upload(std::vector<std::int64_t>{14 * kLeafKeys});
   one_sequence.lengths = length.data();
-  const UnitRun run = Division(one_sequence, of_four, 0).run_at(one_sequence, 0, kUnits);
+  const UnitRun run = Division(one_sequence, of_four, 0).run_at(one_sequence, 0, kUnitsOfRun);
   UnitMemory memory{.rule = of_four};
   memory.n_state = UnitMemory::kFirstComponent + 4;
   memory.n_stack = kLevels * GroupStates<Lane>::kEntry, memory.first_unit = memory.n_stack;
-  DeviceBuffer<float> units(memory.first_unit + kUnits * memory.n_state), sums(10 * (kLevels + kUnits));
+  DeviceBuffer<float> units(memory.first_unit + kUnitsOfRun * memory.n_state), sums(10 * (kLevels + kUnitsOfRun));
   units.fill(0xFF);
   memory.floats = units.data();
   launch(watch_units, {.grid = {1}, .block = {1}}, Stream{}, run, one_sequence.leaves_of_slots(0, run.begin, run.end),
@@ -351,9 +351,9 @@ int main() {
   for (std::size_t i = 0; i < 10; ++i) {
     std::printf("leaf %2zu:  ", i + 4);
     const char* where = "stays in registers";
-    for (std::size_t at = 0; at < kLevels + kUnits; ++at) {
-      const float now = in_memory[i * (kLevels + kUnits) + at],
-                  last = i == 0 ? -1 : in_memory[(i - 1) * (kLevels + kUnits) + at];
+    for (std::size_t at = 0; at < kLevels + kUnitsOfRun; ++at) {
+      const float now = in_memory[i * (kLevels + kUnitsOfRun) + at],
+                  last = i == 0 ? -1 : in_memory[(i - 1) * (kLevels + kUnitsOfRun) + at];
       if (now != now || now == last) continue;
       where = at < kLevels ? "waits in memory with its sibling" : "ends a unit";
       std::printf("%g leaves: ", std::floor(now));
@@ -361,7 +361,7 @@ int main() {
     }
     std::printf("%s\n", where);
   }
-  expect(n_ended == kUnits, "three units");
+  expect(n_ended == kUnitsOfRun, "three units");
 
   // %% [markdown]
   // ## Four warps, their units, one result
