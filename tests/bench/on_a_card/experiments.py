@@ -63,6 +63,8 @@ def deciding(builds, rehearses=False):
     for build in builds:
         for case in [] if build in OTHER_BITS else CASES if build == builds[0] or not rehearses else CASES[1:2]:
             yield Experiment(f"{build}: {case}", ("test_gpu_cuda", f"--test-case={case}"), 30, "whether the bits of a build are right", r"test cases: +[1-9]", "right", build, beside=True)
+    yield Experiment("one digest", ("test_gpu_cuda", "--test-case=one digest:*"), 60, "whether a card has the bits of the CPU: F32, and every type with --portable, 200 random cases of both", r"test cases: +[1-9]", "primitives", beside=True)
+    yield Experiment("models", ("test_gpu_cuda", "--test-case=tensor bits: digests*,products: those of warps*"), 60, "whether its tensor cores add by the model: decodes as emulated, and a million tiles", r"test cases: +[1-9]", "primitives", beside=True)
     yield Experiment("products", ("compare_products",), 10, "whether rows may stand on the side of wgmma that comes from shared memory", line("products"), "primitives")
     yield Experiment("primitives", ("time_primitives",), 12, "what a launch, a message, a fence and an atomic cost; states by st.async", line("primitive"), "primitives")
     for group, (shapes, seconds, small) in SHAPES.items():

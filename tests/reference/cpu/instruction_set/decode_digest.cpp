@@ -47,7 +47,7 @@ void print(const char* name, std::int64_t d_h, std::int64_t d_v, DType dtype, fl
 }  // namespace
 
 int main() {
-  for (const DType dtype : {DType::F64, DType::F32, DType::F16, DType::BF16}) {
+  for (const DType dtype : kDTypes) {
     for (const std::int64_t d : {8, 64, 100, 128}) print("plain", d, d == 100 ? 17 : d, dtype, 4);
   }
   // Products and sums below the normal range, where a fused multiply-add differs from its two operations.
