@@ -238,6 +238,18 @@ TEST_CASE("one-shot: every rank refuses several nodes, many ranks and many state
   refused_on_all({.p = 3, .nodes = {0, 0, 1}}, 300,
                  "its kernels reach the devices of one node, and the ranks are on 2; use two-level");
   refused_on_all({.p = 17}, 300, "a node of 17 ranks; at most 16; use two-level");
+  // Ranges that do not grow are refused where the decoder is opened.
+  const Run apart{.p = 2, .nodes = {0, 1}};
+  const emulated::SettingsScope scope({.n_hosts = 2, .n_devices = 2});
+  std::atomic<int> n_not_opened = 0;
+  run_threads(topology_of(apart), kTimeout, [&](ThreadTransport& transport) {
+    emulated::backend().use_gpu(transport.rank());
+    const std::vector<KeyRange> ranges = even_ranges(300, apart.p, kLeafKeys);
+    OpenShard shard = open_shard(emulated::backend(), shape_of(apart, 300),
+                                 transport.topology().range_of(transport.rank(), ranges), 0, kScale);
+    n_not_opened += !message<InputError>([&] { find_algorithm("one-shot").open(transport, shard, ranges); }).empty();
+  });
+  CHECK(n_not_opened == apart.p);
   // From 513 keys on the open range is [64, 1024) instead of [64, 512): four subtrees instead of three.
   const Run grows{
       .p = 2, .steps = 4, .cut = Cut::kUneven, .group = 40, .head_dim = 256, .value_dim = 256, .batch = 1, .kv_heads = 1};
