@@ -275,6 +275,35 @@ def instructions():
     return lines
 
 
+# Of a multiprocessor of an H100 or H200, by its data sheet: bytes of shared memory and products of elements of BF16 in a cycle, cycles of a second,
+# schedulers that issue an instruction a cycle.
+SHARED_BYTES, PRODUCTS, CYCLES, SCHEDULERS, MULTIPROCESSORS = 128, 2048, 1.755e9, 4, 132
+
+
+def latent():
+    """What bounds a leaf of latent rows in BF16, 576 elements and values of 512, by a block of four warpgroups; and 64k keys on all multiprocessors."""
+    keys, elements, values, parts, step = 64, 576, 512, 3, 16
+    walks = {(walk["worker"], walk["rows"]): walk for walk in
+             json.loads((ROOT / "docs" / "kernel_instructions.json").read_text(encoding="utf-8"))["walks"] if walk["kernel"] == "decode_units"}
+    rows = [["heads", "queries of a block", "instructions of a leaf, first warpgroup and others", "registers", "tensor cores", "shared memory", "issue",
+             "memory or L2", "bound of 64k keys", "measured before"]]
+    for heads in (16, 128):
+        n = min(heads, 32)
+        products = elements // step + keys // step * parts * values // 64
+        first, others = (walks[f"LatentTile<BFloat16, {n}>", kind] for kind in ("multiplies keys", "tensor map"))
+        leaf_bytes = keys * elements * 2
+        cycles = [products * 64 * n * step / PRODUCTS, products * (64 + n) * step * 2 / SHARED_BYTES,
+                  (4 * first["leaf"] + 12 * others["leaf"]) / SCHEDULERS, leaf_bytes / (RATE / MULTIPROCESSORS) * CYCLES]
+        leaves = (1 << 16) // keys * (heads // n)
+        # On all multiprocessors, the last ones with as many leaves as any.
+        bound = -(-leaves // MULTIPROCESSORS) * max(cycles) / CYCLES
+        before = on_card(f"BF16, {heads}/1 heads, 64k keys, latent", CARD["library"])
+        rows.append([str(heads), str(n), f"{first['leaf']}, {others['leaf']}", str(first["registers"]), *(f"{one:,.0f}" for one in cycles), micro(bound),
+                     micro(apart(before))])
+    return ["Cycles of a leaf, each bound by itself; a leaf from memory at the rate of the read, where heads share it from L2 at best:", "", *table(*rows), "",
+            "*Expected:* up to half as much again as the largest of them, for no products are made while the weights of a leaf are. *Not measured*: these walks have been on no card."]
+
+
 def measured():
     """The record of docs/time_ladder.json: one line per step, as a part of the rate of a kernel that only reads."""
     lengths = ("8k", "64k", "1M")
@@ -362,7 +391,7 @@ def card_rows():
     return table(*rows)
 
 
-TABLES = {f.__name__: f for f in (shapes, card, card_rows, card_steps, ladder, step_bytes, plans, seeded_bugs, resources, instructions, measured)} | {"decode_speed": decode_speed.table, "section_6": section_6.table} | network.TABLES | recall.TABLES
+TABLES = {f.__name__: f for f in (shapes, card, card_rows, card_steps, ladder, step_bytes, plans, seeded_bugs, resources, instructions, latent, measured)} | {"decode_speed": decode_speed.table, "section_6": section_6.table} | network.TABLES | recall.TABLES
 
 
 def main():

@@ -99,7 +99,7 @@ UnitMemory unit_memory(const typename Pipeline::Params& params, const LaunchPlan
   // c of full capacity, which no other lengths exceed.
   int most_log = rule.least_log;
   while (most_log < 31 && n_tiles * (most_slots >> most_log) > rule.most_items) ++most_log;
-  memory.n_stack = Count(most_log * GroupStates<ThreadGroup>::kEntry);
+  memory.n_stack = Count(most_log * kStackEntry<ThreadGroup>);
   memory.n_parked = std::max(kMostParked, most_log + 2);
   memory.first_unit = n_thread_groups * ThreadGroup::kSlots * memory.n_stack;
   return memory;

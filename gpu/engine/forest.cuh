@@ -185,6 +185,10 @@ class LaneStates {
 template <IsThreadGroup ThreadGroup>
 using GroupStates = LaneStates<ThreadGroup::kElements, ThreadGroup::kLanes>;
 
+/// Floats of a state of a slot that waits in memory of the thread group.
+template <IsThreadGroup ThreadGroup>
+inline constexpr int kStackEntry = GroupStates<ThreadGroup>::kEntry;
+
 /// Keeps the last subtree, which waits for its sibling, in registers: one state per slot.
 template <int kElements, int kSlots = 1>
 class InRegisters {

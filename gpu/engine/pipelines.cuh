@@ -4,6 +4,7 @@
 /// scalar cores or a warp on tensor cores, and its way to keys and values (sections 5 and 6.3).
 #pragma once
 
+#include "gpu/engine/latent_walk.cuh"
 #include "gpu/engine/launch.hpp"
 #include "gpu/engine/scalar.cuh"
 #include "gpu/engine/scalar_rings.cuh"
@@ -12,6 +13,7 @@
 #include "gpu/platform/launch.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <concepts>
 #include <type_traits>
 
@@ -25,7 +27,7 @@ struct BlockSize {
 
 /// LaunchPlan::path of a thread group.
 template <IsThreadGroup ThreadGroup>
-inline constexpr const char* kPath = IsMmaTile<ThreadGroup> ? "tensor" : "scalar";
+inline constexpr const char* kPath = IsMmaTile<ThreadGroup> || IsLatentTile<ThreadGroup> ? "tensor" : "scalar";
 
 /// The largest block of a pipeline that fits into the shared memory of the device at hand. Its size changes no bit, for
 /// leaves have the same sums whichever thread group takes them.
@@ -80,7 +82,7 @@ std::int64_t n_query_tiles(const DecodeParams& params, int n_row_tiles) {
 /// Rows of a query tile of 1, 2 or 4 tiles, as a power of two.
 template <IsThreadGroup ThreadGroup>
 constexpr int log_rows_of(int n_row_tiles) {
-  constexpr int kLogRows = ThreadGroup::kRows == 8 ? 3 : ThreadGroup::kRows == 4 ? 2 : 0;
+  constexpr int kLogRows = std::bit_width(static_cast<unsigned>(ThreadGroup::kRows)) - 1;
   static_assert(1 << kLogRows == ThreadGroup::kRows);
   return kLogRows + (n_row_tiles >> 1);
 }
@@ -216,6 +218,12 @@ class MmaPipeline {
   Ring ring_;
 };
 
+/// True if values are the first components of the keys.
+inline bool has_values_in_keys(const DecodeParams& params) {
+  return params.d_v <= params.d_h && params.k.data == params.v.data &&
+         std::equal(params.k.stride, params.k.stride + 3, params.v.stride);
+}
+
 /// Four warps on tensor cores for a tile of rows, one tile or two in a block, and one ring for all: for long rows, of which
 /// a warp alone could not hold the states. Where values are the first components of the keys, rows are copied once.
 template <IsMmaTile Tile, RowCopy kCopy, class Params_ = DecodeParams>
@@ -244,11 +252,7 @@ class BoxPipeline {
         memory_(arena.take<Bytes16>(n_vectors(n_tiles(), n_stages_), kBoxAlignment)),
         ring_(memory_ + first_ring<Tile>(n_tiles()), full_, arguments.maps, n_stages_, arguments.values_in_keys) {}
   static Arguments arguments(const Params& params, const LaunchPlan& plan) {
-    const auto is_same = [](const DeviceView& a, const DeviceView& b) {
-      return a.data == b.data && std::equal(a.stride, a.stride + 3, b.stride);
-    };
-    Arguments arguments{.values_in_keys = params.d_v <= params.d_h && is_same(params.k, params.v),
-                        .n_stages = plan.n_stages};
+    Arguments arguments{.values_in_keys = has_values_in_keys(params), .n_stages = plan.n_stages};
     describe_rows<typename Tile::Stored>(params, arguments.maps);
     return arguments;
   }
@@ -279,6 +283,53 @@ class BoxPipeline {
   Ring ring_;
 };
 
+/// Four warpgroups that are a block, for 16 or 32 queries of latent rows, which are copied once for all of them.
+template <IsLatentTile Tile, class Params_ = DecodeParams>
+class LatentPipeline {
+ public:
+  using ThreadGroup = Tile;
+  using Params = Params_;
+  using Memory = LatentMemory<Tile>;
+  struct Arguments {
+    TileMaps maps{};  ///< of keys
+  };
+  static constexpr bool kIsCompiled = kHasWarpgroups;
+  static constexpr int kThreads = Tile::kLanes;
+
+  static constexpr BlockSize fit(std::size_t /*n_bytes*/, std::int64_t /*group*/) {
+    return {kThreads, Memory::kStages, Memory::kBytes};
+  }
+  __device__ __forceinline__ LatentPipeline(Arena& arena, const Arguments& arguments)
+      : memory_(arena), ring_(memory_, arguments.maps) {}
+  static Arguments arguments(const Params& params, const LaunchPlan&) {
+    Arguments arguments;
+    describe_rows<typename Tile::Stored>(params, arguments.maps);
+    return arguments;
+  }
+  /// True where there are warpgroups, for latent rows of more queries than a tile of four warps has.
+  static bool takes(const DecodeParams& params) {
+    return device().major == 9 && device().shared_bytes >= Memory::kBytes + kKernelBytes && params.group > 8 &&
+           has_values_in_keys(params);
+  }
+
+  /// A block takes a run.
+  static constexpr int n_takers(int /*n_threads*/, int /*n_row_tiles*/) { return 1; }
+  __device__ __forceinline__ int taker() const { return 0; }
+  __device__ __forceinline__ void walk(const Params& params, const UnitRun& run, const UnitMemory& memory) {
+    walk_latent<Tile>(params, run, memory, ring_, memory_);
+  }
+  __device__ __forceinline__ static void renew() {
+    async_proxy_fence();
+    __syncthreads();
+  }
+
+ private:
+  static_assert(Memory::kBytes + kKernelBytes <= kMostSharedBytes);
+
+  Memory memory_;
+  LatentRing<Tile, LeavesOf<Params>> ring_;
+};
+
 /// Calls f with the tile for a shape: rows of 64, 128 or 256 elements, for 8 queries, and longer ones for four warps. F16
 /// sums parts of two units, which leaves registers for 4 queries where a warp has rows of 256 elements. A function of the
 /// type and of the length of rows alone, for it changes bits.
@@ -295,9 +346,15 @@ void with_tile(const DecodeParams& params, const F& f) {
 /// The pipeline of a tile.
 template <IsMmaTile Tile, RowCopy kCopy, class Params>
 using PipelineOf = std::conditional_t<Tile::kWarps == 1, MmaPipeline<Tile, kCopy, Params>, BoxPipeline<Tile, kCopy, Params>>;
-/// Calls f with the one that suits the device.
+/// Calls f with the one that suits the device and the rows; none of these choices changes a bit.
 template <IsMmaTile Tile, class Params = DecodeParams, class F>
-void with_mma_pipeline(const F& f) {
+void with_mma_pipeline(const Params& params, const F& f) {
+  if constexpr (Tile::kWarps > 1 && !std::is_same_v<typename Tile::Stored, Float8>) {
+    using Few = LatentPipeline<LatentTile<typename Tile::T, 16>, Params>;
+    using Many = LatentPipeline<LatentTile<typename Tile::T, 32>, Params>;
+    if (Many::takes(params) && params.group > 16) return f(std::type_identity<Many>{});
+    if (Few::takes(params)) return f(std::type_identity<Few>{});
+  }
   if (device().major >= 9) return f(std::type_identity<PipelineOf<Tile, RowCopy::TensorMap, Params>>{});
   f(std::type_identity<PipelineOf<Tile, RowCopy::Async, Params>>{});
 }
@@ -395,7 +452,7 @@ template <class T, class Params, class F>
 void with_pipeline(const Params& params, const F& f) {
   if constexpr (DTypeTraits<T>::kUnit == KernelUnit::TensorCores) {
     if (multiplies_on_tensor_cores(params, DTypeTraits<T>::kDType))
-      return with_tile<T>(params, [&](auto tile) { with_mma_pipeline<decltype(tile), Params>(f); });
+      return with_tile<T>(params, [&](auto tile) { with_mma_pipeline<decltype(tile), Params>(params, f); });
   }
   with_scalar_warp<T>(params, [&](auto warp) { f(std::type_identity<ScalarPipeline<decltype(warp), Params>>{}); });
 }

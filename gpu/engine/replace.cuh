@@ -9,6 +9,7 @@
 /// without them.
 #pragma once
 
+#include "gpu/engine/latent_tile.cuh"
 #include "gpu/engine/row_states.cuh"
 #include "gpu/engine/tensor_walk.cuh"
 
@@ -27,6 +28,10 @@ struct ReplacingTile {
 template <class Stored, int kDim, int kRows, int kWarps>
 struct ReplacingTile<MmaTile<Stored, kDim, kRows, kWarps>> {
   using Type = MmaTile<Stored, kBoxColumns, kRows>;
+};
+template <class T, int kRows>
+struct ReplacingTile<LatentTile<T, kRows>> {
+  using Type = MmaTile<T, kBoxColumns, 8>;
 };
 
 /// o <- o + w x for every value element x that is not finite, of keys that are seen: Inf or NaN, in its component alone.

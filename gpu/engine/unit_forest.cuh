@@ -129,35 +129,101 @@ class UnitRows {
   std::conditional_t<kIsListed, Count, float*> at_;  ///< a place in memory_, or an address
 };
 
-/// The tree above the leaves of a thread group's run of units, in one slot each, one lane's part of it: a binary counter. It
-/// holds the states of subtrees that wait for what is on their right, one a level; a leaf merges with those of the levels
-/// below the one at which it parts from the next leaf. When a unit ends, all that wait are merged, from right to left, and
-/// its state is stored. Slots without leaves are neutral, so they are left out.
-/// @tparam Waiting where a leaf waits that is a left sibling: on the chip. Others wait in memory of the thread group.
+/// The units of a run of a thread group, and the places of their leaves in a binary counter. It holds the states of subtrees
+/// that wait for what is on their right, one a level; a leaf merges with those of the levels below the one at which it parts
+/// from the next leaf. When a unit ends, all that wait are merged, from right to left, and its state is stored.
 /// @paper{thm_1, Thm. 1}
-template <IsThreadGroup ThreadGroup, class Leaves, class Waiting>
-class UnitForest {
- public:
+template <IsThreadGroup ThreadGroup, class Leaves>
+class UnitsOfRun {
+ protected:
   static constexpr int kElements = ThreadGroup::kElements;
-  using State = LaneState<kElements>;
 
   /// @param run of the thread group @param rows place of the first unit, from the thread group's first row on
-  /// @param n_rows rows in use @param waiting what Waiting is made of
-  template <class... Of>
-  __device__ __forceinline__ UnitForest(const UnitRun& run, Count rows, const UnitMemory& memory, int n_rows,
-                                        const Leaves& leaves, int lane, const Of&... waiting)
+  /// @param n_rows rows in use
+  __device__ __forceinline__ UnitsOfRun(const UnitRun& run, Count rows, const UnitMemory& memory, int n_rows,
+                                        const Leaves& leaves, int lane)
       : rows_(memory, rows + Count(ThreadGroup::row(lane, 0)) * (memory.n_state / 4)),
         n_rows_(n_rows),
         lane_(lane),
         ends_(run.units.ends()),
         leaves_(leaves),
         end_(Count(run.end)),
-        unit_end_(run.begin < run.end ? ends_.of(Count(run.begin)) : end_),
-        waiting_(waiting...) {
+        unit_end_(run.begin < run.end ? ends_.of(Count(run.begin)) : end_) {
     if constexpr (Leaves::kHasEmptySlots) {
       if (run.begin < run.end) store_empty_until(leaves.n_leaves() > 0 ? Count(leaves.slot(0)) : end_);
     }
   }
+
+  /// The place of leaf i, the next one.
+  struct Place {
+    bool ends_unit;
+    int level;          ///< at which it parts from the next leaf; 31 at the end of a unit
+    Count below, next;  ///< bits of the levels below; the next slot
+  };
+  __device__ __forceinline__ Place place_of(int i) const {
+    const bool is_last = i + 1 == leaves_.n_leaves();
+    const Count at = Count(leaves_.slot(i)), next = is_last ? end_ : Count(leaves_.slot(i + 1));
+    const bool ends_unit = is_last || next >= unit_end_;
+    const int level = ends_unit ? 31 : highest_bit(at ^ next);
+    return {ends_unit, level, (Count{1} << level) - 1, next};
+  }
+  /// Goes on to the next leaf.
+  __device__ __forceinline__ void pass(const Place& place) {
+    waits_ = place.ends_unit ? 0 : (waits_ & ~place.below) | Count{1} << place.level;
+    if (!place.ends_unit) return;
+    advance();
+    if constexpr (Leaves::kHasEmptySlots) store_empty_until(place.next);
+  }
+  /// The row of a slot in the unit at hand.
+  __device__ __forceinline__ float* row(int slot) const { return rows_.row(ThreadGroup::row(0, slot)); }
+
+  UnitRows<Leaves::kHasEmptySlots> rows_;
+  int n_rows_, lane_;
+  Count waits_ = 0;  ///< bit h: a subtree of level h, in leaves, waits for its right sibling
+
+ private:
+  /// Writes units without a leaf, as far as they end at a slot: each lane its components, in loops that take few registers.
+  __device__ __forceinline__ void store_empty_until(Count slot) {
+    TREE_ATTN_LOOP
+    for (; unit_end_ <= slot && unit_end_ <= end_; advance()) {
+      const int lane = opaque(lane_);
+      TREE_ATTN_LOOP
+      for (int i = 0; i < ThreadGroup::kSlots && ThreadGroup::row(lane, i) < n_rows_; ++i) {
+        float* const to = row(i);
+        if (ThreadGroup::component(lane, 0) == 0) store_fresh16(to, Bytes16{{0xFF800000u, 0, 0, 0}});  // -infinity
+        TREE_ATTN_LOOP
+        for (int c = 0; c < kElements; ++c) {
+          const int j = UnitMemory::kFirstComponent + ThreadGroup::component(lane, c);
+          if (j < static_cast<int>(rows_.n_state())) store_fresh(to + j, -0.0f);
+        }
+      }
+    }
+  }
+  __device__ __forceinline__ void advance() { rows_.advance(), unit_end_ = ends_.of(unit_end_); }
+
+  UnitEnds ends_;
+  Leaves leaves_;
+  Count end_, unit_end_;
+};
+
+/// The tree above the leaves of a thread group's run of units, in one slot each, one lane's part of it. Slots without leaves
+/// are neutral, so they are left out.
+/// @tparam Waiting where a leaf waits that is a left sibling: on the chip. Others wait in memory of the thread group.
+/// @paper{thm_1, Thm. 1}
+template <IsThreadGroup ThreadGroup, class Leaves, class Waiting>
+class UnitForest : UnitsOfRun<ThreadGroup, Leaves> {
+  using Base = UnitsOfRun<ThreadGroup, Leaves>;
+  using Base::rows_, Base::lane_, Base::waits_;
+
+ public:
+  static constexpr int kElements = ThreadGroup::kElements;
+  using State = LaneState<kElements>;
+
+  /// @param run, rows, memory, n_rows see UnitsOfRun @param waiting what Waiting is made of
+  template <class... Of>
+  __device__ __forceinline__ UnitForest(const UnitRun& run, Count rows, const UnitMemory& memory, int n_rows,
+                                        const Leaves& leaves, int lane, const Of&... waiting)
+      : Base(run, rows, memory, n_rows, leaves, lane), waiting_(waiting...) {}
 
   /// Appends the state of leaf i, the next one, in one slot. Slot 0 comes last; a lane may leave the others out. No lane
   /// reads what another has written.
@@ -165,15 +231,11 @@ class UnitForest {
   __device__ __forceinline__ void push(int i, State& state, int slot = 0) {
     const LaneStates<kElements, ThreadGroup::kLanes> stack(rows_.template stack<ThreadGroup>(slot),
                                                            ThreadGroup::place(lane_));
-    const bool is_last = i + 1 == leaves_.n_leaves();
-    const Count at = Count(leaves_.slot(i)), next = is_last ? end_ : Count(leaves_.slot(i + 1));
-    const bool ends_unit = is_last || next >= unit_end_;
-    const int level = ends_unit ? 31 : highest_bit(at ^ next);
-    const Count below = (Count{1} << level) - 1;
+    const auto place = this->place_of(i);
 
     // Merge what waits on its left and has no more to come.
     TREE_ATTN_LOOP
-    for (Count left = waits_ & below; left != 0; left &= left - 1) {
+    for (Count left = waits_ & place.below; left != 0; left &= left - 1) {
       const int other_level = lowest_bit(left);
       State other;
       if (other_level == 0)
@@ -183,40 +245,18 @@ class UnitForest {
       merge(other, state);
       state = other;
     }
-    if (ends_unit)
+    if (place.ends_unit)
       store(state, slot);
-    else if (level == 0)
+    else if (place.level == 0)
       waiting_.store(slot, state);
     else
-      stack.store(level - 1, state);
-    if (slot > 0) return;
-    waits_ = ends_unit ? 0 : (waits_ & ~below) | Count{1} << level;
-    if (!ends_unit) return;
-    advance();
-    if constexpr (Leaves::kHasEmptySlots) store_empty_until(next);
+      stack.store(place.level - 1, state);
+    if (slot == 0) this->pass(place);
   }
 
  private:
-  /// Writes units without a leaf, as far as they end at a slot: each lane its components, in loops that take few registers.
-  __device__ __forceinline__ void store_empty_until(Count slot) {
-    TREE_ATTN_LOOP
-    for (; unit_end_ <= slot && unit_end_ <= end_; advance()) {
-      const int lane = opaque(lane_);
-      float* row = rows_.row(0);
-      TREE_ATTN_LOOP
-      for (int i = 0; i < ThreadGroup::kSlots && ThreadGroup::row(lane, i) < n_rows_; ++i, row += rows_.n_state()) {
-        if (ThreadGroup::component(lane, 0) == 0) store_fresh16(row, Bytes16{{0xFF800000u, 0, 0, 0}});  // -infinity
-        TREE_ATTN_LOOP
-        for (int c = 0; c < kElements; ++c) {
-          const int j = UnitMemory::kFirstComponent + ThreadGroup::component(lane, c);
-          if (j < static_cast<int>(rows_.n_state())) store_fresh(row + j, -0.0f);
-        }
-      }
-    }
-  }
-  __device__ __forceinline__ void advance() { rows_.advance(), unit_end_ = ends_.of(unit_end_); }
   __device__ __forceinline__ void store(const State& state, int slot) {
-    float* const to = rows_.row(slot);
+    float* const to = this->row(slot);
     if (ThreadGroup::component(lane_, 0) == 0) {
       Bytes16 bytes;
       const float head[4] = {state.shift, state.sum};
@@ -231,12 +271,6 @@ class UnitForest {
     }
   }
 
-  UnitRows<Leaves::kHasEmptySlots> rows_;
-  int n_rows_, lane_;
-  UnitEnds ends_;
-  Leaves leaves_;
-  Count end_, unit_end_;
-  Count waits_ = 0;  ///< bit h: a subtree of level h, in leaves, waits for its right sibling
   Waiting waiting_;
 };
 

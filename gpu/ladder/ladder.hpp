@@ -20,6 +20,6 @@ using LadderStep = DecodeKernel;
 /// All rungs, in order; and after them the kernels of the library.
 std::span<const LadderStep* const> ladder();
 std::span<const DecodeKernel* const> all_kernels();
-extern const LadderStep kNaive, kFused, kVectors, kSplit, kCopies, kTensor, kUnits, kLatent;
+extern const LadderStep kNaive, kFused, kVectors, kSplit, kCopies, kTensor, kUnits;
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

@@ -23,6 +23,8 @@ What is counted
   with a merge in registers, on average one with a subtree in memory, and a store: the cheapest way around the loop with the
   most multiplications of states (FMUL) and stores of them. Half of what that adds to a pass is added per leaf. A soft cap is
   passed by.
+* Four warpgroups multiply by HGMMA. The first one, which multiplies keys too, has a loop of its own; in that of the others the way
+  that makes weights is counted. A pass is a leaf of one warpgroup.
 * Hot code is the instructions on either of the two ways, each 16 bytes.
 * The start of a walk is the instructions before the first copy of its kind, on the cheapest way forward to one without a call: so a
   loop over the entries of a batch is passed by, and where the compiler asks whether a division of 64 bits fits 32, it does.
@@ -338,9 +340,10 @@ class Worker:
 
     SCALAR = re.compile(r"ScalarWarp<(?:\w+::)*(\w+), (\d+)>")
     TILE = re.compile(r"MmaTile<(?:\w+::)*(\w+), (\d+), (\d+)(?:, (\d+))?>")
+    LATENT = re.compile(r"LatentTile<(?:\w+::)*(\w+), (\d+)>")
 
     def __init__(self, name):
-        self.name = ""
+        self.name, self.product = "", "HMMA"
         self.is_scalar = False
         if match := self.SCALAR.search(name):
             size, dim = 4 if match[1] == "float" else 2, int(match[2])
@@ -348,6 +351,9 @@ class Worker:
             self.name, self.is_scalar = match[0], True
             self.of_keys, self.of_values = KEYS_PER_STEP * row // WARP, KEYS_PER_STEP * dim // WARP  # multiplications of a step
             self.leaf_bytes = 2 * LEAF_KEYS * row * size
+        elif match := self.LATENT.search(name):
+            # Of 64 x 16 x rows, of two boxes of components: four steps of three parts; and of a row of keys.
+            self.name, self.product, self.least, self.of_keys, self.leaf_bytes = match[0], "HGMMA", 2 * 4 * 3, LONGEST_ROW // 16, LEAF_KEYS * LONGEST_ROW * 2
         elif match := self.TILE.search(name):
             dim, warps = int(match[2]), int(match[4] or 1)
             keys = dim if warps == 1 else 576  # elements of a row
@@ -368,7 +374,10 @@ def walks_of(name, instructions):
         return scalar_walks(worker, blocks, loops, place, instructions)
 
     def is_walk(body):
-        return any(blocks[b].makes_weights() for b in body) and sum(blocks[b].count("HMMA") for b in body) >= worker.least
+        return (worker.product == "HGMMA" or makes_weights(body)) and sum(blocks[b].count(worker.product) for b in body) >= worker.least
+
+    def makes_weights(body):
+        return any(blocks[b].makes_weights() for b in body)
 
     bodies = {head: body for head, body in loops.items() if is_walk(body)}
     walks = []
@@ -376,17 +385,17 @@ def walks_of(name, instructions):
         if any(other < body for other in bodies.values()):
             continue
         copies = copies_of(blocks, body)
-        if copies is None:
+        if copies is None and worker.product == "HMMA":
             raise ValueError(f"{name}: the walk at {blocks[head].instructions[0].address:#x} copies no rows")
 
         def n_copies(block):
-            return block.count(copies)
+            return block.count(copies) if worker.product == "HMMA" else 0  # a warp that copies makes no weights there
 
         def weight(block):
             # Weights outweigh all multiplications, so that enough of the sum has both.
-            return block.count("HMMA") + (1000 if block.makes_weights() else 0)
+            return block.count(worker.product) + (1000 if block.makes_weights() else 0)
 
-        enough = 1000 + worker.least
+        enough = worker.least + (1000 if makes_weights(body) else worker.of_keys)
         one = cheapest(blocks, body, head, place, lambda b: (weight(b), n_copies(b)), enough)
         end = cheapest(blocks, body, head, place, lambda b: (weight(b), -10000 if b.caps_scores() else 1000 * n_copies(b) + of_states(b, SLOT_KEYS + 1)), enough)
         if one is None:
@@ -409,7 +418,8 @@ def of_states(block, fewest=FEWEST_PRODUCTS):
 def walk_of(worker, blocks, place, body, instructions, one, per_leaf, hot):
     """What the tables have of a walk. @param body its loop @param one instructions of a pass @param hot its blocks"""
     copies = copies_of(blocks, body)
-    return {"worker": worker.name, "rows": COPIES.get(copies, "loaded"), "start": start_of(blocks, place, copies) if copies else None,
+    rows = COPIES.get(copies, "multiplies keys" if worker.product == "HGMMA" else "loaded")
+    return {"worker": worker.name, "rows": rows, "start": start_of(blocks, place, copies) if copies else None,
             "pass": one, "leaf": round(per_leaf), "per_8_kib": round(per_leaf * 8192 / worker.leaf_bytes),
             "hot_bytes": BYTES * sum(len(blocks[b].instructions) for b in hot),
             "loop_bytes": BYTES * sum(len(blocks[b].instructions) for b in body),

@@ -14,7 +14,7 @@ namespace tree_attn::cuda {
 
 /// Words that a block notes. Times are nanoseconds of a clock that all blocks share; 0 is a time that never came.
 struct BlockStamps {
-  static constexpr int kWarps = 8;
+  static constexpr int kWarps = 16;
   std::uint64_t multiprocessor = 0;
   /// Times of each warp: it has its memory and its first run, and starts copies next; it has walked over its last one.
   std::uint64_t started[kWarps] = {}, walked[kWarps] = {};
@@ -82,11 +82,11 @@ __global__ void __launch_bounds__(kMostCombining* kWarp, 2)
 template <class F>
 void with_timed_pipeline(const DecodeParams& params, DType dtype, const F& f) {
   const bool is_latent = params.d_h == 576 && params.d_v == 512 && dtype == DType::BF16;
-  if (is_latent) return with_mma_pipeline<MmaTile<BFloat16, kLongestValue, 8, 4>>(f);
+  if (is_latent) return with_mma_pipeline<MmaTile<BFloat16, kLongestValue, 8, 4>>(params, f);
   if (params.d_h != 128 || params.d_v != 128) throw DeviceError("stamps are for rows of 128 elements, and latent rows");
   if (dtype == DType::F32) return f(std::type_identity<ScalarPipeline<ScalarWarp<float, 128>>>{});
   if (dtype != DType::BF16) throw DeviceError("stamps are for F32 and BF16");
-  with_mma_pipeline<MmaTile<BFloat16, 128, 8>>(f);
+  with_mma_pipeline<MmaTile<BFloat16, 128, 8>>(params, f);
 }
 
 /// Queues the launches of the step `equal-runs` with stamps. Its output has the same bits.

@@ -130,13 +130,6 @@ std::int64_t free_bytes() {
   return static_cast<std::int64_t>(free);
 }
 
-/// Steps of the ladder, the library, and what the ladder has for latent rows alone.
-std::vector<const LadderStep*> steps_of_all() {
-  std::vector<const LadderStep*> steps(all_kernels().begin(), all_kernels().end());
-  steps.push_back(&kLatent);
-  return steps;
-}
-
 /// Tests whether a step was requested: all are, if none is named.
 bool wanted(const std::string& steps, const std::string& name) {
   return steps.empty() || ("," + steps + ",").find("," + name + ",") != std::string::npos;
@@ -172,7 +165,7 @@ int time_shape(const Shape& shape, const std::string& steps, bool is_lean, Strea
   for (const std::int64_t row : {std::int64_t{0}, shape.n_rows() - 1})
     if (!is_lean || shape.n_keys() <= 1 << 16) want.emplace_back(row, reference_row(shape, row));
   int n_wrong = 0;
-  for (const LadderStep* step : steps_of_all()) {
+  for (const LadderStep* step : all_kernels()) {
     if (!wanted(steps, step->name)) continue;
     const Timed timed = time_step(*step, shape, input, want, is_lean, stream);
     print(*step, shape, read, timed, is_lean);
@@ -192,7 +185,7 @@ int time_all(const Options& asked) {
   const std::string steps = asked.text("--steps");
   const bool is_lean = asked.has("--lean");
   const auto is_wanted = [&](const LadderStep* step) { return wanted(steps, step->name); };
-  if (std::ranges::none_of(steps_of_all(), is_wanted)) throw std::runtime_error("no step is named " + steps);
+  if (std::ranges::none_of(all_kernels(), is_wanted)) throw std::runtime_error("no step is named " + steps);
 
   // The ceiling: a read of 4 GiB, or of what there is room for.
   if (!is_lean) {

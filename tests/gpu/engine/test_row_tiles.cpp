@@ -80,8 +80,8 @@ TEST_CASE("row tiles: what is not finite in one of them leaves the bits of the o
 
 #if !defined(TREE_ATTN_FOR_CUDA)
 /// Copies through tensor maps bring rows and nothing else, and every byte of a cache of whole leaves once for all rows that
-/// read one ring: up to four tiles, or two where the shared memory of a device holds two warps; of latent rows 16. Of keys
-/// that hold the values those of the keys alone.
+/// read one ring: up to four tiles, or two where the shared memory of a device holds two warps; of long rows 16. Of keys
+/// that hold the values those of the keys alone, and for 32 rows where there are warpgroups.
 TEST_CASE("row tiles: keys and values are copied once for the rows of a ring, and values in the keys with them") {
   struct Case {
     DType dtype;
@@ -116,7 +116,11 @@ TEST_CASE("row tiles: keys and values are copied once for the rows of a ring, an
         for (TensorWorkload* workload : workloads) {
           INFO(name_of(dtype) << ", d " << d_h << ", " << n_rows << " rows, " << shared_bytes << " bytes"
                               << ", values in the keys: " << (workload == &in_keys));
-          const std::int64_t before = emulated::traffic().bytes_bulk, n_at_once = is_large ? n_large : n_small,
+          const bool is_of_warpgroups = is_large && workload == &in_keys && n_rows > 16;
+          const std::int64_t before = emulated::traffic().bytes_bulk,
+                             n_at_once = is_of_warpgroups ? 32
+                                         : is_large       ? n_large
+                                                          : n_small,
                              n_elements = d_h + (workload == &in_keys ? 0 : d_v);
           CHECK(same_output(run_step(device::kEqualRuns, *workload, {.n_splits = 2}), want));
           CHECK(emulated::traffic().bytes_bulk - before ==

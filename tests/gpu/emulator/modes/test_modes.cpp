@@ -190,11 +190,12 @@ TEST_CASE("modes: rings without tensor maps and bulk copies") {
 }
 
 /// All warps of a block take scores from a box, and then values, of which one of them has cleared the rows without a key;
-/// the boxes of the first leaf of this shard are filled again.
+/// the boxes of the first leaf of this shard are filled again. Of more than eight queries in BF16, warpgroups.
 TEST_CASE("modes: keys that hold the values, with tensor maps and without") {
   constexpr std::int64_t kBegin = 64, kEnd = 291;
-  for (const DType dtype : {DType::BF16, DType::F8_E4M3}) {
-    const Axes axes{.heads = 11, .kv_heads = 1, .head_dim = 576, .value_dim = 512, .n_keys = 300, .dtype = dtype};
+  for (const auto& [dtype, heads] :
+       {std::pair{DType::BF16, 3}, {DType::BF16, 11}, {DType::BF16, 20}, {DType::F8_E4M3, 11}}) {
+    const Axes axes{.heads = heads, .kv_heads = 1, .head_dim = 576, .value_dim = 512, .n_keys = 300, .dtype = dtype};
     const auto rows = normal_workload(9190, axes, std::vector<std::int64_t>{kEnd});
     const TensorView k = rows->k().positions(kBegin, axes.n_keys);
     TensorView v = k;
@@ -202,7 +203,7 @@ TEST_CASE("modes: keys that hold the values, with tensor maps and without") {
     TensorWorkload workload({}, rows->query(0), k, v, {kEnd - kBegin}, rows->scale);
     const DeviceShard shard(rows->query(0), {k, v, kBegin}, rows->lengths(), rows->scale);
     for (const int major : {8, 9}) {
-      INFO(name_of(dtype) << ", major " << major);
+      INFO(name_of(dtype) << ", " << heads << " heads, major " << major);
       const emulated::SettingsScope scope({.seed = 3, .major = major});
       const DecodeOutput output = run_step(device::kEqualRuns, shard, {.n_splits = 1});
       CHECK(against_oracle(workload, output, device::kEqualRuns, shard) == "");

@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief Four warpgroups that serve 16 or 32 queries of latent rows at once, and their products, exact in the weights
+/// (section 6.3, MLA). Compute capability 9.0.
+///
+/// A leaf of 64 keys is in shared memory once, as tensor maps leave it, and is both sides of the step: its keys are the rows
+/// of S^T = K Q^T, and their first 512 elements, transposed, those of O^T = V^T P^T. Queries are on the short side of the
+/// products, 16 or 32 columns of 64 x 16. The first warpgroup multiplies keys, and tells the others; each makes weights for
+/// 16 queries, as far as there are any, and multiplies 128 components with the parts of all weights, from shared memory.
+/// Sums have the order of a tile of tensor.cuh, so they have its bits.
+#pragma once
+
+#include "gpu/engine/tensor_walk.cuh"
+
+namespace tree_attn::TREE_ATTN_PLATFORM {
+
+/// True where products of warpgroups are compiled.
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+inline constexpr bool kHasWarpgroups = true;
+#elif __CUDA_ARCH__ == 900
+#error "compute capability 9.0 is compiled for 90a: CMAKE_CUDA_ARCHITECTURES=90a-real"
+#else
+inline constexpr bool kHasWarpgroups = false;
+#endif
+
+/// Threads of a warpgroup; queries that one makes weights for; boxes of the longest row of keys, and of its values.
+inline constexpr int kWarpgroup = 4 * kWarp, kWeighed = 16, kLatentBoxes = kLongestRow / kBoxColumns,
+                     kLatentValues = kLongestValue / kBoxColumns;
+
+/// A tile of kRows queries, spread over four warpgroups with 128 components each. Of every 8 queries a lane has two, and of
+/// those four components: see wgmma_64xNx16().
+/// @tparam T_ F16 or BF16 @tparam kRows_ 16 or 32
+template <class T_, int kRows_>
+struct LatentTile {
+  using T = T_;
+  using Stored = T_;
+  static constexpr int kLanes = 4 * kWarpgroup, kRows = kRows_, kEights = kRows / 8;
+  static constexpr int kSlots = 2 * kEights, kElements = 4;
+  /// Sums of a thread: two boxes of components, eight queries at a time.
+  using Sums = float[2][kEights][4];
+
+  __host__ __device__ static int row(int lane, int slot) { return slot / 2 * 8 + lane % 4 * 2 + slot % 2; }
+  __host__ __device__ static int place(int lane) { return lane; }
+  __host__ __device__ static int component(int lane, int c) {
+    return (lane / kWarpgroup * 2 + c / 2) * kBoxColumns + lane / kWarp % 4 * 16 + lane % kWarp / 4 + c % 2 * 8;
+  }
+};
+/// Floats of a state that waits, divided by its slots: shifts and sums wait elsewhere.
+template <class T, int kRows>
+inline constexpr int kStackEntry<LatentTile<T, kRows>> = 4 * LatentTile<T, kRows>::kLanes;
+
+/// True for a tile of four warpgroups.
+template <class>
+inline constexpr bool kIsLatentTile = false;
+template <class T, int kRows>
+inline constexpr bool kIsLatentTile<LatentTile<T, kRows>> = true;
+template <class Tile>
+concept IsLatentTile = IsThreadGroup<Tile> && kIsLatentTile<Tile>;
+
+/// Shared memory of a block.
+template <IsLatentTile Tile>
+struct LatentMemory {
+  static constexpr int kRows = Tile::kRows, kStages = 2;
+  static constexpr int kStageVectors = kLatentBoxes * kBoxVectors, kRowsOfBox = kRows * kRowVectors;
+  /// Floats from key to key of weights, and levels of the tree; the last one is that of a unit that ends.
+  static constexpr int kPitch = kWeighed + 4, kLevels = 32;
+
+  Shared<Bytes16> keys;      ///< [kStages][kLatentBoxes] boxes
+  Shared<Bytes16> queries;   ///< [kLatentBoxes] boxes of kRows rows
+  Shared<Bytes16> parts;     ///< [3] boxes of kRows rows: lower, middle and upper parts of weights
+  Shared<Bytes16> products;  ///< [kEights][kWarpgroup], as the first warpgroup has them
+  Shared<float> weights;     ///< [kRows / kWeighed][64 keys][kPitch]
+  Shared<float> largest;     ///< [kRows / kWeighed][4 warps][kWeighed]
+  Shared<float> of_leaf;     ///< [2][kRows], shifts and sums of the leaf at hand
+  Shared<float> rows;        ///< [kLevels][2][kRows], those of the states that wait
+  Shared<float> factors;     ///< [kLevels][kRows], see LatentForest
+  Shared<unsigned> empty;    ///< bit r: no key of the leaf is seen by query r
+  Shared<Barrier> full;      ///< [kStages]
+
+  __device__ __forceinline__ explicit LatentMemory(Arena& arena)
+      : keys(arena.take<Bytes16>(kStages * kStageVectors, kBoxAlignment)),
+        queries(arena.take<Bytes16>(kLatentBoxes * kRowsOfBox, kBoxAlignment)),
+        parts(arena.take<Bytes16>(3 * kRowsOfBox, kBoxAlignment)),
+        products(arena.take<Bytes16>(Tile::kEights * kWarpgroup)),
+        weights(arena.take<float>(kRows / kWeighed * 64 * kPitch)),
+        largest(arena.take<float>(4 * kRows)),
+        of_leaf(arena.take<float>(2 * kRows)),
+        rows(arena.take<float>(kLevels * 2 * kRows)),
+        factors(arena.take<float>(kLevels * kRows)),
+        empty(arena.take<unsigned>(1)),
+        full(arena.take<Barrier>(kStages)) {}
+  static constexpr std::size_t kBytes =
+      kBoxAlignment + (kStages * kStageVectors + (kLatentBoxes + 3) * kRowsOfBox + Tile::kEights * kWarpgroup) * 16 +
+      (kRows / kWeighed * 64 * kPitch + (4 + 2 + 3 * kLevels) * kRows) * sizeof(float) + 4 * 128;
+};
+
+/// The warpgroup of this thread, and its place there.
+__device__ __forceinline__ int warpgroup() { return warp_uniform(static_cast<int>(threadIdx.x / kWarpgroup)); }
+struct LatentThread {
+  int thread, lane, warp;
+
+  /// Opaque, so that nothing that follows from it is kept in registers from leaf to leaf.
+  __device__ __forceinline__ LatentThread()
+      : thread(opaque(static_cast<int>(threadIdx.x % kWarpgroup))), lane(thread % kWarp), warp(thread / kWarp) {}
+};
+
+/// The vector `unit` of a row, in boxes.
+__device__ __forceinline__ int vector_at(int row, int unit) { return row * kRowVectors + swizzled_unit(row, unit); }
+
+/// Loads the queries times TileScale::query as boxes; zeros past the group and past d_h.
+template <IsLatentTile Tile>
+__device__ __forceinline__ void load_queries(const DecodeParams& params, std::int64_t kv_head, std::int64_t first_row,
+                                             Shared<Bytes16> boxes) {
+  using T = typename Tile::T;
+  const float scale = TileScale(params.query_scale, params.score_scale).query;
+  TREE_ATTN_LOOP
+  for (int i = static_cast<int>(threadIdx.x); i < Tile::kRows * kLatentBoxes * kRowVectors; i += Tile::kLanes) {
+    const int r = i / (kLatentBoxes * kRowVectors), unit = i % (kLatentBoxes * kRowVectors);
+    const bool valid = first_row + r < params.group;
+    const T* const query = params.query<T>(kv_head, valid ? first_row + r : first_row) + 8 * unit;
+    Bytes16 bytes;
+    TREE_ATTN_UNROLL
+    for (int c = 0; c < 4; ++c) {
+      T pair[2] = {};
+      TREE_ATTN_UNROLL
+      for (int j = 0; j < 2; ++j)
+        if (valid && 8 * unit + 2 * c + j < params.d_h) pair[j] = narrow<T>(scale * widen(load_once(query + 2 * c + j)));
+      bytes.word[c] = pack(pair[0], pair[1]);
+    }
+    store16(boxes + (unit / kRowVectors * Tile::kRows * kRowVectors + vector_at(r, unit % kRowVectors)), bytes);
+  }
+}
+
+/// Starts S^T = K Q^T. The first warpgroup.
+template <IsLatentTile Tile>
+__device__ __forceinline__ void multiply_keys(Shared<Bytes16> keys, Shared<Bytes16> queries, float (&s)[Tile::kEights][4]) {
+  // Opaque, so that what describes the queries is not kept in registers from leaf to leaf.
+  BoxMatrix k = box_matrix(keys), q = box_matrix(queries + opaque(0));
+  wgmma_fence(s);
+  TREE_ATTN_UNROLL
+  for (int box = 0; box < kLatentBoxes; ++box) {
+    wgmma_64xNx16<typename Tile::T, 4>(
+        s, [&](int i) { return k + i * 32; }, [&](int i) { return q + i * 32; });
+    k = k + static_cast<int>(kLeafKeys) * kBoxRowBytes, q = q + Tile::kRows * kBoxRowBytes;
+  }
+  wgmma_commit();
+}
+
+/// Starts O^T = V^T P^T with the parts [first, last) of the weights, of the keys 16 by 16. @param values two boxes
+template <IsLatentTile Tile, int first, int last>
+__device__ __forceinline__ void multiply_values(Shared<Bytes16> values, Shared<Bytes16> parts, typename Tile::Sums& o) {
+  constexpr int kPartBytes = Tile::kRows * kBoxRowBytes;
+  BoxMatrix v = box_matrix(values), p = box_matrix(parts) + first * kPartBytes;
+  wgmma_fence(o);
+  TREE_ATTN_UNROLL
+  for (int item = 0; item < kLeafItems; ++item) {
+    TREE_ATTN_UNROLL
+    for (int box = 0; box < 2; ++box)
+      wgmma_64xNx16<typename Tile::T, last - first, true>(
+          o[box], [&](int) { return v + box * static_cast<int>(kLeafKeys) * kBoxRowBytes; },
+          [&](int i) { return p + i * kPartBytes; });
+    v = v + 16 * kBoxRowBytes, p = p + 32;
+  }
+  wgmma_commit();
+}
+
+/// A leaf whose products become weights.
+template <class Leaves>
+struct LatentScores {
+  const DecodeParams& params;
+  Count kv_head, first_row;
+  const Leaves& leaves;
+  int leaf;
+  const LeafKeys& keys;
+};
+
+/// Turns products of 16 queries into weights and their parts, shifts and sums, as settle_scores() and weigh() do. One
+/// warpgroup; then a barrier of the block. @param part of the queries, 16 by 16
+template <IsLatentTile Tile, class Leaves>
+__device__ __forceinline__ void weigh(const LatentMemory<Tile>& memory, const LatentScores<Leaves>& of, int part) {
+  using Memory = LatentMemory<Tile>;
+  constexpr int kSlots = 4;  // two of each eight queries
+  const LatentThread at;
+  const auto row_of = [&](int slot) { return slot / 2 * 8 + at.lane % 4 * 2 + slot % 2; };
+  const auto key_of = [&](int h) { return 16 * at.warp + at.lane / 4 + 8 * h; };
+  const int first = part * kWeighed;
+  const Shared<float> w = memory.weights + part * static_cast<int>(kLeafKeys) * Memory::kPitch,
+                      largest = memory.largest + part * 4 * kWeighed;
+
+  // Scores: element [slot / 2][2 h + slot % 2] is that of key_of(h).
+  float s[2][4];
+  TREE_ATTN_UNROLL
+  for (int j = 0; j < 2; ++j) {
+    const Bytes16 bytes = load16(memory.products + ((2 * part + j) * kWarpgroup + at.thread));
+    std::memcpy(s[j], &bytes, sizeof bytes);
+  }
+  float scale = TileScale(of.params.query_scale, of.params.score_scale).score;
+  if (of.params.softcap) {
+    TREE_ATTN_UNROLL
+    for (int i = 0; i < 8; ++i) s[i / 4][i % 4] = of.params.softcap(multiply(scale, s[i / 4][i % 4]));
+    scale = 1;
+  }
+  if (!of.keys.are_all()) {
+    TREE_ATTN_UNROLL
+    for (int i = 0; i < 8; ++i)
+      if (!of.keys.contain(key_of(i % 4 / 2))) s[i / 4][i % 4] = kNone;
+  }
+  if (!of.leaves.are_seen_alike(of.leaf, of.params.n_edge())) {
+    const std::int64_t position = of.leaves.position(of.leaf);
+    TREE_ATTN_UNROLL
+    for (int slot = 0; slot < kSlots; ++slot) {
+      const Seen seen = of.params.seen(of.kv_head, std::int64_t{of.first_row} + first + row_of(slot));
+      TREE_ATTN_UNROLL
+      for (int h = 0; h < 2; ++h)
+        if (!seen.contains(position + key_of(h))) s[slot / 2][2 * h + slot % 2] = kNone;
+    }
+  }
+
+  // The shifts: of the largest score of all warps.
+  TREE_ATTN_UNROLL
+  for (int slot = 0; slot < kSlots; ++slot) {
+    const float most = max_of_query(std::fmax(s[slot / 2][slot % 2], s[slot / 2][2 + slot % 2]));
+    if (at.lane < 4) largest[at.warp * kWeighed + row_of(slot)] = most;
+  }
+  sync_neighbours(kWarpgroup);
+  TREE_ATTN_UNROLL
+  for (int slot = 0; slot < kSlots; ++slot) {
+    float most = kNone;
+    TREE_ATTN_UNROLL
+    for (int i = 0; i < 4; ++i) most = std::fmax(most, largest[i * kWeighed + row_of(slot)]);
+    const float shift = std::ceil(multiply(scale, most)) + 0.0f;
+    if (at.thread < 4) memory.of_leaf[first + row_of(slot)] = shift;
+    const bool is_large = std::fabs(shift) >= kLargeScore;
+    TREE_ATTN_UNROLL
+    for (int h = 0; h < 2; ++h) {
+      float& x = s[slot / 2][2 * h + slot % 2];
+      if (is_large) x = multiply(scale, x) - (shift == kNone ? 0.0f : shift);
+      x = exp2_of_sum(x, is_large ? 1.0f : scale, is_large ? kToWhole : kToWhole - shift);
+      w[key_of(h) * Memory::kPitch + row_of(slot)] = x;
+    }
+  }
+
+  // Their parts: a row of a query has the keys in their order.
+  std::uint32_t matrix[3][4];
+  TREE_ATTN_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    const WeightParts left = split_weight(typename Tile::T{}, s[i / 2][i % 2 * 2]),
+                      right = split_weight(typename Tile::T{}, s[i / 2][i % 2 * 2 + 1]);
+    const auto pair = [](std::uint16_t low, std::uint16_t high) { return std::uint32_t{low} | std::uint32_t{high} << 16; };
+    matrix[0][i] = pair(left.lower, right.lower);
+    matrix[1][i] = pair(left.middle, right.middle);
+    matrix[2][i] = pair(left.upper, right.upper);
+  }
+  const int vector = vector_at(first + at.lane / 16 * 8 + at.lane % 8, 2 * at.warp + at.lane / 8 % 2);
+  TREE_ATTN_UNROLL
+  for (int i = 0; i < 3; ++i) store_matrices_x4_transposed(memory.parts + (i * Memory::kRowsOfBox + vector), matrix[i]);
+  async_proxy_fence();
+
+  // Their sums: eight keys apart, and then by the butterfly.
+  sync_neighbours(kWarpgroup);
+  const int row = at.thread / 8, first_key = at.thread % 8;
+  float sum = 0;
+  TREE_ATTN_UNROLL
+  for (int i = 0; i < 8; ++i) sum += w[(first_key + 8 * i) * Memory::kPitch + row];
+  TREE_ATTN_UNROLL
+  for (int flip = 1; flip < 8; flip *= 2) sum += __shfl_xor_sync(kAllLanes, sum, flip);
+  if (first_key == 0) memory.of_leaf[Tile::kRows + first + row] = sum;
+}
+
+}  // namespace tree_attn::TREE_ATTN_PLATFORM

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief More than eight queries of latent rows, by warpgroups where there are any: the bits of rung 6, and those of values
+/// apart (section 6.3).
+#include "gpu/backend/backends.hpp"
+#include "tests/support/device_params.hpp"
+#include "tests/support/sanitized.hpp"
+#include "tests/support/seen_cases.hpp"
+#include "tests/support/sweep.hpp"
+
+namespace tree_attn::test::many_rows_test {
+namespace {
+
+/// One kv head of latent rows, whose values are the first components of its keys.
+struct Latent {
+  std::unique_ptr<TensorWorkload> memory;
+  TensorWorkload workload;
+
+  Latent(unsigned seed, const Axes& axes, std::vector<std::int64_t> lengths)
+      : Latent(*normal_workload(seed, axes, std::move(lengths)), [](Tensor&) {}) {}
+  template <class Change>
+  Latent(TensorWorkload& of, const Change& change)
+      : memory(workload_of(copy_of(of.query(0)), changed(of.k(), change), copy_of(of.v()), of.lengths(), of.scale)),
+        workload({}, memory->query(0), memory->k(), memory->k().components(of.v().shape[3]), of.lengths(), of.scale) {}
+  template <class Change>
+  static Tensor changed(const TensorView& of, const Change& change) {
+    Tensor copy = copy_of(of);
+    change(copy);
+    return copy;
+  }
+};
+
+Axes axes_of(DType dtype, std::int64_t heads, std::int64_t d_h, std::int64_t d_v, std::int64_t n_keys) {
+  return {.heads = heads, .kv_heads = 1, .head_dim = d_h, .value_dim = d_v, .n_keys = n_keys, .dtype = dtype};
+}
+
+/// The states of all keys of a case, from caches that hold values in the keys, in pages, or apart.
+std::vector<float> decode_caches(const SeenCase& c, TensorWorkload& workload, const Step& step, bool in_keys,
+                                 bool in_pages) {
+  Forest<float> joined(workload.shape().n_rows(), c.axes.value_dim);
+  for (const KeyRange& range : closed(c.ranges, step.longest())) {
+    const OwnedLeaves leaves(range, c.order);
+    AttentionShape shape = workload.shape();
+    shape.values_in_keys = in_keys;
+    const auto cache = device::backend().make_cache(shape, leaves, leaves.n_keys(workload.n_keys()));
+    if (in_pages) cache->use_pages({.n_pages = c.axes.batch * (workload.n_keys() / kLeafKeys + 2)});
+    fill(*cache, workload, step.lengths);
+    const Forest<float> forest = std::move(cache->open(workload.scale)->decode(step).host());
+    joined.append(forest.subtrees(), forest.states().data());
+  }
+  const std::span<const float> all = joined.fold();
+  return {all.begin(), all.end()};
+}
+
+}  // namespace
+
+/// @tested{eq_7, eq. (7)}
+TEST_CASE("many rows: latent rows have the bits of rung 6, for 9 to 64 heads, every length and split") {
+  unsigned seed = 6900;
+  for (const DType dtype : {DType::BF16, DType::F16}) {
+    for (const auto& [d_h, d_v] : {std::pair{576, 512}, {320, 256}, {264, 72}, {296, 290}}) {
+      for (const std::int64_t heads : {9, 16, 17, 33, 64}) {
+        for (const std::int64_t n_keys : {1, 64, 65, 130, 500, 1500}) {
+          ++seed;
+          if (!takes_all_cases() && (seed % 11 != 0 || (d_h != 576 && heads > 17))) continue;
+          Latent latent(seed, axes_of(dtype, heads, d_h, d_v, n_keys), {n_keys - n_keys / 100});
+          INFO(name_of(dtype) << ", d_h " << d_h << ", d_v " << d_v << ", " << heads << " heads, N " << n_keys);
+          const DecodeOutput plain = run_step(device::kTensor, latent.workload, {.n_splits = 2});
+          for (const auto& options : {device::LaunchOptions{}, {.n_splits = 1, .unit_log = 5}, {.n_splits = 3}})
+            CHECK(same_output(run_step(device::kEqualRuns, latent.workload, options), plain));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("many rows: sequences of different lengths, one of them empty") {
+  for (const DType dtype : {DType::BF16, DType::F16}) {
+    Axes axes = axes_of(dtype, 20, 576, 512, 460);
+    axes.batch = 3;
+    Latent latent(6990, axes, {460, 0, 131});
+    CHECK(same_output(run_step(device::kEqualRuns, latent.workload, {.n_splits = 3}),
+                      run_step(device::kTensor, latent.workload, {.n_splits = 2})));
+  }
+}
+
+TEST_CASE("many rows: a key of Inf or NaN, or a value, has the bits of rung 6") {
+  constexpr float kInf = std::numeric_limits<float>::infinity();
+  for (const DType dtype : {DType::BF16, DType::F16}) {
+    for (const auto& [component, number] : {std::pair{5, kInf}, {5, -kInf}, {575, std::nanf("")}, {512, kInf}}) {
+      const auto normal = normal_workload(6995, axes_of(dtype, 11, 576, 512, 270), std::vector<std::int64_t>{259});
+      Latent latent(*normal, [&](Tensor& k) { k.set(0, 0, 77, component, number); });
+      INFO(name_of(dtype) << ", " << number << " at " << component);
+      CHECK(same_output(run_step(device::kEqualRuns, latent.workload, {.n_splits = 2}),
+                        run_step(device::kTensor, latent.workload)));
+    }
+  }
+}
+
+/// Large and equal scores, of which the shift is subtracted another way, and a scale of 0.
+TEST_CASE("many rows: scores of any size have the bits of rung 6") {
+  for (const double scale : {0.0, -0.3, 1e5, 3e9}) {
+    Latent latent(6997, axes_of(DType::BF16, 18, 576, 512, 200), {197});
+    latent.workload.scale = scale;
+    INFO("scale " << scale);
+    CHECK(same_output(run_step(device::kEqualRuns, latent.workload, {.n_splits = 2}),
+                      run_step(device::kTensor, latent.workload)));
+  }
+}
+
+/// @tested{thm_1, Thm. 1}
+TEST_CASE("many rows: causal rows, windows, both orders, shards and pages have the bits of values apart") {
+  std::mt19937 random(7000);
+  const auto upto = [&random](std::int64_t n) { return std::uniform_int_distribution<std::int64_t>(0, n)(random); };
+  for (unsigned i = 0; i < (takes_all_cases() ? 60 : 8); ++i) {
+    const std::int64_t n_keys = 1 + upto(700), l = 1 + upto(7);
+    SeenCase c{.axes = axes_of(i % 2 == 0 ? DType::BF16 : DType::F16, (9 + upto(55)) / l + 1, 576, 512, n_keys),
+               .lengths = {n_keys, upto(n_keys)},
+               .rule = {.causal = upto(2) > 0, .window = upto(1) * (1 + upto(n_keys)), .sinks = upto(1) * 70},
+               .order = upto(2) > 0 ? LeafOrder::kContiguous : LeafOrder::kDealt,
+               .ranges = {{0, kOpenEnd}}};
+    c.axes.batch = 2, c.axes.n_queries = l;
+    if (i % 4 > 1) c.axes.head_dim = 288, c.axes.value_dim = 250;
+    if (c.rule.window == 0) c.rule.sinks = 0;
+    const std::int64_t cut = upto(n_keys / kLeafKeys) * kLeafKeys;
+    if (upto(1) > 0) c.ranges = {{0, cut}, {cut, kOpenEnd}};
+    if (c.order == LeafOrder::kDealt) c.ranges = dealt_ranges(1 + static_cast<int>(upto(2)));
+    Latent latent(7001 + i, c.axes, c.lengths);
+    const Step step{.q = latent.workload.query(0),
+                    .lengths = latent.workload.lengths(),
+                    .rule = c.rule,
+                    .softcap = upto(2) == 0 ? 3.5 : 0};
+    INFO(c.text() << ", softcap " << step.softcap);
+    const std::vector<float> apart = decode_caches(c, latent.workload, step, false, false);
+    CHECK(same_numbers(decode_caches(c, latent.workload, step, true, false), apart));
+    CHECK(same_numbers(decode_caches(c, latent.workload, step, true, true), apart));
+  }
+}
+
+}  // namespace tree_attn::test::many_rows_test
