@@ -61,7 +61,8 @@ def lateness(lines):
     kinds = defaultdict(lambda: defaultdict(list))
     for line in lines:
         if line.get("part") == "raw stamps" and "walked" in line:
-            ends = [max(line["walked"][8 * i:8 * i + 8]) for i in range(len(line["smid"]))]
+            n_warps = len(line["walked"]) // len(line["smid"])  # a block has room for, -1 where it has fewer
+            ends = [max(line["walked"][n_warps * i:n_warps * (i + 1)]) for i in range(len(line["smid"]))]
             kinds[line["shape"], line["step"]][line["held"] > 0].append((line["smid"], [end - mean(ends) for end in ends]))
     found = {}
     for key, of in kinds.items():
