@@ -42,9 +42,10 @@ class LatentForest : UnitsOfRun<Tile, Leaves> {
       for (Count left = waits_ & place.below; left != 0; left &= left - 1) {
         const int level = lowest_bit(left);
         const Shared<float> other = shared_.rows + level * 2 * kRows;
-        const Rescale<float> to = rescale(other[r], state[0]);
+        const float shift = other[r], sum = other[kRows + r];
+        const Rescale<float> to = rescale(shift, state[0]);
         const float of_left = to.right_is_high ? to.factor : 1, of_right = to.right_is_high ? 1 : to.factor;
-        state[0] = to.shift, state[1] = of_left * other[kRows + r] + of_right * state[1];
+        state[0] = to.shift, state[1] = of_left * sum + of_right * state[1];
         shared_.factors[level * kRows + r] = to.right_is_high ? -to.factor : to.factor;
       }
       const Shared<float> own = shared_.rows + place.level * 2 * kRows;
