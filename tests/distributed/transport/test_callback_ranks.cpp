@@ -135,6 +135,12 @@ TEST_CASE("callback ranks: what a callback throws is nested in the error, and no
     CHECK(office.n_too_late == 0);
   }
   CHECK(n > 10);
+  // Nor by ranks that are used again.
+  MailOffice office;
+  office.fails_after = 0;
+  const auto ranks = ranks_of(office, 0, 2, 0.1);
+  for (int i = 0; i < 2; ++i) CHECK_THROWS_AS(ranks->barrier(), TransportError);
+  CHECK(office.n_too_late == 0);
 }
 
 TEST_CASE("callback ranks: through shared memory messages of every length arrive unchanged, beside those of callbacks") {
