@@ -91,7 +91,8 @@ class PlanDecoder : public Decoder {
     end.leave_output(step.q.on_device);
     end.put_sinks(sinks_of_rows(step));
     on_device_->decode_to(end, step, progress_);
-    const OutputView output = end.settle();
+    const OutputView output = end.settle(!step.stream);
+    if (step.stream) on_device_->stream().lead(*step.stream);
     set_states_ready(transport_.device() != nullptr ? transport_.device()->settled_from() : transport_.seconds());
     return output;
   }

@@ -90,7 +90,7 @@ Runner::Runner(Transport& transport, Plan plan, std::int64_t n_rows, std::int64_
   pairs_.reserve(most_pairs);
 }
 
-OutputView Runner::step(std::span<const float> states, std::span<const float> sinks) {
+OutputView Runner::step(std::span<const float> states, std::span<const float> sinks, bool waits) {
   if (std::ssize(states) != at(plan_.n_own)) throw std::logic_error("Runner: the plan is for another range of positions");
   if (on_device_ == nullptr) {
     begin(states.data(), sinks);
@@ -98,7 +98,7 @@ OutputView Runner::step(std::span<const float> states, std::span<const float> si
   }
   put_sinks(sinks);
   on_device_->stream().repeat([&] { queue(states.data()); }, may_be_recorded());
-  return settle();
+  return settle(waits);
 }
 
 void Runner::put_sinks(std::span<const float> sinks) {
@@ -161,11 +161,11 @@ void Runner::queue(const float* states) {
   is_queued_ = true;
 }
 
-OutputView Runner::settle() {
+OutputView Runner::settle(bool waits) {
   if (!std::exchange(is_queued_, false)) transport_.count_graph(recorded_);
   if (device_ != nullptr)
     device_->settle(queued_);
-  else
+  else if (waits || !leaves_output_)
     blocks_->wait();
   if (leaves_output_) return {elements(plan_.z), elements(plan_.lse), true};
   return {on_host(plan_.z), on_host(plan_.lse)};

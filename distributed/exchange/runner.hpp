@@ -73,8 +73,9 @@ class Runner : public StepEnd {
   /// address
   ///   in every step
   /// @param sinks a learned logit of every row, for add_sink() at the root, in host memory; empty: none
+  /// @param waits as settle()
   /// @returns the output, valid until the next step @throws std::logic_error if the plan is for another range of positions
-  OutputView step(std::span<const float> states, std::span<const float> sinks = {});
+  OutputView step(std::span<const float> states, std::span<const float> sinks = {}, bool waits = true);
   /// Elements of adjacent blocks, before or after a step.
   std::span<float> elements(Blocks blocks) const;
 
@@ -99,8 +100,9 @@ class Runner : public StepEnd {
   void queue(const float* states) override;
   std::uint64_t graph() const override { return graph_; }
   bool may_be_recorded() const override { return device_ != nullptr ? device_->may_be_recorded() : transport_.size() == 1; }
-  /// Waits for the plan after a step that ends with it. @returns the output, valid until the next step
-  OutputView settle();
+  /// Waits for the plan after a step that ends with it. @param waits false: for messages alone, of an output that is left on
+  /// the device @returns the output, valid until the next step
+  OutputView settle(bool waits = true);
   /// @}
 
  private:

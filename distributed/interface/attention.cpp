@@ -57,7 +57,11 @@ Attention::Attention(Transport& transport, const AttentionShape& shape, const At
   open(transport.ranks(), shape, setup);
 }
 
-Attention::~Attention() = default;
+Attention::~Attention() {
+  if (relay_ == nullptr) return;
+  const OnDevice on_device(*this);
+  combiners_.clear(), decoder_.reset(), shard_.reset(), own_transport_.reset();
+}
 Attention::Attention(Attention&&) noexcept = default;
 
 Attention& Attention::operator=(Attention&& other) noexcept {
@@ -69,8 +73,8 @@ Attention& Attention::operator=(Attention&& other) noexcept {
 void Attention::open(const Ranks& ranks, const AttentionShape& shape, const AttentionSetup& setup) try {
   const FloatEnvironment environment;
   constexpr const char* kHere = "Attention";
-  const bool is_given = transport_ != nullptr;
-  const bool shares_memory = setup.shares_memory.value_or(!is_given);
+  const bool is_given = transport_ != nullptr, is_nccl = setup.transport == "nccl";
+  const bool shares_memory = setup.shares_memory.value_or(!is_given && !is_nccl);
   const LeafOrder order = setup.ranges.empty() ? LeafOrder::kDealt : LeafOrder::kContiguous;
   shape_ = shape, setup_ = setup;
   if (setup.ranges.empty()) setup_.ranges = dealt_ranges(ranks.size());
@@ -91,8 +95,11 @@ void Attention::open(const Ranks& ranks, const AttentionShape& shape, const Atte
     arithmetic = backend->arithmetic(shape);
     algorithm_->check_ranges(kHere, ranks.size(), setup_.ranges, order, setup_.plan);
     require(setup.ranks_per_node >= 0, kHere, ": nodes of ", setup.ranks_per_node, " ranks");
-    require(!is_given || (setup.ranks_per_node == 0 && !setup.shares_memory), kHere,
+    require(!is_given || (setup.ranks_per_node == 0 && !setup.shares_memory && setup.transport.empty()), kHere,
             ": nodes and shared memory are those of the transport");
+    require(setup.transport.empty() || is_nccl, kHere, ": a transport ", setup.transport, "; nccl is one");
+    require(!is_nccl || platform_of(*backend).make_blocks != nullptr, kHere,
+            ": the transport nccl sends from device memory, and the backend ", name, " has none");
     require(!is_given || transport_->device() == nullptr || platform_of(*backend).make_blocks != nullptr, kHere,
             ": the transport ", is_given ? transport_->name() : "", " sends from device memory, and the backend ", name,
             " has none");
@@ -108,14 +115,19 @@ void Attention::open(const Ranks& ranks, const AttentionShape& shape, const Atte
   add("version", std::string_view(TREE_ATTN_VERSION)), add("backend", std::string_view(name));
   add("ranks of a node", setup.ranks_per_node), add("shared memory", shares_memory);
   add("capacity", setup.capacity), add("comparing lengths", setup.compares_lengths);
-  add("transport", is_given ? transport_->name() : "its own");
+  add("transport", is_given ? transport_->name() : is_nccl ? "nccl" : "its own");
   add("hash of nodes", is_given ? hash_of_nodes(transport_->topology()) : 0);
   fields.emplace_back("arithmetic", arithmetic, "--portable");
   require_equal(ranks, kHere, "all ranks to open attention", fields, refusal);
 
+  if (const MakeBlocks make_blocks = platform_of(*backend).make_blocks; make_blocks != nullptr) {
+    run_on_all<std::exception>(ranks, [&] { relay_ = make_blocks(0, 1, nullptr, nullptr); });
+    device_ = relay_->device();
+  }
   if (!is_given) {
-    own_transport_ = messages_ != nullptr ? messages_->open(setup.ranks_per_node, shares_memory)
-                                          : open_messages(ranks, setup.ranks_per_node, shares_memory);
+    MessagesKind kind{setup.ranks_per_node, shares_memory};
+    if (is_nccl) kind.of_nccl = platform_of(*backend), kind.device = device_;
+    own_transport_ = messages_ != nullptr ? messages_->open(kind) : open_messages(ranks, kind);
     transport_ = own_transport_.get();
     setup_.plan.network = transport_->network();
   }
@@ -149,6 +161,7 @@ void Attention::require_idle(const char* function) const {
 
 void Attention::use(std::string_view algorithm) {
   const FloatEnvironment environment;
+  const OnDevice on_device(*this);
   constexpr const char* kHere = "Attention::use";
   const Algorithm* other = nullptr;
   const auto refusal = refusal_of(transport_->size() > 1, [&] {
@@ -164,6 +177,7 @@ void Attention::use(std::string_view algorithm) {
 
 void Attention::reshard(std::span<const KeyRange> ranges) {
   const FloatEnvironment environment;
+  const OnDevice on_device(*this);
   constexpr const char* kHere = "Attention::reshard";
   const int p = transport_->size();
   const LeafOrder order = cache().leaves().order();
@@ -190,6 +204,7 @@ void Attention::reshard(std::span<const KeyRange> ranges) {
 
 void Attention::check_append(std::int64_t entry, const TensorView& k, const TensorView& v) const {
   const OwnedLeaves& leaves = shard_->cache->leaves();
+  require_no_capture("Attention::append");
   shard_->cache->append(entry, k.positions(0, 0), v.positions(0, 0));  // checks all but the data
   const std::int64_t length = lengths_[static_cast<std::size_t>(entry)], n = k.shape[2];
   require(n == v.shape[2], "Attention::append: k has ", n, " positions, v has ", v.shape[2]);
@@ -204,6 +219,7 @@ void Attention::check_append(std::int64_t entry, const TensorView& k, const Tens
 
 void Attention::append(std::int64_t entry, const TensorView& k, const TensorView& v) {
   const FloatEnvironment environment;
+  const OnDevice on_device(*this);
   constexpr std::string_view kWhat = "all ranks to append";
   const std::int64_t n = k.shape[2];
   const auto refusal = refusal_of(appends_together(), [&] { check_append(entry, k, v); });
@@ -249,6 +265,8 @@ void Attention::append(std::int64_t entry, const TensorView& k, const TensorView
     require<std::out_of_range>(rank == too_few.end(), "Attention::append: rank ", rank - too_few.begin(),
                                " has too few pages for ", n, " more positions of batch entry ", entry);
   }
+  // The rows are copied on the default stream.
+  if (stream_) relay_->stream().follow(*stream_), relay_->stream().lead(nullptr);
   try {
     shard_->grow(end, transport_->size());
     for_each_run([&](std::int64_t first, std::int64_t n_held) {
@@ -258,6 +276,7 @@ void Attention::append(std::int64_t entry, const TensorView& k, const TensorView
     cache.truncate(entry, held);
     throw;
   }
+  if (stream_) relay_->stream().follow(nullptr), relay_->stream().lead(*stream_);
   length = end;
   if (const PageTable* const pages = cache.pages(); pages != nullptr && pages->rule().window > 0) {
     std::int64_t& kept_from = kept_from_[static_cast<std::size_t>(entry)];
@@ -278,6 +297,7 @@ void Attention::check_prefix(const char* function, std::int64_t entry, std::int6
 
 void Attention::truncate(std::int64_t entry, std::int64_t n) {
   const FloatEnvironment environment;
+  const OnDevice on_device(*this);
   check_prefix("Attention::truncate", entry, n);
   shard_->cache->truncate(entry, shard_->cache->leaves().n_keys(n));
   lengths_[static_cast<std::size_t>(entry)] = n;
@@ -286,6 +306,7 @@ void Attention::truncate(std::int64_t entry, std::int64_t n) {
 
 void Attention::share(std::int64_t from, std::int64_t to, std::int64_t n) {
   const FloatEnvironment environment;
+  const OnDevice on_device(*this);
   constexpr const char* kHere = "Attention::share";
   check_prefix(kHere, from, n), check_prefix(kHere, to, 0);
   require<std::out_of_range>(lengths_[static_cast<std::size_t>(to)] == 0, kHere, ": batch entry ", to, " has ",
@@ -304,6 +325,7 @@ bool Attention::holds(std::int64_t position) const {
 
 std::optional<std::string> Attention::refusal_of_pages(const Step& step) const {
   return refusal_of(compares_lengths_, [&] {
+    require_no_capture("Attention::step");
     for (std::size_t i = 0; shard_->cache->pages() != nullptr && i < lengths_.size(); ++i) {
       const std::int64_t begin = (shard_->cache->pages()->rule().sinks + kLeafKeys - 1) / kLeafKeys * kLeafKeys,
                          end = kept_from_[i] / kLeafKeys * kLeafKeys;
@@ -316,13 +338,15 @@ std::optional<std::string> Attention::refusal_of_pages(const Step& step) const {
 OutputView Attention::step(const TensorView& q, const SeenRule& rule, std::span<const float> sink, const Mask& mask,
                            double softcap) {
   const FloatEnvironment environment;
-  const Step step{q, lengths_, rule, sink, mask, softcap};
+  const OnDevice on_device(*this);
+  const Step step{q, lengths_, rule, sink, mask, softcap, stream_of(q)};
   return decoder_->step(step, refusal_of_pages(step));
 }
 
 OutputView Attention::step_by_heads(const TensorView& q, const SeenRule& rule, std::span<const float> sink, const Mask& mask,
                                     double softcap) {
   const FloatEnvironment environment;
+  const OnDevice on_device(*this);
   constexpr const char* kHere = "Attention::step_by_heads";
   constexpr std::string_view kWhat = "all ranks to compare queries by heads";
   const int p = transport_->size();
@@ -348,7 +372,8 @@ OutputView Attention::step_by_heads(const TensorView& q, const SeenRule& rule, s
 void Attention::start(const TensorView& q, const SeenRule& rule, std::span<const float> sink, const Mask& mask,
                       double softcap) {
   const FloatEnvironment environment;
-  const Step step{q, lengths_, rule, sink, mask, softcap};
+  const OnDevice on_device(*this);
+  const Step step{q, lengths_, rule, sink, mask, softcap, stream_of(q)};
   decoder_->start(step, refusal_of_pages(step));
 }
 
@@ -360,13 +385,50 @@ void Attention::refuse(const std::string& line, Refused call) {
   throw std::invalid_argument(line);
 }
 
+bool Attention::progress() {
+  const OnDevice on_device(*this);
+  return decoder_->progress();
+}
+
+OutputView Attention::finish() {
+  const OnDevice on_device(*this);
+  return decoder_->finish();
+}
+
+Attention::OnDevice::OnDevice(const Attention& of) {
+  if (of.relay_ == nullptr || (before_ = of.relay_->device()) == of.device_) return;
+  backend_ = of.setup_.found_backend;
+  backend_->use_gpu(of.device_);
+}
+
+Attention::OnDevice::~OnDevice() {
+  if (backend_ != nullptr) backend_->use_gpu(before_);
+}
+
+void Attention::use_stream(std::optional<void*> stream) {
+  const OnDevice on_device(*this);
+  require(!stream || relay_ != nullptr, "Attention::use_stream: the backend ", setup_.found_backend->name(),
+          " has no streams");
+  if (stream == stream_) return;
+  relay_->stream().follow(stream_.value_or(nullptr)), relay_->stream().lead(stream.value_or(nullptr));
+  stream_ = stream;
+}
+
+void Attention::require_no_capture(const char* function) const {
+  require(!stream_ || !relay_->stream().is_captured(*stream_), function,
+          ": the stream is being captured, and a graph would not read the lengths of later calls: call it outside of the "
+          "graph");
+}
+
 DevicePlatform Attention::platform() const { return platform_of(*shard_->backend); }
 
 OutputView Attention::combine(const TensorView& o, const TensorView& lse, OutputPart part, LseForm form) {
   const FloatEnvironment environment;
+  const OnDevice on_device(*this);
   const MakeBlocks make_blocks = platform().make_blocks;
   const auto refusal = refusal_of(compares_lengths_, [&] {
     require_idle("Attention::combine");
+    require_no_capture("Attention::combine");
     Combiner::check(*transport_, o.shape, part, make_blocks != nullptr, o, lse);
   });
   const auto& [b, n_h, l, d_v] = o.shape;
@@ -390,7 +452,7 @@ OutputView Attention::combine(const TensorView& o, const TensorView& lse, Output
         std::unique_ptr<OpenCombiner>(new OpenCombiner{
             o.shape, part, Combiner(*transport_, o.shape, part, {.network = transport_->network()}, make_blocks)}));
   }
-  return combiners_.front()->combiner.combine(o, lse, form);
+  return combiners_.front()->combiner.combine(o, lse, form, stream_of(o));
 }
 
 }  // namespace tree_attn

@@ -39,6 +39,9 @@ struct AttentionSetup {
   int ranks_per_node = 0;  ///< 0: ranks that share memory form a node
   /// Tells whether the ranks of a node exchange through shared memory: by default they do.
   std::optional<bool> shares_memory{};
+  /// "nccl": NCCL carries the messages of the ranks, between the devices of the backend that are current on each of them;
+  /// empty: they lie in host memory.
+  std::string transport{};
   /// True if each step compares the lengths of all ranks, and what queries see, by a reduction of 16 bytes: ranks that have
   /// appended other numbers of keys would return attention over different sequences. combine() compares its axes. With it a
   /// rank that refuses an argument tells the others; without it they wait.
@@ -81,7 +84,8 @@ enum class Refused {
 /// Then nothing is copied between host and device but a few integers for each sequence, its length and what lists its
 /// leaves; over several ranks also the states that a transport sends from host memory, see Runner. What was queued on
 /// the default stream before a call is seen, and append() queues there; step() and combine() have written their output when
-/// they return.
+/// they return, unless use_stream() says otherwise. The device is that which was current when the object was opened; each
+/// call makes it current, and the one before at its end.
 ///
 /// Threads: one at a time uses an object, or the objects over the same ranks: those on one communicator. Objects on two
 /// duplicates of it, in two threads, do not disturb each other; over MPI that needs MPI_THREAD_MULTIPLE.
@@ -154,9 +158,9 @@ class Attention {
   /// Moves what has been started, without waiting: merges what has arrived and posts the next round. Functions of the
   /// program carry messages on in finish() alone, so between nodes it is false there until then. @returns whether all has
   /// arrived
-  bool progress() { return decoder_->progress(); }
+  bool progress();
   /// Waits for the rest of what has been started. @returns as step() @throws std::logic_error if nothing was started
-  OutputView finish() { return decoder_->finish(); }
+  OutputView finish();
 
   /// Combines shards by another algorithm from now on, over the same keys. Collective. @throws as the constructor for the
   ///   name, and for an order of leaves or ranges that the algorithm does not take; std::logic_error while a step is under
@@ -183,6 +187,27 @@ class Attention {
   /// they have not met. They find it by their deadline. Unwinding of the last object over these messages does it too.
   void abandon() noexcept { transport_->abandon(); }
 
+  /// Lets append(), step() and combine() read tensors on the device, and write their output, in the order of a stream of the
+  /// program, from now on; those calls do not wait for the device, but step() for the step before of this object, and where
+  /// messages or tensors pass through host memory. Over NCCL a call has one wait, for the messages. A step reads lengths
+  /// from the host, so it cannot be captured: a call is refused while the stream is.
+  /// @param stream its handle, as DeviceStream::handle(), a cudaStream_t; null: the default stream. None: calls are again
+  ///   after the default stream, and wait @throws std::invalid_argument for a backend without a device
+  void use_stream(std::optional<void*> stream);
+  std::optional<void*> stream() const { return stream_; }
+  /// Makes the device of this object current on the calling thread for as long as it lives.
+  class OnDevice {
+   public:
+    explicit OnDevice(const Attention& of);
+    ~OnDevice();
+    OnDevice(const OnDevice&) = delete;
+    OnDevice& operator=(const OnDevice&) = delete;
+
+   private:
+    const Backend* backend_ = nullptr;  ///< null: nothing to do at the end
+    int before_ = 0;
+  };
+
   /// The keys and values that this rank holds, and whose they are.
   const KvCache& cache() const { return *shard_->cache; }
   /// The device that tensors may be on.
@@ -203,6 +228,10 @@ class Attention {
   void check_prefix(const char* function, std::int64_t entry, std::int64_t n) const;
   /// Names why no rank takes a step: each has given back leaves of its own, and all refuse what one of them cannot see.
   std::optional<std::string> refusal_of_pages(const Step& step) const;
+  /// Throws std::invalid_argument while the stream of the program is being captured.
+  void require_no_capture(const char* function) const;
+  /// The stream of a step with these queries.
+  std::optional<void*> stream_of(const TensorView& x) const { return x.on_device ? stream_ : std::nullopt; }
   /// Throws what append() does before it looks for pages.
   void check_append(std::int64_t entry, const TensorView& k, const TensorView& v) const;
   /// Tells whether append() waits for the other ranks.
@@ -215,6 +244,9 @@ class Attention {
   AttentionShape shape_;
   AttentionSetup setup_;  ///< as the ranks have agreed on it
   const Algorithm* algorithm_ = nullptr;
+  std::unique_ptr<DeviceBlocks> relay_;  ///< no blocks: a stream between that of the program and the default one
+  int device_ = 0;                       ///< of the backend, if there is a relay
+  std::optional<void*> stream_;          ///< of the program
   std::unique_ptr<OpenShard> shard_;
   std::unique_ptr<Decoder> decoder_;
   struct OpenCombiner {

@@ -87,27 +87,27 @@ Combiner::Side& Combiner::side(bool on_device) {
   if (side.runner) return side;
   const auto [b, n_h, l, d_v] = shape_;
   const std::int64_t n_elements = n_rows_ * state_size(d_v) + b * n_heads() * l * (d_v + 1);
-  DeviceStream* stream = nullptr;
   if (on_device) {
     auto blocks = make_blocks_(n_elements, d_v, nullptr, nullptr);
-    stream = &blocks->stream();
+    side.stream = &blocks->stream();
     side.memory = std::move(blocks);
   } else {
     side.memory = std::make_unique<HostBlocks>(n_elements, d_v);
   }
   side.runner.emplace(transport_, plan_, n_rows_, d_v,
                       std::make_shared<RunnerMemory>(transport_, RunnerSize(plan_, n_rows_, d_v), d_v,
-                                                     on_device ? make_blocks_ : nullptr, stream));
+                                                     on_device ? make_blocks_ : nullptr, side.stream));
   side.runner->leave_output(on_device);
   return side;
 }
 
-OutputView Combiner::combine(const TensorView& o, const TensorView& lse, LseForm form) {
+OutputView Combiner::combine(const TensorView& o, const TensorView& lse, LseForm form, std::optional<void*> stream) {
   const FloatEnvironment environment;
   check(transport_, shape_, part_, make_blocks_ != nullptr, o, lse);
   const auto [b, n_h, l, d_v] = shape_;
   const std::int64_t n = n_heads(), n_states = n_rows_ * state_size(d_v), n_out = b * n * l * d_v;
-  auto& [memory, runner] = side(o.on_device);
+  auto& [memory, runner, own] = side(o.on_device);
+  if (own == nullptr) stream.reset();
 
   // With all rows, state (i, h, j) is row (i n_h + h) l + j. By heads those of a rank are adjacent: the batch comes after
   // the head.
@@ -117,8 +117,10 @@ OutputView Combiner::combine(const TensorView& o, const TensorView& lse, LseForm
     return view;
   };
   memory->follow_default();
+  if (stream) own->follow(*stream);
   memory->set_from_lse(0, by_heads ? heads_first(o) : o, by_heads ? heads_first(lse) : lse, form);
-  const OutputView output = runner->step({memory->address(0), static_cast<std::size_t>(n_states)});
+  const OutputView output = runner->step({memory->address(0), static_cast<std::size_t>(n_states)}, {}, !stream);
+  if (stream && (!by_heads || b == 1)) own->lead(*stream);
   if (!by_heads || b == 1) return output;
 
   // [n_h / p, b, l] becomes [b, n_h / p, l].
@@ -130,7 +132,10 @@ OutputView Combiner::combine(const TensorView& o, const TensorView& lse, LseForm
     return std::span<const float>(memory->address(at), from.size());
   };
   const OutputView result{turned(output.out, n_states, d_v), turned(output.lse, n_states + n_out, 1), o.on_device};
-  memory->wait();
+  if (stream)
+    own->lead(*stream);
+  else
+    memory->wait();
   return result;
 }
 

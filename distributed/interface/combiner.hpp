@@ -43,11 +43,13 @@ class Combiner {
   /// @param[in] lse [b, n_h, l, 1] in the base of `form`; both in host memory, or both on the device, where kernels make the
   ///   states and merge them, and the output stays. The bits are the same, but for exp2 of a GPU. What was queued on the
   ///   default stream before is seen. Over a transport in host memory the states that are sent and received are copied.
+  /// @param stream as Step, for o on the device
   /// @returns out and natural lse in F32, for the heads of this rank, valid until the next call; store() rounds to other
   ///   types. Rows that no rank has keys for are 0 and -inf.
   /// @throws std::invalid_argument for other axes, elements without data, or memory that the transport or the device of this
   ///   combiner does not reach; TransportError
-  OutputView combine(const TensorView& o, const TensorView& lse, LseForm form = LseForm::kNatural);
+  OutputView combine(const TensorView& o, const TensorView& lse, LseForm form = LseForm::kNatural,
+                     std::optional<void*> stream = {});
 
   /// Throws std::invalid_argument for what the constructor and combine() refuse of the arguments of one rank.
   static void check(Transport& transport, const std::array<std::int64_t, 4>& shape, OutputPart part, bool has_device,
@@ -63,6 +65,7 @@ class Combiner {
   struct Side {
     std::unique_ptr<BlockMemory> memory;  ///< states, z and lse
     std::optional<Runner> runner;
+    DeviceStream* stream = nullptr;  ///< of the device
   };
   Side& side(bool on_device);
 

@@ -13,7 +13,7 @@ namespace {
 /// nor the host's
 bool is_on_device(const DLDevice& at, const char* name, const OfBackend* device) {
   const bool has_device = device != nullptr && device->blocks != nullptr;
-  const int index = has_device ? device->blocks->device() : 0;
+  const int index = has_device ? device->index : 0;
   if (has_device && at.device_type == device->type && at.device_id == index) return true;
   const std::string other =
       has_device ? " or on device type " + std::to_string(device->type) + ", index " + std::to_string(index) : "";
@@ -121,12 +121,16 @@ void write(const Outputs& outputs, std::span<const float> out, std::span<const f
   if (outputs.size() > 1) outputs[1].write(lse.data());
 }
 
-void write(const Outputs& outputs, const OutputView& output, const OfBackend& device) {
+void write(const Outputs& outputs, const OutputView& output, const OfBackend& device, std::optional<void*> stream) {
   if (!output.on_device) return write(outputs, output.out, output.lse);
-  device.blocks->stream().follow_default();
+  DeviceStream& own = device.blocks->stream();
+  own.follow(stream.value_or(nullptr));
   outputs[0].queue(output.out.data(), device);
   if (outputs.size() > 1) outputs[1].queue(output.lse.data(), device);
-  device.blocks->stream().wait();
+  if (stream)
+    own.lead(*stream);
+  else
+    own.wait();
 }
 
 }  // namespace tree_attn::dlpack

@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -24,9 +25,10 @@ namespace tree_attn::dlpack {
 struct OfBackend {
   std::unique_ptr<DeviceBlocks> blocks;  ///< null: nowhere
   DLDeviceType type = kDLCUDA;
+  int index = 0;
 
   explicit OfBackend(const DevicePlatform& platform) {
-    if (platform.make_blocks != nullptr) blocks = platform.make_blocks(0, 1, nullptr, nullptr);
+    if (platform.make_blocks != nullptr) blocks = platform.make_blocks(0, 1, nullptr, nullptr), index = blocks->device();
     if (platform.is_emulated) type = kDLExtDev;
   }
 };
@@ -112,7 +114,8 @@ Outputs out_and_lse(const DLManagedTensor* out, const DLManagedTensor* lse, cons
 
 /// Writes an output that is on the host.
 void write(const Outputs& outputs, std::span<const float> out, std::span<const float> lse);
-/// Writes an output that may lie on a device. Waits until it is written.
-void write(const Outputs& outputs, const OutputView& output, const OfBackend& device);
+/// Writes an output that may lie on a device. Waits until it is written, unless a stream of the program takes it in its
+/// order.
+void write(const Outputs& outputs, const OutputView& output, const OfBackend& device, std::optional<void*> stream = {});
 
 }  // namespace tree_attn::dlpack

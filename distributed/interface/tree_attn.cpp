@@ -176,6 +176,7 @@ AttentionSetup setup_of(const ta_setup& setup, const AttentionShape& shape, int 
   all.scales = {scales_of(setup.k_scale, "k_scale", shape), scales_of(setup.v_scale, "v_scale", shape)};
   if (setup.algorithm != nullptr) all.algorithm = setup.algorithm;
   if (setup.backend != nullptr) all.backend = setup.backend;
+  if (setup.transport != nullptr) all.transport = setup.transport;
   if (setup.n_threads != 0) all.n_threads = setup.n_threads;
   return all;
 }
@@ -428,9 +429,17 @@ int ta_abandon(ta_attention* attention) {
   });
 }
 
+int ta_use_stream(ta_attention* attention, void* stream, int waits) {
+  return guarded([&] {
+    require(attention != nullptr, "attention is null");
+    attention->attention.use_stream(waits != 0 ? std::nullopt : std::optional(stream));
+  });
+}
+
 int ta_append(ta_attention* attention, int64_t entry, int64_t n, const DLManagedTensor* k, const DLManagedTensor* v) {
   return guarded([&] {
     require(attention != nullptr, "attention is null");
+    const Attention::OnDevice on_device(attention->attention);
     const AttentionShape& shape = attention->shape;
     const auto view = [&](const DLManagedTensor* managed, const char* name, DType dtype, std::int64_t d) {
       if (managed == nullptr) return TensorView{nullptr, dtype, {1, shape.kv_heads, n, d}, {}};
@@ -448,7 +457,7 @@ int ta_append(ta_attention* attention, int64_t entry, int64_t n, const DLManaged
                                                      : view(v, "v", shape.value_dtype, shape.value_dim));
     });
     attention->attention.append(entry, keys, values);
-    if (!keys.on_device && !values.on_device) return;
+    if ((!keys.on_device && !values.on_device) || attention->attention.stream()) return;
     // The caller may write to its tensors, or drop them, in another stream.
     attention->device.blocks->stream().follow_default();
     attention->device.blocks->stream().wait();
@@ -507,6 +516,7 @@ int step(ta_attention* attention, const DLManagedTensor* q, const ta_seen* seen,
          const DLManagedTensor* lse, OutputPart part) {
   return guarded([&] {
     require(attention != nullptr, "attention is null");
+    const Attention::OnDevice on_device(attention->attention);
     const AttentionShape& shape = attention->shape;
     const OfBackend& device = attention->device;
     const bool by_heads = part == OutputPart::kHeads;
@@ -519,10 +529,9 @@ int step(ta_attention* attention, const DLManagedTensor* q, const ta_seen* seen,
       return std::tuple(queries, std::move(written), std::move(rule));
     });
     Attention& of = attention->attention;
-    write(outputs,
-          by_heads ? of.step_by_heads(qs, all.rule, all.sink, all.mask, all.softcap)
-                   : of.step(qs, all.rule, all.sink, all.mask, all.softcap),
-          device);
+    const OutputView output = by_heads ? of.step_by_heads(qs, all.rule, all.sink, all.mask, all.softcap)
+                                       : of.step(qs, all.rule, all.sink, all.mask, all.softcap);
+    write(outputs, output, device, of.stream());
   });
 }
 
@@ -561,12 +570,13 @@ int ta_progress(ta_attention* attention, int* done) {
 int ta_finish(ta_attention* attention, const DLManagedTensor* out, const DLManagedTensor* lse) {
   return guarded([&] {
     require(attention != nullptr, "attention is null");
+    const Attention::OnDevice on_device(attention->attention);
     const AttentionShape& shape = attention->shape;
     const TensorView& q = attention->started;
     const Outputs outputs =
         out_and_lse(out, lse, {shape.batch, shape.heads, q.shape[2], shape.value_dim}, &attention->device);
     outputs.require_beside(q, "q");
-    write(outputs, attention->attention.finish(), attention->device);
+    write(outputs, attention->attention.finish(), attention->device, attention->attention.stream());
   });
 }
 
@@ -574,6 +584,7 @@ int ta_combine(ta_attention* attention, const DLManagedTensor* o, const DLManage
                const DLManagedTensor* out, const DLManagedTensor* out_lse) {
   return guarded([&] {
     require(attention != nullptr, "attention is null");
+    const Attention::OnDevice on_device(attention->attention);
     const OfBackend& device = attention->device;
     const auto [os, lses, of, outputs] = checked(attention->attention, Refused::kStep, [&] {
       const TensorView values = view_of(o, "o", 4, Rows::kVectors, &device),
@@ -586,7 +597,7 @@ int ta_combine(ta_attention* attention, const DLManagedTensor* o, const DLManage
       return std::tuple(values, scalars, form_of(form), std::move(written));
     });
     const OutputPart part = by_heads != 0 ? OutputPart::kHeads : OutputPart::kAll;
-    write(outputs, attention->attention.combine(os, lses, part, of), device);
+    write(outputs, attention->attention.combine(os, lses, part, of), device, attention->attention.stream());
   });
 }
 

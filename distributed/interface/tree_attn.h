@@ -4,13 +4,13 @@
  * @brief The C interface: attention, merges of (o, lse), and attention over ranks, on DLPack tensors that are not copied.
  *
  * Tensors lie in memory of the host, or those of ta_append(), ta_step(), ta_start(), ta_finish() and ta_combine() on the
- * device of the backend: kDLCUDA for "cuda", with the index of the calling thread's device, and kDLExtDev for "emulated", in
- * memory of the emulator. All tensors of a step, and of ta_combine(), lie in the same memory, but for learned sinks, which
- * lie on the host. Then no other element passes through the host: Attention says what does. What was queued on the
- * default stream before is seen, and tensors have been read and written when a call returns. Elements are F64, F32, F16,
- * BF16 or F8_E4M3; strides are at least 0 and that of the last axis is 1, in q, k, v, o and out. A tensor that does not fit
- * is refused before anything is read. Tensors that are written must not overlap others, nor themselves. The caller keeps all
- * tensors: no deleter is called.
+ * device of the backend: kDLCUDA for "cuda", with the index of the device that was current at ta_open(), and kDLExtDev
+ * for "emulated", in memory of the emulator. All tensors of a step, and of ta_combine(), lie in the same memory, but for
+ * learned sinks, which lie on the host. Then no other element passes through the host: Attention says what does. What was
+ * queued on the default stream before is seen, and tensors have been read and written when a call returns, unless
+ * ta_use_stream() says otherwise. Elements are F64, F32, F16, BF16 or F8_E4M3; strides are at least 0 and that of the
+ * last axis is 1, in q, k, v, o and out. A tensor that does not fit is refused before anything is read. Tensors that are
+ * written must not overlap others, nor themselves. The caller keeps all tensors: no deleter is called.
  *
  * Every function that returns an int returns a ta_status; ta_error() has the line. Functions on the handles of one
  * communicator are called by one thread at a time, and collective ones by all of its ranks in the same order.
@@ -111,9 +111,10 @@ typedef struct {
                                 context share their messages, as those on one communicator do; null: comm says */
   const int64_t* range_ends; /**< [ranks] where the ranges of positions end, the last at INT64_MAX for no end: then a rank
                                 holds a range, with the bits of ta_attend(); null: leaves are dealt */
-  int32_t no_shared_memory;  /**< whether ranks of a node send over MPI or callbacks too, not through memory that they share */
+  int32_t no_shared_memory;  /**< whether ranks of a node send as to others, not through memory that they share */
   int32_t skips_comparison;  /**< whether a step does not compare the lengths of all ranks and what queries see: an argument
-                                that  one rank refuses is then refused by it alone, and its group has to be given up */
+                                that one rank refuses is then refused by it alone, and its group has to be given up */
+  const char* transport;     /**< "nccl": NCCL sends from the memory of devices; null: messages lie in host memory */
   int32_t portable; /**< whether a GPU has the bits of the CPU: then no tensor core multiplies; F32 always has them */
 } ta_setup;
 
@@ -189,6 +190,12 @@ TREE_ATTN_API void ta_close(ta_attention* attention);
 /** Gives up the exchange of this rank, of all handles on the communicator, for programs that fail elsewhere: ta_close() then
  * waits for no other rank. */
 TREE_ATTN_API int ta_abandon(ta_attention* attention);
+/**
+ * Lets ta_append(), ta_step(), ta_start(), ta_finish() and ta_combine() read and write tensors on the device in the order of
+ * a stream, from now on, without waiting for the device; see Attention::use_stream().
+ * @param stream a cudaStream_t; null: the default stream @param waits 1: calls come after the default stream and wait again
+ */
+TREE_ATTN_API int ta_use_stream(ta_attention* attention, void* stream, int waits);
 /**
  * Appends n positions to a sequence. Every rank passes the same n; it keeps those that it holds.
  * @param[in] k [n_kv, n, d_h] @param[in] v [n_kv, n, d_v], or with an axis of 1 before these; both null on a rank that holds

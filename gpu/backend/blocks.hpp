@@ -91,6 +91,7 @@ using MakeBlocks = std::unique_ptr<DeviceBlocks> (*)(std::int64_t n_elements, st
 struct DevicePlatform {
   MakeBlocks make_blocks = nullptr;  ///< null if states lie in host memory
   bool is_emulated = false;          ///< whether streams are those of the emulator, which no library but a stand-in takes
+  bool operator==(const DevicePlatform&) const = default;
 };
 
 namespace emulated {

@@ -20,6 +20,13 @@ class DeviceStream {
   /// Orders everything queued from now on after everything queued on the default stream before, and so after steps of a
   /// DecodeSession.
   virtual void follow_default() = 0;
+  /// Orders everything queued from now on after everything queued before on another stream, which has this handle; null: the
+  /// default stream.
+  virtual void follow(void* other) = 0;
+  /// Orders everything queued on that stream from now on after everything queued here before.
+  virtual void lead(void* other) = 0;
+  /// Returns whether that stream is being captured.
+  virtual bool is_captured(void* other) const = 0;
 
   /// Waits until all that is queued has run.
   virtual void wait() = 0;

@@ -24,10 +24,16 @@ class KernelStream final : public DeviceStream {
   void finish() noexcept { stream_.finish(); }
 
   void* handle() override { return for_library_.handle(); }
-  void follow_default() override {
-    before_.record(Stream{});
+  void follow_default() override { follow(nullptr); }
+  void follow(void* other) override {
+    before_.record(LibraryStream::of(other));
     before_.hold(stream_);
   }
+  void lead(void* other) override {
+    before_.record(stream_);
+    before_.hold(LibraryStream::of(other));
+  }
+  bool is_captured(void* other) const override { return LibraryStream::is_captured(other); }
   void wait() override { synchronise(stream_); }
   std::size_t mark() override {
     if (n_marks_ == marks_.size()) marks_.push_back(std::make_unique<Event>());

@@ -163,6 +163,7 @@ void StepRunner::run(const Step& step, StepEnd* end, const std::function<void()>
 
   set_scale(plan_.params, plan_.shape().dtype, scale_);
   stream_.follow_default();
+  if (step.stream) stream_.follow(*step.stream);
   if (has_work() && plan_.q_on_device) {
     const TensorView q = TensorView::dense(device_q_.data(), type_of_q(), step.q.shape);
     convert_rows(step.q, q, stream_);

@@ -54,6 +54,12 @@ class LibraryStream final : public OutsideStream {
   void* handle() { return static_cast<OutsideStream*>(this); }
   void queue(const char* name, std::vector<OutsideAccess> accesses, std::function<OutsideAdvance()> begin) override;
   bool is_captured() const override { return runtime::queue_of(stream_.queue).is_captured; }
+  /// The stream of a handle; null: the default stream.
+  static Stream of(void* handle) {
+    return handle == nullptr ? Stream{} : static_cast<LibraryStream*>(static_cast<OutsideStream*>(handle))->stream_;
+  }
+  /// Returns whether that stream is being captured.
+  static bool is_captured(void* handle) { return runtime::queue_of(of(handle).queue).is_captured; }
 
  private:
   Stream stream_;

@@ -10,7 +10,7 @@
 /// | `Stream` | where launches and copies queue; a default one is the default stream |
 /// | `OwnedStream synchronise` | a stream of its own, which the default stream does not wait for; waits for a stream |
 /// | `Event` | `record` sets a mark in a stream, `record_in_graph` one in a graph, `hold` makes another wait for it, and `has_passed` asks without waiting |
-/// | `LibraryStream` | a stream as a library such as NCCL takes it: its `handle` |
+/// | `LibraryStream` | a stream as a library such as NCCL takes it: its `handle`; the stream `of` a handle of another program, and whether it `is_captured` |
 /// | `Graph drop_capture` | records what is queued on a stream and queues it again: `replay`; ends a recording |
 /// | `Launch` | grid, block, bytes of dynamic shared memory, blocks per cluster, whether it continues or overlaps the last, whether its blocks wait for each other |
 /// | `launch(kernel, Launch, stream, args...)` | starts a kernel; a status that is not well is a DeviceError |

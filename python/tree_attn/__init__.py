@@ -44,7 +44,8 @@ class _Setup(ctypes.Structure):
         ("timeout", ctypes.c_double), ("k_scale", ctypes.c_void_p), ("v_scale", ctypes.c_void_p), ("n_pages", ctypes.c_int64),
         ("page_window", ctypes.c_int64), ("page_sinks", ctypes.c_int64), ("values_in_keys", ctypes.c_int32),
         ("has_scale", ctypes.c_int32), ("capacity", ctypes.c_int64), ("refusal", ctypes.c_char_p), ("callbacks", ctypes.c_void_p), ("range_ends", ctypes.c_void_p),
-        ("no_shared_memory", ctypes.c_int32), ("skips_comparison", ctypes.c_int32), ("portable", ctypes.c_int32)]
+        ("no_shared_memory", ctypes.c_int32), ("skips_comparison", ctypes.c_int32), ("transport", ctypes.c_char_p),
+        ("portable", ctypes.c_int32)]
 
 
 class _Seen(ctypes.Structure):
@@ -82,6 +83,7 @@ def _load():
             "close": [handle],
             "abandon": [handle],
             "append": [handle, i64, i64, tensor, tensor],
+            "use_stream": [handle, ctypes.c_void_p, i32],
             "truncate": [handle, i64, i64],
             "length": [handle, i64, ctypes.POINTER(i64)],
             "holds": [handle, i64, ctypes.POINTER(i32)],
@@ -376,6 +378,7 @@ class Attention:
     of 64 positions are dealt to the ranks in turn, and outputs have those of attention(order="dealt").
     shared_memory: False: ranks of a node send over comm or group too, not through memory that they share. All objects on one comm or group share its messages:
     one of them at a time has a step under way, one thread at a time uses them, and an error that ends one ends all.
+    transport: "nccl": NCCL carries the messages of ranks between the GPUs that are current as they open, for backend="cuda".
     compares: False: a step does not compare the lengths of all ranks and what queries see, and an error of one rank is told to none.
     portable: True: backend "cuda" has the bits of the CPU for 16 and 8 bits too, and tensor cores do not multiply; float32 always has them.
     If one rank refuses its arguments of Attention(), step(), start(), combine(), reshard() or, in pages, append(), all ranks raise ValueError with its line.
@@ -383,12 +386,12 @@ class Attention:
 
     def __init__(self, comm=None, *, group=None, heads, head_dim, kv_heads=None, value_dim=None, batch=1, most_queries=0, dtype="float32", scale=None,
                  k_scale=None, v_scale=None, algorithm=None, backend=None, threads=1, ranks_per_node=None, timeout=None, n_pages=None, page_window=None,
-                 page_sinks=None, values_in_keys=False, capacity=None, range_ends=None, shared_memory=True, compares=True, portable=False, n_queries=None):
+                 page_sinks=None, values_in_keys=False, capacity=None, range_ends=None, shared_memory=True, compares=True, portable=False, transport=None, n_queries=None):
         if n_queries is not None:
             if most_queries:
                 raise ValueError("most_queries and n_queries, its name in 0.2, are both given")
             most_queries = n_queries
-        self._handle, self._views, self._started = ctypes.c_void_p(), [_View() for _ in range(3)], None
+        self._handle, self._views, self._started, self._stream = ctypes.c_void_p(), [_View() for _ in range(3)], None, None
         self._rule = _Seen()
         self._of_rule = ctypes.byref(self._rule)
         self._comm = comm  # outlives the duplicate
@@ -417,13 +420,14 @@ class Attention:
             if timeout is not None and not timeout > 0:
                 raise ValueError(f"timeout is {timeout}; more than 0 seconds are needed")
             data_type = _DataType(*_one_of(_TYPES, "dtype", str(dtype).split(".")[-1]), 1)
-            text = [x if x is None else x.encode() for x in (algorithm, backend)]
+            text = [x if x is None else x.encode() for x in (algorithm, backend, transport)]
             scales = [x if x is None else _dlpack(numpy.broadcast_to(_plain(x), (batch, kv_heads)).astype("float32")) for x in (k_scale, v_scale)]
             scale, has_scale = _scale(scale)
             ends = self._ends(range_ends, self._size)
-            setup = _Setup(ctypes.sizeof(_Setup), *shape, data_type, data_type, scale, *text, threads, ranks_per_node, address, timeout or 0,
+            setup = _Setup(ctypes.sizeof(_Setup), *shape, data_type, data_type, scale, *text[:2], threads, ranks_per_node, address, timeout or 0,
                            *(capsule and _pointer(capsule, b"dltensor") for capsule in scales), n_pages, page_window, page_sinks,
-                           bool(values_in_keys), has_scale, capacity, None, callbacks, ends and ctypes.addressof(ends), not shared_memory, not compares, bool(portable))
+                           bool(values_in_keys), has_scale, capacity, None, callbacks, ends and ctypes.addressof(ends), not shared_memory, not compares, text[2],
+                           bool(portable))
             self._out_axes = (batch, heads), value_dim
             self._device = {"cuda": 2, "emulated": 12}.get(backend)
         except Exception as error:
@@ -440,12 +444,20 @@ class Attention:
             raise ValueError(f"range_ends has {len(range_ends)} ends for {n} ranks")
         return (ctypes.c_int64 * n)(*[2 ** 63 - 1 if x is None else _integer("an end of range_ends", x, 0) for x in range_ends])
 
-    def append(self, k, v=None, entry=0, n=None):
+    def _use(self, stream):
+        """Lets the calls to come read and write on the device in the order of a stream; None: after the default stream, and wait."""
+        if stream is not None:
+            stream = operator.index(getattr(stream, "cuda_stream", getattr(stream, "ptr", stream)))
+        if stream != self._stream:
+            _call("use_stream", self._open(), ctypes.c_void_p(stream), stream is None)
+            self._stream = stream
+
+    def append(self, k, v=None, entry=0, n=None, stream=None):
         """Appends positions to a sequence: k [n_kv, n, d_h] or [1, n_kv, n, d_h], v [n_kv, n, d_v] likewise, or None where values are in the keys.
 
-        Both None: n positions that this rank does not hold.
+        Both None: n positions that this rank does not hold. stream: as step().
         """
-        if n is None and type(entry) is int and _is_plain_torch(k) and (v is None or _is_plain_torch(v)) and k.dim() in (3, 4):
+        if n is None and stream is self._stream is None and type(entry) is int and _is_plain_torch(k) and (v is None or _is_plain_torch(v)) and k.dim() in (3, 4):
             of_k, of_v, _ = self._views
             if of_k.set(k) and (v is None or of_v.set(v)):
                 status = _library.ta_append(self._open(), entry, k.shape[-2], of_k.address, None if v is None else of_v.address)
@@ -453,6 +465,7 @@ class Attention:
                     _fail(status, self._callbacks)
                 return
         with self._told(_OF_APPEND):
+            self._use(stream)
             if k is not None:
                 positions = _shape(k, (3, 4), "k")[-2]
                 if n is not None and n != positions:
@@ -464,14 +477,15 @@ class Attention:
                              callbacks=self._callbacks)
         call()
 
-    def step(self, q, causal=False, window=None, sinks=None, mask=None, softcap=None, out=None, by_heads=False):
+    def step(self, q, causal=False, window=None, sinks=None, mask=None, softcap=None, out=None, by_heads=False, stream=None):
         """Attention of q [b, n_h, l, d_h] over what was appended, any l in every step; all but out and by_heads as attention().
 
         Learned sinks lie on the host. out: arrays (out, lse) that are written; of them lse may be None. by_heads: for layers that are
-        sharded by heads; of p ranks, rank r passes the r-th of p parts of the heads, on the host, and gets their output. @returns out in the
-        type of q, lse in float32
+        sharded by heads; of p ranks, rank r passes the r-th of p parts of the heads, on the host, and gets their output. stream: of PyTorch or CuPy, or the number
+        of a cudaStream_t, for arrays on the GPU: they are read and written in its order, and the call does not wait for the GPU, but over NCCL
+        for its messages. It cannot be captured. @returns out in the type of q, lse in float32
         """
-        if sinks is None and mask is None and softcap is None and not by_heads and _is_plain_torch(q) and q.dim() == 4 and (window is None or type(window) is int and window > 0):
+        if stream is self._stream is None and sinks is None and mask is None and softcap is None and not by_heads and _is_plain_torch(q) and q.dim() == 4 and (window is None or type(window) is int and window > 0):
             views, rule = self._views, self._rule
             z, lse = self._outputs(q, q.shape[2]) if out is None else out
             if views[0].set(q) and _is_plain_torch(z) and views[1].set(z) and (lse is None or _is_plain_torch(lse) and views[2].set(lse)):
@@ -481,6 +495,7 @@ class Attention:
                     _fail(status, self._callbacks)
                 return z, lse
         with self._told():
+            self._use(stream)
             seen, _capsule = _seen(causal, window, sinks, mask, softcap)
             l = _shape(q, 4, "q")[2]
             z, lse = self._outputs(q, l, by_heads) if out is None else out
@@ -498,10 +513,11 @@ class Attention:
             return torch.empty((b, n_h, l, d_v), dtype=q.dtype, device="cpu"), torch.empty((b, n_h, l), dtype=torch.float32, device="cpu")
         return _empty(q, (b, n_h, l, d_v)), _empty(q, (b, n_h, l), "float32")
 
-    def start(self, q, causal=False, window=None, sinks=None, mask=None, softcap=None):
+    def start(self, q, causal=False, window=None, sinks=None, mask=None, softcap=None, stream=None):
         """Begins a step: computes the states of this rank and posts the first messages. It waits for other ranks only to compare the step, unless
-        compares is False. q is read before it returns."""
+        compares is False. q is read before it returns. stream: as step(), also of finish()."""
         with self._told():
+            self._use(stream)
             seen, _capsule = _seen(causal, window, sinks, mask, softcap)
             l = _shape(q, 4, "q")[2]
             call = _prepared("start", self._handle, q, seen, device=self._device, callbacks=self._callbacks)
@@ -542,9 +558,10 @@ class Attention:
             ends = self._ends(range_ends, n)
         _call("reshard", self._handle, n, ends and ctypes.c_void_p(ctypes.addressof(ends)), callbacks=self._callbacks)
 
-    def combine(self, o, lse, by_heads=False, form="natural"):
-        """Merges (o, lse) that the ranks' own kernels have computed; by_heads: rank r of p gets the r-th of p parts of the heads."""
+    def combine(self, o, lse, by_heads=False, form="natural", stream=None):
+        """Merges (o, lse) that the ranks' own kernels have computed; by_heads: rank r of p gets the r-th of p parts of the heads. stream: as step()."""
         with self._told():
+            self._use(stream)
             b, n_h, l, d = _shape(o, 4, "o")
             shape = (b, n_h // self._size if by_heads else n_h, l, d)
             out, of_all = _empty(o, shape), _empty(o, shape[:3], "float32")

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 
 namespace tree_attn {
@@ -22,6 +23,9 @@ struct Step {
   std::span<const float> sink{};          ///< a learned natural logit of every head [n_h], see add_sink(); empty: none
   Mask mask{};                            ///< of all positions, see mask.hpp
   double softcap = 0;                     ///< c of the scores c tanh(s / c), which come before the mask; 0: none
+  /// Stream of the device of q in whose order the step reads and writes, so that the host need not wait: a handle as
+  /// DeviceStream has it. None: the step comes after the default stream, and whoever asked for it waits.
+  std::optional<void*> stream{};
 
   /// Keys of the longest batch entry; 0 without entries.
   std::int64_t longest() const { return lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end()); }

@@ -73,8 +73,8 @@ class Keywords(unittest.TestCase):
     def test_of_a_layer(self):
         o, lse = attention(q, k, v)
         with layer() as opened:
-            self.check(opened.step, {"q": q}, {**self.SEEN, **self.SCORES}, apart=("out", "by_heads"))
-            self.check(opened.combine, {"o": o, "lse": lse}, {"form": "base two"}, apart=("by_heads",))
+            self.check(opened.step, {"q": q}, {**self.SEEN, **self.SCORES}, apart=("out", "by_heads", "stream"))
+            self.check(opened.combine, {"o": o, "lse": lse}, {"form": "base two"}, apart=("by_heads", "stream"))
         for changed in ("entry", "n"):
             lengths = []
             for kw in ({"n": 7}, {"n": 7, "entry": 1} if changed == "entry" else {"n": 9}):
@@ -107,6 +107,9 @@ class Keywords(unittest.TestCase):
             tree_attn._call = recorded
             try:
                 Attention(**{"heads": 4, "head_dim": 16, "n_pages": 40, "page_window": 9, **keywords}).close()
+            except ValueError as refused:  # of the backend
+                if "transport" not in keywords:
+                    raise refused
             finally:
                 tree_attn._call = call
             return fields
@@ -117,7 +120,8 @@ class Keywords(unittest.TestCase):
                  "v_scale": (2.0, {"v_scale": True}, eight), "algorithm": ("gather", {"algorithm": b"gather"}), "backend": ("cpu", {"backend": b"cpu"}),
                  "threads": (3, {"n_threads": 3}), "ranks_per_node": 2, "timeout": 7.5, "n_pages": 50, "page_window": 10, "page_sinks": 3,
                  "values_in_keys": (True, {"values_in_keys": 1}), "capacity": (640, {"capacity": 640}, {"n_pages": None, "page_window": None}),
-                 "range_ends": ([None], {"range_ends": True}), "shared_memory": (False, {"no_shared_memory": 1}), "compares": (False, {"skips_comparison": 1}), "portable": (True, {"portable": 1})}
+                 "range_ends": ([None], {"range_ends": True}), "shared_memory": (False, {"no_shared_memory": 1}), "compares": (False, {"skips_comparison": 1}), "portable": (True, {"portable": 1}),
+                 "transport": ("nccl", {"transport": b"nccl"})}
         self.assertEqual(sorted(table), sorted(set(inspect.signature(Attention.__init__).parameters) - {"self", "comm", "group"}))
         for name, row in table.items():
             value, expected, base = (*row, {})[:3] if isinstance(row, tuple) else (row, {name: row}, {})
@@ -131,6 +135,15 @@ class Keywords(unittest.TestCase):
         out, lse = numpy.empty((2, 4, 3, 8), "float32"), numpy.empty((2, 4, 3), "float32")
         tree_attn._call("attend", q, k, v, 0, None, out, lse)
         self.assertEqual(out.tobytes(), attention(q, k, v)[0].tobytes())
+
+    def test_a_stream_is_one_of_a_gpu(self):
+        opened = layer()
+        want = opened.step(q)[0].tobytes()
+        for call in opened.step, opened.start, lambda q, stream: opened.combine(q, q[..., 0], stream=stream):
+            for stream in 7, type("Stream", (), {"cuda_stream": 0})():
+                self.assertEqual(outcome(lambda: call(q, stream=stream)), "ValueError: Attention::use_stream: the backend cpu has no streams")
+            self.assertEqual(outcome(lambda: call(q, stream="7")), "TypeError: 'str' object cannot be interpreted as an integer")
+        self.assertEqual(opened.step(q)[0].tobytes(), want)
 
     def test_a_closed_layer_has_ended(self):
         def n_threads():

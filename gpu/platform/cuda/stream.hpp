@@ -56,6 +56,14 @@ class LibraryStream {
  public:
   explicit LibraryStream(Stream stream) : stream_(stream) {}
   void* handle() { return stream_; }
+  /// The stream of a handle; null: the default stream.
+  static Stream of(void* handle) { return static_cast<Stream>(handle); }
+  /// Returns whether that stream is being captured.
+  static bool is_captured(void* handle) {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    check(cudaStreamIsCapturing(of(handle), &status), "cudaStreamIsCapturing");
+    return status != cudaStreamCaptureStatusNone;
+  }
 
  private:
   Stream stream_;

@@ -50,16 +50,17 @@ constexpr std::array kSetupFields{"size",
                                   "range_ends",
                                   "no_shared_memory",
                                   "skips_comparison",
+                                  "transport",
                                   "portable"};
 std::size_t n_fields(const ta_setup& setup) {
   const auto& [size, batch, heads, kv_heads, head_dim, value_dim, most_queries, key_type, value_type, scale, algorithm,
                backend, n_threads, ranks_per_node, comm, timeout, k_scale, v_scale, n_pages, page_window, page_sinks,
                values_in_keys, has_scale, capacity, refusal, callbacks, range_ends, no_shared_memory, skips_comparison,
-               portable] = setup;
+               transport, portable] = setup;
   static_cast<void>(std::tie(size, batch, heads, kv_heads, head_dim, value_dim, most_queries, key_type, value_type, scale,
                              algorithm, backend, n_threads, ranks_per_node, comm, timeout, k_scale, v_scale, n_pages,
                              page_window, page_sinks, values_in_keys, has_scale, capacity, refusal, callbacks, range_ends,
-                             no_shared_memory, skips_comparison, portable));
+                             no_shared_memory, skips_comparison, transport, portable));
   return kSetupFields.size();
 }
 
@@ -154,6 +155,7 @@ TEST_CASE("fields: every one of ta_setup changes what a handle does, or is refus
                                {"refusal", [](ta_setup& s) { s.refusal = "of the caller"; }},
                                {"callbacks", [&](ta_setup& s) { s.callbacks = &no_functions; }},
                                {"range_ends", [&](ta_setup& s) { s.range_ends = &no_end; }},
+                               {"transport", [](ta_setup& s) { s.transport = "nccl"; }},
                                {"portable", [](ta_setup& s) { s.portable = 1; }, emulated_eight}};
   std::vector<std::string> missing(kSetupFields.begin(), kSetupFields.end());
   CHECK(n_fields(setup_of_call()) == missing.size());

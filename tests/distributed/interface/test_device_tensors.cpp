@@ -4,6 +4,8 @@
 #include "distributed/interface/attention.hpp"
 #include "distributed/interface/tree_attn.h"
 #include "distributed/transport/thread_transport.hpp"
+#include "gpu/backend/backends.hpp"
+#include "gpu/emulator/settings.hpp"
 #include "gpu/engine/listed_params.hpp"
 #include "tests/support/decoding.hpp"
 #include "tests/support/device_tensor.hpp"
@@ -11,7 +13,9 @@
 
 #include <doctest/doctest.h>
 
+#include <array>
 #include <atomic>
+#include <cmath>
 #include <cstring>
 #include <functional>
 #include <limits>
@@ -296,6 +300,92 @@ TEST_CASE("device tensors: what lies where it cannot be used is refused in one l
         "Decoder::step: q is in memory of a device; ring and one-shot take it in memory of the host alone");
 }
 
+TEST_CASE("device tensors: in the order of a stream of the program calls do not wait, and the bits are those of the host") {
+  const emulated::SettingsScope defaults({});
+  const Inputs<Tensor> in = inputs(DType::F32);
+  const std::array<std::int64_t, 4> axes{kBatch, 4, 2, kValueDim};
+  const Tensor none(std::vector<float>(kBatch * 4 * 2 * kValueDim, NAN), axes),
+      no_q(std::vector<float>(256, NAN), in.q.shape), lse(std::vector<float>(kBatch * 4 * 2, 1), {kBatch, 4, 2, 1});
+  run_threads(Topology::pretend(1, 1), kTimeout, [&](const ThreadRanks& ranks, ThreadTransport&) {
+    const Inputs<DeviceTensor> there{DeviceTensor(in.q), DeviceTensor(in.k), DeviceTensor(in.v)};
+    Attention host(ranks, shape_of_type(DType::F32), {.backend = "emulated"}),
+        device(ranks, shape_of_type(DType::F32), {.backend = "emulated"});
+    append(host, in, 0, kPrefill), append(device, there, 0, kPrefill);
+    const auto program = emulated::make_blocks(0, 1);
+    DeviceStream& stream = program->stream();
+    device.use_stream(stream.handle());
+    // Queues the copy of an input on the stream of the program, a call that reads it, and a copy of its output.
+    const auto check = [&](const Tensor& nothing, const DeviceTensor& input, const auto& call, const DecodeOutput& want) {
+      const DeviceTensor read(nothing), result(none);
+      program->convert(input.view(), read.view());
+      const OutputView output = call(read.view());
+      CHECK(output.on_device);
+      TensorView from = TensorView::dense(output.out.data(), DType::F32, axes);
+      from.on_device = true;
+      program->convert(from, result.view());
+      CHECK(
+          std::isnan(reinterpret_cast<const float*>(result.view().data)[0]));  // in the emulator nothing runs before a wait
+      stream.wait();
+      CHECK(result.bytes() == Tensor(want.out, axes).bytes);
+    };
+    const DeviceTensor o(Tensor(std::vector<float>(none.bytes.size() / sizeof(float), 3), axes)), of_o(lse);
+    for (std::int64_t n = kPrefill; n < kPrefill + 6; ++n) {
+      const DecodeOutput want = host.step(in.q).copy();
+      check(
+          no_q, there.q, [&](const TensorView& q) { return device.step(q); }, want);
+      append(host, in, n, n + 1), append(device, there, n, n + 1);
+      check(
+          none, o, [&](const TensorView& of) { return device.combine(of, of_o.view()); },
+          host.combine(Tensor(std::vector<float>(none.bytes.size() / sizeof(float), 3), axes), lse).copy());
+    }
+    // A step is refused while the stream is captured: the second repeat() of a graph captures.
+    std::string line;
+    stream.choose(1);
+    for (int i = 0; i < 2; ++i)
+      stream.repeat([&, i] {
+        if (i == 1) line = message([&] { device.step(there.q.view()); });
+      });
+    CHECK(line ==
+          "Attention::step: the stream is being captured, and a graph would not read the lengths of later calls: call it "
+          "outside of the graph");
+    // And back.
+    device.use_stream({});
+    CHECK(same_bits(device.step(there.q.view()).copy(), host.step(in.q).copy()));
+    Attention cpu(shape_of_type(DType::F32));
+    CHECK(message([&] { cpu.use_stream(nullptr); }) == "Attention::use_stream: the backend cpu has no streams");
+    cpu.use_stream({});
+  });
+}
+
+TEST_CASE("device tensors: over ranks too, in the order of a stream, on a device that is current in the calls alone") {
+  emulated::Settings settings;
+  settings.n_devices = 3;
+  const emulated::SettingsScope devices(settings);
+  const Inputs<Tensor> in = inputs(DType::F32);
+  for (const char* const algorithm : {"two-level", "gather"}) {
+    run_threads(Topology::pretend(2, 2), kTimeout, [&](const ThreadRanks& ranks, ThreadTransport&) {
+      const Backend& backend = find_backend("emulated");
+      backend.use_gpu(ranks.rank());
+      Attention host(ranks, shape_of_type(DType::F32), {.algorithm = algorithm, .backend = "emulated"}),
+          device(ranks, shape_of_type(DType::F32), {.algorithm = algorithm, .backend = "emulated"});
+      const Inputs<DeviceTensor> there{DeviceTensor(in.q), DeviceTensor(in.k), DeviceTensor(in.v)};
+      const auto program = emulated::make_blocks(0, 1);
+      device.use_stream(program->stream().handle());
+      backend.use_gpu(2);
+      append(host, in, 0, kPrefill), append(device, there, 0, kPrefill);
+      for (std::int64_t n = kPrefill; n < kPrefill + 4; ++n) {
+        const DecodeOutput want = host.step(in.q).copy();
+        const OutputView output = device.step(there.q.view());
+        program->stream().wait();
+        CHECK(same_bits(output.copy(), want));
+        append(host, in, n, n + 1), append(device, there, n, n + 1);
+        CHECK(emulated::current_device() == 2);
+      }
+      backend.use_gpu(ranks.rank());
+    });
+  }
+}
+
 namespace {
 
 /// A DLPack tensor in memory of the emulator, or of whatever device it says.
@@ -349,6 +439,15 @@ TEST_CASE("device tensors: in C, of the device of the backend, and refused from 
   const DecodeOutput whole = expected.step(in.q).copy();
   CHECK(out.memory.bytes() == Tensor(whole.out, zeros.shape, DType::BF16).bytes);
   CHECK(lse.memory.bytes() == Tensor(whole.lse, rows.shape).bytes);
+
+  // In the order of a stream, which the program waits for.
+  const auto program = emulated::make_blocks(0, 1);
+  const Managed in_order(zeros, {kBatch, 4, 2, kValueDim});
+  REQUIRE(ta_use_stream(attention, program->stream().handle(), 0) == TA_OK);
+  REQUIRE(ta_step(attention, q, nullptr, in_order, nullptr) == TA_OK);
+  program->stream().wait();
+  CHECK(in_order.memory.bytes() == out.memory.bytes());
+  REQUIRE(ta_use_stream(attention, nullptr, 1) == TA_OK);
 
   // The same rows, merged with nothing.
   const Managed o(Tensor(whole.out, zeros.shape), {kBatch, 4, 2, kValueDim}),
