@@ -81,12 +81,11 @@ concept IsScalarWarp = IsThreadGroup<Warp> && Warp::kRows == 1 && Warp::kSlots =
                        Warp::kLanes == kWarp&& Warp::kDim == kWarp* Warp::kElements&& Warp::kRowElements % 8 == 0;
 
 /// A thread group that is one or four warps on tensor cores: values of kDim elements of 16 bits, for each warp kSteps steps
-/// of 16 and kBoxes boxes of 64, kRows queries with kColumns columns of a product each.
+/// of 16 and kBoxes boxes of 64, and a query for each of the 8 columns of a product.
 template <class Tile>
 concept IsMmaTile =
-    IsThreadGroup<Tile> && sizeof(typename Tile::T) == 2 &&
-    Tile::kLanes == kWarp* Tile::kWarps&& Tile::kRows* Tile::kColumns == 8 && Tile::kSlots* Tile::kColumns == 2 &&
-    Tile::kDim == 16 * Tile::kSteps* Tile::kWarps&& Tile::kDim == 64 * Tile::kBoxes* Tile::kWarps;
+    IsThreadGroup<Tile> && sizeof(typename Tile::T) == 2 && Tile::kLanes == kWarp* Tile::kWarps&& Tile::kRows == 8 &&
+    Tile::kSlots == 2 && Tile::kDim == 16 * Tile::kSteps* Tile::kWarps&& Tile::kDim == 64 * Tile::kBoxes* Tile::kWarps;
 
 /// Tiles of kRows queries that share the keys of one ring, in a block of so many threads: 1, 2 or 4, enough for the group
 /// of a kv head. On tensor cores each is the work of one thread group, and they are a *query tile*, whose keys are read

@@ -330,16 +330,14 @@ class LatentPipeline {
   LatentRing<Tile, LeavesOf<Params>> ring_;
 };
 
-/// Calls f with the tile for a shape: rows of 64, 128 or 256 elements, for 8 queries, and longer ones for four warps. F16
-/// sums parts of two units, which leaves registers for 4 queries where a warp has rows of 256 elements. A function of the
-/// type and of the length of rows alone, for it changes bits.
+/// Calls f with the tile for a shape: rows of 64, 128 or 256 elements, and longer ones for four warps. A function of the
+/// length of rows alone, for it changes bits.
 template <class T, class F>
 void with_tile(const DecodeParams& params, const F& f) {
   const int d = std::max(params.d_h, params.d_v);
   if (d <= 64) return f(MmaTile<T, 64, 8>{});
   if (d <= 128) return f(MmaTile<T, 128, 8>{});
-  constexpr int kRows = kRestUnit<Multiplied<T>> == 1 ? 8 : 4;
-  if (d <= 256) return f(MmaTile<T, 256, kRows>{});
+  if (d <= 256) return f(MmaTile<T, 256, 8>{});
   f(MmaTile<T, kLongestValue, 8, 4>{});
 }
 

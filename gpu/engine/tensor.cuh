@@ -10,10 +10,7 @@
 ///   2^-51 of the largest weight of the leaf is lost; a weight of at least 2^-26 keeps all its 24 bits.
 ///
 /// Keys and components are on the long side of the 16 x 8 x 16 products S^T = K Q^T and O^T = V^T P^T, the queries on the
-/// short one, in its 8 columns. Eight queries own one column each, and the three parts take three products. Where there are
-/// registers for four queries only, query q owns columns 2q and 2q + 1: one product adds the upper part in the even column
-/// and the middle part in the odd one, a second product adds the lower part in the odd column, and n is the sum of the two,
-/// which lie in the same lane.
+/// short one, in its 8 columns: each has one, and the three parts of its weights take three products.
 #pragma once
 
 #include "gpu/engine/forest.cuh"
@@ -28,7 +25,7 @@ namespace tree_attn::TREE_ATTN_PLATFORM {
 /// states of a query are therefore with the same lanes.
 /// @tparam Stored_ F16, BF16, or F8_E4M3, which is widened to BF16 in shared memory
 /// @tparam kDim_ elements of a row of values, padded: 64, 128 or 256, or 512 for four warps
-/// @tparam kRows_ 4 or 8 queries
+/// @tparam kRows_ queries, of which each has a column of the products: 8
 template <class Stored_, int kDim_, int kRows_, int kWarps_ = 1>
 struct MmaTile {
   using Stored = Stored_;
@@ -37,14 +34,12 @@ struct MmaTile {
   static constexpr int kDim = kDim_, kRows = kRows_;
   static constexpr int kKeyDim = kWarps > 1 ? 576 : kDim;     ///< elements of a row of keys, padded
   static constexpr int kElements = kDim / kLanes * 4;         ///< components of one state that a lane holds
-  static constexpr int kColumns = 8 / kRows;                  ///< columns of a query
-  static constexpr int kSlots = 2 / kColumns;                 ///< states that a lane holds a part of
+  static constexpr int kSlots = 2;                            ///< states that a lane holds a part of
   static constexpr int kBoxes = kDim / kBoxColumns / kWarps;  ///< boxes of the values of a leaf, for each warp
-  static constexpr int kProducts = 4 - kColumns;              ///< products with the parts of a weight
   static constexpr int kSteps = 4 * kBoxes;                   ///< 16 x 16 tiles of values, for each warp
 
   /// The query, of kRows, that a slot of a lane is about.
-  __host__ __device__ static int row(int lane, int slot) { return ((lane & 3) * 2 + slot) >> (kColumns - 1); }
+  __host__ __device__ static int row(int lane, int slot) { return (lane & 3) * 2 + slot; }
   /// The place of a lane's part in a state: the lanes of a query side by side, the first queries first.
   __host__ __device__ static int place(int lane) { return (lane & 3) * (kLanes / 4) + (lane >> 2); }
   /// Index in the row of element c of a lane: the boxes of the warps take turns.
@@ -59,8 +54,7 @@ inline constexpr int kLeafItems = static_cast<int>(kLeafKeys) / 16;
 /// 16-byte vectors of a row of a box, and of a box: 64 keys of 64 elements.
 inline constexpr int kRowVectors = kBoxRowBytes / 16, kBoxVectors = static_cast<int>(kLeafKeys) * kRowVectors;
 
-/// Scores of a leaf, or weights: element [i][2 h + slot] of a lane is that of key score_key(lane, i, h) for a slot. With two
-/// columns for a query, the odd elements are not used.
+/// Scores of a leaf, or weights: element [i][2 h + slot] of a lane is that of key score_key(lane, i, h) for a slot.
 using LeafScores = float[kLeafItems][4];
 __device__ __forceinline__ int score_key(int lane, int i, int h) { return 16 * i + 8 * h + lane / 4; }
 
@@ -96,16 +90,15 @@ struct TileScale {
   }
 };
 
-/// The queries times TileScale::query as the right operand of K Q^T, [kKeyDim, 8]; zero past the group, past d_h, and in a
-/// second column of a query. In registers, where there are enough of them; else they stay in shared memory.
+/// The queries times TileScale::query as the right operand of K Q^T, [kKeyDim, 8]; zero past the group and past d_h. In
+/// registers, where there are enough of them; else they stay in shared memory.
 template <IsMmaTile Tile>
 class TileQueries {
  public:
   static constexpr bool kInShared = Tile::kKeyDim >= 256;
-  /// Rows in shared memory, the last of them zero if queries have a second column, and 16-byte vectors from row to row: an
-  /// odd number, so that 8 rows begin in different banks.
-  static constexpr int kSharedRows = Tile::kRows + Tile::kColumns - 1, kPitch = Tile::kKeyDim / 8 + 1;
-  static constexpr int kVectors = kInShared ? kSharedRows * kPitch : 0;  ///< of shared memory, for one thread group
+  /// 16-byte vectors from row to row in shared memory: an odd number, so that 8 rows begin in different banks.
+  static constexpr int kPitch = Tile::kKeyDim / 8 + 1;
+  static constexpr int kVectors = kInShared ? Tile::kRows * kPitch : 0;  ///< of shared memory, for one thread group
 
   /// @param lane in the thread group. Four warps have a barrier after it
   __device__ __forceinline__ TileQueries(const DecodeParams& params, std::int64_t kv_head, std::int64_t first_row,
@@ -113,7 +106,7 @@ class TileQueries {
     using T = typename Tile::T;
     const float scale = TileScale::of<Tile>(params, kv_head).query;
     const auto pair_of = [&](int row, int column) {
-      const bool valid = row < Tile::kRows && first_row + row < params.group;
+      const bool valid = first_row + row < params.group;
       const T* const query = params.query<T>(kv_head, valid ? first_row + row : first_row) + column;
       T pair[2] = {};
       TREE_ATTN_UNROLL
@@ -122,7 +115,7 @@ class TileQueries {
       return pack(pair[0], pair[1]);
     };
     if constexpr (kInShared) {
-      for (int row = 0; row < kSharedRows; ++row) {
+      for (int row = 0; row < Tile::kRows; ++row) {
         if (Tile::kWarps > 1 && lane >= Tile::kKeyDim / 8) break;
         Bytes16 bytes;
         TREE_ATTN_UNROLL
@@ -130,12 +123,10 @@ class TileQueries {
         store16(memory + (row * kPitch + lane), bytes);
       }
       __syncwarp();
-      const int row = lane % 8 % Tile::kColumns == 0 ? lane % 8 / Tile::kColumns : Tile::kRows;
-      matrix_ = memory + (row * kPitch + lane % kWarp / 8);
+      matrix_ = memory + (lane % 8 * kPitch + lane % kWarp / 8);
     } else {
-      const int row = lane / 4 % Tile::kColumns == 0 ? lane / 4 / Tile::kColumns : Tile::kRows;
       TREE_ATTN_UNROLL
-      for (int i = 0; i < Tile::kKeyDim / 8; ++i) registers_[i / 2][i % 2] = pair_of(row, 8 * i + lane % 4 * 2);
+      for (int i = 0; i < Tile::kKeyDim / 8; ++i) registers_[i / 2][i % 2] = pair_of(lane / 4, 8 * i + lane % 4 * 2);
     }
   }
   /// The four steps that multiply a box of keys.
@@ -203,7 +194,8 @@ __device__ __forceinline__ WeightParts split_weight(Half, float w) {
 /// The weights of a leaf as right operands of V^T P^T, in the order of the products: small parts first.
 template <IsMmaTile Tile>
 struct TileWeights {
-  std::uint32_t part[kLeafItems][Tile::kProducts][2];
+  static constexpr int kParts = 3;
+  std::uint32_t part[kLeafItems][kParts][2];
 
   __device__ __forceinline__ explicit TileWeights(const LeafScores& w) {
     const auto pair = [](std::uint16_t low, std::uint16_t high) { return std::uint32_t{low} | std::uint32_t{high} << 16; };
@@ -211,19 +203,14 @@ struct TileWeights {
     for (int i = 0; i < kLeafItems; ++i) {
       TREE_ATTN_UNROLL
       for (int h = 0; h < 2; ++h) {
-        const WeightParts left = split_weight(typename Tile::T{}, w[i][2 * h]);
-        if constexpr (Tile::kColumns == 2) {
-          part[i][0][h] = pair(0, left.lower);
-          part[i][1][h] = pair(left.upper, left.middle);
-        } else {
-          const WeightParts right = split_weight(typename Tile::T{}, w[i][2 * h + 1]);
-          part[i][0][h] = pair(left.lower, right.lower);
-          part[i][1][h] = pair(left.middle, right.middle);
-          part[i][2][h] = pair(left.upper, right.upper);
-        }
+        const WeightParts left = split_weight(typename Tile::T{}, w[i][2 * h]),
+                          right = split_weight(typename Tile::T{}, w[i][2 * h + 1]);
+        part[i][0][h] = pair(left.lower, right.lower);
+        part[i][1][h] = pair(left.middle, right.middle);
+        part[i][2][h] = pair(left.upper, right.upper);
       }
     }
-    transpose_matrices<kLeafItems * Tile::kProducts * 2>(part[0][0]);
+    transpose_matrices<kLeafItems * kParts * 2>(part[0][0]);
   }
 };
 
@@ -233,8 +220,8 @@ struct TileWeights {
 template <IsMmaTile Tile, class Load>
 __device__ __forceinline__ void add_values(const TileWeights<Tile>& weights, const Load& load, float (*o)[4]) {
   using T = typename Tile::T;
-  // Where a column holds parts in two units, the small ones are summed first.
-  constexpr bool kTwoUnits = kRestUnit<T> != 1 && Tile::kColumns == 1;
+  // Where the parts are in two units, the small ones are summed first.
+  constexpr bool kTwoUnits = kRestUnit<T> != 1;
   const auto add = [&]<int first, int last>() {
     TREE_ATTN_UNROLL
     for (int i = 0; i < kLeafItems; ++i) {
@@ -249,7 +236,7 @@ __device__ __forceinline__ void add_values(const TileWeights<Tile>& weights, con
     for (int i = 0; i < 16; ++i) o[i / 4][i % 4] *= 1 / kRestUnit<T>;
     add.template operator()<2, 3>();
   } else {
-    add.template operator()<0, Tile::kProducts>();
+    add.template operator()<0, 3>();
   }
 }
 
@@ -263,17 +250,12 @@ __device__ __forceinline__ void add_values(const TileWeights<Tile>& weights, Sha
   add_values<Tile>(weights, load, o);
 }
 
-/// Component c of the state in a slot, from the columns of its query.
+/// Component c of the state in a slot.
 template <IsMmaTile Tile>
 __device__ __forceinline__ float tile_element(const float (&o)[Tile::kSteps][4], int slot, int c) {
-  using T = typename Tile::T;
-  const float(&tile)[4] = o[c / 2];
-  if constexpr (Tile::kColumns == 2) {
-    const float even = tile[c % 2 * 2], odd = tile[c % 2 * 2 + 1];
-    return fused_multiply_add(odd, 1 / (kUpperUnit<T> * kRestUnit<T>), even * (1 / kUpperUnit<T>));
-  } else {
-    return kUpperUnit<T> == 1 ? tile[c % 2 * 2 + slot] : tile[c % 2 * 2 + slot] * (1 / kUpperUnit<T>);
-  }
+  constexpr float kUnit = kUpperUnit<typename Tile::T>;
+  const float x = o[c / 2][c % 2 * 2 + slot];
+  return kUnit == 1 ? x : x * (1 / kUnit);
 }
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

@@ -10,9 +10,7 @@
 /// - F16 has 11 bits and few exponents: the upper part is in units of 2^-15, the others in units of 2^-26. At most 2^-51
 ///   of the largest weight of a leaf is lost.
 ///
-/// A query has one column and three products, small parts first. F16 in rows of 129 to 256 leaves registers for four
-/// queries of two columns: a product adds the lower part in the odd one, a second product the middle part there and the
-/// upper part in the even one, and n is the sum of both.
+/// A query has one column and three products, small parts first.
 ///
 /// Floor: every key and value once for all queries of a tile; BF16, 32 query heads on 8 of 128, 8k keys: 33.6 MB, 7.2 us on
 /// an H200, a quarter of rung 5. Prediction: 16 KiB in flight for each of four warps per multiprocessor is enough; but 66
@@ -27,12 +25,11 @@
 namespace tree_attn::TREE_ATTN_PLATFORM {
 namespace {
 
-constexpr int kWarp = 32, kKeys = static_cast<int>(kLeafKeys);  // lanes; keys of a leaf
+constexpr int kWarp = 32, kKeys = static_cast<int>(kLeafKeys), kRows = 8;  // lanes; keys of a leaf; queries of a tile
 
-/// Elements of a padded row, those of its values in a tile, and queries: of type and shape alone, for columns change bits.
+/// Elements of a padded row, and those of its values in a tile: of the shape alone.
 constexpr int dim_of(int d) { return d <= 64 ? 64 : d <= 128 ? 128 : d <= 256 ? 256 : kLongestRow; }
 constexpr int value_dim_of(int dim) { return dim <= 256 ? dim : 128; }
-constexpr int rows_of(DType dtype, int dim) { return dtype == DType::F16 && dim == 256 ? 4 : 8; }
 template <class T>
 constexpr bool kIsHalf = std::is_same_v<T, Half>;
 
@@ -49,8 +46,7 @@ __device__ void split_weight(float w, T (&parts)[3]) {
 template <class T, int kKeyDim>
 struct Tile {
   static constexpr int kDim = value_dim_of(kKeyDim), kPitch = kDim / 8 + 1, kKeyPitch = kKeyDim / 8 + 1;
-  static constexpr int kRows = rows_of(DTypeTraits<T>::kDType, kDim), kColumns = 8 / kRows;  ///< queries; columns of each
-  static constexpr int kSlots = 2 / kColumns, kElements = kDim / 8, kState = kValues + kElements, kParts = 4 - kColumns;
+  static constexpr int kSlots = 2, kElements = kDim / 8, kState = kValues + kElements, kParts = 3;  ///< parts of a weight
   /// Products of a leaf, or weights: of a lane those of the keys 8 i + lane / 4 are in [i / 2][i % 2 * 2 + slot].
   using Scores = float[kKeys / 16][4];
   using Weights = std::uint32_t[kKeys / 16][kParts][2];  ///< the parts as right operands, small ones first
@@ -65,22 +61,21 @@ struct Tile {
   __device__ static int lane() { return static_cast<int>(threadIdx.x); }
   /// The component of a row that element c of this lane is, and the row of the group that a slot is about.
   __device__ static int component(int c) { return int(blockIdx.z) * kDim + c / 2 * 16 + c % 2 * 8 + lane() / 4; }
-  __device__ std::int64_t row(int slot) const { return first_row + (lane() % 4 * 2 + slot) / kColumns; }
+  __device__ std::int64_t row(int slot) const { return first_row + lane() % 4 * 2 + slot; }
   __device__ static void clear(States& states) {
     for (int slot = 0; slot < kSlots; ++slot) set_empty(states + slot * kState, kElements);
   }
   __device__ bool has_key(std::int64_t position) const { return position >= used.begin && position < used.end; }
 
   /// Loads the queries, with the sign of the scale, so that the largest product is the largest score; zeros past the group,
-  /// past d_h, in the second column of a query, and for a scale of 0.
+  /// past d_h, and for a scale of 0.
   __device__ void load_queries() {
     const float scale = params.score_scale == 0 ? 0.0f : std::copysign(params.query_scale, params.score_scale);
-    const std::int64_t r = first_row + lane() / 4 / kColumns;
-    const bool is_there = lane() / 4 % kColumns == 0 && r < params.group;
+    const std::int64_t r = first_row + lane() / 4;
     TREE_ATTN_UNROLL
     for (int i = 0; i < kKeyDim / 8; ++i) {
       T pair[2] = {};
-      for (int c = 0, j = 8 * i + lane() % 4 * 2; c < 2 && is_there && j + c < params.d_h; ++c)
+      for (int c = 0, j = 8 * i + lane() % 4 * 2; c < 2 && r < params.group && j + c < params.d_h; ++c)
         pair[c] = narrow<T>(scale * widen(load_once(params.query<T>(kv_head, r) + j + c)));
       q[i / 2][i % 2] = pack(pair[0], pair[1]);
     }
@@ -161,16 +156,15 @@ struct Tile {
     for (int i = 0; i < kKeys / 8; ++i) {
       T left[3], right[3];
       split_weight(s[i / 2][i % 2 * 2], left), split_weight(s[i / 2][i % 2 * 2 + 1], right);
-      for (int j = 0; j < kParts; ++j)
-        weights[i / 2][j][i % 2] = kColumns == 1 ? pack(left[j], right[j]) : pack(j == 0 ? T{} : left[2], left[j]);
+      for (int j = 0; j < kParts; ++j) weights[i / 2][j][i % 2] = pack(left[j], right[j]);
     }
     transpose_matrices<kKeys / 8 * kParts>(weights[0][0]);
   }
 
-  /// O^T = V^T P^T, 64 components at a time. Where one column has parts in two units, the small ones are added first.
+  /// O^T = V^T P^T, 64 components at a time. Where parts are in two units, the small ones are added first.
   __device__ void multiply_values(const Weights& weights, States& states) const {
     constexpr float kUpper = kIsHalf<T> ? 0x1p-15f : 1, kRest = kIsHalf<T> ? 0x1p-11f : 1;
-    constexpr bool kTwoUnits = kIsHalf<T> && kColumns == 1;
+    constexpr bool kTwoUnits = kIsHalf<T>;
     for (int step = 0; step < kDim / 16; step += 4) {
       float o[4][4] = {};
       const auto add = [&]<int first, int last>() {
@@ -185,10 +179,8 @@ struct Tile {
       for (int i = 0; kTwoUnits && i < 16; ++i) o[i / 4][i % 4] *= kRest;
       add.template operator()<kTwoUnits ? 2 : 0, kParts>();
       for (int c = 0; c < 8; ++c) {
-        const float left = o[c / 2][c % 2 * 2] * kUpper, right = o[c / 2][c % 2 * 2 + 1];
         float* const n = states + kValues + 2 * step + c;
-        *n = kColumns == 1 ? left : fused_multiply_add(right, kUpper * kRest, left);
-        if (kColumns == 1) n[kState] = right * kUpper;
+        n[0] = o[c / 2][c % 2 * 2] * kUpper, n[kState] = o[c / 2][c % 2 * 2 + 1] * kUpper;
       }
     }
   }
@@ -256,12 +248,12 @@ __global__ void __launch_bounds__(kWarp, 1)
     decode_tiles(DecodeParams params, DeviceOutput output, float* forests, std::int64_t n_forest, unsigned* counters) {
   using W = Tile<T, kKeyDim>;
   const int n_splits = int(gridDim.x), index = int(blockIdx.z * gridDim.y + blockIdx.y);
-  const std::int64_t n_of_head = (params.group + W::kRows - 1) / W::kRows, kv_head = blockIdx.y / n_of_head;
+  const std::int64_t n_of_head = (params.group + kRows - 1) / kRows, kv_head = blockIdx.y / n_of_head;
   const KeyRange whole = params.leaves(kv_head), own = split_range(whole, static_cast<int>(blockIdx.x), n_splits);
   const Shared<Bytes16> memory = Arena().take<Bytes16>(kKeys * (W::kKeyPitch + W::kPitch));
   KeyRange used = params.in_use(kv_head);
   used.end = used.end < own.end ? used.end : own.end;
-  W tile{params, kv_head, blockIdx.y % n_of_head * W::kRows, used, memory, memory + kKeys * W::kKeyPitch, {}};
+  W tile{params, kv_head, blockIdx.y % n_of_head * kRows, used, memory, memory + kKeys * W::kKeyPitch, {}};
   tile.start(params.k, kKeyDim / 8, 0, params.d_h, own.begin, tile.keys);
   tile.load_queries();
 
@@ -322,13 +314,13 @@ __global__ void __launch_bounds__(kWarp, 1)
 }
 
 /// Four warps per multiprocessor, as far as there are leaves. Values without components have one part, for shift and sum.
-LaunchPlan plan(const DecodeParams& params, DType dtype, const LaunchOptions& options) {
-  const int key_dim = dim_of(std::max(params.d_h, params.d_v)), dim = value_dim_of(key_dim), n_rows = rows_of(dtype, dim);
+LaunchPlan plan(const DecodeParams& params, DType, const LaunchOptions& options) {
+  const int key_dim = dim_of(std::max(params.d_h, params.d_v)), dim = value_dim_of(key_dim);
   const std::int64_t n_leaves = leaves_of({params.begin, params.end}), n_parts = (params.d_v - 1) / dim + 1,
-                     n_tiles = params.batch_kv_heads() * ((params.group + n_rows - 1) / n_rows) * n_parts,
+                     n_tiles = params.batch_kv_heads() * ((params.group + kRows - 1) / kRows) * n_parts,
                      n_fill = 4 * device().n_multiprocessors / std::max<std::int64_t>(1, n_tiles),
                      n_splits = options.n_splits > 0 ? options.n_splits : std::clamp<std::int64_t>(n_fill, 1, n_leaves),
-                     n_state = kWarp * (n_rows / 4) * (kValues + dim / 8);
+                     n_state = kWarp * 2 * (kValues + dim / 8);
   LaunchPlan plan{.n_splits = static_cast<int>(n_splits), .n_threads = kWarp, .n_counters = n_tiles, .path = "tensor"};
   plan.n_floats = n_tiles * n_splits * 2 * std::bit_width(std::uint64_t(n_leaves)) * n_state;
   plan.n_stages = 2, plan.shared_bytes = kKeys * (static_cast<std::size_t>(key_dim + dim) / 8 + 2) * sizeof(Bytes16);

@@ -92,7 +92,7 @@ TEST_CASE("row tiles: keys and values are copied once for the rows of a ring, an
                                                           {DType::BF16, 256, 256, 32, 16},
                                                           {DType::F16, 64, 64, 32, 16},
                                                           {DType::F16, 128, 128, 32, 16},
-                                                          {DType::F16, 256, 256, 16, 8},
+                                                          {DType::F16, 256, 256, 32, 16},
                                                           {DType::BF16, 576, 512, 16, 16},
                                                           {DType::F16, 576, 512, 16, 16},
                                                           {DType::BF16, 320, 256, 16, 16},

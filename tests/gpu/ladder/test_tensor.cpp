@@ -18,7 +18,7 @@ DecodeOutput run(TensorWorkload& workload, int n_splits = 0) {
 const DType kDTypes[] = {DType::F16, DType::BF16};
 /// Queries of which some share a lane, in a tile that is not full.
 const std::int64_t kGroups[] = {1, 2, 6};
-/// Types with the length of their rows: queries have a column of the product each, and two of it.
+/// Types with the length of their rows.
 const std::pair<DType, std::int64_t> kTiles[] = {{DType::F16, 40}, {DType::F16, 136}, {DType::BF16, 40}};
 
 Tensor zeros(const Shape& shape, DType dtype) {
