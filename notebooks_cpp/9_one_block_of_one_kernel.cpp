@@ -222,7 +222,8 @@ __global__ void one_block(DecodeParams params, UnitMemory memory) {
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
   const Shared<Bytes16> memory_of_warp = arena.take<Bytes16>(kWarps * kWarpVectors<Warp>) + warp * kWarpVectors<Warp>;
   const Division all(params, memory.rule, 0);
-  const UnitRun run = all.run_at(params, 0, all.n_items(params, 1)).part(Count(warp), kWarps);
+  const EqualRuns runs{all.n_items(params, 1), kWarps};
+  const UnitRun run = all.run_at(params, runs.begin_of(Count(warp)), runs.begin_of(Count(warp) + 1));
 
   const KeySteps<> steps(params.leaves_of_slots(0, run.begin, run.end), params.in_use(0));
   const std::int64_t first = steps.leaves().origin();
@@ -394,13 +395,13 @@ int main() {
   const std::vector<float> result = run_block(), states_of_units = of_units.download();
   const std::int64_t n_bytes = n_bytes_asked;
 
-  const UnitRun whole = Division(on.params, of_two, 0).run_at(on.params, 0, kUnitsOfBlock);
+  const Units five = Division(on.params, of_two, 0).units(on.params, 0);
+  const EqualRuns runs{kUnitsOfBlock, kWarps};
   for (Count warp = 0; warp < kWarps; ++warp) {
-    const UnitRun own = whole.part(warp, kWarps);
     std::printf("warp %u:", warp);
-    for (Count unit = own.first; unit < own.last; ++unit) {
+    for (Count unit = runs.begin_of(warp); unit < runs.begin_of(warp + 1); ++unit) {
       const float* const state = states_of_units.data() + block.first_unit + unit * block.n_state;
-      const std::int64_t begin = whole.units.begin_of(unit) * kLeafKeys;
+      const std::int64_t begin = five.begin_of(unit) * kLeafKeys;
       std::printf("  keys %3ld to %3ld: 2^%g x %.3f", long(begin), long(begin + 2 * kLeafKeys), state[0], state[1]);
     }
     std::printf("\n");

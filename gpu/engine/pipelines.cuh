@@ -66,12 +66,6 @@ void with_scalar_warp(const DecodeParams& params, const F& f) {
   f(ScalarWarp<T, (kLongestRow + 127) / 128 * 128>{});
 }
 
-/// Thread groups in a block.
-template <IsThreadGroup ThreadGroup>
-constexpr int n_thread_groups_of(int n_threads) {
-  return n_threads / ThreadGroup::kLanes;
-}
-
 /// Query tiles of a problem: every n_row_tiles times kRows queries of a group.
 template <IsThreadGroup ThreadGroup>
 std::int64_t n_query_tiles(const DecodeParams& params, int n_row_tiles) {

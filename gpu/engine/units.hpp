@@ -150,17 +150,6 @@ struct UnitRun {
   Count first = 0, last = 0;        ///< work items [first, last) of all
   std::int64_t begin = 0, end = 0;  ///< slots
   Units units;                      ///< of the sequence
-  Count first_unit = 0;             ///< number in the units of work item `first`
-
-  /// Part `part` of it, of n that are as even as units allow.
-  TREE_ATTN_HOST_DEVICE UnitRun part(Count part, Count n) const {
-    UnitRun own = *this;
-    const Count size = last - first, from = size * part / n, to = size * (part + 1) / n;
-    own.first = first + from, own.last = first + to, own.first_unit = first_unit + from;
-    own.begin = from == 0 ? begin : units.begin_of(own.first_unit);
-    own.end = to == from ? own.begin : to == size ? end : units.begin_of(first_unit + to);
-    return own;
-  }
 };
 
 /// The work items of a step.
@@ -210,10 +199,10 @@ class Division {
                 tile_begin = first + tile * size;
     run.kv_head = entry * Count(params.kv_heads) + head;
     run.first_row = (tile - head * tiles_per_kv_head_) << log_rows_;
-    run.first = item, run.first_unit = item - tile_begin;
-    const Count n_side = run.first_unit < run.units.n_first() ? run.units.n_first() : size;
+    run.first = item;
+    const Count unit = item - tile_begin, n_side = unit < run.units.n_first() ? run.units.n_first() : size;
     run.last = tile_begin + n_side < end ? tile_begin + n_side : end;
-    run.begin = run.units.begin_of(run.first_unit);
+    run.begin = run.units.begin_of(unit);
     run.end = run.units.end_of(run.units.begin_of(run.last - 1 - tile_begin));
     return run;
   }
