@@ -24,7 +24,7 @@ struct Step {
   Mask mask{};                            ///< of all positions, see mask.hpp
   double softcap = 0;                     ///< c of the scores c tanh(s / c), which come before the mask; 0: none
   /// Stream of the device of q in whose order the step reads and writes, so that the host need not wait: a handle as
-  /// DeviceStream has it. None: the step comes after the default stream, and whoever asked for it waits.
+  /// DeviceStream has it. None: the step comes after the default stream, and the caller waits.
   std::optional<void*> stream{};
 
   /// Keys of the longest batch entry; 0 without entries.
