@@ -11,9 +11,9 @@
 namespace tree_attn::test {
 namespace {
 
-/// Cases of all, or those of the fast set, which a card has too; a GPU in software has an eighth of them.
+/// Cases of all, or those of the fast set, which a card has too; a GPU in software has half of them.
 int n_cases(int all, int fast) {
-  if (is_in_software()) return fast / 8;
+  if (is_in_software()) return fast / 2;
   return device::kIsHostMemory && takes_all_cases() ? all : fast;
 }
 
@@ -60,6 +60,7 @@ void check_random(unsigned seed, int n, const std::array<DType, n_types>& types,
     REQUIRE(same_numbers(decode_ranges(device::backend(), c, *workload, step),
                          decode_ranges(cpu_backend(1), c, *workload, step)));
   }
+  if (is_in_software()) return;  // the cases are too few to have all kinds
   for (const int count : {n_sharded, n_dealt, n_windows, n_in_bulk}) CHECK(count > n / 10);
   for (const int count : {n_mixed, n_scaled}) CHECK((count > n / 12) == portable);
 }
