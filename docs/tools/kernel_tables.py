@@ -257,7 +257,7 @@ def instructions():
     for walk in report["walks"]:
         worker = walk["worker"]
         before = PER_8_KIB_BEFORE.get(re.sub(r"^MmaTile<(\w+), 128, .*", r"MmaTile<\1>", worker), "")
-        if walk["kernel"] == "decode_units" and (before or worker == "MmaTile<Half, 128, 8>"):
+        if walk["kernel"] == "decode_units" and (before or worker in ("MmaTile<Half, 128, 8>", "ScalarWarp<BFloat16, 128>")):
             before = before if walk["architecture"] == "sm_90a" else ""
             rows.append([f"`{worker}`", walk["rows"], walk["architecture"], str(walk.get("start") or ""),
                          str(walk["leaf"]), str(walk.get("exit") or ""), str(walk["per_8_kib"]), str(before),

@@ -147,7 +147,12 @@ class Ladder(Statements):
         now = {(walk["architecture"], walk["worker"], walk["rows"]): walk for walk in walks if walk["kernel"] == "decode_units"}
         of_leaf = now["sm_90a", "ScalarWarp<float, 128>", "bulk"]
         self.says("docs/IV.8-learnt.md", f"has {of_leaf['per_8_kib']} instructions per 8 KiB where it had {f32}")
-        self.says("docs/III.3-library.md", f"a leaf takes {of_leaf['leaf']} instructions on scalar cores, of {2 * 64 * 128 * 4 * 4 / 18:.0f}")
+        slots = 2 * 64 * 128 * 4 * 4 / 18
+        self.says("docs/III.3-library.md", f"a leaf takes {of_leaf['leaf']} instructions on scalar cores, of {slots:.0f}")
+        portable, tile = now["sm_90a", "ScalarWarp<BFloat16, 128>", "bulk"]["leaf"], now["sm_90a", "MmaTile<BFloat16, 128, 8>", "tensor map"]["leaf"]
+        self.says("docs/III.3-library.md", f"With `--portable` a leaf of BF16 takes {portable}, of {slots / 2:.0f}. That is {portable / 64:.0f} per key and query; F32 has {of_leaf['leaf'] / 64:.0f}",
+                  f"Tensor cores take {tile} for up to eight queries: {tile / 64:.0f} for one, {tile / 256:.1f} for four",
+                  f"four that share keys take {4 * portable / (slots / 2):.1f} times the slots that memory leaves, and {4 * of_leaf['leaf'] / slots:.1f} times in F32")
 
 
 class Measured(Statements):
