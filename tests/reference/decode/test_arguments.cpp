@@ -114,6 +114,8 @@ TEST_CASE("arguments: what a cache appends, borrows and decodes has elements, an
   CHECK_INVALID(cache->borrow(all, Lengths{1, 1}), "KvCache::borrow: k is in memory of a device");
   CHECK_OUT_OF_RANGE(rows_in_use(Lengths{3, -4}, cache->leaves()), "rows_in_use: length -4 of batch entry 1");
 
+  CHECK_INVALID(cache->open(std::numeric_limits<double>::infinity()),
+                "DecodeSession: a scale of inf; a finite number is needed");
   const auto session = cache->open(1);
   TensorView q = workload->query(0);
   q.data = nullptr;
