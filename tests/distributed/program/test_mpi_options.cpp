@@ -47,7 +47,7 @@ TEST_CASE("options: any of them on rank 1 alone is refused by its name, or chang
   for (const std::string& word : R"(
       --algorithm=ring --ask=y --backend=emulated --bandwidth=10,1 --batch=2 --causal --compare=paper --devices=0-1
       --dtype=f16 --expect=out --head-dim=64 --heads=8 --help --k-scale=0.5 --kv-heads=4 --latency=1,20
-      --memory-bandwidth=100 --merge-time=7 --order=dealt --overhead=3 --questions=questions --radix=2
+      --memory-bandwidth=100 --merge-time=7 --order=dealt --overhead=3 --portable --questions=questions --radix=2
       --ranks=4 --ranks-after=1 --ranks-per-node=1 --repeat=2 --report=report --reshard-at=3 --scale=2 --seed=3
       --seq-len=128 --shards=0,4096 --share-gpus --sinks=4 --softcap=30 --steps=2 --stop=x --store-latency=9 --temperature=1
       --threads=2 --timeout=50 --tokens=3 --tolerance=1 --transport=shared --v-scale=0.5 --value-dim=8 --verify
