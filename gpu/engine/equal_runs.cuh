@@ -5,8 +5,8 @@
 /// A block is not one split of one query. The units of all query tiles of the batch form one sequence, and each
 /// *taker*, a warp, a team or a block, takes a part of it, wherever that begins and ends (units.hpp). So neither 16 heads on
 /// 132 multiprocessors nor one long sequence among short ones leave a multiprocessor idle: all end within a unit of each
-/// other. A second launch combines the states (combine.cuh). One kernel for all shapes: tensor cores for 16 bits in values
-/// of up to 512 elements, scalar cores, with the bits of the CPU, for all else.
+/// other. A second launch combines the states (combine.cuh). One kernel for all shapes: tensor cores for 16 and 8 bits in
+/// values of up to 512 elements, scalar cores, with the bits of the CPU, for all else and for a portable result.
 #pragma once
 
 #include "gpu/engine/combine.cuh"

@@ -89,7 +89,7 @@ concept IsMmaTile =
 
 /// Tiles of kRows queries that share the keys of one ring, in a block of so many threads: 1, 2 or 4, enough for the group
 /// of a kv head. On tensor cores each is the work of one thread group, and they are a *query tile*, whose keys are read
-/// once; on CUDA cores a query tile is one thread group's.
+/// once; on scalar cores, and by warpgroups, it is one thread group's.
 template <IsThreadGroup ThreadGroup, class Params>
 int row_tiles(const Params& params, int n_threads) {
   int n = 1;

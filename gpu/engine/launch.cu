@@ -98,6 +98,7 @@ std::string accepts_tensor_rows(const DecodeParams& params, DType dtype) {
   if (const std::string refusal = accepts_any_rows(params, dtype); !refusal.empty()) return refusal;
   if (kernel_unit_of(dtype) == KernelUnit::Scalar)
     return std::string(name_of(dtype)) + " storage: no tensor core keeps its bits";
+  if (params.portable) return "a portable result";
   if (!multiplies_on_tensor_cores(params, dtype))
     return "d_h " + std::to_string(params.d_h) + ", d_v " + std::to_string(params.d_v) + ": more than 512";
   if (!starts_aligned(params, dtype)) return "rows do not start at multiples of 16 bytes";

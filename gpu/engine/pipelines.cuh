@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Pipelines, of which the kernels of the library are made, as a concept: a thread group for a shape, a warp on
-/// scalar cores or a warp on tensor cores, and its way to keys and values (sections 5 and 6.3).
+/// scalar cores, or warps or warpgroups on tensor cores, and its way to keys and values (sections 5 and 6.3).
 #pragma once
 
 #include "gpu/engine/latent_walk.cuh"

@@ -595,7 +595,7 @@ def main():
     commands = parser.add_subparsers(dest="command", required=True)
     count = commands.add_parser("count")
     count.add_argument("--kernels", default="", help="pattern of the kernels that are counted; all if it is missing")
-    count.add_argument("--most-kib", type=int, default=40, help="of hot code, per walk")
+    count.add_argument("--most-kib", type=int, default=42, help="of hot code, per walk")
     count.add_argument("--json", help="file that the counts are written to")
     count.add_argument("--recorded", help="file that must have the same counts, if it was made by the same compiler")
     count.add_argument("objects", nargs="+")

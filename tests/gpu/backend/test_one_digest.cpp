@@ -97,6 +97,7 @@ TEST_CASE("one digest: rung 4 has the bits of a portable walk in 16 bits") {
       DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
       CHECK_FALSE(device::kSplit.refusal(shard.params, dtype).empty());
       shard.params.portable = true;
+      CHECK(device::kTensor.refusal(shard.params, dtype) == "a portable result");
       device::set_scale(shard.params, dtype, workload->scale);
       CHECK_MESSAGE(same_output(run_step(device::kSplit, shard), run_step(device::kEqualRuns, shard)), d);
     }

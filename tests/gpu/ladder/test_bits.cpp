@@ -143,7 +143,11 @@ TEST_CASE("bits: a block is as large as the shared memory of the device allows")
   CHECK(size_on(consumer, DType::BF16, 9, 512) == std::pair{8, 9});
   CHECK(size_on(a100, DType::F16, 8, 512) == std::pair{4, 18});
   CHECK(size_on(h200, DType::BF16, 8, 512) == std::pair{4, 26});
-  CHECK(size_on(h200, DType::BF16, 128, 512) == std::pair{8, 25});
+  // Four warpgroups from nine latent rows on, and two leaves.
+  for (const std::int64_t heads : {9, 16, 17, 128}) {
+    CHECK(size_on(h200, DType::BF16, heads, 512) == std::pair{16, 2});
+    CHECK(size_on(h200, DType::F16, heads, 512) == std::pair{16, 2});
+  }
 
   // Every size of memory is kept to, and none is wasted: more of it never makes a block smaller.
   for (const auto& [dtype, heads] : {std::pair{DType::F32, 1}, {DType::BF16, 4}, {DType::BF16, 8}}) {
