@@ -93,11 +93,11 @@ void StepRunner::plan_keys() {
   params.k = cache.keys(), params.v = cache.values(), params.lengths = input.lengths, params.rule = plan_.rule;
   params.softcap = SoftCap(plan_.softcap), params.wide_queries = type_of_q() == DType::F32;
   params.head_scales = head_scales_.size() == 0 ? nullptr : head_scales_.data();
-  // A leaf without keys is described, and never read.
+  // Where no row is stored, since the range has no positions or no entry reaches it, rows are described and never read.
   const auto leaf_of = [&](const DeviceView& rows) {
     return DeviceView{input.q, {s.kv_heads * kLeafKeys * rows.stride[2], kLeafKeys * rows.stride[2], rows.stride[2]}};
   };
-  if (range.empty()) params.k = leaf_of(params.k), params.v = leaf_of(params.v);
+  if (range.empty() || cache.n_positions() == 0) params.k = leaf_of(params.k), params.v = leaf_of(params.v);
   params.q.data = plan_.q_on_device ? device_q_.data() : input.q;
 }
 
