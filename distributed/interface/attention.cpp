@@ -107,7 +107,11 @@ void Attention::open(const Ranks& ranks, const AttentionShape& shape, const Atte
     require(setup.most_queries >= 0, kHere, ": steps of at most ", setup.most_queries, " queries");
     require(setup.capacity == 0 || setup.pages.n_pages == 0, kHere, ": a capacity of ", setup.capacity,
             " positions, but memory is taken for ", setup.pages.n_pages, " pages");
+    if (const MakeBlocks make_blocks = platform_of(*backend).make_blocks; make_blocks != nullptr)
+      relay_ = make_blocks(0, 1, nullptr, nullptr), device_ = relay_->device();
   });
+  MessagesKind kind{setup.ranks_per_node, shares_memory};
+  if (is_nccl && !refusal) kind.of_nccl = platform_of(*backend), kind.device = device_;
   // Before anything else, since ranks that differ here call other collectives.
   std::vector<Field> fields = fields_of({setup.algorithm, shape, setup_.ranges, order, *setup_.scale, setup.scales,
                                          setup_.pages, setup.most_queries, setup_.plan});
@@ -117,16 +121,11 @@ void Attention::open(const Ranks& ranks, const AttentionShape& shape, const Atte
   add("capacity", setup.capacity), add("comparing lengths", setup.compares_lengths);
   add("transport", is_given ? transport_->name() : is_nccl ? "nccl" : "its own");
   add("hash of nodes", is_given ? hash_of_nodes(transport_->topology()) : 0);
+  add("messages that objects hold open", messages_ != nullptr ? messages_->number_of(kind) : 0);
   fields.emplace_back("arithmetic", arithmetic, "--portable");
   require_equal(ranks, kHere, "all ranks to open attention", fields, refusal);
 
-  if (const MakeBlocks make_blocks = platform_of(*backend).make_blocks; make_blocks != nullptr) {
-    run_on_all<std::exception>(ranks, [&] { relay_ = make_blocks(0, 1, nullptr, nullptr); });
-    device_ = relay_->device();
-  }
   if (!is_given) {
-    MessagesKind kind{setup.ranks_per_node, shares_memory};
-    if (is_nccl) kind.of_nccl = platform_of(*backend), kind.device = device_;
     own_transport_ = messages_ != nullptr ? messages_->open(kind) : open_messages(ranks, kind);
     transport_ = own_transport_.get();
     setup_.plan.network = transport_->network();
@@ -204,7 +203,7 @@ void Attention::reshard(std::span<const KeyRange> ranges) {
 
 void Attention::check_append(std::int64_t entry, const TensorView& k, const TensorView& v) const {
   const OwnedLeaves& leaves = shard_->cache->leaves();
-  require_no_capture("Attention::append");
+  require_no_capture("Attention::append", stream_);
   shard_->cache->append(entry, k.positions(0, 0), v.positions(0, 0));  // checks all but the data
   const std::int64_t length = lengths_[static_cast<std::size_t>(entry)], n = k.shape[2];
   require(n == v.shape[2], "Attention::append: k has ", n, " positions, v has ", v.shape[2]);
@@ -325,7 +324,7 @@ bool Attention::holds(std::int64_t position) const {
 
 std::optional<std::string> Attention::refusal_of_pages(const Step& step) const {
   return refusal_of(compares_lengths_, [&] {
-    require_no_capture("Attention::step");
+    require_no_capture("Attention::step", stream_);
     for (std::size_t i = 0; shard_->cache->pages() != nullptr && i < lengths_.size(); ++i) {
       const std::int64_t begin = (shard_->cache->pages()->rule().sinks + kLeafKeys - 1) / kLeafKeys * kLeafKeys,
                          end = kept_from_[i] / kLeafKeys * kLeafKeys;
@@ -392,6 +391,7 @@ bool Attention::progress() {
 
 OutputView Attention::finish() {
   const OnDevice on_device(*this);
+  require_no_capture("Attention::finish", stream_);
   return decoder_->finish();
 }
 
@@ -407,15 +407,18 @@ Attention::OnDevice::~OnDevice() {
 
 void Attention::use_stream(std::optional<void*> stream) {
   const OnDevice on_device(*this);
-  require(!stream || relay_ != nullptr, "Attention::use_stream: the backend ", setup_.found_backend->name(),
-          " has no streams");
+  constexpr const char* kHere = "Attention::use_stream";
+  require(!stream || relay_ != nullptr, kHere, ": the backend ", setup_.found_backend->name(), " has no streams");
   if (stream == stream_) return;
+  require_no_capture(kHere, stream_), require_no_capture(kHere, stream);
+  // First, since it fails for a stream of another device.
+  relay_->stream().follow(stream.value_or(nullptr));
   relay_->stream().follow(stream_.value_or(nullptr)), relay_->stream().lead(stream.value_or(nullptr));
   stream_ = stream;
 }
 
-void Attention::require_no_capture(const char* function) const {
-  require(!stream_ || !relay_->stream().is_captured(*stream_), function,
+void Attention::require_no_capture(const char* function, std::optional<void*> stream) const {
+  require(!stream || !relay_->stream().is_captured(*stream), function,
           ": the stream is being captured, and a graph would not read the lengths of later calls: call it outside of the "
           "graph");
 }
@@ -428,7 +431,7 @@ OutputView Attention::combine(const TensorView& o, const TensorView& lse, Output
   const MakeBlocks make_blocks = platform().make_blocks;
   const auto refusal = refusal_of(compares_lengths_, [&] {
     require_idle("Attention::combine");
-    require_no_capture("Attention::combine");
+    require_no_capture("Attention::combine", stream_);
     Combiner::check(*transport_, o.shape, part, make_blocks != nullptr, o, lse);
   });
   const auto& [b, n_h, l, d_v] = o.shape;

@@ -77,8 +77,9 @@ enum class Refused {
 /// and release() are calls of one rank alone: the next step tells of other lengths. A rank that does not call at all is
 /// found by the deadline.
 ///
-/// Ending: all ranks destroy their objects over shared messages in the same order, and between the same opens; the last one
-/// over a transport waits for the others. An object that ends with a step under way gives up these messages.
+/// Ending: all ranks destroy their objects over shared messages in the same order, and between the same opens, which are
+/// refused if another rank still holds them open; the last one over a transport waits for the others. An object that ends
+/// with a step under way gives up these messages.
 ///
 /// With a backend of a device, "cuda" or "emulated", tensors may lie in the memory of that device: TensorView::on_device.
 /// Then nothing is copied between host and device but a few integers for each sequence, its length and what lists its
@@ -192,7 +193,8 @@ class Attention {
   /// messages or tensors pass through host memory. Over NCCL a call has one wait, for the messages. A step reads lengths
   /// from the host, so it cannot be captured: a call is refused while the stream is.
   /// @param stream its handle, as DeviceStream::handle(), a cudaStream_t; null: the default stream. None: calls are again
-  ///   after the default stream, and wait @throws std::invalid_argument for a backend without a device
+  ///   after the default stream, and wait @throws std::invalid_argument for a backend without a device, and while this
+  ///   stream or the one before is captured; DeviceError for a stream of another device
   void use_stream(std::optional<void*> stream);
   std::optional<void*> stream() const { return stream_; }
   /// Makes the device of this object current on the calling thread for as long as it lives.
@@ -228,8 +230,8 @@ class Attention {
   void check_prefix(const char* function, std::int64_t entry, std::int64_t n) const;
   /// Names why no rank takes a step: each has given back leaves of its own, and all refuse what one of them cannot see.
   std::optional<std::string> refusal_of_pages(const Step& step) const;
-  /// Throws std::invalid_argument while the stream of the program is being captured.
-  void require_no_capture(const char* function) const;
+  /// Throws std::invalid_argument while a stream is being captured.
+  void require_no_capture(const char* function, std::optional<void*> stream) const;
   /// The stream of a step with these queries.
   std::optional<void*> stream_of(const TensorView& x) const { return x.on_device ? stream_ : std::nullopt; }
   /// Throws what append() does before it looks for pages.

@@ -111,7 +111,8 @@ typedef struct {
                                 context share their messages, as those on one communicator do; null: comm says */
   const int64_t* range_ends; /**< [ranks] where the ranges of positions end, the last at INT64_MAX for no end: then a rank
                                 holds a range, with the bits of ta_attend(); null: leaves are dealt */
-  int32_t no_shared_memory;  /**< whether ranks of a node send as to others, not through memory that they share */
+  int32_t no_shared_memory;  /**< whether ranks of a node send as to others, not through memory that they share: there a wait
+                                calls no function of the program, so a signal or a lost process is met at the deadline */
   int32_t skips_comparison;  /**< whether a step does not compare the lengths of all ranks and what queries see: an argument
                                 that one rank refuses is then refused by it alone, and its group has to be given up */
   const char* transport;     /**< "nccl": NCCL sends from the memory of devices; null: messages lie in host memory */

@@ -3,6 +3,7 @@
 /// @brief Mailboxes in a file that the lowest rank of a node makes, and removes when all have mapped it.
 #include "distributed/transport/callback_shared_transport.hpp"
 
+#include "reference/data/fnv1a.hpp"
 #include "reference/data/input_error.hpp"
 
 #include <fcntl.h>
@@ -18,7 +19,9 @@
 #include <memory>
 #include <new>
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -39,12 +42,19 @@ struct File {
   }
 };
 
-std::string error_text(const std::string& path) { return path + ": " + std::strerror(errno); }
+constexpr std::string_view kWithout =
+    "send without shared memory: shares_memory = false, in C no_shared_memory = 1, in Python shared_memory=False";
 
-/// The number of the file system of a folder; 0: there is none.
-std::uint64_t file_system_of(const std::string& folder) {
+std::string error_text(const std::string& path) {
+  return line_of("shared memory: ", path, ": ", std::strerror(errno), "; ", kWithout);
+}
+
+/// A number of a folder and its file system; 0: there is none. Containers may have other folders of one file system.
+std::uint64_t number_of(const std::string& folder) {
   struct stat of {};
-  return stat(folder.c_str(), &of) == 0 ? std::uint64_t{of.st_dev} : 0;
+  if (stat(folder.c_str(), &of) != 0) return 0;
+  const std::array numbers{std::uint64_t{of.st_dev}, std::uint64_t{of.st_ino}};
+  return fnv1a(std::as_bytes(std::span(numbers)));
 }
 
 /// Makes a file with memory for so many bytes. @returns why it cannot be
@@ -59,13 +69,14 @@ std::optional<std::string> make_file(File& file, const std::string& folder, std:
     if (file.descriptor < 0) return error_text(path);
     file.made = path;
     // Pages that are not there at the first store would end the process.
-    status = posix_fallocate(file.descriptor, 0, static_cast<off_t>(n_bytes));
+    do status = posix_fallocate(file.descriptor, 0, static_cast<off_t>(n_bytes));
+    while (status == EINTR);
   }
   errno = status;
   if (status == 0) return {};
   if (status != ENOSPC) return error_text(path);
   return line_of("shared memory: the ", n_ranks, " ranks of a node need ", n_bytes, " bytes, and ", folder, " has ", free,
-                 "; give it more, or send by the functions of the program (shares_memory = false)");
+                 "; give it more, or ", kWithout);
 }
 
 }  // namespace
@@ -74,11 +85,11 @@ CallbackSharedTransport::CallbackSharedTransport(const CallbackRanks& ranks, Top
     : CallbackTransport(ranks, std::move(of)), mail_(ranks.rank(), ranks.size()) {
   using Mailbox = Mailboxes::Mailbox;
   // Ranks of one number share memory; 0: with none.
-  const std::uint64_t file_system = file_system_of(folder), host = CallbackRanks::host_number();
-  const auto keys = ranks.all_gather(std::array{host, file_system}, "all ranks to open shared memory");
+  const std::uint64_t place = number_of(folder), host = CallbackRanks::host_number();
+  const auto keys = ranks.all_gather(std::array{host, place}, "all ranks to open shared memory");
   std::vector<int> members;
   for (int each = 0; each < size(); ++each)
-    if (file_system != 0 && keys[static_cast<std::size_t>(each)] == keys[static_cast<std::size_t>(rank())] &&
+    if (place != 0 && keys[static_cast<std::size_t>(each)] == keys[static_cast<std::size_t>(rank())] &&
         topology().node_of(each) == topology().node_of(rank()))
       members.push_back(each);
   const std::size_t n = members.size(), n_bytes = n * (n - std::min<std::size_t>(n, 1)) * sizeof(Mailbox);

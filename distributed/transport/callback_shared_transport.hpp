@@ -16,7 +16,7 @@ namespace tree_attn {
 
 /// Callbacks between nodes, and for messages above Mailboxes::kMaxBytes; inside a node Mailboxes in a file without a name.
 ///
-/// Ranks share memory if they are of one node of the topology, one start of a system and one file system at `folder`:
+/// Ranks share memory if they are of one node of the topology, one start of a system and one folder of one file system:
 /// containers that have another one send to each other by callbacks.
 class CallbackSharedTransport : public CallbackTransport {
  public:

@@ -7,6 +7,8 @@
 #include "distributed/transport/ranks.hpp"
 #include "distributed/transport/transport.hpp"
 
+#include <algorithm>
+#include <cstdint>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -35,14 +37,24 @@ class Messages {
  public:
   explicit Messages(std::unique_ptr<const Ranks> ranks) : ranks_(std::move(ranks)) {}
   const Ranks& ranks() const { return *ranks_; }
-  /// Returns the transport of this kind, opened by the first call. Collective. @throws as open_messages()
+  /// The number of the open transport of this kind; 0: there is none. All ranks compare it before open(): a rank that has
+  /// closed its last object over it would open another alone, and two ranks on other devices would take different ones.
+  std::uint64_t number_of(const MessagesKind& kind) const {
+    const auto found =
+        std::ranges::find_if(opened_, [&](const Opened& each) { return each.kind == kind && !each.transport.expired(); });
+    return found == opened_.end() ? 0 : found->number;
+  }
+  /// Returns the transport of this kind, opened by the first call. Collective; number_of() is the same on all ranks.
+  /// @throws as open_messages()
   std::shared_ptr<Transport> open(const MessagesKind& kind) {
     for (const Opened& each : opened_)
       if (each.kind == kind)
         if (auto transport = each.transport.lock()) return transport;
     std::erase_if(opened_, [](const Opened& each) { return each.transport.expired(); });
+    // A rank whose objects had all ended may count from 0 again.
+    last_number_ = ranks_->all_max(last_number_) + 1;
     std::shared_ptr<Transport> transport = open_messages(*ranks_, kind);
-    opened_.push_back({kind, transport});
+    opened_.push_back({kind, transport, last_number_});
     return transport;
   }
 
@@ -50,9 +62,11 @@ class Messages {
   struct Opened {
     MessagesKind kind;
     std::weak_ptr<Transport> transport;
+    std::uint64_t number;  ///< from 1, the same on all ranks
   };
   std::unique_ptr<const Ranks> ranks_;
   std::vector<Opened> opened_;
+  std::uint64_t last_number_ = 0;
 };
 
 }  // namespace tree_attn

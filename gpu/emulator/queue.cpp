@@ -259,6 +259,8 @@ void LibraryStream::queue(const char* name, std::vector<OutsideAccess> accesses,
 void Event::record(Stream stream, const Line& line) {
   Queue& queue = queue_of(stream.queue);
   check_event(queue, line);
+  if (queue.device != device_)
+    fail(line, "an event of device " + std::to_string(device_) + " on a stream of device " + std::to_string(queue.device));
   const Unwatched unwatched;
   const std::lock_guard lock(streams().mutex);
   *mark_ = {queue.shared_from_this(), queue.n_queued, queue.clock};

@@ -65,7 +65,7 @@ class LibraryStream final : public OutsideStream {
   Stream stream_;
 };
 
-/// A mark in a stream that other streams can wait for.
+/// A mark in a stream that other streams can wait for: in one of the device that is current when the event is made.
 class Event {
  public:
   Event() = default;
@@ -82,6 +82,7 @@ class Event {
   bool has_passed(const Line& line = Line::current()) const;
 
  private:
+  int device_ = runtime::current_device();
   std::shared_ptr<runtime::Mark> mark_ = std::make_shared<runtime::Mark>();
 };
 

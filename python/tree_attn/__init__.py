@@ -376,7 +376,8 @@ class Attention:
     capacity: positions of each sequence that memory is taken for at once, not with pages.
     range_ends: where the ranges of positions of the ranks end, None for no end; then outputs have the bits of attention(). By default leaves
     of 64 positions are dealt to the ranks in turn, and outputs have those of attention(order="dealt").
-    shared_memory: False: ranks of a node send over comm or group too, not through memory that they share. All objects on one comm or group share its messages:
+    shared_memory: False: ranks of a node send over comm or group too, not through memory that they share. There a wait does not return to Python:
+    Ctrl-C, and a process of gloo that is lost, come at the deadline. All objects on one comm or group share its messages:
     one of them at a time has a step under way, one thread at a time uses them, and an error that ends one ends all.
     transport: "nccl": NCCL carries the messages of ranks between the GPUs that are current as they open, for backend="cuda".
     compares: False: a step does not compare the lengths of all ranks and what queries see, and an error of one rank is told to none.

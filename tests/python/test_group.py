@@ -104,6 +104,22 @@ def scene_layers(group):
     return line
 
 
+def scene_closed(group):
+    """A layer that one process has closed is refused on both, until the other has closed it too."""
+    layer = opened(group)
+    if dist.get_rank() == 1:
+        layer.close()
+    try:
+        opened(group)
+    except ValueError as error:
+        line = str(error)
+    layer.close()
+    for _ in range(2):
+        with opened(group) as layer:
+            layer.step(torch.from_numpy(drawn()[2]))
+    return line
+
+
 def scene_late(group):
     """Rank 0 is silent: the others say so, and nothing goes on over the group."""
     layer = opened(group, timeout=0.5)
@@ -173,6 +189,9 @@ class Torch(unittest.TestCase):
 
     def test_64_layers_on_8_ranks_share_their_messages_within_16_mib(self):
         self.assertEqual(set(play("layers", 8)), {"Decoder::step: a step of another object over these messages is under way"})
+
+    def test_a_layer_that_one_process_has_closed_is_refused_on_all(self):
+        self.assertEqual(set(play("closed", 2)), {"Attention: ranks 0 and 1 differ in messages that objects hold open (1 and 0)"})
 
     def test_a_group_that_timed_out_is_not_used_again(self):
         silent, line = play("late", 2)

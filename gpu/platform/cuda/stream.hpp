@@ -24,7 +24,9 @@ using Stream = cudaStream_t;
 
 /// @throws DeviceError with the call and what CUDA says of it
 inline void check(cudaError_t status, const char* call) {
-  if (status != cudaSuccess) throw DeviceError(std::string(call) + ": " + cudaGetErrorString(status));
+  if (status == cudaSuccess) return;
+  cudaGetLastError();  // or the next to ask takes it for its own
+  throw DeviceError(std::string(call) + ": " + cudaGetErrorString(status));
 }
 
 /// Counts of the host's allocations, copies and launches.

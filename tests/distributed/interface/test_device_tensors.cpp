@@ -338,16 +338,25 @@ TEST_CASE("device tensors: in the order of a stream of the program calls do not 
           none, o, [&](const TensorView& of) { return device.combine(of, of_o.view()); },
           host.combine(Tensor(std::vector<float>(none.bytes.size() / sizeof(float), 3), axes), lse).copy());
     }
-    // A step is refused while the stream is captured: the second repeat() of a graph captures.
-    std::string line;
+    // Calls are refused while the stream is captured, also the first in its order: the second repeat() of a graph captures.
+    std::vector<std::string> lines;
+    device.start(there.q.view());
     stream.choose(1);
     for (int i = 0; i < 2; ++i)
       stream.repeat([&, i] {
-        if (i == 1) line = message([&] { device.step(there.q.view()); });
+        if (i == 0) return;
+        lines = {message([&] { device.step(there.q.view()); }), message([&] { device.finish(); }),
+                 message([&] { device.use_stream({}); }), message([&] { host.use_stream(stream.handle()); })};
       });
-    CHECK(line ==
-          "Attention::step: the stream is being captured, and a graph would not read the lengths of later calls: call it "
-          "outside of the graph");
+    const std::string why =
+        ": the stream is being captured, and a graph would not read the lengths of later calls: call it outside of the "
+        "graph";
+    CHECK(lines == std::vector<std::string>{"Attention::step" + why, "Attention::finish" + why,
+                                            "Attention::use_stream" + why, "Attention::use_stream" + why});
+    CHECK((device.stream() == stream.handle() && !host.stream()));
+    const OutputView finished = device.finish();
+    stream.wait();
+    CHECK(same_bits(finished.copy(), host.step(in.q).copy()));
     // And back.
     device.use_stream({});
     CHECK(same_bits(device.step(there.q.view()).copy(), host.step(in.q).copy()));
@@ -355,6 +364,25 @@ TEST_CASE("device tensors: in the order of a stream of the program calls do not 
     CHECK(message([&] { cpu.use_stream(nullptr); }) == "Attention::use_stream: the backend cpu has no streams");
     cpu.use_stream({});
   });
+}
+
+TEST_CASE("device tensors: a stream of another device is refused at once, and the object goes on") {
+  emulated::Settings settings;
+  settings.n_devices = 2;
+  const emulated::SettingsScope devices(settings);
+  const Inputs<Tensor> in = inputs(DType::F32);
+  Attention attention(shape_of_type(DType::F32), {.backend = "emulated"});
+  append(attention, in, 0, kPrefill);
+  const DecodeOutput want = attention.step(in.q).copy();
+  const Backend& backend = find_backend("emulated");
+  backend.use_gpu(1);
+  const auto other = emulated::make_blocks(0, 1);
+  CHECK(message<DeviceError>([&] {
+          attention.use_stream(other->stream().handle());
+        }).find("an event of device 0 on a stream of device 1") != std::string::npos);
+  backend.use_gpu(0);
+  CHECK(!attention.stream());
+  CHECK(same_bits(attention.step(in.q).copy(), want));
 }
 
 TEST_CASE("device tensors: over ranks too, in the order of a stream, on a device that is current in the calls alone") {

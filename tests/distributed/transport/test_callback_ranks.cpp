@@ -91,6 +91,28 @@ TEST_CASE("callback ranks: attention has the bits of one rank, by every algorith
   }
 }
 
+TEST_CASE("callback ranks: messages that one rank has closed are refused on every rank, until all have closed them") {
+  const std::string line = "Attention: ranks 0 and 1 differ in messages that objects hold open (1 and 0)";
+  for (const bool shares : {false, true}) {
+    MailOffice office;
+    run_mail_threads(2, [&](int rank) {
+      auto messages = std::make_shared<Messages>(ranks_of(office, rank, 2));
+      const auto open = [&] {
+        return std::make_unique<Attention>(messages, kShape, AttentionSetup{.shares_memory = shares});
+      };
+      std::unique_ptr<Attention> first = open();
+      if (rank == 1) first.reset();
+      for (int i = 0; i < 2; ++i) CHECK(message<InputError>(open) == line);
+      // Others are not, and neither is an open after all have closed.
+      const Attention apart(messages, kShape, {.ranks_per_node = 1, .shares_memory = shares});
+      first.reset();
+      first = open();
+      CHECK(&open()->transport() == &first->transport());
+      CHECK(messages->number_of({.shares_memory = shares}) == 3);
+    });
+  }
+}
+
 TEST_CASE("callback ranks: a wait that is too long names the ranks, and the object is not used again") {
   MailOffice office;
   run_mail_threads(3, [&](int rank) {
@@ -115,26 +137,28 @@ TEST_CASE("callback ranks: a wait that is too long names the ranks, and the obje
 
 TEST_CASE("callback ranks: what a callback throws is nested in the error, and no callback is called again") {
   // Every call of rank 0 fails once, from opening to the end.
-  int n = 0;
-  for (bool has_failed = true; has_failed; ++n) {
-    has_failed = false;
-    MailOffice office;
-    office.fails_after = n;
-    const auto body = [&](int rank) {
-      try {
-        decoded(ranks_of(office, rank, 2, rank == 0 ? kTimeout : 0.2), "two-level", n % 2 == 0);
-      } catch (const TransportError& error) {
-        if (rank == 1) return;  // it waited
-        has_failed = true;
-        CHECK(error.kind == TransportError::Kind::kCallback);
-        CHECK(error.what() == std::string("rank 0: a callback has failed: the cable is cut"));
-        CHECK_THROWS_AS(std::rethrow_if_nested(error), std::domain_error);
-      }
-    };
-    run_mail_threads(2, body);
-    CHECK(office.n_too_late == 0);
+  for (const bool shares : {false, true}) {
+    int n = 0;
+    for (bool has_failed = true; has_failed; ++n) {
+      has_failed = false;
+      MailOffice office;
+      office.fails_after = n;
+      const auto body = [&](int rank) {
+        try {
+          decoded(ranks_of(office, rank, 2, rank == 0 ? kTimeout : 0.2), "two-level", shares);
+        } catch (const TransportError& error) {
+          if (rank == 1) return;  // it waited
+          has_failed = true;
+          CHECK(error.kind == TransportError::Kind::kCallback);
+          CHECK(error.what() == std::string("rank 0: a callback has failed: the cable is cut"));
+          CHECK_THROWS_AS(std::rethrow_if_nested(error), std::domain_error);
+        }
+      };
+      run_mail_threads(2, body);
+      CHECK(office.n_too_late == 0);
+    }
+    CHECK(n > 10);
   }
-  CHECK(n > 10);
   // Nor by ranks that are used again.
   MailOffice office;
   office.fails_after = 0;
@@ -184,6 +208,8 @@ TEST_CASE("callback ranks: shared memory that a node has not, or cannot have, is
   MailOffice office;
   std::string folder = std::filesystem::temp_directory_path() / "tree_attn_XXXXXX";
   REQUIRE(mkdtemp(folder.data()) != nullptr);
+  const std::string without =
+      "send without shared memory: shares_memory = false, in C no_shared_memory = 1, in Python shared_memory=False";
   run_mail_threads(3, [&](int rank) {
     const auto ranks = ranks_of(office, rank, 3);
     const auto open = [&](int per_node, const char* at) {
@@ -191,8 +217,10 @@ TEST_CASE("callback ranks: shared memory that a node has not, or cannot have, is
     };
     CHECK(open(3, "/proc") == "rank 0: shared memory: the 3 ranks of a node need " +
                                   std::to_string(6 * sizeof(Mailboxes::Mailbox)) +
-                                  " bytes, and /proc has 0; give it more, or send by the functions of the program "
-                                  "(shares_memory = false)");
+                                  " bytes, and /proc has 0; give it more, or " + without);
+    const std::string no_folder = open(3, "/etc/passwd");
+    CHECK_MESSAGE(no_folder.starts_with("rank 0: shared memory: /etc/passwd/tree_attn-"), no_folder);
+    CHECK_MESSAGE(no_folder.ends_with(": Not a directory; " + without), no_folder);
     // What needs none is not refused, and neither is an open after that.
     CHECK(CallbackSharedTransport(*ranks, Topology::pretend(3, 1), "/proc").name() == "shared");
     CallbackSharedTransport apart(*ranks, Topology::pretend(3, 3), "/nowhere");
@@ -204,6 +232,25 @@ TEST_CASE("callback ranks: shared memory that a node has not, or cannot have, is
     ranks->barrier();
   });
   std::filesystem::remove(folder);
+}
+
+TEST_CASE("callback ranks: ranks that have two folders of one file system share no memory") {
+  MailOffice office;
+  std::string folders[2];
+  for (std::string& each : folders) {
+    each = std::filesystem::temp_directory_path() / "tree_attn_XXXXXX";
+    REQUIRE(mkdtemp(each.data()) != nullptr);
+  }
+  run_mail_threads(2, [&](int rank) {
+    auto callbacks = std::make_unique<MailCallbacks>(office, rank, 2);
+    const MailCallbacks& mail = *callbacks;
+    const CallbackRanks ranks(std::move(callbacks), rank, 2, kTimeout);
+    CallbackSharedTransport transport(ranks, Topology::pretend(2, 2), folders[rank]);
+    CHECK(exchange_messages(transport, {9}, 1) == 0);
+    CHECK(mail.n_sends() == 1);
+    ranks.barrier();
+  });
+  for (const std::string& each : folders) std::filesystem::remove(each);
 }
 
 TEST_CASE("callback ranks: a message through shared memory that is late, or of another length, gives up the ranks") {
