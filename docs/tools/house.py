@@ -266,7 +266,7 @@ PROSE = [
     (re.compile(r"\d (?:of the \w+ )?(?:is|are) left\b"), "is 'reaches' or 'remains'"),
     (re.compile(r"\b(?:came|comes|come) in\b"), "is 'arrives' or 'was added'"),
     (re.compile(r"\bso (?:do|does|did|is|are) (?:they|it|the|a|those|all)\b"), "is 'and ... too'"),
-    (re.compile(r"\b(?:in vain|whoever|nobody|somebody|everybody)\b", re.IGNORECASE), "is about a rank, a thread or a reader: say which"),
+    (re.compile(r"\b(?:in vain|whoever|nobody|somebody|everybody)\b", re.IGNORECASE), "stands for a rank, a thread or a reader: name it"),
 ]
 
 

@@ -74,7 +74,7 @@ class LatentForest : UnitsOfRun<Tile, Leaves> {
     if (Count rest = left >> kLevels << kLevels; rest != 0) {
       TREE_ATTN_LOOP
       for (; rest != 0; rest &= rest - 1) merge_from_stack(n, lowest_bit(rest), lane);
-      // What waited below has been merged: so it takes no registers in the loop.
+      // Clear the levels below, which have been merged: zeros take no registers in the loop.
       TREE_ATTN_UNROLL
       for (int j = 0; j < kLevels * 8 * kEights; ++j)
         waiting_[j / 8 / kEights][j / 4 / kEights % 2][j / 4 % kEights][j % 4] = 0;

@@ -112,7 +112,7 @@ TEST_CASE("gpus: a rank makes a context on its own GPU, and on no other") {
   const Scratch scratch;
   const std::string set = "STAND_IN_GPUS=3 STAND_IN_CONTEXTS=" + scratch.path("contexts") + "$RANK";
   const Words program = with_stand_ins(set, TREE_ATTN_ON_STAND_INS);
-  // Of every process, the GPUs that it has used: by the backend, and by the driver itself.
+  // List the GPUs that each process has used, by the backend and by the driver itself.
   const auto used = [&](const Words& command, int n_processes) {
     check_silent_success(run(command));
     std::string all;

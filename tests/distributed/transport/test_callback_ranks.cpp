@@ -221,7 +221,7 @@ TEST_CASE("callback ranks: shared memory that a node has not, or cannot have, is
     const std::string no_folder = open(3, "/etc/passwd");
     CHECK_MESSAGE(no_folder.starts_with("rank 0: shared memory: /etc/passwd/tree_attn-"), no_folder);
     CHECK_MESSAGE(no_folder.ends_with(": Not a directory; " + without), no_folder);
-    // What needs none is not refused, and neither is an open after that.
+    // Open without shared memory where none is needed, and with it after a refusal.
     CHECK(CallbackSharedTransport(*ranks, Topology::pretend(3, 1), "/proc").name() == "shared");
     CallbackSharedTransport apart(*ranks, Topology::pretend(3, 3), "/nowhere");
     CallbackSharedTransport transport(*ranks, Topology::pretend(3, 3), folder);

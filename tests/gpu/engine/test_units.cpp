@@ -173,7 +173,7 @@ TEST_CASE("units: one row, and 70,000 rows, have the bits of seven, of no unit, 
       std::mt19937 random(6790);
       const Tensor k = normal_tensor(random, axes.k(), axes.dtype), v = normal_tensor(random, axes.v(), axes.dtype);
       std::vector<float> q = normal_elements(random, 7 * kDim);
-      // The same seven queries, again and again.
+      // Repeat seven queries over all heads.
       while (std::ssize(q) < heads * kDim) q.push_back(q[q.size() - 7 * kDim]);
       q.resize(static_cast<std::size_t>(heads * kDim));
       return run_step(device::kEqualRuns, *workload_of(Tensor(q, axes.q(), axes.dtype), k, v, std::vector{n_keys}, 0.5),
