@@ -78,7 +78,7 @@ class House(unittest.TestCase):
                 ("docs/a.md", "At 1M keys 0.89 of the rate are left.\n", "'9 of the rate are left.'"),
                 ("docs/a.md", "Before the joins came in.\n", "is 'arrives'"),
                 ("docs/a.md", "Ranks divide the rows; so do they over MPI.\n", "is 'and ... too'"),
-                ("docs/a.md", "A rank waits in vain.\n", "say which"),
+                ("docs/a.md", "A rank waits in vain.\n", "name it"),
                 ("distributed/exchange/decoder.cpp", "", "does not know the registry any more")):
             with self.subTest(text):
                 self.assertIn(said, "\n".join(self.faults({name: text})))
