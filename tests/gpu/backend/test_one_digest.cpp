@@ -89,6 +89,24 @@ TEST_CASE("one digest: a portable result has the bits of the CPU in all types, r
   check_random(7200, n_cases(5000, 60), std::array{DType::F16, DType::BF16, DType::F8_E4M3}, 576, {0, 576}, true);
 }
 
+TEST_CASE("one digest: a portable result splits its scale, so that large queries of F32 overflow in no product") {
+  SeenCase c;
+  c.axes = {.head_dim = 16, .value_dim = 8, .n_keys = 100, .dtype = DType::F16};
+  c.ranges = {{0, 100}}, c.lengths = {100};
+  std::mt19937 random(7250);
+  std::vector<float> q = normal_elements(random, 16);
+  for (float& x : q) x *= 0x1p120f;
+  std::vector<float> k = normal_elements(random, 1600);
+  for (float& x : k) x *= 0x1p10f;
+  const auto workload = workload_of(Tensor(q, c.axes.q(), DType::F32), Tensor(k, c.axes.k(), DType::F16),
+                                    normal_tensor(random, c.axes.v(), DType::F16), c.lengths, 0x1p-130);
+  workload->set_portable(true);
+  const Step step{.q = workload->query(0), .lengths = workload->lengths()};
+  const std::vector<float> want = decode_ranges(cpu_backend(1), c, *workload, step);
+  for (const float x : want) CHECK(std::isfinite(x));
+  CHECK(same_numbers(decode_ranges(device::backend(), c, *workload, step), want));
+}
+
 /// @tested{eq_7, eq. (7)}
 TEST_CASE("one digest: rung 4 has the bits of a portable walk in 16 bits") {
   for (const DType dtype : {DType::F16, DType::BF16}) {
