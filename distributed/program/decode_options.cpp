@@ -16,7 +16,7 @@ namespace tree_attn {
 std::vector<std::string> dtype_options() {
   std::vector<std::string> options;
   for (const DType dtype : kDTypes) {
-    if (kernel_unit_of(dtype) != KernelUnit::None) options.push_back(lower_name_of(dtype));
+    if (kernel_cores_of(dtype) != KernelCores::None) options.push_back(lower_name_of(dtype));
   }
   return options;
 }

@@ -21,7 +21,7 @@ constexpr std::int64_t kStagedPositions = 64;
 AttentionShape stored_on_device(const AttentionShape& shape) {
   AttentionShape stored = shape;
   stored.in_pairs = shape.in_pairs || sums_in_pairs(shape.dtype);
-  if (kernel_unit_of(shape.dtype) == KernelUnit::None || shape.value_dtype != shape.dtype)
+  if (kernel_cores_of(shape.dtype) == KernelCores::None || shape.value_dtype != shape.dtype)
     stored.dtype = stored.value_dtype = DType::F32;
   stored.row_multiple = 16;
   return stored;

@@ -341,7 +341,7 @@ void transpose_matrices(std::uint32_t* pairs, const Line& line = Line::current()
 template <class T, int m = 1, int n>
 void mma_16x8x16(float (*c)[4], const std::uint32_t (&a)[n][4], const std::uint32_t (*b)[2],
                  const Line& line = Line::current()) {
-  static_assert(DTypeTraits<T>::kUnit == KernelUnit::TensorCores && sizeof(T) == 2);
+  static_assert(DTypeTraits<T>::kCores == KernelCores::TensorCores && sizeof(T) == 2);
   runtime::multiply_matrices<T, m>(c, a, n, b, line);
 }
 

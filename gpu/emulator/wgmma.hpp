@@ -76,7 +76,7 @@ void wgmma_wait(C& c, const Line& line = Line::current()) {
 }
 template <class T, int kProducts, bool kIsTransposed = false, int n, class A, class B>
 void wgmma_64xNx16(float (&c)[n][4], const A& of_a, const B& of_b, const Line& line = Line::current()) {
-  static_assert(DTypeTraits<T>::kUnit == KernelUnit::TensorCores && sizeof(T) == 2 && (n == 2 || n == 4 || n == 8));
+  static_assert(DTypeTraits<T>::kCores == KernelCores::TensorCores && sizeof(T) == 2 && (n == 2 || n == 4 || n == 8));
   BoxMatrix a[kProducts], b[kProducts];
   for (int i = 0; i < kProducts; ++i) a[i] = of_a(i), b[i] = of_b(i);
   runtime::wgmma({{c, n}, a, b, kProducts, std::is_same_v<T, Half>, kIsTransposed}, line);

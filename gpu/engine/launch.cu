@@ -49,11 +49,11 @@ DType query_type(const DecodeParams& params, DType dtype) {
 }
 
 bool multiplies_on_tensor_cores(const DecodeParams& params, DType dtype) {
-  return !params.portable && kernel_unit_of(dtype) == KernelUnit::TensorCores && params.d_v <= kLongestValue;
+  return !params.portable && kernel_cores_of(dtype) == KernelCores::TensorCores && params.d_v <= kLongestValue;
 }
 
 std::string accepts_any_grid(const DecodeParams& params, DType dtype) {
-  if (kernel_unit_of(dtype) == KernelUnit::None) return std::string(name_of(dtype)) + " storage";
+  if (kernel_cores_of(dtype) == KernelCores::None) return std::string(name_of(dtype)) + " storage";
   if (params.d_h > kLongestRow || params.d_v > kLongestRow)
     return "d_h " + std::to_string(params.d_h) + ", d_v " + std::to_string(params.d_v) + ": more than " +
            std::to_string(kLongestRow);
@@ -96,7 +96,7 @@ std::string accepts_aligned_rows(const DecodeParams& params, DType dtype) {
 
 std::string accepts_tensor_rows(const DecodeParams& params, DType dtype) {
   if (const std::string refusal = accepts_any_rows(params, dtype); !refusal.empty()) return refusal;
-  if (kernel_unit_of(dtype) == KernelUnit::Scalar)
+  if (kernel_cores_of(dtype) == KernelCores::Scalar)
     return std::string(name_of(dtype)) + " storage: no tensor core keeps its bits";
   if (params.portable) return "a portable result";
   if (!multiplies_on_tensor_cores(params, dtype))

@@ -53,7 +53,7 @@ inline constexpr bool kHasF16Kernels = false;
 inline constexpr bool kHasF16Kernels = true;
 #endif
 template <class T>
-inline constexpr bool kHasKernels = DTypeTraits<T>::kUnit != KernelUnit::None &&
+inline constexpr bool kHasKernels = DTypeTraits<T>::kCores != KernelCores::None &&
                                     (kHasF16Kernels || DTypeTraits<T>::kDType != DType::F16);
 
 /// The type that tensor cores multiply, and of queries beside it, where keys and values are of a type: F8_E4M3 is widened to

@@ -442,7 +442,7 @@ class ScalarPipeline {
 /// bits.
 template <class T, class Params, class F>
 void with_pipeline(const Params& params, const F& f) {
-  if constexpr (DTypeTraits<T>::kUnit == KernelUnit::TensorCores) {
+  if constexpr (DTypeTraits<T>::kCores == KernelCores::TensorCores) {
     if (multiplies_on_tensor_cores(params, DTypeTraits<T>::kDType))
       return with_tile<T>(params, [&](auto tile) { with_mma_pipeline<decltype(tile), Params>(params, f); });
   }

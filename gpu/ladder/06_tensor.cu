@@ -331,7 +331,7 @@ void run(const DecodeParams& params, DType dtype, const DeviceOutput& output, co
          const Workspace& workspace, Stream stream) {
   if (output.out == nullptr) throw DeviceError("tensor: keeps no states, only finished rows");
   with_step_type(dtype, [&]<class T>(T) {
-    if constexpr (DTypeTraits<T>::kUnit == KernelUnit::TensorCores) {
+    if constexpr (DTypeTraits<T>::kCores == KernelCores::TensorCores) {
       const int dim = dim_of(std::max(params.d_h, params.d_v)), n_parts = (params.d_v - 1) / value_dim_of(dim) + 1;
       const auto kernel = dim <= 128 ? (dim == 64 ? decode_tiles<T, 64> : decode_tiles<T, 128>)
                                      : (dim == 256 ? decode_tiles<T, 256> : decode_tiles<T, kLongestRow>);

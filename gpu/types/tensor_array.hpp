@@ -42,7 +42,7 @@ struct TensorArray {
 /// Why no tensor map can describe the array; empty if one can. An axis of extent 1 may have any stride.
 inline std::string refusal(const TensorArray& array) {
   const char* const axis[] = {"entries", "heads", "positions", "elements of a row"};
-  if (kernel_unit_of(array.dtype) != KernelUnit::TensorCores)
+  if (kernel_cores_of(array.dtype) != KernelCores::TensorCores)
     return "elements of " + std::string(name_of(array.dtype)) + "; a tensor map takes F16, BF16 and F8_E4M3";
   if (reinterpret_cast<std::uintptr_t>(array.data) % 16 != 0) return "the array does not start at a multiple of 16 bytes";
   for (int i = 0; i < 4; ++i) {

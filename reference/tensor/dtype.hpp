@@ -35,10 +35,10 @@ struct BFloat16 {
   std::uint16_t bits;
 };
 
-/// The unit that multiplies elements of a type in a kernel.
-enum class KernelUnit {
+/// The cores that multiply elements of a type in a kernel.
+enum class KernelCores {
   None,         ///< kernels do not accept the type
-  Scalar,       ///< fused multiply-add units, after widening to F32
+  Scalar,       ///< scalar cores: fused multiply-add, after widening to F32
   TensorCores,  ///< tensor cores, 16-bit operands and sums in F32
 };
 
@@ -49,14 +49,14 @@ struct DTypeFacts {
   std::size_t bytes;      ///< of one element
   double unit_roundoff;   ///< u: rounding changes x by at most u |x| where x is normal
   double largest;         ///< largest finite element
-  KernelUnit unit;        ///< multiplies it in a kernel
+  KernelCores cores;      ///< multiplies it in a kernel
 };
 /// All types, in the order of their enumerators.
-inline constexpr std::array kDTypeFacts{DTypeFacts{DType::F64, "F64", 8, 0x1p-53, 0x1.fffffffffffffp1023, KernelUnit::None},
-                                        DTypeFacts{DType::F32, "F32", 4, 0x1p-24, 0x1.fffffep127, KernelUnit::Scalar},
-                                        DTypeFacts{DType::F16, "F16", 2, 0x1p-11, 65504, KernelUnit::TensorCores},
-                                        DTypeFacts{DType::BF16, "BF16", 2, 0x1p-8, 0x1.fep127, KernelUnit::TensorCores},
-                                        DTypeFacts{DType::F8_E4M3, "F8_E4M3", 1, 0x1p-4, 448, KernelUnit::TensorCores}};
+inline constexpr std::array kDTypeFacts{DTypeFacts{DType::F64, "F64", 8, 0x1p-53, 0x1.fffffffffffffp1023, KernelCores::None},
+                                        DTypeFacts{DType::F32, "F32", 4, 0x1p-24, 0x1.fffffep127, KernelCores::Scalar},
+                                        DTypeFacts{DType::F16, "F16", 2, 0x1p-11, 65504, KernelCores::TensorCores},
+                                        DTypeFacts{DType::BF16, "BF16", 2, 0x1p-8, 0x1.fep127, KernelCores::TensorCores},
+                                        DTypeFacts{DType::F8_E4M3, "F8_E4M3", 1, 0x1p-4, 448, KernelCores::TensorCores}};
 inline constexpr auto kDTypes = [] {
   std::array<DType, kDTypeFacts.size()> dtypes{};
   for (std::size_t i = 0; i < dtypes.size(); ++i) dtypes[i] = kDTypeFacts[i].dtype;
@@ -72,7 +72,7 @@ constexpr const DTypeFacts& facts_of(DType dtype) {
 /// The conversions of the element type T, defined for each DType below.
 ///
 ///     kDType          its enumerator
-///     kUnit           the unit of its row
+///     kCores          the cores of its row
 ///     Wide            float, or double for F64: represents every element exactly
 ///     widen(T)        the element as Wide, exactly; a signalling NaN may become a quiet one
 ///     narrow(float)   the nearest element, ties to even; beyond the largest Inf, of F8_E4M3 the largest; a NaN stays one,
@@ -84,7 +84,7 @@ struct DTypeTraits;
 template <>
 struct DTypeTraits<double> {
   static constexpr DType kDType = DType::F64;
-  static constexpr KernelUnit kUnit = facts_of(kDType).unit;
+  static constexpr KernelCores kCores = facts_of(kDType).cores;
   using Wide = double;
   TREE_ATTN_HOST_DEVICE static constexpr double widen(double x) { return x; }
   TREE_ATTN_HOST_DEVICE static constexpr double narrow(float x) { return x; }
@@ -94,7 +94,7 @@ struct DTypeTraits<double> {
 template <>
 struct DTypeTraits<float> {
   static constexpr DType kDType = DType::F32;
-  static constexpr KernelUnit kUnit = facts_of(kDType).unit;
+  static constexpr KernelCores kCores = facts_of(kDType).cores;
   using Wide = float;
   TREE_ATTN_HOST_DEVICE static constexpr float widen(float x) { return x; }
   TREE_ATTN_HOST_DEVICE static constexpr float narrow(float x) { return x; }
@@ -104,7 +104,7 @@ struct DTypeTraits<float> {
 template <>
 struct DTypeTraits<Half> {
   static constexpr DType kDType = DType::F16;
-  static constexpr KernelUnit kUnit = facts_of(kDType).unit;
+  static constexpr KernelCores kCores = facts_of(kDType).cores;
   using Wide = float;
 
   /// On the host the result is computed from the bits, so that compilers vectorise a loop over elements. Exponent and
@@ -145,7 +145,7 @@ struct DTypeTraits<Half> {
 template <>
 struct DTypeTraits<BFloat16> {
   static constexpr DType kDType = DType::BF16;
-  static constexpr KernelUnit kUnit = facts_of(kDType).unit;
+  static constexpr KernelCores kCores = facts_of(kDType).cores;
   using Wide = float;
   TREE_ATTN_HOST_DEVICE static float widen(BFloat16 x) { return float_of(std::uint32_t{x.bits} << 16); }
   /// A NaN keeps its sign on the host; on a device it becomes any NaN, as F16's does.
@@ -166,7 +166,7 @@ struct DTypeTraits<BFloat16> {
 template <>
 struct DTypeTraits<Float8> {
   static constexpr DType kDType = DType::F8_E4M3;
-  static constexpr KernelUnit kUnit = facts_of(kDType).unit;
+  static constexpr KernelCores kCores = facts_of(kDType).cores;
   using Wide = float;
   TREE_ATTN_HOST_DEVICE static float widen(Float8 x) { return x.widen(); }
   TREE_ATTN_HOST_DEVICE static Float8 narrow(float x) { return Float8::narrow(x); }
@@ -176,7 +176,7 @@ struct DTypeTraits<Float8> {
 template <class T>
 concept StoredType = requires(T element, float x) {
   { DTypeTraits<T>::kDType } -> std::convertible_to<DType>;
-  { DTypeTraits<T>::kUnit } -> std::convertible_to<KernelUnit>;
+  { DTypeTraits<T>::kCores } -> std::convertible_to<KernelCores>;
   { DTypeTraits<T>::widen(element) } -> std::same_as<typename DTypeTraits<T>::Wide>;
   { DTypeTraits<T>::narrow(x) } -> std::same_as<T>;
 };
@@ -234,8 +234,8 @@ constexpr double largest_of(DType dtype) { return facts_of(dtype).largest; }
 /// Tests whether the CPU adds neighbours of a dot product in one lane: for BF16, and for F8_E4M3, which has the bits of
 /// BF16.
 constexpr bool sums_in_pairs(DType dtype) { return dtype == DType::BF16 || dtype == DType::F8_E4M3; }
-/// The unit that multiplies elements of the type in a kernel.
-constexpr KernelUnit kernel_unit_of(DType dtype) { return facts_of(dtype).unit; }
+/// The cores that multiply elements of the type in a kernel.
+constexpr KernelCores kernel_cores_of(DType dtype) { return facts_of(dtype).cores; }
 
 /// Each enumerator leads to the type that names it.
 static_assert([] {

@@ -165,7 +165,7 @@ inline bool same_output(const DecodeOutput& a, const DecodeOutput& b) { return s
 inline double longest_chain(const device::LadderStep& step, const DeviceShard& shard) {
   return step.n_additions(shard.params, shard.dtype);
 }
-/// Tests whether scalar units multiply. Steps on scalar units agree in bits; steps on tensor cores have other bits.
+/// Tests whether scalar cores multiply. Steps on scalar cores agree in bits; steps on tensor cores have other bits.
 inline bool is_scalar(const device::LaunchPlan& plan) { return plan.path == std::string("scalar"); }
 
 /// Compares an output with the oracle: positions of NaN and Inf, and the error bound of the elements. Returns the first

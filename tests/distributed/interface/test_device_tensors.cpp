@@ -90,7 +90,7 @@ TEST_CASE("device tensors: a step has the bits of the host, and nothing but leng
       Copied copied = copied_by([&] { append(device, there, 0, kPrefill); });
       CHECK((copied.up == 0 && copied.down == 0));
       const std::int64_t stored_bytes =
-          kernel_unit_of(dtype) == KernelUnit::None ? 4 : static_cast<std::int64_t>(bytes_of(dtype));
+          kernel_cores_of(dtype) == KernelCores::None ? 4 : static_cast<std::int64_t>(bytes_of(dtype));
       const auto row_of = [stored_bytes](std::int64_t d) { return (d * stored_bytes + 15) / 16 * 16; };
       // From the third step on graphs are launched; before the last, one position of each entry comes from the host.
       for (std::int64_t n = kPrefill; n < kKeys; ++n) {

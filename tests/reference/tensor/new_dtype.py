@@ -17,14 +17,14 @@ TRAITS = """
 template <>
 struct DTypeTraits<NewType> {
   static constexpr DType kDType = DType::F8_E8M0;
-  static constexpr KernelUnit kUnit = facts_of(kDType).unit;
+  static constexpr KernelCores kCores = facts_of(kDType).cores;
   using Wide = float;
   TREE_ATTN_HOST_DEVICE static float widen(NewType x) { return float(x.bits); }
   TREE_ATTN_HOST_DEVICE static NewType narrow(float) { return {}; }
 };
 """
 
-ROW = 'DTypeFacts{DType::F8_E8M0, "F8_E8M0", 1, 0x1p-4, 448, KernelUnit::None}'
+ROW = 'DTypeFacts{DType::F8_E8M0, "F8_E8M0", 1, 0x1p-4, 448, KernelCores::None}'
 
 
 def parts(header):
@@ -33,7 +33,7 @@ def parts(header):
     last_case = re.findall(r" *case DType::\w+: return call\(.*\);\n", header)[-1]
     return {
         "an enumerator": (enumerators, enumerators.replace(" };", ", F8_E8M0 };")),
-        "a row": ("KernelUnit::TensorCores}};", f"KernelUnit::TensorCores}},\n{ROW}}};"),
+        "a row": ("KernelCores::TensorCores}};", f"KernelCores::TensorCores}},\n{ROW}}};"),
         "a case": (last_case, last_case + "    case DType::F8_E8M0: return call(NewType{});\n"),
         "an element type": ("/// bfloat16: the upper", "struct NewType {\n  std::uint8_t bits;\n};\n\n/// bfloat16: the upper"),
         "traits": ("/// An element type whose traits", TRAITS + "\n/// An element type whose traits"),
@@ -42,7 +42,7 @@ def parts(header):
 
 # Sources that read the traits. They compile unchanged once the type is complete.
 READERS = ["reference/tensor/convert.cpp", "reference/data/safetensors.cpp", "reference/data/synthetic.cpp", "plain/launch.cu.cpp"]
-# A step on scalar units accepts every kernel type. A step on tensor cores needs a product for it.
+# A step on scalar cores accepts every kernel type. A step on tensor cores needs a product for it.
 SCALAR_STEP, TENSOR_STEP = "plain/03_vectors.cu.cpp", "plain/06_tensor.cu.cpp"
 
 
@@ -108,7 +108,7 @@ def main():
 
         # Traits without one of their members.
         for line in TRAITS.splitlines():
-            for member in ("kDType", "kUnit ", "Wide", "widen(", "narrow("):
+            for member in ("kDType", "kCores ", "Wide", "widen(", "narrow("):
                 if member in line:
                     partial = TRAITS.replace(line + "\n", "")
                     expect(replaced(complete, TRAITS, partial), False, f"traits without {member}")
