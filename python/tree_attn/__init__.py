@@ -230,8 +230,18 @@ def _plain(x):
     if isinstance(x, numpy.ma.MaskedArray):
         raise TypeError("an array of numpy.ma has a mask, which would be ignored: pass its filled() or its data")
     if getattr(x, "requires_grad", False):
-        raise ValueError("an array requires a gradient, which the output would not have: pass its detach()")
+        torch = sys.modules.get("torch")
+        if torch is None or not isinstance(x, torch.Tensor) or torch.is_grad_enabled():
+            raise ValueError("an array requires a gradient, which the output would not have: pass its detach(), or call under torch.no_grad()")
+        x = x.detach()
     return numpy.asarray(_Writable(x)) if isinstance(x, numpy.ndarray) and not x.flags.writeable else x
+
+
+def _written(x):
+    """An array of the caller that is to be written. @raises ValueError for one that its library says is constant"""
+    if getattr(getattr(x, "flags", None), "writeable", True) is False or x is not None and _kind(x) in ("jax", "jaxlib"):
+        raise ValueError(f"an array of {_kind(x)} in out is read only")
+    return x
 
 
 def _kind(x):
@@ -392,7 +402,7 @@ class Attention:
             if most_queries:
                 raise ValueError("most_queries and n_queries, its name in 0.2, are both given")
             most_queries = n_queries
-        self._handle, self._views, self._started, self._stream = ctypes.c_void_p(), [_View() for _ in range(3)], None, None
+        self._handle, self._views, self._started, self._stream, self._process = ctypes.c_void_p(), [_View() for _ in range(3)], None, None, None
         self._rule = _Seen()
         self._of_rule = ctypes.byref(self._rule)
         self._comm = comm  # outlives the duplicate
@@ -409,6 +419,7 @@ class Attention:
                 raise TransportError("a message of this group was late or has failed, so it is not used again: make a new group")
             self._size, self._callbacks = carrier.size, _comm.callbacks_of(carrier)
         callbacks = self._callbacks and ctypes.addressof(self._callbacks.comm)
+        self._process = None if (self._size, threads, backend) in ((1, 1, None), (1, 1, "cpu")) else os.getpid()
         try:
             kv_heads, value_dim = heads if kv_heads is None else kv_heads, head_dim if value_dim is None else value_dim
             shape = [_integer(*x) for x in (("batch", batch), ("heads", heads), ("kv_heads", kv_heads), ("head_dim", head_dim), ("value_dim", value_dim),
@@ -420,7 +431,7 @@ class Attention:
                     ("page_window", page_window, 1, 2 ** 63 - 1), ("page_sinks", page_sinks, 0, 2 ** 63 - 1), ("capacity", capacity, 0, 2 ** 63 - 1)))
             if timeout is not None and not timeout > 0:
                 raise ValueError(f"timeout is {timeout}; more than 0 seconds are needed")
-            data_type = _DataType(*_one_of(_TYPES, "dtype", str(dtype).split(".")[-1]), 1)
+            data_type = _DataType(*_one_of(_TYPES, "dtype", dtype.__name__ if isinstance(dtype, type) else str(dtype).split(".")[-1]), 1)
             text = [x if x is None else x.encode() for x in (algorithm, backend, transport)]
             scales = [x if x is None else _dlpack(numpy.broadcast_to(_plain(x), (batch, kv_heads)).astype("float32")) for x in (k_scale, v_scale)]
             scale, has_scale = _scale(scale)
@@ -458,7 +469,7 @@ class Attention:
 
         Both None: n positions that this rank does not hold. stream: as step().
         """
-        if n is None and stream is self._stream is None and type(entry) is int and _is_plain_torch(k) and (v is None or _is_plain_torch(v)) and k.dim() in (3, 4):
+        if n is None and stream is self._stream is None and type(entry) is int and 0 <= entry < 2 ** 63 and _is_plain_torch(k) and (v is None or _is_plain_torch(v)) and k.dim() in (3, 4):
             of_k, of_v, _ = self._views
             if of_k.set(k) and (v is None or of_v.set(v)):
                 status = _library.ta_append(self._open(), entry, k.shape[-2], of_k.address, None if v is None else of_v.address)
@@ -486,11 +497,15 @@ class Attention:
         of a cudaStream_t, for arrays on the GPU: they are read and written in its order, and the call does not wait for the GPU, but over NCCL
         for its messages. It cannot be captured. @returns out in the type of q, lse in float32
         """
-        if stream is self._stream is None and sinks is None and mask is None and softcap is None and not by_heads and _is_plain_torch(q) and q.dim() == 4 and (window is None or type(window) is int and window > 0):
+        if stream is self._stream is None and sinks is None and mask is None and softcap is None and not by_heads and _is_plain_torch(q) and q.dim() == 4 and (window is None or type(window) is int and 0 < window < 2 ** 63):
             views, rule = self._views, self._rule
-            z, lse = self._outputs(q, q.shape[2]) if out is None else out
-            if views[0].set(q) and _is_plain_torch(z) and views[1].set(z) and (lse is None or _is_plain_torch(lse) and views[2].set(lse)):
+            try:
+                z, lse = self._outputs(q, q.shape[2]) if out is None else out
                 rule.causal, rule.window = bool(causal), window or 0
+                is_ready = views[0].set(q) and _is_plain_torch(z) and views[1].set(z) and (lse is None or _is_plain_torch(lse) and views[2].set(lse))
+            except Exception:
+                is_ready = False  # raised again below, where the other ranks are told
+            if is_ready:
                 status = _library.ta_step(self._open(), views[0].address, self._of_rule, views[1].address, None if lse is None else views[2].address)
                 if status != 0:
                     _fail(status, self._callbacks)
@@ -499,7 +514,7 @@ class Attention:
             self._use(stream)
             seen, _capsule = _seen(causal, window, sinks, mask, softcap)
             l = _shape(q, 4, "q")[2]
-            z, lse = self._outputs(q, l, by_heads) if out is None else out
+            z, lse = self._outputs(q, l, by_heads) if out is None else map(_written, out)
             call = _prepared("step_by_heads" if by_heads else "step", self._handle, q, seen, z, lse, device=self._device, callbacks=self._callbacks)
         call()
         return _back(q, z, lse) if out is None else (z, lse)
@@ -523,7 +538,7 @@ class Attention:
             l = _shape(q, 4, "q")[2]
             call = _prepared("start", self._handle, q, seen, device=self._device, callbacks=self._callbacks)
         call()
-        self._started = q[:0], l
+        self._started = q, l
 
     def progress(self):
         """Moves a step that was begun, without waiting; between nodes of a group only finish() does. @returns whether nothing is left to wait for"""
@@ -536,9 +551,10 @@ class Attention:
         self._open()
         if self._started is None:
             raise ValueError("no step was begun: call start()")
-        (like, l), self._started = self._started, None
+        like, l = self._started
         z, lse = self._outputs(like, l)
         _call("finish", self._handle, z, lse, device=self._device, callbacks=self._callbacks)
+        self._started = None
         return _back(like, z, lse)
 
     def share(self, source, to, n):
@@ -593,13 +609,15 @@ class Attention:
 
     def close(self):
         """Closes it, on every rank; before MPI ends."""
-        if self._handle:
+        if self._handle and self._is_here():
             _library.ta_close(self._handle)
-            self._handle = ctypes.c_void_p()
+        self._handle = ctypes.c_void_p()
 
     def abandon(self):
         """Gives up the exchange of this rank, without waiting for the others; then close() waits for none either."""
         _call("abandon", self._open())
+        if self._callbacks is not None and self._size > 1:
+            self._callbacks.group.is_lost = True  # the others may wait there for this rank
 
     @contextlib.contextmanager
     def _told(self, call=0):
@@ -620,7 +638,16 @@ class Attention:
     def _open(self):
         if not self._handle:
             raise ValueError("the Attention is closed")
+        if not self._is_here():
+            raise ValueError("the Attention is that of another process, from which this one was forked: open one here")
         return self._handle
+
+    def _is_here(self):
+        """Whether this process has its threads and its messages; one thread and memory of the host are in a forked process too."""
+        return self._process is None or self._process == os.getpid()
+
+    def __reduce__(self):
+        raise TypeError("an Attention has memory and messages of its own, which are not copied: open another one")
 
     def __enter__(self):
         return self

@@ -192,6 +192,9 @@ def group_of(comm, group):
     """The TorchGroup or MpiGroup of what is given, one for all objects over it, so that all know when it has given up."""
     global _keyval
     if group is not None:
+        import torch.distributed as dist
+        if group is dist.GroupMember.NON_GROUP_MEMBER:
+            raise ValueError("this process is not in the group")
         if group not in _torch_groups:
             _torch_groups[group] = TorchGroup(group)
         return _torch_groups[group]

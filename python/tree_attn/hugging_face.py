@@ -42,13 +42,16 @@ class _Layer(CacheLayerMixin):
         """Waits for the queries."""
 
     def update(self, key_states, value_states, *args, **kwargs):
-        """The new keys, which carry this layer to attend()."""
+        """The new keys, which carry this layer to attend(). @raises ValueError where another attention has taken those before, which are not all"""
+        left, _waiting.layer = getattr(_waiting, "layer", None), None
+        _require(left is None, "this cache is for a model with attn_implementation='tree_attn': another attention has seen the new keys alone")
         key_states = key_states.view(key_states.shape)  # a tensor of our own
         key_states.tree_attn_layer = _waiting.layer = self
         return key_states, value_states
 
     def attend(self, query, key, value, scale, causal, window, sinks):
         """Appends keys and values [b, n_kv, l, d], of which this rank keeps its own, and takes a step."""
+        value = value.to(key.dtype)  # autocast has values of another type than rotated keys
         if self.attention is None:
             self.attention = tree_attn.Attention(group=self._group, heads=query.shape[1], kv_heads=key.shape[1], head_dim=key.shape[3],
                                                  value_dim=value.shape[3], batch=key.shape[0], dtype=key.dtype, scale=scale, **self._options)
@@ -104,13 +107,13 @@ class Cache(transformers.Cache):
 
 def attend(module, query, key, value, attention_mask, scaling=None, dropout=0.0, sliding_window=None, s_aux=None, softcap=None, is_causal=None, **kwargs):
     """The attention of a layer, as AttentionInterface calls it. @returns out [b, l, n_h, d_v], and no weights"""
+    expected, _waiting.layer = getattr(_waiting, "layer", None), None
     _require(attention_mask is None, "attn_implementation='tree_attn' takes no padding and no mask: sequences of a batch have one length")
     _require(not dropout, "attn_implementation='tree_attn' has no dropout: call model.eval()")
     _require(softcap is None and kwargs.get("position_bias") is None, "attn_implementation='tree_attn' has no soft cap and no position bias")
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     sinks = None if s_aux is None else s_aux.detach()
     layer = getattr(key, "tree_attn_layer", None)
-    expected, _waiting.layer = getattr(_waiting, "layer", None), None
     _require(layer is expected, "attn_implementation='tree_attn' has got other keys than those that its cache gave to this layer: the model changes or shares them")
     if layer is None:
         out, _ = tree_attn.attention(query, key, value, scaling, causal, sliding_window, sinks)

@@ -25,8 +25,8 @@ _numbers = itertools.count()
 
 def _refuse_gradients(*tensors):
     for x in tensors:
-        if x is not None and x.requires_grad:
-            raise ValueError("a tensor requires a gradient, which the output would not have: pass its detach(), or call under torch.no_grad()")
+        if x is not None and x.requires_grad:  # an operator is not told whether gradients are enabled
+            raise ValueError("a tensor requires a gradient, which the output would not have: pass its detach()")
 
 
 def _sinks(sinks, sink):
@@ -94,7 +94,8 @@ class Layer:
 
     def __init__(self, attention):
         self.attention, self.number, self.value_dim = attention, next(_numbers), attention._out_axes[1]
-        self.state = torch.zeros(1, dtype=torch.int64)
+        with torch.inference_mode(False):  # or it could not change outside of that mode
+            self.state = torch.zeros(1, dtype=torch.int64)
         _layers[self.number] = self
 
     def append(self, k, v=None, entry=0, n=None):

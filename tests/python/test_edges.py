@@ -4,12 +4,15 @@
 
 Run: ./run python    or, over ranks: mpirun -n 3 python3 tests/python/test_edges.py Ranks
 """
+import copy
 import ctypes
 import inspect
 import math
 import os
+import pickle
 import time
 import unittest
+import unittest.mock
 
 import numpy
 
@@ -216,6 +219,10 @@ class Facade(unittest.TestCase):
                 pass
             self.assertEqual(outcome(opened.finish), outcome(lambda: opened.step(self.long[0], causal=True, window=90)))
             self.assertEqual(outcome(opened.finish), "ValueError: no step was begun: call start()")
+            opened.start(self.long[0])
+            with unittest.mock.patch.object(tree_attn, "_call", side_effect=ValueError("of C")):
+                self.assertEqual(outcome(opened.finish), "ValueError: of C")
+            self.assertEqual(outcome(opened.finish), outcome(lambda: opened.step(self.long[0])))
 
     def test_a_sequence_begins_as_another_one(self):
         with Attention(heads=4, kv_heads=2, head_dim=16, batch=2, n_pages=9) as opened:
@@ -258,6 +265,36 @@ class Facade(unittest.TestCase):
                 self.assertEqual(outcome(lambda: (z, lse)), outcome(lambda: opened.step(self.long[0])))
                 self.assertIsNone(opened.step(convert(self.long[0]), out=(arrays[0], None))[1])
                 self.assertRegex(outcome(lambda: opened.step(convert(self.long[0]), out=(arrays[1], None))), "^ValueError: out has 3 axes; expected 4$")
+                for wrong in ((*arrays, None), (arrays[0],), 5, (None, arrays[1]), (arrays[0], arrays[0][..., 0]), (arrays[0][..., :8], None)):
+                    self.assertRegex(outcome(lambda: opened.step(convert(self.long[0]), out=wrong)), "^(Value|Type)Error: ")
+        frozen = numpy.zeros((2, 4, 3, 16), "float32")
+        frozen.flags.writeable = False
+        with self.opened() as opened:
+            self.assertEqual(outcome(lambda: opened.step(self.long[0], out=(frozen, None))), "ValueError: an array of numpy in out is read only")
+        self.assertFalse(frozen.any())
+
+    def test_an_object_is_not_copied_and_is_that_of_its_process(self):
+        with self.opened(threads=2) as opened:
+            for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+                self.assertRegex(outcome(lambda: copied(opened)), "^TypeError: an Attention has memory and messages of its own")
+            child = os.fork()
+            if child == 0:  # without the threads of the pool: to close it would wait for them
+                line = outcome(lambda: opened.step(self.long[0]))
+                opened.close()
+                os._exit(0 if "that of another process" in str(line) else 1)
+            self.assertEqual(os.waitpid(child, 0)[1], 0)
+            self.assertIsInstance(outcome(lambda: opened.step(self.long[0])), bytes)
+        with self.opened() as opened:
+            child = os.fork()
+            if child == 0:
+                os._exit(0 if isinstance(outcome(lambda: opened.step(self.long[0])), bytes) else 1)
+            self.assertEqual(os.waitpid(child, 0)[1], 0)
+
+    def test_a_class_of_numpy_names_a_type(self):
+        for of in (numpy.float16, numpy.dtype("float16"), "float16"):
+            with Attention(heads=1, head_dim=4, dtype=of) as opened:
+                opened.append(numpy.ones((1, 3, 4), "float16"), numpy.ones((1, 3, 4), "float16"))
+        self.assertRegex(outcome(lambda: Attention(heads=1, head_dim=4, dtype=int)), "^ValueError: dtype is 'int'; one of ")
 
     @unittest.skipIf(torch is None, "PyTorch is not installed")
     def test_tensors_of_pytorch_are_read_where_they_lie(self):
@@ -275,6 +312,11 @@ class Facade(unittest.TestCase):
                              (q_[..., ::2], "q has stride 2 along its last axis")):
                 with self.assertRaisesRegex(ValueError, error):
                     opened.step(x)
+            for call in (lambda: opened.append(k_[0], v_[0], 2 ** 64), lambda: opened.append(k_[0], v_[0], -1)):
+                self.assertRegex(outcome(call), "^IndexError: ")
+            for window in (2 ** 64 + 1, 0, -1):
+                self.assertRegex(outcome(lambda: opened.step(q_, window=window)), "^ValueError: window is ")
+            self.assertEqual((opened.length(0), opened.length(1)), (300, 300))
 
 
 class Zero(unittest.TestCase):
@@ -474,6 +516,11 @@ class Ranks(unittest.TestCase):
                                                ("a form", expected[0], expected[1], {"form": "base ten"}), ("by heads of many", expected[0], expected[1], {"by_heads": q})):
                     refused(f"combine {name}", lambda: opened.combine(*((o, lse) if mine else expected), **(keywords if mine else {})))
                 self.assertEqual([x.tobytes() for x in opened.step(q[:1])], [x.tobytes() for x in expected])
+                if torch is not None:
+                    of_torch = torch.from_numpy(q[:1])
+                    for name, keywords in (("three outputs", {"out": (1, 2, 3)}), ("an output", {"out": 5}), ("causal", {"causal": q}), ("window", {"window": 2 ** 64 + 1})):
+                        refused(f"step {name} of PyTorch", lambda: opened.step(of_torch, **(keywords if mine else {})))
+                    self.assertEqual(opened.step(of_torch)[0].numpy().tobytes(), expected[0].tobytes())
 
     def test_an_error_of_the_program_leaves_at_once_and_a_wait_ends_after_the_time_limit(self):
         self.comm.Barrier()

@@ -64,7 +64,14 @@ def scene_steps(group):
 
 def scene_parts(group):
     """Two groups of the processes: ranks are those of the group."""
-    half = [dist.new_group([0, 2]), dist.new_group([1, 3])][dist.get_rank() % 2]
+    groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    half, other = groups[dist.get_rank() % 2], groups[1 - dist.get_rank() % 2]
+    try:
+        opened(other)
+    except ValueError as error:
+        assert str(error) == "this process is not in the group", error
+    else:
+        raise AssertionError("a group of others")
     with opened(half) as layer:
         return "%s %d" % outputs(layer, torch.from_numpy)
 
@@ -118,6 +125,24 @@ def scene_closed(group):
         with opened(group) as layer:
             layer.step(torch.from_numpy(drawn()[2]))
     return line
+
+
+def scene_abandoned(group):
+    """An exception of one process in a with block: it says at once that the group is not used again, as the others do after their wait."""
+    q = torch.from_numpy(drawn()[2])
+    try:
+        with opened(group, timeout=0.5) as layer:
+            if dist.get_rank() == 1:
+                raise LookupError
+            layer.step(q)
+    except (LookupError, tree_attn.TransportError):
+        pass
+    begin = time.monotonic()
+    try:
+        opened(group, timeout=20)
+    except tree_attn.TransportError as error:
+        assert time.monotonic() - begin < 5
+        return str(error)
 
 
 def scene_late(group):
@@ -198,6 +223,9 @@ class Torch(unittest.TestCase):
         self.assertEqual(silent, "silent")
         self.assertRegex(line, "^rank 1 waited 0.5 s for .* and gave up; rank 1 has given up before, and its group is not used again: open "
                                "another object on a new group; a message of this group was late or has failed, so it is not used again: make a new group$")
+
+    def test_a_group_that_one_process_has_given_up_is_not_used_again(self):
+        self.assertEqual(set(play("abandoned", 2)), {"a message of this group was late or has failed, so it is not used again: make a new group"})
 
     def test_what_the_group_raises_is_the_cause(self):
         self.assertEqual(play("gone", 2), ["gone", "rank 1: a callback has failed: [/__w/pyto"[:41]])

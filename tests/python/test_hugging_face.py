@@ -4,6 +4,7 @@
 
 Run: ./run python --peers    or, on other numbers of processes: python3 tests/python/test_hugging_face.py --ranks 1,8
 """
+import copy
 import hashlib
 import sys
 import types
@@ -121,21 +122,34 @@ class HuggingFace(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, r"crop\(-9\) of 0 positions"):
             cache.crop(-9)
         k = torch.zeros(1, 2, 3, 16)
-        keys, values = cache.update(k, k, 0)
-        for other in (keys.clone(), k):
-            cache.update(k, k, 0)
+        for copied in (torch.clone, lambda keys: k):
+            keys, values = cache.update(k, k, 0)
+            other = copied(keys)
             with self.assertRaisesRegex(ValueError, "has got other keys than those that its cache gave"):
                 tree_attn.hugging_face.attend(types.SimpleNamespace(), torch.zeros(1, 4, 3, 16), other, values, None)
         with self.assertRaisesRegex(ValueError, "has got other keys"):  # of a layer that shares them
             tree_attn.hugging_face.attend(types.SimpleNamespace(), torch.zeros(1, 4, 3, 16), keys, values, None)
         with self.assertRaisesRegex(ValueError, "beams would move sequences"):
             cache.layers[0].reorder_cache(None)
+        with torch.no_grad(), self.assertRaisesRegex(ValueError, "this cache is for a model with attn_implementation='tree_attn'"):
+            drawn(copy.deepcopy(config), "sdpa")(TOKENS[:, :8], cache=cache)
+        with torch.no_grad():  # and the next call is right
+            self.assertTrue(torch.equal(model(TOKENS[:, :8], cache=cache).logits, model(TOKENS[:, :8]).logits))
 
     def test_generate(self):
         config = MODELS["grouped"]
-        words = [drawn(config, attention).generate(TOKENS[:1, :20], max_new_tokens=6, do_sample=False, cache=cache)
-                 for attention, cache in (("tree_attn", tree_attn.hugging_face.Cache(config)), ("eager", None))]
-        self.assertTrue(torch.equal(*words))
+        assistant = drawn(copy.deepcopy(config), "eager")
+        for options in ({}, {"prompt_lookup_num_tokens": 3}, {"assistant_model": assistant}):
+            words = [drawn(config, attention).generate(TOKENS[:1, :20], max_new_tokens=6, do_sample=False, cache=cache, **(options if cache else {}))
+                     for attention, cache in (("tree_attn", tree_attn.hugging_face.Cache(config)), ("eager", None))]
+            self.assertTrue(torch.equal(*words), list(options))
+
+    def test_autocast(self):
+        config = MODELS["plain"]
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            logits, expected = (drawn(config, attention)(TOKENS[:, :70], cache=cache).logits
+                                for attention, cache in (("tree_attn", tree_attn.hugging_face.Cache(config)), ("eager", None)))
+        self.assertLess((logits - expected).abs().max(), 0.02)
 
 
 if __name__ == "__main__":

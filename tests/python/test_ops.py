@@ -50,6 +50,16 @@ class Ops(unittest.TestCase):
         torch.library.opcheck(OPS.step.default, (layer.number, layer.state, q, 16), {"by_heads": True})
         self.assertTrue(same(layer.step(q, by_heads=True), layer.step(q)))
 
+    def test_a_layer_of_inference_mode_goes_on_outside(self):
+        q, k, v, _ = drawn()
+        with torch.inference_mode():
+            layer = opened()
+            layer.append(k[0], v[0])
+        layer.append(k[1], v[1], 1)
+        with torch.inference_mode():
+            inside = layer.step(q)
+        self.assertTrue(same(layer.step(q), inside))
+
     def test_a_compiled_function_is_one_graph_with_the_bits_and_the_order_of_an_eager_one(self):
         q, k, v, _ = drawn()
 
@@ -80,8 +90,11 @@ class Ops(unittest.TestCase):
             with self.assertRaisesRegex(Exception, "a tensor requires a gradient, which the output would not have: pass its detach"):
                 call(q)
         self.assertEqual(layer.state.item(), 0)
-        with torch.no_grad():
-            self.assertFalse(OPS.attention(2 * q, k, v)[0].requires_grad)
+        for mode in torch.no_grad, torch.inference_mode:
+            with mode():
+                self.assertFalse(OPS.attention(2 * q, k, v)[0].requires_grad)
+                self.assertTrue(same(layer.attention.step(q), layer.step(q.detach())))
+                self.assertTrue(same(tree_attn.attention(q, k, v), tree_attn.attention(q.detach(), k, v)))
 
 
 if __name__ == "__main__":
