@@ -107,26 +107,18 @@ struct LatentThread {
 /// The vector `unit` of a row, in boxes.
 __device__ __forceinline__ int vector_at(int row, int unit) { return row * kRowVectors + swizzled_unit(row, unit); }
 
-/// Loads the queries times TileScale::query as boxes; zeros past the group and past d_h.
+/// Loads the queries as boxes, see query_pair().
 template <IsLatentTile Tile>
 __device__ __forceinline__ void load_queries(const DecodeParams& params, std::int64_t kv_head, std::int64_t first_row,
                                              Shared<Bytes16> boxes) {
-  using T = typename Tile::T;
   const float scale = TileScale(params.query_scale, params.score_scale).query;
   TREE_ATTN_LOOP
   for (int i = static_cast<int>(threadIdx.x); i < Tile::kRows * kLatentBoxes * kRowVectors; i += Tile::kLanes) {
     const int r = i / (kLatentBoxes * kRowVectors), unit = i % (kLatentBoxes * kRowVectors);
-    const bool valid = first_row + r < params.group;
-    const T* const query = params.query<T>(kv_head, valid ? first_row + r : first_row) + 8 * unit;
     Bytes16 bytes;
     TREE_ATTN_UNROLL
-    for (int c = 0; c < 4; ++c) {
-      T pair[2] = {};
-      TREE_ATTN_UNROLL
-      for (int j = 0; j < 2; ++j)
-        if (valid && 8 * unit + 2 * c + j < params.d_h) pair[j] = narrow<T>(scale * widen(load_once(query + 2 * c + j)));
-      bytes.word[c] = pack(pair[0], pair[1]);
-    }
+    for (int c = 0; c < 4; ++c)
+      bytes.word[c] = query_pair<typename Tile::T>(params, kv_head, first_row, r, 8 * unit + 2 * c, scale);
     store16(boxes + (unit / kRowVectors * Tile::kRows * kRowVectors + vector_at(r, unit % kRowVectors)), bytes);
   }
 }
@@ -166,7 +158,7 @@ __device__ __forceinline__ void multiply_values(Shared<Bytes16> values, Shared<B
 
 /// A leaf whose products become weights.
 template <class Leaves>
-struct LatentScores {
+struct LatentLeaf {
   const DecodeParams& params;
   Count kv_head, first_row;
   const Leaves& leaves;
@@ -174,83 +166,52 @@ struct LatentScores {
   const LeafKeys& keys;
 };
 
-/// Turns products of 16 queries into weights and their parts, shifts and sums, as settle_scores() and weigh() do. One
-/// warpgroup; then a barrier of the block. @param part of the queries, 16 by 16
+/// Turns products of 16 queries into weights and their parts, shifts and sums. One warpgroup; then a barrier of the block.
+/// @param part of the queries, 16 by 16
 template <IsLatentTile Tile, class Leaves>
-__device__ __forceinline__ void weigh(const LatentMemory<Tile>& memory, const LatentScores<Leaves>& of, int part) {
+__device__ __forceinline__ void weigh(const LatentMemory<Tile>& memory, const LatentLeaf<Leaves>& of, int part) {
   using Memory = LatentMemory<Tile>;
-  constexpr int kSlots = 4;  // two of each eight queries
+  using Scores = LaneScores<1, 2>;
   const LatentThread at;
-  const auto row_of = [&](int slot) { return slot / 2 * 8 + at.lane % 4 * 2 + slot % 2; };
-  const auto key_of = [&](int h) { return 16 * at.warp + at.lane / 4 + 8 * h; };
+  const Scores scores{at.lane, at.warp};
   const int first = part * kWeighed;
   const Shared<float> w = memory.weights + part * static_cast<int>(kLeafKeys) * Memory::kPitch,
                       largest = memory.largest + part * 4 * kWeighed;
-
-  // Scores: element [slot / 2][2 h + slot % 2] is that of key_of(h).
-  float s[2][4];
+  Scores::Array s;
   TREE_ATTN_UNROLL
   for (int j = 0; j < 2; ++j) {
     const Bytes16 bytes = load16(memory.products + ((2 * part + j) * kWarpgroup + at.thread));
     std::memcpy(s[j], &bytes, sizeof bytes);
   }
-  float scale = TileScale(of.params.query_scale, of.params.score_scale).score;
-  if (of.params.softcap) {
-    TREE_ATTN_UNROLL
-    for (int i = 0; i < 8; ++i) s[i / 4][i % 4] = of.params.softcap(multiply(scale, s[i / 4][i % 4]));
-    scale = 1;
-  }
-  if (!of.keys.are_all()) {
-    TREE_ATTN_UNROLL
-    for (int i = 0; i < 8; ++i)
-      if (!of.keys.contain(key_of(i % 4 / 2))) s[i / 4][i % 4] = kNone;
-  }
-  if (!of.leaves.are_seen_alike(of.leaf, of.params.n_edge())) {
-    const std::int64_t position = of.leaves.position(of.leaf);
-    TREE_ATTN_UNROLL
-    for (int slot = 0; slot < kSlots; ++slot) {
-      const Seen seen = of.params.seen(of.kv_head, std::int64_t{of.first_row} + first + row_of(slot));
-      TREE_ATTN_UNROLL
-      for (int h = 0; h < 2; ++h)
-        if (!seen.contains(position + key_of(h))) s[slot / 2][2 * h + slot % 2] = kNone;
-    }
-  }
+  const float scale = settle_scores(of.params, of.kv_head, std::int64_t{of.first_row} + first, of.leaves, of.leaf, of.keys,
+                                    TileScale(of.params.query_scale, of.params.score_scale).score, scores, s);
 
   // The shifts: of the largest score of all warps.
   TREE_ATTN_UNROLL
-  for (int slot = 0; slot < kSlots; ++slot) {
-    const float most = max_of_query(std::fmax(s[slot / 2][slot % 2], s[slot / 2][2 + slot % 2]));
-    if (at.lane < 4) largest[at.warp * kWeighed + row_of(slot)] = most;
+  for (int slot = 0; slot < Scores::kSlots; ++slot) {
+    const float most = max_of_query(std::fmax(scores.at(s, slot, 0), scores.at(s, slot, 1)));
+    if (at.lane < 4) largest[at.warp * kWeighed + scores.row(slot)] = most;
   }
   sync_neighbours(kWarpgroup);
+  float shift[Scores::kSlots], x[Scores::kSlots][2];
   TREE_ATTN_UNROLL
-  for (int slot = 0; slot < kSlots; ++slot) {
+  for (int slot = 0; slot < Scores::kSlots; ++slot) {
     float most = kNone;
     TREE_ATTN_UNROLL
-    for (int i = 0; i < 4; ++i) most = std::fmax(most, largest[i * kWeighed + row_of(slot)]);
-    const float shift = std::ceil(multiply(scale, most)) + 0.0f;
-    if (at.thread < 4) memory.of_leaf[first + row_of(slot)] = shift;
-    const bool is_large = std::fabs(shift) >= kLargeScore;
-    TREE_ATTN_UNROLL
-    for (int h = 0; h < 2; ++h) {
-      float& x = s[slot / 2][2 * h + slot % 2];
-      if (is_large) x = multiply(scale, x) - (shift == kNone ? 0.0f : shift);
-      x = exp2_of_sum(x, is_large ? 1.0f : scale, is_large ? kToWhole : kToWhole - shift);
-      w[key_of(h) * Memory::kPitch + row_of(slot)] = x;
-    }
+    for (int i = 0; i < 4; ++i) most = std::fmax(most, largest[i * kWeighed + scores.row(slot)]);
+    shift[slot] = leaf_shift(scale, most);
+    x[slot][0] = scores.at(s, slot, 0), x[slot][1] = scores.at(s, slot, 1);
+    if (at.thread < 4) memory.of_leaf[first + scores.row(slot)] = shift[slot];
   }
+  make_weights(scale, shift, x);
+  TREE_ATTN_UNROLL
+  for (int i = 0; i < 8; ++i)
+    w[scores.key(i % 2) * Memory::kPitch + scores.row(i / 2)] = scores.at(s, i / 2, i % 2) = x[i / 2][i % 2];
 
   // Their parts: a row of a query has the keys in their order.
   std::uint32_t matrix[3][4];
   TREE_ATTN_UNROLL
-  for (int i = 0; i < 4; ++i) {
-    const WeightParts left = split_weight(typename Tile::T{}, s[i / 2][i % 2 * 2]),
-                      right = split_weight(typename Tile::T{}, s[i / 2][i % 2 * 2 + 1]);
-    const auto pair = [](std::uint16_t low, std::uint16_t high) { return std::uint32_t{low} | std::uint32_t{high} << 16; };
-    matrix[0][i] = pair(left.lower, right.lower);
-    matrix[1][i] = pair(left.middle, right.middle);
-    matrix[2][i] = pair(left.upper, right.upper);
-  }
+  for (int i = 0; i < 4; ++i) split_pair<typename Tile::T>(s[i / 2][i % 2 * 2], s[i / 2][i % 2 * 2 + 1], matrix, i);
   const int vector = vector_at(first + at.lane / 16 * 8 + at.lane % 8, 2 * at.warp + at.lane / 8 % 2);
   TREE_ATTN_UNROLL
   for (int i = 0; i < 3; ++i) store_matrices_x4_transposed(memory.parts + (i * Memory::kRowsOfBox + vector), matrix[i]);

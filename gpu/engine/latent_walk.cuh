@@ -118,7 +118,7 @@ struct LatentWalk {
   __device__ __forceinline__ void make_weights(int leaf) const {
     if (group < 4 - kWeighing) return;
     const LeafKeys keys = keys_of(leaf);
-    weigh<Tile>(memory, LatentScores<Leaves>{params, kv_head, first_row, leaves, leaf, keys}, group - (4 - kWeighing));
+    weigh<Tile>(memory, LatentLeaf<Leaves>{params, kv_head, first_row, leaves, leaf, keys}, group - (4 - kWeighing));
   }
   __device__ __forceinline__ static void scale(typename Tile::Sums& o, float by) {
     TREE_ATTN_UNROLL
@@ -182,8 +182,7 @@ __device__ __forceinline__ void walk_latent(const Params& params, const UnitRun&
                                             const LatentMemory<Tile>& memory) {
   using Leaves = typename Ring::Leaves;
   const Count kv_head = warp_uniform(run.kv_head), first_row = warp_uniform(run.first_row);
-  const KeyRange range = params.leaves_of_slots(run.found.entry, run.begin, run.end);
-  const Leaves leaves({warp_uniform(range.begin), warp_uniform(range.end)}, params.in_use(kv_head));
+  const auto leaves = leaves_of_run<Leaves>(params, run, kv_head);
   begin_early(leaves, LatentMemory<Tile>::kStages, [&] { ring.begin(params, kv_head, leaves); });
   load_queries<Tile>(params, kv_head, first_row, memory.queries);
   async_proxy_fence();

@@ -130,9 +130,7 @@ __device__ __forceinline__ void walk_tiles(const Params& params, const UnitRun& 
   const Count kv_head = warp_uniform(run.kv_head);
   const int first_row = row_tile * Tile::kRows;
   const std::int64_t first_in_group = warp_uniform(run.first_row + Count(first_row));
-  const KeyRange range = params.leaves_of_slots(run.found.entry, run.begin, run.end);
-  const typename Ring::Leaves leaves({warp_uniform(range.begin), warp_uniform(range.end)}, params.in_use(kv_head));
-  accumulate_tiles<Tile>(params, kv_head, first_in_group, leaves,
+  accumulate_tiles<Tile>(params, kv_head, first_in_group, leaves_of_run<typename Ring::Leaves>(params, run, kv_head),
                          UnitTarget{run, memory.place_of_row(run.first, Count(first_row)), memory,
                                     rows_in_use(params, first_in_group, Tile::kRows)},
                          ring, memory_of_group);

@@ -110,7 +110,7 @@ struct Replacement {
     const TileScale scale = TileScale::of<Tile>(params, kv_head);
     LeafScores s = {};
     multiply_keys(leaves, keys, scale.query, s);
-    const float score_scale = settle_scores<Tile>(params, kv_head, in_group, leaves, leaf, keys, scale.score, lane, s);
+    const float score_scale = settle_scores(params, kv_head, in_group, leaves, leaf, keys, scale.score, TileScores{lane}, s);
     SliceState state;
     set_empty(state);
     const unsigned not_seen = weigh(score_scale, 0, true, s, state);

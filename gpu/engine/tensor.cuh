@@ -54,9 +54,23 @@ inline constexpr int kLeafItems = static_cast<int>(kLeafKeys) / 16;
 /// 16-byte vectors of a row of a box, and of a box: 64 keys of 64 elements.
 inline constexpr int kRowVectors = kBoxRowBytes / 16, kBoxVectors = static_cast<int>(kLeafKeys) * kRowVectors;
 
-/// Scores of a leaf, or weights: element [i][2 h + slot] of a lane is that of key score_key(lane, i, h) for a slot.
-using LeafScores = float[kLeafItems][4];
-__device__ __forceinline__ int score_key(int lane, int i, int h) { return 16 * i + 8 * h + lane / 4; }
+/// Scores of a lane, or weights, of kItems times 16 keys and kEights times eight queries, as products leave them:
+/// that of key(k) for the query row(slot) is at(s, slot, k).
+template <int kItems, int kEights>
+struct LaneScores {
+  using Array = float[kItems * kEights][4];
+  static constexpr int kSlots = 2 * kEights, kKeys = 2 * kItems;
+  int lane, first_item = 0;
+
+  __device__ __forceinline__ static float& at(Array& s, int slot, int k) {
+    return s[slot / 2 * kItems + k / 2][k % 2 * 2 + slot % 2];
+  }
+  __device__ __forceinline__ int key(int k) const { return 16 * (first_item + k / 2) + 8 * (k % 2) + lane / 4; }
+  __device__ __forceinline__ int row(int slot) const { return slot / 2 * 8 + lane % 4 * 2 + slot % 2; }
+};
+/// Scores of a leaf in a warp.
+using TileScores = LaneScores<kLeafItems, 1>;
+using LeafScores = TileScores::Array;
 
 /// The vector of the first 16 rows of a box that a lane points load_matrices_x4() at, for 16-element step `step` of four: of
 /// the four 8 x 8 matrices of a left operand the upper left, lower left, upper right and lower right one.
@@ -90,8 +104,22 @@ struct TileScale {
   }
 };
 
-/// The queries times TileScale::query as the right operand of K Q^T, [kKeyDim, 8]; zero past the group and past d_h. In
-/// registers, where there are enough of them; else they stay in shared memory.
+/// Two neighbours of a row of the group of a kv head, times TileScale::query; zeros past the group and past d_h.
+/// @param first_row a row that the group has
+template <class T>
+__device__ __forceinline__ std::uint32_t query_pair(const DecodeParams& params, std::int64_t kv_head, std::int64_t first_row,
+                                                    int row, int column, float scale) {
+  const bool valid = first_row + row < params.group;
+  const T* const query = params.query<T>(kv_head, valid ? first_row + row : first_row) + column;
+  T pair[2] = {};
+  TREE_ATTN_UNROLL
+  for (int c = 0; c < 2; ++c)
+    if (valid && column + c < params.d_h) pair[c] = narrow<T>(scale * widen(load_once(query + c)));
+  return pack(pair[0], pair[1]);
+}
+
+/// The queries as the right operand of K Q^T, [kKeyDim, 8], see query_pair(). In registers, where there are enough of them;
+/// else they stay in shared memory.
 template <IsMmaTile Tile>
 class TileQueries {
  public:
@@ -103,16 +131,9 @@ class TileQueries {
   /// @param lane in the thread group. Four warps have a barrier after it
   __device__ __forceinline__ TileQueries(const DecodeParams& params, std::int64_t kv_head, std::int64_t first_row,
                                          Shared<Bytes16> memory, int lane) {
-    using T = typename Tile::T;
     const float scale = TileScale::of<Tile>(params, kv_head).query;
     const auto pair_of = [&](int row, int column) {
-      const bool valid = first_row + row < params.group;
-      const T* const query = params.query<T>(kv_head, valid ? first_row + row : first_row) + column;
-      T pair[2] = {};
-      TREE_ATTN_UNROLL
-      for (int c = 0; c < 2; ++c)
-        if (valid && column + c < params.d_h) pair[c] = narrow<T>(scale * widen(load_once(query + c)));
-      return pack(pair[0], pair[1]);
+      return query_pair<typename Tile::T>(params, kv_head, first_row, row, column, scale);
     };
     if constexpr (kInShared) {
       for (int row = 0; row < Tile::kRows; ++row) {
@@ -190,26 +211,26 @@ __device__ __forceinline__ WeightParts split_weight(Half, float w) {
   const Half middle = narrow<Half>(rest);
   return {upper.bits, middle.bits, narrow<Half>(rest - widen(middle)).bits};
 }
+/// The parts of two neighbouring weights as element i of three operands, in the order of the products: small parts first.
+template <class T, int n>
+__device__ __forceinline__ void split_pair(float left, float right, std::uint32_t (&part)[3][n], int i) {
+  const WeightParts low = split_weight(T{}, left), high = split_weight(T{}, right);
+  const auto pair = [](std::uint16_t a, std::uint16_t b) { return std::uint32_t{a} | std::uint32_t{b} << 16; };
+  part[0][i] = pair(low.lower, high.lower);
+  part[1][i] = pair(low.middle, high.middle);
+  part[2][i] = pair(low.upper, high.upper);
+}
 
-/// The weights of a leaf as right operands of V^T P^T, in the order of the products: small parts first.
+/// The weights of a leaf as right operands of V^T P^T.
 template <IsMmaTile Tile>
 struct TileWeights {
   static constexpr int kParts = 3;
   std::uint32_t part[kLeafItems][kParts][2];
 
   __device__ __forceinline__ explicit TileWeights(const LeafScores& w) {
-    const auto pair = [](std::uint16_t low, std::uint16_t high) { return std::uint32_t{low} | std::uint32_t{high} << 16; };
     TREE_ATTN_UNROLL
-    for (int i = 0; i < kLeafItems; ++i) {
-      TREE_ATTN_UNROLL
-      for (int h = 0; h < 2; ++h) {
-        const WeightParts left = split_weight(typename Tile::T{}, w[i][2 * h]),
-                          right = split_weight(typename Tile::T{}, w[i][2 * h + 1]);
-        part[i][0][h] = pair(left.lower, right.lower);
-        part[i][1][h] = pair(left.middle, right.middle);
-        part[i][2][h] = pair(left.upper, right.upper);
-      }
-    }
+    for (int i = 0; i < 2 * kLeafItems; ++i)
+      split_pair<typename Tile::T>(w[i / 2][i % 2 * 2], w[i / 2][i % 2 * 2 + 1], part[i / 2], i % 2);
     transpose_matrices<kLeafItems * kParts * 2>(part[0][0]);
   }
 };

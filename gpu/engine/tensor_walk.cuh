@@ -46,7 +46,12 @@ __device__ __forceinline__ float exp2_of_sum(float x, float scale, float origin)
   return float_of(bits_of(power) & (whole < kToWhole - 126 ? 0u : ~0u));
 }
 
-/// Turns products q.k of a leaf into weights 2^(s - e), with e = ceil(max s) and D, their sum, for the query of a slot.
+/// The shift e = ceil(max s) of a leaf for a query, of its largest product.
+__device__ __forceinline__ float leaf_shift(float score_scale, float largest) {
+  return std::ceil(multiply(score_scale, largest)) + 0.0f;
+}
+
+/// Turns products q.k of a leaf into weights 2^(s - e), of n_slots queries and n keys each.
 ///
 /// s - e is that of the exact product score_scale q.k, while it is below kLargeScore. e is the ceiling of the rounded
 /// product, so the largest weight is in [1/2, 2^(1/8)]. Scores from 2^23 on are whole numbers, and the exact product would
@@ -56,72 +61,79 @@ __device__ __forceinline__ float exp2_of_sum(float x, float scale, float origin)
 /// Edges: a position without a key and a score of -inf have weight 0; a score of +inf or NaN has weight NaN, although the
 /// maximum drops a NaN. Without any key to be seen e is -inf.
 /// @param score_scale TileScale::score, positive
+template <int n_slots, int n>
+__device__ __forceinline__ void make_weights(float score_scale, const float (&shift)[n_slots], float (&x)[n_slots][n]) {
+  float scale[n_slots], origin[n_slots];
+  bool has_large = false;
+  TREE_ATTN_UNROLL
+  for (int slot = 0; slot < n_slots; ++slot) {
+    scale[slot] = score_scale, origin[slot] = kToWhole - shift[slot];
+    has_large = has_large || std::fabs(shift[slot]) >= kLargeScore;
+  }
+  if (has_large) {
+    TREE_ATTN_UNROLL
+    for (int slot = 0; slot < n_slots; ++slot) {
+      if (!(std::fabs(shift[slot]) >= kLargeScore)) continue;
+      TREE_ATTN_UNROLL
+      for (int i = 0; i < n; ++i)
+        x[slot][i] = multiply(score_scale, x[slot][i]) - (shift[slot] == kNone ? 0.0f : shift[slot]);
+      scale[slot] = 1, origin[slot] = kToWhole;
+    }
+  }
+  TREE_ATTN_UNROLL
+  for (int i = 0; i < n_slots * n; ++i) x[i / n][i % n] = exp2_of_sum(x[i / n][i % n], scale[i / n], origin[i / n]);
+}
+
+/// Turns products q.k of a leaf into weights 2^(s - e) for the query of a slot.
 /// @param[in,out] s q.k, then weights
-/// @param[out] state shift e and sum D
-/// @returns bit 2 i + h: key score_key(lane, i, h) is not seen; 0 if nothing asks for it
+/// @param[out] state shift e and the sum D of the weights
+/// @returns bit k: key TileScores::key(k) is not seen; 0 if nothing asks for it
 template <class State>
 __device__ __forceinline__ unsigned weigh(float score_scale, int slot, bool asks_for_seen, LeafScores& s, State& state) {
-  // The shift.
-  float largest = kNone;
+  float x[1][TileScores::kKeys], largest = kNone;
   TREE_ATTN_UNROLL
-  for (int i = 0; i < 2 * kLeafItems; ++i) largest = std::fmax(largest, s[i / 2][i % 2 * 2 + slot]);
-  const float shift = std::ceil(multiply(score_scale, max_of_query(largest))) + 0.0f;
+  for (int k = 0; k < TileScores::kKeys; ++k) x[0][k] = TileScores::at(s, slot, k), largest = std::fmax(largest, x[0][k]);
+  const float shift[] = {leaf_shift(score_scale, max_of_query(largest))};
   unsigned not_seen = 0;
   if (asks_for_seen) {
     TREE_ATTN_UNROLL
-    for (int i = 0; i < 2 * kLeafItems; ++i)
-      not_seen |= multiply(score_scale, s[i / 2][i % 2 * 2 + slot]) == kNone ? 1u << i : 0;
+    for (int k = 0; k < TileScores::kKeys; ++k) not_seen |= multiply(score_scale, x[0][k]) == kNone ? 1u << k : 0;
   }
-
-  // Weights.
-  float origin = kToWhole - shift;
-  if (std::fabs(shift) >= kLargeScore) {
-    TREE_ATTN_UNROLL
-    for (int i = 0; i < 2 * kLeafItems; ++i) {
-      float& x = s[i / 2][i % 2 * 2 + slot];
-      x = multiply(score_scale, x) - (shift == kNone ? 0.0f : shift);
-    }
-    score_scale = 1, origin = kToWhole;
-  }
-  TREE_ATTN_UNROLL
-  for (int i = 0; i < 2 * kLeafItems; ++i) {
-    float& x = s[i / 2][i % 2 * 2 + slot];
-    x = exp2_of_sum(x, score_scale, origin);
-  }
-
-  // Their sum.
+  make_weights(score_scale, shift, x);
   float sum = 0;
   TREE_ATTN_UNROLL
-  for (int i = 0; i < 2 * kLeafItems; ++i) sum += s[i / 2][i % 2 * 2 + slot];
-  state.shift = shift, state.sum = sum_of_query(sum);
+  for (int k = 0; k < TileScores::kKeys; ++k) sum += x[0][k], TileScores::at(s, slot, k) = x[0][k];
+  state.shift = shift[0], state.sum = sum_of_query(sum);
   return not_seen;
 }
 
 /// Turns products q.k of a leaf into scores: capped, and -inf where a key is not there, or not seen by a query.
-/// @param first_row of the tile @param product_scale TileScale::score
+/// @param first_row that rows of scores are counted from @param product_scale TileScale::score
 /// @returns what is left to multiply scores by
-template <IsMmaTile Tile, class Leaves>
+template <class Scores, class Leaves>
 __device__ __forceinline__ float settle_scores(const DecodeParams& params, std::int64_t kv_head, std::int64_t first_row,
                                                const Leaves& leaves, int leaf, const LeafKeys& keys, float product_scale,
-                                               int lane, LeafScores& s) {
+                                               const Scores& scores, typename Scores::Array& s) {
+  constexpr int kKeys = Scores::kKeys, kScores = Scores::kSlots * kKeys;
+  const auto at = [&](int i) -> float& { return Scores::at(s, i / kKeys, i % kKeys); };
   if (params.softcap) {
     TREE_ATTN_UNROLL
-    for (int i = 0; i < 4 * kLeafItems; ++i) s[i / 4][i % 4] = params.softcap(multiply(product_scale, s[i / 4][i % 4]));
+    for (int i = 0; i < kScores; ++i) at(i) = params.softcap(multiply(product_scale, at(i)));
   }
   if (!keys.are_all()) {
     TREE_ATTN_UNROLL
-    for (int i = 0; i < 4 * kLeafItems; ++i)
-      if (!keys.contain(score_key(lane, i / 4, i % 4 / 2))) s[i / 4][i % 4] = kNone;
+    for (int i = 0; i < kScores; ++i)
+      if (!keys.contain(scores.key(i % kKeys))) at(i) = kNone;
   }
   // Keys which another query sees, and this one does not.
   if (!leaves.are_seen_alike(leaf, params.n_edge())) {
     const std::int64_t first = leaves.position(leaf);
     TREE_ATTN_UNROLL
-    for (int slot = 0; slot < Tile::kSlots; ++slot) {
-      const Seen seen = params.seen(kv_head, first_row + Tile::row(lane, slot));
+    for (int slot = 0; slot < Scores::kSlots; ++slot) {
+      const Seen seen = params.seen(kv_head, first_row + scores.row(slot));
       TREE_ATTN_UNROLL
-      for (int i = 0; i < 2 * kLeafItems; ++i)
-        if (!seen.contains(first + score_key(lane, i / 2, i % 2))) s[i / 2][i % 2 * 2 + slot] = kNone;
+      for (int k = 0; k < kKeys; ++k)
+        if (!seen.contains(first + scores.key(k))) at(slot * kKeys + k) = kNone;
     }
   }
   return params.softcap ? 1.0f : product_scale;
@@ -221,7 +233,8 @@ struct TileWalk {
       // S^T = K Q^T.
       LeafScores s = {};
       multiply_keys(leaf, lane, s);
-      const float score_scale = settle_scores<Tile>(params, kv_head, first_row, leaves, leaf, keys, product_scale, lane, s);
+      const float score_scale =
+          settle_scores(params, kv_head, first_row, leaves, leaf, keys, product_scale, TileScores{lane}, s);
 
       // P^T, with the shifts and sums of the states.
       LaneState<Tile::kElements> states[Tile::kSlots];

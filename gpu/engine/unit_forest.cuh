@@ -98,6 +98,13 @@ struct UnitMemory {
   TREE_ATTN_HOST_DEVICE float* row(Count item, Count r) const { return at(place_of_row(item, r)); }
 };
 
+/// The leaves of a run of units.
+template <class Leaves, class Params>
+__device__ __forceinline__ Leaves leaves_of_run(const Params& params, const UnitRun& run, Count kv_head) {
+  const KeyRange range = params.leaves_of_slots(run.found.entry, run.begin, run.end);
+  return Leaves({warp_uniform(range.begin), warp_uniform(range.end)}, params.in_use(kv_head));
+}
+
 /// Rows of the units of a run. Leaves one after the other leave registers for an address; over a list there are none, so
 /// each store works it out.
 template <bool kIsListed>
