@@ -9,7 +9,6 @@
 #include "distributed/exchange/open_shard.hpp"
 #include "distributed/exchange/plan.hpp"
 #include "distributed/exchange/plan_options.hpp"
-#include "distributed/exchange/step_time.hpp"
 #include "distributed/transport/transport.hpp"
 #include "reference/data/fnv1a.hpp"
 #include "reference/data/workload.hpp"
@@ -143,9 +142,6 @@ using PlanOf = Plan (*)(const Topology& topology, int rank, std::span<const KeyR
 /// The radix that plans for these options have. @param ranges, options as PlanOf
 using RadixOf = int (*)(const Topology& topology, std::span<const KeyRange> ranges, const PlanOptions& options);
 
-/// Cargoes of an algorithm that is a ring. @param ranges, shape as Algorithm::cost()
-using RingOf = Ring (*)(std::span<const KeyRange> ranges, const WorkloadShape& shape);
-
 /// An algorithm that moves more than states, and therefore has a decoder of its own instead of a plan.
 struct OwnDecoder {
   std::unique_ptr<Decoder> (*open)(Transport&, OpenShard&, std::span<const KeyRange> ranges, const PlanOptions& options);
@@ -170,7 +166,6 @@ struct Algorithm {
   std::variant<PlanOf, OwnDecoder> exchange;
   PlanOf heads = nullptr;       ///< the plan of OutputPart::kHeads; nullptr: it has none
   RadixOf radix = nullptr;      ///< nullptr: the plan has no radix
-  RingOf ring = nullptr;        ///< nullptr: it is no ring
   RefusalOf refusal = nullptr;  ///< nullptr: it takes any nodes, and all that the backend takes
 
   /// Prepares decode steps: writes the plan of this rank and takes the memory for it. Collective: all ranks open the same

@@ -232,16 +232,21 @@ std::unique_ptr<Decoder> open_ring(Transport& transport, OpenShard& shard, std::
   return std::make_unique<RingDecoder>(transport, shard, ranges);
 }
 
-Ring ring_of(std::span<const KeyRange> ranges, const WorkloadShape& shape) {
+/// Keys and values of a shard on their way around the ring.
+struct Cargo {
+  std::array<std::int64_t, 2> bytes{};  ///< of its messages; 0 is no message
+  std::int64_t decoded_bytes = 0, positions = 0;
+};
+std::vector<Cargo> cargoes_of(std::span<const KeyRange> ranges, const WorkloadShape& shape) {
   const std::int64_t key_bytes = shape.batch * shape.kv_heads * shape.key_bytes();
-  Ring ring;
+  std::vector<Cargo> cargoes;
   for (const OwnedLeaves& leaves : owned_leaves(ranges, shape.order)) {
     const std::int64_t decoded = bytes_read(leaves, shape), n = decoded == 0 ? 0 : leaves.n_keys(shape.longest());
-    ring.cargoes.push_back({.bytes = {n * key_bytes, n * shape.bytes_per_position() - n * key_bytes},
-                            .decoded_bytes = decoded,
-                            .positions = n});
+    cargoes.push_back({.bytes = {n * key_bytes, n * shape.bytes_per_position() - n * key_bytes},
+                       .decoded_bytes = decoded,
+                       .positions = n});
   }
-  return ring;
+  return cargoes;
 }
 
 /// Cost for dense shards, which are sent from where they are.
@@ -249,15 +254,15 @@ RankCost ring_cost(const Topology& topology, int rank, std::span<const KeyRange>
                    const PlanOptions&) {
   const std::vector<int>& order = topology.order();
   const std::size_t p = order.size(), me = static_cast<std::size_t>(topology.index_of(rank));
-  const std::vector<Ring::Cargo> cargoes = ring_of(ranges, shape).cargoes;
-  const auto messages = [](int peer, const Ring::Cargo& cargo) {
+  const std::vector<Cargo> cargoes = cargoes_of(ranges, shape);
+  const auto messages = [](int peer, const Cargo& cargo) {
     std::vector<RankCost::Message> both{{peer, cargo.bytes[0]}, {peer, cargo.bytes[1]}};
     std::erase_if(both, [](const RankCost::Message& message) { return message.bytes == 0; });
     return both;
   };
   RankCost cost;
   for (std::size_t hop = 0; hop < p; ++hop) {
-    const Ring::Cargo &here = cargoes[(me + p - hop) % p], &next = cargoes[(me + 2 * p - hop - 1) % p];
+    const Cargo &here = cargoes[(me + p - hop) % p], &next = cargoes[(me + 2 * p - hop - 1) % p];
     RankCost::Round& round = cost.rounds.emplace_back();
     round.decoded_bytes = here.decoded_bytes;
     if (hop + 1 == p) break;
@@ -286,7 +291,6 @@ extern const Algorithm kRing;
 constinit const Algorithm kRing{.name = "ring",
                                 .brief = "baseline: keys and values circulate around the ring",
                                 .kv_shards_in_flight = 2,
-                                .exchange = OwnDecoder{open_ring, ring_cost},
-                                .ring = ring_of};
+                                .exchange = OwnDecoder{open_ring, ring_cost}};
 
 }  // namespace tree_attn

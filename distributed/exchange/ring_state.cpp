@@ -2,7 +2,6 @@
 /// @file
 /// @brief The second baseline: states hop around the ring (section 6).
 #include "distributed/exchange/decoder.hpp"
-#include "distributed/exchange/keys_read.hpp"
 #include "distributed/exchange/plan_builder.hpp"
 
 namespace tree_attn {
@@ -27,24 +26,10 @@ Plan ring_state_plan(const Topology& topology, int rank, std::span<const KeyRang
   return builder.take();
 }
 
-Ring ring_of_states(std::span<const KeyRange> ranges, const WorkloadShape& shape) {
-  const std::int64_t state_bytes =
-      shape.n_rows() * kStateBlock.elements(1, shape.value_dim) * static_cast<std::int64_t>(sizeof(float));
-  Ring ring;
-  for (const KeyRange& range : ranges) {
-    const KeyRange now = closed(range, shape.longest());
-    ring.cargoes.push_back({.bytes = {n_subtrees(now.begin, now.end) * state_bytes, 0},
-                            .decoded_before = bytes_read(OwnedLeaves(range, shape.order), shape)});
-  }
-  return ring;
-}
-
 }  // namespace
 
 extern const Algorithm kRingState;
-constinit const Algorithm kRingState{.name = "ring-state",
-                                     .brief = "second baseline: states circulate around the ring",
-                                     .exchange = &ring_state_plan,
-                                     .ring = &ring_of_states};
+constinit const Algorithm kRingState{
+    .name = "ring-state", .brief = "second baseline: states circulate around the ring", .exchange = &ring_state_plan};
 
 }  // namespace tree_attn

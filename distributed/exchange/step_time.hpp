@@ -7,7 +7,6 @@
 #include "distributed/transport/network.hpp"
 #include "distributed/transport/topology.hpp"
 
-#include <array>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -67,21 +66,5 @@ struct MessageTime {
 ///   not match
 double step_time(std::span<const RankCost> costs, const Topology& topology, const Cluster& cluster,
                  std::vector<MessageTime>* messages = nullptr);
-
-/// Cargoes of a ring: in hop h = 0 .. p - 2 the rank of index i sends the cargo of index i - h to the next one, and decodes
-/// it; at the end all ranks have had all of them. One list serves all ranks, whose rounds are p^2.
-struct Ring {
-  struct Cargo {
-    std::array<std::int64_t, 2> bytes{};  ///< of its messages; 0 is no message
-    std::int64_t decoded_before = 0;      ///< bytes of keys and values, by its own rank, before the first hop
-    std::int64_t decoded_bytes = 0;       ///< by every rank that has it, while it sends it
-    std::int64_t positions = 0;           ///< whose keys and values a rank holds while it has the cargo
-  };
-  std::vector<Cargo> cargoes;    ///< by index in the order of the topology
-  std::int64_t merge_steps = 0;  ///< at the end
-};
-
-/// Time of a step of a ring over all ranks of the topology, computed in time p^2 and memory p.
-double step_time(const Ring& ring, const Topology& topology, const Cluster& cluster);
 
 }  // namespace tree_attn

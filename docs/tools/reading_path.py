@@ -18,7 +18,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 LIST = "docs/reading_path.txt"
 
 # Most files and lines of the path, and most lines beside it and of single files.
-MOST_FILES, MOST_LINES, MOST_EXCEPTIONS = 25, 2500, 19
+MOST_FILES, MOST_LINES, MOST_EXCEPTIONS = 25, 2500, 18
 BESIDE = {"kernels": 500, "tensor cores": 360, "nccl": 120}
 PLAIN = {"reference/decode/plain.hpp": 100, "distributed/exchange/plain_two_level.cpp": 80,
          "distributed/exchange/plain_two_level_nccl.cu": 120, "gpu/ladder/04_split.cu": 200}

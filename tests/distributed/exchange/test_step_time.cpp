@@ -11,7 +11,6 @@
 #include <cmath>
 #include <limits>
 #include <map>
-#include <random>
 #include <string_view>
 #include <vector>
 
@@ -75,46 +74,6 @@ TEST_CASE("step time: a message takes latency + bytes / bandwidth, on the link o
     CHECK(each.bytes == 500);
     CHECK(each.leaves == 0);
     CHECK(each.arrives == (each.to == 1 ? 1 + 0.5 : 3 + 5.0));
-  }
-}
-
-TEST_CASE("step time: rings take the time of the rounds of all ranks") {
-  std::mt19937 random(5);
-  const auto draw = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
-  for (int repeat = 0; repeat < 60; ++repeat) {
-    const int p = 1 + draw(9);
-    const Topology topology = Topology::pretend(p, 1 + draw(4));
-    std::vector<std::int64_t> lengths;
-    for (int i = 0; i < p; ++i) lengths.push_back(64 * draw(4));
-    std::vector<KeyRange> ranges = ranges_of_lengths(lengths);
-    const WorkloadShape shape{{.batch = 1, .heads = 2, .kv_heads = 2, .head_dim = 4, .value_dim = 6}, ranges.back().end, {}};
-    Cluster cluster = kSmall;
-    cluster.network.overhead_us = 0.1 * draw(4), cluster.eager = draw(2) == 0, cluster.merge_us = 0.25;
-    for (const char* name : {"ring", "ring-state"}) {
-      const Algorithm& algorithm = find_algorithm(name);
-      std::vector<RankCost> costs;
-      for (int rank = 0; rank < p; ++rank) costs.push_back(algorithm.cost(topology, rank, ranges, shape));
-      Prediction of_rounds;
-      for (int rank = 0; rank < p; ++rank) {
-        const std::int64_t shard = topology.range_of(rank, ranges).size();
-        const RankCost& cost = costs[static_cast<std::size_t>(rank)];
-        of_rounds.peak_kv_bytes =
-            std::max(of_rounds.peak_kv_bytes, (shard + cost.other_positions) * shape.bytes_per_position());
-        for (const RankCost::Round& round : cost.rounds) {
-          for (const auto& [peer, bytes] : round.sends) {
-            ++of_rounds.messages, of_rounds.bytes += bytes;
-            if (topology.node_of(peer) != topology.node_of(rank)) of_rounds.bytes_between_nodes += bytes;
-          }
-        }
-      }
-      const Prediction predicted = predict(algorithm, shape, topology, ranges, {}, cluster);
-      INFO(name << " on " << p << " ranks, " << topology.n_nodes() << " nodes");
-      CHECK(*predicted.step_us == doctest::Approx(step_time(costs, topology, cluster)).epsilon(1e-13));
-      CHECK(predicted.messages == of_rounds.messages);
-      CHECK(predicted.bytes == of_rounds.bytes);
-      CHECK(predicted.bytes_between_nodes == of_rounds.bytes_between_nodes);
-      CHECK(predicted.peak_kv_bytes == of_rounds.peak_kv_bytes);
-    }
   }
 }
 
