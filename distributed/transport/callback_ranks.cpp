@@ -4,26 +4,13 @@
 #include "distributed/transport/callback_ranks.hpp"
 
 #include "distributed/transport/callback_shared_transport.hpp"
-#include "reference/data/fnv1a.hpp"
-
-#include <unistd.h>
 
 #include <algorithm>
-#include <fstream>
 #include <stdexcept>
 #include <string>
 #include <utility>
 
 namespace tree_attn {
-
-std::uint64_t CallbackRanks::host_number() {
-  char name[256] = {};
-  gethostname(name, sizeof name - 1);
-  std::string host = name, start;
-  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), start);
-  host += ' ' + start;
-  return fnv1a(std::as_bytes(std::span(host)));
-}
 
 CallbackRanks::CallbackRanks(std::unique_ptr<Callbacks> callbacks, int rank, int size, double timeout)
     : Ranks(rank, size), callbacks_(std::move(callbacks)), deadline_(rank, timeout) {}

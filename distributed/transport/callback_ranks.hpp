@@ -69,8 +69,6 @@ class CallbackRanks : public Ranks {
   /// Waits for all requests. @param what "a message" @param find the ranks that a missed deadline names @throws
   /// TransportError
   void await(std::span<Callbacks::Request> requests, std::string_view what, const Deadline::FindPending& find = {}) const;
-  /// A number that ranks of one host share: containers of a host have other names, hosts of one name have started apart.
-  static std::uint64_t host_number();
   /// Refuses all further work.
   void give_up() const { gave_up_ = true; }
   /// @throws TransportError after a wait that gave up, or a callback that failed

@@ -7,25 +7,18 @@
 #include "distributed/transport/mailboxes.hpp"
 
 #include <cstddef>
-#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
 
 namespace tree_attn {
 
-/// Callbacks between nodes, and for messages above Mailboxes::kMaxBytes; inside a node Mailboxes in a file without a name.
-///
-/// Ranks share memory if they are of one node of the topology, one start of a system and one folder of one file system:
-/// containers that have another one send to each other by callbacks.
+/// Callbacks between nodes, and for messages above Mailboxes::kMaxBytes; inside a node Mailboxes.
 class CallbackSharedTransport : public CallbackTransport {
  public:
-  static constexpr const char* kFolder = "/dev/shm";
-
-  /// Opens the shared memory: collective over the ranks. @param ranks outlive it
-  /// @throws InputError on every rank if a node has less than that, in a line with both numbers, or a rank cannot map it;
-  ///   as CallbackRanks::check()
-  CallbackSharedTransport(const CallbackRanks& ranks, Topology topology, const std::string& folder = kFolder);
+  /// Opens the shared memory: collective over the ranks. @param ranks outlive it @throws as Mailboxes; as
+  /// CallbackRanks::check()
+  CallbackSharedTransport(const CallbackRanks& ranks, Topology topology, const std::string& folder = Mailboxes::kFolder);
   /// Gives up the ranks if any message is in flight; waits for no other.
   ~CallbackSharedTransport() override;
   std::string_view name() const override { return "shared"; }
@@ -44,7 +37,6 @@ class CallbackSharedTransport : public CallbackTransport {
   /// Moves messages, and gives up the ranks for one of another length. @returns whether none is left
   bool advance();
 
-  std::shared_ptr<std::byte> memory_;  ///< of the node, mapped; null: none
   Mailboxes mail_;
 };
 

@@ -3,15 +3,25 @@
 /// @brief Messages through memory that ranks share.
 #pragma once
 
+#include "distributed/transport/ranks.hpp"
+
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 namespace tree_attn {
 
+/// A number that ranks of one host share: containers of a host have other names, hosts of one name have started apart.
+std::uint64_t host_number();
+
 /// Messages of one rank through mailboxes in shared memory: one for each two ranks and each direction.
+///
+/// The memory is a file without a name, and lasts as long as a rank has it mapped. Ranks share it if they are of one node of
+/// the topology, one start of a system and one folder of one file system: containers that have another one send otherwise.
 ///
 /// A mailbox has kBuffers adjacent buffers of kPartBytes each. A message is copied into it in parts and out of it in parts,
 /// so that the receiver copies one part while the sender copies the next. Two counters, one written by each side, say which
@@ -26,6 +36,8 @@ class Mailboxes {
   static constexpr std::size_t kBuffers = 2, kPartBytes = std::size_t{34} << 10, kMaxBytes = std::size_t{1} << 20;
   static constexpr std::size_t kCacheLine = 64;  ///< of the cache: each side writes lines of its own
 
+  static constexpr const char* kFolder = "/dev/shm";
+
   /// One direction between two ranks. The memory belongs to the receiver, which makes it.
   struct Mailbox {
     alignas(kCacheLine) std::atomic<std::uint64_t> sent{0};     ///< parts, by the sender
@@ -36,9 +48,9 @@ class Mailboxes {
     static_assert(std::atomic<std::uint64_t>::is_always_lock_free, "a lock would be in the memory of one process");
   };
 
-  Mailboxes(int rank, int n_ranks);
-  /// Adds a peer. @param to, from mailboxes that others have made, which outlive this object
-  void add(int peer, Mailbox* to, Mailbox* from);
+  /// Opens the shared memory: collective over the ranks.
+  /// @throws InputError on every rank if a node has less than that, in a line with both numbers, or a rank cannot map it
+  Mailboxes(const Ranks& ranks, const Topology& topology, const std::string& folder);
 
   /// Starts a send. @returns false for a message that no mailbox takes
   bool send(std::span<const std::byte> bytes, int to);
@@ -67,7 +79,8 @@ class Mailboxes {
   static void move_all(std::vector<Message<Byte>>& messages, const Move& move);
 
   int rank_;
-  std::vector<Mailbox*> to_, from_;  ///< by rank; null where there is none
+  std::shared_ptr<std::byte> memory_;  ///< of the node, mapped; null: none
+  std::vector<Mailbox*> to_, from_;    ///< by rank; null where there is none
   std::vector<Message<const std::byte>> sends_;
   std::vector<Message<std::byte>> receives_;
 };

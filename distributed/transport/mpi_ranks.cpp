@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <exception>
 #include <limits>
-#include <numeric>
 #include <random>
 #include <stdexcept>
 #include <thread>
@@ -196,12 +195,8 @@ void MpiRanks::await_collective(MPI_Request request, std::string_view what, Memo
 
 void MpiRanks::barrier() const {
   check();
-  meet(comm_);
-}
-
-void MpiRanks::meet(MPI_Comm comm) const {
   MPI_Request request = MPI_REQUEST_NULL;
-  check_mpi(MPI_Ibarrier(comm, &request), "MPI_Ibarrier");
+  check_mpi(MPI_Ibarrier(comm_, &request), "MPI_Ibarrier");
   await({&request, 1}, "all ranks to arrive");
 }
 
@@ -263,35 +258,26 @@ std::unique_ptr<Transport> MpiRanks::open_shared_transport(Topology topology) co
 }
 
 std::vector<int> MpiRanks::find_nodes() const {
-  MPI_Comm node = split_by_node();
-  const int leader = ranks_of(node).front();
+  // The split blocks until all ranks have called it.
+  barrier();
+  MPI_Comm node = MPI_COMM_NULL;
+  {
+    const BlockingCall call(deadline_, "MPI_Comm_split_type");
+    check_mpi(MPI_Comm_split_type(comm_, MPI_COMM_TYPE_SHARED, rank(), MPI_INFO_NULL, &node), "MPI_Comm_split_type");
+  }
+  const int first = 0;
+  int leader = 0;
+  MPI_Group group = MPI_GROUP_NULL, all = MPI_GROUP_NULL;
+  check_mpi(MPI_Comm_group(node, &group), "MPI_Comm_group");
+  check_mpi(MPI_Comm_group(comm_, &all), "MPI_Comm_group");
+  check_mpi(MPI_Group_translate_ranks(group, 1, &first, all, &leader), "MPI_Group_translate_ranks");
+  check_mpi(MPI_Group_free(&group), "MPI_Group_free");
+  check_mpi(MPI_Group_free(&all), "MPI_Group_free");
   {
     const BlockingCall call(deadline_, "MPI_Comm_free");
     check_mpi(MPI_Comm_free(&node), "MPI_Comm_free");
   }
   return all_gather(leader, "the nodes of all ranks");
-}
-
-MPI_Comm MpiRanks::split_by_node() const {
-  // It blocks until all ranks have called it.
-  barrier();
-  const BlockingCall call(deadline_, "MPI_Comm_split_type");
-  MPI_Comm node = MPI_COMM_NULL;
-  check_mpi(MPI_Comm_split_type(comm_, MPI_COMM_TYPE_SHARED, rank(), MPI_INFO_NULL, &node), "MPI_Comm_split_type");
-  return node;
-}
-
-std::vector<int> MpiRanks::ranks_of(MPI_Comm part) const {
-  std::vector<int> in_part(static_cast<std::size_t>(size_of(part))), ranks(in_part.size());
-  std::iota(in_part.begin(), in_part.end(), 0);
-  MPI_Group group = MPI_GROUP_NULL, all = MPI_GROUP_NULL;
-  check_mpi(MPI_Comm_group(part, &group), "MPI_Comm_group");
-  check_mpi(MPI_Comm_group(comm_, &all), "MPI_Comm_group");
-  check_mpi(MPI_Group_translate_ranks(group, static_cast<int>(ranks.size()), in_part.data(), all, ranks.data()),
-            "MPI_Group_translate_ranks");
-  check_mpi(MPI_Group_free(&group), "MPI_Group_free");
-  check_mpi(MPI_Group_free(&all), "MPI_Group_free");
-  return ranks;
 }
 
 }  // namespace tree_attn

@@ -25,9 +25,9 @@ void check_mpi(int status, const char* call);
 /// destroyed it. An object that is left then does nothing more.
 ///
 /// Every wait polls, so that it can have a deadline, and yields, so that more ranks than cores share the cores. A rank that
-/// computes for longer than the deadline counts as silent, so the others give up. MPI_Comm_split_type and the calls that
-/// make and free shared windows have no form that polls: the ranks meet under the deadline before such a call, and a rank
-/// that ends inside it is not noticed but by a Deadline that can end the process.
+/// computes for longer than the deadline counts as silent, so the others give up. MPI_Comm_split_type has no form that
+/// polls: the ranks meet under the deadline before it, and a rank that ends inside it is not noticed but by a Deadline that
+/// can end the process.
 ///
 /// Errors: ranks that call different functions may send messages of other lengths to each other, and then Open MPI hands the
 /// error of a nonblocking collective to the handler of MPI_COMM_WORLD, which by default ends the job.
@@ -39,8 +39,8 @@ void check_mpi(int status, const char* call);
 /// ranks destroy the decoder, the transport and this object, meet by means of the program, for instance in a barrier of its
 /// communicator, and begin again with a new MpiRanks on the same communicator. Caches and sessions may be kept. No message
 /// of before is received then: duplicates are freed only if no rank has given up, so their contexts are not used again, and
-/// messages have another tag. What each recovery leaves is never freed: two duplicates (MPICH has about 2000 communicators),
-/// the memory of messages in flight, and of `shared` the windows. A constructor is a collective on `comm`, also if it gives
+/// messages have another tag. What each recovery leaves is never freed: two duplicates (MPICH has about 2000 communicators)
+/// and the memory of messages in flight. A constructor is a collective on `comm`, also if it gives
 /// up: all ranks call it equally often.
 class MpiRanks : public Ranks {
  public:
@@ -78,12 +78,6 @@ class MpiRanks : public Ranks {
   bool can_meet() const;
   /// @throws TransportError if a wait has given up before; std::logic_error if MPI is not running
   void check() const;
-  /// Waits for all ranks of a part of the communicator. @throws TransportError
-  void meet(MPI_Comm part) const;
-  /// The ranks that share memory with this one, as a communicator that the caller frees. Collective.
-  MPI_Comm split_by_node() const;
-  /// The ranks of a part of the communicator, as comm() numbers them.
-  std::vector<int> ranks_of(MPI_Comm part) const;
   /// The tag of all messages, which rank 0 has drawn.
   int tag() const { return tag_; }
 

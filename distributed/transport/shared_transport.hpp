@@ -9,43 +9,43 @@
 #include <cstddef>
 #include <span>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace tree_attn {
 
-/// MPI between nodes, and for messages above Mailboxes::kMaxBytes; inside a node Mailboxes, and a page for each rank.
+/// MPI between nodes, and for messages above Mailboxes::kMaxBytes; inside a node Mailboxes.
 class SharedTransport : public MpiTransport {
  public:
-  static constexpr std::size_t kPartBytes = Mailboxes::kPartBytes, kMaxBytes = Mailboxes::kMaxBytes;
-
-  /// Opens the shared memory: collective over the ranks. Ranks of one node of the topology use it where they do share
-  /// memory.
-  /// @throws InputError on every rank if a node has less than that, in a line with both numbers; TransportError on a rank
-  ///   that gets none
-  SharedTransport(const MpiRanks& ranks, Topology topology);
-  /// Frees it: collective, unless others may not arrive. Then the memory stays.
-  ~SharedTransport() override;
+  /// Opens the shared memory: collective over the ranks. @throws as Mailboxes
+  SharedTransport(const MpiRanks& ranks, Topology of)
+      : MpiTransport(ranks, std::move(of)), mail_(ranks, topology(), Mailboxes::kFolder) {
+    advance_ = [this] { return mail_.advance(); };
+  }
+  /// Gives up the ranks if any message is in flight; waits for no other.
+  ~SharedTransport() override {
+    if (!mail_.is_empty()) ranks().give_up();
+  }
   std::string_view name() const override { return "shared"; }
   const Network& network() const override { return kSharedNetwork; }
-  bool has_messages_in_flight() const override;
+  bool has_messages_in_flight() const override { return !mail_.is_empty() || MpiTransport::has_messages_in_flight(); }
 
  protected:
-  void start_send(std::span<const std::byte> bytes, int to) override;
-  void start_receive(std::span<std::byte> bytes, int from) override;
-  std::vector<int> pending(bool is_received) const override;
+  void start_send(std::span<const std::byte> bytes, int to) override {
+    check();
+    if (!mail_.send(bytes, to)) MpiTransport::start_send(bytes, to);
+  }
+  void start_receive(std::span<std::byte> bytes, int from) override {
+    check();
+    if (!mail_.receive(bytes, from)) MpiTransport::start_receive(bytes, from);
+  }
+  std::vector<int> pending(bool is_received) const override {
+    std::vector<int> peers = MpiTransport::pending(is_received);
+    mail_.add_pending(is_received, peers);
+    return peers;
+  }
 
  private:
-  enum class State;
-  using Mailbox = Mailboxes::Mailbox;
-  struct Inbox;
-  void open_window();
-  /// Compares what the ranks of this node need with what is free where MPI takes it from. Collective over all ranks.
-  void require_room(std::size_t n_bytes, int n_ranks);
-
-  MPI_Comm node_ = MPI_COMM_NULL;
-  MPI_Win window_ = MPI_WIN_NULL;
-  Inbox* own_inbox_ = nullptr;
-  std::vector<Inbox*> inboxes_;  ///< of the ranks that share memory
   Mailboxes mail_;
 };
 

@@ -12,7 +12,6 @@
 #include <doctest/doctest.h>
 
 #include <chrono>
-#include <cstdlib>
 #include <memory>
 #include <random>
 #include <string>
@@ -21,13 +20,6 @@
 
 namespace tree_attn::test {
 namespace {
-
-/// A folder of shared memory where 0 bytes are free, for as long as it lives.
-struct NoRoom {
-  NoRoom() { ::setenv("OMPI_MCA_osc_sm_backing_directory", "/proc", 1); }
-  ~NoRoom() { ::unsetenv("OMPI_MCA_osc_sm_backing_directory"); }
-  NoRoom(const NoRoom&) = delete;
-};
 
 const AttentionShape kSmall{.heads = 2, .kv_heads = 2, .head_dim = 8, .value_dim = 8};
 
@@ -162,22 +154,6 @@ TEST_CASE("facade: an object that ends with its step under way ends the others o
   Attention again = open_attention(all.comm(), kSmall);
   again.append(0, in.k, in.k);
   CHECK(same_bits(again.step(in.q).copy(), in.expected));
-}
-
-TEST_CASE("facade: shared memory that a node has not is refused on every rank, in a line with both numbers") {
-  const MpiRanks& all = session().ranks();
-  {
-    const NoRoom no_room;
-    if (all.size() == 1) return static_cast<void>(open_attention(all.comm(), kSmall));
-    const std::string line = message<InputError>([&] { open_attention(all.comm(), kSmall); });
-    const int n = all.size();
-    const std::string bytes = std::to_string(n * ((n - 1) * 69'824 + 64 + 4096));
-    CHECK(line == "--transport shared: the " + std::to_string(n) + " ranks of a node need " + bytes +
-                      " bytes of shared memory, and /proc has 0; give it more, or send over MPI (--transport mpi, "
-                      "shares_memory = false)");
-    open_attention(all.comm(), kSmall, {.shares_memory = false});
-  }
-  open_attention(all.comm(), kSmall);
 }
 
 TEST_CASE("facade: over a communicator all refuse an argument of one rank, and refused opens leave nothing") {

@@ -12,6 +12,7 @@
 #include <limits>
 #include <stdexcept>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace tree_attn::test {
@@ -172,17 +173,18 @@ TEST_CASE("mpi ranks: a rank that does not come ends the waits of the others wit
   constexpr double kShort = 0.2;
   const bool is_missing = all.rank() == all.size() - 1;
   const std::string start = "rank " + std::to_string(all.rank()) + " waited 0.2 s for ";
-  const auto waits = std::vector<std::function<void(const MpiRanks&)>>{
-      [](const MpiRanks& ranks) { ranks.barrier(); }, [](const MpiRanks& ranks) { static_cast<void>(ranks.topology(0)); },
-      [](const MpiRanks& ranks) {
-        static_cast<void>(ranks.open_shared_transport(Topology::pretend(ranks.size(), ranks.size())));
-      }};
-  for (const auto& wait : waits) {
+  using Wait = std::pair<const char*, std::function<void(const MpiRanks&)>>;
+  for (const auto& [what, wait] :
+       {Wait{"arrive", [](const MpiRanks& ranks) { ranks.barrier(); }},
+        {"arrive", [](const MpiRanks& ranks) { static_cast<void>(ranks.topology(0)); }},
+        {"open shared memory", [](const MpiRanks& ranks) {
+           static_cast<void>(ranks.open_shared_transport(Topology::pretend(ranks.size(), ranks.size())));
+         }}}) {
     LaterLimit limit(all.rank(), kShort);
     const MpiRanks ranks(all.comm(), limit);
     limit.has_begun = true;
     if (!is_missing)
-      CHECK(message<TransportError>([&] { wait(ranks); }).ends_with(start + "all ranks to arrive and gave up"));
+      CHECK(message<TransportError>([&] { wait(ranks); }).ends_with(start + "all ranks to " + what + " and gave up"));
     all.barrier();
   }
   // A duplicate that was begun has to be begun on every rank: the missing one comes late.

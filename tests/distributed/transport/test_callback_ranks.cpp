@@ -209,7 +209,8 @@ TEST_CASE("callback ranks: shared memory that a node has not, or cannot have, is
   std::string folder = std::filesystem::temp_directory_path() / "tree_attn_XXXXXX";
   REQUIRE(mkdtemp(folder.data()) != nullptr);
   const std::string without =
-      "send without shared memory: shares_memory = false, in C no_shared_memory = 1, in Python shared_memory=False";
+      "send without shared memory: --transport mpi, shares_memory = false, in C no_shared_memory = 1, in Python "
+      "shared_memory=False";
   run_mail_threads(3, [&](int rank) {
     const auto ranks = ranks_of(office, rank, 3);
     const auto open = [&](int per_node, const char* at) {
