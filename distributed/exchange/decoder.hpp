@@ -61,7 +61,7 @@ class Decoder {
   bool is_under_way() const { return is_started_; }  ///< whether a step has been started and not finished
   /// When the last step had the states of this rank's own shard where they are merged, as Transport::seconds().
   double states_ready() const { return states_ready_; }
-  /// Windows into which kernels have stored: registered with "nccl", by "ipc", of this "process"; or none.
+  /// Windows into which kernels have stored: opened by "ipc", of this "process"; or none.
   virtual std::string_view windows() const { return ""; }
   virtual bool takes_device_queries() const { return false; }  ///< from device memory, where the output then is too
   /// Throws std::invalid_argument unless a step can leave this part of the output.

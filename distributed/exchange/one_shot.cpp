@@ -5,7 +5,6 @@
 #include "distributed/exchange/decoder.hpp"
 #include "distributed/exchange/keys_read.hpp"
 #include "distributed/exchange/plan_builder.hpp"
-#include "distributed/transport/nccl_transport.hpp"
 #include "distributed/transport/ranks.hpp"
 #include "gpu/backend/one_shot_session.hpp"
 
@@ -79,14 +78,13 @@ class OneShotDecoder : public Decoder {
                                 .most_queries = shard.most_queries})) {
     if (ranges_.back().end != kOpenEnd) connect(ranges_, std::max<std::int64_t>(1, shard.most_queries));
   }
-  /// A window is freed after all others have closed it: collective where ranks are processes or a library has mapped it,
-  /// except after an error.
+  /// A window is freed after all others have closed it: collective where ranks are processes, except after an error.
   ~OneShotDecoder() override {
     // Kernels of this rank, and of the others, may wait for what this rank will not send any more.
     const bool has_failed = has_failed_ || std::uncaught_exceptions() > n_exceptions_;
     if (has_failed) session_->give_up();
     session_->disconnect();
-    if ((transport_.ranks().is_one_process() && windows_ != "nccl") || connected_.empty() || has_failed) return;
+    if (transport_.ranks().is_one_process() || connected_.empty() || has_failed) return;
     try {
       transport_.ranks().all_gather(transport_.rank(), "all ranks to close their windows");
     } catch (const std::exception&) {
@@ -153,21 +151,14 @@ class OneShotDecoder : public Decoder {
     const Topology& topology = transport_.topology();
     const int rank = transport_.rank();
     const Members node = members_of_node(topology, rank, ranges);
-    const AttentionShape& shape = shard_.cache->shape();
-    const std::int64_t n_bytes = one_shot_window_bytes(node.ranges, shape.n_rows(most_queries), shape.value_dim);
-    NcclTransport* const device = n_bytes == 0 ? nullptr : transport_.device();
-    std::shared_ptr<NodeMemory> memory;
-    if (device != nullptr) memory = device->allocate_on_node(static_cast<std::size_t>(n_bytes));
-    windows_ = memory != nullptr ? "nccl" : "process";
-    const std::vector<NodeWindow> by_rank =
-        transport_.ranks().all_gather(session_->open_window(node.ranges, node.me, rank, !transport_.ranks().is_one_process(),
-                                                            std::move(memory), most_queries),
-                                      "the windows of all ranks");
+    windows_ = "process";
+    const std::vector<NodeWindow> by_rank = transport_.ranks().all_gather(
+        session_->open_window(node.ranges, node.me, rank, !transport_.ranks().is_one_process(), most_queries),
+        "the windows of all ranks");
     std::vector<NodeWindow> windows;
     for (const int each : node.ranks) {
       windows.push_back(by_rank[static_cast<std::size_t>(each)]);
-      if (windows_ == "process" && windows.back().process != by_rank[static_cast<std::size_t>(node.ranks.front())].process)
-        windows_ = "ipc";
+      if (windows.back().process != by_rank[static_cast<std::size_t>(node.ranks.front())].process) windows_ = "ipc";
     }
     // A device may be refused on one rank alone.
     run_on_all<DeviceError>(transport_.ranks(), [&] { session_->connect(windows); });

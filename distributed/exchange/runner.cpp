@@ -44,7 +44,7 @@ RunnerMemory::RunnerMemory(Transport& transport, const RunnerSize& size, std::in
   const std::int64_t n = size.elements + n_scales_ * scale_size_;
   if (device != nullptr && size.gathers)
     of_library_ = device->allocate_to_gather(static_cast<std::size_t>(n) * sizeof(float));
-  auto blocks = make_blocks(n, d_v, stream, of_library_ ? of_library_->of(transport.rank()) : nullptr);
+  auto blocks = make_blocks(n, d_v, stream, of_library_ ? of_library_->data() : nullptr);
   on_device_ = blocks.get();
   blocks_ = std::move(blocks);
   if (device == nullptr) staging_ = std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(size.elements));

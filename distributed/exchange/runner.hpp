@@ -47,7 +47,7 @@ class RunnerMemory {
   Transport& transport_;
   std::int64_t n_scales_, scale_size_;      ///< scales, and elements of each of them after the blocks
   std::int64_t scales_at_;                  ///< where the blocks end
-  std::unique_ptr<NodeMemory> of_library_;  ///< of the blocks, where the library gathers; else null
+  std::unique_ptr<NcclWindow> of_library_;  ///< of the blocks, where the library gathers; else null
   std::unique_ptr<BlockMemory> blocks_;
   DeviceBlocks* on_device_ = nullptr;  ///< the blocks, if they are on a device
   std::unique_ptr<float[]> staging_;   ///< for messages from host memory, of blocks on a device

@@ -49,11 +49,8 @@ inline constexpr int kSymmetricWindow = 1;
 
 /// The oldest library that has all functions but the optional ones, as ncclGetVersion() codes 2.14.3.
 inline constexpr int kOldestNccl = 21403;
-/// The oldest whose host side gives the addresses of windows: 2.29.
-inline constexpr int kWindowAddresses = 22900;
 
-/// Functions of the library. Those after ncclAllGather are null in libraries that do not have them: ncclCommSplit
-/// before 2.18, windows before 2.27, their addresses before 2.29.
+/// Functions of the library. Those after ncclAllGather, of windows, are null in libraries before 2.27.
 struct Functions {
   Status (*ncclGetVersion)(int* version);
   Status (*ncclGetUniqueId)(UniqueId* id);
@@ -70,12 +67,10 @@ struct Functions {
   Status (*ncclRecv)(void* to, std::size_t n, Type type, int peer, Comm* comm, void* stream);
   Status (*ncclAllReduce)(const void* from, void* to, std::size_t n, Type type, Operator op, Comm* comm, void* stream);
   Status (*ncclAllGather)(const void* from, void* to, std::size_t n_of_each, Type type, Comm* comm, void* stream);
-  Status (*ncclCommSplit)(Comm* comm, int color, int key, Comm** part, Config* config);
   Status (*ncclMemAlloc)(void** memory, std::size_t n_bytes);
   Status (*ncclMemFree)(void* memory);
   Status (*ncclCommWindowRegister)(Comm* comm, void* memory, std::size_t n_bytes, Window** window, int flags);
   Status (*ncclCommWindowDeregister)(Comm* comm, Window* window);
-  Status (*ncclGetPeerDevicePointer)(Window* window, std::size_t offset, int peer, void** at);
 };
 
 /// Lists with an entry that a macro makes of the name of each function: of those that every library has, and of those that
@@ -84,8 +79,7 @@ struct Functions {
   make(ncclGetVersion), make(ncclGetUniqueId), make(ncclCommInitRankConfig), make(ncclCommGetAsyncError),                   \
       make(ncclCommFinalize), make(ncclCommDestroy), make(ncclCommAbort), make(ncclGetErrorString), make(ncclGetLastError), \
       make(ncclGroupStart), make(ncclGroupEnd), make(ncclSend), make(ncclRecv), make(ncclAllReduce), make(ncclAllGather)
-#define TREE_ATTN_NCCL_OPTIONAL(make)                                                                                       \
-  make(ncclCommSplit), make(ncclMemAlloc), make(ncclMemFree), make(ncclCommWindowRegister), make(ncclCommWindowDeregister), \
-      make(ncclGetPeerDevicePointer)
+#define TREE_ATTN_NCCL_OPTIONAL(make) \
+  make(ncclMemAlloc), make(ncclMemFree), make(ncclCommWindowRegister), make(ncclCommWindowDeregister)
 
 }  // namespace tree_attn::nccl

@@ -57,15 +57,6 @@ NcclCommunicator::NcclCommunicator(const Ranks& ranks, bool is_emulated, std::st
   await("all ranks to join NCCL (rank 0 listens" + at + "; NCCL_SOCKET_IFNAME chooses the interface)");
 }
 
-NcclCommunicator::NcclCommunicator(NcclCommunicator& whole, const Topology& topology)
-    : ranks_(whole.ranks_), library_(whole.library_), n_exceptions_(std::uncaught_exceptions()) {
-  const int node = topology.node_of(ranks_.rank()), local = topology.local_rank(ranks_.rank());
-  // NCCL sets the pointer when the split is done, which the state of the whole tells.
-  whole.check("ncclCommSplit", functions().ncclCommSplit(whole.comm_, node, local, &comm_, nullptr));
-  whole.await("all ranks to divide NCCL's communicator by nodes");
-  await("the ranks of its node to join NCCL");
-}
-
 NcclCommunicator::~NcclCommunicator() {
   if (comm_ == nullptr) return;
   // If this rank has failed, the others need not come here.
@@ -133,38 +124,24 @@ void NcclCommunicator::abort() noexcept {
   functions().ncclCommAbort(comm);
 }
 
-NcclWindow::NcclWindow(NcclCommunicator& node, const Topology& topology, std::size_t n_bytes)
-    : node_(node), topology_(topology), at_(topology.node(topology.node_of(node.ranks().rank())).size()) {
-  const nccl::Functions& f = node.functions();
+NcclWindow::NcclWindow(NcclCommunicator& communicator, std::size_t n_bytes) : communicator_(communicator) {
+  const nccl::Functions& f = communicator.functions();
   try {
-    node.check("ncclMemAlloc", f.ncclMemAlloc(&memory_, n_bytes));
-    node.check("ncclCommWindowRegister",
-               f.ncclCommWindowRegister(node.get(), memory_, n_bytes, &window_, nccl::kSymmetricWindow));
-    node.await("the ranks of its node to register a window");
+    communicator.check("ncclMemAlloc", f.ncclMemAlloc(&memory_, n_bytes));
+    communicator.check("ncclCommWindowRegister",
+                       f.ncclCommWindowRegister(communicator.get(), memory_, n_bytes, &window_, nccl::kSymmetricWindow));
+    communicator.await("all ranks to register a window");
   } catch (...) {
     release();
     throw;
   }
-  at_[static_cast<std::size_t>(topology.local_rank(node.ranks().rank()))] = memory_;
-}
-
-void NcclWindow::find_others() {
-  const nccl::Functions& f = node_.functions();
-  for (std::size_t i = 0; window_ != nullptr && i < at_.size(); ++i)
-    node_.check("ncclGetPeerDevicePointer", f.ncclGetPeerDevicePointer(window_, 0, static_cast<int>(i), &at_[i]));
-  run_on_all(node_.ranks(), [&] {
-    if (window_ == nullptr || std::ranges::count(at_, nullptr) > 0)
-      throw InputError(
-          "NCCL registered no window: the devices of the node do not all reach each other's memory (nvidia-smi topo -p2p r "
-          "says which do), or NCCL_CUMEM_ENABLE or NCCL_WIN_ENABLE is 0; use two-level");
-  });
 }
 
 NcclWindow::~NcclWindow() { release(); }
 
 void NcclWindow::release() noexcept {
-  const nccl::Functions& f = node_.functions();
-  if (window_ != nullptr && node_.get() != nullptr) f.ncclCommWindowDeregister(node_.get(), window_);
+  const nccl::Functions& f = communicator_.functions();
+  if (window_ != nullptr && communicator_.get() != nullptr) f.ncclCommWindowDeregister(communicator_.get(), window_);
   window_ = nullptr;
   if (memory_ != nullptr) f.ncclMemFree(std::exchange(memory_, nullptr));
 }

@@ -6,20 +6,16 @@
 #include "distributed/transport/deadline.hpp"
 #include "distributed/transport/nccl_library.hpp"
 #include "distributed/transport/ranks.hpp"
-#include "distributed/transport/topology.hpp"
-#include "gpu/backend/node_memory.hpp"
 
 #include <cstddef>
 #include <functional>
 #include <memory>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 namespace tree_attn {
 
-/// All ranks, or those of a node, as NCCL knows them. Each has its own device, which is current when the communicator is
-/// made.
+/// All ranks, as NCCL knows them. Each has its own device, which is current when the communicator is made.
 ///
 /// Where a function below throws, it has called ncclCommAbort() before: from then on no stream waits for messages, and
 /// nothing else can be done with the communicator.
@@ -31,10 +27,6 @@ class NcclCommunicator {
   /// @throws InputError on all ranks if one of them has no usable library, or not the version of rank 0
   /// @throws TransportError if the ranks do not all join before the deadline
   NcclCommunicator(const Ranks& ranks, bool is_emulated, std::string_view interface = {});
-  /// The ranks of this rank's node. Collective over all ranks; `whole` outlives this object.
-  /// @param whole the communicator of all ranks of the topology, of a library with windows
-  /// @throws TransportError
-  NcclCommunicator(NcclCommunicator& whole, const Topology& topology);
   /// Ends the communicator together with the other ranks; aborts it if an exception is in flight.
   ~NcclCommunicator();
   NcclCommunicator(const NcclCommunicator&) = delete;
@@ -85,31 +77,26 @@ class NcclCommunicator {
   int n_exceptions_;  ///< in flight when it was made
 };
 
-/// Memory of the devices of a node that is registered with all of its ranks. It takes the communicator of the node: a window
-/// over several nodes would serve as many ranks as the greatest common divisor of the numbers of their GPUs.
-class NcclWindow final : public NodeMemory {
+/// Memory of this device that is registered with all ranks, of equal size on each: where they are on one node, the library
+/// gathers from it in its fastest way.
+class NcclWindow {
  public:
   /// Collective over the ranks of the communicator. NCCL registers nothing, and returns success, where a rank cannot reach
   /// the memory of another: then this is memory for its collectives, as any other is.
-  /// @param node of a library with windows; both outlive the window
-  NcclWindow(NcclCommunicator& node, const Topology& topology, std::size_t n_bytes);
-  ~NcclWindow() override;
+  /// @param communicator of a library with windows; outlives the window
+  NcclWindow(NcclCommunicator& communicator, std::size_t n_bytes);
+  ~NcclWindow();
   NcclWindow(const NcclWindow&) = delete;
   NcclWindow& operator=(const NcclWindow&) = delete;
 
-  /// Asks for the addresses of the other ranks, by a library that has them. Collective over all ranks of all nodes.
-  /// @throws InputError on all ranks if there is no window, or an address is null
-  void find_others();
-  void* of(int rank) const override { return at_[static_cast<std::size_t>(topology_.local_rank(rank))]; }
+  void* data() const { return memory_; }
 
  private:
   void release() noexcept;
 
-  NcclCommunicator& node_;
-  const Topology& topology_;
+  NcclCommunicator& communicator_;
   void* memory_ = nullptr;
   nccl::Window* window_ = nullptr;
-  std::vector<void*> at_;  ///< of the ranks of the node; null: not asked for
 };
 
 }  // namespace tree_attn

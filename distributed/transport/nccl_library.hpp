@@ -38,14 +38,7 @@ class NcclLibrary {
   /// Returns whether the streams that it takes are those of emulated devices: the stand-in of the tests.
   bool is_emulated() const { return is_emulated_; }
   /// Tests whether the library registers windows.
-  bool has_windows() const {
-    return functions_.ncclCommSplit != nullptr && functions_.ncclMemAlloc != nullptr &&
-           functions_.ncclCommWindowRegister != nullptr;
-  }
-  /// Tests whether the host can query the address of a window of another rank: from 2.29 on.
-  bool has_window_addresses() const {
-    return has_windows() && version_ >= nccl::kWindowAddresses && functions_.ncclGetPeerDevicePointer != nullptr;
-  }
+  bool has_windows() const { return functions_.ncclMemAlloc != nullptr && functions_.ncclCommWindowRegister != nullptr; }
 
   /// Describes the error of a call, as "ncclSend: unhandled system error: last words of the library".
   std::string describe(std::string_view call, nccl::Status status, nccl::Comm* comm) const;

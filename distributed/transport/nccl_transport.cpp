@@ -30,15 +30,6 @@ NcclTransport::NcclTransport(const Ranks& ranks, Topology topology, const Device
       platform_(platform) {
   require(size() == ranks.size(), "NcclTransport: a topology of ", size(), " ranks for ", ranks.size());
   if (communicator_.library().has_windows()) network_.gather_us = kNcclGatherUs;
-  communicator_.before_abort([this]() noexcept {
-    drop_graphs();
-    if (node_) node_->abort();
-  });
-}
-
-/// The communicator of the node ends first, and from then on the other ends alone.
-NcclTransport::~NcclTransport() {
-  node_.reset();
   communicator_.before_abort([this]() noexcept { drop_graphs(); });
 }
 
@@ -70,19 +61,8 @@ void NcclTransport::finish_messages() {
   receives_.clear();
 }
 
-std::unique_ptr<NodeMemory> NcclTransport::allocate_on_node(std::size_t n_bytes) {
-  if (!communicator_.library().has_window_addresses()) return nullptr;
-  if (!node_) {
-    node_.emplace(communicator_, topology());
-    node_->before_abort([this]() noexcept { communicator_.abort(); });
-  }
-  auto window = std::make_unique<NcclWindow>(*node_, topology(), n_bytes);
-  window->find_others();
-  return window;
-}
-
-std::unique_ptr<NodeMemory> NcclTransport::allocate_to_gather(std::size_t n_bytes) {
-  return std::make_unique<NcclWindow>(communicator_, topology(), n_bytes);
+std::unique_ptr<NcclWindow> NcclTransport::allocate_to_gather(std::size_t n_bytes) {
+  return std::make_unique<NcclWindow>(communicator_, n_bytes);
 }
 
 template <class Queue>

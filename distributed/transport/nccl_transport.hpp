@@ -7,13 +7,11 @@
 #include "distributed/transport/nccl_communicator.hpp"
 #include "distributed/transport/transport.hpp"
 #include "gpu/backend/blocks.hpp"
-#include "gpu/backend/node_memory.hpp"
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -49,7 +47,6 @@ class NcclTransport : public Transport {
   /// @param interface see NcclCommunicator
   /// @throws as NcclCommunicator
   NcclTransport(const Ranks& ranks, Topology topology, const DevicePlatform& platform, std::string_view interface = {});
-  ~NcclTransport() override;
   const Ranks& ranks() const override { return communicator_.ranks(); }
   std::string_view name() const override { return "nccl"; }
   const Network& network() const override { return network_; }
@@ -65,11 +62,6 @@ class NcclTransport : public Transport {
   void queue_on(DeviceStream& stream);
   /// Takes the messages and reductions queued since queue_on().
   Queued take_queued() { return {std::exchange(stream_, nullptr), std::exchange(groups_, {})}; }
-  /// Memory of all devices of a node, for kernels that store into it: a window, from NCCL 2.29 on. Collective over all
-  /// ranks.
-  /// @param n_bytes the same on every rank of a node, at least 1 @returns null if the library has none
-  /// @throws InputError on all ranks if the devices do not reach each other's memory; TransportError
-  std::unique_ptr<NodeMemory> allocate_on_node(std::size_t n_bytes);
   /// Queues an AllReduce in place, by the algorithm of the library: its messages are not counted, and its bits depend on the
   /// number of ranks. The maximum of a NaN and a number may be either.
   /// @param op sum or maximum @param elements in device memory, the same number on every rank
@@ -77,7 +69,7 @@ class NcclTransport : public Transport {
   /// Memory for all_gather(), where ranks are on one node: a window of all of them, in which the library takes its fastest
   /// way. Collective. @param n_bytes the same on every rank, at least 1
   /// @throws TransportError
-  std::unique_ptr<NodeMemory> allocate_to_gather(std::size_t n_bytes);
+  std::unique_ptr<NcclWindow> allocate_to_gather(std::size_t n_bytes);
   /// Queues an AllGather, by the library: not counted either.
   /// @param own elements in memory of allocate_to_gather(), as many on every rank, at the same offset
   /// @param[out] all those of all ranks, rank after rank; apart from own
@@ -116,7 +108,6 @@ class NcclTransport : public Transport {
   }
 
   NcclCommunicator communicator_;
-  std::optional<NcclCommunicator> node_;  ///< of the node, once memory was allocated there; the two abort each other
   Network network_;
   DevicePlatform platform_;
   DeviceStream* stream_ = nullptr;

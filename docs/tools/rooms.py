@@ -32,7 +32,7 @@ FEATURES = {
     "moments": r"moment_state",
     "what is not finite in F32": r"not_finite",
     "lists, dealt order": r"listed|leaf_lists|owned_leaves|slots|dealt_merges",
-    "one-shot, windows": r"one_shot|peers|peer_packets|node_memory|window_handle|far_stores",
+    "one-shot, windows": r"one_shot|peers|peer_packets|window_handle|far_stores",
     "algorithms": r"(decoders|exchange)/(two_level|leaders|paper|packed|fused|gather|ring_state|ring)\.",
     "NCCL": r"nccl",
     "blocks and plans on a device": r"backend/blocks|device_blocks|(decoders|exchange)/runner",

@@ -35,17 +35,13 @@ std::int64_t this_process() {
 /// if its rank fails.
 class Window {
  public:
-  /// @param memory that it lies in; null: its own
-  Window(std::shared_ptr<NodeMemory> memory, int rank, std::int64_t n)
-      : memory_(std::move(memory)),
-        packets_(memory_ != nullptr ? DeviceBuffer<Packet>(memory_->of(rank), n)
-                                    : DeviceBuffer<Packet>(n, MemoryUse::Window)) {
+  explicit Window(std::int64_t n) : packets_(n, MemoryUse::Window) {
     packets_.fill(0);
     synchronise(Stream{});
   }
   /// Lets others of this process find it.
-  static std::shared_ptr<Window> open(std::shared_ptr<NodeMemory> memory, int rank, std::int64_t n) {
-    auto window = std::make_shared<Window>(std::move(memory), rank, n);
+  static std::shared_ptr<Window> open(std::int64_t n) {
+    auto window = std::make_shared<Window>(n);
     const std::lock_guard lock(mutex());
     of_process()[window->address()] = window;
     return window;
@@ -65,7 +61,6 @@ class Window {
 
   std::uint64_t address() const { return reinterpret_cast<std::uint64_t>(packets_.data()); }
   std::int64_t size() const { return packets_.size(); }
-  NodeMemory* memory() const { return memory_.get(); }
   WindowHandle handle() const { return packets_.handle(); }
   /// Ends the waits of the kernels that receive here. From any host thread.
   void fail() noexcept { failed_.store(1); }
@@ -81,7 +76,6 @@ class Window {
     return windows;
   }
 
-  std::shared_ptr<NodeMemory> memory_;
   DeviceBuffer<Packet> packets_;
   HostWord failed_;
 };
@@ -106,7 +100,7 @@ class DeviceOneShot final : public OneShotSession, private StepKernel {
   ~DeviceOneShot() override { steps_.stream().finish(); }
 
   NodeWindow open_window(std::span<const KeyRange> ranges, int me, int rank, bool is_shared,
-                         std::shared_ptr<NodeMemory> memory, std::int64_t most_queries) override {
+                         std::int64_t most_queries) override {
     if (ranges.size() > kMaxPeers)
       throw DeviceError("one-shot: " + std::to_string(ranges.size()) + " ranks; at most " + std::to_string(kMaxPeers));
     require_neighbours("OneShotSession::open_window", ranges);
@@ -131,8 +125,8 @@ class DeviceOneShot final : public OneShotSession, private StepKernel {
     take_memory();
     plan_queries(1);
     next_.reset();
-    next_ = Window::open(std::move(memory), rank, peers_.n_window());
-    const bool has_handle = is_shared && next_->memory() == nullptr && next_->size() > 0;
+    next_ = Window::open(peers_.n_window());
+    const bool has_handle = is_shared && next_->size() > 0;
     return {next_->address(), this_process(), current_device(), rank, has_handle ? next_->handle() : WindowHandle{}};
   }
 
@@ -155,9 +149,7 @@ class DeviceOneShot final : public OneShotSession, private StepKernel {
         const bool is_same = other.process == own.process && other.device == own.device;
         if (is_same && DevicePart::n_multiprocessors() == 0)
           throw DeviceError("both on device " + std::to_string(own.device));
-        if (next_->memory() != nullptr) {
-          peers_.window[i] = static_cast<Packet*>(opened.emplace_back(next_->memory()->of(other.rank), n_bytes).data());
-        } else if (other.process != own.process) {
+        if (other.process != own.process) {
           peers_.window[i] = static_cast<Packet*>(opened.emplace_back(other.handle, n_bytes).data());
         } else {
           if (held.emplace_back(Window::find(other.address)) == nullptr) throw DeviceError("its window has ended");

@@ -6,7 +6,6 @@
 /// No CUDA header is included here, so that any compiler may; what was not built in is not there to link.
 #pragma once
 
-#include "gpu/backend/node_memory.hpp"
 #include "gpu/types/device_error.hpp"
 #include "gpu/types/window_handle.hpp"
 #include "reference/decode/decode.hpp"
@@ -21,7 +20,7 @@
 namespace tree_attn {
 
 /// Location of a rank's window, sent to the other ranks, which store into the window. The address is for threads of its
-/// process, the handle for other processes; a window that a library has mapped needs neither.
+/// process, the handle for other processes.
 struct NodeWindow {
   std::uint64_t address = 0;
   std::int64_t process = 0;  ///< drawn at random, once for each
@@ -55,12 +54,11 @@ class OneShotSession {
   /// @param ranges of the ranks of the node in the tree, closed, neighbours touching @param me the index of this rank among
   /// them
   /// @param is_shared whether other ranks are processes of their own
-  /// @param memory in which the windows of the node lie, one_shot_window_bytes() each; null: in memory of the session
   /// @param most_queries of the steps to come; fewer than before: as many as before
   /// @throws std::invalid_argument or std::out_of_range for other ranges or another index; DeviceError if there are more
   /// than kMostOneShotRanks ranks, the device has no memory, or the machine has no way to share it between processes
   virtual NodeWindow open_window(std::span<const KeyRange> ranges, int me, int rank, bool is_shared,
-                                 std::shared_ptr<NodeMemory> memory = nullptr, std::int64_t most_queries = 1) = 0;
+                                 std::int64_t most_queries = 1) = 0;
   /// Lets the kernels of this rank reach the windows of the node. @param windows of its ranks, in the order of the ranges;
   /// each of them has opened its window, and stores into no older one any more
   /// @throws std::invalid_argument if there are not as many as ranges; std::logic_error before open_window(); DeviceError if

@@ -5,8 +5,6 @@
 /// A message is its length and its bytes, moved piece by piece through the channel of two ranks whenever one of them looks.
 #pragma once
 
-#include "gpu/types/window_handle.hpp"
-
 #include <boost/lockfree/spsc_queue.hpp>
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -26,16 +24,10 @@ using Channel = boost::lockfree::spsc_queue<std::byte, boost::lockfree::capacity
 /// Shared memory of the ranks of a communicator, with the channels between them: a file.
 class Mail {
  public:
-  static constexpr int kMaxRanks = 64, kMaxWindows = 64;
-  /// The part that a rank chooses in a split, and its place there.
-  struct Choice {
-    int color, key;
-  };
+  static constexpr int kMaxRanks = 64;
   struct alignas(64) Shared {
-    std::atomic<int> n_joined, n_left, n_chosen;  ///< ranks that have joined, left, chosen a part
-    Choice choices[kMaxRanks];
+    std::atomic<int> n_joined, n_left;      ///< ranks that have joined, left
     std::atomic<int> n_windows[kMaxRanks];  ///< that each rank has registered
-    WindowHandle windows[kMaxWindows][kMaxRanks];
   };
   /// @param name of the file @param n_ranks the same for all
   Mail(const std::string& name, int n_ranks) : name_(name), n_ranks_(n_ranks) {

@@ -15,11 +15,6 @@ static_assert(TREE_ATTN_EXPECTED_NCCL == NCCL_VERSION_CODE, "another nccl.h was 
 
 namespace tree_attn::test {
 
-#if NCCL_VERSION_CODE < NCCL_VERSION(2, 29, 0)
-/// A header that does not declare it is not compared.
-nccl::Status ncclGetPeerDevicePointer(nccl::Window* window, std::size_t offset, int peer, void** at);
-#endif
-
 namespace {
 
 /// Tests whether arguments of both types are passed alike: pointers; enumerations and integers of one size; structures of

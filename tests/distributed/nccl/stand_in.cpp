@@ -20,7 +20,6 @@
 /// | `join R` | rank R never joins |
 /// | `silent R N` | from group N on, rank R sends nothing |
 /// | `window` | the devices reach each other's memory nowhere: windows are null |
-/// | `stray R` | what rank R stores into the windows of others gets lost |
 /// | `version V` | the version is V |
 ///
 /// Counts start from 1.
@@ -183,16 +182,9 @@ struct tree_attn::nccl::Comm {
   std::shared_ptr<State> state;
   bool has_joined = false, finalizes = false;
   int n_polls_left = 0, n_calls = 0;
-  Comm** part = nullptr;                                                     ///< of a split that is in progress
   std::vector<std::pair<OutsideStream*, std::shared_ptr<Group>>> pending{};  ///< not on their streams yet
 };
-struct tree_attn::nccl::Window {
-  std::shared_ptr<State> state;
-  int number;
-  void* own;
-  std::size_t n_bytes;
-  std::map<int, SharedPages> of_others{};  ///< mapped so far, by rank
-};
+struct tree_attn::nccl::Window {};
 
 namespace {
 
@@ -214,23 +206,6 @@ Group& part(Comm* comm, void* stream) {
   auto group = std::make_shared<Group>();
   group->state = comm->state;
   return *comm->pending.emplace_back(to, std::move(group)).second;
-}
-
-/// Makes the part of a split to which a rank belongs, once all have chosen. @returns whether they have
-bool make_part(Comm& whole) {
-  Mail& mail = whole.state->mail;
-  if (mail->n_chosen < mail.n_ranks()) return false;
-  const Mail::Choice own = mail->choices[whole.state->rank];
-  int n_ranks = 0, rank = 0;
-  for (int other = 0; other < mail.n_ranks(); ++other) {
-    const Mail::Choice choice = mail->choices[other];
-    n_ranks += choice.color == own.color;
-    rank += choice.color == own.color && choice.key < own.key;
-  }
-  auto state = std::make_shared<State>(mail.name() + "_" + std::to_string(own.color), n_ranks, rank);
-  ++state->mail->n_joined;
-  *std::exchange(whole.part, nullptr) = new Comm{.state = std::move(state), .n_polls_left = kPolls};
-  return true;
 }
 
 /// Checks that a call may be made, and that no fault is set for it.
@@ -359,7 +334,6 @@ Status ncclCommGetAsyncError(Comm* comm, Status* error) {
     comm->has_joined = true;
     state.mail.remove();
   }
-  if (comm->part != nullptr && !make_part(*comm)) return Status::kSuccess;
   if (state.mail.n_windows_of_all() < state.mail->n_windows[state.rank]) return Status::kSuccess;
   if (comm->finalizes && state.mail->n_left < state.mail.n_ranks()) return Status::kSuccess;
   if (comm->n_polls_left > 0 && --comm->n_polls_left > 0) return Status::kSuccess;
@@ -440,18 +414,6 @@ Status ncclAllGather(const void* from, void* to, std::size_t n, Type type, Comm*
   return Status::kSuccess;
 }
 
-/// Once for each communicator. The part is there when the whole is no longer in progress.
-Status ncclCommSplit(Comm* comm, int color, int key, Comm** part, Config*) {
-  if (comm == nullptr || part == nullptr || comm->n_polls_left > 0) return Status::kInvalidArgument;
-  *part = nullptr;
-  comm->part = part;
-  comm->n_polls_left = kPolls;
-  Mail& mail = comm->state->mail;
-  mail->choices[comm->state->rank] = {color, key};
-  ++mail->n_chosen;
-  return Status::kInProgress;
-}
-
 Status ncclMemAlloc(void** memory, std::size_t n_bytes) {
   const std::lock_guard lock(memory_mutex);
   SharedPages pages(n_bytes);
@@ -467,16 +429,11 @@ Status ncclMemFree(void* memory) {
 /// Done when all have registered. As NCCL does, this succeeds with a null window where devices do not reach each other.
 Status ncclCommWindowRegister(Comm* comm, void* memory, std::size_t n_bytes, Window** window, int flags) {
   if (comm == nullptr || flags != kSymmetricWindow || comm->n_polls_left > 0) return Status::kInvalidArgument;
-  Mail& mail = comm->state->mail;
-  const int rank = comm->state->rank, number = mail->n_windows[rank];
   const std::lock_guard lock(memory_mutex);
   const auto found = allocated.find(memory);
-  if (found == allocated.end() || found->second.size() != n_bytes || number == Mail::kMaxWindows)
-    return Status::kInvalidArgument;
-  const bool is_null = comm->state->fault.kind == "window";
-  *window = is_null ? nullptr : new Window{comm->state, number, memory, n_bytes};
-  mail->windows[number][rank] = found->second.handle();
-  ++mail->n_windows[rank];
+  if (found == allocated.end() || found->second.size() != n_bytes) return Status::kInvalidArgument;
+  *window = comm->state->fault.kind == "window" ? nullptr : new Window;
+  ++comm->state->mail->n_windows[comm->state->rank];
   comm->n_polls_left = kPolls;
   return Status::kInProgress;
 }
@@ -484,22 +441,6 @@ Status ncclCommWindowDeregister(Comm*, Window* window) {
   delete window;
   return Status::kSuccess;
 }
-Status ncclGetPeerDevicePointer(Window* window, std::size_t offset, int peer, void** at) {
-  const Mail& mail = window->state->mail;
-  if (peer < 0 || peer >= mail.n_ranks() || mail.n_windows_of_all() <= window->number) return Status::kInvalidUsage;
-  auto* memory = static_cast<std::byte*>(window->own);
-  if (peer != window->state->rank) {
-    const auto [of_peer, is_new] = window->of_others.try_emplace(peer);
-    if (is_new && window->state->fault.is("stray", window->state->rank))
-      of_peer->second = SharedPages(window->n_bytes);
-    else if (is_new)
-      of_peer->second = SharedPages(mail->windows[window->number][peer], window->n_bytes);
-    memory = of_peer->second.data();
-  }
-  *at = memory + offset;
-  return Status::kSuccess;
-}
-
 }  // extern "C"
 
 // The stand-in is called through these types, so its functions have them.

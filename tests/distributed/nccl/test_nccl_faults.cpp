@@ -162,28 +162,6 @@ TEST_CASE("nccl faults: a library that is too old, missing or of another kind is
   CHECK(library->path() == name);
 }
 
-TEST_CASE("nccl faults: a rank that gives up leaves no communicator that waits for the others, that of its node included") {
-  const Topology topology = Topology::pretend(2, 2);
-  std::atomic<double> took = 0;
-  run_nccl(topology, kTimeout, "", [&](const Ranks& ranks, NcclTransport& transport) {
-    std::optional<NcclTransport> own(std::in_place, ranks, topology, platform_of(emulated::backend()));
-    std::unique_ptr<NodeMemory> memory = own->allocate_on_node(64);
-    CHECK(memory->of(1 - ranks.rank()) != nullptr);
-    if (ranks.rank() == 0) {
-      const auto start = std::chrono::steady_clock::now();
-      own->abandon();
-      memory.reset();
-      own.reset();
-      took = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    }
-    ranks.barrier();
-    if (own) own->abandon();
-    memory.reset();
-    transport.abandon();
-  });
-  CHECK(took < kTimeout / 2);
-}
-
 TEST_CASE("nccl: the constants of a network are those of the buffers that all ranks have") {
   const auto latency = [](const char* value) {
     const VariableScope variable(kNcclLowLatencyVariable, value);
