@@ -170,9 +170,6 @@ int run_decode(const DecodeOptions& options, const Ranks& ranks) {
     std::fputs(table(report, measurements).c_str(), stdout);
     if (!kernel.empty())
       std::printf("kernel: %s (%lld keys of rank 0)\n", kernel.c_str(), static_cast<long long>(n_positions));
-    if (const auto& errors = measurements[0].errors; errors && errors->quantisation)
-      std::printf("quantisation: out differs by at most %.1e of its largest element from that of k and v before rounding\n",
-                  *errors->quantisation);
     for (const Measurement& m : measurements) {
       if (!task.expected) break;
       const double distance = distance_from(*task.expected, m.output);

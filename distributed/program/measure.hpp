@@ -39,8 +39,6 @@ struct Errors {
   /// the same Inf or NaN. Scores of less than -2^128 in base two may count as masked: a row with no other score may be that
   /// of no keys, which not_finite() names.
   bool passed = false;
-  /// Change of z by rounding keys and values to F8_E4M3, relative to its largest element; no part of the errors above.
-  std::optional<double> quantisation{};
 };
 
 /// The results of one algorithm.
@@ -101,7 +99,6 @@ class Verifier {
   std::int64_t n_keys_;  // of the longest sequence
   AttentionResult oracle_;
   double largest_lse_ = 1;
-  std::optional<double> quantisation_;
   mutable std::vector<std::pair<ExchangeRounding, ErrorBound>> bounds_;  // on first use
 };
 

@@ -96,8 +96,6 @@ void check_memory(const std::string& subject, const Bench& bench, const Topology
         outside + (product(n, stored.held_bytes_per_position()) + product(in_flight, longest, stored.bytes_per_position()));
     if (rank == 0 && use.oracle)
       needed += oracle_bytes(shape, 3) + (use.keys_in_memory ? product(shape.n_keys, shape.bytes_per_position()) : 0);
-    if (rank == 0 && use.oracle && use.keys_in_memory && shape.dtype == DType::F8_E4M3)  // before they were rounded
-      needed += product(shape.n_keys, shape.bytes_per_position(), sizeof(float));
   }
   // Positions appended to borrowed keys and values.
   if (!use.keys_in_memory && bench.workload.steps() > 1)

@@ -170,7 +170,6 @@ std::string json(const ReportHeader& header, std::span<const Measurement> measur
     run["max_rel_error"] = m.errors ? nlohmann::ordered_json(m.errors->max_rel) : nullptr;
     run["lse_max_error"] = m.errors ? nlohmann::ordered_json(m.errors->lse_max) : nullptr;
     run["error_over_bound"] = m.errors ? nlohmann::ordered_json(m.errors->max_over_bound) : nullptr;
-    if (m.errors && m.errors->quantisation) run["quantisation_error"] = *m.errors->quantisation;
     run["passed"] = m.errors ? nlohmann::ordered_json(m.errors->passed) : nullptr;
     run["same_bits_on_all_ranks"] = m.same_bits_on_all_ranks;
     run["output_digest"] = hex(m.digest);

@@ -59,12 +59,6 @@ class SyntheticWorkload : public Workload {
 
   Shard keys_and_values(std::int64_t entry, KeyRange positions) override { return make(part_, entry, 1, positions); }
   Shard whole() override { return make(all_, 0, shape_.batch, {0, shape_.n_keys}); }
-  std::unique_ptr<Workload> unquantised() const override {
-    if (shape_.dtype != DType::F8_E4M3) return nullptr;
-    WorkloadShape wide = shape_;
-    wide.dtype = wide.value_dtype = DType::F32, wide.scales = {};
-    return make_workload(wide, seed_, steps_);
-  }
 
  private:
   enum Tensor : std::uint64_t { kQuery = 1, kKey, kValue };

@@ -90,8 +90,6 @@ class Workload {
   virtual std::optional<Shard> in_place(KeyRange) { return std::nullopt; }
   /// All keys and values [b, n_kv, N, d], for the oracle.
   virtual Shard whole() = 0;
-  /// Returns the keys and values before they were rounded to F8_E4M3, where they are known; else null.
-  virtual std::unique_ptr<Workload> unquantised() const { return nullptr; }
 
  protected:
   /// @throws std::invalid_argument as require_workload(), or if there are no steps

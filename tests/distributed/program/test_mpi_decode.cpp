@@ -193,7 +193,7 @@ TEST_CASE("decode: rules, sinks, masks, caps and F8_E4M3 in files: the bits of a
   }
 }
 
-TEST_CASE("decode: synthetic F8_E4M3: the bits of ranks and steps, bytes, and what rounding costs") {
+TEST_CASE("decode: synthetic F8_E4M3: the bits of ranks and steps, and bytes") {
   const auto decode = [](const char* dtype, int n_ranks, const Words& more) {
     const Words words =
         "decode --seq-len 400 --heads 6 --kv-heads 3 --head-dim 40 --batch 2 --verify --dtype"_words + Words{dtype} + more;
@@ -203,9 +203,6 @@ TEST_CASE("decode: synthetic F8_E4M3: the bits of ranks and steps, bytes, and wh
   const auto one = decode("f8_e4m3", 1, {}), three = decode("f8_e4m3", 3, rings), wide = decode("bf16", 3, rings);
   for (const auto& each : three) CHECK(each["output_digest"] == one[0]["output_digest"]);
   CHECK(one[0]["dtype"] == "f8_e4m3");
-  CHECK(one[0]["quantisation_error"] > 1e-3);
-  CHECK(one[0]["quantisation_error"] < 0.15);
-  CHECK_FALSE(wide[0].contains("quantisation_error"));
   for (const auto& [key, i] : {std::pair{"bytes_per_step", 1}, {"peak_kv_bytes_per_rank", 0}}) {
     CHECK(three[i][key].get<std::int64_t>() > 0);
     CHECK(2 * three[i][key].get<std::int64_t>() == wide[i][key].get<std::int64_t>());
