@@ -36,17 +36,6 @@ TEST_CASE("decode: a cut inside a leaf is refused for every algorithm") {
   check_endings(all);
 }
 
-TEST_CASE("decode: made-up input depends on the seed, not on the ranks, and without keys or batch entries it is nothing") {
-  const auto digest = [&](int n_ranks, const char* seed) {
-    const Words decode = "decode --seq-len 500 --kv-heads 2 --verify --seed"_words + Words{seed};
-    return runs_of(ranks(n_ranks, decode))[0]["output_digest"];
-  };
-  CHECK(digest(1, "7") == digest(3, "7"));
-  CHECK(digest(1, "7") != digest(1, "8"));
-  for (const char* option : {"--batch", "--seq-len"})
-    check_silent_success(run(ranks(2, {"decode", option, "0", "--compare", others(), "--verify"})));
-}
-
 TEST_CASE("decode: --verify fails where F32 is not enough, and in the report infinite errors are null and have not passed") {
   const Scratch scratch;
   FileWorkload huge = FileWorkload::draw(1, 1, 1, 1, 8, 4, 4);
