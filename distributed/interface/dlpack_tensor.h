@@ -12,7 +12,7 @@
 
 /** Kinds of memory; those of other numbers are refused. */
 typedef enum { kDLCPU = 1, kDLCUDA = 2, kDLCUDAHost = 3, kDLExtDev = 12 } DLDeviceType;
-/** Where a tensor lies. */
+/** Device on which a tensor lies. */
 typedef struct {
   int32_t device_type; /**< a DLDeviceType */
   int32_t device_id;   /**< index among the devices of this type */

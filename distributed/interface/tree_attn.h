@@ -20,7 +20,7 @@
 
 #include "distributed/interface/dlpack_tensor.h"
 
-/** What the shared library exports. */
+/** Marks an export of the shared library. */
 #if defined(__GNUC__)
 #define TREE_ATTN_API __attribute__((visibility("default")))
 #else
@@ -31,7 +31,7 @@
 extern "C" {
 #endif
 
-/** What a call has come to. */
+/** Result of a call. */
 typedef enum {
   TA_OK = 0,
   TA_INVALID = 1,   /**< an argument is refused, or a call out of its turn; nothing was changed */
@@ -45,7 +45,7 @@ typedef enum {
 /** The base of an lse, and what +inf says there: LseForm. */
 typedef enum { TA_NATURAL = 0, TA_BASE_TWO = 1, TA_NATURAL_OR_INF_EMPTY = 2 } ta_lse_form;
 
-/** Which keys a query sees, as SeenRule, and what becomes of its scores; null: all of them, and nothing. */
+/** Rule of the keys that a query sees, as SeenRule, and of its scores; null: all of them, as they are. */
 typedef struct {
   int32_t causal;              /**< whether query j of l sees the keys up to position n - l + j alone */
   int64_t window;              /**< it sees the last `window` of those; 0: all */
@@ -82,7 +82,7 @@ typedef struct {
 /** Attention over a cache that grows. */
 typedef struct ta_attention ta_attention;
 
-/** How a ta_attention is opened; all but n_threads the same on every rank. Null and 0 are the defaults, but for the size. */
+/** Setup of a ta_attention; all but n_threads the same on every rank. Null and 0 are the defaults, but for the size. */
 typedef struct {
   int64_t size; /**< sizeof(ta_setup): another one is refused, since the program was compiled for another version */
   int64_t batch, heads, kv_heads, head_dim, value_dim; /**< no defaults */
@@ -124,7 +124,7 @@ TREE_ATTN_API const char* ta_version(void);
 /** The MPI that `comm` of a ta_setup is of, as MPI_Get_library_version() names it; empty: the library was built without one.
  */
 TREE_ATTN_API const char* ta_mpi(void);
-/** What the last call of this thread that failed has said, in one line; valid until the next one. Empty before the first. */
+/** Returns the line of the last call of this thread that failed; valid until the next one. Empty before the first. */
 TREE_ATTN_API const char* ta_error(void);
 
 /**
@@ -215,7 +215,7 @@ TREE_ATTN_API int ta_share(ta_attention* attention, int64_t from, int64_t to, in
 TREE_ATTN_API int ta_reshard(ta_attention* attention, int32_t n, const int64_t* range_ends);
 /** The positions of a sequence, over all ranks. */
 TREE_ATTN_API int ta_length(const ta_attention* attention, int64_t entry, int64_t* length);
-/** Whether this rank holds a position: 0 or 1. */
+/** Tests whether this rank holds a position: 0 or 1. */
 TREE_ATTN_API int ta_holds(const ta_attention* attention, int64_t position, int* holds);
 /** Attention of the queries over all that was appended: any l in every step. Collective. Arguments as ta_attend(). */
 TREE_ATTN_API int ta_step(ta_attention* attention, const DLManagedTensor* q, const ta_seen* seen, const DLManagedTensor* out,

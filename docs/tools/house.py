@@ -243,7 +243,7 @@ def check_words(names):
 
 
 # The first word of a doc comment that leaves its reader without the thing.
-FIRST = re.compile(r"\s*///\s*(@brief\s+)?(The same|What|Of|Whether|Where|How|Which|Who|Those|That)\b")
+FIRST = re.compile(r"\s*(?:///|/\*\*)\s*(@brief\s+)?(The same|What|Of|Whether|Where|How|Which|Who|Those|That)\b")
 
 
 def check_first_words(names):
@@ -387,7 +387,7 @@ def check(files):
     check_include_order(names)
     check_comments(files, names)
     check_words(names)
-    check_first_words(names)
+    check_first_words(names + [name for name in files if name.endswith(".h")])
     check_prose(files)
     check_kernel_heads(names)
     check_pages(names)

@@ -58,6 +58,7 @@ class House(unittest.TestCase):
                 ("gpu/backend/a.cu", HEAD.replace("/// - Reads: x.\n", "") + "__global__ void a() {}\n", "gpu/backend/a.cu:4: the comment of this kernel has no '- Reads:'"),
                 ("gpu/ladder/ladder.cu", GROUND["gpu/ladder/ladder.cu"] + HEAD + "template <class T>\n__global__ void a() {}\n", "has no '@tparam'"),
                 ("tests/gpu/a.hpp", "  /// Whether it is.\n", "tests/gpu/a.hpp:1: a doc comment begins with 'Whether'"),
+                ("distributed/interface/a.h", "/** How it is. */\n", "distributed/interface/a.h:1: a doc comment begins with 'How'"),
                 ("tests/gpu/a.cpp", 'if (algorithm.name == "ring") return;\n', "ring"),
                 ("tests/gpu/a.cpp", 'TEST_CASE("a: b; c") {\n', "semicolon"),
                 ("tests/gpu/a.cpp", 'TEST_CASE(\n    "a: b") {\n', "too long"),
