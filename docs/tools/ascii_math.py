@@ -56,7 +56,7 @@ def name(word):
 
 
 def script(text, start):
-    """What stands below or above, and where it ends: a group in brackets, or a word."""
+    """Returns what stands below or above, and where it ends: a group in brackets, or a word."""
     if text[start] in "({":
         end = closing(text, start)
         return translated(text[start + 1 : end]), end + 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands beside a numbered item in a chapter: the lines of code that compute it, and the body of a test.
+"""Lines of code that compute a numbered item, and the body of a test, which stand beside it in a chapter.
 
 Both follow from the citations, @paper in code and @tested in tests: the code is the function below a citation, up to its end. If
 several files cite an item, the first of FOLDERS has the code that is shown, and the others are links. The test that is shown is
@@ -44,7 +44,7 @@ def block(lines, begin):
 
 
 def is_declaration(lines):
-    """Whether this ends before a body: `int f(int x = {});`."""
+    """Tests whether this ends before a body: `int f(int x = {});`."""
     return lines[-1].endswith(";") and not any(line.rstrip().endswith("{") for line in lines)
 
 
@@ -67,7 +67,7 @@ def folder_rank(path):
 
 
 def shown_code(found):
-    """Of the code that cites an item, what is shown: everything in the first file."""
+    """Selects of the code that cites an item what is shown: everything in the first file."""
     first = min(found, key=lambda citation: (folder_rank(citation.path), found.index(citation)))
     return [citation for citation in found if citation.path == first.path]
 
@@ -78,7 +78,7 @@ def mirror(path):
 
 
 def names(text, name):
-    """Whether code calls a function, `name()`, or names anything else."""
+    """Tests whether code calls a function, `name()`, or names anything else."""
     return re.search(rf"\b{re.escape(name[:-2])}\s*[(<]" if name.endswith("()") else rf"\b{re.escape(name)}\b", text) is not None
 
 
@@ -88,7 +88,7 @@ def calls(citation, functions):
 
 
 def shown_test(tests, code):
-    """Of the tests of an item the one that is shown beside this code, or None."""
+    """Selects the test of an item that is shown beside this code, or None."""
     mirrors, functions = {mirror(citation.path) for citation in code}, [citation.name for citation in code]
     by_value = [(citation.path not in mirrors, not calls(citation, functions), i) for i, citation in enumerate(tests)]
     return tests[min(by_value)[2]] if tests else None

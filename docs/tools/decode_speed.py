@@ -77,12 +77,12 @@ def clock_of(case):
 
 
 def baselines(report):
-    """Those of BASELINES that were measured in some case."""
+    """Returns those of BASELINES that were measured in some case."""
     return [baseline for baseline in BASELINES if any(baseline[0] in case["times_faster"] for case in report["cases"])]
 
 
 def setting(report):
-    """What was measured with what, in one line."""
+    """Describes in one line what was measured with what."""
     versions = ", ".join([report["versions"]["compiler"], *(f"{name} {version}" for name, version in report["versions"].items() if name != "compiler")])
     pages = "2 MiB" if report["huge_pages"] > 0.95 else "4 KiB, in part"
     return f"{report['date']}, {report['processor']}, {report['cores']} cores, {versions}; pages of {pages}; medians over {report['starts']} starts of {report['rounds']} rounds; in brackets, the range over the starts"

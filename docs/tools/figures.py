@@ -94,7 +94,7 @@ def tree():
 
 
 def ring():
-    """Which shard each of four ranks computes on, hop by hop."""
+    """Draws which shard each of four ranks computes on, hop by hop."""
     p, dx, dy, colors = 4, 150, 78, ["a", "b", "c", "node"]
     drawing = Drawing(dx * p + 100, dy * p + 40)
     for rank in range(p):

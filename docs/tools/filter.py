@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What Doxygen reads instead of a chapter or a source file; lines keep their numbers.
+"""Texts that Doxygen reads instead of a chapter or a source file; lines keep their numbers.
 
 Chapters are plain Markdown with mathematics between dollars, readable as they are. Here
 * places and links get Doxygen's words, see book.py;
@@ -94,7 +94,7 @@ def prose(line, known):
 
 
 def cited_by(key, coded, tested, seen):
-    """What stands below a numbered item: the code that computes it and its tests; below a slip, the tests that show it."""
+    """Returns what stands below a numbered item: the code that computes it and its tests; below a slip, the tests that show it."""
     if key in SLIPS:
         tests = "; ".join(citation.link() for citation in tested.get(key, []))
         return [f'<div class="cited">Shown by: {tests or "no test: " + ITEMS[key].get("untested", "not yet")}</div>']
@@ -277,7 +277,7 @@ def filtered(path, known):
 
 
 def write_all(target, folders):
-    """What Doxygen's INPUT and FILE_PATTERNS name, each file filtered."""
+    """Filters each file that Doxygen's INPUT and FILE_PATTERNS name."""
     known = derived() & set(ITEMS)
     shutil.rmtree(target, ignore_errors=True)
     for path in sorted({path for folder in folders for path in folder.rglob("*") if path.suffix in SUFFIXES and path.is_file()}):

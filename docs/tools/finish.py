@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What Doxygen leaves to be done on a built site.
+"""Changes to a built site that Doxygen leaves to be done.
 
 Run: docs/tools/finish.py FOLDER    writes search/text.js, the sections of the book for docs/book.js; and in listings of code makes
                                   citations of the paper links to the derivations

@@ -125,7 +125,7 @@ def check_paths(names):
 
 
 def is_in(name, places):
-    """Whether a file lies in one of the places: a folder, a prefix that ends with '/', or a folder with *.ending."""
+    """Tests whether a file lies in one of the places: a folder, a prefix that ends with '/', or a folder with *.ending."""
     for place in places:
         folder, star, ending = place.partition("*")
         if name.startswith(folder.rstrip("/") + "/") and (not star or name.endswith(ending)):
@@ -243,7 +243,7 @@ def check_words(names):
 
 
 # The first word of a doc comment that leaves its reader without the thing.
-FIRST = re.compile(r"\s*(?:///|/\*\*)\s*(@brief\s+)?(The same|What|Of|Whether|Where|How|Which|Who|Those|That)\b")
+FIRST = re.compile(r'\s*(?:///|/\*\*|""")\s*(@brief\s+)?(The same|What|Of|Whether|Where|How|Which|Who|Those|That)\b')
 
 
 def check_first_words(names):
@@ -337,7 +337,7 @@ def registered():
 
 
 def check_names(names):
-    """What an algorithm, a step or a backend is like, it says itself: nothing is matched by its name."""
+    """Refuses code that matches an algorithm, a step or a backend by its name: each says itself what it is like."""
     listed = "|".join(sorted(registered()))
     by_name = re.compile(rf'[=!]= *"({listed})"|"({listed})" *[=!]=|[=!]= *&(?:\w+::)*(k[A-Z]\w+)|&device::(k[A-Z]\w+) *[=!]=')
     for name in names:
@@ -387,7 +387,7 @@ def check(files):
     check_include_order(names)
     check_comments(files, names)
     check_words(names)
-    check_first_words(names + [name for name in files if name.endswith(".h")])
+    check_first_words(names + [name for name in files if name.endswith((".h", ".py")) and not name.startswith("python/")])
     check_prose(files)
     check_kernel_heads(names)
     check_pages(names)

@@ -210,7 +210,7 @@ def heads():
 
 
 def seen(N=1000, p=4, l=4, window=200, sinks=66, leaf=64):
-    """What the queries of a step see, leaf by leaf: by all of them, by some, by none; and the ranks that hold the leaves."""
+    """Draws what the queries of a step see, leaf by leaf: by all of them, by some, by none; and the ranks that hold the leaves."""
     n_leaves, dx, left = -(-N // leaf), 36, 120
     per_rank = -(-n_leaves // p)
     drawing = Drawing(left + dx * n_leaves + 30, 78 + 30 * l)
@@ -234,7 +234,7 @@ def seen(N=1000, p=4, l=4, window=200, sinks=66, leaf=64):
 
 
 def halo(n_layers=2, window=24, shard=120, n_ranks=3):
-    """What the ranks compute of a text: every windowed layer needs the positions before it that its window reaches."""
+    """Draws what the ranks compute of a text: every windowed layer needs the positions before it that its window reaches."""
     drawing, left, scale, colours = Drawing(760, 268), 176, 1.6, ("a", "b", "c")
     x = lambda position: left + scale * position
     drawing.text(8, 24, "the text", "left")

@@ -74,7 +74,7 @@ def line_below(lines, start):
 
 
 def name_below(lines, start):
-    """What a comment belongs to: the name of the next test case, function, class or constant."""
+    """Returns what a comment belongs to: the name of the next test case, function, class or constant."""
     declaration = ""
     for line in lines[line_below(lines, start):]:
         text = line.strip()
@@ -174,7 +174,7 @@ TABLE = re.compile(r"```table (\w+)$")
 
 
 def quotes_are_sound(path, faults):
-    """What a chapter quotes is there: paragraphs of code, and tables that docs/tools/kernel_tables.py makes."""
+    """Tests that a chapter quotes what is there: paragraphs of code, and tables that docs/tools/kernel_tables.py makes."""
     import kernel_tables
 
     file = None
@@ -348,7 +348,7 @@ def place_of(item):
 
 
 def statement(key, item):
-    """What the paper says under this number, in its own letters."""
+    """Returns what the paper says under this number, in its own letters."""
     parts = [words(item["says"])]
     if "formula" in item:
         parts.append(formula(item["formula"]))

@@ -59,7 +59,7 @@ def first_steps(_):
 
 
 def warp_leaf(data):
-    """How the 64 keys of a leaf go through a warp in rung 3: loads, exchanges and sums, as one lane made them."""
+    """Draws how the 64 keys of a leaf go through a warp in rung 3: loads, exchanges and sums, as one lane made them."""
     run, n_lanes, n_keys, w, h = data["warp_leaf"], 32, 8, 8, 11
     lane, first, held = run["lane"], run["first"], run["held"]
     for begin in range(0, 64, n_keys):
@@ -184,7 +184,7 @@ def ends(_):
 
 
 def rings(data):
-    """What a warp waits for in rung 3 and rung 5."""
+    """Draws what a warp waits for in rung 3 and rung 5."""
     n_stages = next(plan["stages"] for plan in data["plans"] if plan["step"] == "copies")
     if n_stages != 4:
         raise ValueError("this figure is drawn for a ring of four stages")
@@ -215,7 +215,7 @@ def rings(data):
 
 
 def tile(data):
-    """Which lane holds which weight before and after transpose_matrices(), and which element of the output of a tile."""
+    """Draws which lane holds which weight before and after transpose_matrices(), and which element of the output of a tile."""
     weights = {element: lane for lane in range(32) for element in (2 * lane, 2 * lane + 1)}
     operand = {element: lane for lane, pair in enumerate(data["transposed"]) for element in pair}
     if any(operand[8 * key + query] != 4 * query + key // 2 for key in range(8) for query in range(8)):
@@ -375,7 +375,7 @@ def measured(record):
 
 
 def fibers(data):
-    """Which of eight fibers runs when, up to a shuffle, up to a barrier and after it, for three seeds."""
+    """Draws which of eight fibers runs when, up to a shuffle, up to a barrier and after it, for three seeds."""
     n_threads, w, h, left, drawing = 8, 26, 15, 74, Drawing(790, 456)
     for panel, (seed, order) in enumerate(data["fibers"].items()):
         top = 40 + 140 * panel

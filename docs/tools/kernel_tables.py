@@ -92,7 +92,7 @@ def steps():
 
 
 def step_bytes():
-    """What every step asks global memory for, with 64k keys; and how long that would take if all of it came from memory."""
+    """Returns what every step asks global memory for, with 64k keys; and how long that would take if all of it came from memory."""
     n = dict(LENGTHS)["64k"]
     rows = [["rung", *(f"{h} heads, {kv} key/value heads" for h, kv in HEADS)]]
     for number, name, keys, scores in steps():
@@ -111,7 +111,7 @@ def not_asked():
 
 
 def plans():
-    """What the steps pick on 132 multiprocessors, and what one block has in flight: asked of the code by docs/tools/holders.cpp."""
+    """Returns what the steps pick on 132 multiprocessors, and what one block has in flight: asked of the code by docs/tools/holders.cpp."""
     holders = os.environ.get("TREE_ATTN_DOCS_HOLDERS", "")
     if not holders:
         return not_asked()
@@ -222,7 +222,7 @@ def floor(step, line):
 
 
 def line_of(name, heads=16, kv_heads=16):
-    """What a card says of a step with 8k keys; the shape alone of one that it has not run."""
+    """Returns what a card says of a step with 8k keys; the shape alone of one that it has not run."""
     return measured_on_card(name, heads, kv_heads) or (None if measured_on_card(name) else {"shape": f"BF16, {heads}/{kv_heads} heads, 8k keys"})
 
 
@@ -281,7 +281,7 @@ SHARED_BYTES, PRODUCTS, CYCLES, SCHEDULERS, MULTIPROCESSORS = 128, 2048, 1.755e9
 
 
 def latent():
-    """What bounds a leaf of latent rows in BF16, 576 elements and values of 512, by a block of four warpgroups; and 64k keys on all multiprocessors."""
+    """Returns what bounds a leaf of latent rows in BF16, 576 elements and values of 512, by a block of four warpgroups; and 64k keys on all multiprocessors."""
     keys, elements, values, parts, step = 64, 576, 512, 3, 16
     walks = {(walk["worker"], walk["rows"]): walk for walk in
              json.loads((ROOT / "docs" / "kernel_instructions.json").read_text(encoding="utf-8"))["walks"] if walk["kernel"] == "decode_units"}
@@ -353,7 +353,7 @@ EXPECTED_ON_CARD = {("16/16", "512"): 0.2, ("16/16", "8k"): 0.65, ("16/16", "64k
 
 
 def stamps_of(shape):
-    """Those of the kernel that the library has for a shape: that of clusters, where it takes clusters; None without stamps."""
+    """Returns those of the kernel that the library has for a shape: that of clusters, where it takes clusters; None without stamps."""
     found = {line["step"]: line for line in CARD["stamps"] if line["shape"] == shape}
     return found.get(CARD["library"]) or found.get("equal-runs")
 

@@ -54,21 +54,21 @@ def on_emulated(command):
 
 
 def rehearsed(command):
-    """The same on one machine, which is declared to be two where the command is for two, and with mpirun for srun."""
+    """Returns the command for one machine, which is declared to be two where the command is for two, and with mpirun for srun."""
     is_of_two = "ppr:8:node" in command or "--nodes=2" in command
     command = re.sub("srun --nodes=2 --ntasks-per-node=2 .*?(?=build/tree_attn)", "mpirun -n 4 ", on_emulated(command))
     return command + " --ranks-per-node 2" if is_of_two else command
 
 
 def as_shown(command, printed):
-    """What a chapter shows of a command and its output."""
+    """Returns what a chapter shows of a command and its output."""
     launcher, program, rest = command.partition("build/tree_attn")
     lines = launcher.rstrip() + BREAK + program + rest if len(launcher) > 40 else command
     return f"```text\n{lines.replace(' --seq-len', BREAK + '--seq-len')}\n\n{printed.rstrip()}\n```\n"
 
 
 def output_of(command, program, mpirun, nccl):
-    """What a command prints, in a folder with a hostfile."""
+    """Returns what a command prints, in a folder with a hostfile."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "hosts").write_text("localhost slots=4\n")
         environment = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "TREE_ATTN_NCCL_LIBRARY": nccl}
@@ -85,12 +85,12 @@ def without_times(text):
 
 
 def output_in(block):
-    """What follows the command."""
+    """Returns what follows the command."""
     return without_times(block.partition("\n\n")[2])
 
 
 def between(text, name, new=None):
-    """What is between the markers of this name; or the text with something else there."""
+    """Returns what is between the markers of this name; or the text with something else there."""
     begin, end = re.search(rf"<!-- {name}: begin .*-->\n", text), f"<!-- {name}: end -->"
     at = text.index(end)
     return text[begin.end():at] if new is None else text[:begin.end()] + new + text[at:]

@@ -137,7 +137,7 @@ def lengths():
 
 
 def ring_over_tree():
-    """How many times as long as Alg. 3 and two-level the ring takes, by the model, and what the paper's factor of 8 would need."""
+    """Returns how many times as long as Alg. 3 and two-level the ring takes, by the model, and what the paper's factor of 8 would need."""
     data = schedules()
     if data is None:
         return missing()

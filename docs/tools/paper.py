@@ -37,7 +37,7 @@ class Paper:
         self.items = raw
 
     def cited(self):
-        """What code and tests may cite and a chapter has to derive, in order; then the slips, which tests cite."""
+        """Returns what code and tests may cite and a chapter has to derive, in order; then the slips, which tests cite."""
         statements = {key: item for key, item in self.items.items() if key in STATEMENTS}
         return statements | self.ours | self.slips()
 
@@ -139,7 +139,7 @@ def table_below(text, anchor):
 
 
 def list_faults(paper):
-    """What docs/paper.toml itself lacks, or has too much."""
+    """Names what docs/paper.toml itself lacks, or has too much."""
     for key in sorted((STATEMENTS | EXHIBITS | SLIPS) - set(paper.items)):
         yield f"the list has no {key}, {label_of(key)} of the paper"
     for key in sorted(set(paper.items) - (STATEMENTS | EXHIBITS | SLIPS)):

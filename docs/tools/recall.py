@@ -68,7 +68,7 @@ def recall_lengths(report=None):
 
 
 def recall_layouts(report=None):
-    """The same questions on every number of ranks."""
+    """Tests that every number of ranks has the same questions."""
     report = report or measured()
     rows = []
     for row in report["layouts"]:

@@ -153,7 +153,7 @@ def figure(facts):
 
 
 def table():
-    """What the paper measured, what the model says, and what was simulated."""
+    """Tabulates what the paper measured, what the model says, and what was simulated."""
     data = network.schedules()
     if data is None:
         return network.missing()

@@ -36,7 +36,7 @@ def in_order(names):
 
 
 def algorithms(program):
-    """Those of the simulated program, given as words: it answers an unknown one with a list. One kernel is in it, which needs a GPU."""
+    """Returns those of the simulated program, given as words: it answers an unknown one with a list. One kernel is in it, which needs a GPU."""
     text = subprocess.run([*program, "--algorithms", "unknown"], capture_output=True, text=True, check=False).stderr
     return [name for name in re.search(r"use one of ((?:[a-z-]+, )+[a-z-]+)", text)[1].split(", ") if name != "one-shot"]
 

@@ -21,7 +21,7 @@ def imports(python, module):
 
 
 def install(python, package, *options):
-    """What is wrong afterwards, in one line; nothing if all is well."""
+    """Returns what is wrong afterwards, in one line; nothing if all is well."""
     command = [python, "-m", "pip", "install", "--quiet", "--no-cache-dir", "--disable-pip-version-check", *options, package]
     pip = subprocess.run(command, capture_output=True, text=True, check=False)
     return "" if pip.returncode == 0 else (pip.stderr.strip().splitlines() or ["pip failed"])[-1]

@@ -58,7 +58,7 @@ def fnv1a(data):
 
 
 def record(tensors, out, lse):
-    """What a vector holds beside its case: digests of its inputs and of its output, and the first bits of out and of lse."""
+    """Returns what a vector holds beside its case: digests of its inputs and of its output, and the first bits of out and of lse."""
     first = [[f"{word:08x}" for word in struct.unpack_from(f"<{min(4, len(x) // 4)}I", x)] for x in (out, lse)]
     return {"inputs": fnv1a(b"".join(data for _, _, data in tensors.values())), "digest": fnv1a(out + lse), "out": first[0], "lse": first[1]}
 

@@ -58,12 +58,12 @@ def longest_tenth(text):
     return sum(longest) / len(longest)
 
 def is_place(place, text):
-    """Whether a link may lead there: a name, or a heading in small letters with hyphens."""
+    """Tests whether a link may lead there: a name, or a heading in small letters with hyphens."""
     slugs = {re.sub(r"[^\w -]", "", title).strip().lower().replace(" ", "-") for title in re.findall(r"^#+ (.*)$", text, re.MULTILINE)}
     return f'<a id="{place}"></a>' in text or place in slugs
 
 def markdown_faults(name, text, folder):
-    """What a viewer of Markdown shows as text, and links of the file that lead nowhere."""
+    """Returns what a viewer of Markdown shows as text, and links of the file that lead nowhere."""
     for word in re.findall(r"@(?:ref|subpage|anchor) \w+|\{#\w+\}", book.KEPT.sub("", text)):
         yield f"{name}: {word} is for Doxygen alone, see docs/tools/book.py"
     for target, place in re.findall(r"\]\((?!\w+:)([^)#\s]*)(?:#([\w-]+))?\)", book.KEPT.sub("", text)):

@@ -83,7 +83,7 @@ def program_faults(words):
 
 
 def faults(block, command):
-    """What a command names and nothing has."""
+    """Returns what a command names and nothing has."""
     try:
         words = shlex.split(command.replace("[", "").replace("]", ""))
     except ValueError as error:

@@ -27,7 +27,7 @@ HEAD = "/// - Grid: one.\n/// - Block: a warp.\n/// - Reads: x.\n/// - Writes: y
 
 class House(unittest.TestCase):
     def faults(self, files, known=None):
-        """What the check says of the ground with these files."""
+        """Returns what the check says of the ground with these files."""
         files = GROUND | files
         with tempfile.TemporaryDirectory() as folder, mock.patch.multiple(
                 house, ROOT=pathlib.Path(folder), KNOWN=known or {}, faults=[], broken=set()):
@@ -58,6 +58,7 @@ class House(unittest.TestCase):
                 ("gpu/backend/a.cu", HEAD.replace("/// - Reads: x.\n", "") + "__global__ void a() {}\n", "gpu/backend/a.cu:4: the comment of this kernel has no '- Reads:'"),
                 ("gpu/ladder/ladder.cu", GROUND["gpu/ladder/ladder.cu"] + HEAD + "template <class T>\n__global__ void a() {}\n", "has no '@tparam'"),
                 ("tests/gpu/a.hpp", "  /// Whether it is.\n", "tests/gpu/a.hpp:1: a doc comment begins with 'Whether'"),
+                ("docs/tools/a.py", 'def a():\n    """What it is."""\n', "docs/tools/a.py:2: a doc comment begins with 'What'"),
                 ("distributed/interface/a.h", "/** How it is. */\n", "distributed/interface/a.h:1: a doc comment begins with 'How'"),
                 ("tests/gpu/a.cpp", 'if (algorithm.name == "ring") return;\n', "ring"),
                 ("tests/gpu/a.cpp", 'TEST_CASE("a: b; c") {\n', "semicolon"),

@@ -13,7 +13,7 @@ import index
 
 class Rules(unittest.TestCase):
     def faults(self, rule, files, *arguments):
-        """What a rule says of a tree of these files, and what it returns."""
+        """Returns what a rule says of a tree of these files, and what it returns."""
         found = []
         with tempfile.TemporaryDirectory() as folder:
             root = pathlib.Path(folder)

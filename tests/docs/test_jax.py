@@ -74,7 +74,7 @@ class Ranks:
 
 
 def run(code, q, shards):
-    """What the function of the page returns on every rank."""
+    """Returns what the function of the page returns on every rank."""
     ranks = Ranks(len(shards))
     dist = types.SimpleNamespace(all_reduce=ranks.all_reduce, ReduceOp=types.SimpleNamespace(MAX="max"))
     torch = types.SimpleNamespace(softmax=lambda x, axis: x.rows(lambda row: [math.exp(s - log_sum_exp(row)) for s in row]),

@@ -73,7 +73,7 @@ class Notebook(unittest.TestCase):
         self.path.write_text(NOTEBOOK, encoding="utf-8")
 
     def faults(self, old="", new=""):
-        """What index.py says of the notebook with a part replaced."""
+        """Returns what index.py says of the notebook with a part replaced."""
         assert old in NOTEBOOK
         self.path.write_text(NOTEBOOK.replace(old, new) if old else NOTEBOOK, encoding="utf-8")
         found = []

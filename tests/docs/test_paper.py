@@ -15,7 +15,7 @@ LIST = paper.FILE.read_text(encoding="utf-8")
 
 class Chapters(unittest.TestCase):
     def faults(self, name, old, new, occurrences=1):
-        """What the check says once `old` reads `new` in a chapter."""
+        """Returns what the check says once `old` reads `new` in a chapter."""
         self.assertEqual(CHAPTERS[name].count(old), occurrences, old)
         return list(paper.chapter_faults(paper.read(), CHAPTERS | {name: CHAPTERS[name].replace(old, new)}))
 

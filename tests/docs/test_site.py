@@ -34,7 +34,7 @@ def doxyfile(folder):
 
 
 def messages(folder, planted):
-    """What Doxygen says about all texts of the book, the code and the tests, and about one planted page."""
+    """Returns what Doxygen says about all texts of the book, the code and the tests, and about one planted page."""
     generated, filtered = folder / "generated", folder / "filtered"
     generated.mkdir()
     (folder / "printed").write_text("")

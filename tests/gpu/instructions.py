@@ -75,7 +75,7 @@ class Instruction:
         self.target = int(target[1], 16) if target else None
 
     def always(self):
-        """Whether it is carried out, or a branch taken, whatever the predicates are."""
+        """Tests whether it is carried out, or a branch taken, whatever the predicates are."""
         conditional = self.base == "BRA" and ("," in self.operands or ".U." in self.opcode + "." or ".DIV" in self.opcode)
         return self.predicate in ("", "@PT") and not conditional
 
@@ -96,7 +96,7 @@ class Block:
         return any(i.base == "FFMA" and SECOND_COEFFICIENT.search(i.operands) for i in self.instructions)
 
     def caps_scores(self):
-        """Whether it has the polynomial of a soft cap, which is not fused."""
+        """Tests whether it has the polynomial of a soft cap, which is not fused."""
         return any(i.base == "FADD" and SECOND_COEFFICIENT.search(i.operands) for i in self.instructions)
 
     def cost(self):
@@ -128,7 +128,7 @@ def name_jumps(instructions):
 
 
 def is_empty(instructions):
-    """Whether a kernel has no code: it was not compiled for this architecture."""
+    """Tests whether a kernel has no code: it was not compiled for this architecture."""
     return {i.base for i in instructions} <= {"MOV", "LDC", "EXIT", "BRA", "NOP"}
 
 
@@ -336,7 +336,7 @@ def combining(instructions):
 
 
 class Worker:
-    """What a pass of a worker does, by the name of its kernel."""
+    """Instructions of a pass of a worker, by the name of its kernel."""
 
     SCALAR = re.compile(r"ScalarWarp<(?:\w+::)*(\w+), (\d+)>")
     TILE = re.compile(r"MmaTile<(?:\w+::)*(\w+), (\d+), (\d+)(?:, (\d+))?>")
@@ -416,7 +416,7 @@ def of_states(block, fewest=FEWEST_PRODUCTS):
 
 
 def walk_of(worker, blocks, place, body, instructions, one, per_leaf, hot):
-    """What the tables have of a walk. @param body its loop @param one instructions of a pass @param hot its blocks"""
+    """Returns what the tables have of a walk. @param body its loop @param one instructions of a pass @param hot its blocks"""
     copies = copies_of(blocks, body)
     rows = COPIES.get(copies, "multiplies keys" if worker.product == "HGMMA" else "loaded")
     return {"worker": worker.name, "rows": rows, "start": start_of(blocks, place, copies) if copies else None,
@@ -512,7 +512,7 @@ def walks_of_object(file, tool, wanted):
 
 
 def walks_in(objects, tool, wanted):
-    """What walks_of_object finds in all object files, in order of kernel, architecture, worker and rows."""
+    """Returns what walks_of_object finds in all object files, in order of kernel, architecture, worker and rows."""
     with concurrent.futures.ProcessPoolExecutor() as pool:
         found = list(pool.map(walks_of_object, objects, [tool] * len(objects), [wanted] * len(objects)))
     walks, combines, without = ([line for lines in lists for line in lines] for lists in zip(*found))

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What every kernel takes of a multiprocessor: registers, shared memory, and the local memory it should not need. And what
+"""Counts what every kernel takes of a multiprocessor: registers, shared memory, and the local memory it should not need. And what
 every translation unit takes of the machine that compiles it.
 
 record -- nvcc ... -o X.o   runs the compiler, and keeps in X.o.resources what ptxas (-Xptxas=-v) says of its kernels

@@ -31,11 +31,11 @@ LISTS = sorted(Path(__file__).resolve().parent.glob("*.txt"))
 
 
 class Fault(Exception):
-    """What is wrong with a list, in one line that names the mutant."""
+    """A fault of a list, in one line that names the mutant."""
 
 
 def is_operand(text):
-    """Whether it may be one: not empty, brackets in pairs, no operator of two operands at its ends, no comma of a list."""
+    """Tests whether it may be one: not empty, brackets in pairs, no operator of two operands at its ends, no comma of a list."""
     bare = re.sub(r'"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])\'', "0", text)
     while bare != (bare := re.sub(r"\([^()]*\)|\[[^][]*\]|\{[^{}]*\}", " 0 ", bare)):
         pass
@@ -54,7 +54,7 @@ class Mutant:
 
     @property
     def key(self):
-        """What TREE_ATTN_MUTANT holds to switch it on; stays the same when the list grows."""
+        """Returns what TREE_ATTN_MUTANT holds to switch it on; stays the same when the list grows."""
         return f"{zlib.crc32(self.name.encode()):#x}"
 
     @property
@@ -72,7 +72,7 @@ class Mutant:
         return parts
 
     def places(self, text):
-        """Where its changes stand in the text of its file: (begin, end, new)."""
+        """Returns where its changes stand in the text of its file: (begin, end, new)."""
         parts = self.changes()
         literal = lambda part: re.sub(r"(?:\\\s|\s)+", lambda _: r"\s+", re.escape(part))
         pattern = "".join(f"({literal(part)})" if i % 3 == 1 else literal(part) for i, part in enumerate(parts) if i % 3 != 2)

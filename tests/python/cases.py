@@ -58,7 +58,7 @@ def of_scores(c, q, k, level, spread, random):
 
 
 def change(c, q, k, v, cuts, random):
-    """What `input` says of standard normal tensors."""
+    """Returns what `input` says of standard normal tensors."""
     n, one, last = k.shape[2], k.shape[2] // 3, cuts[-1]
     scores = {"scores all near +1e4 with spread 1": (lambda a: 1e4 + 0 * a, 1), "scores all near -1e4 with spread 1": (lambda a: -1e4 + 0 * a, 1),
               "half the scores +1e4, half -1e4": (lambda a: 1e4 * (1 - 2 * (a % 2)), 1), "all keys equal": (lambda a: 1.5 + 0 * a, 0),
@@ -92,7 +92,7 @@ def change(c, q, k, v, cuts, random):
 
 
 def in_memory(c, *tensors):
-    """The same elements where `input` says that they lie."""
+    """Moves the elements to where `input` says that they lie."""
     if c["input"].startswith("q, k, v are strided"):
         q, k, v = tensors
         packed = numpy.zeros((k.shape[0], k.shape[2], 2 * k.shape[1] + q.shape[1], k.shape[3]), k.dtype)

@@ -38,7 +38,7 @@ TYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
 def seen_by(j, a, l, n, causal=False, window=None, sinks=0):
-    """Whether query j of l sees key a of n: numbers, or tensors of them."""
+    """Tests whether query j of l sees key a of n: numbers, or tensors of them."""
     end = n - l + 1 + j if causal else n
     return (a < end) & ((a >= end - (window or n)) | (a < sinks))
 
@@ -79,7 +79,7 @@ def of_flashinfer(q, k, v, rule):
 
 
 def merges_differ():
-    """Whether merge() and the reference of FlashInfer's merge_state differ, over outputs and base-two lse of two sets of keys."""
+    """Tests whether merge() and the reference of FlashInfer's merge_state differ, over outputs and base-two lse of two sets of keys."""
     o, s = torch.randn(2, 1, 8, 16, 64), 30 * torch.randn(2, 1, 8, 16)
     theirs = cascade._merge_state_reference(o[0], s[0], o[1], s[1])
     ours = tree_attn.merge(o[0], s[0], o[1], s[1], lse="base two")

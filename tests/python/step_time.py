@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What a step() with tensors of PyTorch takes beside ta_step() of the same run, called with structures that are filled: at most 15 us more.
+"""Times a step() with tensors of PyTorch beside ta_step() of the same run, called with structures that are filled: at most 15 us more.
 
 Run: ./run python --peers
 """

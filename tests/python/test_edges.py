@@ -29,7 +29,7 @@ zeta, logits = 0.3 * RNG.standard_normal((2, 4, 3, 8)), RNG.standard_normal(4).a
 
 
 def outcome(call):
-    """What a call comes to, for comparisons: bytes of all results, or the error."""
+    """Returns what a call comes to, for comparisons: bytes of all results, or the error."""
     try:
         result = call()
     except Exception as error:
@@ -159,7 +159,7 @@ class Keywords(unittest.TestCase):
 
 
 class Facade(unittest.TestCase):
-    """What C++ has is there in C and Python."""
+    """Tests that what C++ has is there in C and Python."""
 
     long = [RNG.standard_normal((2, heads, n, 16)).astype("float32") for heads, n in ((4, 3), (2, 300), (2, 300))]
 

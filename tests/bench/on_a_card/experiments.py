@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is asked of a card, in the order of its value: what decides between builds first, what completes the record of a card last.
+"""Experiments on a card, in the order of their value: what decides between builds first, what completes the record of a card last.
 
 The builds of a comparison take turns: the first of them runs first and last, and what differs less than these two does not count.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a record of a card says: its lines, which build is faster where, and what the book has of it."""
+"""Verdicts of a record of a card: its lines, which build is faster where, and what the book has of it."""
 import json
 from collections import defaultdict
 
@@ -49,7 +49,7 @@ def mean(numbers):
 
 
 def correlation(one, other):
-    """Of two lists; None if one of them is constant, or there are fewer than three."""
+    """Correlates two lists; None if one of them is constant, or there are fewer than three."""
     off, other_off = [x - mean(one) for x in one] if one else [], [y - mean(other) for y in other] if other else []
     squares = sum(x * x for x in off) * sum(y * y for y in other_off)
     return sum(x * y for x, y in zip(off, other_off)) / squares**0.5 if squares > 0 and len(one) > 2 else None

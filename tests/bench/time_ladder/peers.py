@@ -109,7 +109,7 @@ def flashinfer_single(tensor_cores):
 
 
 def pages_of(lengths, capacity):
-    """Where a cache of one piece has its pages: (first of each sequence in the list, list, keys in the last page of each)."""
+    """Returns where a cache of one piece has its pages: (first of each sequence in the list, list, keys in the last page of each)."""
     begins, pages = [0], []
     for i, n in enumerate(lengths):
         pages += range(i * capacity // PAGE, i * capacity // PAGE + -(-n // PAGE))
@@ -191,7 +191,7 @@ def read_seconds(torch, case, seconds_of):
 
 
 def fault_of(z, want):
-    """What is wrong with a result; empty if nothing is. False for NaN is wrong."""
+    """Returns what is wrong with a result; empty if nothing is. False for NaN is wrong."""
     largest, worst = float(want.abs().max()), float((z.double() - want).abs().max())
     return "" if worst <= TOLERANCE * largest else f"WRONG: off by {worst:.2g}, where the largest element is {largest:.2g}"
 

@@ -50,7 +50,7 @@ def text_of(result):
 
 
 def counters_of(output):
-    """What ncu has counted of a launch, by name, from the lines of its comma-separated table; and the kernel."""
+    """Returns what ncu has counted of a launch, by name, from the lines of its comma-separated table; and the kernel."""
     rows = [row for row in csv.DictReader(line for line in output if line.startswith('"')) if row.get("Metric Name") in COUNTERS]
     numbers = {row["Metric Name"]: (row["Metric Value"] or "").replace(",", "") for row in rows}
     found = {name: float(number) for name, number in numbers.items() if number.replace(".", "").isdigit()}

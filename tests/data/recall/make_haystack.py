@@ -41,7 +41,7 @@ def haystack(length, seed, share=0.25, near=0.0, text=None, letters=False):
 
 
 def question(key, value):
-    """What precedes the value of a record, in the text and in a question about it."""
+    """Returns what precedes the value of a record, in the text and in a question about it."""
     return ("The code of " if value.isdigit() else "The word of ") + key + " is "
 
 

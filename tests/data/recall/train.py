@@ -137,7 +137,7 @@ class Model(nn.Module):
                 layer.self_attn.q_proj.weight[h * d:(h + 1) * d, 0] = q
 
     def local(self, tokens):
-        """What enters the global layer: depends on the last local_layers * (window - 1) tokens only."""
+        """Returns what enters the global layer: depends on the last local_layers * (window - 1) tokens only."""
         x = self.model.embed_tokens(tokens)
         for layer in self.model.layers[:-1]:
             x = layer.local(x)

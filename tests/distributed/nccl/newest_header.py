@@ -52,7 +52,7 @@ def version_of(folder):
 
 
 def commands(folder, cuda):
-    """What compiles the comparison. Warnings of the headers are not ours, so they are system headers; nvcc passes its own folder to the compiler before
+    """Returns what compiles the comparison. Warnings of the headers are not ours, so they are system headers; nvcc passes its own folder to the compiler before
     those, so there the folder is an ordinary one, and what nvcc says about functions for devices that nothing calls is turned off."""
     ours = [f"-I{ROOT}", "-std=c++20", f"-DTREE_ATTN_EXPECTED_NCCL={version_of(folder)}"]
     yield [os.environ.get("CXX", "g++"), *STRICT, *ours, "-isystem", folder, "-isystem", cuda, "-fsyntax-only", TEST]

@@ -35,7 +35,7 @@ SHAPE = ["--seq-len", "512", "--batch", "4", "--heads", "16", "--head-dim", "128
 
 
 def missing(mpirun):
-    """What this test needs and this machine does not have, or ""."""
+    """Returns what this test needs and this machine does not have, or ""."""
     for tool in ("unshare", "ip", "tc"):
         if not shutil.which(tool):
             return f"{tool} is not installed (apt install util-linux iproute2)"
@@ -89,7 +89,7 @@ class Cluster:
         return sum(int(line.split(":")[1].split()[0]) for line in lines if line.strip().startswith("port"))
 
     def launch(self):
-        """What starts a program on these hosts, without how many ranks."""
+        """Returns what starts a program on these hosts, without how many ranks."""
         network = "10.77.0.0/24"
         options = {"plm_rsh_agent": self.agent, "orte_tmpdir_base": self.folder, "oob_tcp_if_include": network,
                    "btl": "self,vader,tcp", "btl_tcp_if_include": network, "mpi_yield_when_idle": 1}
@@ -118,7 +118,7 @@ def check(holds, line):
 
 
 def check_bytes(cluster, algorithm, n_steps):
-    """What a step sends over the interfaces: the difference of two runs, so that their starts and ends cancel."""
+    """Returns what a step sends over the interfaces: the difference of two runs, so that their starts and ends cancel."""
     before = cluster.bytes_sent()
     cluster.decode(algorithm)
     between = cluster.bytes_sent()

@@ -62,7 +62,7 @@ PartitionName=all Nodes=h1,h2 Default=YES State=UP
 
 
 def missing(mpirun):
-    """What this test needs and this machine does not have, or ""."""
+    """Returns what this test needs and this machine does not have, or ""."""
     for tool in ("srun", "slurmctld", "slurmd", "munged"):
         if not shutil.which(tool):
             return f"{tool} is not installed (apt install slurm-wlm)"
@@ -130,12 +130,12 @@ def srun(*words, **options):
 
 
 def own_lines(ended):
-    """Of the program, on standard error."""
+    """Lines of the program on standard error."""
     return [line for line in ended.stderr.splitlines() if line.startswith("tree_attn: ")]
 
 
 def left():
-    """What a job has left: processes of the program, and names of its shared memory, which are removed for the next check."""
+    """Returns what a job has left: processes of the program, and names of its shared memory, which are removed for the next check."""
     names = list(Path("/dev/shm").glob("tree_attn*"))
     for name in names:
         name.unlink()
@@ -193,7 +193,7 @@ def check_variables():
 
 
 def check_without_pmi(program):
-    """Where srun and MPI have no PMI in common, no rank decodes by itself."""
+    """Tests that no rank decodes by itself where srun and MPI have no PMI in common."""
     good = True
     for option in ([], ["--mpi=none"], ["--mpi=pmi2"]):
         ended = srun(*option, program, "decode", *SHAPE)
@@ -239,7 +239,7 @@ def check_ended_rank(program, signal_number, status, expected, latest):
 
 
 def is_rank(process, rank):
-    """Whether this process of /proc is the rank of a job."""
+    """Tests whether this process of /proc is the rank of a job."""
     try:
         return (process / "comm").read_text() == "tree_attn\n" and f"\0SLURM_PROCID={rank}\0" in (process / "environ").read_text()
     except OSError:

@@ -105,7 +105,7 @@ class Problem:
 
 # ---- running ----------------------------------------------------------------------------------------------------------
 class Case:
-    """What a case uses: it runs the program, compares, and collects failures."""
+    """A case: runs the program, compares, and collects failures."""
     def __init__(self, program, folder):
         self.program, self.T, self.bad, self.runs, self.worst, self.n = program, folder, [], 0, 0.0, 0
     def path(self, end=""): self.n += 1; return "%s/%d%s" % (self.T, self.n, end)

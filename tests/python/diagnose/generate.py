@@ -155,7 +155,7 @@ class Case:
         return n - self.l + i if self.settings["causal"] else n - 1 + 0 * i
 
     def seen(self, position, limit=None, window=None, sinks=None):
-        """Which keys a row sees by their positions. [l, n]"""
+        """Returns which keys a row sees by their positions. [l, n]"""
         limit = self.limits() if limit is None else limit
         window = self.settings["window"] if window is None else window
         sinks = self.settings["sinks"] if sinks is None else sinks
@@ -235,7 +235,7 @@ def with_sink(o, lse, sink):
 
 def engine(c, rank=None, scale=None, k_scale=None, v_scale=None, of_partial=None, of_list=None, of_out=None, base=numpy.e, sink_on="case",
            real=numpy.float32, **of_kernel):
-    """What the engine of a case computes. The arguments are its faults.
+    """Returns what the engine of a case computes. The arguments are its faults.
 
     rank(r): keys, values and mask. of_partial(r, o, lse), of_list(partials), of_out(out, lse): a change of results.
     sink_on: the ranks whose partials contain the learned sink, "merge" or None
@@ -340,7 +340,7 @@ def nan_zero(c, random):
 
 
 def local_index(c, r):
-    """How many keys of a rank come before each of its keys."""
+    """Returns how many keys of a rank come before each of its keys."""
     return numpy.argsort(numpy.argsort(c.positions[r]))
 
 
@@ -422,7 +422,7 @@ def last_keys_missing(c, random):
 
 
 def dealt(c, r, chunk):
-    """Where a rank believes that its keys are."""
+    """Returns where a rank believes that its keys are."""
     j = numpy.arange(len(c.positions[r]))
     return (j // chunk * c.p + r) * chunk + j % chunk if chunk else sum(len(x) for x in c.positions[:r]) + j
 
@@ -607,7 +607,7 @@ def seen_results(c, result):
 
 
 def distance(c, result):
-    """How many bounds out or lse of a dump are from the exact ones."""
+    """Returns how many bounds out or lse of a dump are from the exact ones."""
     out, lse, bound, of_lse = bounds(c)
     got, got_lse = seen_results(c, result)
     return max(exceeds(got, out, bound), 0 if got_lse is None else exceeds(got_lse, lse, of_lse))
@@ -650,7 +650,7 @@ class Run:
         self.settings = c.shown_settings()
 
     def equals(self, name):
-        """Whether another fault, or none, gives the numbers of this dump, within the bounds of errors."""
+        """Tests whether another fault, or none, gives the numbers of this dump, within the bounds of errors."""
         c, (out, lse, bound, of_lse) = self.case, bounds(self.case)
         for way in [{}] if name == "right" else NAMES[name](c, None):
             result = engine(c, **way)

@@ -69,7 +69,7 @@ def main():
         copy.parent.mkdir(parents=True)
 
         def compiles(text, like, source=None):
-            """Whether a source compiles with the options of `like` and this text as dtype.hpp, whose copy is found first."""
+            """Tests whether a source compiles with the options of `like` and this text as dtype.hpp, whose copy is found first."""
             copy.write_text(text)
             words, file = command_for(build, like)
             if words is None:

@@ -15,7 +15,7 @@ COMPILER, EMULATOR, LIBRARIES = "aarch64-linux-gnu-g++", "qemu-aarch64", "/usr/a
 
 
 def digests(*command):
-    """What decode_digest prints."""
+    """Returns what decode_digest prints."""
     return subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
