@@ -7,11 +7,14 @@
 #include "tests/support/message.hpp"
 
 #include <doctest/doctest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <filesystem>
+#include <fstream>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -33,6 +36,20 @@ struct Tally {
     ++tally.of_thread[static_cast<std::size_t>(thread)];
   }
 };
+
+/// Waits until the system says that all other threads of this process sleep, however loaded it is.
+void let_others_sleep() {
+  const std::string own = std::to_string(::gettid());
+  const auto sleeps = [&own](const std::filesystem::directory_entry& thread) {
+    std::string stat;
+    std::getline(std::ifstream(thread.path() / "stat"), stat);
+    const std::size_t name_ends = stat.rfind(')');
+    return thread.path().filename() == own || name_ends == std::string::npos || stat[name_ends + 2] == 'S';
+  };
+  namespace fs = std::filesystem;
+  while (!std::all_of(fs::directory_iterator("/proc/self/task"), fs::directory_iterator(), sleeps))
+    std::this_thread::yield();
+}
 
 }  // namespace
 
@@ -70,7 +87,7 @@ TEST_CASE("thread pool: other threads take items while the caller is busy with o
   };
   for (int step = 0; step < 3; ++step) {
     // Threads that have just begun, that spin, and that sleep.
-    if (step == 2) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    if (step == 2) let_others_sleep();
     Meeting meeting;
     int n_progress = 0;
     // Three items that all wait for each other: one thread alone would never end.
