@@ -122,7 +122,7 @@ int run_decode(const DecodeOptions& options, const Ranks& ranks) {
                         .oracle = task.verify};
     check_memory(subject, bench, layout.machines, use);
   });
-  agree_on_input(ranks, workload, task.file ? &*task.file : nullptr, task.ranges);
+  agree_on_input(ranks, workload, task.file ? &*task.file : nullptr);
   std::optional<OpenShard> shard;
   Progress progress(is_root, 1 + task.algorithms.size() + (task.verify ? 2 : 0));
   run_on_all(ranks, [&] {

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <numeric>
 
 namespace tree_attn {
 namespace {
@@ -64,27 +65,24 @@ std::uint64_t hash_of_mask(Workload& workload, std::int64_t i, std::int64_t kv_h
 
 }  // namespace
 
-std::vector<CacheRow> sampled_rows(std::span<const KeyRange> ranges, std::span<const std::int64_t> lengths,
-                                   std::int64_t kv_heads, LeafOrder order) {
-  // Tensors without elements may have any number of heads, and more blocks than 64 bits count.
-  if (std::ranges::all_of(lengths, [](std::int64_t n) { return n == 0; })) return {};
-  constexpr std::int64_t kMostBlocks = 64, kMostRows = 192, kLeastRowsOfBlock = 3;
-  const std::int64_t b = std::ssize(lengths);
-  const std::int64_t n_blocks = std::ssize(ranges) * b * kv_heads, n_sampled = std::min(n_blocks, kMostBlocks);
+std::vector<CacheRow> sampled_rows(std::span<const std::int64_t> lengths, std::int64_t kv_heads) {
+  // Tensors without elements may have any number of heads, and more rows than 64 bits count.
+  const std::int64_t n_positions = std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0});
+  if (n_positions == 0) return {};
+  constexpr std::int64_t kMostRows = 192;
+  const std::int64_t n_rows = n_positions * kv_heads, n_sampled = std::min(n_rows, kMostRows);
   std::vector<CacheRow> rows;
   for (std::int64_t s = 0; s < n_sampled; ++s) {
-    const std::int64_t block = n_sampled == 1 ? 0 : s * (n_blocks - 1) / (n_sampled - 1);
-    const std::int64_t entry = block / kv_heads % b, head = block % kv_heads;
-    const OwnedLeaves leaves(ranges[static_cast<std::size_t>(block / kv_heads / b)], order);
-    const std::int64_t n_keys = leaves.n_keys(lengths[static_cast<std::size_t>(entry)]);
-    const std::int64_t n_rows = std::min(n_keys, std::max(kLeastRowsOfBlock, kMostRows / n_sampled));
-    for (std::int64_t r = 0; r < n_rows; ++r)
-      rows.push_back({entry, head, leaves.position(n_rows == 1 ? 0 : r * (n_keys - 1) / (n_rows - 1))});
+    std::int64_t row = n_sampled == 1 ? 0 : s * (n_rows - 1) / (n_sampled - 1), entry = 0;
+    for (; row >= kv_heads * lengths[static_cast<std::size_t>(entry)]; ++entry)
+      row -= kv_heads * lengths[static_cast<std::size_t>(entry)];
+    const std::int64_t n = lengths[static_cast<std::size_t>(entry)];
+    rows.push_back({entry, row / n, row % n});
   }
   return rows;
 }
 
-void agree_on_input(const Ranks& ranks, Workload& workload, const SafetensorsFile* file, std::span<const KeyRange> ranges) {
+void agree_on_input(const Ranks& ranks, Workload& workload, const SafetensorsFile* file) {
   if (ranks.size() == 1) return;
 
   // The order matters: equal headers imply the same tensors, and equal lengths then imply the same sampled rows.
@@ -98,7 +96,7 @@ void agree_on_input(const Ranks& ranks, Workload& workload, const SafetensorsFil
   if (file == nullptr) return;
   const Shard cache = workload.whole();
   std::vector<Part> parts;
-  for (const auto& [i, h, n] : sampled_rows(ranges, lengths, workload.shape().kv_heads, workload.shape().order)) {
+  for (const auto& [i, h, n] : sampled_rows(lengths, workload.shape().kv_heads)) {
     const std::string row = "row [" + std::to_string(i) + ", " + std::to_string(h) + ", " + std::to_string(n) + "] of ";
     parts.push_back({row + "k", hash_of_row(cache.k, i, h, n)});
     parts.push_back({row + "v", hash_of_row(cache.v, i, h, n)});

@@ -19,16 +19,10 @@ struct CacheRow {
   auto operator<=>(const CacheRow&) const = default;
 };
 
-/// The rows of the cache that all ranks compare: a function of the shapes and lengths alone.
-///
-/// Shards, batch entries and heads divide the cache into p b n_kv blocks. The sample takes n = min(64, p b n_kv) blocks,
-/// evenly spaced from the first to the last, and from each max(3, 192 / n) rows, evenly spaced from the first to the last
-/// one in use. With up to 64 ranks, every shard contributes the first and last row of at least one head of one entry. At
-/// most 192 rows, none beyond the lengths; empty if no key is in use.
-/// @param ranges of every shard
+/// The rows of the cache that all ranks compare: a function of the shapes and lengths alone. At most 192, evenly spaced from
+/// the first of the first entry and head to the last in use of the last ones; empty if no key is in use.
 /// @param lengths keys in use per batch entry [b]
-std::vector<CacheRow> sampled_rows(std::span<const KeyRange> ranges, std::span<const std::int64_t> lengths,
-                                   std::int64_t kv_heads, LeafOrder order = LeafOrder::kContiguous);
+std::vector<CacheRow> sampled_rows(std::span<const std::int64_t> lengths, std::int64_t kv_heads);
 
 /// Compares the input of every rank with that of rank 0: the header of the file, all of q and lengths, and the
 /// sampled_rows() of k and v. For synthetic input only q and lengths, because k and v follow from the same seed.
@@ -38,8 +32,7 @@ std::vector<CacheRow> sampled_rows(std::span<const KeyRange> ranges, std::span<c
 /// the program compares when it starts: for synthetic input this is a check of programs that were built differently. Every
 /// rank reads the sampled rows of all shards, one page per row.
 /// @param file the source of the workload; null for synthetic input
-/// @param ranges of every shard, in the order of the workload, the same on all ranks that have the same header
 /// @throws InputError on every rank, naming the first rank that differs and the first part that differs
-void agree_on_input(const Ranks& ranks, Workload& workload, const SafetensorsFile* file, std::span<const KeyRange> ranges);
+void agree_on_input(const Ranks& ranks, Workload& workload, const SafetensorsFile* file);
 
 }  // namespace tree_attn
