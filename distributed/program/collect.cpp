@@ -194,8 +194,8 @@ void ask_neighbour(RankFacts& facts, const Ranks& ranks, const Topology& machine
     IpcHandle memory;
   };
   const auto& node = machines.node(facts.node);
-  const auto place = static_cast<std::size_t>(std::ranges::find(node, ranks.rank()) - node.begin());
-  const int next = node[(place + 1) % node.size()];
+  const auto own = static_cast<std::size_t>(std::ranges::find(node, ranks.rank()) - node.begin());
+  const int next = node[(own + 1) % node.size()];
   Offer mine{};
   const int file = memfd_create("tree_attn info", MFD_CLOEXEC);
   if (file < 0 || ftruncate(file, 1) != 0) facts.no_memfd = std::string("memfd_create: ") + std::strerror(errno);
@@ -240,7 +240,7 @@ void ask_nccl(RankFacts& facts) try {
   const std::shared_ptr<const NcclLibrary> library = NcclLibrary::load();
   facts.nccl_path = library->path(), facts.nccl = library->version_text();
 } catch (const InputError& error) {
-  // Without the option and the remedy, for which a row of facts names the place.
+  // Without the option and the remedy, which a row of facts names in the book.
   const std::string why = error.what();
   facts.no_nccl = why.substr(std::strlen("--transport nccl: "), why.find("; ") - std::strlen("--transport nccl: "));
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The ranks that a command line asks for: processes of an MPI job or threads, their places, devices and messages. A
+/// @brief The ranks that a command line asks for: processes of an MPI job or threads, their nodes, devices and messages. A
 /// program that decodes needs this beside Attention.
 #pragma once
 

@@ -95,11 +95,11 @@ Mailboxes::Mailboxes(const Ranks& ranks, const Topology& topology, const std::st
   receives_.reserve(kMessagesPerRank * to_.size());
 
   // Ranks of one number share memory; 0: with none.
-  const std::uint64_t place = number_of(folder);
-  const auto keys = ranks.all_gather(std::array{host_number(), place}, "all ranks to open shared memory");
+  const std::uint64_t of_folder = number_of(folder);
+  const auto keys = ranks.all_gather(std::array{host_number(), of_folder}, "all ranks to open shared memory");
   std::vector<int> members;
   for (int each = 0; each < ranks.size(); ++each)
-    if (place != 0 && keys[static_cast<std::size_t>(each)] == keys[static_cast<std::size_t>(rank_)] &&
+    if (of_folder != 0 && keys[static_cast<std::size_t>(each)] == keys[static_cast<std::size_t>(rank_)] &&
         topology.node_of(each) == topology.node_of(rank_))
       members.push_back(each);
   const std::size_t n = members.size(), n_of_rank = (n - std::min<std::size_t>(n, 1)) * sizeof(Mailbox),

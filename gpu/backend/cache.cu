@@ -59,7 +59,7 @@ const float* DeviceCache::scales_on_device(Rows& rows, std::int64_t entry) const
 
 void DeviceCache::upload(Rows& to, std::int64_t entry, std::int64_t first, const TensorView& view) const {
   const std::int64_t n_heads = shape().kv_heads, row = to.pitch, pitch = most_ * row, n = view.shape[2];
-  const std::int64_t at = place(entry, first) * row;
+  const std::int64_t at = stored_row(entry, first) * row;
   if (n == 0 || row == 0 || n_heads == 0) return;
   if (view.on_device) {
     const TensorView rows{reinterpret_cast<const std::byte*>(to.memory.data() + at),
@@ -129,7 +129,7 @@ void DeviceCache::put_appended() const {
   entry.batch = 1;
   for (std::int64_t i = 0; i < shape().batch; ++i) {
     std::int64_t& row = appended_rows_[static_cast<std::size_t>(i)];
-    if (row < 0 || place(i, row) < 0) row = -1;
+    if (row < 0 || stored_row(i, row) < 0) row = -1;
     if (row < 0) continue;
     const Shard one =
         dense_shard(entry, 1, reinterpret_cast<const std::byte*>(appended_.data() + i * bytes_of_entry()), 0, false);
@@ -162,7 +162,7 @@ void DeviceCache::for_each_run(std::int64_t n, const Use& use) const {
     const std::int64_t used = std::min(n, lengths()[static_cast<std::size_t>(i)]);
     for (std::int64_t a = 0, end = 0; a < used; a = end) {
       end = std::min(used, leaves().end_of_leaf(a));
-      if (place(i, a) >= 0) use(i * n_heads * n + a, place(i, a), end - a, n_heads);
+      if (stored_row(i, a) >= 0) use(i * n_heads * n + a, stored_row(i, a), end - a, n_heads);
     }
   }
 }

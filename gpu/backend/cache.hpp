@@ -100,7 +100,7 @@ class DeviceCache final : public KvCache {
   /// Scales of the heads of an entry; null: none. Opening a session uploads them.
   const float* scales_on_device(Rows& rows, std::int64_t entry) const;
   /// Index in memory of row a of an entry, counted from its first head; negative if its page has been given back.
-  std::int64_t place(std::int64_t entry, std::int64_t a) const {
+  std::int64_t stored_row(std::int64_t entry, std::int64_t a) const {
     return pages() == nullptr ? entry * entry_stride() + a : pages()->row(entry, a);
   }
   /// Calls use(to, from, m, n_heads) for runs of m rows of so many heads, of the first n rows: where the run of the first

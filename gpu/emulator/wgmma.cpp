@@ -19,7 +19,7 @@
 namespace tree_attn::emulated::runtime {
 
 /// Addresses of the sums of all threads.
-using Places = std::array<float (*)[4], kWarpgroup>;
+using Addresses = std::array<float (*)[4], kWarpgroup>;
 
 /// Products that one call has started.
 struct Products {
@@ -31,7 +31,7 @@ struct Products {
 
 /// Products that are added to the same sums, one after the other; and sums that a fence has named.
 struct Chain {
-  Places places;
+  Addresses addresses;
   int n;
   std::vector<float> sums;  ///< [4 warps][n][16][8]
   std::vector<Products> products{};
@@ -43,7 +43,7 @@ struct Chain {
       const int warp = thread / 32, g = thread % 32 / 4, t = thread % 4 * 2;
       for (int i = 0; i < 4 * n; ++i) {
         const int row = g + i % 4 / 2 * 8, at = ((warp * n + i / 4) * 16 + row) * 8 + t + i % 2;
-        act(places[static_cast<std::size_t>(thread)][i / 4][i % 4], sums[static_cast<std::size_t>(at)]);
+        act(addresses[static_cast<std::size_t>(thread)][i / 4][i % 4], sums[static_cast<std::size_t>(at)]);
       }
     }
   }
@@ -84,11 +84,11 @@ Warpgroup& own_warpgroup() {
 
 Chain* find(std::vector<Chain>& chains, const float (*first)[4]) {
   const auto found =
-      std::find_if(chains.begin(), chains.end(), [&](const Chain& chain) { return chain.places[0] == first; });
+      std::find_if(chains.begin(), chains.end(), [&](const Chain& chain) { return chain.addresses[0] == first; });
   return found == chains.end() ? nullptr : &*found;
 }
 
-/// The place of the 16 bytes `unit` of a row: vectors are swizzled by the number of their row, which is in the address.
+/// Address of the 16 bytes `unit` of a row: vectors are swizzled by the number of their row, which is in the address.
 const std::byte* unit_at(const BoxMatrix& matrix, int row, int unit) {
   const std::size_t past = reinterpret_cast<std::uintptr_t>(matrix.at) % 1024;
   return matrix.at - past + row * kBoxRowBytes + 16 * swizzled_unit(row, static_cast<int>(past / 16) + unit);
@@ -167,11 +167,11 @@ void add(Chain& chain, const Products& products, const TensorCores& cores) {
   }
 }
 
-/// Places of the i-th sums that each thread brings, as list_sums() has them.
+/// Addresses of the i-th sums that each thread brings, as list_sums() has them.
 Chain chain_of(const Thread* threads, int i, int n) {
   Chain chain{{}, n, std::vector<float>(static_cast<std::size_t>(kWarpgroup * 4 * n))};
   for (std::size_t thread = 0; thread < kWarpgroup; ++thread)
-    chain.places[thread] = static_cast<const Sums*>(threads[thread].operand)[i].c;
+    chain.addresses[thread] = static_cast<const Sums*>(threads[thread].operand)[i].c;
   return chain;
 }
 
@@ -213,7 +213,7 @@ void end(int n_pending, const Sums* sums, int n, const Line& line) {
   const TensorCores cores = tensor_cores_of(running->block->cluster->grid.settings.major);
   own.fenced.clear();
   const auto is_named = [&](const Chain& chain) {
-    return std::any_of(sums, sums + n, [&](const Sums& named) { return named.c == chain.places[0]; });
+    return std::any_of(sums, sums + n, [&](const Sums& named) { return named.c == chain.addresses[0]; });
   };
   std::erase_if(own.under_way, [&](Chain& chain) {
     const Line started = chain.products.back().line;
@@ -257,9 +257,9 @@ void wgmma_fence(const Sums* sums, int n, const Line& line) {
     Warpgroup& own = own_warpgroup();
     for (int i = 0; i < n; ++i) {
       Chain chain = chain_of(threads, i, sums[i].n);
-      if (find(own.under_way, chain.places[0]) != nullptr) continue;
+      if (find(own.under_way, chain.addresses[0]) != nullptr) continue;
       chain.for_all([](const float& c, float& sum) { sum = c; });
-      std::erase_if(own.fenced, [&](const Chain& other) { return other.places[0] == chain.places[0]; });
+      std::erase_if(own.fenced, [&](const Chain& other) { return other.addresses[0] == chain.addresses[0]; });
       own.fenced.push_back(std::move(chain));
     }
   });
