@@ -3,12 +3,12 @@
 /// @brief Contents of the lanes in the kernels, as JSON for docs/tools/kernel_figures.py, by the kernels' own functions.
 ///
 /// Run: holders holders.json
-#include "gpu/engine/pipelines.cuh"
-#include "gpu/engine/units.hpp"
+#include "gpu/engine/equal_runs.cuh"
 #include "gpu/ladder/ladder.hpp"
 #include "gpu/platform/device.hpp"
 #include "gpu/platform/launch.hpp"
 
+#include <cmath>
 #include <cstdio>
 #include <random>
 #include <string>
@@ -168,6 +168,57 @@ void print_plans() {
   std::printf("],\n");
 }
 
+/// Prints what the library divides a step in BF16 into, on 132 multiprocessors: units, states, workspace.
+void print_shapes() {
+  const SettingsScope scope({.n_multiprocessors = 132, .major = 9});
+  struct Shape {
+    const char* name;
+    std::int64_t heads, kv_heads, l, n_keys, batch = 1;
+    bool is_latent = false;
+  };
+  constexpr Shape kShapes[] = {{"16/16 heads, 512 keys", 16, 16, 1, 512},
+                               {"16/16 heads, 8k keys", 16, 16, 1, 1 << 13},
+                               {"16/16 heads, 64k keys", 16, 16, 1, 1 << 16},
+                               {"16/16 heads, 1M keys", 16, 16, 1, 1 << 20},
+                               {"32/8 heads, 8k keys", 32, 8, 1, 1 << 13},
+                               {"32/8 heads, 64k keys", 32, 8, 1, 1 << 16},
+                               {"32/8 heads, 64k keys, l = 8", 32, 8, 8, 1 << 16},
+                               {"16/1 heads, 64k keys, latent", 16, 1, 1, 1 << 16, 1, true},
+                               {"128/1 heads, 64k keys, latent", 128, 1, 1, 1 << 16, 1, true},
+                               {"16/16 heads, 64 sequences of 1k to 32k keys", 16, 16, 1, 1 << 15, 64},
+                               {"32/8 heads, 8k keys, l = 64", 32, 8, 64, 1 << 13}};
+  alignas(16) static const unsigned char keys[16] = {};
+  std::printf("  \"shapes\": [");
+  for (const Shape& shape : kShapes) {
+    std::vector<std::int64_t> lengths;
+    for (std::int64_t i = shape.batch; i > 0; --i)
+      lengths.push_back(shape.batch == 1 ? shape.n_keys : std::llround(1024 * std::exp2(5.0 * double(i - 1) / 63)));
+    DecodeParams params;
+    params.lengths = lengths.data(), params.batch = shape.batch;
+    params.kv_heads = shape.kv_heads, params.group = shape.heads / shape.kv_heads * shape.l, params.n_queries = shape.l;
+    params.d_h = shape.is_latent ? 576 : 128, params.d_v = shape.is_latent ? 512 : 128;
+    params.end = params.readable_end = shape.n_keys;
+    params.k.data = keys, params.v.data = shape.is_latent ? keys : nullptr;
+    const LaunchPlan plan = kEqualRuns.plan(params, DType::BF16, {});
+    with_pipeline<BFloat16>(params, [&](auto pipeline) {
+      using Pipeline = typename decltype(pipeline)::type;
+      const UnitMemory memory = unit_memory<Pipeline>(params, plan, true, nullptr);
+      const Division all(params, memory.rule, memory.log_rows);
+      std::int64_t n_units = 0, n_slots = 0;
+      for (Count i = 0; i < params.batch; ++i)
+        n_units += all.units(params, i).size(), n_slots += params.used_slots(i).size();
+      std::printf(
+          "%s\n    {\"shape\": \"%s\", \"units\": %ld, \"items\": %ld, \"states\": %ld, \"cache\": %ld, \"workspace\": %ld}",
+          &shape == kShapes ? "" : ",", shape.name, long(n_units / shape.batch),
+          long(all.n_items(params, Count(params.batch))),
+          long(n_units * params.kv_heads * params.group * memory.n_state * std::int64_t{sizeof(float)}),
+          long(n_slots * params.kv_heads * bytes_of_leaf(params, sizeof(BFloat16))),
+          long(plan.n_floats * std::int64_t{sizeof(float)}));
+    });
+  }
+  std::printf("],\n");
+}
+
 }  // namespace
 }  // namespace tree_attn::emulated
 
@@ -184,6 +235,7 @@ int main(int n_arguments, char** arguments) {
   print_warp_leaf();
   print_fibers();
   print_plans();
+  print_shapes();
   print_schedules();
   std::printf("}\n");
 }

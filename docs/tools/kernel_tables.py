@@ -136,6 +136,34 @@ def plans():
     return table(*rows)
 
 
+# Microseconds from the last walk to the output that the launch that combines is expected to take.
+COMBINING = 3
+
+
+def expected_of_units(shape):
+    """A step on the card, with COMBINING in place of its ends, which at 1M keys are those of 64k; of latent rows by warpgroups half as much again
+    as their bound."""
+    if "latent" in shape:
+        return "up to " + micro(1.5 * latent_bound(int(shape.split("/")[0])))
+    line = on_card(f"BF16, {shape}", CARD["library"])
+    ends = {(one["shape"], one["step"]): one["end_seconds"] for one in CARD["stamps"]}
+    end = ends.get((f"BF16, {shape}", CARD["library"])) or ends.get((f"BF16, {shape.replace('1M', '64k')}", "equal-runs"))
+    return micro(apart(line) - end + 1e-6 * COMBINING) if line and end else "–"
+
+
+def units():
+    """The units of shapes on 132 multiprocessors, asked of the code by docs/tools/holders.cpp."""
+    holders = os.environ.get("TREE_ATTN_DOCS_HOLDERS", "")
+    if not holders:
+        return not_asked()
+    rows = [["BF16", "units of a sequence", "work items", "states", "part of the cache", "workspace", "floor", "expected"]]
+    for line in json.loads(pathlib.Path(holders).read_text(encoding="utf-8"))["shapes"]:
+        part = 100 * line["states"] / line["cache"]
+        rows.append([line["shape"], f"{line['units']:,}", f"{line['items']:,}", bytes_of(line["states"]), f"{part:.1f} %" if part >= 0.1 else f"{part:.2f} %",
+                     bytes_of(line["workspace"]), time_of(line["cache"]), expected_of_units(line["shape"])])
+    return table(*rows)
+
+
 def seeded_bugs():
     """Bugs and the modes that must catch them, from the table that the tests run."""
     text = source("tests/gpu/emulator/seeded_bugs/seeded_bugs.hpp")
@@ -207,7 +235,7 @@ LADDER = {
     "vectors": ("16 bytes per lane, eight keys at a time, a leaf of 64 keys as one chain", "eight rows in flight per warp: 2 ms"),
     "split": ("warps share the keys of a query, the last one merges", "work for all multiprocessors, in need of more bytes in flight: 85 µs"),
     "copies": ("copies in flight, in a ring of stages", "enough bytes in flight while it computes: 40 µs"),
-    "tensor": ("16 bits on tensor cores, queries that share keys together", "a quarter of the bytes for 32 heads on 8: 55 µs"),
+    "tensor": ("16 bits on tensor cores, queries that share keys together", "a quarter of the bytes for 32 heads on 8; here those of rung 5 and its joins: 40 µs"),
     "units": ("rings of tensor maps, units for all warps, a second launch that combines them", "the read, and what stands before and after it: 22 µs"),
     "equal-runs": ("equal parts of all the work", "no idle multiprocessor, whatever the batch"),
 }
@@ -280,25 +308,33 @@ def instructions():
 SHARED_BYTES, PRODUCTS, CYCLES, SCHEDULERS, MULTIPROCESSORS = 128, 2048, 1.755e9, 4, 132
 
 
-def latent():
-    """Returns what bounds a leaf of latent rows in BF16, 576 elements and values of 512, by a block of four warpgroups; and 64k keys on all multiprocessors."""
+def latent_leaf(heads):
+    """A leaf of latent rows in BF16, 576 elements and values of 512, by a block of four warpgroups: its queries, how its first warpgroup and the others
+    walk, and its cycles as each part of a multiprocessor bounds them."""
     keys, elements, values, parts, step = 64, 576, 512, 3, 16
     walks = {(walk["worker"], walk["rows"]): walk for walk in
              json.loads((ROOT / "docs" / "kernel_instructions.json").read_text(encoding="utf-8"))["walks"] if walk["kernel"] == "decode_units"}
+    n = min(heads, 32)
+    products = elements // step + keys // step * parts * values // 64
+    first, others = (walks[f"LatentTile<BFloat16, {n}>", kind] for kind in ("multiplies keys", "tensor map"))
+    return n, first, others, [products * 64 * n * step / PRODUCTS, products * (64 + n) * step * 2 / SHARED_BYTES,
+                              (4 * first["leaf"] + 12 * others["leaf"]) / SCHEDULERS, keys * elements * 2 / (RATE / MULTIPROCESSORS) * CYCLES]
+
+
+def latent_bound(heads):
+    """Seconds of 64k keys on all multiprocessors, the last ones with as many leaves as any."""
+    n, _, _, cycles = latent_leaf(heads)
+    return -(-(1 << 16) // 64 * (heads // n) // MULTIPROCESSORS) * max(cycles) / CYCLES
+
+
+def latent():
+    """Returns what bounds a leaf of latent rows, and 64k keys on all multiprocessors."""
     rows = [["heads", "queries of a block", "instructions of a leaf, first warpgroup and others", "registers", "tensor cores", "shared memory", "issue",
              "memory or L2", "bound of 64k keys", "measured before"]]
     for heads in (16, 128):
-        n = min(heads, 32)
-        products = elements // step + keys // step * parts * values // 64
-        first, others = (walks[f"LatentTile<BFloat16, {n}>", kind] for kind in ("multiplies keys", "tensor map"))
-        leaf_bytes = keys * elements * 2
-        cycles = [products * 64 * n * step / PRODUCTS, products * (64 + n) * step * 2 / SHARED_BYTES,
-                  (4 * first["leaf"] + 12 * others["leaf"]) / SCHEDULERS, leaf_bytes / (RATE / MULTIPROCESSORS) * CYCLES]
-        leaves = (1 << 16) // keys * (heads // n)
-        # On all multiprocessors, the last ones with as many leaves as any.
-        bound = -(-leaves // MULTIPROCESSORS) * max(cycles) / CYCLES
+        n, first, others, cycles = latent_leaf(heads)
         before = on_card(f"BF16, {heads}/1 heads, 64k keys, latent", CARD["library"])
-        rows.append([str(heads), str(n), f"{first['leaf']}, {others['leaf']}", str(first["registers"]), *(f"{one:,.0f}" for one in cycles), micro(bound),
+        rows.append([str(heads), str(n), f"{first['leaf']}, {others['leaf']}", str(first["registers"]), *(f"{one:,.0f}" for one in cycles), micro(latent_bound(heads)),
                      micro(apart(before))])
     return ["Cycles of a leaf, each bound by itself; a leaf from memory at the rate of the read, where heads share it from L2 at best:", "", *table(*rows), "",
             "*Expected:* up to half as much again as the largest of them, for no products are made while the weights of a leaf are. *Not measured*: these walks have been on no card."]
@@ -391,7 +427,7 @@ def card_rows():
     return table(*rows)
 
 
-TABLES = {f.__name__: f for f in (shapes, card, card_rows, card_steps, ladder, step_bytes, plans, seeded_bugs, resources, instructions, latent, measured)} | {"decode_speed": decode_speed.table, "section_6": section_6.table} | network.TABLES | recall.TABLES
+TABLES = {f.__name__: f for f in (shapes, card, card_rows, card_steps, ladder, step_bytes, plans, units, seeded_bugs, resources, instructions, latent, measured)} | {"decode_speed": decode_speed.table, "section_6": section_6.table} | network.TABLES | recall.TABLES
 
 
 def main():

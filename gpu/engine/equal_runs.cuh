@@ -89,9 +89,10 @@ UnitMemory unit_memory(const typename Pipeline::Params& params, const LaunchPlan
   if (plan.unit_log >= 0) {
     rule.least_log = plan.unit_log, rule.most_items = std::numeric_limits<Count>::max(), rule.n_blocks = 0;
   } else {
-    const std::int64_t of_states = 8 * std::int64_t{memory.n_rows} * memory.n_state * std::int64_t{sizeof(float)},
+    // All rows of a kv head have states, however often query tiles read its keys again.
+    const std::int64_t of_states = 8 * params.group * memory.n_state * std::int64_t{sizeof(float)},
                        of_leaf = bytes_of_leaf(params, kStoredBytes<ThreadGroup>);
-    while (of_states > of_leaf << rule.least_log) ++rule.least_log;
+    while (rule.least_log < 31 && of_states > of_leaf << rule.least_log) ++rule.least_log;
     rule.n_takers = Count(plan.n_blocks * Pipeline::n_takers(plan.n_threads, plan.n_row_tiles));
     rule.most_items = Count(4 * n_thread_groups / plan.n_row_tiles);
     rule.n_blocks = Count(plan.n_blocks);

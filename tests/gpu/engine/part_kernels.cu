@@ -5,6 +5,7 @@
 
 #include "gpu/backend/session.hpp"
 #include "gpu/engine/equal_runs.cuh"
+#include "gpu/engine/kernel.hpp"
 #include "gpu/engine/pipelines.cuh"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
@@ -196,6 +197,28 @@ unsigned n_asked_on_device(std::int64_t batch, int n_blocks) {
          Stream{}, params, unit_memory<Pipeline>(params, plan, true, workspace.get().floats),
          Pipeline::arguments(params, plan));
   return n_asked.download()[0] / kWarp;
+}
+
+UnitCounts count_units(DecodeParams params, DType dtype) {
+  const std::vector<std::int64_t> lengths(static_cast<std::size_t>(params.batch), params.end);
+  params.lengths = lengths.data();
+  const LaunchPlan plan = kEqualRuns.plan(params, dtype, {});
+  UnitCounts counts{.blocks = plan.n_blocks};
+  with_type(dtype, [&](auto type) {
+    with_pipeline<decltype(type)>(params, [&](auto pipeline) {
+      using Pipeline = typename decltype(pipeline)::type;
+      const UnitMemory memory = unit_memory<Pipeline>(params, plan, true, nullptr);
+      const Division all(params, memory.rule, memory.log_rows);
+      for (Count i = 0; i < params.batch; ++i) {
+        counts.units += all.units(params, i).size();
+        counts.cache_bytes += params.kv_heads * params.used_slots(i).size() *
+                              bytes_of_leaf(params, kStoredBytes<typename Pipeline::ThreadGroup>);
+      }
+      counts.items = all.n_items(params, Count(params.batch));
+      counts.state_bytes = counts.units * params.kv_heads * params.group * memory.n_state * std::int64_t{sizeof(float)};
+    });
+  });
+  return counts;
 }
 
 std::vector<float> finish_on_device(const std::vector<float>& states) {

@@ -35,6 +35,17 @@ std::vector<Count> scan_on_device(const std::vector<Count>& counts);
 /// over a batch of sequences of one key.
 unsigned n_asked_on_device(std::int64_t batch, int n_blocks);
 
+/// Units of a step of the library over full sequences, on the device at hand.
+struct UnitCounts {
+  std::int64_t units = 0;        ///< of all sequences of one kv head
+  std::int64_t items = 0;        ///< a unit and a query tile each
+  std::int64_t state_bytes = 0;  ///< of all units and rows
+  std::int64_t cache_bytes = 0;  ///< keys and values, once
+  int blocks = 0;                ///< of the walks
+};
+/// @param params axes and capacity; keys and values with an address if values are the first components of the keys
+UnitCounts count_units(DecodeParams params, DType dtype);
+
 /// finish_lse() and finish_value() of n states of one component, [n][3]; returns [n][2].
 std::vector<float> finish_on_device(const std::vector<float>& states);
 

@@ -2,11 +2,16 @@
 /// @file
 /// @brief Units of work: which slots each has, how many there are, and that none of this changes a bit (section 5.3).
 #include "gpu/engine/units.hpp"
+#include "tests/gpu/engine/part_kernels.hpp"
 #include "tests/support/device_params.hpp"
 #include "tests/support/sanitized.hpp"
 #include "tests/support/sweep.hpp"
 
 #include <random>
+
+#if !defined(TREE_ATTN_FOR_CUDA)
+#include "gpu/emulator/settings.hpp"
+#endif
 
 namespace tree_attn::test::units_test {
 namespace {
@@ -122,6 +127,38 @@ TEST_CASE("units: as large as the rule says, and no larger") {
   CHECK(rule.log_of(1, 0) == 0);
 }
 
+#if !defined(TREE_ATTN_FOR_CUDA)
+/// The shapes of the chapter, on an H200: states of units take an eighth of the cache, however often a tile of rows reads
+/// its keys again; or there are so few keys that a block each has more.
+TEST_CASE("units: states take an eighth of the cache at most, or no block has two") {
+  const emulated::SettingsScope scope({.n_multiprocessors = 132, .major = 9});
+  struct Shape {
+    std::int64_t heads, kv_heads, n_keys, l, d_h, d_v, units, items;
+  };
+  const Shape shapes[] = {{16, 16, 512, 1, 128, 128, 8, 128},        {16, 16, 1 << 13, 1, 128, 128, 128, 2048},
+                          {16, 16, 1 << 16, 1, 128, 128, 128, 2048}, {16, 16, 1 << 20, 1, 128, 128, 128, 2048},
+                          {32, 8, 1 << 13, 1, 128, 128, 128, 1024},  {32, 8, 1 << 16, 1, 128, 128, 256, 2048},
+                          {32, 8, 1 << 16, 8, 128, 128, 64, 512},    {16, 1, 1 << 16, 1, 576, 512, 256, 256},
+                          {128, 1, 1 << 16, 1, 576, 512, 64, 256},   {32, 8, 1 << 13, 64, 128, 128, 2, 128}};
+  alignas(16) const unsigned char memory[16] = {};
+  for (const Shape& shape : shapes) {
+    DecodeParams params;
+    params.kv_heads = shape.kv_heads, params.group = shape.heads / shape.kv_heads * shape.l, params.n_queries = shape.l;
+    params.d_h = static_cast<int>(shape.d_h), params.d_v = static_cast<int>(shape.d_v);
+    params.end = params.readable_end = shape.n_keys;
+    params.k = params.v = {memory, {shape.kv_heads * shape.n_keys * shape.d_h, shape.n_keys * shape.d_h, shape.d_h}};
+    if (shape.d_v == shape.d_h) params.v.data = nullptr;  // apart
+    const device::UnitCounts counts = device::count_units(params, DType::BF16);
+    const double part = static_cast<double>(counts.state_bytes) / static_cast<double>(counts.cache_bytes);
+    INFO(shape.heads << "/" << shape.kv_heads << " heads, " << shape.n_keys << " keys, l = " << shape.l << ": states are "
+                     << 100 * part << " % of the cache");
+    CHECK(counts.units == shape.units);
+    CHECK(counts.items == shape.items);
+    CHECK((part <= 0.125 || counts.items < 2 * counts.blocks));
+  }
+}
+#endif
+
 /// @tested{thm_1, Thm. 1}
 TEST_CASE("units: no bit depends on their size, in finished rows and in the states of any shard") {
   unsigned seed = 6750;
@@ -160,6 +197,32 @@ TEST_CASE("units: no bit depends on their size, in finished rows and in the stat
           CHECK(is_empty(states + r * state_size(d)));
       }
     }
+  }
+}
+
+/// @tested{thm_1, Thm. 1}
+TEST_CASE("units: random sizes, numbers of blocks and schedules have the bits of one leaf a unit") {
+  std::mt19937 random(6770);
+  const auto draw = [&random](std::int64_t least, std::int64_t most) {
+    return std::uniform_int_distribution<std::int64_t>(least, most)(random);
+  };
+  for (int i = 0; i < (is_in_software() ? 4 : takes_all_cases() ? 2000 : 40); ++i) {
+    constexpr std::array kTypes{DType::F32, DType::F16, DType::BF16, DType::F8_E4M3};
+    constexpr std::array<std::int64_t, 5> kDims{8, 64, 128, 136, 256};
+    Axes axes{.batch = draw(1, 3), .kv_heads = draw(1, 2), .n_queries = draw(1, 3), .n_keys = 0};
+    axes.heads = axes.kv_heads * draw(1, 8), axes.dtype = kTypes[draw(0, 3)];
+    axes.head_dim = axes.value_dim = kDims[draw(0, 4)];
+    std::vector<std::int64_t> lengths;
+    for (std::int64_t entry = 0; entry < axes.batch; ++entry) lengths.push_back(draw(0, i % 4 == 0 ? 2500 : 700));
+    axes.n_keys = std::max<std::int64_t>(1, std::ranges::max(lengths));
+    const auto workload = normal_workload(static_cast<unsigned>(6771 + i), axes, lengths);
+    const DecodeOutput want = run_step(device::kEqualRuns, *workload, {.n_splits = 1, .unit_log = 0});
+    const device::LaunchOptions options{.n_splits = static_cast<int>(draw(0, 9)), .unit_log = static_cast<int>(draw(-1, 6))};
+#if !defined(TREE_ATTN_FOR_CUDA)
+    const emulated::SettingsScope scope({.seed = random(), .n_multiprocessors = static_cast<int>(draw(1, 9))});
+#endif
+    INFO(name_of(axes.dtype) << ", case " << i << ", c " << options.unit_log << ", splits " << options.n_splits);
+    CHECK(same_output(run_step(device::kEqualRuns, *workload, options), want));
   }
 }
 
