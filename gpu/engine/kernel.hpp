@@ -29,12 +29,9 @@ struct DecodeKernel {
               const Workspace& workspace, Stream stream) = nullptr;
 };
 
-/// Additions of a kernel that adds key after key; of the canonical tree over keys; of a chain of fused multiply-adds inside
-/// a leaf and the tree above; of a leaf on tensor cores, which add the parts of its weights one after the other and
-/// truncate, and the tree above.
-double chain_additions(const DecodeParams& params, DType dtype);
+/// Additions of the canonical tree over keys; and of a leaf on tensor cores, which add the parts of its weights one after
+/// the other and truncate, and the tree above.
 double tree_additions(const DecodeParams& params, DType dtype);
-double leaf_additions(const DecodeParams& params, DType dtype);
 double tensor_additions(const DecodeParams& params, DType dtype);
 
 /// The kernel of the library: equal runs of units over all blocks (equal_runs.cuh).

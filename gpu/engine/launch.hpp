@@ -73,14 +73,6 @@ void with_type(DType dtype, const F& f) {
   });
 }
 
-/// Calls with the stored type likewise for the steps of the ladder, which have no kernels for F8_E4M3.
-template <class F>
-void with_step_type(DType dtype, const F& f) {
-  with_type(dtype, [&]<class T>(T element) {
-    if constexpr (!std::is_same_v<T, Float8>) f(element);
-  });
-}
-
 /// The axes of a shape, l queries and the positions of a cache as a kernel sees them; no pointers yet.
 DecodeParams params_of(const AttentionShape& shape, std::int64_t l, KeyRange capacity);
 /// True if every row of k and v starts at a multiple of 16 bytes, so that 16 bytes may be copied at once.
@@ -100,13 +92,6 @@ void set_scale(DecodeParams& params, DType dtype, double scale);
 std::string accepts_any_grid(const DecodeParams& params, DType dtype);
 /// Refuses likewise, and rows that do not start at multiples of 16 bytes: so do the kernels of the library.
 std::string accepts_copied_rows(const DecodeParams& params, DType dtype);
-/// Refuses as accepts_any_grid(), and F8_E4M3, and more rows than the second axis of a grid can count.
-std::string accepts_any_rows(const DecodeParams& params, DType dtype);
-/// Refuses as accepts_any_rows(), and types that tensor cores multiply, and rows that are not aligned or not a multiple of
-/// 16 bytes long.
-std::string accepts_aligned_rows(const DecodeParams& params, DType dtype);
-/// Refuses as accepts_any_rows(), and types that tensor cores do not multiply, and rows that are not aligned.
-std::string accepts_tensor_rows(const DecodeParams& params, DType dtype);
 
 /// The type in which a session has queries: the one that tensor cores multiply, or F32, in which no query is rounded.
 DType query_type(const DecodeParams& params, DType dtype);

@@ -26,17 +26,6 @@ TREE_ATTN_HOST_DEVICE inline std::int64_t leaves_of(KeyRange range) {
   return range.empty() ? 1 : leaf_at(range.end + kLeafKeys - 1) - leaf_at(range.begin);
 }
 
-/// Part `part` of a range cut into `n_parts` at multiples of kLeafKeys, as even as they allow: the first parts are the
-/// longer ones, and parts are empty where there are fewer leaves than parts.
-TREE_ATTN_HOST_DEVICE inline KeyRange split_range(KeyRange whole, int part, int n_parts) {
-  const std::int64_t first = leaf_at(whole.begin);
-  const Count n = Count(leaves_of(whole)), each = n / Count(n_parts), rest = n - each * Count(n_parts);
-  const Count index = Count(part), longer = index < rest ? index : rest;
-  const std::int64_t from = first + each * index + longer, to = from + each + (index < rest ? 1 : 0);
-  const std::int64_t begin = from * kLeafKeys, end = to * kLeafKeys;
-  return {begin < whole.begin ? whole.begin : begin < whole.end ? begin : whole.end, end < whole.end ? end : whole.end};
-}
-
 /// A strided array [b, heads, positions, d] in device memory, the last axis contiguous.
 struct DeviceView {
   const void* data = nullptr;

@@ -226,14 +226,10 @@ class KeySteps {
   /// See the constructor of the leaves.
   template <class Used>
   __device__ __forceinline__ KeySteps(KeyRange range, const Used& used)
-      : leaves_(range, used), size_((leaves_.n_positions() + kKeysPerStep - 1) / kKeysPerStep) {
-    // The state of a leaf of which this row sees no key is written all the same.
-    const int least = leaves_.n_leaves() > 0 ? (leaves_.n_leaves() - 1) * kStepsPerLeaf + 1 : 0;
-    size_ = size_ > least ? size_ : least;
-  }
+      : leaves_(range, used), size_((leaves_.n_positions() + kKeysPerStep - 1) / kKeysPerStep) {}
 
   __device__ __forceinline__ const Leaves& leaves() const { return leaves_; }
-  /// Steps up to the last key, at least one of each leaf; and those of leaf i: eight, but of the last.
+  /// Steps up to the last key that is seen; and those of leaf i: eight, but of the last with such a key, and none after it.
   __device__ __forceinline__ int size() const { return size_; }
   __device__ __forceinline__ int of_leaf(int i) const {
     const int left = size_ - i * kStepsPerLeaf;
@@ -295,6 +291,7 @@ __device__ __forceinline__ void accumulate_keys(const DecodeParams& params, std:
   TREE_ATTN_LOOP
   for (int i = 0; i < steps.leaves().n_leaves(); ++i) {
     const int n_steps = steps.of_leaf(i);
+    __syncwarp();  // all lanes have read the weights of the leaf before
     LaneState<Warp::kElements> leaf;
     float shift = kNotSeen;
     TREE_ATTN_LOOP

@@ -11,11 +11,43 @@
 #include "gpu/engine/kernel.hpp"
 
 #include <span>
+#include <string>
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
 /// A rung, in the words of any kernel that decodes.
 using LadderStep = DecodeKernel;
+
+/// Part `part` of a range cut into `n_parts` at multiples of kLeafKeys, as even as they allow: the first parts are the
+/// longer ones, and parts are empty where there are fewer leaves than parts.
+TREE_ATTN_HOST_DEVICE inline KeyRange split_range(KeyRange whole, int part, int n_parts) {
+  const std::int64_t first = leaf_at(whole.begin);
+  const Count n = Count(leaves_of(whole)), each = n / Count(n_parts), rest = n - each * Count(n_parts);
+  const Count index = Count(part), longer = index < rest ? index : rest;
+  const std::int64_t from = first + each * index + longer, to = from + each + (index < rest ? 1 : 0);
+  const std::int64_t begin = from * kLeafKeys, end = to * kLeafKeys;
+  return {begin < whole.begin ? whole.begin : begin < whole.end ? begin : whole.end, end < whole.end ? end : whole.end};
+}
+
+/// Calls f as with_type() does, for rungs, which have no kernels for F8_E4M3.
+template <class F>
+void with_step_type(DType dtype, const F& f) {
+  with_type(dtype, [&]<class T>(T element) {
+    if constexpr (!std::is_same_v<T, Float8>) f(element);
+  });
+}
+
+/// Refuses as accepts_any_grid(), and F8_E4M3, and more rows than the second axis of a grid can count.
+std::string accepts_any_rows(const DecodeParams& params, DType dtype);
+/// Refuses as accepts_any_rows(), and types that tensor cores multiply, and rows that are not aligned or not a multiple of
+/// 16 bytes long.
+std::string accepts_aligned_rows(const DecodeParams& params, DType dtype);
+/// Refuses as accepts_any_rows(), and types that tensor cores do not multiply, and rows that are not aligned.
+std::string accepts_tensor_rows(const DecodeParams& params, DType dtype);
+
+/// Additions of a rung that adds key after key; and of a chain of fused multiply-adds inside a leaf and the tree above.
+double chain_additions(const DecodeParams& params, DType dtype);
+double leaf_additions(const DecodeParams& params, DType dtype);
 
 /// All rungs, in order; and after them the kernels of the library.
 std::span<const LadderStep* const> ladder();

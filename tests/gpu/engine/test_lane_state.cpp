@@ -8,6 +8,7 @@
 #include "tests/gpu/engine/part_kernels.hpp"
 #include "tests/support/device_params.hpp"
 #include "tests/support/same_bits.hpp"
+#include "tests/support/sweep.hpp"
 
 #include <cstring>
 #include <random>
@@ -132,32 +133,41 @@ TEST_CASE("state on the device: a leaf has the weights of one shift, and a tree 
 /// @tested{alg_3, Alg. 3}
 /// @tested{thm_1, Thm. 1}
 TEST_CASE("combine: units of a shard become the CPU's forest, whatever their size, finite or not") {
-  for (const KeyRange leaves : {KeyRange{0, 64}, KeyRange{0, 1000}, KeyRange{37, 4500}, KeyRange{128, 129},
-                                KeyRange{64, 1344}, KeyRange{64, 192}, KeyRange{0, 1024}, KeyRange{2048, 4096}}) {
+  std::mt19937 random(8500);
+  const auto draw = [&random](std::int64_t least, std::int64_t most) {
+    return std::uniform_int_distribution<std::int64_t>(least, most)(random);
+  };
+  std::vector<KeyRange> ranges{{0, 64}, {0, 1000}, {37, 4500}, {128, 129}, {64, 1344}, {64, 192}, {0, 1024}, {2048, 4096}};
+  const std::size_t n_listed = ranges.size(), n_drawn = takes_all_cases() && !is_in_software() ? 4000 : 40;
+  while (ranges.size() < n_listed + n_drawn) {
+    const std::int64_t begin = draw(1, 1 << draw(1, 12));
+    ranges.push_back({begin, begin + draw(1, 1 << draw(0, 8))});
+  }
+  for (std::size_t i = 0; i < ranges.size(); ++i) {
+    const KeyRange leaves = ranges[i];
     for (const bool all_finite : {true, false}) {
-      std::mt19937 random(8500);
       std::vector<float> states = random_states(random, leaves.size());
-      for (std::int64_t i = 0; i < leaves.size() && !all_finite; ++i) {
-        float* const state = states.data() + i * state_size(kDim);
-        if (i % 31 == 11) state[kValues + i % kDim] = kInf;
-        if (i == 20) state[kSum] = std::numeric_limits<float>::quiet_NaN();
-        if (i == 22) state[kShift] = kInf;
+      for (std::int64_t a = 0; a < leaves.size() && !all_finite; ++a) {
+        float* const state = states.data() + a * state_size(kDim);
+        if (a % 31 == 11) state[kValues + a % kDim] = kInf;
+        if (a == 20) state[kSum] = std::numeric_limits<float>::quiet_NaN();
+        if (a == 22) state[kShift] = kInf;
       }
       const std::vector<float> forest = forest_of(states, leaves);
-      for (const int log : {0, 1, 2, 5, 12}) {
+      for (const int log : i < n_listed ? std::vector{0, 1, 2, 5, 12} : std::vector{static_cast<int>(draw(0, 6))}) {
         // Units of a shard end where its subtrees do.
         const Count begin = Count(leaves.begin), end = Count(leaves.end);
         const Units units({leaves.begin * kLeafKeys, leaves.end * kLeafKeys}, {begin, end, end, end}, log, false);
         std::vector<float> of_units;
-        for (Count i = 0; i < units.size(); ++i) {
-          const std::int64_t from = units.begin_of(i), to = units.end_of(from);
+        for (Count k = 0; k < units.size(); ++k) {
+          const std::int64_t from = units.begin_of(k), to = units.end_of(from);
           const std::vector<float> unit(states.begin() + (from - leaves.begin) * state_size(kDim),
                                         states.begin() + (to - leaves.begin) * state_size(kDim));
           const std::vector<float> of_unit = forest_of(unit, {from, to});
           REQUIRE(std::ssize(of_unit) == state_size(kDim));
           of_units.insert(of_units.end(), of_unit.begin(), of_unit.end());
         }
-        for (const int n_warps : {1, 2, 8}) {
+        for (const int n_warps : i < n_listed ? std::vector{1, 2, 8} : std::vector{1 << draw(0, 3)}) {
           INFO("leaves " << leaves.begin << " to " << leaves.end << ", all finite " << all_finite << ", c " << log
                          << ", warps " << n_warps);
           CHECK(same(device::combine_on_device(of_units, leaves, log, n_warps), forest));

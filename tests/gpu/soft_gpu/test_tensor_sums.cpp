@@ -127,6 +127,7 @@ std::vector<Example> of_exceptions() {
                               {"sum exceeds floats", c, {{most, c / most}, {0.0f, 1.0f}}, {kInf, kInf}}};
   if (!std::is_same_v<T, Half>) {
     all.push_back({"a sum of which nothing is left", -0.0f, {{-two_to(-133), two_to(-133)}}, {0, 0}});
+    all.push_back({"nothing is left of any term, all below zero", -0.0f, {16, {-two_to(-133), two_to(-133)}}, {0, 0}});
     all.push_back(
         {"a float of which nothing is left; on 8.0 a second group follows", 0, {{-two_to(-75), two_to(-76)}}, {0, -0.0f}});
   }
