@@ -256,6 +256,10 @@ class Commands(unittest.TestCase):
         for options in (("-R", "x"), ("--timeout=5",), ("--schedule-random",), ("-C", "x")):
             self.run_it("test", *options)
 
+    def test_help_builds_nothing(self):
+        self.assertIn("./run test [--all]", self.run_it("test", "--help").stdout)
+        self.assertEqual(self.machine.calls("cmake"), [])
+
     def test_a_status_is_that_of_the_tests(self):
         self.machine.add("ctest", f"case $1 in --help) printf '%s' '{CTEST_HELP}' ;; *) exit 8 ;; esac")
         self.run_it("test", status=8)
