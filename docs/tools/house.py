@@ -326,7 +326,7 @@ def check_pages(names):
 def registered():
     """The names of algorithms, steps and backends, and the files that may compare them: their registries."""
     names = {"cpu", "emulated", "cuda"}
-    for folder, ending, least in (("distributed/exchange", "*.cpp", 7), ("gpu/ladder", "*.cu", 6), ("gpu/engine", "*.cu", 1)):
+    for folder, ending, least in (("distributed/exchange", "*.cpp", 7), ("gpu/ladder", "*.cu", 7)):
         found = set()
         for path in sorted((ROOT / folder).glob(ending)):
             found |= set(re.findall(r'(?:\{\s*|\.name = )"([a-z][a-z_-]*)"', path.read_text(encoding="utf-8")))

@@ -87,7 +87,7 @@ def steps():
     names = {}
     for path in sorted((ROOT / "gpu" / "ladder").glob("[0-9][0-9]_*.cu")):
         names[str(int(path.name[:2]))] = re.search(r'const LadderStep \w+[^;]*?\{\s*\.name = "([\w-]+)"', path.read_text(encoding="utf-8"))[1]
-    library = re.findall(r'const DecodeKernel \w+\{\.name = "([\w-]+)"', source("gpu/engine/launch.cu"))
+    library = re.findall(r'const DecodeKernel \w+\{\.name = "([\w-]+)"', source("gpu/ladder/ladder.cu"))
     return [(number, name, *kinds.get(name, (by_query, no_scores))) for number, name in [*names.items(), *(("library:", name) for name in library)]]
 
 

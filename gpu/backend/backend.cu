@@ -33,15 +33,14 @@ class KernelBackend final : public Backend {
     if (is_f8 != (shape.value_dtype == DType::F8_E4M3))
       return "F8_E4M3 beside " + std::string(name_of(is_f8 ? shape.value_dtype : shape.dtype)) + "; use --backend cpu";
     const AttentionShape stored = stored_on_device(shape);
-    return kEqualRuns.refusal(params_of(stored, 1, {}), stored.dtype);
+    return accepts_copied_rows(params_of(stored, 1, {}), stored.dtype);
   }
   ErrorTerms error_terms(const AttentionShape& shape) const override {
     const AttentionShape stored = stored_on_device(shape);
     const DecodeParams leaf = params_of(stored, 1, {0, kLeafKeys});
     if (!multiplies_on_tensor_cores(leaf, stored.dtype)) return {};  // the arithmetic of the CPU
-    return {.exp_error = 2,
-            .score_error = 1.5,
-            .n_additions = kEqualRuns.n_additions(leaf, stored.dtype) - n_tree_additions(kLeafKeys)};
+    return {
+        .exp_error = 2, .score_error = 1.5, .n_additions = n_additions(leaf, stored.dtype) - n_tree_additions(kLeafKeys)};
   }
   std::string_view arithmetic(const AttentionShape& shape) const override { return arithmetic_of(stored_on_device(shape)); }
   AttentionShape stored(const AttentionShape& shape) const override { return stored_on_device(shape); }

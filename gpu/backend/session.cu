@@ -48,7 +48,7 @@ void StepRunner::plan_range(KeyRange range, std::int64_t most_queries) {
   try {
     if (has_work()) {
       plan_keys();
-      if (const std::string why = kEqualRuns.refusal(plan_.params, s.dtype); !why.empty())
+      if (const std::string why = accepts_copied_rows(plan_.params, s.dtype); !why.empty())
         throw DeviceError("the kernels do not take " + why);
       take_memory();
     }
@@ -221,7 +221,7 @@ void StepRunner::queue_step(StepEnd* end) {
 std::string StepRunner::describe() const {
   const LaunchPlan& launch = plan_.launch;
   std::ostringstream line;
-  line << kEqualRuns.name << " of " << name_of(plan_.shape().dtype) << (plan_.is_listed() ? ", listed leaves" : "");
+  line << "equal-runs of " << name_of(plan_.shape().dtype) << (plan_.is_listed() ? ", listed leaves" : "");
   if (const std::int64_t n = plan_.prefix.n_leaves(); n > 0) line << ", " << n << " of them once for all entries";
   line << " on " << launch.path << " cores: " << launch.n_blocks << " blocks of " << launch.n_threads << " threads, "
        << launch.n_stages << " stages, " << launch.shared_bytes / 1024 << " KiB shared, workspace "
@@ -258,7 +258,7 @@ void DeviceSession::decode_to(StepEnd& end, const Step& step, const std::functio
 
 LaunchPlan DeviceSession::launch_of(const StepPlan& plan) const {
   const DType dtype = plan.shape().dtype;
-  return plan.is_listed() ? plan_equal_runs(plan.params, dtype, {}) : kEqualRuns.plan(plan.params, dtype, {});
+  return plan.is_listed() ? plan_equal_runs(plan.params, dtype, {}) : plan_equal_runs<DecodeParams>(plan.params, dtype, {});
 }
 
 void DeviceSession::queue(const StepPlan& plan, Stream stream) {
@@ -268,7 +268,7 @@ void DeviceSession::queue(const StepPlan& plan, Stream stream) {
   if (plan.is_listed())
     run_equal_runs(plan.params, dtype, output, plan.launch, plan.workspace.get(), stream);
   else
-    kEqualRuns.run(plan.params, dtype, output, plan.launch, plan.workspace.get(), stream);
+    run_equal_runs<DecodeParams>(plan.params, dtype, output, plan.launch, plan.workspace.get(), stream);
   plan.prefix.join(plan.states.data(), stream);
 }
 

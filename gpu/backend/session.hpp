@@ -10,7 +10,7 @@
 #include "gpu/backend/leaf_lists.hpp"
 #include "gpu/backend/shared_prefix.hpp"
 #include "gpu/backend/step_input.hpp"
-#include "gpu/engine/kernel.hpp"
+#include "gpu/engine/launch.hpp"
 #include "reference/decode/session.hpp"
 
 #include <functional>

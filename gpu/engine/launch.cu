@@ -4,7 +4,6 @@
 #include "gpu/engine/launch.hpp"
 
 #include "gpu/engine/equal_runs.cuh"
-#include "gpu/engine/kernel.hpp"
 #include "gpu/engine/one_shot.cuh"
 #include "reference/state/score_scale.hpp"
 
@@ -74,21 +73,11 @@ std::string accepts_copied_rows(const DecodeParams& params, DType dtype) {
   return starts_aligned(params, dtype) ? "" : "rows that do not start at multiples of 16 bytes";
 }
 
-double tree_additions(const DecodeParams& params, DType) { return n_tree_additions(params.end - params.begin); }
-
-double tensor_additions(const DecodeParams& params, DType) {
-  // 64 products with each of three parts. Tensor cores truncate sums, which may cost two roundings each.
-  return 2 * 3 * static_cast<double>(kLeafKeys) + n_tree_additions(params.end - params.begin);
-}
-
-namespace {
-
-/// Shape and type choose the thread group, see with_pipeline().
 double n_additions(const DecodeParams& params, DType dtype) {
-  return multiplies_on_tensor_cores(params, dtype) ? tensor_additions(params, dtype) : tree_additions(params, dtype);
+  // On tensor cores 64 products with each of three parts. They truncate sums, which may cost two roundings each.
+  const double of_leaf = multiplies_on_tensor_cores(params, dtype) ? 2 * 3 * static_cast<double>(kLeafKeys) : 0;
+  return of_leaf + n_tree_additions(params.end - params.begin);
 }
-
-}  // namespace
 
 void run_one_shot(const DecodeParams& params, DType dtype, const Peers& peers, const DeviceOutput& result,
                   const LaunchPlan& plan, const Workspace& workspace, Stream stream) {
@@ -101,12 +90,5 @@ void run_one_shot(const DecodeParams& params, DType dtype, const Peers& peers, c
     run_exchange<T>(whole, run_units<T>(whole, false, plan, workspace, stream), peers, result, plan, stream);
   });
 }
-
-const DecodeKernel kEqualRuns{.name = "equal-runs",
-                              .keeps_states = true,
-                              .n_additions = n_additions,
-                              .refusal = accepts_copied_rows,
-                              .plan = plan_equal_runs<DecodeParams>,
-                              .run = run_equal_runs<DecodeParams>};
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

@@ -104,4 +104,8 @@ DType query_type(const DecodeParams& params, DType dtype);
 /// those from 9 on.
 bool multiplies_on_tensor_cores(const DecodeParams& params, DType dtype);
 
+/// Longest chain of additions that a weight passes through in the kernels of the library, for the error bound: n_a of
+/// ErrorModel. That of the canonical tree over keys; on tensor cores also those of a leaf, of which all have three parts.
+double n_additions(const DecodeParams& params, DType dtype);
+
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

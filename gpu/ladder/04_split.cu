@@ -195,6 +195,6 @@ void run(const DecodeParams& params, DType dtype, const DeviceOutput& output, co
 }  // namespace
 
 const LadderStep kSplit{
-    .name = "split", .n_additions = tree_additions, .refusal = accepts_aligned_rows, .plan = plan, .run = run};
+    .name = "split", .n_additions = n_additions, .refusal = accepts_aligned_rows, .plan = plan, .run = run};
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

@@ -345,6 +345,6 @@ void run(const DecodeParams& params, DType dtype, const DeviceOutput& output, co
 }  // namespace
 
 const LadderStep kTensor{
-    .name = "tensor", .n_additions = tensor_additions, .refusal = accepts_tensor_rows, .plan = plan, .run = run};
+    .name = "tensor", .n_additions = n_additions, .refusal = accepts_tensor_rows, .plan = plan, .run = run};
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

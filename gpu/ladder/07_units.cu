@@ -463,6 +463,6 @@ std::string accepts(const DecodeParams& params, DType dtype) {
 
 }  // namespace
 
-const LadderStep kUnits{.name = "units", .n_additions = tensor_additions, .refusal = accepts, .plan = plan, .run = run};
+const LadderStep kUnits{.name = "units", .n_additions = n_additions, .refusal = accepts, .plan = plan, .run = run};
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

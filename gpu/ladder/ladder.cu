@@ -3,6 +3,8 @@
 /// @brief The shapes that rungs take, the additions that they make, and the list of all kernels.
 #include "gpu/ladder/ladder.hpp"
 
+#include "gpu/engine/equal_runs.cuh"
+
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
 std::string accepts_any_rows(const DecodeParams& params, DType dtype) {
@@ -41,6 +43,13 @@ double chain_additions(const DecodeParams& params, DType) { return static_cast<d
 double leaf_additions(const DecodeParams& params, DType) {
   return static_cast<double>(kLeafKeys) + n_tree_additions(params.end - params.begin);
 }
+
+const DecodeKernel kEqualRuns{.name = "equal-runs",
+                              .keeps_states = true,
+                              .n_additions = n_additions,
+                              .refusal = accepts_copied_rows,
+                              .plan = plan_equal_runs<DecodeParams>,
+                              .run = run_equal_runs<DecodeParams>};
 
 std::span<const DecodeKernel* const> all_kernels() {
   static constexpr const DecodeKernel* kKernels[] = {&kNaive,  &kFused,  &kVectors, &kSplit,

@@ -8,12 +8,32 @@
 /// that it requests at the rate of a kernel that only reads; what was predicted; and what was measured, if it was.
 #pragma once
 
-#include "gpu/engine/kernel.hpp"
+#include "gpu/engine/launch.hpp"
 
+#include <limits>
 #include <span>
 #include <string>
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
+
+/// All that is asked about a kernel, by the program or by a test. The problem holds pointers into device memory.
+struct DecodeKernel {
+  const char* name;
+  /// Most blocks that may share the keys of a kv head; 1: there are no splits.
+  int max_splits = std::numeric_limits<int>::max();
+  bool is_canonical = true;   ///< whether it adds in the order of the canonical tree: then no bit depends on splits
+  bool is_fused = false;      ///< whether it adds a leaf by fused multiply-adds, in a chain: these have bits of their own
+  bool keeps_states = false;  ///< whether it can leave states instead of finished rows
+  /// Longest chain of additions that a weight passes through, for the error bound: n_a of ErrorModel.
+  double (*n_additions)(const DecodeParams& params, DType dtype);
+  /// Why it cannot take such a problem, in a few words; empty if it can.
+  std::string (*refusal)(const DecodeParams& params, DType dtype);
+  /// Plans its launch. @pre refusal() is empty
+  LaunchPlan (*plan)(const DecodeParams& params, DType dtype, const LaunchOptions& options) = nullptr;
+  /// Launches. @pre plan() is of the same shapes
+  void (*run)(const DecodeParams& params, DType dtype, const DeviceOutput& output, const LaunchPlan& plan,
+              const Workspace& workspace, Stream stream) = nullptr;
+};
 
 /// A rung, in the words of any kernel that decodes.
 using LadderStep = DecodeKernel;
@@ -49,9 +69,10 @@ std::string accepts_tensor_rows(const DecodeParams& params, DType dtype);
 double chain_additions(const DecodeParams& params, DType dtype);
 double leaf_additions(const DecodeParams& params, DType dtype);
 
-/// All rungs, in order; and after them the kernels of the library.
+/// All rungs, in order; and after them the kernel of the library, equal runs of units (gpu/engine/equal_runs.cuh).
 std::span<const LadderStep* const> ladder();
 std::span<const DecodeKernel* const> all_kernels();
+extern const DecodeKernel kEqualRuns;
 extern const LadderStep kNaive, kFused, kVectors, kSplit, kCopies, kTensor, kUnits;
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

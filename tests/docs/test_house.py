@@ -17,8 +17,7 @@ GROUND = {
     "reference/state/state.hpp": "#pragma once\n\n#include <cmath>\n",
     "reference/energy/energy.hpp": "#pragma once\n\n#include <Eigen/Core>\n\n#include <cmath>\n",
     "distributed/exchange/decoder.cpp": "".join(f'    {{"{name}", "brief"}},\n' for name in "abcdef") + '    {"ring", "brief"},\n',
-    "gpu/ladder/ladder.cu": "".join(f'{{.name = "step-{name}"}},\n' for name in "abcdef"),
-    "gpu/engine/launch.cu": '{.name = "equal-runs"},\n',
+    "gpu/ladder/ladder.cu": "".join(f'{{.name = "step-{name}"}},\n' for name in "abcdefg"),
 }
 
 

@@ -5,7 +5,6 @@
 
 #include "gpu/backend/session.hpp"
 #include "gpu/engine/equal_runs.cuh"
-#include "gpu/engine/kernel.hpp"
 #include "gpu/engine/pipelines.cuh"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
@@ -202,7 +201,7 @@ unsigned n_asked_on_device(std::int64_t batch, int n_blocks) {
 UnitCounts count_units(DecodeParams params, DType dtype) {
   const std::vector<std::int64_t> lengths(static_cast<std::size_t>(params.batch), params.end);
   params.lengths = lengths.data();
-  const LaunchPlan plan = kEqualRuns.plan(params, dtype, {});
+  const LaunchPlan plan = plan_equal_runs<DecodeParams>(params, dtype, {});
   UnitCounts counts{.blocks = plan.n_blocks};
   with_type(dtype, [&](auto type) {
     with_pipeline<decltype(type)>(params, [&](auto pipeline) {
