@@ -91,7 +91,7 @@ TEST_CASE("one digest: a portable result has the bits of the CPU in all types, r
 
 TEST_CASE("one digest: a portable result splits its scale, so that large queries of F32 overflow in no product") {
   SeenCase c;
-  c.axes = {.head_dim = 16, .value_dim = 8, .n_keys = 100, .dtype = DType::F16};
+  c.axes = {.heads = 1, .kv_heads = 1, .head_dim = 16, .value_dim = 8, .n_keys = 100, .dtype = DType::F16};
   c.ranges = {{0, 100}}, c.lengths = {100};
   std::mt19937 random(7250);
   std::vector<float> q = normal_elements(random, 16);
