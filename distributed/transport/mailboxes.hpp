@@ -28,7 +28,9 @@ std::uint64_t host_number();
 /// buffers are full: the sender raises `sent` after it has filled a buffer, the receiver raises `taken` after it has emptied
 /// one. Both buffers together hold the states of 128 rows of 128 components: their sender waits only until the message
 /// before them has been taken. A library spends much of the time of a message of 8 KiB on matching it; here the receiver
-/// knows whose message comes next. The n ranks of a node take n (n - 1) times 68 KiB of shared memory.
+/// knows whose message comes next. The n ranks of a node take n (n - 1) times 68 KiB of shared memory, once for all objects
+/// that share these messages: plans of few rows send to log2 n others, but plans of many rows and by heads, queries by
+/// heads, and keys that move, go from any rank to any other.
 ///
 /// Messages above kMaxBytes are for others, which copy them once instead of twice.
 class Mailboxes {

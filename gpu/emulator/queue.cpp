@@ -25,6 +25,8 @@ std::atomic<bool> peers[kMaxDevices][kMaxDevices];
 /// Error that a destructor could not throw.
 thread_local std::exception_ptr kept_error;
 thread_local int n_captured = 0;
+thread_local std::int64_t n_waits = 0;
+thread_local bool has_waited = false;  ///< since it has queued something
 
 std::string named(const char* word, const Line& line) { return std::string(word) + " at " + to_string(line); }
 
@@ -41,6 +43,20 @@ void check_event(const Queue& queue, const Line& line) {
   if (queue.is_captured) fail(line, "an event on a stream that is being captured: the emulator captures one stream");
 }
 
+/// Counts a wait for the first n operations of a queue, unless they are done but for orders that hold.
+void count_wait(const Queue& queue, std::uint64_t n) {
+  const std::lock_guard lock(streams().mutex);
+  const auto first = queue.operations.begin();
+  const auto n_left =
+      std::min(static_cast<std::ptrdiff_t>(std::max(n, queue.n_done) - queue.n_done), std::ssize(queue.operations));
+  const bool is_done = std::all_of(first, first + n_left, [](const Queue::Queued& queued) {
+    const Operation& each = queued.operation;
+    const Mark* const after = each.after.get();
+    return !each.launch && !each.act && !each.until && (after == nullptr || after->queue->n_done >= after->n);
+  });
+  if (!is_done && !std::exchange(has_waited, true)) ++n_waits;
+}
+
 /// The host has waited for what a clock knows.
 void host_has_waited_for(const StreamClock& clock) {
   Streams& all = streams();
@@ -50,6 +66,8 @@ void host_has_waited_for(const StreamClock& clock) {
 }
 
 }  // namespace
+
+std::int64_t waits_of_thread() { return n_waits; }
 
 int current_device() { return the_current_device; }
 void set_device(int device) {
@@ -127,6 +145,7 @@ void enqueue(Queue& queue, Operation operation) {
     return;
   }
   Streams& all = streams();
+  has_waited = false;
   const bool is_default = queue.number < kMaxDevices;
   // A queued operation does not own the resources of its graph.
   if (operation.begin_until) operation.until = std::exchange(operation.begin_until, {})();
@@ -152,7 +171,7 @@ void synchronise_all() {
       if (queue->owner == std::this_thread::get_id()) own.push_back(queue->shared_from_this());
     }
   }
-  for (const auto& queue : own) run_until(*queue, queue->n_queued);
+  for (const auto& queue : own) count_wait(*queue, queue->n_queued), run_until(*queue, queue->n_queued);
   const std::lock_guard lock(all.mutex);
   for (const auto& queue : own) join(all.host, queue->clock);
   for (const StreamClock& clock : all.default_streams) join(all.host, clock);
@@ -234,6 +253,7 @@ void synchronise(Stream stream, const Line& line) {
   Queue& queue = queue_of(stream.queue);
   if (queue.is_captured) fail(line, "synchronise: the stream is being captured");
   const Unwatched unwatched;
+  count_wait(queue, queue.n_queued);
   run_until(queue, queue.n_queued);
   host_has_waited_for(queue.clock);
 }
@@ -285,6 +305,7 @@ bool Event::has_passed(const Line& line) const {
   if (mark_->queue == nullptr) return true;
   check_event(*mark_->queue, line);
   const Unwatched unwatched;
+  count_wait(*mark_->queue, mark_->n);
   // What can run runs; nothing outside the emulator is waited for.
   if (!run_until(*mark_->queue, mark_->n, false)) return false;
   host_has_waited_for(mark_->clock);

@@ -53,4 +53,8 @@ void check_races(const Streams& all, const Trace& own);
 /// @param waits whether to wait for what is outside the emulator @returns whether the queue has passed the mark
 bool run_until(Queue& queue, std::uint64_t mark, bool waits = true);
 
+/// Waits of this host thread for streams of its own that had not done what it asked for. Questions and waits between which
+/// it queues nothing are one: a program that polls.
+std::int64_t waits_of_thread();
+
 }  // namespace tree_attn::emulated::runtime

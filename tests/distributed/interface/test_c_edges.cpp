@@ -152,7 +152,8 @@ TEST_CASE("edges: options without effect are refused") {
 TEST_CASE("edges: a window over 2^40 keys takes the time of its keys") {
   Managed q({1, 4, 2, 8}, 1), k({1, 2, 64, 8}, 2), v({1, 2, 64, 6}, 3), out({1, 4, 2, 6}), lse({1, 4, 2}),
       first({1, 4, 2, 6});
-  const std::array<ta_seen, 3> rules{{{0, 1, 0, nullptr}, {1, 5, 0, nullptr}, {0, 3, 2, nullptr}}};
+  const std::array<ta_seen, 3> rules{
+      {{0, 1, 0, nullptr, nullptr, 0}, {1, 5, 0, nullptr, nullptr, 0}, {0, 3, 2, nullptr, nullptr, 0}}};
   for (const ta_seen& seen : rules) {
     // All keys are one.
     k.shape[2] = v.shape[2] = 10, k.strides[2] = v.strides[2] = 0;

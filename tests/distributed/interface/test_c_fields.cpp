@@ -167,7 +167,8 @@ TEST_CASE("fields: every one of ta_setup changes what a handle does, or is refus
     const std::string before = behaviour(setup);
     CHECK(behaviour(setup) == before);
     row.change(setup);
-    CHECK(behaviour(setup) != before);
+    const bool is_built = before.find("not built in") == std::string::npos;
+    CHECK((behaviour(setup) != before || !is_built));
   }
   // Of several ranks: mpi_interface.cpp and test_c_comm.cpp.
   CHECK(missing == std::vector<std::string>{"no_shared_memory", "skips_comparison"});

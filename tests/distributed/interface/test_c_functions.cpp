@@ -121,7 +121,7 @@ TEST_CASE("interface: hostile tensors are refused in one line, and nothing is re
 TEST_CASE("interface: a causal edge, a window, first keys and learned sinks, and what is refused of them") {
   Call call;
   const Managed logits({4}, 9);
-  const ta_seen seen{1, 20, 4, logits};
+  const ta_seen seen{1, 20, 4, logits, nullptr, 0};
   REQUIRE(ta_attend(call.q, call.k, call.v, 0, &seen, call.out, call.lse, 0) == TA_OK);
   std::vector<double> sink;
   for (std::size_t h = 0; h < 4; ++h) sink.push_back(logits.at(h));
@@ -144,7 +144,7 @@ TEST_CASE("interface: a causal edge, a window, first keys and learned sinks, and
 TEST_CASE("interface: the oracle, energy, gradient and moments are those of the library") {
   const Managed q({1, 4, 2, 8}, 1, kF64), k({1, 2, 30, 8}, 2, kF64), v({1, 2, 30, 6}, 3, kF64), zeta({1, 4, 2, 6}, 4, kF64);
   const Managed out({1, 4, 2, 6}, kF64), lse({1, 4, 2}, kF64), energy({1, 4, 2}, kF64), gradient({1, 4, 2, 6}, kF64);
-  const ta_seen causal{1, 0, 0, nullptr};
+  const ta_seen causal{1, 0, 0, nullptr, nullptr, 0};
   REQUIRE(ta_oracle(q, k, v, zeta, 1, &causal, out, lse, energy, gradient, 0) == TA_OK);
   const AttentionResult exact =
       attention(q.view(), k.view(), v.view(), {.scale = 1, .rule = {.causal = true}, .zeta = zeta.view()});
@@ -257,7 +257,7 @@ TEST_CASE("interface: a handle appends, steps, truncates and combines, and refus
 }
 
 TEST_CASE("interface: a handle takes any number of queries in every step, with the bits of a handle of its own") {
-  const ta_seen seen{1, 0, 0, nullptr};
+  const ta_seen seen{1, 0, 0, nullptr, nullptr, 0};
   const Managed all_k({2, 134, 8}, 2), all_v({2, 134, 6}, 3);
   /// Positions of both heads.
   struct Part : Managed {
@@ -296,7 +296,7 @@ TEST_CASE("interface: pages of a window hold any sequence, and are refused where
   const Call call;
   ta_setup setup = setup_of_call();
   const Managed k({2, 50, 8}, 2), v({2, 50, 6}, 3);
-  const ta_seen seen{1, 100, 3, nullptr};
+  const ta_seen seen{1, 100, 3, nullptr, nullptr, 0};
   const Handle dense(setup);
   setup.n_pages = 6, setup.page_window = 100, setup.page_sinks = 3;
   const Handle paged(setup);

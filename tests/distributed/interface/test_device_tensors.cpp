@@ -6,6 +6,7 @@
 #include "distributed/transport/thread_transport.hpp"
 #include "gpu/backend/backends.hpp"
 #include "gpu/emulator/settings.hpp"
+#include "gpu/emulator/streams.hpp"
 #include "gpu/engine/listed_params.hpp"
 #include "tests/support/decoding.hpp"
 #include "tests/support/device_tensor.hpp"
@@ -314,11 +315,14 @@ TEST_CASE("device tensors: in the order of a stream of the program calls do not 
     const auto program = emulated::make_blocks(0, 1);
     DeviceStream& stream = program->stream();
     device.use_stream(stream.handle());
+    std::vector<std::int64_t> waits;
     // Queues the copy of an input on the stream of the program, a call that reads it, and a copy of its output.
     const auto check = [&](const Tensor& nothing, const DeviceTensor& input, const auto& call, const DecodeOutput& want) {
       const DeviceTensor read(nothing), result(none);
       program->convert(input.view(), read.view());
+      const std::int64_t n_waits = emulated::runtime::waits_of_thread();
       const OutputView output = call(read.view());
+      waits.push_back(emulated::runtime::waits_of_thread() - n_waits);
       CHECK(output.on_device);
       TensorView from = TensorView::dense(output.out.data(), DType::F32, axes);
       from.on_device = true;
@@ -338,6 +342,9 @@ TEST_CASE("device tensors: in the order of a stream of the program calls do not 
           none, o, [&](const TensorView& of) { return device.combine(of, of_o.view()); },
           host.combine(Tensor(std::vector<float>(none.bytes.size() / sizeof(float), 3), axes), lse).copy());
     }
+    CHECK(waits[0] <= 1);  // the first step takes memory
+    waits[0] = 0;
+    CHECK(waits == std::vector<std::int64_t>(12, 0));
     // Calls are refused while the stream is captured, also the first in its order: the second repeat() of a graph captures.
     std::vector<std::string> lines;
     device.start(there.q.view());

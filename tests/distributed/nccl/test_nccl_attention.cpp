@@ -2,6 +2,7 @@
 /// @file
 /// @brief NCCL under one class: the bits of one rank, also in the order of a stream; what cannot be is refused on all ranks.
 #include "distributed/interface/attention.hpp"
+#include "gpu/emulator/streams.hpp"
 #include "tests/distributed/nccl/nccl_ranks.hpp"
 #include "tests/support/device_tensor.hpp"
 #include "tests/support/message.hpp"
@@ -63,7 +64,9 @@ TEST_CASE("nccl: attention over it has the bits of one rank, on the device of th
         for (std::int64_t n = kKeys; n < kKeys + kMore; ++n) {
           const std::int64_t begin = attention.lengths()[0];
           attention.append(0, k.view().positions(begin, n), v.view().positions(begin, n));
+          const std::int64_t n_waits = emulated::runtime::waits_of_thread();
           const OutputView output = attention.step(q.view());
+          CHECK(emulated::runtime::waits_of_thread() - n_waits == 1);  // for its messages
           program->stream().wait();
           CHECK(output.on_device);
           CHECK(same_bits(output.copy(), want[static_cast<std::size_t>(n - kKeys)]));
