@@ -141,10 +141,12 @@ COMBINING = 3
 
 
 def expected_of_units(shape):
-    """A step on the card, with COMBINING in place of its ends, which at 1M keys are those of 64k; of latent rows by warpgroups half as much again
+    """A step on the card, with COMBINING in place of its ends, which at 1M keys are those of 64k; of many rows by warpgroups half as much again
     as their bound."""
     if "latent" in shape:
         return "up to " + micro(1.5 * latent_bound(int(shape.split("/")[0])))
+    if shape == "32/8 heads, 64k keys, l = 8":
+        return "up to " + micro(1.5 * rows_bound(32, 8 << 10)[2])
     line = on_card(f"BF16, {shape}", CARD["library"])
     ends = {(one["shape"], one["step"]): one["end_seconds"] for one in CARD["stamps"]}
     end = ends.get((f"BF16, {shape}", CARD["library"])) or ends.get((f"BF16, {shape.replace('1M', '64k')}", "equal-runs"))
@@ -340,6 +342,33 @@ def latent():
             "*Expected:* up to half as much again as the largest of them, for no products are made while the weights of a leaf are. *Not measured*: these walks have been on no card."]
 
 
+def rows_bound(n, leaves):
+    """The walk of a warpgroup for up to n queries in BF16, d 128: the cycles of a leaf, each bound by itself, and a bound of so many leaves on all multiprocessors."""
+    keys, d, parts = 64, 128, 3
+    walk, = (walk for walk in json.loads((ROOT / "docs" / "kernel_instructions.json").read_text(encoding="utf-8"))["walks"]
+             if (walk["kernel"], walk["worker"], walk["rows"]) == ("decode_units", "WgmmaTile<BFloat16, 128>", f"tensor map{', 32 queries' if n <= 32 else ''}"))
+    # Products have 64 rows, whether queries or zeros. Of shared memory the scores take queries and keys, 16 by 16 elements, the sums only values.
+    cycles = [(1 + parts) * 64 * keys * d / PRODUCTS, (64 + keys + parts * keys) * d * 2 / SHARED_BYTES, 4 * walk["leaf"] / SCHEDULERS,
+              2 * keys * d * 2 / (RATE / MULTIPROCESSORS) * CYCLES]
+    return walk, cycles, -(-leaves // MULTIPROCESSORS) * max(cycles) / CYCLES
+
+
+def many_rows():
+    """Bounds of a leaf of 32 and 64 queries in BF16, d 128, by a warpgroup and by warps of eight queries each, and two shapes on all multiprocessors."""
+    of_warp, = (walk["leaf"] for walk in json.loads((ROOT / "docs" / "kernel_instructions.json").read_text(encoding="utf-8"))["walks"]
+                if (walk["kernel"], walk["worker"], walk["rows"]) == ("decode_units", "MmaTile<BFloat16, 128, 8>", "tensor map"))
+    rows = [["queries", "instructions of a leaf, of all warps", "by eight queries a warp", "registers", "tensor cores", "shared memory", "issue", "memory",
+             "shape", "bound", "measured before"]]
+    for n, leaves, shape in ((32, 8 << 10, "32/8 heads, 64k keys, l = 8"), (64, 8 << 7, "8 kv heads, 8k keys, 64 queries each")):
+        walk, cycles, bound = rows_bound(n, leaves)
+        before = on_card(f"BF16, {shape}", CARD["library"])
+        rows.append([str(n), f"{4 * walk['leaf']:,}", f"{n // 8 * of_warp:,}", str(walk["registers"]), *(f"{one:,.0f}" for one in cycles), shape, micro(bound),
+                     micro(apart(before)) if before else ""])
+    return ["Cycles of a leaf in BF16, d 128, each bound by itself:", "", *table(*rows), "",
+            "*Expected:* less than half as much again as the largest. While one warpgroup makes weights, the other multiplies. "
+            "*Not measured*: these walks have been on no card."]
+
+
 def measured():
     """The record of docs/time_ladder.json: one line per step, as a part of the rate of a kernel that only reads."""
     lengths = ("8k", "64k", "1M")
@@ -427,7 +456,7 @@ def card_rows():
     return table(*rows)
 
 
-TABLES = {f.__name__: f for f in (shapes, card, card_rows, card_steps, ladder, step_bytes, plans, units, seeded_bugs, resources, instructions, latent, measured)} | {"decode_speed": decode_speed.table, "section_6": section_6.table} | network.TABLES | recall.TABLES
+TABLES = {f.__name__: f for f in (shapes, card, card_rows, card_steps, ladder, step_bytes, plans, units, seeded_bugs, resources, instructions, latent, many_rows, measured)} | {"decode_speed": decode_speed.table, "section_6": section_6.table} | network.TABLES | recall.TABLES
 
 
 def main():

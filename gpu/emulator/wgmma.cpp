@@ -24,6 +24,7 @@ using Addresses = std::array<float (*)[4], kWarpgroup>;
 /// Products that one call has started.
 struct Products {
   std::vector<BoxMatrix> a, b;
+  std::vector<std::array<std::array<std::uint32_t, 4>, kWarpgroup>> registers;  ///< in place of a, and b is transposed
   bool is_half, is_transposed;
   int group;
   Line line;
@@ -106,6 +107,18 @@ struct Shape {
   int n_rows, n_units;
 };
 Shape shape_of(int n_rows, bool is_transposed) { return is_transposed ? Shape{16, 8} : Shape{n_rows, 2}; }
+constexpr int kBoxBytes = 64 * kBoxRowBytes;
+
+/// Calls act(matrix, shape, name) for the operands of a product in shared memory, box by box.
+template <class Act>
+void for_operands(const Products& products, std::size_t i, int n, const Act& act) {
+  if (products.registers.empty()) {
+    act(products.a[i], shape_of(64, products.is_transposed), "a");
+    act(products.b[i], shape_of(8 * n, false), "b");
+  } else {
+    for (int box = 0; box < n / 8; ++box) act(products.b[i] + box * kBoxBytes, shape_of(0, true), "b");
+  }
+}
 
 /// The running thread reads a matrix: at the start, and again at the end.
 void read(const BoxMatrix& matrix, const Shape& shape, const Line& line) {
@@ -143,7 +156,23 @@ Factors<n> factors_of(const BoxMatrix& matrix, int from, bool is_transposed) {
   for (int i = 0; i < n; ++i) {
     const int row = from + i;
     for (int k = 0; k < 16; ++k)
-      put(k, i, is_transposed ? unit_at(matrix, k, row / 8) + row % 8 * 2 : unit_at(matrix, row, k / 8) + k % 8 * 2);
+      put(k, i,
+          is_transposed ? unit_at(matrix + row / 64 * kBoxBytes, k, row % 64 / 8) + row % 8 * 2
+                        : unit_at(matrix, row, k / 8) + k % 8 * 2);
+  }
+  factors.find_exponents(kSmallestExponent<T>);
+  return factors;
+}
+
+/// Factors of the 16 rows of a warp, in its registers.
+template <class T>
+Factors<16> factors_of(const std::array<std::uint32_t, 4>* lanes) {
+  Factors<16> factors;
+  for (int row = 0; row < 16; ++row) {
+    for (int k = 0; k < 16; ++k) {
+      const std::uint32_t pair = lanes[row % 8 * 4 + k % 8 / 2][static_cast<std::size_t>(k / 8 * 2 + row / 8)];
+      factors.value[row][k] = widen(T{static_cast<std::uint16_t>(pair >> 16 * (k % 2))});
+    }
   }
   factors.find_exponents(kSmallestExponent<T>);
   return factors;
@@ -151,11 +180,13 @@ Factors<n> factors_of(const BoxMatrix& matrix, int from, bool is_transposed) {
 
 template <class T>
 void add(Chain& chain, const Products& products, const TensorCores& cores) {
-  for (std::size_t i = 0; i < products.a.size(); ++i) {
+  const bool in_registers = !products.registers.empty();
+  for (std::size_t i = 0; i < products.b.size(); ++i) {
     std::vector<Factors<8>> b;
-    for (int j = 0; j < chain.n; ++j) b.push_back(factors_of<T, 8>(products.b[i], 8 * j, false));
+    for (int j = 0; j < chain.n; ++j) b.push_back(factors_of<T, 8>(products.b[i], 8 * j, in_registers));
     for (int warp = 0; warp < 4; ++warp) {
-      const auto a = factors_of<T, 16>(products.a[i], 16 * warp, products.is_transposed);
+      const auto a = in_registers ? factors_of<T>(&products.registers[i][static_cast<std::size_t>(32 * warp)])
+                                  : factors_of<T, 16>(products.a[i], 16 * warp, products.is_transposed);
       for (int j = 0; j < chain.n; ++j) {
         float c[16][8];
         float* const sums = &chain.sums[static_cast<std::size_t>((warp * chain.n + j) * 128)];
@@ -179,16 +210,23 @@ void start(const Thread* threads, const Line& line) {
   const auto call_of = [&](int i) -> const WgmmaCall& { return *static_cast<const WgmmaCall*>(threads[i].operand); };
   const WgmmaCall& call = call_of(0);
   const int n = call.sums.n, n_products = call.n_products;
-  Products products{{call.a, call.a + n_products}, {call.b, call.b + n_products}, call.is_half, call.is_transposed, 0, line};
+  Products products{{}, {call.b, call.b + n_products}, {}, call.is_half, call.is_transposed, 0, line};
+  if (call.registers == nullptr)
+    products.a.assign(call.a, call.a + n_products);
+  else
+    products.registers.resize(static_cast<std::size_t>(n_products));
   for (int i = 0; i < kWarpgroup; ++i) {
-    for (int k = 0; k < n_products; ++k)
-      if (call_of(i).a[k].at != call.a[k].at || call_of(i).b[k].at != call.b[k].at)
+    for (int k = 0; k < n_products; ++k) {
+      if ((call.a != nullptr && call_of(i).a[k].at != call.a[k].at) || call_of(i).b[k].at != call.b[k].at)
         fail(line, std::string(kWord) + ": threads of a warpgroup ask for different matrices");
+      if (call.registers != nullptr)
+        std::copy_n(call_of(i).registers[k], 4,
+                    products.registers[static_cast<std::size_t>(k)][static_cast<std::size_t>(i)].begin());
+    }
   }
-  for (int k = 0; k < n_products; ++k) {
-    check(call.a[k], shape_of(64, call.is_transposed), "a", line);
-    check(call.b[k], shape_of(8 * n, false), "b", line);
-  }
+  for (std::size_t k = 0; k < products.b.size(); ++k)
+    for_operands(products, k, n,
+                 [&](const BoxMatrix& matrix, const Shape& shape, const char* name) { check(matrix, shape, name, line); });
 
   // Sums that are under way go on; others a fence has to name, and no thread may touch them after it.
   Warpgroup& own = own_warpgroup();
@@ -219,10 +257,9 @@ void end(int n_pending, const Sums* sums, int n, const Line& line) {
     const Line started = chain.products.back().line;
     std::erase_if(chain.products, [&](const Products& products) {
       if (products.group >= own.group - n_pending) return false;
-      for (std::size_t k = 0; k < products.a.size(); ++k) {
-        read(products.a[k], shape_of(64, products.is_transposed), products.line);
-        read(products.b[k], shape_of(8 * chain.n, false), products.line);
-      }
+      for (std::size_t k = 0; k < products.b.size(); ++k)
+        for_operands(products, k, chain.n,
+                     [&](const BoxMatrix& matrix, const Shape& shape, const char*) { read(matrix, shape, products.line); });
       (products.is_half ? add<Half> : add<BFloat16>)(chain, products, cores);
       return true;
     });

@@ -39,6 +39,7 @@ struct WgmmaCall {
   const BoxMatrix *a, *b;
   int n_products;
   bool is_half, is_transposed;
+  const std::uint32_t (*registers)[4] = nullptr;  ///< of the thread, in place of a; then b is transposed
 };
 void wgmma_fence(const Sums* sums, int n, const Line& line);
 void wgmma(WgmmaCall call, const Line& line);
@@ -80,6 +81,14 @@ void wgmma_64xNx16(float (&c)[n][4], const A& of_a, const B& of_b, const Line& l
   BoxMatrix a[kProducts], b[kProducts];
   for (int i = 0; i < kProducts; ++i) a[i] = of_a(i), b[i] = of_b(i);
   runtime::wgmma({{c, n}, a, b, kProducts, std::is_same_v<T, Half>, kIsTransposed}, line);
+}
+template <class T, int kProducts, int n, class B>
+void wgmma_of_registers_64xNx16(float (&c)[n][4], const std::uint32_t (&a)[kProducts][4], const B& of_b,
+                                const Line& line = Line::current()) {
+  static_assert(DTypeTraits<T>::kCores == KernelCores::TensorCores && sizeof(T) == 2 && (n == 8 || n == 16));
+  BoxMatrix b[kProducts];
+  for (int i = 0; i < kProducts; ++i) b[i] = of_b(i);
+  runtime::wgmma({{c, n}, nullptr, b, kProducts, std::is_same_v<T, Half>, true, a}, line);
 }
 
 }  // namespace tree_attn::emulated

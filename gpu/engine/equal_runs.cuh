@@ -70,7 +70,7 @@ std::int64_t bytes_of_leaf(const Params& params, std::int64_t element) {
 /// Bytes of an element as stored.
 template <IsThreadGroup ThreadGroup>
 inline constexpr std::int64_t kStoredBytes = sizeof(typename ThreadGroup::T);
-template <IsMmaTile Tile>
+template <IsTensorTile Tile>
 inline constexpr std::int64_t kStoredBytes<Tile> = sizeof(typename Tile::Stored);
 
 /// The memory of a step, on the host.

@@ -35,12 +35,13 @@ struct LatentTile {
   using T = T_;
   using Stored = T_;
   static constexpr int kLanes = 4 * kWarpgroup, kRows = kRows_, kEights = kRows / 8;
-  static constexpr int kSlots = 2 * kEights, kElements = 4;
+  static constexpr int kSlots = 2 * kEights, kElements = 4, kKeyBoxes = kLatentBoxes;
   /// Sums of a thread: two boxes of components, eight queries at a time.
   using Sums = float[2][kEights][4];
 
   __host__ __device__ static int row(int lane, int slot) { return slot / 2 * 8 + lane % 4 * 2 + slot % 2; }
   __host__ __device__ static int place(int lane) { return lane; }
+  __host__ __device__ static int box_row(int r) { return r; }  ///< of a query in the boxes of queries
   __host__ __device__ static int component(int lane, int c) {
     return (lane / kWarpgroup * 2 + c / 2) * kBoxColumns + lane / kWarp % 4 * 16 + lane % kWarp / 4 + c % 2 * 8;
   }
@@ -107,19 +108,20 @@ struct LatentThread {
 /// The vector `unit` of a row, in boxes.
 __device__ __forceinline__ int vector_at(int row, int unit) { return row * kRowVectors + swizzled_unit(row, unit); }
 
-/// Loads the queries as boxes, see query_pair().
-template <IsLatentTile Tile>
+/// Loads the queries as boxes, see query_pair(). @param scale TileScale::query
+template <class Tile>
 __device__ __forceinline__ void load_queries(const DecodeParams& params, std::int64_t kv_head, std::int64_t first_row,
-                                             Shared<Bytes16> boxes) {
-  const float scale = TileScale(params.query_scale, params.score_scale).query;
+                                             float scale, Shared<Bytes16> boxes) {
+  constexpr int kUnits = Tile::kKeyBoxes * kRowVectors;
   TREE_ATTN_LOOP
-  for (int i = static_cast<int>(threadIdx.x); i < Tile::kRows * kLatentBoxes * kRowVectors; i += Tile::kLanes) {
-    const int r = i / (kLatentBoxes * kRowVectors), unit = i % (kLatentBoxes * kRowVectors);
+  for (int i = lane_of<Tile>(threadIdx.x); i < Tile::kRows * kUnits; i += Tile::kLanes) {
+    const int r = i / kUnits, unit = i % kUnits;
     Bytes16 bytes;
     TREE_ATTN_UNROLL
     for (int c = 0; c < 4; ++c)
       bytes.word[c] = query_pair<typename Tile::T>(params, kv_head, first_row, r, 8 * unit + 2 * c, scale);
-    store16(boxes + (unit / kRowVectors * Tile::kRows * kRowVectors + vector_at(r, unit % kRowVectors)), bytes);
+    store16(boxes + (unit / kRowVectors * Tile::kRows * kRowVectors + vector_at(Tile::box_row(r), unit % kRowVectors)),
+            bytes);
   }
 }
 

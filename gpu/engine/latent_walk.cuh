@@ -184,7 +184,7 @@ __device__ __forceinline__ void walk_latent(const Params& params, const UnitRun&
   const Count kv_head = warp_uniform(run.kv_head), first_row = warp_uniform(run.first_row);
   const auto leaves = leaves_of_run<Leaves>(params, run, kv_head);
   begin_early(leaves, LatentMemory<Tile>::kStages, [&] { ring.begin(params, kv_head, leaves); });
-  load_queries<Tile>(params, kv_head, first_row, memory.queries);
+  load_queries<Tile>(params, kv_head, first_row, TileScale(params.query_scale, params.score_scale).query, memory.queries);
   async_proxy_fence();
   __syncthreads();
   LatentForest<Tile, Leaves> forest(run, units.place_of_row(run.first, 0), units,

@@ -10,6 +10,7 @@
 #include "gpu/engine/scalar_rings.cuh"
 #include "gpu/engine/tensor_walk.cuh"
 #include "gpu/engine/unit_forest.cuh"
+#include "gpu/engine/wgmma_walk.cuh"
 #include "gpu/platform/launch.hpp"
 
 #include <algorithm>
@@ -27,7 +28,7 @@ struct BlockSize {
 
 /// LaunchPlan::path of a thread group.
 template <IsThreadGroup ThreadGroup>
-inline constexpr const char* kPath = IsMmaTile<ThreadGroup> || IsLatentTile<ThreadGroup> ? "tensor" : "scalar";
+inline constexpr const char* kPath = IsTensorTile<ThreadGroup> || IsLatentTile<ThreadGroup> ? "tensor" : "scalar";
 
 /// The largest block of a pipeline that fits into the shared memory of the device at hand. Its size changes no bit, for
 /// leaves have the same sums whichever thread group takes them.
@@ -112,7 +113,7 @@ void describe_rows(const DecodeParams& params, TileMaps& maps) {
 
 /// Shared memory of n thread groups on tensor cores, in 16-byte vectors: what they keep beside the rings, and at a multiple
 /// of 1024 bytes the rings, or the boxes of one.
-template <IsMmaTile Tile>
+template <IsTensorTile Tile>
 constexpr int first_ring(int n) {
   constexpr int kUnit = kBoxAlignment / static_cast<int>(sizeof(Bytes16));
   return (n * kTileVectors<Tile> + kUnit - 1) / kUnit * kUnit;
@@ -124,7 +125,7 @@ constexpr std::size_t bytes_with_barriers(int n_vectors) {
 
 /// The walk of a thread group on tensor cores over a run of units.
 /// @param row_tile of the query tile
-template <IsMmaTile Tile, class Params, class Ring>
+template <IsTensorTile Tile, class Params, class Ring>
 __device__ __forceinline__ void walk_tiles(const Params& params, const UnitRun& run, const UnitMemory& memory, int row_tile,
                                            Ring& ring, Shared<Bytes16> memory_of_group) {
   const Count kv_head = warp_uniform(run.kv_head);
@@ -138,36 +139,43 @@ __device__ __forceinline__ void walk_tiles(const Params& params, const UnitRun& 
 
 /// Warps on tensor cores, each with a ring of its own; or teams of two or four of them, each with the ring of its first warp
 /// and a tile of rows for every warp, so that keys and values are copied once for up to 32 rows. Four warps, one per
-/// scheduler: so each has all the registers that a thread may have. Two, where four have no room for their rings.
+/// scheduler: so each has all the registers that a thread may have. Two, where four have no room for their rings. Or two
+/// warpgroups, each with a ring and a tile of 64 rows.
 /// @tparam kCopy how rows come into shared memory; it changes no bit
 /// @tparam Params_ DecodeParams, or ListedParams for leaves in the order of a list
-template <IsMmaTile Tile, RowCopy kCopy, class Params_ = DecodeParams>
+template <IsTensorTile Tile, RowCopy kCopy, class Params_ = DecodeParams>
 class MmaPipeline {
  public:
   using ThreadGroup = Tile;
   using Params = Params_;
   using Ring = TileRing<Tile, kCopy, LeavesOf<Params>>;
   struct Arguments {
-    int n_row_tiles = 1;         ///< warps of a team: 1, 2 or 4
+    int n_row_tiles = 1;         ///< thread groups of a team: 1, 2 or 4, of warpgroups 1
     typename Ring::Maps maps{};  ///< of keys and values
   };
-  static constexpr bool kIsCompiled = kHasCopies<kCopy>;
-  static constexpr int kMostWarps = 4, kThreads = kMostWarps * kWarp;
+  static constexpr bool kIsWide = Ring::kIsWide;
+  static constexpr bool kIsCompiled = kIsWide ? kHasWarpgroups : kHasCopies<kCopy>;
+  static constexpr int kMostGroups = kIsWide ? 2 : 4, kThreads = kMostGroups * Tile::kLanes;
 
   static constexpr BlockSize fit(std::size_t n_bytes, std::int64_t /*group*/) {
-    const int n_warps = bytes_of(kMostWarps, Ring::kStages) <= n_bytes ? kMostWarps : kMostWarps / 2;
+    const int n = kIsWide || bytes_of(kMostGroups, Ring::kStages) <= n_bytes ? kMostGroups : kMostGroups / 2;
     int n_stages = Ring::kStages;
-    while (n_stages > 2 && bytes_of(n_warps, n_stages) > n_bytes) --n_stages;
-    return {n_warps * kWarp, n_stages, bytes_of(n_warps, n_stages)};
+    while (n_stages > 2 && bytes_of(n, n_stages) > n_bytes) --n_stages;
+    return {n * Tile::kLanes, n_stages, bytes_of(n, n_stages)};
+  }
+  /// True for warpgroups where there are any, and more queries than two warps serve.
+  static bool takes(const DecodeParams& params) {
+    return device().major == 9 && device().shared_bytes >= bytes_of(kMostGroups, Ring::kStages) + kKernelBytes &&
+           params.group > 16;
   }
   __device__ __forceinline__ MmaPipeline(Arena& arena, const Arguments& arguments)
-      : n_row_tiles_(arguments.n_row_tiles),
+      : n_row_tiles_(kIsWide ? 1 : arguments.n_row_tiles),
         n_stages_(Ring::n_stages(arguments.maps)),
-        full_(arena.take<Barrier>(n_warps() * Ring::kStages)),
-        memory_(arena.take<Bytes16>(n_vectors(n_warps(), n_stages_), kBoxAlignment)),
-        ring_(memory_ + first_ring<Tile>(n_warps()) + first_of_team() * n_stages_ * Ring::kStageVectors,
-              full_ + first_of_team() * Ring::kStages, arguments.maps, lane_of<Tile>(threadIdx.x), n_row_tiles_,
-              thread_group() == first_of_team()) {}
+        full_(arena.take<Barrier>(n_groups() * Ring::kStages)),
+        memory_(arena.take<Bytes16>(n_vectors(n_groups(), n_stages_), kBoxAlignment)),
+        ring_(memory_ + first_ring<Tile>(n_groups()) + first_of_team() * n_stages_ * Ring::kStageVectors,
+              full_ + first_of_team() * Ring::kStages, arguments.maps, static_cast<int>(threadIdx.x % kWarp), n_row_tiles_,
+              warp_uniform(static_cast<int>(threadIdx.x / kWarp)) == first_of_team() * (Tile::kLanes / kWarp)) {}
   static Arguments arguments(const Params& params, const LaunchPlan& plan) {
     Arguments arguments{.n_row_tiles = plan.n_row_tiles};
     describe_rows<typename Tile::Stored>(params, arguments.maps);
@@ -176,7 +184,7 @@ class MmaPipeline {
   }
 
   /// A team takes a run.
-  static constexpr int n_takers(int n_threads, int n_row_tiles) { return n_threads / (kWarp * n_row_tiles); }
+  static constexpr int n_takers(int n_threads, int n_row_tiles) { return n_threads / (Tile::kLanes * n_row_tiles); }
   __device__ __forceinline__ int taker() const { return team(); }
   __device__ __forceinline__ void walk(const Params& params, const UnitRun& run, const UnitMemory& memory) {
     walk_tiles<Tile>(params, run, memory, thread_group() - first_of_team(), ring_,
@@ -188,23 +196,20 @@ class MmaPipeline {
   }
 
  private:
-  static constexpr int n_vectors(int n_warps, int n_stages) {
-    return first_ring<Tile>(n_warps) + n_warps * n_stages * Ring::kStageVectors;
-  }
-  static constexpr std::size_t bytes_of(int n_warps, int n_stages) {
-    return bytes_with_barriers(n_vectors(n_warps, n_stages));
-  }
+  static constexpr int n_vectors(int n, int n_stages) { return first_ring<Tile>(n) + n * n_stages * Ring::kStageVectors; }
+  static constexpr std::size_t bytes_of(int n, int n_stages) { return bytes_with_barriers(n_vectors(n, n_stages)); }
   // Without tensor maps the number of stages is fixed.
-  static_assert(bytes_of(kMostWarps, Ring::kStages) + kKernelBytes <= kMostSharedBytes &&
-                bytes_of(kMostWarps / 2, Ring::kHasMaps ? 2 : Ring::kStages) + kKernelBytes <= kLeastSharedBytes);
+  static_assert(bytes_of(kMostGroups, Ring::kStages) + kKernelBytes <= kMostSharedBytes &&
+                (kIsWide ||
+                 bytes_of(kMostGroups / 2, Ring::kHasMaps ? 2 : Ring::kStages) + kKernelBytes <= kLeastSharedBytes));
   __device__ __forceinline__ static int thread_group() { return warp_uniform(thread_group_of<Tile>(threadIdx.x)); }
   __device__ __forceinline__ int team() const { return thread_group() >> (n_row_tiles_ >> 1); }
   __device__ __forceinline__ int first_of_team() const { return thread_group() & -n_row_tiles_; }
-  __device__ __forceinline__ static int n_warps() {
-    return kFitsLargestBlock ? kMostWarps : static_cast<int>(blockDim.x) / kWarp;
+  __device__ __forceinline__ static int n_groups() {
+    return kFitsLargestBlock ? kMostGroups : static_cast<int>(blockDim.x) / Tile::kLanes;
   }
 
-  int n_row_tiles_, n_stages_;  ///< stages of each warp
+  int n_row_tiles_, n_stages_;  ///< stages of each thread group
   Shared<Barrier> full_;
   Shared<Bytes16> memory_;
   Ring ring_;
@@ -344,6 +349,11 @@ void with_mma_pipeline(const Params& params, const F& f) {
     using Many = LatentPipeline<LatentTile<typename Tile::T, 32>, Params>;
     if (Many::takes(params) && params.group > 16) return f(std::type_identity<Many>{});
     if (Few::takes(params)) return f(std::type_identity<Few>{});
+  }
+  // Short rows of F8_E4M3 take fewer instructions by warps: all that a warpgroup saves on products, it widens.
+  if constexpr (Tile::kDim == 128 || (Tile::kDim == 64 && !std::is_same_v<typename Tile::Stored, Float8>)) {
+    using Wide = MmaPipeline<WgmmaTile<typename Tile::Stored, Tile::kDim>, RowCopy::TensorMap, Params>;
+    if (Wide::takes(params)) return f(std::type_identity<Wide>{});
   }
   if (device().major >= 9) return f(std::type_identity<PipelineOf<Tile, RowCopy::TensorMap, Params>>{});
   f(std::type_identity<PipelineOf<Tile, RowCopy::Async, Params>>{});

@@ -12,6 +12,7 @@
 #include "gpu/engine/latent_tile.cuh"
 #include "gpu/engine/row_states.cuh"
 #include "gpu/engine/tensor_walk.cuh"
+#include "gpu/engine/wgmma_tile.cuh"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
@@ -32,6 +33,10 @@ struct ReplacingTile<MmaTile<Stored, kDim, kRows, kWarps>> {
 template <class T, int kRows>
 struct ReplacingTile<LatentTile<T, kRows>> {
   using Type = MmaTile<T, kBoxColumns, 8>;
+};
+template <class Stored, int kDim>
+struct ReplacingTile<WgmmaTile<Stored, kDim>> {
+  using Type = MmaTile<Stored, kBoxColumns, 8>;
 };
 
 /// o <- o + w x for every value element x that is not finite, of keys that are seen: Inf or NaN, in its component alone.

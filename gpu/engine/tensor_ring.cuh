@@ -177,20 +177,25 @@ class BoxRows {
 
 /// The tiles of a range, leaf after leaf: those of its keys, then those of its values. A tile is one or two boxes
 /// side by side.
-template <IsMmaTile Tile, RowCopy kCopy, class Leaves_ = ContiguousLeaves>
+template <IsTensorTile Tile, RowCopy kCopy, class Leaves_ = ContiguousLeaves>
 class TileRing : BoxRows<typename Tile::Stored, Leaves_> {
   using Base = BoxRows<typename Tile::Stored, Leaves_>;
   using Base::lane_, Base::leaves_;
 
  public:
   using Leaves = Leaves_;
+  static constexpr bool kIsWide = Tile::kLanes > kWarp;  ///< whether a thread group is a warpgroup
   static constexpr bool kHasMaps = kCopy == RowCopy::TensorMap;
   using Maps = std::conditional_t<kHasMaps, TileMaps, NoMaps>;
   static constexpr int kTileBoxes = kHasMaps && Tile::kBoxes > 1 ? 2 : 1;  ///< of a tile
   static constexpr int kTiles = Tile::kBoxes / kTileBoxes;                 ///< of a leaf of keys, and of its values
-  /// Most tiles of the ring for each warp of a team: 48 KiB, or 32 where parked states leave no more; without tensor maps
-  /// 24 KiB, always.
-  static constexpr int kStages = !kHasMaps ? 3 : kTileBoxes == 1 ? 6 : Tile::kElements * Tile::kSlots < 64 ? 3 : 2;
+  /// Most tiles of the ring for each thread group of a team. A warp has 48 KiB, or 32 where parked states leave no more;
+  /// without tensor maps 24 KiB, always; a warpgroup has 72 KiB, or 48.
+  static constexpr int kStages = kIsWide                               ? (Tile::kBoxes == 1 ? 9 : 3)
+                                 : !kHasMaps                           ? 3
+                                 : kTileBoxes == 1                     ? 6
+                                 : Tile::kElements * Tile::kSlots < 64 ? 3
+                                                                       : 2;
   static constexpr int kStageVectors = kTileBoxes * kBoxVectors;  ///< of 16 bytes
   /// Tiles of the ring for each warp.
   __device__ __forceinline__ static int n_stages(const Maps& maps) {
@@ -202,7 +207,7 @@ class TileRing : BoxRows<typename Tile::Stored, Leaves_> {
 
   /// Initialises the barriers. All lanes of the team call it.
   /// @param memory n_stages(maps) stages for each warp of the team @param full as many barriers; unused without tensor maps
-  /// @param n_warps of the team @param leads whether this warp is the first of them
+  /// @param n_warps thread groups of the team @param leads whether this warp is the first of them
   __device__ __forceinline__ TileRing(Shared<Bytes16> memory, Shared<Barrier> full, const Maps& maps, int lane, int n_warps,
                                       bool leads)
       : Base(lane), memory_(memory), full_(full), maps_(&maps), n_warps_(n_warps), leads_(leads) {
@@ -215,7 +220,9 @@ class TileRing : BoxRows<typename Tile::Stored, Leaves_> {
     }
   }
   /// A barrier of the team.
-  __device__ __forceinline__ void sync() const { n_warps_ == 1 ? __syncwarp() : sync_neighbours(n_warps_ * kWarp); }
+  __device__ __forceinline__ void sync() const {
+    kIsWide || n_warps_ > 1 ? sync_neighbours(n_warps_ * Tile::kLanes) : __syncwarp();
+  }
   /// Tiles of the ring: of all warps of the team, where copies may be so many.
   __device__ __forceinline__ int n_stages() const { return kHasMaps ? n_stages(*maps_) * n_warps_ : kStages; }
   /// Leaves that begin() reaches.
@@ -239,10 +246,10 @@ class TileRing : BoxRows<typename Tile::Stored, Leaves_> {
     }
     const Shared<Bytes16> tile = memory_ + stage_ * kStageVectors;
     if constexpr (Base::kIsWidened) {
-      const int warp = static_cast<int>(threadIdx.x) / kWarp & (n_warps_ - 1);
+      const int n_warps = n_warps_ * (Tile::kLanes / kWarp), warp = static_cast<int>(threadIdx.x) / kWarp & (n_warps - 1);
       TREE_ATTN_LOOP
       for (int i = 0; i < kTileBoxes; ++i)
-        this->template widen_box<2>(tile + i * kBoxVectors, lane_, warp, n_warps_, [this] { sync(); });
+        this->template widen_box<kIsWide ? 1 : 2>(tile + i * kBoxVectors, lane_, warp, n_warps, [this] { sync(); });
       if constexpr (kHasMaps) async_proxy_fence();
       sync();
     }

@@ -146,8 +146,10 @@ using TileWaiting = std::conditional_t<Tile::kWarps == 1, InSharedMemory<Tile>, 
 /// warps tell each other.
 template <IsMmaTile Tile>
 inline constexpr int kFirstProduct = TileWaiting<Tile>::kVectors + TileQueries<Tile>::kVectors;
+template <class Tile>
+inline constexpr int kTileVectors = 0;
 template <IsMmaTile Tile>
-inline constexpr int kTileVectors = kFirstProduct<Tile> + (Tile::kWarps == 1 ? 0 : kLeafItems * kWarp);
+inline constexpr int kTileVectors<Tile> = kFirstProduct<Tile> + (Tile::kWarps == 1 ? 0 : kLeafItems * kWarp);
 
 /// A walk of a thread group: what it goes over, and with what.
 template <IsMmaTile Tile, class Ring, class Target>
@@ -267,20 +269,20 @@ struct TileWalk {
 /// them. The groups of a team walk over the same leaves.
 ///
 /// The walk does not look at values. Sums that come out not finite are replaced when units are combined, see replace.cuh.
-/// @param target where states go @param memory_of_warp [kTileVectors]
+/// @param target where states go @param memory_of_group [kTileVectors]
 /// @paper{eq_7, eq. (7)}
 template <IsMmaTile Tile, class Ring, class Target>
 __device__ __forceinline__ void accumulate_tiles(const DecodeParams& params, std::int64_t kv_head, std::int64_t first_row,
                                                  const typename Ring::Leaves& leaves, const Target& target, Ring& ring,
-                                                 Shared<Bytes16> memory_of_warp) {
+                                                 Shared<Bytes16> memory_of_group) {
   begin_early(leaves, ring.first_leaves(), [&] { ring.begin(params, kv_head, leaves); });
   // Opaque, so that nothing of all that follows from the lane is worked out before the first copies.
   const int own_lane = lane_of<Tile>(opaque(threadIdx.x));
-  const TileQueries<Tile> queries(params, kv_head, first_row, memory_of_warp + TileWaiting<Tile>::kVectors, own_lane);
+  const TileQueries<Tile> queries(params, kv_head, first_row, memory_of_group + TileWaiting<Tile>::kVectors, own_lane);
   if constexpr (Tile::kWarps > 1) ring.sync();
   const TileWalk<Tile, Ring, Target> walk{
-      params,   kv_head, first_row,     leaves, ring, queries, rows_in_use(params, first_row, Tile::kRows),
-      own_lane, target,  memory_of_warp};
+      params,   kv_head, first_row,      leaves, ring, queries, rows_in_use(params, first_row, Tile::kRows),
+      own_lane, target,  memory_of_group};
   walk.over_leaves();
 }
 

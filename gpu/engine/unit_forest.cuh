@@ -220,7 +220,7 @@ class UnitsOfRun {
 template <IsThreadGroup ThreadGroup, class Leaves, class Waiting>
 class UnitForest : UnitsOfRun<ThreadGroup, Leaves> {
   using Base = UnitsOfRun<ThreadGroup, Leaves>;
-  using Base::rows_, Base::lane_, Base::waits_;
+  using Base::rows_, Base::n_rows_, Base::lane_, Base::waits_;
 
  public:
   static constexpr int kElements = ThreadGroup::kElements;
@@ -252,12 +252,13 @@ class UnitForest : UnitsOfRun<ThreadGroup, Leaves> {
       merge(other, state);
       state = other;
     }
-    if (place.ends_unit)
-      store(state, slot);
-    else if (place.level == 0)
+    if (place.ends_unit) {
+      if (ThreadGroup::row(lane_, slot) < n_rows_) store(state, slot);
+    } else if (place.level == 0) {
       waiting_.store(slot, state);
-    else
+    } else {
       stack.store(place.level - 1, state);
+    }
     if (slot == 0) this->pass(place);
   }
 

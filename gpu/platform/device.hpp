@@ -31,7 +31,7 @@
 /// | `cluster_rank cluster_sync remote` | blocks of a cluster, and each other's shared memory |
 /// | `load_matrices_x4 load_matrices_x4_transposed transpose_matrices mma_16x8x16` | tensor cores, several matrices a word |
 /// | `BoxMatrix box_matrix store_matrices_x4_transposed` | matrices in shared memory as wgmma takes them, and their way there |
-/// | `wgmma_64xNx16 wgmma_fence wgmma_commit wgmma_wait` | products of a warpgroup, which go on by themselves: 9.0 |
+/// | `wgmma_64xNx16 wgmma_of_registers_64xNx16 wgmma_fence wgmma_commit wgmma_wait` | products of a warpgroup, which go on by themselves: 9.0 |
 /// | `elect_one async_proxy_fence` | one lane of a warp; writes to shared memory before bulk copies to it |
 /// | `multiply fused_multiply_add multiply_pairs` | rounded as written: no compiler may contract or split them; two of BF16 |
 /// | `exp2_flushed` | 2^x, 0 below 2^-126: ex2.approx.ftz on a GPU, std::exp2 in the emulator, with other bits |

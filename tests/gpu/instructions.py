@@ -23,8 +23,9 @@ What is counted
   with a merge in registers, on average one with a subtree in memory, and a store: the cheapest way around the loop with the
   most multiplications of states (FMUL) and stores of them. Half of what that adds to a pass is added per leaf. A soft cap is
   passed by.
-* Four warpgroups multiply by HGMMA. The first one, which multiplies keys too, has a loop of its own; in that of the others the way
-  that makes weights is counted. A pass is a leaf of one warpgroup.
+* Warpgroups multiply by HGMMA, and a pass is a leaf of one warp of them. Of four that share latent rows the first one, which
+  multiplies keys too, has a loop of its own; in that of the others the way that makes weights is counted. A tile of 64 queries is counted
+  once more with 32: by a way that makes weights once, and half of what the tree adds.
 * Hot code is the instructions on either of the two ways, each 16 bytes.
 * The start of a walk is the instructions before the first copy of its kind, on the cheapest way forward to one without a call: so a
   loop over the entries of a batch is passed by, and where the compiler asks whether a division of 64 bits fits 32, it does.
@@ -341,10 +342,13 @@ class Worker:
     SCALAR = re.compile(r"ScalarWarp<(?:\w+::)*(\w+), (\d+)>")
     TILE = re.compile(r"MmaTile<(?:\w+::)*(\w+), (\d+), (\d+)(?:, (\d+))?>")
     LATENT = re.compile(r"LatentTile<(?:\w+::)*(\w+), (\d+)>")
+    WGMMA = re.compile(r"WgmmaTile<(?:\w+::)*(\w+), (\d+)>")
 
     def __init__(self, name):
         self.name, self.product = "", "HMMA"
         self.is_scalar = False
+        self.weights = 1  # blocks that make weights, of a full tile
+        self.copies = True  # whether the warp that makes weights copies too
         if match := self.SCALAR.search(name):
             size, dim = 4 if match[1] == "float" else 2, int(match[2])
             row = min(dim, LONGEST_ROW)
@@ -354,6 +358,12 @@ class Worker:
         elif match := self.LATENT.search(name):
             # Of 64 x 16 x rows, of two boxes of components: four steps of three parts; and of a row of keys.
             self.name, self.product, self.least, self.of_keys, self.leaf_bytes = match[0], "HGMMA", 2 * 4 * 3, LONGEST_ROW // 16, LEAF_KEYS * LONGEST_ROW * 2
+            self.copies = False
+        elif match := self.WGMMA.search(name):
+            dim = int(match[2])
+            self.name, self.product = match[0], "HGMMA"
+            # Of 64 x 64 x 16 of scores, and of 64 x dim x 16 of values: four steps of three parts. Weights of 32 queries, and of 32 more.
+            self.least, self.leaf_bytes, self.weights = dim // 16 + 4 * 3, LEAF_KEYS * dim * 2 * 2, 2
         elif match := self.TILE.search(name):
             dim, warps = int(match[2]), int(match[4] or 1)
             keys = dim if warps == 1 else 576  # elements of a row
@@ -374,7 +384,7 @@ def walks_of(name, instructions):
         return scalar_walks(worker, blocks, loops, place, instructions)
 
     def is_walk(body):
-        return (worker.product == "HGMMA" or makes_weights(body)) and sum(blocks[b].count(worker.product) for b in body) >= worker.least
+        return (not worker.copies or makes_weights(body)) and sum(blocks[b].count(worker.product) for b in body) >= worker.least
 
     def makes_weights(body):
         return any(blocks[b].makes_weights() for b in body)
@@ -385,22 +395,26 @@ def walks_of(name, instructions):
         if any(other < body for other in bodies.values()):
             continue
         copies = copies_of(blocks, body)
-        if copies is None and worker.product == "HMMA":
+        if copies is None and worker.copies:
             raise ValueError(f"{name}: the walk at {blocks[head].instructions[0].address:#x} copies no rows")
 
         def n_copies(block):
-            return block.count(copies) if worker.product == "HMMA" else 0  # a warp that copies makes no weights there
+            return block.count(copies) if worker.copies else 0
 
         def weight(block):
             # Weights outweigh all multiplications, so that enough of the sum has both.
             return block.count(worker.product) + (1000 if block.makes_weights() else 0)
 
-        enough = worker.least + (1000 if makes_weights(body) else worker.of_keys)
+        enough = worker.least + (1000 * worker.weights if makes_weights(body) else worker.of_keys)
         one = cheapest(blocks, body, head, place, lambda b: (weight(b), n_copies(b)), enough)
         end = cheapest(blocks, body, head, place, lambda b: (weight(b), -10000 if b.caps_scores() else 1000 * n_copies(b) + of_states(b, SLOT_KEYS + 1)), enough)
         if one is None:
             raise ValueError(f"{name}: no way around the loop at {blocks[head].instructions[0].address:#x} does the work of a pass; is a part of it a loop?")
         walks.append(walk_of(worker, blocks, place, body, instructions, one[0], (one[0] + end[0]) / 2, {*one[1], *end[1]}))
+        if worker.weights > 1:
+            half = cheapest(blocks, body, head, place, lambda b: (weight(b), n_copies(b)), worker.least + 1000)
+            walks.append(walk_of(worker, blocks, place, body, instructions, half[0], half[0] + (end[0] - one[0]) / 4, {*half[1]}))
+            walks[-1]["rows"] += ", 32 queries"
     return sorted(walks, key=lambda walk: walk["rows"])
 
 

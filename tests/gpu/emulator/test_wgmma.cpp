@@ -117,6 +117,69 @@ TEST_CASE("wgmma: every shape, type and side has the bits of its products one by
   check_type(BFloat16{}), check_type(Half{});
 }
 
+/// c <- c + a b with a [64, 16] in registers, row after row in `a`, and 16 rows of b [16, 8 n], 64 of them to a box.
+template <class T, int n>
+void multiply_registers(const std::uint16_t* a, const std::uint16_t* b, float* c) {
+  Arena arena;
+  const Shared<T> of_b = arena.take<T>(n / 8 * kBoxElements, 1024);
+  for (int box = 0; box < n / 8; ++box) put_box<T>(of_b + box * kBoxElements, b + box * kBoxElements, 64);
+  async_proxy_fence();
+  __syncthreads();
+  std::uint32_t registers[2][4];
+  for (int i = 0; i < 4; ++i) {
+    const int first = row_of(i % 2 * 2) * 16 + column_of(i / 2, 0);
+    registers[0][i] = pack(T{a[first]}, T{a[first + 1]});
+    registers[1][i] = registers[0][i] ^ 0x80008000;
+  }
+  float sums[n][4];
+  for (int i = 0; i < 4 * n; ++i) sums[i / 4][i % 4] = c[8 * n * row_of(i % 4) + column_of(i / 4, i % 4)];
+  wgmma_fence(sums);
+  wgmma_of_registers_64xNx16<T>(sums, registers, [&](int i) { return box_matrix(of_b) + 2048 * (3 * i); });
+  wgmma_commit();
+  wgmma_wait<0>(sums);
+  for (int i = 0; i < 4 * n; ++i) c[8 * n * row_of(i % 4) + column_of(i / 4, i % 4)] = sums[i / 4][i % 4];
+}
+template <class T, int n>
+void check_registers() {
+  const Words a = elements<T>(1024, 3), b = elements<T>(n / 8 * kBoxElements, 4);
+  std::vector<float> c(64 * 8 * n);
+  for (std::size_t i = 0; i < c.size(); ++i) c[i] = static_cast<float>(i % 13) / 7 - 1;
+  DeviceBuffer<std::uint16_t> a_there(1024), b_there(n / 8 * kBoxElements);
+  DeviceBuffer<float> c_there(64 * 8 * n);
+  a_there.upload(a), b_there.upload(b), c_there.upload(c);
+  launch(multiply_registers<T, n>, {.block = {128}, .shared_bytes = n * 1024}, {}, a_there.data(), b_there.data(),
+         c_there.data());
+  int n_different = 0;
+  const std::vector<float> got = c_there.download();
+  const auto at = [](const Words& words, int i) { return widen(T{words[static_cast<std::size_t>(i)]}); };
+  for (int tile = 0; tile < 4 * n; ++tile) {
+    const int row = tile / n * 16, column = tile % n * 8;
+    float sums[16][8];
+    for (int i = 0; i < 128; ++i) sums[i / 8][i % 8] = c[static_cast<std::size_t>(8 * n * (row + i / 8) + column + i % 8)];
+    for (const int first : {0, 48}) {
+      Factors<16> of_a;
+      Factors<8> of_b;
+      for (int k = 0; k < 16; ++k) {
+        for (int r = 0; r < 16; ++r) of_a.value[r][k] = first == 0 ? at(a, 16 * (row + r) + k) : -at(a, 16 * (row + r) + k);
+        for (int r = 0; r < 8; ++r)
+          of_b.value[k][r] = at(b, column / 64 * kBoxElements + 64 * (first + k) + column % 64 + r);
+      }
+      of_a.find_exponents(kSmallestExponent<T>), of_b.find_exponents(kSmallestExponent<T>);
+      add_products(sums, of_a, of_b, tensor_cores_of(9));
+    }
+    for (int i = 0; i < 128; ++i)
+      n_different += std::bit_cast<std::uint32_t>(sums[i / 8][i % 8]) !=
+                     std::bit_cast<std::uint32_t>(got[static_cast<std::size_t>(8 * n * (row + i / 8) + column + i % 8)]);
+  }
+  CAPTURE(n);
+  CHECK(n_different == 0);
+  CHECK(got != c);
+}
+
+TEST_CASE("wgmma: an operand in registers has the bits of its products one by one") {
+  check_registers<BFloat16, 8>(), check_registers<BFloat16, 16>(), check_registers<Half, 8>(), check_registers<Half, 16>();
+}
+
 /// The inverse of load_matrices_x4_transposed().
 void store_and_load(int* n_different) {
   Arena arena;

@@ -19,7 +19,7 @@ __device__ int sum_at(int n, int j, int i) {
 }
 
 /// One warpgroup, which copies a and b into boxes.
-template <class T, int n, bool kIsTransposed, bool kByGroup>
+template <class T, int n, bool kIsTransposed, bool kInRegisters, bool kByGroup>
 __global__ void __launch_bounds__(kGroup) multiply(const Bytes16* in_a, const Bytes16* in_b, float* c) {
   Arena arena;
   const Shared<Bytes16> a = arena.take<Bytes16>(64 * kRowVectors, kBoxAlignment),
@@ -31,7 +31,29 @@ __global__ void __launch_bounds__(kGroup) multiply(const Bytes16* in_a, const By
   float sums[n][4];
   for (int j = 0; j < n; ++j)
     for (int i = 0; i < 4; ++i) sums[j][i] = load_fresh(c + sum_at(n, j, i));
-  if constexpr (kByGroup) {
+  if constexpr (kInRegisters) {
+    async_proxy_fence();
+    __syncthreads();
+    std::uint32_t of_a[kSteps][4];
+    load_matrices_x4(of_a, [&](int step) { return a + vector_at(16 * warp() + lane() % 16, 2 * step + lane() / 16); });
+    if constexpr (kByGroup) {
+      wgmma_fence(sums);
+      wgmma_of_registers_64xNx16<T>(sums, of_a, [&](int i) { return box_matrix(b) + i * 16 * kBoxRowBytes; });
+      wgmma_commit();
+      wgmma_wait<0>(sums);
+    } else {
+      for (int step = 0; step < kSteps; ++step) {
+        std::uint32_t of_b[n / 2][4];
+        load_matrices_x4_transposed(of_b, [&](int i) {
+          return b + (i / 4 * 64 * kRowVectors + vector_at(16 * step + lane() % 16, 2 * (i % 4) + lane() / 16));
+        });
+        for (int j = 0; j < n; ++j) {
+          const std::uint32_t columns[1][2] = {{of_b[j / 2][j % 2 * 2], of_b[j / 2][j % 2 * 2 + 1]}};
+          mma_16x8x16<T>(sums + j, reinterpret_cast<const std::uint32_t(&)[1][4]>(of_a[step]), columns);
+        }
+      }
+    }
+  } else if constexpr (kByGroup) {
     async_proxy_fence();
     __syncthreads();
     const BoxMatrix first = box_matrix(a), second = box_matrix(b);
@@ -73,13 +95,19 @@ std::vector<float> products(const ProductCase& of) {
   const DeviceBuffer<std::uint16_t> a = on_device(of.a), b = on_device(of.b);
   DeviceBuffer<float> c = on_device(of.c);
   const auto run = [&]<class T, int n>(T, std::integral_constant<int, n>) {
-    const auto kernel = of.is_transposed ? multiply<T, n, true, kByGroup> : multiply<T, n, false, kByGroup>;
+    const auto kernel = [&] {
+      if constexpr (n >= 8)
+        if (n == 16 || of.is_in_registers) return multiply<T, n, false, true, kByGroup>;
+      if constexpr (n <= 8)
+        return of.is_transposed ? multiply<T, n, true, false, kByGroup> : multiply<T, n, false, false, kByGroup>;
+    }();
     launch(kernel, {.block = {kGroup}, .shared_bytes = 8192 + 1024 * n}, {}, reinterpret_cast<const Bytes16*>(a.data()),
            reinterpret_cast<const Bytes16*>(b.data()), c.data());
   };
   const auto with_type = [&]<class T>(T type) {
     if (of.n_columns == 16) return run(type, std::integral_constant<int, 2>{});
     if (of.n_columns == 32) return run(type, std::integral_constant<int, 4>{});
+    if (of.n_columns == 128) return run(type, std::integral_constant<int, 16>{});
     run(type, std::integral_constant<int, 8>{});
   };
   if (of.dtype == DType::F16)

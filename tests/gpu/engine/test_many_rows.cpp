@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief More than eight queries of latent rows, by warpgroups where there are any: the bits of rung 6, and those of values
-/// apart (section 6.3).
+/// @brief More than eight queries of latent rows, and more than 16 of others, by warpgroups where there are any: the bits of
+/// rung 6, and those of warps (section 6.3).
 #include "gpu/backend/backends.hpp"
 #include "tests/support/device_params.hpp"
 #include "tests/support/sanitized.hpp"
@@ -153,5 +153,73 @@ TEST_CASE("many rows: causal rows, windows, both orders, shards and pages have t
     CHECK(same_numbers(decode_caches(c, latent.workload, step, true, true), apart));
   }
 }
+
+/// @tested{eq_7, eq. (7)}
+TEST_CASE("many rows: rows of up to 256 elements have the bits of rung 6, for 17 to 66 queries, every length and split") {
+  unsigned seed = 7100;
+  for (const DType dtype : {DType::BF16, DType::F16}) {
+    for (const auto& [d_h, d_v] : {std::pair{64, 64}, {128, 128}, {256, 256}, {96, 40}, {40, 200}, {8, 1}}) {
+      for (const std::int64_t l : {17, 31, 32, 33, 64, 66}) {
+        for (const std::int64_t n_keys : {1, 64, 65, 130, 500, 1500}) {
+          ++seed;
+          if (!takes_all_cases() && seed % (is_in_software() ? 61 : 13) != 0) continue;
+          if (is_in_software() && l * n_keys > 5000) continue;
+          const auto workload = normal_workload(seed,
+                                                {.heads = 2,
+                                                 .kv_heads = 2,
+                                                 .head_dim = d_h,
+                                                 .value_dim = d_v,
+                                                 .n_queries = l,
+                                                 .n_keys = n_keys,
+                                                 .dtype = dtype},
+                                                std::vector<std::int64_t>{n_keys - n_keys / 100});
+          INFO(name_of(dtype) << ", d_h " << d_h << ", d_v " << d_v << ", " << l << " queries, N " << n_keys);
+          const DecodeOutput plain = run_step(device::kTensor, *workload, {.n_splits = 2});
+          for (const auto& options : {device::LaunchOptions{}, {.n_splits = 1, .unit_log = 5}, {.n_splits = 3}})
+            CHECK(same_output(run_step(device::kEqualRuns, *workload, options), plain));
+        }
+      }
+    }
+  }
+}
+
+#if !defined(TREE_ATTN_FOR_CUDA)
+/// @tested{thm_1, Thm. 1}
+TEST_CASE("many rows: causal rows, windows, caps, both orders, shards, pages and scales of keys have the bits of warps") {
+  std::mt19937 random(7200);
+  const auto upto = [&random](std::int64_t n) { return std::uniform_int_distribution<std::int64_t>(0, n)(random); };
+  const DType types[] = {DType::BF16, DType::F16, DType::F8_E4M3};
+  for (unsigned i = 0; i < (takes_all_cases() ? 240 : 18); ++i) {
+    const std::int64_t n_keys = 1 + upto(700), l = 1 + upto(15), rows = 9 + upto(55), d = std::int64_t{64} << (i / 3 % 3);
+    SeenCase c{.axes = {.batch = 2,
+                        .heads = 2 * (rows / l + 1),
+                        .kv_heads = 2,
+                        .head_dim = d - 16 * upto(1),
+                        .value_dim = d - 8 * upto(3),
+                        .n_queries = l,
+                        .n_keys = n_keys,
+                        .dtype = types[i % 3]},
+               .lengths = {n_keys, upto(n_keys)},
+               .rule = {.causal = upto(2) > 0, .window = upto(1) * (1 + upto(n_keys)), .sinks = upto(1) * 70},
+               .order = upto(2) > 0 ? LeafOrder::kContiguous : LeafOrder::kDealt,
+               .ranges = {{0, kOpenEnd}}};
+    if (c.rule.window == 0) c.rule.sinks = 0;
+    const std::int64_t cut = upto(n_keys / kLeafKeys) * kLeafKeys;
+    if (upto(1) > 0) c.ranges = {{0, cut}, {cut, kOpenEnd}};
+    if (c.order == LeafOrder::kDealt) c.ranges = dealt_ranges(1 + static_cast<int>(upto(2)));
+    const auto workload = normal_workload(7201 + i, c.axes, c.lengths);
+    const Step step{
+        .q = workload->query(0), .lengths = workload->lengths(), .rule = c.rule, .softcap = upto(2) == 0 ? 3.5 : 0};
+    const auto decode = [&](int major, bool in_pages) {
+      const emulated::SettingsScope scope({.n_multiprocessors = 1 + static_cast<int>(i % 5), .major = major});
+      return decode_caches(c, *workload, step, false, in_pages);
+    };
+    INFO(c.text() << ", softcap " << step.softcap);
+    const std::vector<float> of_warps = decode(12, false);
+    CHECK(same_numbers(decode(9, false), of_warps));
+    CHECK(same_numbers(decode(9, true), of_warps));
+  }
+}
+#endif
 
 }  // namespace tree_attn::test::many_rows_test

@@ -44,7 +44,7 @@ TEST_CASE("row tiles: a row has the bits of itself alone, in query tiles of 1, 2
   std::int64_t drawn = 0;
   for (const DType dtype : {DType::BF16, DType::F16}) {
     for (const std::int64_t d : {64, 128, 256}) {
-      for (const std::int64_t n_rows : {5, 8, 9, 13, 16, 17, 23, 25, 32, 33, 66}) {
+      for (const std::int64_t n_rows : {5, 8, 9, 13, 16, 17, 23, 25, 32, 33, 64, 66}) {
         if (!takes_all_cases() && ++drawn % 4 != 1) continue;
         const auto workload = normal_workload(++seed, rows_of(n_rows, dtype, d, 500));
         for (const int n_splits : {0, 1, 3}) {
@@ -81,7 +81,8 @@ TEST_CASE("row tiles: what is not finite in one of them leaves the bits of the o
 #if !defined(TREE_ATTN_FOR_CUDA)
 /// Copies through tensor maps bring rows and nothing else, and every byte of a cache of whole leaves once for all rows that
 /// read one ring: up to four tiles, or two where the shared memory of a device holds two warps; of long rows 16. Of keys
-/// that hold the values those of the keys alone, and for 32 rows where there are warpgroups.
+/// that hold the values those of the keys alone. Where there are warpgroups, for 64 rows of up to 128 elements, and for 32
+/// of keys that hold the values.
 TEST_CASE("row tiles: keys and values are copied once for the rows of a ring, and values in the keys with them") {
   struct Case {
     DType dtype;
@@ -116,9 +117,9 @@ TEST_CASE("row tiles: keys and values are copied once for the rows of a ring, an
         for (TensorWorkload* workload : workloads) {
           INFO(name_of(dtype) << ", d " << d_h << ", " << n_rows << " rows, " << shared_bytes << " bytes"
                               << ", values in the keys: " << (workload == &in_keys));
-          const bool is_of_warpgroups = is_large && workload == &in_keys && n_rows > 16;
+          const bool is_of_warpgroups = is_large && (d_h <= 128 || workload == &in_keys) && n_rows > 16;
           const std::int64_t before = emulated::traffic().bytes_bulk,
-                             n_at_once = is_of_warpgroups ? 32
+                             n_at_once = is_of_warpgroups ? (is_latent ? 32 : 64)
                                          : is_large       ? n_large
                                                           : n_small,
                              n_elements = d_h + (workload == &in_keys ? 0 : d_v);

@@ -79,6 +79,7 @@ struct Product {
   const Op* op;
   std::uint64_t a, b;  ///< descriptors
   std::uint32_t group;
+  std::array<std::array<std::uint32_t, 32>, 4> registers{};  ///< in place of a
 };
 /// Products that are added to the same registers, which hold no numbers meanwhile.
 struct Products {

@@ -462,7 +462,8 @@ const std::vector<Instruction>& memory_instructions() {
        accessing<false>},
       {"stmatrix", "sync aligned m8n8 x4 trans shared", matrix_stores},
       {"vote", "sync all any ballot", voting},
-      {"wgmma", "fence mma_async commit_group wait_group sync aligned m64n16k16 m64n32k16 m64n64k16", warpgroup_products},
+      {"wgmma", "fence mma_async commit_group wait_group sync aligned m64n16k16 m64n32k16 m64n64k16 m64n128k16",
+       warpgroup_products},
   };
   return all;
 }

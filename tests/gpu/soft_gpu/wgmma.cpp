@@ -10,17 +10,19 @@
 namespace tree_attn::soft_gpu {
 namespace {
 
-constexpr std::uint8_t kIsHalf = 1, kIsTransposed = 2;
+constexpr std::uint8_t kIsHalf = 1, kIsTransposed = 2, kInRegisters = 4;
 constexpr std::uint32_t kUnknown = ~0U;  // NaN
 
 /// A matrix as its descriptor has it: rows of 64 elements of 16 bits in patterns of eight rows, swizzled by 128 bytes.
 struct Matrix {
-  std::uint32_t begin, between;  ///< bytes: its first element, and from eight rows to the next eight
+  /// Bytes: its first element, from eight rows to the next eight, and from 64 elements of a row to the next 64.
+  std::uint32_t begin, between, beside;
 
   /// @throws Fault for another layout, or an address where the swizzle of rows would not be that of the memory
   Matrix(std::uint64_t descriptor, bool is_transposed)
       : begin(static_cast<std::uint32_t>(descriptor & 0x3FFF) << 4),
-        between(static_cast<std::uint32_t>(descriptor >> 32 & 0x3FFF) << 4) {
+        between(static_cast<std::uint32_t>(descriptor >> 32 & 0x3FFF) << 4),
+        beside(static_cast<std::uint32_t>(descriptor >> 16 & 0x3FFF) << 4) {
     const std::uint64_t swizzle = descriptor >> 62, base_offset = descriptor >> 49 & 7;
     if (swizzle != 1 || base_offset != 0 || between % 1024 != 0)
       throw Fault("a matrix at ", hex(begin), " with swizzle ", swizzle, ", base offset ", base_offset, " and ", between,
@@ -32,8 +34,8 @@ struct Matrix {
   /// Address of 16 bytes of a row: of those that the product takes, the unit is counted from the first.
   std::uint32_t unit(int row, int i) const {
     const std::uint32_t past = begin % 1024, of_eight = static_cast<std::uint32_t>(row % 8);
-    return begin - past + static_cast<std::uint32_t>(row / 8) * between + of_eight * 128 +
-           16 * ((past / 16 + static_cast<std::uint32_t>(i)) ^ of_eight);
+    return begin - past + static_cast<std::uint32_t>(row / 8) * between + static_cast<std::uint32_t>(i / 8) * beside +
+           of_eight * 128 + 16 * ((past / 16 + static_cast<std::uint32_t>(i % 8)) ^ of_eight);
   }
   Number number(Warp& w, int row, int column, int n_fraction) const {
     const auto [block, at] = w.shared(unit(row, column / 8), 16, 16);
@@ -54,15 +56,23 @@ struct Matrix {
 int rows_of_warp(const Warp& w) { return static_cast<int>(w.first_thread / 32 % 4 * 16); }
 /// Rows of a matrix that lie in memory, and vectors of each: 16 columns of rows, or 64 of 16 rows where they are transposed.
 bool is_transposed(const Op& op) { return (op.kind & kIsTransposed) != 0; }
+/// A is in four registers, and b, not a, is transposed.
+bool is_in_registers(const Op& op) { return (op.kind & kInRegisters) != 0; }
 
 void start(Warp& w, const Op& op) {
   if (!w.meet(~0U)) return;
   if (settings().major != 9) throw Fault("wgmma on a device of compute capability ", settings().major);
   if (w.grid->shape.block[0] * w.grid->shape.block[1] * w.grid->shape.block[2] < (w.first_thread / 128 + 1) * 128)
     throw Fault("wgmma in a block without four such warps");
-  const std::uint64_t a = w.of<std::uint64_t>(op.at[op.n])[0], b = w.of<std::uint64_t>(op.at[op.n + 1])[0];
-  Matrix(a, is_transposed(op)).check(w, is_transposed(op) ? 16 : 64, is_transposed(op) ? 8 : 2);
-  Matrix(b, false).check(w, 2 * op.n, 2);
+  Product product{&op, 0, w.of<std::uint64_t>(op.at[op.n + (is_in_registers(op) ? 4 : 1)])[0], w.product_group};
+  if (is_in_registers(op)) {
+    for (std::size_t i = 0; i < 4; ++i) std::copy_n(w.of<std::uint32_t>(op.at[op.n + i]), 32, product.registers[i].begin());
+    Matrix(product.b, true).check(w, 16, 2 * op.n / 8);
+  } else {
+    product.a = w.of<std::uint64_t>(op.at[op.n])[0];
+    Matrix(product.a, is_transposed(op)).check(w, is_transposed(op) ? 16 : 64, is_transposed(op) ? 8 : 2);
+    Matrix(product.b, false).check(w, 2 * op.n, 2);
+  }
 
   auto chain = std::find_if(w.products.begin(), w.products.end(), [&](const Products& products) {
     return products.sums.size() == op.n && std::equal(op.at, op.at + op.n, products.places);
@@ -77,23 +87,34 @@ void start(Warp& w, const Op& op) {
     }
     chain = w.products.insert(w.products.end(), std::move(products));
   }
-  chain->under_way.push_back({&op, a, b, w.product_group});
+  chain->under_way.push_back(product);
 }
 
 /// The 16 rows of a warp of one product.
 void multiply(Warp& w, Products& products, const Product& product) {
   const Op& op = *product.op;
   const int n_fraction = (op.kind & kIsHalf) != 0 ? 10 : 7, first = rows_of_warp(w);
-  const Matrix of_a(product.a, is_transposed(op)), of_b(product.b, false);
+  const bool in_registers = is_in_registers(op);
+  const Matrix of_b(product.b, in_registers);
   Number a[16][16];
   for (int row = 0; row < 16; ++row) {
-    for (int k = 0; k < 16; ++k)
-      a[row][k] =
-          is_transposed(op) ? of_a.number(w, k, first + row, n_fraction) : of_a.number(w, first + row, k, n_fraction);
+    for (int k = 0; k < 16; ++k) {
+      if (in_registers) {
+        const std::uint32_t pair =
+            product
+                .registers[static_cast<std::size_t>(k / 8 * 2 + row / 8)][static_cast<std::size_t>(row % 8 * 4 + k % 8 / 2)];
+        a[row][k] = decoded(static_cast<std::uint16_t>(pair >> 16 * (k % 2)), n_fraction);
+      } else {
+        const Matrix of_a(product.a, is_transposed(op));
+        a[row][k] =
+            is_transposed(op) ? of_a.number(w, k, first + row, n_fraction) : of_a.number(w, first + row, k, n_fraction);
+      }
+    }
   }
   for (int column = 0; column < 2 * op.n; ++column) {
     Number b[16];
-    for (int k = 0; k < 16; ++k) b[k] = of_b.number(w, column, k, n_fraction);
+    for (int k = 0; k < 16; ++k)
+      b[k] = in_registers ? of_b.number(w, k, column, n_fraction) : of_b.number(w, column, k, n_fraction);
     for (int row = 0; row < 16; ++row) {
       const auto lane = static_cast<std::size_t>(row % 8 * 4 + column % 8 / 2),
                  i = static_cast<std::size_t>(column / 8 * 4 + row / 8 * 2 + column % 2);
@@ -115,6 +136,10 @@ void wait(Warp& w, const Op& op) {
   std::erase_if(w.products, [&](Products& products) {
     std::erase_if(products.under_way, [&](const Product& product) {
       if (product.group + static_cast<std::uint32_t>(op.offset) >= w.product_group) return false;
+      for (std::size_t i = 0; i < 4 && is_in_registers(*product.op); ++i)
+        if (!std::equal(product.registers[i].begin(), product.registers[i].end(),
+                        w.of<std::uint32_t>(product.op->at[product.op->n + i])))
+          throw Fault("an operand of a wgmma in registers was written before the wait for it");
       return multiply(w, products, product), true;
     });
     if (!products.under_way.empty()) return false;
@@ -135,15 +160,23 @@ Run warpgroup_products(const Statement& s, Op& op) {
   if (s.has("commit_group")) return commit;
   if (s.has("wait_group")) return op.offset = s.operand.at(0).offset, wait;
   const std::size_t n = s.operand.at(0).at.size();
-  const bool is_shape = s.has(n == 8 ? "m64n16k16" : n == 16 ? "m64n32k16" : n == 32 ? "m64n64k16" : "");
-  if (!is_shape || s.operand.size() != 8 || s.type(0) != "f32" || s.type(1) != s.type(2)) return nullptr;
-  // c is added, nothing is negated, and b is not transposed.
+  const bool in_registers = s.operand.at(1).at.size() == 4;
+  const bool is_shape = s.has(n == 8    ? "m64n16k16"
+                              : n == 16 ? "m64n32k16"
+                              : n == 32 ? "m64n64k16"
+                              : n == 64 ? "m64n128k16"
+                                        : "");
+  if (!is_shape || s.operand.size() != (in_registers ? 7 : 8) || s.type(0) != "f32" || s.type(1) != s.type(2))
+    return nullptr;
+  // c is added, nothing is negated, and b is transposed only beside an a in registers.
   for (const std::size_t i : {3U, 4U, 5U}) {
     if (s.operand[i].offset != 1) return nullptr;
   }
-  if (s.operand[7].offset != 0 || (s.type(1) != "f16" && s.type(1) != "bf16")) return nullptr;
+  if (s.operand.back().offset != (in_registers ? 1 : 0) || (s.type(1) != "f16" && s.type(1) != "bf16")) return nullptr;
   op.n = static_cast<std::uint8_t>(n);
-  op.kind = static_cast<std::uint8_t>((s.type(1) == "f16" ? kIsHalf : 0) | (s.operand[6].offset != 0 ? kIsTransposed : 0));
+  const bool is_transposed = !in_registers && s.operand[6].offset != 0;
+  op.kind = static_cast<std::uint8_t>((s.type(1) == "f16" ? kIsHalf : 0) | (is_transposed ? kIsTransposed : 0) |
+                                      (in_registers ? kInRegisters : 0));
   return start;
 }
 

@@ -211,6 +211,22 @@ TEST_CASE("modes: keys that hold the values, with tensor maps and without") {
   }
 }
 
+/// A warpgroup clears the rows of a leaf without a key, and queries of two lengths share its tile; it widens F8_E4M3.
+TEST_CASE("modes: more queries of a kv head than two warps serve") {
+  for (const auto& [dtype, l] : {std::pair{DType::BF16, 21}, {DType::BF16, 45}, {DType::F8_E4M3, 45}}) {
+    const Axes axes{
+        .heads = 2, .kv_heads = 2, .head_dim = 72, .value_dim = 64, .n_queries = l, .n_keys = 350, .dtype = dtype};
+    const auto workload = normal_workload(9200, axes, std::vector<std::int64_t>{331});
+    const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
+    for (const std::uint64_t seed : {0, 3}) {
+      INFO(name_of(dtype) << ", " << l << " queries, seed " << seed);
+      const emulated::SettingsScope scope({.seed = seed, .n_multiprocessors = 1});
+      const DecodeOutput output = run_step(device::kEqualRuns, shard, {.n_splits = 1});
+      CHECK(against_oracle(*workload, output, device::kEqualRuns, shard) == "");
+    }
+  }
+}
+
 /// The last block, or the launch that combines, merges its states in rounds.
 /// @tested{thm_1, Thm. 1}
 TEST_CASE("modes: so many splits that their states are merged in rounds") {

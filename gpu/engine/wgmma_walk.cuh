@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// @brief A pass of a warpgroup over a range of positions: scores, weights, values, and the tree above (eq. (7), section 5).
+/// Its warps meet where a tile of keys or values has been read.
+#pragma once
+
+#include "gpu/engine/tensor_walk.cuh"
+#include "gpu/engine/unit_forest.cuh"
+#include "gpu/engine/wgmma_tile.cuh"
+
+namespace tree_attn::TREE_ATTN_PLATFORM {
+
+/// A walk of a warpgroup: what it goes over, and with what.
+template <IsWgmmaTile Tile, class Ring>
+struct WgmmaWalk {
+  using T = typename Tile::T;
+  using State = LaneState<Tile::kElements>;
+  /// Weights of a leaf as left operands, 16 keys after 16 keys: see split_pair().
+  using Weights = std::uint32_t[kLeafItems][3][4];
+  static constexpr int kColumns = 8 * Ring::kTileBoxes;  ///< of the sums of a tile of values, divided by eight
+
+  const DecodeParams& params;
+  Count kv_head, first_row;
+  const typename Ring::Leaves& leaves;
+  Ring& ring;
+  Shared<Bytes16> queries;
+  int n_rows;  ///< queries in use; the others are padding and have no states
+  int lane;
+  float product_scale;
+
+  /// S = Q K^T.
+  __device__ __forceinline__ void multiply_keys(int leaf, float (&s)[8][4]) const {
+    const BoxMatrix q = box_matrix(queries);
+    TREE_ATTN_UNROLL
+    for (int i = 0; i < Ring::kTiles; ++i) {
+      const BoxMatrix k = box_matrix(ring.next());
+      wgmma_fence(s);
+      TREE_ATTN_UNROLL
+      for (int box = 0; box < Ring::kTileBoxes; ++box)
+        wgmma_64xNx16<T, 4>(
+            s, [&](int step) { return q + ((i * Ring::kTileBoxes + box) * Tile::kRows * kBoxRowBytes + step * 32); },
+            [&](int step) { return k + (box * static_cast<int>(kLeafKeys) * kBoxRowBytes + step * 32); });
+      wgmma_commit();
+      wgmma_wait<0>(s);
+      ring.release(params, leaf, i);
+    }
+  }
+
+  /// Turns scores of a slot into weights, with their shift and sum.
+  __device__ __forceinline__ static void weigh(float scale, RowScores::Array& x, State& state) {
+    float largest = kNone;
+    TREE_ATTN_UNROLL
+    for (int k = 0; k < RowScores::kKeys; ++k) largest = std::fmax(largest, x[0][k]);
+    TREE_ATTN_UNROLL
+    for (int flip = 1; flip < 4; flip *= 2) largest = std::fmax(largest, __shfl_xor_sync(kAllLanes, largest, flip));
+    const float shift[] = {leaf_shift(scale, largest)};
+    make_weights(scale, shift, x);
+    // Eight keys apart, and then by the butterfly, of which a lane has the first step.
+    float sums[2] = {};
+    TREE_ATTN_UNROLL
+    for (int k = 0; k < RowScores::kKeys; ++k) sums[k % 2] += x[0][k];
+    float sum = sums[0] + sums[1];
+    TREE_ATTN_UNROLL
+    for (int flip = 1; flip < 4; flip *= 2) sum += __shfl_xor_sync(kAllLanes, sum, flip);
+    state.shift = shift[0], state.sum = sum;
+  }
+
+  __device__ __forceinline__ static void scale(float (&o)[kColumns][4], float by) {
+    TREE_ATTN_UNROLL
+    for (int i = 0; i < 4 * kColumns; ++i) o[i / 4][i % 4] *= by;
+  }
+  /// Starts o <- o + P V for the boxes of a tile, with the parts [first, last).
+  template <int first, int last>
+  __device__ __forceinline__ static void start_values(const Weights& weights, Shared<Bytes16> values,
+                                                      float (&o)[kColumns][4]) {
+    const BoxMatrix v = box_matrix(values);
+    wgmma_fence(o);
+    TREE_ATTN_UNROLL
+    for (int item = 0; item < kLeafItems; ++item) {
+      const auto& parts = reinterpret_cast<const std::uint32_t(&)[last - first][4]>(weights[item][first]);
+      wgmma_of_registers_64xNx16<T>(o, parts, [&](int) { return v + item * 16 * kBoxRowBytes; });
+    }
+    wgmma_commit();
+  }
+  /// O = P V.
+  __device__ __forceinline__ void multiply_values(int leaf, const LeafKeys& keys, const Weights& weights,
+                                                  float (&o)[Ring::kTiles][kColumns][4]) const {
+    TREE_ATTN_UNROLL
+    for (int i = 0; i < Ring::kTiles; ++i) {
+      const Shared<Bytes16> values = ring.next();
+      if (!keys.are_all()) ring.clear(values, keys);
+      if constexpr (kRestUnit<T> != 1) {
+        start_values<0, 2>(weights, values, o[i]);
+        wgmma_wait<0>(o[i]);
+        scale(o[i], 1 / kRestUnit<T>);
+        start_values<2, 3>(weights, values, o[i]);
+      } else {
+        start_values<0, 3>(weights, values, o[i]);
+      }
+      wgmma_wait<0>(o[i]);
+      ring.release(params, leaf, Ring::kTiles + i);
+    }
+  }
+
+  /// Walks over all leaves. The ring has begun with them.
+  /// @paper{eq_7, eq. (7)}
+  template <class Forest>
+  __device__ __forceinline__ void over_leaves(Forest& forest) const {
+    Weights weights = {};  // zeros for the slot that is not in use
+    TREE_ATTN_LOOP
+    for (int leaf = 0; leaf < leaves.n_leaves(); ++leaf) {
+      const LeafKeys keys(leaves, leaf * static_cast<int>(kLeafKeys));
+      float s[8][4] = {};
+      multiply_keys(leaf, s);
+      State states[Tile::kSlots];
+      TREE_ATTN_UNROLL
+      for (int slot = 0; slot < Tile::kSlots; ++slot) {
+        if (32 * slot >= n_rows) continue;
+        RowScores::Array x;
+        TREE_ATTN_UNROLL
+        for (int k = 0; k < RowScores::kKeys; ++k) x[0][k] = s[k / 2][2 * slot + k % 2];
+        const float scale = settle_scores(params, kv_head, first_row, leaves, leaf, keys, product_scale,
+                                          RowScores{lane, Tile::row(lane, slot)}, x);
+        weigh(scale, x, states[slot]);
+        TREE_ATTN_UNROLL
+        for (int j = 0; j < 8; ++j) split_pair<T>(x[0][2 * j], x[0][2 * j + 1], weights[j / 2], j % 2 * 2 + slot);
+      }
+      float o[Ring::kTiles][kColumns][4] = {};
+      multiply_values(leaf, keys, weights, o);
+
+      // The tree above. Slot 0 is the last.
+      TREE_ATTN_UNROLL
+      for (int slot = Tile::kSlots - 1; slot >= 0; --slot) {
+        if (32 * slot >= n_rows) continue;
+        State& state = states[slot];
+        TREE_ATTN_UNROLL
+        for (int c = 0; c < Tile::kElements; ++c) {
+          const float x = o[c / 2 / kColumns][c / 2 % kColumns][2 * slot + c % 2];
+          state.n[c] = kUpperUnit<T> == 1 ? x : x * (1 / kUpperUnit<T>);
+        }
+        const float e_and_sum[] = {state.shift, state.sum};
+        if (__any_sync(kAllLanes, state.sum == 0) && is_empty(e_and_sum)) set_empty(state);
+        forest.push(leaf, state, slot);
+      }
+    }
+  }
+};
+
+/// The pass of a warpgroup, see the other accumulate_tiles().
+/// @paper{eq_7, eq. (7)}
+template <IsWgmmaTile Tile, class Ring, class Target>
+__device__ __forceinline__ void accumulate_tiles(const DecodeParams& params, std::int64_t kv_head, std::int64_t first_row,
+                                                 const typename Ring::Leaves& leaves, const Target& target, Ring& ring,
+                                                 Shared<Bytes16> memory_of_group) {
+  begin_early(leaves, ring.first_leaves(), [&] { ring.begin(params, kv_head, leaves); });
+  const int lane = lane_of<Tile>(threadIdx.x);
+  load_queries<Tile>(params, kv_head, first_row, TileScale::of<Tile>(params, kv_head).query, memory_of_group);
+  async_proxy_fence();
+  ring.sync();
+  auto forest = target.template forest<Tile, typename Ring::Leaves, WgmmaWaiting<Tile>>(
+      leaves, lane, memory_of_group + kQueryVectors<Tile>, lane);
+  WgmmaWalk<Tile, Ring>{params,
+                        Count(kv_head),
+                        Count(first_row),
+                        leaves,
+                        ring,
+                        memory_of_group,
+                        rows_in_use(params, first_row, Tile::kRows),
+                        lane,
+                        TileScale::of<Tile>(params, kv_head).score}
+      .over_leaves(forest);
+}
+
+}  // namespace tree_attn::TREE_ATTN_PLATFORM
