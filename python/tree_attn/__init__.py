@@ -419,7 +419,7 @@ class Attention:
                 raise TransportError("a message of this group was late or has failed, so it is not used again: make a new group")
             self._size, self._callbacks = carrier.size, _comm.callbacks_of(carrier)
         callbacks = self._callbacks and ctypes.addressof(self._callbacks.comm)
-        self._process = None if (self._size, threads, backend) in ((1, 1, None), (1, 1, "cpu")) else os.getpid()
+        self._process = None if self._size == 1 and backend in (None, "cpu") else os.getpid()
         try:
             kv_heads, value_dim = heads if kv_heads is None else kv_heads, head_dim if value_dim is None else value_dim
             shape = [_integer(*x) for x in (("batch", batch), ("heads", heads), ("kv_heads", kv_heads), ("head_dim", head_dim), ("value_dim", value_dim),
@@ -643,7 +643,7 @@ class Attention:
         return self._handle
 
     def _is_here(self):
-        """Whether this process has its threads and its messages; one thread and memory of the host are in a forked process too."""
+        """Whether this process has its messages and its device; memory of the host is in a forked process too."""
         return self._process is None or self._process == os.getpid()
 
     def __reduce__(self):
