@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(Pipeline::kThreads, 1)
       const Division all(params, memory.rule, memory.log_rows, WarpScan{});
       const int n_takers = Pipeline::n_takers(static_cast<int>(blockDim.x), memory.n_row_tiles);
       const EqualRuns runs{all.n_items(params, Count(params.batch), WarpScan{}), gridDim.x * Count(n_takers)};
-      const Count taker = blockIdx.x * Count(n_takers) + Count(warp_uniform(pipeline.taker()));
+      const Count taker = runs.taker(blockIdx.x, Count(warp_uniform(pipeline.taker())), gridDim.x);
       if (lane == 0) {
         kept[0] = Count(all.log()), kept[1] = runs.begin_of(taker), kept[2] = runs.begin_of(taker + 1);
         kept[3] = kept[4] = 0;

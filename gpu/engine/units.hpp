@@ -220,6 +220,11 @@ struct EqualRuns {
     const Count each = n_items / n_takers, rest = n_items - each * n_takers;
     return each * taker + (taker < rest ? taker : rest);
   }
+  /// Taker i of a block. Neighbours are in one block; but where some have nothing to take, every block has as many as
+  /// another.
+  TREE_ATTN_HOST_DEVICE Count taker(Count block, Count i, Count n_blocks) const {
+    return n_items < n_takers ? i * n_blocks + block : block * (n_takers / n_blocks) + i;
+  }
 };
 
 }  // namespace tree_attn

@@ -111,6 +111,30 @@ TEST_CASE("units: takers divide the work items of all query tiles in equal runs"
   }
 }
 
+TEST_CASE("units: every taker of every block has a run of its own, and fewer work items than takers are on all blocks") {
+  for (const Count n_blocks : {1, 3, 132}) {
+    for (const Count of_block : {1, 2, 4}) {
+      for (const Count n_items :
+           {Count{0}, Count{1}, n_blocks, n_blocks + 1, 2 * n_blocks, 4 * n_blocks, 9 * n_blocks + 2}) {
+        const EqualRuns runs{n_items, n_blocks * of_block};
+        std::vector<int> times(n_items);
+        Count fewest = n_items, most = 0;
+        for (Count block = 0; block < n_blocks; ++block) {
+          Count of_this = 0;
+          for (Count i = 0; i < of_block; ++i) {
+            const Count taker = runs.taker(block, i, n_blocks);
+            for (Count item = runs.begin_of(taker); item < runs.begin_of(taker + 1); ++item) ++times.at(item), ++of_this;
+          }
+          fewest = std::min(fewest, of_this), most = std::max(most, of_this);
+        }
+        INFO(n_items << " items, " << n_blocks << " blocks of " << of_block);
+        CHECK(std::all_of(times.begin(), times.end(), [](int n) { return n == 1; }));
+        CHECK(most - fewest <= (n_items < n_blocks * of_block ? 1 : of_block));
+      }
+    }
+  }
+}
+
 /// The rule: few enough states, few enough work items, and one for each block if there are as many leaves.
 TEST_CASE("units: as large as the rule says, and no larger") {
   const UnitRule rule{.least_log = 2, .most_items = 400, .n_takers = 100, .n_blocks = 100};
