@@ -29,11 +29,11 @@ inline constexpr int kWarpgroup = 4 * kWarp, kWeighed = 16, kLatentBoxes = kLong
 
 /// A tile of kRows queries, spread over four warpgroups with 128 components each. Of every 8 queries a lane has two, and of
 /// those four components: see wgmma_64xNx16().
-/// @tparam T_ F16 or BF16 @tparam kRows_ 16 or 32
-template <class T_, int kRows_>
+/// @tparam Stored_ F16, BF16, or F8_E4M3, which is widened to BF16 in shared memory @tparam kRows_ 16 or 32
+template <class Stored_, int kRows_>
 struct LatentTile {
-  using T = T_;
-  using Stored = T_;
+  using Stored = Stored_;
+  using T = Multiplied<Stored>;
   static constexpr int kLanes = 4 * kWarpgroup, kRows = kRows_, kEights = kRows / 8;
   static constexpr int kSlots = 2 * kEights, kElements = 4, kKeyBoxes = kLatentBoxes;
   /// Sums of a thread: two boxes of components, eight queries at a time.
@@ -47,14 +47,14 @@ struct LatentTile {
   }
 };
 /// Floats of a state that waits, divided by its slots: shifts and sums wait elsewhere.
-template <class T, int kRows>
-inline constexpr int kStackEntry<LatentTile<T, kRows>> = 4 * LatentTile<T, kRows>::kLanes;
+template <class Stored, int kRows>
+inline constexpr int kStackEntry<LatentTile<Stored, kRows>> = 4 * LatentTile<Stored, kRows>::kLanes;
 
 /// True for a tile of four warpgroups.
 template <class>
 inline constexpr bool kIsLatentTile = false;
-template <class T, int kRows>
-inline constexpr bool kIsLatentTile<LatentTile<T, kRows>> = true;
+template <class Stored, int kRows>
+inline constexpr bool kIsLatentTile<LatentTile<Stored, kRows>> = true;
 template <class Tile>
 concept IsLatentTile = IsThreadGroup<Tile> && kIsLatentTile<Tile>;
 
@@ -186,7 +186,7 @@ __device__ __forceinline__ void weigh(const LatentMemory<Tile>& memory, const La
     std::memcpy(s[j], &bytes, sizeof bytes);
   }
   const float scale = settle_scores(of.params, of.kv_head, std::int64_t{of.first_row} + first, of.leaves, of.leaf, of.keys,
-                                    TileScale(of.params.query_scale, of.params.score_scale).score, scores, s);
+                                    TileScale::of<Tile>(of.params, of.kv_head).score, scores, s);
 
   // The shifts: of the largest score of all warps.
   TREE_ATTN_UNROLL

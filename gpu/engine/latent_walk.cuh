@@ -3,9 +3,10 @@
 /// @brief A pass of four warpgroups over a range of positions of latent rows: the ring of leaves, and the steps of a leaf
 /// (eq. (7), section 6.3).
 ///
-/// A leaf takes three barriers of the block. While all multiply values, one warp merges shifts and sums, which leaves for
-/// the others only factors; while they merge components, the first warpgroup has the products of the next leaf made; while
-/// it waits, the leaf after that is on its way.
+/// A leaf takes three barriers of the block, and one more if its rows are of 8 bits, which all widen while products of
+/// values are under way. While all multiply values, one warp merges shifts and sums, which leaves for the others only
+/// factors; while they merge components, the first warpgroup has the products of the next leaf made; while it waits, the
+/// leaf after that is on its way.
 #pragma once
 
 #include "gpu/engine/latent_forest.cuh"
@@ -19,6 +20,7 @@ class LatentRing : BoxRows<typename Tile::Stored, Leaves_> {
   using Base::leaves_;
 
  public:
+  using Base::kIsWidened;
   using Leaves = Leaves_;
   using Memory = LatentMemory<Tile>;
 
@@ -48,6 +50,17 @@ class LatentRing : BoxRows<typename Tile::Stored, Leaves_> {
     return memory_ + stage_of(leaf) * Memory::kStageVectors;
   }
   __device__ __forceinline__ void end() { n_before_ += leaves_.n_leaves(); }
+
+  /// Makes 16 bits of the 8 of a leaf, once it is there: box by box, each by a warpgroup. Ends with a barrier of the block.
+  __device__ __forceinline__ void widen(int leaf) const {
+    const Shared<Bytes16> boxes = at(leaf);
+    const LatentThread own;
+    TREE_ATTN_LOOP
+    for (int box = warpgroup(); box < kLatentBoxes; box += Tile::kLanes / kWarpgroup)
+      this->template widen_box<2>(boxes + box * kBoxVectors, own.lane, own.warp, 4, [] { sync_neighbours(kWarpgroup); });
+    async_proxy_fence();
+    __syncthreads();
+  }
 
   /// Makes zeros of the rows without a key, which the tensor map has copied with the others. The first warpgroup; other
   /// warpgroups read them after a barrier.
@@ -88,6 +101,11 @@ struct LatentWalk {
   __device__ __forceinline__ static void sync() { __syncthreads(); }
   __device__ __forceinline__ LeafKeys keys_of(int leaf) const { return {leaves, leaf * static_cast<int>(kLeafKeys)}; }
 
+  /// Readies a leaf, if the range has so many.
+  __device__ __forceinline__ void widen(int leaf) const {
+    if constexpr (LatentRing<Tile, Leaves>::kIsWidened)
+      if (leaf < leaves.n_leaves()) ring.widen(leaf);
+  }
   /// Starts the products of keys. The first warpgroup.
   __device__ __forceinline__ void start_scores(int leaf, float (&s)[Tile::kEights][4]) const {
     const Shared<Bytes16> boxes = ring.at(leaf);
@@ -129,6 +147,7 @@ struct LatentWalk {
   __device__ __forceinline__ void over_leaves_with_scores() const {
     {
       float s[Tile::kEights][4] = {};
+      widen(0);
       start_scores(0, s), finish_scores(s);
       sync();
       sync();
@@ -137,6 +156,7 @@ struct LatentWalk {
     for (int leaf = 0; leaf < leaves.n_leaves(); ++leaf) {
       typename Tile::Sums o = {};
       start_values(leaf, o);
+      widen(leaf + 1);
       if (leaf + 1 < leaves.n_leaves()) {
         float s[Tile::kEights][4] = {};
         start_scores(leaf + 1, s);
@@ -155,6 +175,7 @@ struct LatentWalk {
   }
   /// The others: O^T, and weights of the next leaf.
   __device__ __forceinline__ void over_leaves() const {
+    widen(0);
     sync();
     make_weights(0);
     sync();
@@ -162,6 +183,7 @@ struct LatentWalk {
     for (int leaf = 0; leaf < leaves.n_leaves(); ++leaf) {
       typename Tile::Sums o = {};
       start_values(leaf, o);
+      widen(leaf + 1);
       if (forest.is_of_rows()) forest.push_rows(leaf);
       wgmma_wait<0>(o);
       sync();
@@ -184,7 +206,7 @@ __device__ __forceinline__ void walk_latent(const Params& params, const UnitRun&
   const Count kv_head = warp_uniform(run.kv_head), first_row = warp_uniform(run.first_row);
   const auto leaves = leaves_of_run<Leaves>(params, run, kv_head);
   begin_early(leaves, LatentMemory<Tile>::kStages, [&] { ring.begin(params, kv_head, leaves); });
-  load_queries<Tile>(params, kv_head, first_row, TileScale(params.query_scale, params.score_scale).query, memory.queries);
+  load_queries<Tile>(params, kv_head, first_row, TileScale::of<Tile>(params, kv_head).query, memory.queries);
   async_proxy_fence();
   __syncthreads();
   LatentForest<Tile, Leaves> forest(run, units.place_of_row(run.first, 0), units,

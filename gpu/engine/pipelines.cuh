@@ -344,9 +344,9 @@ using PipelineOf = std::conditional_t<Tile::kWarps == 1, MmaPipeline<Tile, kCopy
 /// Calls f with the one that suits the device and the rows; none of these choices changes a bit.
 template <IsMmaTile Tile, class Params = DecodeParams, class F>
 void with_mma_pipeline(const Params& params, const F& f) {
-  if constexpr (Tile::kWarps > 1 && !std::is_same_v<typename Tile::Stored, Float8>) {
-    using Few = LatentPipeline<LatentTile<typename Tile::T, 16>, Params>;
-    using Many = LatentPipeline<LatentTile<typename Tile::T, 32>, Params>;
+  if constexpr (Tile::kWarps > 1) {
+    using Few = LatentPipeline<LatentTile<typename Tile::Stored, 16>, Params>;
+    using Many = LatentPipeline<LatentTile<typename Tile::Stored, 32>, Params>;
     if (Many::takes(params) && params.group > 16) return f(std::type_identity<Many>{});
     if (Few::takes(params)) return f(std::type_identity<Few>{});
   }

@@ -30,9 +30,9 @@ template <class Stored, int kDim, int kRows, int kWarps>
 struct ReplacingTile<MmaTile<Stored, kDim, kRows, kWarps>> {
   using Type = MmaTile<Stored, kBoxColumns, kRows>;
 };
-template <class T, int kRows>
-struct ReplacingTile<LatentTile<T, kRows>> {
-  using Type = MmaTile<T, kBoxColumns, 8>;
+template <class Stored, int kRows>
+struct ReplacingTile<LatentTile<Stored, kRows>> {
+  using Type = MmaTile<Stored, kBoxColumns, 8>;
 };
 template <class Stored, int kDim>
 struct ReplacingTile<WgmmaTile<Stored, kDim>> {

@@ -94,7 +94,7 @@ struct TileScale {
                                 : query_scale),
         score(score_scale == 0 ? 1.0f : std::fabs(score_scale)) {}
   /// The scale of a kv head, whose keys may have a scale of their own.
-  template <IsTensorTile Tile>
+  template <IsThreadGroup Tile>
   __device__ __forceinline__ static TileScale of(const DecodeParams& params, std::int64_t kv_head) {
     if constexpr (std::is_same_v<typename Tile::Stored, Float8>) {
       if (const float* const of_head = params.head_scales; of_head != nullptr)

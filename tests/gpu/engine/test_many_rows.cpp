@@ -47,6 +47,7 @@ std::vector<float> decode_caches(const SeenCase& c, TensorWorkload& workload, co
     AttentionShape shape = workload.shape();
     shape.values_in_keys = in_keys;
     const auto cache = device::backend().make_cache(shape, leaves, leaves.n_keys(workload.n_keys()));
+    cache->set_scales({.k = c.key_scales, .v = c.key_scales});
     if (in_pages) cache->use_pages({.n_pages = c.axes.batch * (workload.n_keys() / kLeafKeys + 2)});
     fill(*cache, workload, step.lengths);
     const Forest<float> forest = std::move(cache->open(workload.scale)->decode(step).host());
@@ -76,6 +77,39 @@ TEST_CASE("many rows: latent rows have the bits of rung 6, for 9 to 64 heads, ev
             CHECK(same_output(run_step(device::kEqualRuns, latent.workload, options), plain));
         }
       }
+    }
+  }
+}
+
+/// Elements of every kind, NaN included.
+/// @tested{eq_7, eq. (7)}
+TEST_CASE("many rows: latent rows of F8_E4M3 have the bits of the same elements in BF16") {
+  std::mt19937 random(6950);
+  unsigned i = 0;
+  for (const std::int64_t heads : {9, 17, 33, 64}) {
+    for (const std::int64_t n_keys : {1, 64, 130, 300, 700}) {
+      if (++i; !takes_all_cases() && i % 3 != 0) continue;
+      if (is_in_software() && heads * n_keys > 5000) continue;
+      const auto normal =
+          normal_workload(6950 + i, axes_of(DType::BF16, heads, 576, 512, n_keys), {{n_keys - n_keys / 100}});
+      Tensor eight({}, normal->k().shape, DType::F8_E4M3);
+      for (std::int64_t at = 0; at < n_elements(eight.shape); ++at) {
+        // Most are smaller than 2, so that weights are of many keys; every fourth case has NaN.
+        std::uint32_t bits = random() & (random() % 8 == 0 ? 0xFF : 0xBF);
+        if ((bits & 0x7F) == 0x7F && i % 4 != 0) bits ^= 1;
+        eight.bytes.push_back(static_cast<std::byte>(bits));
+      }
+      std::vector<float> x(eight.bytes.size());
+      load(eight.bytes.data(), eight.dtype, std::ssize(x), x.data());
+      const Tensor sixteen(x, eight.shape, DType::BF16);
+      const auto run = [&](const Tensor& k, const device::LaunchOptions& options) {
+        const DeviceShard shard(normal->query(0), {k.view(), k.view().components(512), 0}, normal->lengths(), normal->scale);
+        return run_step(device::kEqualRuns, shard, options);
+      };
+      INFO(heads << " heads, N " << n_keys);
+      const DecodeOutput plain = run(sixteen, {.n_splits = 2});
+      for (const auto& options : {device::LaunchOptions{}, {.n_splits = 1, .unit_log = 5}, {.n_splits = 3}})
+        CHECK(same_output(run(eight, options), plain));
     }
   }
 }
@@ -129,9 +163,10 @@ TEST_CASE("many rows: scores of any size have the bits of rung 6") {
 TEST_CASE("many rows: causal rows, windows, both orders, shards and pages have the bits of values apart") {
   std::mt19937 random(7000);
   const auto upto = [&random](std::int64_t n) { return std::uniform_int_distribution<std::int64_t>(0, n)(random); };
-  for (unsigned i = 0; i < (takes_all_cases() ? 60 : 8); ++i) {
+  constexpr std::array kTypes{DType::BF16, DType::F16, DType::F8_E4M3};
+  for (unsigned i = 0; i < (takes_all_cases() ? 60 : 9); ++i) {
     const std::int64_t n_keys = 1 + upto(700), l = 1 + upto(7);
-    SeenCase c{.axes = axes_of(i % 2 == 0 ? DType::BF16 : DType::F16, (9 + upto(55)) / l + 1, 576, 512, n_keys),
+    SeenCase c{.axes = axes_of(kTypes[i % 3], (9 + upto(55)) / l + 1, 576, 512, n_keys),
                .lengths = {n_keys, upto(n_keys)},
                .rule = {.causal = upto(2) > 0, .window = upto(1) * (1 + upto(n_keys)), .sinks = upto(1) * 70},
                .order = upto(2) > 0 ? LeafOrder::kContiguous : LeafOrder::kDealt,
@@ -142,6 +177,7 @@ TEST_CASE("many rows: causal rows, windows, both orders, shards and pages have t
     const std::int64_t cut = upto(n_keys / kLeafKeys) * kLeafKeys;
     if (upto(1) > 0) c.ranges = {{0, cut}, {cut, kOpenEnd}};
     if (c.order == LeafOrder::kDealt) c.ranges = dealt_ranges(1 + static_cast<int>(upto(2)));
+    if (c.axes.dtype == DType::F8_E4M3 && i % 2 == 0) c.key_scales = {0.375f, 3};
     Latent latent(7001 + i, c.axes, c.lengths);
     const Step step{.q = latent.workload.query(0),
                     .lengths = latent.workload.lengths(),
