@@ -288,6 +288,14 @@ void bulk_copy_tensor(Shared<U> to, const TensorMap& map, int column, int row, i
       reinterpret_cast<std::byte*>(runtime::plain<runtime::Access::kBoundsOnly>(to, map.array.box_bytes(), line)),
       {map.array, {entry, head, row, column}}, DTypeTraits<T>::kDType, word_of(barrier, line), line);
 }
+/// A box that goes to several blocks of the cluster. @param ranks bit r: to block r
+template <class T, class U>
+void bulk_copy_tensor_to(unsigned ranks, Shared<U> to, const TensorMap& map, int column, int row, int head, int entry,
+                         Shared<Barrier> barrier, const Line& line = Line::current()) {
+  runtime::bulk_copy_tensor(
+      reinterpret_cast<std::byte*>(runtime::plain<runtime::Access::kBoundsOnly>(to, map.array.box_bytes(), line)),
+      {map.array, {entry, head, row, column}}, DTypeTraits<T>::kDType, word_of(barrier, line), line, ranks);
+}
 
 // ---- Launches that overlap
 
@@ -297,6 +305,9 @@ inline void wait_for_previous_launch() { runtime::wait_for_previous_launch(); }
 // ---- Clusters
 
 inline int cluster_rank() { return runtime::cluster_rank(); }
+inline void barrier_arrive_at(Shared<Barrier> barrier, int rank, const Line& line = Line::current()) {
+  runtime::barrier_arrive_at(word_of(barrier, line), rank, line);
+}
 inline void cluster_sync(const Line& line = Line::current()) { runtime::meet_cluster(line); }
 /// Maps an address to the shared memory of another block of the cluster. The other block must not have ended.
 template <class T>

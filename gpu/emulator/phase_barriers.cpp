@@ -21,9 +21,8 @@ constexpr std::uint64_t kMark = 0xBA771E40;
 /// Bytes that one phase of an mbarrier can await.
 constexpr std::int64_t kMaxBytes = (1 << 20) - 1;
 
-/// The barrier that a word of shared memory stands for.
-PhaseBarrier& find(const std::uint64_t* word, const char* what, const Line& line) {
-  Block& block = *running->block;
+/// The barrier that a word of shared memory of a block stands for.
+PhaseBarrier& find(const std::uint64_t* word, const char* what, const Line& line, Block& block = *running->block) {
   shadow::access(reinterpret_cast<const std::byte*>(word), sizeof *word, false, line);
   const std::uint64_t number = *word & 0xFFFFFFFF;
   if (*word >> 32 != kMark || number >= block.barriers.size())
@@ -41,6 +40,29 @@ void try_complete(Cluster& cluster, PhaseBarrier& barrier) {
   const std::vector<Thread*> free = std::move(barrier.waiting);
   barrier.waiting.clear();
   resume(cluster, free.data(), static_cast<int>(free.size()));
+}
+
+/// The barrier in the same place of a block of the cluster.
+PhaseBarrier& find_at(std::uint64_t* word, int rank, const char* what, const Line& line) {
+  std::byte* const there = remote(reinterpret_cast<std::byte*>(word), rank, line);
+  Block& block = running->block->cluster->blocks[static_cast<std::size_t>(rank)];
+  if (block.takes.empty()) fail(line, std::string(what) + ": block " + std::to_string(rank) + " has no barrier yet");
+  return find(reinterpret_cast<const std::uint64_t*>(there), what, line, block);
+}
+
+void arrive(PhaseBarrier& barrier, int n_bytes, const Line& line) {
+  if (barrier.pending == 0) {
+    fail(line, "barrier_arrive: one more than the " + std::to_string(barrier.count) + " arrivals of a phase");
+  }
+  if (n_bytes < 0 || barrier.n_bytes_missing + n_bytes > kMaxBytes) {
+    fail(line,
+         "barrier_arrive_expect: " + std::to_string(n_bytes) + " bytes; a phase can await " + std::to_string(kMaxBytes));
+  }
+  release(barrier.at);
+  shadow::arrive(barrier);
+  --barrier.pending;
+  barrier.n_bytes_missing += n_bytes;
+  try_complete(*running->block->cluster, barrier);
 }
 
 /// Calls act(byte of the box, address, bytes) for the part of every 16-byte vector of a box that lies inside the array.
@@ -80,7 +102,6 @@ void issue(const BulkCopy& copy, const char* what) {
                    std::to_string(barrier.n_bytes_missing - barrier.n_bytes_coming));
   }
   const auto n_bytes = static_cast<std::size_t>(copy.n_bytes);
-  check_taken(copy.to, n_bytes, what, line);
   shadow::check_fenced(copy.to, n_bytes, "a bulk copy overwrites", line);
   shadow::issue(copy.to, n_bytes, line);
   // Reads and writes count as those of the thread that asks, which is where a race with them begins.
@@ -143,19 +164,11 @@ void async_proxy_fence() {
 
 void barrier_arrive(std::uint64_t* word, int n_bytes, const Line& line) {
   const Unwatched unwatched;
-  PhaseBarrier& barrier = find(word, "barrier_arrive", line);
-  if (barrier.pending == 0) {
-    fail(line, "barrier_arrive: one more than the " + std::to_string(barrier.count) + " arrivals of a phase");
-  }
-  if (n_bytes < 0 || barrier.n_bytes_missing + n_bytes > kMaxBytes) {
-    fail(line,
-         "barrier_arrive_expect: " + std::to_string(n_bytes) + " bytes; a phase can await " + std::to_string(kMaxBytes));
-  }
-  release(barrier.at);
-  shadow::arrive(barrier);
-  --barrier.pending;
-  barrier.n_bytes_missing += n_bytes;
-  try_complete(*running->block->cluster, barrier);
+  arrive(find(word, "barrier_arrive", line), n_bytes, line);
+}
+void barrier_arrive_at(std::uint64_t* word, int rank, const Line& line) {
+  const Unwatched unwatched;
+  arrive(find_at(word, rank, "barrier_arrive_at", line), 0, line);
 }
 
 void barrier_wait(std::uint64_t* word, int parity, const Line& line) {
@@ -180,15 +193,16 @@ void bulk_copy(std::byte* to, const void* from, int n_bytes, std::uint64_t* word
     fail(line, "bulk_copy: an address is not a multiple of 16");
   }
   const auto n = static_cast<std::size_t>(n_bytes);
+  check_taken(to, n, "bulk_copy", line);
   check_global(from, n, Reach::kRead, "bulk_copy", line);
   note_read(from, n);
   traffic().bytes_bulk += n_bytes;
   issue({running->block, to, from, n_bytes, &barrier, line}, "bulk_copy");
 }
 
-void bulk_copy_tensor(std::byte* to, const TensorBox& box, DType dtype, std::uint64_t* word, const Line& line) {
+void bulk_copy_tensor(std::byte* to, const TensorBox& box, DType dtype, std::uint64_t* word, const Line& line,
+                      unsigned ranks) {
   const Unwatched unwatched;
-  PhaseBarrier& barrier = find(word, "bulk_copy_tensor", line);
   if (const std::string why = refusal(box.array); !why.empty()) fail(line, "bulk_copy_tensor: not a tensor map: " + why);
   if (box.array.dtype != dtype) {
     fail(line, "bulk_copy_tensor: the map is of " + std::string(name_of(box.array.dtype)) + ", the kernel asks for " +
@@ -204,7 +218,14 @@ void bulk_copy_tensor(std::byte* to, const TensorBox& box, DType dtype, std::uin
     n_read += static_cast<std::int64_t>(n);
   });
   traffic().bytes_bulk += n_read;
-  issue({running->block, to, nullptr, box.array.box_bytes(), &barrier, line, box}, "bulk_copy_tensor");
+  check_taken(to, static_cast<std::size_t>(box.array.box_bytes()), "bulk_copy_tensor", line);
+  if (ranks == 0) ranks = 1U << running->block->rank;
+  for (int rank = 0; ranks >> rank != 0; ++rank) {
+    if ((ranks >> rank & 1) == 0) continue;
+    PhaseBarrier& barrier = find_at(word, rank, "bulk_copy_tensor", line);
+    Block& block = running->block->cluster->blocks[static_cast<std::size_t>(rank)];
+    issue({&block, remote(to, rank, line), nullptr, box.array.box_bytes(), &barrier, line, box}, "bulk_copy_tensor");
+  }
 }
 
 }  // namespace tree_attn::emulated::runtime

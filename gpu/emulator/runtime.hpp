@@ -54,6 +54,8 @@ void barrier_init(std::uint64_t* word, int count, const Line& line);
 void barrier_fence_init();
 void async_proxy_fence();
 void barrier_arrive(std::uint64_t* word, int n_bytes, const Line& line);
+/// An arrival in another block of the cluster.
+void barrier_arrive_at(std::uint64_t* word, int rank, const Line& line);
 void barrier_wait(std::uint64_t* word, int parity, const Line& line);
 void bulk_copy(std::byte* to, const void* from, int n_bytes, std::uint64_t* word, const Line& line);
 
@@ -62,8 +64,9 @@ struct TensorBox {
   TensorArray array;
   int first[4];
 };
-/// @param dtype that the kernel takes the array for
-void bulk_copy_tensor(std::byte* to, const TensorBox& box, DType dtype, std::uint64_t* word, const Line& line);
+/// @param dtype that the kernel takes the array for @param ranks blocks of the cluster that it goes to; 0: this one
+void bulk_copy_tensor(std::byte* to, const TensorBox& box, DType dtype, std::uint64_t* word, const Line& line,
+                      unsigned ranks = 0);
 
 /// Lets others run until they may have written what the running thread waits for; the end of such a wait.
 void wait_for_memory(const Line& line);

@@ -309,8 +309,29 @@ __device__ inline void bulk_copy_tensor(U* to, const TensorMap& map, int column,
   }
 }
 
+/// bulk_copy_tensor() to the same place in several blocks of the cluster, each of which is told of the bytes beforehand, by
+/// its own barrier: one read of L2 for all of them. @param ranks bit r: to block r
+template <class T, class U>
+__device__ inline void bulk_copy_tensor_to(unsigned ranks, U* to, const TensorMap& map, int column, int row, int head,
+                                           int entry, Barrier* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, "
+      "%3, %4, %5}], [%6], %7;" ::"r"(address_of(to)),
+      "l"(&map), "r"(column), "r"(row), "r"(head), "r"(entry), "r"(address_of(barrier)),
+      "h"(static_cast<std::uint16_t>(ranks))
+      : "memory");
+}
+
 // ---- Clusters, sm_90
 
+/// One arrival at the barrier in the same place of a block of the cluster, which may be this one.
+__device__ inline void barrier_arrive_at(Barrier* barrier, int rank) {
+  asm volatile(
+      "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
+      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n}" ::"r"(address_of(barrier)),
+      "r"(rank)
+      : "memory");
+}
 /// Rank of this block in its cluster, and how many there are.
 __device__ inline int cluster_rank() {
   std::uint32_t rank;
@@ -337,6 +358,9 @@ __device__ void async_proxy_fence();
 __device__ void barrier_arrive(Barrier* barrier);
 __device__ void barrier_arrive_expect(Barrier* barrier, int n_bytes);
 __device__ void barrier_wait(Barrier* barrier, int parity);
+__device__ void barrier_arrive_at(Barrier* barrier, int rank);
+__device__ int cluster_rank();
+__device__ void cluster_sync();
 #endif
 
 // ---- Launches that overlap, sm_90; before it no launch overlaps, and both words do nothing

@@ -94,6 +94,55 @@ TEST_CASE("emulator: a box goes to a multiple of 1024 bytes, and its barrier exp
   CHECK(has(f.error(64, 9, 0, kBoxBytes - 128), "2048 bytes, of which the barrier expects 1920"));
 }
 
+enum class Pair { kRight, kUnasked, kOneRankMore, kWithoutItself, kNotFree };
+
+/// The first of two blocks fetches a box for both, once the other has said that it awaits one.
+void fetch_for_two(Pair pair, const TensorMap map, std::uint16_t* out) {
+  Arena arena;
+  const Shared<BFloat16> box = arena.take<BFloat16>(kBoxElements, kBoxAlignment);
+  const Shared<Barrier> full = arena.take<Barrier>(1), is_free = arena.take<Barrier>(1);
+  if (threadIdx.x == 0) barrier_init(full, 1), barrier_init(is_free, 2), barrier_fence_init();
+  cluster_sync();
+  const bool is_first = cluster_rank() == 0;
+  if (threadIdx.x == 0) {
+    if (pair != Pair::kUnasked || is_first) barrier_arrive_expect(full, kBoxBytes);
+    if (pair != Pair::kNotFree || is_first) barrier_arrive_at(is_free, 0);
+    if (is_first) {
+      barrier_wait(is_free, 0);
+      bulk_copy_tensor_to<BFloat16>(pair == Pair::kOneRankMore     ? 7
+                                    : pair == Pair::kWithoutItself ? 2
+                                                                   : 3,
+                                    box, map, 0, 0, 0, 0, full);
+    }
+  }
+  barrier_wait(full, 0);
+  for (int i = static_cast<int>(threadIdx.x); i < kBoxElements; i += static_cast<int>(blockDim.x)) {
+    const BFloat16 x = box[i];
+    out[static_cast<int>(blockIdx.x) * kBoxElements + i] = x.bits;
+  }
+  cluster_sync();
+}
+
+TEST_CASE("emulator: a box goes to several blocks of a cluster, each of which expects its bytes") {
+  Fixture f;
+  DeviceBuffer<std::uint16_t> both(2 * kBoxElements);
+  f.config.grid = {2}, f.config.cluster = 2, f.config.shared_bytes += 256;
+  launch(fetch, Fixture().config, {}, map_of(f.array), 0, 0, 0, 0, 0, kBoxBytes, f.out.data());
+  for (std::uint64_t seed = 0; seed < 3; ++seed) {
+    const SettingsScope scope({.seed = seed});
+    const std::int64_t before = traffic().bytes_bulk;
+    launch(fetch_for_two, f.config, {}, Pair::kRight, map_of(f.array), both.data());
+    CHECK(traffic().bytes_bulk - before == kBoxBytes);
+    for (int i = 0; i < 2 * kBoxElements; ++i)
+      REQUIRE(both.download()[static_cast<std::size_t>(i)] == f.out.download()[static_cast<std::size_t>(i % kBoxElements)]);
+  }
+  const auto error = [&](Pair pair) { return error_of(fetch_for_two, f.config, pair, map_of(f.array), both.data()); };
+  CHECK(has(error(Pair::kUnasked), "2048 bytes, of which the barrier expects 0"));
+  CHECK(has(error(Pair::kOneRankMore), "rank 2 in a cluster of 2"));
+  CHECK(has(error(Pair::kWithoutItself), "barrier_wait"));
+  CHECK(has(error(Pair::kNotFree), "barrier_wait"));
+}
+
 TEST_CASE("emulator: a box reads inside a buffer, and the type that the map was made for") {
   Fixture f;
   f.array.extent[2] = 21;

@@ -23,8 +23,11 @@ std::uint64_t address(Warp& w, const Op& op, Place place, int lane) {
 }
 Space space_of(const Op& op) { return static_cast<Space>(op.kind & kSpace); }
 std::uint8_t kind_of_address(const Statement& s, std::size_t i, bool flag) {
-  static constexpr std::pair<std::string_view, Space> kSpaces[] = {
-      {"global", Space::Global}, {"shared", Space::Shared}, {"shared::cta", Space::Shared}, {"param", Space::Param}};
+  static constexpr std::pair<std::string_view, Space> kSpaces[] = {{"global", Space::Global},
+                                                                   {"shared", Space::Shared},
+                                                                   {"shared::cta", Space::Shared},
+                                                                   {"shared::cluster", Space::Shared},
+                                                                   {"param", Space::Param}};
   auto kind = static_cast<std::uint8_t>(flag ? kFlag : 0);
   for (const auto& [name, space] : kSpaces) kind |= s.has(name) ? static_cast<std::uint8_t>(space) : 0;
   return static_cast<std::uint8_t>(kind | (bytes_of(s.operand.at(i).type) == 8 || s.operand[i].type.empty() ? kIsWide : 0));
@@ -283,8 +286,8 @@ void copy_wait(Warp& w, const Op& op) {
   });
 }
 /// The copies of one thread that complete on an mbarrier: the bytes count whether they come from the array or are zeros.
-void start_bulk(Warp& w, int lane, Block* block, std::vector<Copy> pieces, Place barrier) {
-  const auto [of_barrier, at] = w.shared(word(w, barrier, lane), 8, 8);
+void start_bulk(Block* block, std::vector<Copy> pieces, std::pair<Block*, std::uint32_t> barrier) {
+  const auto [of_barrier, at] = barrier;
   if (of_barrier != block) throw Fault("a copy to one block that completes on another");
   std::int64_t n_bytes = 0;
   for (const Copy& piece : pieces) {
@@ -301,8 +304,8 @@ void copy_bulk(Warp& w, const Op& op) {
     const std::uint64_t source = w.of<std::uint64_t>(op.at[1])[lane];
     const auto [block, at] = w.shared(word(w, op.at[0], lane), n, 16);
     if (n % 16 != 0 || source % 16 != 0 || n == 0) throw Fault(n, " bytes from ", hex(source));
-    start_bulk(w, lane, block, {{&block->shared[at], w.at(Space::Global, lane, source, n, op, false), n, n, lane, 0}},
-               op.at[3]);
+    start_bulk(block, {{&block->shared[at], w.at(Space::Global, lane, source, n, op, false), n, n, lane, 0}},
+               w.shared(word(w, op.at[3], lane), 8, 8));
   });
 }
 /// A box of a tensor: rows of vectors of 16 bytes, swizzled by the address of a vector.
@@ -316,7 +319,7 @@ void copy_tensor(Warp& w, const Op& op) {
     for (std::uint32_t i = 0; i < map.rank; ++i)
       corner[i] = w.of<std::int32_t>(op.at[2 + i])[lane], n_rows *= i > 0 ? map.box[i] : 1;
     const std::uint32_t row_bytes = map.box[0] * map.element_bytes, swizzled = map.swizzle_bytes / 16;
-    const auto [block, at] = w.shared(word(w, op.at[0], lane), n_rows * row_bytes, 128);
+    const auto [own, at] = w.shared(word(w, op.at[0], lane), n_rows * row_bytes, 128);
     std::vector<Copy> pieces;
     for (std::uint32_t row = 0; row < n_rows; ++row) {
       std::uint64_t from = map.address;
@@ -336,10 +339,23 @@ void copy_tensor(Warp& w, const Op& op) {
         if (swizzled > 1) to ^= (to >> 7 & (swizzled - 1)) << 4;
         const std::byte* const bytes =
             n > 0 ? w.at(Space::Global, lane, from + static_cast<std::uint64_t>(x), n, op, false) : nullptr;
-        pieces.push_back({&block->shared[to], bytes, 16, n, lane, 0});
+        pieces.push_back({&own->shared[to], bytes, 16, n, lane, 0});
       }
     }
-    start_bulk(w, lane, block, std::move(pieces), op.at[2 + map.rank]);
+    const auto barrier = w.shared(word(w, op.at[2 + map.rank], lane), 8, 8);
+    if ((op.kind & kFlag) == 0) return start_bulk(own, std::move(pieces), barrier);
+    // To the same place in blocks of the cluster.
+    if (own != w.block || barrier.first != w.block) throw Fault("a copy to several blocks from the memory of another");
+    std::uint32_t ranks = w.of<std::uint16_t>(op.at[3 + map.rank])[lane];
+    for (; ranks != 0; ranks &= ranks - 1) {
+      const auto rank = static_cast<std::size_t>(std::countr_zero(ranks));
+      if (rank >= own->cluster->blocks.size()) throw Fault("a copy to block ", rank, " of the cluster");
+      Block* const block = own->cluster->blocks[rank].get();
+      if (block->n_alive == 0) throw Fault("a copy to block ", rank, " of the cluster, which has ended");
+      std::vector<Copy> there = pieces;
+      for (Copy& piece : there) piece.to = block->shared.data() + (piece.to - own->shared.data());
+      start_bulk(block, std::move(there), {block, barrier.second});
+    }
   });
 }
 Run copies(const Statement& s, Op& op) {
@@ -349,6 +365,7 @@ Run copies(const Statement& s, Op& op) {
   if (!s.has("shared::cluster") || !s.has("mbarrier::complete_tx::bytes")) return nullptr;
   if (!s.has("tensor")) return copy_bulk;
   op.n = static_cast<std::uint8_t>(s.operand[1].at.size() - 1);
+  op.kind = s.has("multicast::cluster") ? kFlag : 0;
   return copy_tensor;
 }
 
@@ -445,7 +462,8 @@ const std::vector<Instruction>& memory_instructions() {
       {"bar", "sync warp", barriers},
       {"barrier", "aligned cluster arrive wait acquire release relaxed", barriers},
       {"cp",
-       "async cg shared global bulk tensor 4d tile shared::cluster mbarrier::complete_tx::bytes L2::cache_hint "
+       "async cg shared global bulk tensor 4d tile shared::cluster mbarrier::complete_tx::bytes multicast::cluster "
+       "L2::cache_hint "
        "commit_group wait_group",
        copies},
       {"createpolicy", "fractional L2::evict_first", always<nothing>},
@@ -454,7 +472,7 @@ const std::vector<Instruction>& memory_instructions() {
       {"ld", "global shared param relaxed acquire gpu sys nc cg L1::no_allocate v2 v4", accessing<true>},
       {"ldmatrix", "sync aligned m8n8 x4 trans shared", matrix_loads},
       {"mapa", "shared::cluster", mapping},
-      {"mbarrier", "init arrive expect_tx try_wait parity shared::cta", phase_barriers},
+      {"mbarrier", "init arrive expect_tx try_wait parity shared::cta release cluster shared::cluster", phase_barriers},
       {"mma", "sync aligned m16n8k16 row col", products},
       {"movmatrix", "sync aligned m8n8 trans", matrix_moves},
       {"shfl", "sync bfly idx", shuffling},

@@ -239,3 +239,39 @@ TEST_CASE("soft GPU: blocks of a cluster reach each other's shared memory, and m
   }
   CHECK(has_ended);
 }
+
+TEST_CASE("soft GPU: a box goes to both blocks of a cluster, once they have arrived at the barrier of the first") {
+  Words data;
+  for (std::uint32_t i = 0; i < 64; ++i) data.push_back(500 + i);
+  const Array in(data), out(Words(2));
+  TensorMap map{TensorMap::kMark, 4, 2, 0, in.address, {64, 2, 1, 1}, {128, 256, 256}, {64, 2, 1, 1}};
+  Words words(32);
+  std::memcpy(words.data(), &map, sizeof map);
+  const Array of_map(words);
+  const std::string barrier = "barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;\n";
+  const auto share = [&](const std::string& arrive, const std::string& ranks) {
+    return ".reg .b16 %h<3>;\nadd.s32 %r5, %r2, 256;\nadd.s32 %r9, %r2, 264;\nmbarrier.init.shared::cta.b64 [%r5], 1;\n"
+           "mbarrier.init.shared::cta.b64 [%r9], "
+           "2;\nfence.mbarrier_init.release.cluster;\nfence.proxy.async.shared::cta;\n" +
+           barrier +
+           "mov.u32 %r6, %cluster_ctarank;\nmov.u32 %r8, 0;\nsetp.ne.u32 %p1, %r6, 0;\n"
+           "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r5], 256;\nmapa.shared::cluster.u32 %r7, %r9, %r8;\n" +
+           arrive + "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r7];\n@%p1 bra wait;\n" +
+           "one: mbarrier.try_wait.parity.shared::cta.b64 %p3, [%r9], 0;\n@%p3 bra all;\nbra one;\nall:\nmov.b16 %h1, " +
+           ranks +
+           ";\ncp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%r2], "
+           "[%d2, {%r8, %r8, %r8, %r8}], [%r5], %h1;\nwait:\n" +
+           kWait +
+           "ld.shared.u32 %r10, [%r2+132];\nmul.wide.u32 %d7, %r6, 4;\nadd.s64 %d8, %d1, %d7;\nst.global.u32 [%d8], "
+           "%r10;\n" +
+           barrier;
+  };
+  const LaunchShape shape{{2, 1, 1}, {1, 1, 1}, 2, 272};
+  for (unsigned seed = 0; seed < 8; ++seed) {
+    const auto error = [&](const std::string& body) { return run(body, shape, seed, out.address, of_map.address); };
+    CHECK(error(share("", "3")) == "");
+    CHECK(out.words() == Words{533, 533});
+    CHECK(says(error(share("@%p1 bra wait;\n", "3")), "no thread can go on"));
+    CHECK(says(error(share("", "7")), "a copy to block 2 of the cluster"));
+  }
+}
