@@ -319,8 +319,9 @@ def latent_leaf(heads):
     n = min(heads, 32)
     products = elements // step + keys // step * parts * values // 64
     first, others = (walks[f"LatentTile<BFloat16, {n}>", kind] for kind in ("multiplies keys", "tensor map"))
+    blocks = 2 if heads > n else 1  # of a cluster, each of which copies its part to all
     return n, first, others, [products * 64 * n * step / PRODUCTS, products * (64 + n) * step * 2 / SHARED_BYTES,
-                              (4 * first["leaf"] + 12 * others["leaf"]) / SCHEDULERS, keys * elements * 2 / (RATE / MULTIPROCESSORS) * CYCLES]
+                              (4 * first["leaf"] + 12 * others["leaf"]) / SCHEDULERS, keys * elements * 2 / blocks / (RATE / MULTIPROCESSORS) * CYCLES]
 
 
 def latent_bound(heads):
@@ -338,7 +339,7 @@ def latent():
         before = on_card(f"BF16, {heads}/1 heads, 64k keys, latent", CARD["library"])
         rows.append([str(heads), str(n), f"{first['leaf']}, {others['leaf']}", str(first["registers"]), *(f"{one:,.0f}" for one in cycles), micro(latent_bound(heads)),
                      micro(apart(before))])
-    return ["Cycles of a leaf, each bound by itself; a leaf from memory at the rate of the read, where heads share it from L2 at best:", "", *table(*rows), "",
+    return ["Cycles of a leaf, each bound by itself; a leaf from memory at the rate of the read, and where heads share it half a leaf from L2 at best:", "", *table(*rows), "",
             "*Expected:* up to half as much again as the largest of them, for no products are made while the weights of a leaf are. *Not measured*: these walks have been on no card."]
 
 

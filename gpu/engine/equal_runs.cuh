@@ -38,8 +38,10 @@ __global__ void __launch_bounds__(Pipeline::kThreads, 1)
     {
       const Division all(params, memory.rule, memory.log_rows, WarpScan{});
       const int n_takers = Pipeline::n_takers(static_cast<int>(blockDim.x), memory.n_row_tiles);
-      const EqualRuns runs{all.n_items(params, Count(params.batch), WarpScan{}), gridDim.x * Count(n_takers)};
-      const Count taker = runs.taker(blockIdx.x, Count(warp_uniform(pipeline.taker())), gridDim.x);
+      // Blocks of a cluster take the same run.
+      const Count n_clusters = gridDim.x >> pipeline.log_blocks(), cluster = blockIdx.x >> pipeline.log_blocks();
+      const EqualRuns runs{all.n_items(params, Count(params.batch), WarpScan{}), n_clusters * Count(n_takers)};
+      const Count taker = runs.taker(cluster, Count(warp_uniform(pipeline.taker())), n_clusters);
       if (lane == 0) {
         kept[0] = Count(all.log()), kept[1] = runs.begin_of(taker), kept[2] = runs.begin_of(taker + 1);
         kept[3] = kept[4] = 0;
@@ -94,9 +96,10 @@ UnitMemory unit_memory(const typename Pipeline::Params& params, const LaunchPlan
     const std::int64_t of_states = 8 * params.group * memory.n_state * std::int64_t{sizeof(float)},
                        of_leaf = bytes_of_leaf(params, kStoredBytes<ThreadGroup>);
     while (rule.least_log < 31 && of_states > of_leaf << rule.least_log) ++rule.least_log;
-    rule.n_takers = Count(plan.n_blocks * Pipeline::n_takers(plan.n_threads, plan.n_row_tiles));
+    const int n_clusters = plan.n_blocks / plan.cluster;
+    rule.n_takers = Count(n_clusters * Pipeline::n_takers(plan.n_threads, plan.n_row_tiles));
     rule.most_items = Count(4 * n_thread_groups / plan.n_row_tiles);
-    rule.n_blocks = Count(plan.n_blocks);
+    rule.n_blocks = Count(n_clusters);
   }
   // c of full capacity, which no other lengths exceed.
   int most_log = rule.least_log;

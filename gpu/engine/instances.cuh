@@ -11,10 +11,11 @@
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
-/// One block a multiprocessor. A batch of one has query tiles of one length: then a few multiprocessors are left idle if
-/// that saves every thread group a second run, at whose beginning its ring is empty.
-inline std::int64_t choose_blocks(const DecodeParams& params, std::int64_t n_query_tiles) {
-  const std::int64_t n = device().n_multiprocessors, even = n_query_tiles == 0 ? 0 : n / n_query_tiles * n_query_tiles;
+/// One block a multiprocessor, in clusters. A batch of one has query tiles of one length: then a few multiprocessors are
+/// left idle if that saves every thread group a second run, at whose beginning its ring is empty.
+inline std::int64_t choose_clusters(const DecodeParams& params, std::int64_t n_query_tiles, int cluster) {
+  const std::int64_t n = device().n_multiprocessors / cluster,
+                     even = n_query_tiles == 0 ? 0 : n / n_query_tiles * n_query_tiles;
   return params.batch == 1 && even * 10 >= n * 9 ? even : n;
 }
 
@@ -26,15 +27,18 @@ LaunchPlan plan_equal_runs(const Params& params, const LaunchOptions& options) {
     using Pipeline = typename decltype(pipeline)::type;
     using ThreadGroup = typename Pipeline::ThreadGroup;
     const BlockSize block = fit_block<Pipeline>(params);
-    plan.n_row_tiles = row_tiles<ThreadGroup>(params, block.n_threads);
+    plan.cluster = block.n_blocks;
+    plan.n_row_tiles = std::max(plan.cluster, row_tiles<ThreadGroup>(params, block.n_threads));
     const std::int64_t n = n_query_tiles<ThreadGroup>(params, plan.n_row_tiles);
     plan.n_threads = block.n_threads;
     plan.n_stages = block.n_stages;
     plan.overlaps = device().major >= 9;
     plan.path = kPath<ThreadGroup>;
-    plan.n_blocks = static_cast<int>(options.n_splits > 0 && n > 0 ? options.n_splits * n : choose_blocks(params, n));
+    const std::int64_t n_clusters =
+        options.n_splits > 0 && n > 0 ? options.n_splits * n : choose_clusters(params, n, plan.cluster);
+    plan.n_blocks = static_cast<int>(n_clusters) * plan.cluster;
     plan.n_splits =
-        options.n_splits > 0 ? options.n_splits : static_cast<int>((plan.n_blocks + n - 1) / std::max<std::int64_t>(1, n));
+        options.n_splits > 0 ? options.n_splits : static_cast<int>((n_clusters + n - 1) / std::max<std::int64_t>(1, n));
     plan.shared_bytes = kKernelBytes + block.n_bytes;
     plan.unit_log = options.unit_log;
     const UnitMemory memory = unit_memory<Pipeline>(params, plan, true, nullptr);
@@ -90,6 +94,7 @@ UnitMemory run_units(const Params& params, bool is_whole, const LaunchPlan& plan
            {.grid = {static_cast<unsigned>(plan.n_blocks)},
             .block = {static_cast<unsigned>(plan.n_threads)},
             .shared_bytes = plan.shared_bytes,
+            .cluster = plan.cluster,
             .overlaps = plan.overlaps},
            stream, params, memory, Pipeline::arguments(params, plan));
   });

@@ -76,7 +76,7 @@ struct LatentMemory {
   Shared<float> rows;        ///< [kLevels][2][kRows], those of the states that wait
   Shared<float> factors;     ///< [kLevels][kRows], see LatentForest
   Shared<unsigned> empty;    ///< bit r: no key of the leaf is seen by query r
-  Shared<Barrier> full;      ///< [kStages]
+  Shared<Barrier> full;      ///< [kStages], and then as many of stages that are free
 
   __device__ __forceinline__ explicit LatentMemory(Arena& arena)
       : keys(arena.take<Bytes16>(kStages * kStageVectors, kBoxAlignment)),
@@ -89,7 +89,7 @@ struct LatentMemory {
         rows(arena.take<float>(kLevels * 2 * kRows)),
         factors(arena.take<float>(kLevels * kRows)),
         empty(arena.take<unsigned>(1)),
-        full(arena.take<Barrier>(kStages)) {}
+        full(arena.take<Barrier>(2 * kStages)) {}
   static constexpr std::size_t kBytes =
       kBoxAlignment + (kStages * kStageVectors + (kLatentBoxes + 3) * kRowsOfBox + Tile::kEights * kWarpgroup) * 16 +
       (kRows / kWeighed * 64 * kPitch + (4 + 2 + 3 * kLevels) * kRows) * sizeof(float) + 4 * 128;

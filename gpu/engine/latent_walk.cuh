@@ -13,7 +13,14 @@
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
-/// Two leaves in shared memory, each filled by copies through a tensor map that one warp starts.
+/// Keys as the copy engine knows them, and the blocks of a cluster that walk over the same ones.
+struct LatentMaps : TileMaps {
+  int n_blocks = 1;
+};
+
+/// Two leaves in shared memory, each filled by copies through a tensor map that one warp starts. Blocks of a cluster walk
+/// over the same leaves for other queries: each copies some of the boxes, to all of them, once all have said that the stage
+/// is free.
 template <IsLatentTile Tile, class Leaves_>
 class LatentRing : BoxRows<typename Tile::Stored, Leaves_> {
   using Base = BoxRows<typename Tile::Stored, Leaves_>;
@@ -24,32 +31,45 @@ class LatentRing : BoxRows<typename Tile::Stored, Leaves_> {
   using Leaves = Leaves_;
   using Memory = LatentMemory<Tile>;
 
-  __device__ __forceinline__ LatentRing(const Memory& memory, const TileMaps& maps)
+  __device__ __forceinline__ LatentRing(const Memory& memory, const LatentMaps& maps)
       : Base(static_cast<int>(threadIdx.x) % kWarp), memory_(memory.keys), full_(memory.full), maps_(&maps) {
     if (threadIdx.x == 0) {
-      for (int stage = 0; stage < Memory::kStages; ++stage) barrier_init(full_ + stage, 1);
+      for (int stage = 0; stage < Memory::kStages; ++stage)
+        barrier_init(full_ + stage, 1), barrier_init(free_of(stage), maps.n_blocks);
       barrier_fence_init();
     }
-    __syncthreads();
+    maps.n_blocks > 1 ? cluster_sync() : __syncthreads();
   }
+  __device__ __forceinline__ int n_blocks() const { return maps_->n_blocks; }
+  /// The number of this block in its cluster.
+  __device__ __forceinline__ int rank() const { return n_blocks() > 1 ? cluster_rank() : 0; }
 
   /// Starts to copy the first leaves of a range. All of the range before have been multiplied.
   __device__ __forceinline__ void begin(const DecodeParams& params, std::int64_t kv_head, const Leaves& leaves) {
     this->set(params, kv_head, leaves);
     for (int leaf = 0; leaf < Memory::kStages; ++leaf) start(params, leaf);
   }
-  /// Starts to copy a leaf, if the range has so many.
+  /// Starts to copy a leaf, if the range has so many. All threads of the block have read the one that it takes the place of.
   __device__ __forceinline__ void start(const DecodeParams& params, int leaf) const {
     if (warp_uniform(static_cast<int>(threadIdx.x / kWarp)) != kCopying || leaf >= leaves_.n_leaves()) return;
-    this->template start_boxes<kLatentBoxes>(params, *maps_, full_ + stage_of(leaf), leaf * static_cast<int>(kLeafKeys),
-                                             false, 0, memory_ + stage_of(leaf) * Memory::kStageVectors);
+    const int stage = stage_of(leaf);
+    const Shared<Bytes16> to = memory_ + stage * Memory::kStageVectors;
+    if (n_blocks() == 1)
+      this->template start_boxes<kLatentBoxes>(params, static_cast<const TileMaps&>(*maps_), full_ + stage,
+                                               leaf * static_cast<int>(kLeafKeys), false, 0, to);
+    else
+      start_shared_boxes(stage, parity_of(leaf), this->first_row_ + leaves_.row(leaf * static_cast<int>(kLeafKeys)), to);
   }
   /// The boxes of a leaf, once they are there.
   __device__ __forceinline__ Shared<Bytes16> at(int leaf) const {
-    barrier_wait(full_ + stage_of(leaf), (n_before_ + leaf) / Memory::kStages % 2);
+    barrier_wait(full_ + stage_of(leaf), parity_of(leaf));
     return memory_ + stage_of(leaf) * Memory::kStageVectors;
   }
-  __device__ __forceinline__ void end() { n_before_ += leaves_.n_leaves(); }
+  /// Ends a range. No block ends before the copies that it has started for others have come.
+  __device__ __forceinline__ void end() {
+    n_before_ += leaves_.n_leaves();
+    if (n_blocks() > 1) cluster_sync();
+  }
 
   /// Makes 16 bits of the 8 of a leaf, once it is there: box by box, each by a warpgroup. Ends with a barrier of the block.
   __device__ __forceinline__ void widen(int leaf) const {
@@ -75,10 +95,27 @@ class LatentRing : BoxRows<typename Tile::Stored, Leaves_> {
  private:
   static constexpr int kCopying = 5;  ///< the warp that starts copies: of the second warpgroup
   __device__ __forceinline__ int stage_of(int leaf) const { return (n_before_ + leaf) % Memory::kStages; }
+  __device__ __forceinline__ int parity_of(int leaf) const { return (n_before_ + leaf) / Memory::kStages % 2; }
+  __device__ __forceinline__ Shared<Barrier> free_of(int stage) const { return full_ + (Memory::kStages + stage); }
+
+  /// Says to all blocks that this one awaits a leaf; once all of them do, copies the boxes of this block to all. One warp.
+  __device__ __forceinline__ void start_shared_boxes(int stage, int parity, int row, Shared<Bytes16> to) const {
+    if (elect_one()) {
+      barrier_arrive_expect(full_ + stage, kLatentBoxes * Base::kStoredBox * static_cast<int>(sizeof(Bytes16)));
+      for (int rank = 0; rank < n_blocks(); ++rank) barrier_arrive_at(free_of(stage), rank);
+    }
+    barrier_wait(free_of(stage), parity);
+    if (elect_one()) {
+      for (int box = cluster_rank(); box < kLatentBoxes; box += n_blocks())
+        bulk_copy_tensor_to<typename Tile::Stored>((1U << n_blocks()) - 1, to + (box * kBoxVectors + Base::kFirstStored),
+                                                   maps_->k, box * kBoxColumns, row, this->head_, this->entry_,
+                                                   full_ + stage);
+    }
+  }
 
   Shared<Bytes16> memory_;
   Shared<Barrier> full_;
-  const TileMaps* maps_;
+  const LatentMaps* maps_;
   int n_before_ = 0;  ///< leaves of the ranges before
 };
 
@@ -198,18 +235,19 @@ struct LatentWalk {
 };
 
 /// The walk of a block over a run of units.
+/// @param first_of_tile first row of the block in the query tile
 /// @paper{eq_7, eq. (7)}
 template <IsLatentTile Tile, class Params, class Ring>
 __device__ __forceinline__ void walk_latent(const Params& params, const UnitRun& run, const UnitMemory& units, Ring& ring,
-                                            const LatentMemory<Tile>& memory) {
+                                            const LatentMemory<Tile>& memory, Count first_of_tile) {
   using Leaves = typename Ring::Leaves;
-  const Count kv_head = warp_uniform(run.kv_head), first_row = warp_uniform(run.first_row);
+  const Count kv_head = warp_uniform(run.kv_head), first_row = warp_uniform(run.first_row + first_of_tile);
   const auto leaves = leaves_of_run<Leaves>(params, run, kv_head);
   begin_early(leaves, LatentMemory<Tile>::kStages, [&] { ring.begin(params, kv_head, leaves); });
   load_queries<Tile>(params, kv_head, first_row, TileScale::of<Tile>(params, kv_head).query, memory.queries);
   async_proxy_fence();
   __syncthreads();
-  LatentForest<Tile, Leaves> forest(run, units.place_of_row(run.first, 0), units,
+  LatentForest<Tile, Leaves> forest(run, units.place_of_row(run.first, first_of_tile), units,
                                     rows_in_use(params, first_row, Tile::kRows), leaves, memory);
   if (leaves.n_leaves() == 0) return;
   const LatentWalk<Tile, Leaves> walk{params, kv_head, first_row, leaves, ring, memory, forest, warpgroup()};

@@ -27,6 +27,7 @@ struct LaunchPlan {
   int n_row_tiles = 1;           ///< tiles of rows that read the same ring of copies: row_tiles()
   int n_stages = 0;              ///< stages of the ring of copies; 0 where there is none
   int n_blocks = 0;              ///< blocks of the grid, where they take units
+  int cluster = 1;               ///< blocks of a cluster, each for a tile of rows: they read the same copies
   std::size_t shared_bytes = 0;  ///< dynamic shared memory of a block
   std::int64_t n_floats = 0;     ///< workspace, in floats
   std::int64_t n_counters = 0;   ///< workspace, in counters

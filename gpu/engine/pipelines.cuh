@@ -24,6 +24,7 @@ namespace tree_attn::TREE_ATTN_PLATFORM {
 struct BlockSize {
   int n_threads = 0, n_stages = 0;
   std::size_t n_bytes = 0;  ///< of shared memory, for the pipeline
+  int n_blocks = 1;         ///< of a cluster, that take runs together, each for a tile of rows
 };
 
 /// LaunchPlan::path of a thread group.
@@ -53,6 +54,7 @@ concept IsPipeline = IsThreadGroup<typename Pipeline::ThreadGroup> &&
   // Takers of runs of units in a block of so many threads, and the number of the one that this thread is of.
   { Pipeline::n_takers(1, 1) } -> std::same_as<int>;
   { pipeline.taker() } -> std::same_as<int>;
+  { pipeline.log_blocks() } -> std::same_as<int>;  // blocks that take a run together, as a power of two
   pipeline.walk(params, UnitRun{}, UnitMemory{});
   pipeline.renew();  // between two walks
 };
@@ -186,6 +188,7 @@ class MmaPipeline {
   /// A team takes a run.
   static constexpr int n_takers(int n_threads, int n_row_tiles) { return n_threads / (Tile::kLanes * n_row_tiles); }
   __device__ __forceinline__ int taker() const { return team(); }
+  __device__ __forceinline__ static int log_blocks() { return 0; }
   __device__ __forceinline__ void walk(const Params& params, const UnitRun& run, const UnitMemory& memory) {
     walk_tiles<Tile>(params, run, memory, thread_group() - first_of_team(), ring_,
                      memory_ + thread_group() * kTileVectors<Tile>);
@@ -257,6 +260,7 @@ class BoxPipeline {
   /// A block takes a run.
   static constexpr int n_takers(int /*n_threads*/, int /*n_row_tiles*/) { return 1; }
   __device__ __forceinline__ int taker() const { return 0; }
+  __device__ __forceinline__ static int log_blocks() { return 0; }
   __device__ __forceinline__ void walk(const Params& params, const UnitRun& run, const UnitMemory& memory) {
     const int tile = warp_uniform(thread_group_of<Tile>(threadIdx.x));
     walk_tiles<Tile>(params, run, memory, tile, ring_, memory_ + tile * kTileVectors<Tile>);
@@ -280,7 +284,8 @@ class BoxPipeline {
   Ring ring_;
 };
 
-/// Four warpgroups that are a block, for 16 or 32 queries of latent rows, which are copied once for all of them.
+/// Four warpgroups that are a block, for 16 or 32 queries of latent rows, which are copied once for all of them; or, of more
+/// queries, a cluster of two such blocks, whose rows come from L2 once.
 template <IsLatentTile Tile, class Params_ = DecodeParams>
 class LatentPipeline {
  public:
@@ -288,19 +293,20 @@ class LatentPipeline {
   using Params = Params_;
   using Memory = LatentMemory<Tile>;
   struct Arguments {
-    TileMaps maps{};  ///< of keys
+    LatentMaps maps{};
   };
   static constexpr bool kIsCompiled = kHasWarpgroups;
   static constexpr int kThreads = Tile::kLanes;
 
-  static constexpr BlockSize fit(std::size_t /*n_bytes*/, std::int64_t /*group*/) {
-    return {kThreads, Memory::kStages, Memory::kBytes};
+  static BlockSize fit(std::size_t /*n_bytes*/, std::int64_t group) {
+    return {kThreads, Memory::kStages, Memory::kBytes, group > Tile::kRows && device().n_multiprocessors > 1 ? 2 : 1};
   }
   __device__ __forceinline__ LatentPipeline(Arena& arena, const Arguments& arguments)
       : memory_(arena), ring_(memory_, arguments.maps) {}
-  static Arguments arguments(const Params& params, const LaunchPlan&) {
+  static Arguments arguments(const Params& params, const LaunchPlan& plan) {
     Arguments arguments;
-    describe_rows<typename Tile::Stored>(params, arguments.maps);
+    arguments.maps.n_blocks = plan.cluster;
+    describe_rows<typename Tile::Stored>(params, static_cast<TileMaps&>(arguments.maps));
     return arguments;
   }
   /// True where there are warpgroups, for latent rows of more queries than a tile of four warps has.
@@ -309,11 +315,12 @@ class LatentPipeline {
            has_values_in_keys(params);
   }
 
-  /// A block takes a run.
+  /// A block takes a run, or a cluster.
   static constexpr int n_takers(int /*n_threads*/, int /*n_row_tiles*/) { return 1; }
   __device__ __forceinline__ int taker() const { return 0; }
+  __device__ __forceinline__ int log_blocks() const { return ring_.n_blocks() >> 1; }
   __device__ __forceinline__ void walk(const Params& params, const UnitRun& run, const UnitMemory& memory) {
-    walk_latent<Tile>(params, run, memory, ring_, memory_);
+    walk_latent<Tile>(params, run, memory, ring_, memory_, Count(ring_.rank()) * Tile::kRows);
   }
   __device__ __forceinline__ static void renew() {
     async_proxy_fence();
@@ -400,6 +407,7 @@ class ScalarPipeline {
   /// A warp takes a run.
   static constexpr int n_takers(int n_threads, int /*n_row_tiles*/) { return n_threads / kWarp; }
   __device__ __forceinline__ int taker() const { return warp(); }
+  __device__ __forceinline__ static int log_blocks() { return 0; }
   __device__ __forceinline__ void walk(const Params& params, const UnitRun& run, const UnitMemory& memory) {
     const KeySteps<Leaves> steps(params.leaves_of_slots(run.found.entry, run.begin, run.end),
                                  params.in_use(run.kv_head, run.first_row));

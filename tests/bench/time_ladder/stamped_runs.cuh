@@ -103,6 +103,7 @@ inline void run_stamped(const DecodeParams& params, DType dtype, const DeviceOut
     const Launch config{.grid = {static_cast<unsigned>(plan.n_blocks)},
                         .block = {static_cast<unsigned>(plan.n_threads)},
                         .shared_bytes = plan.shared_bytes,
+                        .cluster = plan.cluster,
                         .overlaps = plan.overlaps};
     launch(decode_units<Pipeline>, config, stream, params, memory, arguments);
     using Tile = typename ReplacingTile<typename Pipeline::ThreadGroup>::Type;

@@ -96,11 +96,12 @@ TEST_CASE("row tiles: keys and values are copied once for the rows of a ring, an
                                                           {DType::F16, 256, 256, 32, 16},
                                                           {DType::BF16, 576, 512, 16, 16},
                                                           {DType::F16, 576, 512, 16, 16},
+                                                          {DType::F8_E4M3, 576, 512, 16, 16},
                                                           {DType::BF16, 320, 256, 16, 16},
                                                           {DType::BF16, 512, 512, 16, 16}}) {
     for (const std::size_t shared_bytes : {std::size_t{227 * 1024}, std::size_t{99 * 1024}}) {
       const bool is_large = shared_bytes == 227 * 1024, is_latent = d_h > 256;
-      for (const std::int64_t n_rows : is_latent ? std::vector<std::int64_t>{1, 8, 9, 16, 17, 128}
+      for (const std::int64_t n_rows : is_latent ? std::vector<std::int64_t>{1, 8, 9, 16, 17, 33, 128}
                                                  : std::vector<std::int64_t>{1, 8, 9, 16, 17, 32, 33, 64, 65}) {
         emulated::Settings settings{.n_multiprocessors = 16, .shared_bytes = shared_bytes};
         if (!is_large) settings.major = 12;
@@ -119,13 +120,13 @@ TEST_CASE("row tiles: keys and values are copied once for the rows of a ring, an
                               << ", values in the keys: " << (workload == &in_keys));
           const bool is_of_warpgroups = is_large && (d_h <= 128 || workload == &in_keys) && n_rows > 16;
           const std::int64_t before = emulated::traffic().bytes_bulk,
-                             n_at_once = is_of_warpgroups ? (is_latent ? 32 : 64)
+                             n_at_once = is_of_warpgroups ? (is_latent && n_rows <= 32 ? 32 : 64)
                                          : is_large       ? n_large
                                                           : n_small,
                              n_elements = d_h + (workload == &in_keys ? 0 : d_v);
           CHECK(same_output(run_step(device::kEqualRuns, *workload, {.n_splits = 2}), want));
           CHECK(emulated::traffic().bytes_bulk - before ==
-                (n_rows + n_at_once - 1) / n_at_once * 5 * kLeafKeys * 2 * n_elements);
+                (n_rows + n_at_once - 1) / n_at_once * 5 * kLeafKeys * std::int64_t{bytes_of(dtype)} * n_elements);
         }
       }
     }
