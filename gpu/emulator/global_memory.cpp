@@ -29,7 +29,7 @@ constexpr std::size_t kAlignment = 256;
 /// Between buffers lies a gap on either side, never zero-filled: what lies past an end must not look like numbers.
 constexpr std::size_t kGap = 1024;
 
-/// The device of a window of another process, or of another rank of a library.
+/// The device of a window of another process.
 constexpr int kElsewhere = -1;
 
 struct Buffer {
@@ -197,12 +197,11 @@ void* open_window(const WindowHandle& handle, std::size_t n_bytes) {
   return first;
 }
 
-void borrow_window(void* memory, std::size_t n_bytes, bool is_own) {
+void borrow_window(void* memory, std::size_t n_bytes) {
   const std::lock_guard lock(registry_mutex);
   Buffer& buffer = registry[reinterpret_cast<std::uintptr_t>(memory)];
-  buffer.n_bytes = n_bytes, buffer.use = MemoryUse::Window, buffer.device = is_own ? current_device() : kElsewhere;
+  buffer.n_bytes = n_bytes, buffer.use = MemoryUse::Window, buffer.device = current_device();
   buffer.is_borrowed = true;
-  if (!is_own) ++n_opened;
 }
 
 void close_window(void* window) {

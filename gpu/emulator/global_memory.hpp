@@ -24,8 +24,8 @@ void free_global(void* buffer);
 /// Windows lie in pages that other processes map: see DeviceBuffer::handle(), OpenedWindow.
 WindowHandle handle_of(const void* window);
 void* open_window(const WindowHandle& handle, std::size_t n_bytes);
-/// Memory of a library as a window: of the current device, or elsewhere. Ended by free_global() or close_window().
-void borrow_window(void* memory, std::size_t n_bytes, bool is_own);
+/// Memory of a library as a window of the current device. Ended by free_global().
+void borrow_window(void* memory, std::size_t n_bytes);
 void close_window(void* window);
 /// Tests whether windows of other processes are open, so that those processes may store into windows of this one at any
 /// time.

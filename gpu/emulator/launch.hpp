@@ -68,13 +68,11 @@ class HostWord {
   unsigned* word_;
 };
 
-/// A window of another rank, as memory of a device that is none of this process.
+/// A window of another process, as memory of a device that is none of this one.
 class OpenedWindow {
  public:
-  /// Opens that of another process. @param n_bytes of that window @throws DeviceError if it cannot be reached
+  /// @param n_bytes of that window @throws DeviceError if it cannot be reached
   OpenedWindow(const WindowHandle& handle, std::size_t n_bytes) : data_(runtime::open_window(handle, n_bytes)) {}
-  /// Borrows a window at the address where a library has mapped it.
-  OpenedWindow(void* memory, std::size_t n_bytes) : data_(memory) { runtime::borrow_window(memory, n_bytes, false); }
   OpenedWindow(OpenedWindow&& other) noexcept : data_(std::exchange(other.data_, nullptr)) {}
   OpenedWindow& operator=(OpenedWindow&&) = delete;
   ~OpenedWindow() { runtime::close_window(data_); }
@@ -121,7 +119,7 @@ class DeviceMemory {
  public:
   DeviceMemory() = default;
   DeviceMemory(std::size_t n_bytes, MemoryUse use) : memory_(runtime::allocate_global(n_bytes, use)) {}
-  DeviceMemory(void* memory, std::size_t n_bytes) : memory_(memory) { runtime::borrow_window(memory, n_bytes, true); }
+  DeviceMemory(void* memory, std::size_t n_bytes) : memory_(memory) { runtime::borrow_window(memory, n_bytes); }
   void* data() const { return memory_.get(); }
   WindowHandle handle() const { return runtime::handle_of(data()); }
 

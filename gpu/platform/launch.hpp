@@ -24,7 +24,7 @@
 /// | `use_device` | the same for a host thread that is one rank of several |
 /// | `enable_peer_access` | lets kernels of the current device reach windows (MemoryUse::Window) of another |
 /// | `HostWord` | a word of host memory that kernels read while host threads write it |
-/// | `OpenedWindow` | a window of another process, opened by its handle, or of another rank, mapped by a library such as NCCL |
+/// | `OpenedWindow` | a window of another process, opened by its handle |
 /// | `Device device()` | the current one: name, number of multiprocessors, shared memory a block may have, major version of its kernels |
 #pragma once
 

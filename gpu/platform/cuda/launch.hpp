@@ -132,11 +132,11 @@ class HostWord {
   unsigned* word_ = nullptr;
 };
 
-/// A window of another rank, for kernels of the device that is current when it is opened. The other rank frees the window
+/// A window of another process, for kernels of the device that is current when it is opened. That process frees the window
 /// after this one has closed it.
 class OpenedWindow {
  public:
-  /// Opens that of another process. @throws DeviceError if it cannot be reached
+  /// @throws DeviceError if it cannot be reached
   OpenedWindow(const WindowHandle& handle, std::size_t) {
     cudaIpcMemHandle_t ipc;
     void* opened = nullptr;
@@ -144,16 +144,13 @@ class OpenedWindow {
     check(cudaIpcOpenMemHandle(&opened, ipc, cudaIpcMemLazyEnablePeerAccess), "cudaIpcOpenMemHandle");
     opened_.reset(static_cast<std::byte*>(opened));
   }
-  /// Borrows a window at the address where a library has mapped it.
-  OpenedWindow(void* memory, std::size_t) : mapped_(memory) {}
-  void* data() const { return mapped_ != nullptr ? mapped_ : opened_.get(); }
+  void* data() const { return opened_.get(); }
 
  private:
   struct Close {
     void operator()(std::byte* memory) const { cudaIpcCloseMemHandle(memory); }
   };
   std::unique_ptr<std::byte, Close> opened_;  ///< of CUDA IPC
-  void* mapped_ = nullptr;                    ///< by a library
 };
 
 /// Bytes that kernels of this device have stored into windows of others: a GPU does not count them.

@@ -129,19 +129,13 @@ TEST_CASE("emulator: a window that was opened by its handle is the same memory, 
 TEST_CASE("emulator: a library's memory is a window while it is in use, and not freed") {
   alignas(16) float memory[64] = {};
   CHECK(has(error_of(touch, {}, Touch::kPacket, &memory[0]), "memory that lies in no buffer"));
-  const std::int64_t before = traffic().bytes_to_peers;
   {
-    const DeviceBuffer<float> own(memory, 32);
-    const OpenedWindow other(memory + 32, 128);
+    const DeviceBuffer<float> own(memory, 64);
     CHECK(own.data() == memory);
     CHECK(error_of(touch, {}, Touch::kPacket, own.data()) == "");
-    CHECK(traffic().bytes_to_peers == before);
-    CHECK(error_of(touch, {}, Touch::kPacket, static_cast<float*>(other.data())) == "");
-    CHECK(traffic().bytes_to_peers - before == 16);
     CHECK(has(error_in([&] { own.handle(); }), "not a window of this process"));
   }
   CHECK(memory[2] == 3);
-  CHECK(memory[34] == 3);
   CHECK(has(error_of(touch, {}, Touch::kPacket, &memory[0]), "memory that lies in no buffer"));
 }
 
