@@ -71,16 +71,16 @@ class BoxRing : BoxRows<typename Tile::Stored, Leaves_> {
   /// warp.
   template <class Use>
   __device__ __forceinline__ void for_each_of_keys(const DecodeParams& params, const Use& use) const {
-    Place place{stage_, parity_};
+    Phase phase{stage_, parity_};
     TREE_ATTN_UNROLL
     for (int box = 0; box < kKeyBoxes; ++box) {
       if (box >= n_keys(params)) break;
-      use(box, at(place));
-      if (++place.stage == n_stages_) place = {0, place.parity ^ 1};
+      use(box, at(phase));
+      if (++phase.stage == n_stages_) phase = {0, phase.parity ^ 1};
     }
   }
   /// A box of the values, once it is there. One warp.
-  __device__ __forceinline__ Shared<Bytes16> values(int box) const { return at(place_of(first_value_ + box)); }
+  __device__ __forceinline__ Shared<Bytes16> values(int box) const { return at(phase_of(first_value_ + box)); }
   /// Says that this thread has read the keys, or some boxes of the values. Boxes that all have read and no warp needs any
   /// more are filled again. A barrier of the block.
   __device__ __forceinline__ void release_keys(const DecodeParams& params, int leaf) {
@@ -94,8 +94,8 @@ class BoxRing : BoxRows<typename Tile::Stored, Leaves_> {
   }
   /// Goes on to the next leaf.
   __device__ __forceinline__ void advance() {
-    const Place place = place_of(n_boxes_);
-    stage_ = place.stage, parity_ = place.parity;
+    const Phase phase = phase_of(n_boxes_);
+    stage_ = phase.stage, parity_ = phase.parity;
   }
 
   /// Makes zeros of the rows of the values without a key, which a tensor map has copied with the others.
@@ -123,28 +123,28 @@ class BoxRing : BoxRows<typename Tile::Stored, Leaves_> {
       // Opaque, so that nothing that follows from the lane is kept in registers from leaf to leaf.
       TREE_ATTN_LOOP
       for (int i = warp_; i < n; i += n_warps())
-        this->template widen_box<1>(at(place_of(first + i)), opaque(lane_), 0, 1, [] { __syncwarp(); });
+        this->template widen_box<1>(at(phase_of(first + i)), opaque(lane_), 0, 1, [] { __syncwarp(); });
       if constexpr (kHasMaps) async_proxy_fence();
       sync();
     }
   }
   __device__ __forceinline__ static int n_boxes_of(int d) { return (d + (kBoxColumns - 1)) / kBoxColumns; }
   /// A stage, and the parity of its phase.
-  struct Place {
+  struct Phase {
     int stage, parity;
   };
-  /// The place of a box, counted from the first of the leaf at hand.
-  __device__ __forceinline__ Place place_of(int box) const {
-    Place place{stage_ + box, parity_};
+  /// The phase of a box, counted from the first of the leaf at hand.
+  __device__ __forceinline__ Phase phase_of(int box) const {
+    Phase phase{stage_ + box, parity_};
     TREE_ATTN_LOOP
-    for (; place.stage >= n_stages_; place.parity ^= 1) place.stage -= n_stages_;
-    return place;
+    for (; phase.stage >= n_stages_; phase.parity ^= 1) phase.stage -= n_stages_;
+    return phase;
   }
 
   /// The memory of a box that has come.
-  __device__ __forceinline__ Shared<Bytes16> at(Place place) const {
-    if constexpr (kHasMaps) barrier_wait(full_ + place.stage, place.parity);
-    return memory_ + place.stage * kBoxVectors;
+  __device__ __forceinline__ Shared<Bytes16> at(Phase phase) const {
+    if constexpr (kHasMaps) barrier_wait(full_ + phase.stage, phase.parity);
+    return memory_ + phase.stage * kBoxVectors;
   }
 
   /// Starts to fill boxes, counted from the first of a leaf, also past its last, as far as the range has them: each warp its
@@ -158,7 +158,7 @@ class BoxRing : BoxRows<typename Tile::Stored, Leaves_> {
       TREE_ATTN_LOOP
       for (; box >= n_boxes_; ++of_leaf) box -= n_boxes_;
       if (of_leaf >= leaves_.n_leaves()) break;
-      const int at = of_leaf * static_cast<int>(kLeafKeys), stage = place_of(i).stage;
+      const int at = of_leaf * static_cast<int>(kLeafKeys), stage = phase_of(i).stage;
       const bool is_value = box >= n_keys(params);
       const int column = (is_value ? box - n_keys(params) : box) * kBoxColumns;
       this->template start_boxes<1>(params, *maps_, full_ + stage, at, is_value, column, memory_ + stage * kBoxVectors);

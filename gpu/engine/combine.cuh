@@ -8,19 +8,19 @@
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
-/// Node of the tree whose states one block combines.
-struct CombinedNode {
+/// The subtree whose states one block combines.
+struct CombinedSubtree {
   std::int64_t begin = 0;
   int level = -1;  ///< in leaves; negative: no leaf is below it
 
-  /// The node that has all leaves of a sequence below it; or subtree i of those that cover the shard.
-  __device__ __forceinline__ static CombinedNode whole(const UsedSlots& used) {
+  /// The least one with all leaves of a sequence; or subtree i of those that cover the shard.
+  __device__ __forceinline__ static CombinedSubtree whole(const UsedSlots& used) {
     if (used.size() == 0) return {};
     const Count last = used.end - 1;
     const int level = used.first == last ? 0 : highest_bit(used.first ^ last) + 1;
     return {std::int64_t{used.first >> level} << level, level};
   }
-  __device__ __forceinline__ static CombinedNode covering(KeyRange shard, int i) {
+  __device__ __forceinline__ static CombinedSubtree covering(KeyRange shard, int i) {
     for (; i > 0; --i) shard.begin = first_subtree(shard.begin, shard.end).end();
     const Subtree subtree = first_subtree(shard.begin, shard.end);
     // A leaf in which the shard ends is the first of the subtrees that share it.
@@ -29,7 +29,7 @@ struct CombinedNode {
   }
 };
 
-/// Merges eight neighbouring nodes of one level, in pairs.
+/// Merges eight neighbouring subtrees of one level, in pairs.
 __device__ __forceinline__ void merge_eight(SliceState (&s)[kAtOnce]) {
   TREE_ATTN_UNROLL
   for (int distance = 1; distance < kAtOnce; distance *= 2) TREE_ATTN_UNROLL
@@ -151,30 +151,30 @@ __device__ TREE_ATTN_CALLED void combine_again(const Params& params, const UnitM
   __syncwarp();
 }
 
-/// Combines the states below a node, in one slice, by all warps of a block: each has neighbouring units, and the first warp
+/// Combines the states of a subtree, in one slice, by all warps of a block: each has neighbouring units, and the first warp
 /// merges what they have. All threads call it; between two calls is a barrier.
 ///
 /// A sum that is not finite survives all merges: a warp that has one combines its units again.
 /// @param row of all @param shared [warps of the block][memory.n_parked][kParkedState] @param[out] state of the first warp
 template <class Tile, class Params>
-__device__ __forceinline__ void combine_node(const Params& params, const RowOfBlock& of, Count row, const UnitMemory& memory,
-                                             const CombinedNode& node, int component, Shared<Bytes16> shared,
-                                             SliceState& state) {
+__device__ __forceinline__ void combine_subtree(const Params& params, const RowOfBlock& of, Count row,
+                                                const UnitMemory& memory, const CombinedSubtree& all, int component,
+                                                Shared<Bytes16> shared, SliceState& state) {
   const int lane = static_cast<int>(threadIdx.x % kWarp), warp = warp_uniform(static_cast<int>(threadIdx.x / kWarp)),
             n_warps = static_cast<int>(blockDim.x / kWarp);
   const auto memory_of = [&](int i) { return shared + i * memory.n_parked * kParkedState; };
   const auto parked_of = [&](int i) { return ParkedStates(memory_of(i), lane); };
   const RowOfUnits rows{of.units, memory, of.first_item, of.row, component, params.d_v};
   set_empty(state);
-  if (node.level < 0) return;
-  // Each warp a node of one level; or the first one a unit.
-  const bool is_unit = node.level <= of.units.log();
+  if (all.level < 0) return;
+  // Each warp a subtree of one level; or the first one a unit.
+  const bool is_unit = all.level <= of.units.log();
   const int log_warps = highest_bit(Count(n_warps)), least = of.units.log() + kLogAtOnce,
-            level = node.level - log_warps > least ? node.level - log_warps : least;
-  const std::int64_t end_of_node = node.begin + (std::int64_t{1} << node.level),
-                     begin = node.begin + (std::int64_t{warp} << level), end = begin + (std::int64_t{1} << level);
-  if (begin < end_of_node) {
-    const OwnSlots own{begin, end < end_of_node ? end : end_of_node, is_unit};
+            level = all.level - log_warps > least ? all.level - log_warps : least;
+  const std::int64_t end_of_all = all.begin + (std::int64_t{1} << all.level),
+                     begin = all.begin + (std::int64_t{warp} << level), end = begin + (std::int64_t{1} << level);
+  if (begin < end_of_all) {
+    const OwnSlots own{begin, end < end_of_all ? end : end_of_all, is_unit};
     own.combine(rows, of.used, parked_of(warp), state);
     if constexpr (IsMmaTile<Tile>) {
       if (is_broken(state)) {
@@ -212,12 +212,13 @@ __device__ __forceinline__ void combine_block(const Params& params, const UnitMe
             subtree = static_cast<int>(blockIdx.z);
   const Division all(params, memory.rule, memory.log_rows, WarpScan{});
   const RowOfBlock of(params, all, row);
-  const CombinedNode node = output.out != nullptr ? CombinedNode::whole(of.used)
-                                                  : CombinedNode::covering(params.shard_of_entry(of.entry), subtree);
+  const CombinedSubtree combined = output.out != nullptr
+                                       ? CombinedSubtree::whole(of.used)
+                                       : CombinedSubtree::covering(params.shard_of_entry(of.entry), subtree);
   wait_for_previous_launch();
   waited();
   SliceState state;
-  combine_node<Tile>(params, of, row, memory, node, component, shared, state);
+  combine_subtree<Tile>(params, of, row, memory, combined, component, shared, state);
   if (threadIdx.x < kWarp) CombinedOutput{output, params.n_rows(), row, component, params.d_v}.write(subtree, state);
 }
 

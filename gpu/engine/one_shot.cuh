@@ -180,12 +180,12 @@ __device__ __forceinline__ void exchange_block(const DecodeParams& params, const
     const RowOfBlock of(params, all, row);
     TREE_ATTN_LOOP
     for (int i = 0; i < n_subtrees_of_own; ++i) {
-      const CombinedNode node = own.empty() ? CombinedNode{} : CombinedNode::covering(own, i);
+      const CombinedSubtree combined = own.empty() ? CombinedSubtree{} : CombinedSubtree::covering(own, i);
       TREE_ATTN_LOOP
       for (int slice = 0; slice < n_slices; ++slice) {
         SliceState state;
         const int component = slice * kSlice + 4 * lane;
-        combine_node<Tile>(params, of, row, memory, node, component, shared, state);
+        combine_subtree<Tile>(params, of, row, memory, combined, component, shared, state);
         if (warp == 0) {
           if (component == 0) states[kShift] = state.shift, states[kSum] = state.sum;
           TREE_ATTN_UNROLL
