@@ -99,6 +99,7 @@ TEST_CASE("units: takers divide the work items of all query tiles in equal runs"
               right = right && run.kv_head / 2 == run.found.entry && run.first_row % (1u << log_rows) == 0;
               const KeyRange leaves = params.leaves_of_slots(run.found.entry, run.begin, run.end);
               right = right && !leaves.empty() && leaves.begin == run.begin * kLeafKeys;
+              if (!right) break;  // it may not go on
               found = run.found, item = reached = run.last;
             }
           }
