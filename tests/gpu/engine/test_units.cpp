@@ -51,6 +51,8 @@ TEST_CASE("units: aligned subtrees of 2^c leaves that cover the leaves of a shar
       // Neighbours touch, but for a gap without leaves.
       if (k > 0) right = right && (from == reached || (from > reached && reached >= used.gap && from <= used.after));
       reached = to;
+      // Each has a leaf, on either side of the gap.
+      right = right && ((from < used.gap && to > used.first) || (from < used.end && to > used.after));
       right = right && units.number_of(from) == k && units.number_of(to - 1) == k;
       const std::int64_t size = to - from;
       right = right && size <= std::int64_t{1} << log && (size & (size - 1)) == 0 && from % size == 0;
