@@ -13,6 +13,8 @@
 namespace tree_attn::test {
 namespace {
 
+using emulated::split_range;
+
 /// A kind of worker, by a shape that gets it.
 struct Kind {
   const char* name;
