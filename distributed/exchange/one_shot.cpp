@@ -152,15 +152,17 @@ class OneShotDecoder : public Decoder {
     const int rank = transport_.rank();
     const Members node = members_of_node(topology, rank, ranges);
     windows_ = "process";
-    const std::vector<NodeWindow> by_rank = transport_.ranks().all_gather(
-        session_->open_window(node.ranges, node.me, rank, !transport_.ranks().is_one_process(), most_queries),
-        "the windows of all ranks");
+    // A device may refuse a window, or be refused, on one rank alone.
+    NodeWindow own;
+    run_on_all<DeviceError>(transport_.ranks(), [&] {
+      own = session_->open_window(node.ranges, node.me, rank, !transport_.ranks().is_one_process(), most_queries);
+    });
+    const std::vector<NodeWindow> by_rank = transport_.ranks().all_gather(own, "the windows of all ranks");
     std::vector<NodeWindow> windows;
     for (const int each : node.ranks) {
       windows.push_back(by_rank[static_cast<std::size_t>(each)]);
       if (windows.back().process != by_rank[static_cast<std::size_t>(node.ranks.front())].process) windows_ = "ipc";
     }
-    // A device may be refused on one rank alone.
     run_on_all<DeviceError>(transport_.ranks(), [&] { session_->connect(windows); });
     connected_ = ranges, most_queries_ = most_queries;
     count(most_queries);

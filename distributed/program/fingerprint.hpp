@@ -19,8 +19,8 @@ struct CacheRow {
   auto operator<=>(const CacheRow&) const = default;
 };
 
-/// The rows of the cache that all ranks compare: a function of the shapes and lengths alone. At most 192, evenly spaced from
-/// the first of the first entry and head to the last in use of the last ones; empty if no key is in use.
+/// The rows of the cache that all ranks compare: a function of the shapes and lengths alone. At most 192 of the
+/// rows in use, counted by entry, head and position, evenly spaced, the first and the last among them; empty if none is.
 /// @param lengths keys in use per batch entry [b]
 std::vector<CacheRow> sampled_rows(std::span<const std::int64_t> lengths, std::int64_t kv_heads);
 

@@ -32,7 +32,12 @@ struct File {
   File& operator=(const File&) = delete;
   ~File() {
     if (descriptor >= 0) close(descriptor);
+    remove_name();
+  }
+  /// Leaves the file to those that have opened it.
+  void remove_name() {
     if (!made.empty()) unlink(made.c_str());
+    made.clear();
   }
 };
 
@@ -106,7 +111,7 @@ Mailboxes::Mailboxes(const Ranks& ranks, const Topology& topology, const std::st
                     n_bytes = n * n_of_rank;
   const bool shares = n > 1, makes = shares && members.front() == rank_;
 
-  // The lowest rank of a node makes the file, and removes its name when all have mapped it.
+  // The lowest rank of a node makes the file, and removes its name when all have opened it.
   File file;
   ranks.throw_if_any_failed(makes ? make_file(file, folder, n_bytes, n) : std::nullopt);
   std::array<char, 256> path{};
@@ -114,11 +119,14 @@ Mailboxes::Mailboxes(const Ranks& ranks, const Topology& topology, const std::st
   const auto paths = ranks.all_gather(path, "the memory of all nodes");
   const auto own = static_cast<std::size_t>(std::ranges::find(members, rank_) - members.begin());
   std::optional<std::string> error;
+  const std::string there = shares ? paths[static_cast<std::size_t>(members.front())].data() : "";
+  if (shares && !makes) file.descriptor = open(there.c_str(), O_RDWR | O_CLOEXEC);
+  if (shares && file.descriptor < 0) error = error_text(there);
+  ranks.throw_if_any_failed(error);
+  file.remove_name();
   if (shares) {
-    const std::string there = paths[static_cast<std::size_t>(members.front())].data();
-    if (!makes) file.descriptor = open(there.c_str(), O_RDWR | O_CLOEXEC);
     // A rank takes the pages of its own mailboxes near its core. One that is not there at the first store ends the process.
-    int status = file.descriptor < 0 ? errno : EINTR;
+    int status = EINTR;
     while (status == EINTR)
       status = posix_fallocate(file.descriptor, static_cast<off_t>(own * n_of_rank), static_cast<off_t>(n_of_rank));
     errno = status;

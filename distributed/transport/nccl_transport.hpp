@@ -107,7 +107,8 @@ class NcclTransport : public Transport {
     for (DeviceStream* stream : with_graphs_) stream->forget();
   }
 
-  NcclCommunicator communicator_;
+  std::vector<DeviceStream*> with_graphs_;  ///< one that is noted twice is here twice
+  NcclCommunicator communicator_;           ///< drops these graphs where its end is an abort
   Network network_;
   DevicePlatform platform_;
   DeviceStream* stream_ = nullptr;
@@ -115,7 +116,6 @@ class NcclTransport : public Transport {
   std::vector<Receive> receives_;
   std::vector<Group> groups_;  ///< since queue_on()
   double settled_from_ = 0;
-  std::vector<DeviceStream*> with_graphs_;  ///< one that is noted twice is here twice
 };
 
 }  // namespace tree_attn

@@ -653,7 +653,7 @@ class Attention:
         return self
 
     def __exit__(self, kind, *_):
-        if kind is not None and self._handle and self._size > 1:
+        if kind is not None and self._handle and self._size > 1 and self._is_here():
             self.abandon()  # the other ranks may not come to close()
         self.close()
 
