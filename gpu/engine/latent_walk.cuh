@@ -98,7 +98,7 @@ class LatentRing : BoxRows<typename Tile::Stored, Leaves_> {
   __device__ __forceinline__ int parity_of(int leaf) const { return (n_before_ + leaf) / Memory::kStages % 2; }
   __device__ __forceinline__ Shared<Barrier> free_of(int stage) const { return full_ + (Memory::kStages + stage); }
 
-  /// Says to all blocks that this one awaits a leaf; once all of them do, copies the boxes of this block to all. One warp.
+  /// Says to all blocks that this one awaits a leaf; once all do, copies its boxes to all, which others read again: no hint.
   __device__ __forceinline__ void start_shared_boxes(int stage, int parity, int row, Shared<Bytes16> to) const {
     if (elect_one()) {
       barrier_arrive_expect(full_ + stage, kLatentBoxes * Base::kStoredBox * static_cast<int>(sizeof(Bytes16)));

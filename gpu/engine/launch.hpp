@@ -22,9 +22,9 @@ struct LaunchOptions {
 
 /// The launch that a step has picked: enough to launch it, and to say so.
 struct LaunchPlan {
-  int n_splits = 1;              ///< blocks that share the keys of a kv head; of units the blocks of the grid for each
+  int n_splits = 1;              ///< blocks that share the keys of a kv head; of units the clusters of the grid for each
   int n_threads = 128;           ///< threads of a block
-  int n_row_tiles = 1;           ///< tiles of rows that read the same ring of copies: row_tiles()
+  int n_row_tiles = 1;           ///< tiles of rows that read the same copies: row_tiles(), or blocks of a cluster
   int n_stages = 0;              ///< stages of the ring of copies; 0 where there is none
   int n_blocks = 0;              ///< blocks of the grid, where they take units
   int cluster = 1;               ///< blocks of a cluster, each for a tile of rows: they read the same copies

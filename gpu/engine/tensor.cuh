@@ -105,7 +105,7 @@ struct TileScale {
 };
 
 /// Two neighbours of a row of the group of a kv head, times TileScale::query; zeros past the group and past d_h.
-/// @param first_row a row that the group has
+/// @param first_row first row of the tile, past the group too
 template <class T>
 __device__ __forceinline__ std::uint32_t query_pair(const DecodeParams& params, std::int64_t kv_head, std::int64_t first_row,
                                                     int row, int column, float scale) {

@@ -123,7 +123,7 @@ struct UnitRule {
   int least_log = 0;     ///< c, at least: so that states are at most an eighth of the keys and values that lie in memory
   Count most_items = 0;  ///< work items, beside those of the ends: four for each thread group of the grid
   Count n_takers = 1;    ///< runs that they are divided into
-  Count n_blocks = 1;    ///< work items at least, if there are so many leaves: one for each block
+  Count n_blocks = 1;    ///< work items at least, if there are so many leaves: one for each cluster
   bool is_whole = false;
 
   /// The smallest c that keeps to both. Of few large units some takers have one more than others: if that is more than an

@@ -28,7 +28,7 @@
 /// | `barrier_wait bulk_copy` | bulk copies that complete on an mbarrier |
 /// | `TensorMap bulk_copy_tensor swizzled_unit` | boxes of a strided array, swizzled, completing on an mbarrier |
 /// | `launch_dependents wait_for_previous_launch` | launches on a stream that overlap |
-/// | `cluster_rank cluster_sync remote` | blocks of a cluster, and each other's shared memory |
+/// | `cluster_rank cluster_sync remote barrier_arrive_at bulk_copy_tensor_to` | blocks of a cluster, each other's memory and barriers, boxes for several |
 /// | `load_matrices_x4 load_matrices_x4_transposed transpose_matrices mma_16x8x16` | tensor cores, several matrices a word |
 /// | `BoxMatrix box_matrix store_matrices_x4_transposed` | matrices in shared memory as wgmma takes them, and their way there |
 /// | `wgmma_64xNx16 wgmma_of_registers_64xNx16 wgmma_fence wgmma_commit wgmma_wait` | products of a warpgroup, which go on by themselves: 9.0 |

@@ -101,7 +101,7 @@ TEST_CASE("row tiles: keys and values are copied once for the rows of a ring, an
                                                           {DType::BF16, 512, 512, 16, 16}}) {
     for (const std::size_t shared_bytes : {std::size_t{227 * 1024}, std::size_t{99 * 1024}}) {
       const bool is_large = shared_bytes == 227 * 1024, is_latent = d_h > 256;
-      for (const std::int64_t n_rows : is_latent ? std::vector<std::int64_t>{1, 8, 9, 16, 17, 33, 128}
+      for (const std::int64_t n_rows : is_latent ? std::vector<std::int64_t>{1, 8, 9, 16, 17, 33, 65, 128}
                                                  : std::vector<std::int64_t>{1, 8, 9, 16, 17, 32, 33, 64, 65}) {
         emulated::Settings settings{.n_multiprocessors = 16, .shared_bytes = shared_bytes};
         if (!is_large) settings.major = 12;
