@@ -94,7 +94,7 @@ void run_predict(const PredictOptions& options) {
     if (why.empty()) {
       const std::int64_t n_rounds = std::ssize(algorithm->cost(header.topology, 0, ranges, header.shape, plan).rounds),
                          n_walked = n_rounds * p;
-      if (n_walked > kMostRounds) why = line_of("its ", n_rounds, " rounds of ", p, " ranks are too many to walk through");
+      if (n_walked > kMostRounds) why = line_of("the rounds of ", p, " ranks are too many to walk through");
     }
     if (!why.empty()) {
       header.left_out.push_back({std::move(name), std::move(why)});

@@ -105,7 +105,7 @@ TEST_CASE("predict: the table of the paper's cluster, and what is left out of it
   }
   for (const char* ring : {"ring", "ring-state"})
     CHECK(predicted("--ranks 1025 --seq-len 131200"_words)["left_out"][ring] ==
-          "its 1025 rounds of 1025 ranks are too many to walk through");
+          "the rounds of 1025 ranks are too many to walk through");
   // Of eight shards the window sees the first and the last: two messages each, seven times.
   const Words window = "predict --seq-len 640000 --ranks 8 --window 4096 --sinks 4"_words;
   CHECK(run(alone(window)).out.find("-       7        28") != std::string::npos);
