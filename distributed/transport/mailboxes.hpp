@@ -20,8 +20,9 @@ std::uint64_t host_number();
 
 /// Messages of one rank through mailboxes in shared memory: one for each two ranks and each direction.
 ///
-/// The memory is a file, whose name is removed once all have opened it, and lasts as long as a rank has it mapped. Ranks share it if they are of one node of
-/// the topology, one start of a system and one folder of one file system: containers that have another one send otherwise.
+/// The memory is a file, whose name is removed once all have opened it, and lasts as long as a rank has it mapped. Ranks
+/// share it if they are of one node of the topology, one start of a system and one folder of one file system: containers
+/// that have another one send otherwise.
 ///
 /// A mailbox has kBuffers adjacent buffers of kPartBytes each. A message is copied into it in parts and out of it in parts,
 /// so that the receiver copies one part while the sender copies the next. Two counters, one written by each side, say which
