@@ -4,27 +4,9 @@
 #include "distributed/transport/callback_shared_transport.hpp"
 
 #include <thread>
-#include <utility>
 #include <vector>
 
 namespace tree_attn {
-
-CallbackSharedTransport::CallbackSharedTransport(const CallbackRanks& ranks, Topology of, const std::string& folder)
-    : CallbackTransport(ranks, std::move(of)), mail_(ranks, topology(), folder) {}
-
-CallbackSharedTransport::~CallbackSharedTransport() {
-  if (!mail_.is_empty()) ranks().give_up();
-}
-
-void CallbackSharedTransport::start_send(std::span<const std::byte> bytes, int to) {
-  check();
-  if (!mail_.send(bytes, to)) CallbackTransport::start_send(bytes, to);
-}
-
-void CallbackSharedTransport::start_receive(std::span<std::byte> bytes, int from) {
-  check();
-  if (!mail_.receive(bytes, from)) CallbackTransport::start_receive(bytes, from);
-}
 
 bool CallbackSharedTransport::advance() {
   try {

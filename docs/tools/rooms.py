@@ -36,7 +36,7 @@ FEATURES = {
     "algorithms": r"(decoders|exchange)/(two_level|leaders|paper|packed|fused|gather|ring_state|ring)\.",
     "NCCL": r"nccl",
     "blocks and plans on a device": r"backend/blocks|device_blocks|(decoders|exchange)/runner",
-    "shared memory": r"shared_transport",
+    "shared memory": r"shared_transport|mailboxes",
     "threads as ranks": r"thread_transport",
     "tensor and output files": r"safetensors|output_file|mapped_file|fuzz/",
     "emulator": r"gpu/(platform/)?emulator|platform/(modes|seeded_bugs)",

@@ -50,13 +50,9 @@ struct LatentTile {
 template <class Stored, int kRows>
 inline constexpr int kStackEntry<LatentTile<Stored, kRows>> = 4 * LatentTile<Stored, kRows>::kLanes;
 
-/// True for a tile of four warpgroups.
-template <class>
-inline constexpr bool kIsLatentTile = false;
-template <class Stored, int kRows>
-inline constexpr bool kIsLatentTile<LatentTile<Stored, kRows>> = true;
+/// A tile of four warpgroups.
 template <class Tile>
-concept IsLatentTile = IsThreadGroup<Tile> && kIsLatentTile<Tile>;
+concept IsLatentTile = IsThreadGroup<Tile> && Tile::kLanes == 4 * kWarpgroup;
 
 /// Shared memory of a block.
 template <IsLatentTile Tile>

@@ -44,13 +44,9 @@ struct RowScores {
   __device__ __forceinline__ int row(int /*slot*/) const { return own_row; }
 };
 
-/// True for a tile of a warpgroup.
-template <class>
-inline constexpr bool kIsWgmmaTile = false;
-template <class Stored, int kDim>
-inline constexpr bool kIsWgmmaTile<WgmmaTile<Stored, kDim>> = true;
+/// A tile of a warpgroup. Tiles of four warps have eight queries.
 template <class Tile>
-concept IsWgmmaTile = IsThreadGroup<Tile> && kIsWgmmaTile<Tile>;
+concept IsWgmmaTile = IsTensorTile<Tile> && Tile::kLanes == kWarpgroup&& Tile::kRows == 64;
 
 /// Shared memory of a warpgroup beside its ring, in 16-byte vectors: the queries, as boxes of 64 rows, and states that wait.
 template <IsWgmmaTile Tile>
