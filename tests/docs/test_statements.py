@@ -84,7 +84,7 @@ class Ladder(Statements):
             rate = (many["bytes"] - few["bytes"]) / (many["graph_seconds"] - few["graph_seconds"])
             return 1e6 * (few["graph_seconds"] - few["bytes"] / rate), rate / 1e12, few["n_splits"]
         (fixed, rate, n_splits), (before, faster, _) = fixed_and_rate("tensor", "BF16"), fixed_and_rate("copies", "F32")
-        self.says("docs/III.1-kernels.md", f"With 16 heads on 16 the rung takes {fixed:.0f} µs, and besides them its bytes at {rate:.2f} TB/s; rung 5 takes {before:.0f} µs, and {faster:.1f} TB/s",
+        self.says("docs/III.1-kernels.md", f"Its times for 16 heads on 16 are {fixed:.0f} µs plus the bytes at {rate:.2f} TB/s, those of rung 5 {before:.0f} µs plus the bytes at {faster:.1f} TB/s",
                   f"Each of {n_splits} joins takes {fixed / n_splits:.1f} µs")
 
     def test_the_end_beside_a_time_is_of_the_kernel_that_took_it(self):
@@ -99,9 +99,7 @@ class Ladder(Statements):
         one, four = end["BF16, 16/16 heads, 8k keys"], end["BF16, 32/8 heads, 8k keys"]
         walk, = [line for line in kernel_tables.CARD["stamps"] if line["shape"] == "BF16, 16/16 heads, 64k keys"]
         later = 1e6 * (walk["kernel_seconds"] - walk["end_seconds"] - walk["walk_seconds"])
-        part = kernel_tables.on_card("BF16, 16/16 heads, 1M keys", "short-end")
-        self.says("docs/III.3-library.md", f"two joins take {one:.1f} µs with one query per head, and {four:.1f} µs with four", f"after {1e6 * walk['walk_seconds']:.0f} µs, and the last one {later:.0f} µs later",
-                  f"At 1M keys it reaches {part['read_seconds'] / kernel_tables.apart(part):.2f} of the rate;")
+        self.says("docs/III.3-library.md", f"two joins take {one:.1f} µs with one query per head, and {four:.1f} µs with four", f"after {1e6 * walk['walk_seconds']:.0f} µs, and the last one {later:.0f} µs later")
         ends = [(line["shape"].split(", ")[2], 1e6 * line["end_seconds"]) for line in kernel_tables.CARD["stamps"] if line["step"] == "equal-runs" and re.fullmatch(r"BF16, (?:16/16|32/8) heads, \d+k? keys", line["shape"])]
         (fewest, least), (most_keys, most) = min(ends, key=lambda end: end[1]), max(ends, key=lambda end: end[1])
         self.says("docs/IV.8-learnt.md", f"took {least:.1f} µs with {fewest} and up to {most:.1f} µs with {most_keys.removesuffix(' keys')}")
@@ -147,12 +145,13 @@ class Ladder(Statements):
         now = {(walk["architecture"], walk["worker"], walk["rows"]): walk for walk in walks if walk["kernel"] == "decode_units"}
         of_leaf = now["sm_90a", "ScalarWarp<float, 128>", "bulk"]
         self.says("docs/IV.8-learnt.md", f"has {of_leaf['per_8_kib']} instructions per 8 KiB where it had {f32}")
-        slots = 2 * 64 * 128 * 4 * 4 / 18
-        self.says("docs/III.3-library.md", f"a leaf takes {of_leaf['leaf']} instructions on scalar cores, of {slots:.0f}")
+        per_cycle = kernel_tables.RATE / kernel_tables.MULTIPROCESSORS / kernel_tables.CYCLES
+        slots = kernel_tables.SCHEDULERS * 2 * 64 * 128 * 4 / per_cycle
+        self.says("docs/III.1-kernels.md", f"At {kernel_tables.CYCLES / 1e9:.2f} GHz, the clock of the data sheet, a multiprocessor receives about {per_cycle:.0f} bytes per clock")
         portable, tile = now["sm_90a", "ScalarWarp<BFloat16, 128>", "bulk"]["leaf"], now["sm_90a", "MmaTile<BFloat16, 128, 8>", "tensor map"]["leaf"]
-        self.says("docs/III.3-library.md", f"With `--portable` a leaf of BF16 takes {portable}, of {slots / 2:.0f}. That is {portable / 64:.0f} per key and query; F32 has {of_leaf['leaf'] / 64:.0f}",
-                  f"Tensor cores take {tile} for up to eight queries: {tile / 64:.0f} for one, {tile / 256:.1f} for four",
-                  f"four that share keys take {4 * portable / (slots / 2):.1f} times the slots that memory leaves, and {4 * of_leaf['leaf'] / slots:.1f} times in F32")
+        self.says("docs/III.3-library.md", f"a leaf takes {of_leaf['leaf']} on scalar cores, of about {round(slots, -2):.0f} that a multiprocessor can issue while it arrives, and with `--portable` in BF16 {portable} of {round(slots / 2, -2):.0f}",
+                  f"Tensor cores take {tile} for up to eight queries",
+                  f"four that share keys take {4 * portable / (slots / 2):.1f} times the instructions that memory leaves time for, in F32 {4 * of_leaf['leaf'] / slots:.1f} times")
 
 
 class Measured(Statements):
@@ -290,7 +289,14 @@ class Arithmetic(Statements):
 
 
 class Code(Statements):
-    """Numbers of lines, bytes and functions are those of the sources."""
+    """Numbers of lines, bytes, warps and functions are those of the sources."""
+
+    def test_warps_of_a_block(self):
+        """They are those of the plans in tests/gpu/ladder/test_bits.cpp."""
+        sizes = re.findall(r"size_on\((\w+), DType::(F32|BF16), (?:1|4), (?:d|64)\) == std::pair\{(\d), ", (ROOT / "tests/gpu/ladder/test_bits.cpp").read_text(encoding="utf-8"))
+        warps = {(device, dtype): ("", "one", "two", "three", "four", "five", "six", "seven", "eight")[int(n)] for device, dtype, n in sizes}
+        (h200, a100, small), (h200_tensor, a100_tensor, small_tensor) = ([warps[device, dtype] for device in ("h200", "a100", "consumer")] for dtype in ("F32", "BF16"))
+        self.says("docs/III.3-library.md", f"an H200 gets blocks of {h200} warps, an A100 of {a100}, a consumer device of {small}; on tensor cores {h200_tensor}, {a100_tensor} and {small_tensor}")
 
     def test_sizes(self):
         lines = {name: round(len((ROOT / "gpu" / "ladder" / name).read_text(encoding="utf-8").splitlines()), -1) for name in ("04_split.cu", "06_tensor.cu", "07_units.cu")}
