@@ -56,6 +56,7 @@ TEST_CASE("work partition: what 32 bits cannot count is refused by every step") 
   for (const device::LadderStep* step : device::all_kernels()) {
     params.end = 1;
     const DType dtype = step->refusal(params, DType::F32) == "" ? DType::F32 : DType::BF16;
+    if (step->refusal(params, dtype) == "no tensor maps on compute capability 8") continue;  // rung 7 on such a device
     params.end = (kMostWorkItems / 255 - 1) * kLeafKeys + 1;
     CHECK(step->refusal(params, dtype) == "");
     params.end = kMostWorkItems / 255 * kLeafKeys + 1;
