@@ -193,7 +193,7 @@ struct Lane {
   using T = float;
   static constexpr int kLanes = 1, kRows = 1, kSlots = 1, kElements = 4;
   static int row(int, int) { return 0; }
-  static int place(int) { return 0; }
+  static int part(int) { return 0; }
   static int lane_at(int) { return 0; }
   static int component(int, int c) { return c; }
 };
@@ -202,7 +202,7 @@ constexpr int kLevels = 2, kUnitsOfRun = 3;  // that are printed
 /// @param[out] sums [leaves of the run][kLevels + kUnitsOfRun]
 __global__ void watch_units(UnitRun run, KeyRange range, UnitMemory memory, float* sums) {
   const ContiguousLeaves leaves(range, range);
-  UnitForest<Lane, ContiguousLeaves, InRegisters<4>> forest(run, memory.place_of_row(0, 0), memory, 1, leaves, 0);
+  UnitForest<Lane, ContiguousLeaves, InRegisters<4>> forest(run, memory.offset_of_row(0, 0), memory, 1, leaves, 0);
   for (int i = 0; i < leaves.n_leaves(); ++i) {
     LaneState<4> leaf{0, 1 + static_cast<float>(i) / 1024, {}};
     forest.push(i, leaf);
@@ -228,7 +228,7 @@ __global__ void one_block(DecodeParams params, UnitMemory memory) {
   const KeySteps<> steps(params.leaves_of_slots(0, run.begin, run.end), params.in_use(0));
   const std::int64_t first = steps.leaves().origin();
   Source rows{steps, params.key<Element>(0, first), params.value<Element>(0, first)};
-  accumulate_keys<Warp>(params, 0, 0, steps, UnitTarget{run, memory.place_of_row(run.first, 0), memory, 1}, rows,
+  accumulate_keys<Warp>(params, 0, 0, steps, UnitTarget{run, memory.offset_of_row(run.first, 0), memory, 1}, rows,
                         memory_of_warp);
 }
 __global__ void combine_units(DecodeParams params, DeviceOutput output, UnitMemory memory) {

@@ -52,7 +52,7 @@ concept IsThreadGroup = requires(int lane, int slot, int c) {
   { ThreadGroup::kSlots } -> std::convertible_to<int>;
   { ThreadGroup::kElements } -> std::convertible_to<int>;
   { ThreadGroup::row(lane, slot) } -> std::same_as<int>;  // which of the kRows queries a slot is about
-  { ThreadGroup::place(lane) } -> std::same_as<int>;  // where a lane has its part of a state; those of a query side by side
+  { ThreadGroup::part(lane) } -> std::same_as<int>;  // where a lane has its part of a state; those of a query side by side
   { ThreadGroup::component(lane, c) } -> std::same_as<int>;  // which element of a row component c is
 };
 
@@ -168,8 +168,8 @@ class LaneStates {
   static constexpr int kVectors = kStateVectors<kElements>;  ///< of a lane's part of a state
   static constexpr int kEntry = 4 * kVectors * kLanes;       ///< floats of a state, for all lanes
 
-  /// @param memory of the thread group @param place of the lane in a state
-  __device__ __forceinline__ LaneStates(float* memory, int place) : memory_(memory + 4 * place) {}
+  /// @param memory of the thread group @param part of the lane in a state
+  __device__ __forceinline__ LaneStates(float* memory, int part) : memory_(memory + 4 * part) {}
 
   /// Reads, or writes, the i-th.
   __device__ __forceinline__ void load(int i, LaneState<kElements>& state) const {

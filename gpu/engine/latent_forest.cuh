@@ -32,14 +32,14 @@ class LatentForest : UnitsOfRun<Tile, Leaves> {
   /// Appends the shifts and sums of leaf i, the next one. That warp; then a barrier of the block, and push().
   __device__ __forceinline__ void push_rows(int i) const {
     const int r = LatentThread().lane;
-    const auto place = this->place_of(i);
+    const auto parting = this->parting_of(i);
     float state[2] = {kNone, 0};
     if (r < kRows) state[0] = shared_.of_leaf[r], state[1] = shared_.of_leaf[kRows + r];
     const unsigned empty = __ballot_sync(kAllLanes, r < kRows && is_empty(state));
     if (r == 0) *shared_.empty = empty;
     if (r < kRows) {
       TREE_ATTN_LOOP
-      for (Count left = waits_ & place.below; left != 0; left &= left - 1) {
+      for (Count left = waits_ & parting.below; left != 0; left &= left - 1) {
         const int level = lowest_bit(left);
         const Shared<float> other = shared_.rows + level * 2 * kRows;
         const float shift = other[r], sum = other[kRows + r];
@@ -48,7 +48,7 @@ class LatentForest : UnitsOfRun<Tile, Leaves> {
         state[0] = to.shift, state[1] = of_left * sum + of_right * state[1];
         shared_.factors[level * kRows + r] = to.right_is_high ? -to.factor : to.factor;
       }
-      const Shared<float> own = shared_.rows + place.level * 2 * kRows;
+      const Shared<float> own = shared_.rows + parting.level * 2 * kRows;
       own[r] = state[0], own[kRows + r] = state[1];
     }
     __syncwarp();
@@ -56,7 +56,7 @@ class LatentForest : UnitsOfRun<Tile, Leaves> {
 
   /// Appends its components. @param[in,out] n overwritten
   __device__ __forceinline__ void push(int i, Sums& n) {
-    const auto place = this->place_of(i);
+    const auto parting = this->parting_of(i);
     const int lane = opaque(lane_);
     if (const unsigned empty = *shared_.empty; empty != 0) {
       TREE_ATTN_UNROLL
@@ -64,7 +64,7 @@ class LatentForest : UnitsOfRun<Tile, Leaves> {
         if ((empty >> Tile::row(lane, j / 4 % kEights * 2 + j % 2) & 1) != 0)
           n[j / 4 / kEights][j / 4 % kEights][j % 4] = -0.0f;
     }
-    const Count left = waits_ & place.below;
+    const Count left = waits_ & parting.below;
     TREE_ATTN_UNROLL
     for (int level = 0; level < kLevels; ++level)
       if ((left >> level & 1) != 0) {
@@ -79,21 +79,21 @@ class LatentForest : UnitsOfRun<Tile, Leaves> {
       for (int j = 0; j < kLevels * 8 * kEights; ++j)
         waiting_[j / 8 / kEights][j / 4 / kEights % 2][j / 4 % kEights][j % 4] = 0;
     }
-    if (place.ends_unit) {
+    if (parting.ends_unit) {
       store(n, lane);
-    } else if (place.level < kLevels) {
+    } else if (parting.level < kLevels) {
       TREE_ATTN_UNROLL
       for (int level = 0; level < kLevels; ++level)
-        if (place.level == level) std::memcpy(waiting_[level], n, sizeof n);
+        if (parting.level == level) std::memcpy(waiting_[level], n, sizeof n);
     } else {
       TREE_ATTN_UNROLL
       for (int j = 0; j < 2 * kEights; ++j) {
         Bytes16 bytes;
         std::memcpy(&bytes, n[j / kEights][j % kEights], sizeof bytes);
-        store_fresh16(stack(place.level, lane) + j * kStackEntry<Tile>, bytes);
+        store_fresh16(stack(parting.level, lane) + j * kStackEntry<Tile>, bytes);
       }
     }
-    this->pass(place);
+    this->pass(parting);
   }
 
  private:

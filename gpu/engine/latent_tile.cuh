@@ -40,7 +40,7 @@ struct LatentTile {
   using Sums = float[2][kEights][4];
 
   __host__ __device__ static int row(int lane, int slot) { return slot / 2 * 8 + lane % 4 * 2 + slot % 2; }
-  __host__ __device__ static int place(int lane) { return lane; }
+  __host__ __device__ static int part(int lane) { return lane; }
   __host__ __device__ static int box_row(int r) { return r; }  ///< of a query in the boxes of queries
   __host__ __device__ static int component(int lane, int c) {
     return (lane / kWarpgroup * 2 + c / 2) * kBoxColumns + lane / kWarp % 4 * 16 + lane % kWarp / 4 + c % 2 * 8;
@@ -91,7 +91,7 @@ struct LatentMemory {
       (kRows / kWeighed * 64 * kPitch + (4 + 2 + 3 * kLevels) * kRows) * sizeof(float) + 4 * 128;
 };
 
-/// The warpgroup of this thread, and its place there.
+/// The warpgroup of this thread, and its index in it.
 __device__ __forceinline__ int warpgroup() { return warp_uniform(static_cast<int>(threadIdx.x / kWarpgroup)); }
 struct LatentThread {
   int thread, lane, warp;

@@ -247,7 +247,7 @@ __device__ __forceinline__ void walk_latent(const Params& params, const UnitRun&
   load_queries<Tile>(params, kv_head, first_row, TileScale::of<Tile>(params, kv_head).query, memory.queries);
   async_proxy_fence();
   __syncthreads();
-  LatentForest<Tile, Leaves> forest(run, units.place_of_row(run.first, first_of_tile), units,
+  LatentForest<Tile, Leaves> forest(run, units.offset_of_row(run.first, first_of_tile), units,
                                     rows_in_use(params, first_row, Tile::kRows), leaves, memory);
   if (leaves.n_leaves() == 0) return;
   const LatentWalk<Tile, Leaves> walk{params, kv_head, first_row, leaves, ring, memory, forest, warpgroup()};

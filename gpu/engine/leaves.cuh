@@ -74,7 +74,7 @@ class ListedLeaves {
   static constexpr bool kHasEmptySlots = true;
 
   ListedLeaves() = default;
-  /// @param range places in the list, times kLeafKeys
+  /// @param range indices in the list, times kLeafKeys
   __device__ __forceinline__ ListedLeaves(KeyRange range, const LeavesInUse& used) {
     const int first = static_cast<int>(leaf_at(range.begin));
     leaves_ = used.leaves + first;

@@ -78,7 +78,7 @@ struct ListedParams : DecodeParams {
     return {Count(list.first_slot), Count(list.gap), Count(list.after_gap), Count(list.end_slot)};
   }
   std::int64_t most_slots() const { return leaf_at(tree_positions + kLeafKeys - 1); }
-  /// Places in the list, times kLeafKeys.
+  /// Indices in the list, times kLeafKeys.
   TREE_ATTN_HOST_DEVICE KeyRange leaves_of_slots(std::int64_t entry, std::int64_t from, std::int64_t to) const {
     return {first_leaf_at(entry, from) * kLeafKeys, first_leaf_at(entry, to) * kLeafKeys};
   }

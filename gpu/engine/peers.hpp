@@ -9,7 +9,7 @@
 /// devices, and nothing to clear.
 ///
 /// **Slots.** A window has two halves; step t uses half t mod 2. In a half every subtree of every device's range has a slot
-/// for each row, so no two devices store to the same place. A device whose range is empty has one slot per row too, and
+/// for each row, so no two devices store to the same packets. A device whose range is empty has one slot per row too, and
 /// sends one packet to it.
 ///
 /// **Conditions.** The proofs that a slot is free when a packet is stored to it, and that no wait lasts forever, need that

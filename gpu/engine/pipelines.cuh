@@ -134,7 +134,7 @@ __device__ __forceinline__ void walk_tiles(const Params& params, const UnitRun& 
   const int first_row = row_tile * Tile::kRows;
   const std::int64_t first_in_group = warp_uniform(run.first_row + Count(first_row));
   accumulate_tiles<Tile>(params, kv_head, first_in_group, leaves_of_run<typename Ring::Leaves>(params, run, kv_head),
-                         UnitTarget{run, memory.place_of_row(run.first, Count(first_row)), memory,
+                         UnitTarget{run, memory.offset_of_row(run.first, Count(first_row)), memory,
                                     rows_in_use(params, first_in_group, Tile::kRows)},
                          ring, memory_of_group);
 }
@@ -412,7 +412,7 @@ class ScalarPipeline {
     const KeySteps<Leaves> steps(params.leaves_of_slots(run.found.entry, run.begin, run.end),
                                  params.in_use(run.kv_head, run.first_row));
     const RowSequence<Warp, Leaves> rows(params, run.kv_head, steps);
-    const UnitTarget target{run, memory.place_of_row(run.first, 0), memory, 1};
+    const UnitTarget target{run, memory.offset_of_row(run.first, 0), memory, 1};
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
     if (access_.bulk) {
       begin_early(steps.leaves(), Bulk::kFirstLeaves, [&] { ring_.begin(rows); });

@@ -109,7 +109,7 @@ struct Replacement {
     }
   }
 
-  /// The state of a leaf, into a place in shared memory.
+  /// The state of a leaf, into shared memory.
   __device__ __forceinline__ void leaf_state(const Leaves& leaves, int leaf, int at) const {
     const LeafKeys keys(leaves, leaf * static_cast<int>(kLeafKeys));
     const TileScale scale = TileScale::of<Tile>(params, kv_head);

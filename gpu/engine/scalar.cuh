@@ -25,13 +25,13 @@ struct ScalarWarp {
   static constexpr int kElements = kDim / kLanes;  ///< components of a value that one lane holds
   static constexpr int kRows = 1;                  ///< queries that it serves at once
   static constexpr int kSlots = 1;                 ///< states that a lane holds a part of
-  /// Elements of a row in shared memory, in which a key or a value has its place.
+  /// Elements of a row in shared memory, which holds a key or a value.
   static constexpr int kRowElements = kDim < kLongestRow ? kDim : kLongestRow;
 
   /// The query, of kRows, that a slot of a lane is about.
   __host__ __device__ static int row(int, int) { return 0; }
-  /// The place of a lane's part in a state.
-  __host__ __device__ static int place(int lane) { return lane; }
+  /// The index of a lane's part in a state.
+  __host__ __device__ static int part(int lane) { return lane; }
 
   /// Index in the value of element c of a lane.
   __host__ __device__ static int component(int lane, int c) { return (c / 4 * kLanes + lane) * 4 + c % 4; }

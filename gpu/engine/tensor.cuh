@@ -40,8 +40,8 @@ struct MmaTile {
 
   /// The query, of kRows, that a slot of a lane is about.
   __host__ __device__ static int row(int lane, int slot) { return (lane & 3) * 2 + slot; }
-  /// The place of a lane's part in a state: the lanes of a query side by side, the first queries first.
-  __host__ __device__ static int place(int lane) { return (lane & 3) * (kLanes / 4) + (lane >> 2); }
+  /// The index of a lane's part in a state: the lanes of a query side by side, the first queries first.
+  __host__ __device__ static int part(int lane) { return (lane & 3) * (kLanes / 4) + (lane >> 2); }
   /// Index in the row of element c of a lane: the boxes of the warps take turns.
   __host__ __device__ static int component(int lane, int c) {
     if (kWarps == 1) return c / 2 * 16 + (lane >> 2) + c % 2 * 8;

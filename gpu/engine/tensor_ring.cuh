@@ -2,7 +2,7 @@
 /// @file
 /// @brief A ring of boxes in flight for one warp on tensor cores: 64 keys, or values, of 64 elements (section 6.3).
 ///
-/// There are two ways to fill a box, and both leave the same bits in the same places:
+/// There are two ways to fill a box, and both leave the same bits at the same addresses:
 /// - one copy through a tensor map, started by one lane and completing on an mbarrier (sm_90);
 /// - copies of 16 bytes, started by all lanes (cp.async).
 /// A device has one of them. Rows of F8_E4M3 come into the second half of a box, and are widened there by the warps that
@@ -79,7 +79,7 @@ class BoxRows {
   static constexpr int kStoredRow = kBoxColumns / kPer16<T>, kStoredBox = static_cast<int>(kLeafKeys) * kStoredRow,
                        kFirstStored = kBoxVectors - kStoredBox;
   static constexpr bool kIsWidened = kFirstStored > 0;
-  __device__ __forceinline__ static int place(int row, int unit) {
+  __device__ __forceinline__ static int stored_vector(int row, int unit) {
     return kFirstStored + row * kStoredRow + (kIsWidened ? unit : swizzled_unit(row, unit));
   }
 
@@ -130,22 +130,22 @@ class BoxRows {
     const std::int64_t stride = (is_value ? params.v : params.k).stride[2];
     const T* from = (is_value ? values_ : keys_) + (leaves_.row(at) + first) * stride + column;
     if (keys.are_all() && left >= kPer16<T>) {
-      // The swizzle repeats every eight rows: a lane has one place or two, and constant offsets from them.
-      constexpr int kPeriod = 8, kPlaces = kPeriod / kRowsAtOnce;
-      Shared<Bytes16> places[kPlaces];
+      // The swizzle repeats every eight rows: a lane has one address or two, and constant offsets from them.
+      constexpr int kPeriod = 8, kFirstRows = kPeriod / kRowsAtOnce;
+      Shared<Bytes16> first_rows[kFirstRows];
       TREE_ATTN_UNROLL
-      for (int i = 0; i < kPlaces; ++i) {
+      for (int i = 0; i < kFirstRows; ++i) {
         const int row = first + i * kRowsAtOnce;
-        places[i] = to + place(row, unit);
+        first_rows[i] = to + stored_vector(row, unit);
       }
       TREE_ATTN_UNROLL
       for (int i = 0; i < kRounds; ++i, from += kRowsAtOnce * stride)
-        copy_async16(places[i % kPlaces] + i / kPlaces * kPeriod * kStoredRow, from, 16);
+        copy_async16(first_rows[i % kFirstRows] + i / kFirstRows * kPeriod * kStoredRow, from, 16);
       return;
     }
     for (int row = first; row < kLeafKeys; row += kRowsAtOnce, from += kRowsAtOnce * stride) {
       const int n_here = keys.contain(row) ? n : 0;
-      copy_async16(to + place(row, unit), from, n_here * static_cast<int>(sizeof(T)));
+      copy_async16(to + stored_vector(row, unit), from, n_here * static_cast<int>(sizeof(T)));
     }
   }
 

@@ -83,9 +83,9 @@ struct UnitMemory {
   int n_parked = kMostParked;     ///< states that wait of a warp that combines, or of one that replaces sums of a unit
 
   static constexpr int kFirstComponent = 4;
-  /// Memory by place: so many times 16 bytes from the start. It has at most 64 GiB.
-  TREE_ATTN_HOST_DEVICE float* at(Count place) const { return floats + 4 * std::int64_t{place}; }
-  TREE_ATTN_HOST_DEVICE Count place_of_row(Count item, Count r) const {
+  /// Memory by offset: so many times 16 bytes from the start. It has at most 64 GiB.
+  TREE_ATTN_HOST_DEVICE float* at(Count offset) const { return floats + 4 * std::int64_t{offset}; }
+  TREE_ATTN_HOST_DEVICE Count offset_of_row(Count item, Count r) const {
     return Count(first_unit / 4) + (item * n_rows + r) * (n_state / 4);
   }
   /// The memory in which the states of a slot wait, of the thread group of this thread.
@@ -95,7 +95,7 @@ struct UnitMemory {
     return floats + (std::int64_t{group} * ThreadGroup::kSlots + slot) * n_stack;
   }
   /// Row r of the unit of a work item.
-  TREE_ATTN_HOST_DEVICE float* row(Count item, Count r) const { return at(place_of_row(item, r)); }
+  TREE_ATTN_HOST_DEVICE float* row(Count item, Count r) const { return at(offset_of_row(item, r)); }
 };
 
 /// The leaves of a run of units.
@@ -110,12 +110,12 @@ __device__ __forceinline__ Leaves leaves_of_run(const Params& params, const Unit
 template <bool kIsListed>
 class UnitRows {
  public:
-  /// @param place of the first row of this lane in the first unit
-  __device__ __forceinline__ UnitRows(const UnitMemory& memory, Count place) : memory_(memory) {
+  /// @param offset of the first row of this lane in the first unit
+  __device__ __forceinline__ UnitRows(const UnitMemory& memory, Count offset) : memory_(memory) {
     if constexpr (kIsListed)
-      at_ = place;
+      at_ = offset;
     else
-      at_ = memory.at(place);
+      at_ = memory.at(offset);
   }
   __device__ __forceinline__ float* row(int slot) const {
     if constexpr (kIsListed)
@@ -133,19 +133,19 @@ class UnitRows {
 
  private:
   const UnitMemory& memory_;
-  std::conditional_t<kIsListed, Count, float*> at_;  ///< a place in memory_, or an address
+  std::conditional_t<kIsListed, Count, float*> at_;  ///< an offset in memory_, or an address
 };
 
-/// The units of a run of a thread group, and the places of their leaves in a binary counter. It holds the states of subtrees
-/// that wait for what is on their right, one a level; a leaf merges with those of the levels below the one at which it parts
-/// from the next leaf. When a unit ends, all that wait are merged, from right to left, and its state is stored.
+/// The units of a run of a thread group, and the binary counter over their leaves. It holds the states of subtrees that wait
+/// for what is on their right, one a level; a leaf merges with those of the levels below the one at which it parts from the
+/// next leaf. When a unit ends, all that wait are merged, from right to left, and its state is stored.
 /// @paper{thm_1, Thm. 1}
 template <IsThreadGroup ThreadGroup, class Leaves>
 class UnitsOfRun {
  protected:
   static constexpr int kElements = ThreadGroup::kElements;
 
-  /// @param run of the thread group @param rows place of the first unit, from the thread group's first row on
+  /// @param run of the thread group @param rows offset of the first unit, from the thread group's first row on
   /// @param n_rows rows in use
   __device__ __forceinline__ UnitsOfRun(const UnitRun& run, Count rows, const UnitMemory& memory, int n_rows,
                                         const Leaves& leaves, int lane)
@@ -161,13 +161,13 @@ class UnitsOfRun {
     }
   }
 
-  /// The place of leaf i, the next one.
-  struct Place {
+  /// The parting of leaf i, the next one, from the leaf after it.
+  struct Parting {
     bool ends_unit;
     int level;          ///< at which it parts from the next leaf; 31 at the end of a unit
     Count below, next;  ///< bits of the levels below; the next slot
   };
-  __device__ __forceinline__ Place place_of(int i) const {
+  __device__ __forceinline__ Parting parting_of(int i) const {
     const bool is_last = i + 1 == leaves_.n_leaves();
     const Count at = Count(leaves_.slot(i)), next = is_last ? end_ : Count(leaves_.slot(i + 1));
     const bool ends_unit = is_last || next >= unit_end_;
@@ -175,11 +175,11 @@ class UnitsOfRun {
     return {ends_unit, level, (Count{1} << level) - 1, next};
   }
   /// Goes on to the next leaf.
-  __device__ __forceinline__ void pass(const Place& place) {
-    waits_ = place.ends_unit ? 0 : (waits_ & ~place.below) | Count{1} << place.level;
-    if (!place.ends_unit) return;
+  __device__ __forceinline__ void pass(const Parting& parting) {
+    waits_ = parting.ends_unit ? 0 : (waits_ & ~parting.below) | Count{1} << parting.level;
+    if (!parting.ends_unit) return;
     advance();
-    if constexpr (Leaves::kHasEmptySlots) store_empty_until(place.next);
+    if constexpr (Leaves::kHasEmptySlots) store_empty_until(parting.next);
   }
   /// The row of a slot in the unit at hand.
   __device__ __forceinline__ float* row(int slot) const { return rows_.row(ThreadGroup::row(0, slot)); }
@@ -237,12 +237,12 @@ class UnitForest : UnitsOfRun<ThreadGroup, Leaves> {
   /// @param[in,out] state overwritten
   __device__ __forceinline__ void push(int i, State& state, int slot = 0) {
     const LaneStates<kElements, ThreadGroup::kLanes> stack(rows_.template stack<ThreadGroup>(slot),
-                                                           ThreadGroup::place(lane_));
-    const auto place = this->place_of(i);
+                                                           ThreadGroup::part(lane_));
+    const auto parting = this->parting_of(i);
 
     // Merge what waits on its left and has no more to come.
     TREE_ATTN_LOOP
-    for (Count left = waits_ & place.below; left != 0; left &= left - 1) {
+    for (Count left = waits_ & parting.below; left != 0; left &= left - 1) {
       const int other_level = lowest_bit(left);
       State other;
       if (other_level == 0)
@@ -252,14 +252,14 @@ class UnitForest : UnitsOfRun<ThreadGroup, Leaves> {
       merge(other, state);
       state = other;
     }
-    if (place.ends_unit) {
+    if (parting.ends_unit) {
       if (ThreadGroup::row(lane_, slot) < n_rows_) store(state, slot);
-    } else if (place.level == 0) {
+    } else if (parting.level == 0) {
       waiting_.store(slot, state);
     } else {
-      stack.store(place.level - 1, state);
+      stack.store(parting.level - 1, state);
     }
-    if (slot == 0) this->pass(place);
+    if (slot == 0) this->pass(parting);
   }
 
  private:

@@ -25,7 +25,7 @@ struct WgmmaTile {
   static constexpr int kKeyBoxes = kBoxes;
 
   __host__ __device__ static int row(int lane, int slot) { return slot * 32 + lane / 4; }
-  __host__ __device__ static int place(int lane) { return lane; }
+  __host__ __device__ static int part(int lane) { return lane; }
   __host__ __device__ static int component(int lane, int c) {
     return c / 16 * kBoxColumns + c % 16 / 2 * 8 + lane % 4 * 2 + c % 2;
   }
