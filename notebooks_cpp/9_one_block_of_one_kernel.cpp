@@ -191,7 +191,7 @@ __global__ void watch_leaf(DecodeParams params, float* scores, float* weights, f
 /// One lane that holds four components.
 struct Lane {
   using T = float;
-  static constexpr int kLanes = 1, kRows = 1, kSlots = 1, kElements = 4;
+  static constexpr int kLanes = 1, kRows = 1, kLaneQueries = 1, kElements = 4;
   static int row(int, int) { return 0; }
   static int part(int) { return 0; }
   static int lane_at(int) { return 0; }

@@ -44,9 +44,9 @@ void print_rows() {
   using Tile = MmaTile<BFloat16, 128, 8>;
   std::printf("  \"tile\": [");
   for (int lane = 0; lane < Tile::kLanes; ++lane) {
-    for (int slot = 0; slot < Tile::kSlots; ++slot) {
+    for (int query = 0; query < Tile::kLaneQueries; ++query) {
       for (int c = 0; c < 2; ++c)
-        std::printf("%s[%d, %d, %d]", lane + slot + c == 0 ? "" : ", ", lane, Tile::row(lane, slot),
+        std::printf("%s[%d, %d, %d]", lane + query + c == 0 ? "" : ", ", lane, Tile::row(lane, query),
                     Tile::component(lane, c));
     }
   }

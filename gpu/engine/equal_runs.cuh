@@ -106,7 +106,7 @@ UnitMemory unit_memory(const typename Pipeline::Params& params, const LaunchPlan
   while (most_log < 31 && n_tiles * (most_slots >> most_log) > rule.most_items) ++most_log;
   memory.n_stack = Count(most_log * kStackEntry<ThreadGroup>);
   memory.n_parked = std::max(kMostParked, most_log + 2);
-  memory.first_unit = n_thread_groups * ThreadGroup::kSlots * memory.n_stack;
+  memory.first_unit = n_thread_groups * ThreadGroup::kLaneQueries * memory.n_stack;
   return memory;
 }
 /// Work items that a step may have.

@@ -42,16 +42,16 @@ inline constexpr bool kFitsLargestBlock = true;
 inline constexpr bool kFitsLargestBlock = false;
 #endif
 
-/// A thread group: kLanes lanes that walk over leaves for kRows queries and leave states of units. A lane holds, in each
-/// of its kSlots, kElements components of the state of one of them.
+/// A thread group: kLanes lanes that walk over leaves for kRows queries and leave states of units. A lane holds kElements
+/// components of the states of kLaneQueries of them.
 template <class ThreadGroup>
-concept IsThreadGroup = requires(int lane, int slot, int c) {
+concept IsThreadGroup = requires(int lane, int query, int c) {
   typename ThreadGroup::T;  // of the stored elements
   { ThreadGroup::kLanes } -> std::convertible_to<int>;
   { ThreadGroup::kRows } -> std::convertible_to<int>;
-  { ThreadGroup::kSlots } -> std::convertible_to<int>;
+  { ThreadGroup::kLaneQueries } -> std::convertible_to<int>;
   { ThreadGroup::kElements } -> std::convertible_to<int>;
-  { ThreadGroup::row(lane, slot) } -> std::same_as<int>;  // which of the kRows queries a slot is about
+  { ThreadGroup::row(lane, query) } -> std::same_as<int>;  // which of the kRows queries one of a lane is
   { ThreadGroup::part(lane) } -> std::same_as<int>;  // where a lane has its part of a state; those of a query side by side
   { ThreadGroup::component(lane, c) } -> std::same_as<int>;  // which element of a row component c is
 };
@@ -77,7 +77,7 @@ __device__ __forceinline__ int rows_in_use(const Params& params, std::int64_t fi
 
 /// A thread group that is a warp on scalar cores: values of up to kDim elements, one query.
 template <class Warp>
-concept IsScalarWarp = IsThreadGroup<Warp> && Warp::kRows == 1 && Warp::kSlots == 1 &&
+concept IsScalarWarp = IsThreadGroup<Warp> && Warp::kRows == 1 && Warp::kLaneQueries == 1 &&
                        Warp::kLanes == kWarp&& Warp::kDim == kWarp* Warp::kElements&& Warp::kRowElements % 8 == 0;
 
 /// A thread group that is one or four warps on tensor cores: values of kDim elements of 16 bits, for each warp kSteps steps
@@ -85,7 +85,7 @@ concept IsScalarWarp = IsThreadGroup<Warp> && Warp::kRows == 1 && Warp::kSlots =
 template <class Tile>
 concept IsMmaTile =
     IsThreadGroup<Tile> && sizeof(typename Tile::T) == 2 && Tile::kLanes == kWarp* Tile::kWarps&& Tile::kRows == 8 &&
-    Tile::kSlots == 2 && Tile::kDim == 16 * Tile::kSteps* Tile::kWarps&& Tile::kDim == 64 * Tile::kBoxes* Tile::kWarps;
+    Tile::kLaneQueries == 2 && Tile::kDim == 16 * Tile::kSteps* Tile::kWarps&& Tile::kDim == 64 * Tile::kBoxes* Tile::kWarps;
 
 /// A thread group on tensor cores: such a tile, or one of a warpgroup.
 template <class Tile>
@@ -187,26 +187,26 @@ class LaneStates {
   float* memory_;
 };
 
-/// States of one slot of a thread group.
+/// States of one query of each lane of a thread group.
 template <IsThreadGroup ThreadGroup>
 using GroupStates = LaneStates<ThreadGroup::kElements, ThreadGroup::kLanes>;
 
-/// Floats of a state of a slot that waits in memory of the thread group.
+/// Floats of the states of one query of each lane that wait together in memory of the thread group.
 template <IsThreadGroup ThreadGroup>
 inline constexpr int kStackEntry = GroupStates<ThreadGroup>::kEntry;
 
-/// Keeps the last subtree, which waits for its sibling, in registers: one state per slot.
-template <int kElements, int kSlots = 1>
+/// Keeps the last subtree, which waits for its sibling, in registers: one state for each query of a lane.
+template <int kElements, int kLaneQueries = 1>
 class InRegisters {
  public:
   static constexpr int kVectors = 0;  ///< of shared memory
   InRegisters() = default;
   __device__ __forceinline__ InRegisters(Shared<Bytes16>, int) {}
-  __device__ __forceinline__ void load(int slot, LaneState<kElements>& state) const { state = state_[slot]; }
-  __device__ __forceinline__ void store(int slot, const LaneState<kElements>& state) { state_[slot] = state; }
+  __device__ __forceinline__ void load(int query, LaneState<kElements>& state) const { state = state_[query]; }
+  __device__ __forceinline__ void store(int query, const LaneState<kElements>& state) { state_[query] = state; }
 
  private:
-  LaneState<kElements> state_[kSlots];
+  LaneState<kElements> state_[kLaneQueries];
 };
 
 /// Or in shared memory, where a warp has many components.
@@ -214,21 +214,21 @@ template <IsThreadGroup ThreadGroup>
 class InSharedMemory {
  public:
   using State = LaneState<ThreadGroup::kElements>;
-  static constexpr int kSlots = ThreadGroup::kSlots;
+  static constexpr int kLaneQueries = ThreadGroup::kLaneQueries;
   static constexpr int kOfState = kStateVectors<ThreadGroup::kElements>;
-  static constexpr int kVectors = kSlots * kOfState * ThreadGroup::kLanes;  ///< of shared memory, for one thread group
+  static constexpr int kVectors = kLaneQueries * kOfState * ThreadGroup::kLanes;  ///< of shared memory, for one thread group
 
   /// @param memory [kVectors] of this thread group
   __device__ __forceinline__ InSharedMemory(Shared<Bytes16> memory, int lane) : memory_(memory + lane) {}
-  __device__ __forceinline__ void load(int slot, State& state) const {
+  __device__ __forceinline__ void load(int query, State& state) const {
     TREE_ATTN_UNROLL
     for (int i = 0; i < kOfState; ++i)
-      set_state_vector(state, i, load16(memory_ + (slot * kOfState + i) * ThreadGroup::kLanes));
+      set_state_vector(state, i, load16(memory_ + (query * kOfState + i) * ThreadGroup::kLanes));
   }
-  __device__ __forceinline__ void store(int slot, const State& state) const {
+  __device__ __forceinline__ void store(int query, const State& state) const {
     TREE_ATTN_UNROLL
     for (int i = 0; i < kOfState; ++i)
-      store16(memory_ + (slot * kOfState + i) * ThreadGroup::kLanes, state_vector(state, i));
+      store16(memory_ + (query * kOfState + i) * ThreadGroup::kLanes, state_vector(state, i));
   }
 
  private:

@@ -98,21 +98,21 @@ class LatentForest : UnitsOfRun<Tile, Leaves> {
 
  private:
   __device__ __forceinline__ float* stack(int level, int lane) const {
-    return rows_.template stack<Tile>(0) + (level - kLevels) * (Tile::kSlots * kStackEntry<Tile>)+4 * lane;
+    return rows_.template stack<Tile>(0) + (level - kLevels) * (Tile::kLaneQueries * kStackEntry<Tile>)+4 * lane;
   }
   /// n <- merge(left, n), for the components of a box.
   __device__ __forceinline__ void merge_into(float (&n)[kEights][4], const float (&left)[kEights][4], int level,
                                              int lane) const {
     const Shared<float> factors = shared_.factors + level * kRows;
     TREE_ATTN_UNROLL
-    for (int slot = 0; slot < Tile::kSlots; ++slot) {
-      const float factor = factors[Tile::row(lane, slot)];
+    for (int query = 0; query < Tile::kLaneQueries; ++query) {
+      const float factor = factors[Tile::row(lane, query)];
       const bool right_is_high = (bits_of(factor) >> 31) != 0;
       const float of_left = right_is_high ? -factor : 1, of_right = right_is_high ? 1 : factor;
       TREE_ATTN_UNROLL
-      for (int i = slot % 2; i < 4; i += 2) {
-        float& x = n[slot / 2][i];
-        x = of_left * left[slot / 2][i] + of_right * x;
+      for (int i = query % 2; i < 4; i += 2) {
+        float& x = n[query / 2][i];
+        x = of_left * left[query / 2][i] + of_right * x;
       }
     }
   }
@@ -133,10 +133,10 @@ class LatentForest : UnitsOfRun<Tile, Leaves> {
   __device__ __forceinline__ void store(const Sums& n, int lane) const {
     const Shared<float> of_unit = shared_.rows + (LatentMemory<Tile>::kLevels - 1) * 2 * kRows;
     TREE_ATTN_UNROLL
-    for (int slot = 0; slot < Tile::kSlots; ++slot) {
-      const int r = Tile::row(lane, slot);
+    for (int query = 0; query < Tile::kLaneQueries; ++query) {
+      const int r = Tile::row(lane, query);
       if (r >= n_rows_) continue;
-      float* const to = this->row(slot);
+      float* const to = this->row(query);
       if (Tile::component(lane, 0) == 0) {
         const float head[4] = {of_unit[r], of_unit[kRows + r]};
         Bytes16 bytes;
@@ -146,7 +146,7 @@ class LatentForest : UnitsOfRun<Tile, Leaves> {
       TREE_ATTN_UNROLL
       for (int c = 0; c < 4; ++c) {
         const int j = UnitMemory::kFirstComponent + Tile::component(lane, c);
-        if (j < static_cast<int>(rows_.n_state())) store_fresh(to + j, n[c / 2][slot / 2][c % 2 * 2 + slot % 2]);
+        if (j < static_cast<int>(rows_.n_state())) store_fresh(to + j, n[c / 2][query / 2][c % 2 * 2 + query % 2]);
       }
     }
   }

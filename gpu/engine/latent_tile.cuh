@@ -35,18 +35,18 @@ struct LatentTile {
   using Stored = Stored_;
   using T = Multiplied<Stored>;
   static constexpr int kLanes = 4 * kWarpgroup, kRows = kRows_, kEights = kRows / 8;
-  static constexpr int kSlots = 2 * kEights, kElements = 4, kKeyBoxes = kLatentBoxes;
+  static constexpr int kLaneQueries = 2 * kEights, kElements = 4, kKeyBoxes = kLatentBoxes;
   /// Sums of a thread: two boxes of components, eight queries at a time.
   using Sums = float[2][kEights][4];
 
-  __host__ __device__ static int row(int lane, int slot) { return slot / 2 * 8 + lane % 4 * 2 + slot % 2; }
+  __host__ __device__ static int row(int lane, int query) { return query / 2 * 8 + lane % 4 * 2 + query % 2; }
   __host__ __device__ static int part(int lane) { return lane; }
   __host__ __device__ static int box_row(int r) { return r; }  ///< of a query in the boxes of queries
   __host__ __device__ static int component(int lane, int c) {
     return (lane / kWarpgroup * 2 + c / 2) * kBoxColumns + lane / kWarp % 4 * 16 + lane % kWarp / 4 + c % 2 * 8;
   }
 };
-/// Floats of a state that waits, divided by its slots: shifts and sums wait elsewhere.
+/// Floats of the components that wait, divided by the queries of a lane: shifts and sums wait elsewhere.
 template <class Stored, int kRows>
 inline constexpr int kStackEntry<LatentTile<Stored, kRows>> = 4 * LatentTile<Stored, kRows>::kLanes;
 
@@ -186,20 +186,20 @@ __device__ __forceinline__ void weigh(const LatentMemory<Tile>& memory, const La
 
   // The shifts: of the largest score of all warps.
   TREE_ATTN_UNROLL
-  for (int slot = 0; slot < Scores::kSlots; ++slot) {
-    const float most = max_of_query(std::fmax(scores.at(s, slot, 0), scores.at(s, slot, 1)));
-    if (at.lane < 4) largest[at.warp * kWeighed + scores.row(slot)] = most;
+  for (int query = 0; query < Scores::kLaneQueries; ++query) {
+    const float most = max_of_query(std::fmax(scores.at(s, query, 0), scores.at(s, query, 1)));
+    if (at.lane < 4) largest[at.warp * kWeighed + scores.row(query)] = most;
   }
   sync_neighbours(kWarpgroup);
-  float shift[Scores::kSlots], x[Scores::kSlots][2];
+  float shift[Scores::kLaneQueries], x[Scores::kLaneQueries][2];
   TREE_ATTN_UNROLL
-  for (int slot = 0; slot < Scores::kSlots; ++slot) {
+  for (int query = 0; query < Scores::kLaneQueries; ++query) {
     float most = kNone;
     TREE_ATTN_UNROLL
-    for (int i = 0; i < 4; ++i) most = std::fmax(most, largest[i * kWeighed + scores.row(slot)]);
-    shift[slot] = leaf_shift(scale, most);
-    x[slot][0] = scores.at(s, slot, 0), x[slot][1] = scores.at(s, slot, 1);
-    if (at.thread < 4) memory.of_leaf[first + scores.row(slot)] = shift[slot];
+    for (int i = 0; i < 4; ++i) most = std::fmax(most, largest[i * kWeighed + scores.row(query)]);
+    shift[query] = leaf_shift(scale, most);
+    x[query][0] = scores.at(s, query, 0), x[query][1] = scores.at(s, query, 1);
+    if (at.thread < 4) memory.of_leaf[first + scores.row(query)] = shift[query];
   }
   make_weights(scale, shift, x);
   TREE_ATTN_UNROLL

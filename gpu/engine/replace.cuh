@@ -41,7 +41,7 @@ struct ReplacingTile<WgmmaTile<Stored, kDim>> {
 
 /// o <- o + w x for every value element x that is not finite, of keys that are seen: Inf or NaN, in its component alone.
 /// @param value row of the first position of the leaf, from the first component on; d_v: components from there on
-/// @param weights, not_seen as weigh() leaves them, of slot 0
+/// @param weights, not_seen as weigh() leaves them, of query 0 of a lane
 template <IsMmaTile Tile>
 __device__ __forceinline__ void add_not_finite(const typename Tile::Stored* value, std::int64_t stride, int d_v,
                                                const LeafKeys& keys, const LeafScores& weights, unsigned not_seen, int lane,

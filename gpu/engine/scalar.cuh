@@ -24,11 +24,11 @@ struct ScalarWarp {
   static constexpr int kLanes = kWarp, kDim = kDim_;
   static constexpr int kElements = kDim / kLanes;  ///< components of a value that one lane holds
   static constexpr int kRows = 1;                  ///< queries that it serves at once
-  static constexpr int kSlots = 1;                 ///< states that a lane holds a part of
+  static constexpr int kLaneQueries = 1;           ///< those that a lane holds a part of the state of
   /// Elements of a row in shared memory, which holds a key or a value.
   static constexpr int kRowElements = kDim < kLongestRow ? kDim : kLongestRow;
 
-  /// The query, of kRows, that a slot of a lane is about.
+  /// The query, of kRows, that one of a lane is.
   __host__ __device__ static int row(int, int) { return 0; }
   /// The index of a lane's part in a state.
   __host__ __device__ static int part(int lane) { return lane; }

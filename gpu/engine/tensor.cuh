@@ -34,12 +34,12 @@ struct MmaTile {
   static constexpr int kDim = kDim_, kRows = kRows_;
   static constexpr int kKeyDim = kWarps > 1 ? 576 : kDim;     ///< elements of a row of keys, padded
   static constexpr int kElements = kDim / kLanes * 4;         ///< components of one state that a lane holds
-  static constexpr int kSlots = 2;                            ///< states that a lane holds a part of
+  static constexpr int kLaneQueries = 2;                      ///< those that a lane holds a part of the state of
   static constexpr int kBoxes = kDim / kBoxColumns / kWarps;  ///< boxes of the values of a leaf, for each warp
   static constexpr int kSteps = 4 * kBoxes;                   ///< 16 x 16 tiles of values, for each warp
 
-  /// The query, of kRows, that a slot of a lane is about.
-  __host__ __device__ static int row(int lane, int slot) { return (lane & 3) * 2 + slot; }
+  /// The query, of kRows, that one of a lane is.
+  __host__ __device__ static int row(int lane, int query) { return (lane & 3) * 2 + query; }
   /// The index of a lane's part in a state: the lanes of a query side by side, the first queries first.
   __host__ __device__ static int part(int lane) { return (lane & 3) * (kLanes / 4) + (lane >> 2); }
   /// Index in the row of element c of a lane: the boxes of the warps take turns.
@@ -55,18 +55,18 @@ inline constexpr int kLeafItems = static_cast<int>(kLeafKeys) / 16;
 inline constexpr int kRowVectors = kBoxRowBytes / 16, kBoxVectors = static_cast<int>(kLeafKeys) * kRowVectors;
 
 /// Scores of a lane, or weights, of kItems times 16 keys and kEights times eight queries, as products leave them:
-/// that of key(k) for the query row(slot) is at(s, slot, k).
+/// that of key(k) for the query row(i) is at(s, i, k).
 template <int kItems, int kEights>
 struct LaneScores {
   using Array = float[kItems * kEights][4];
-  static constexpr int kSlots = 2 * kEights, kKeys = 2 * kItems;
+  static constexpr int kLaneQueries = 2 * kEights, kKeys = 2 * kItems;
   int lane, first_item = 0;
 
-  __device__ __forceinline__ static float& at(Array& s, int slot, int k) {
-    return s[slot / 2 * kItems + k / 2][k % 2 * 2 + slot % 2];
+  __device__ __forceinline__ static float& at(Array& s, int query, int k) {
+    return s[query / 2 * kItems + k / 2][k % 2 * 2 + query % 2];
   }
   __device__ __forceinline__ int key(int k) const { return 16 * (first_item + k / 2) + 8 * (k % 2) + lane / 4; }
-  __device__ __forceinline__ int row(int slot) const { return slot / 2 * 8 + lane % 4 * 2 + slot % 2; }
+  __device__ __forceinline__ int row(int query) const { return query / 2 * 8 + lane % 4 * 2 + query % 2; }
 };
 /// Scores of a leaf in a warp.
 using TileScores = LaneScores<kLeafItems, 1>;
@@ -271,11 +271,11 @@ __device__ __forceinline__ void add_values(const TileWeights<Tile>& weights, Sha
   add_values<Tile>(weights, load, o);
 }
 
-/// Component c of the state in a slot.
+/// Component c of the state of a query of the lane.
 template <IsMmaTile Tile>
-__device__ __forceinline__ float tile_element(const float (&o)[Tile::kSteps][4], int slot, int c) {
+__device__ __forceinline__ float tile_element(const float (&o)[Tile::kSteps][4], int query, int c) {
   constexpr float kUnit = kUpperUnit<typename Tile::T>;
-  const float x = o[c / 2][c % 2 * 2 + slot];
+  const float x = o[c / 2][c % 2 * 2 + query];
   return kUnit == 1 ? x : x * (1 / kUnit);
 }
 

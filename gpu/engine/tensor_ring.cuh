@@ -191,11 +191,11 @@ class TileRing : BoxRows<typename Tile::Stored, Leaves_> {
   static constexpr int kTiles = Tile::kBoxes / kTileBoxes;                 ///< of a leaf of keys, and of its values
   /// Most tiles of the ring for each thread group of a team. A warp has 48 KiB, or 32 where parked states leave no more;
   /// without tensor maps 24 KiB, always; a warpgroup has 72 KiB, or 48.
-  static constexpr int kStages = kIsWide                               ? (Tile::kBoxes == 1 ? 9 : 3)
-                                 : !kHasMaps                           ? 3
-                                 : kTileBoxes == 1                     ? 6
-                                 : Tile::kElements * Tile::kSlots < 64 ? 3
-                                                                       : 2;
+  static constexpr int kStages = kIsWide                                     ? (Tile::kBoxes == 1 ? 9 : 3)
+                                 : !kHasMaps                                 ? 3
+                                 : kTileBoxes == 1                           ? 6
+                                 : Tile::kElements * Tile::kLaneQueries < 64 ? 3
+                                                                             : 2;
   static constexpr int kStageVectors = kTileBoxes * kBoxVectors;  ///< of 16 bytes
   /// Tiles of the ring for each warp.
   __device__ __forceinline__ static int n_stages(const Maps& maps) {

@@ -51,7 +51,7 @@ __device__ __forceinline__ float leaf_shift(float score_scale, float largest) {
   return std::ceil(multiply(score_scale, largest)) + 0.0f;
 }
 
-/// Turns products q.k of a leaf into weights 2^(s - e), of n_slots queries and n keys each.
+/// Turns products q.k of a leaf into weights 2^(s - e), of n_queries queries and n keys each.
 ///
 /// s - e is that of the exact product score_scale q.k, while it is below kLargeScore. e is the ceiling of the rounded
 /// product, so the largest weight is in [1/2, 2^(1/8)]. Scores from 2^23 on are whole numbers, and the exact product would
@@ -61,38 +61,38 @@ __device__ __forceinline__ float leaf_shift(float score_scale, float largest) {
 /// Edges: a position without a key and a score of -inf have weight 0; a score of +inf or NaN has weight NaN, although the
 /// maximum drops a NaN. Without any key to be seen e is -inf.
 /// @param score_scale TileScale::score, positive
-template <int n_slots, int n>
-__device__ __forceinline__ void make_weights(float score_scale, const float (&shift)[n_slots], float (&x)[n_slots][n]) {
-  float scale[n_slots], origin[n_slots];
+template <int n_queries, int n>
+__device__ __forceinline__ void make_weights(float score_scale, const float (&shift)[n_queries], float (&x)[n_queries][n]) {
+  float scale[n_queries], origin[n_queries];
   bool has_large = false;
   TREE_ATTN_UNROLL
-  for (int slot = 0; slot < n_slots; ++slot) {
-    scale[slot] = score_scale, origin[slot] = kToWhole - shift[slot];
-    has_large = has_large || std::fabs(shift[slot]) >= kLargeScore;
+  for (int query = 0; query < n_queries; ++query) {
+    scale[query] = score_scale, origin[query] = kToWhole - shift[query];
+    has_large = has_large || std::fabs(shift[query]) >= kLargeScore;
   }
   if (has_large) {
     TREE_ATTN_UNROLL
-    for (int slot = 0; slot < n_slots; ++slot) {
-      if (!(std::fabs(shift[slot]) >= kLargeScore)) continue;
+    for (int query = 0; query < n_queries; ++query) {
+      if (!(std::fabs(shift[query]) >= kLargeScore)) continue;
       TREE_ATTN_UNROLL
       for (int i = 0; i < n; ++i)
-        x[slot][i] = multiply(score_scale, x[slot][i]) - (shift[slot] == kNone ? 0.0f : shift[slot]);
-      scale[slot] = 1, origin[slot] = kToWhole;
+        x[query][i] = multiply(score_scale, x[query][i]) - (shift[query] == kNone ? 0.0f : shift[query]);
+      scale[query] = 1, origin[query] = kToWhole;
     }
   }
   TREE_ATTN_UNROLL
-  for (int i = 0; i < n_slots * n; ++i) x[i / n][i % n] = exp2_of_sum(x[i / n][i % n], scale[i / n], origin[i / n]);
+  for (int i = 0; i < n_queries * n; ++i) x[i / n][i % n] = exp2_of_sum(x[i / n][i % n], scale[i / n], origin[i / n]);
 }
 
-/// Turns products q.k of a leaf into weights 2^(s - e) for the query of a slot.
+/// Turns products q.k of a leaf into weights 2^(s - e) for a query of the lane.
 /// @param[in,out] s q.k, then weights
 /// @param[out] state shift e and the sum D of the weights
 /// @returns bit k: key TileScores::key(k) is not seen; 0 if nothing asks for it
 template <class State>
-__device__ __forceinline__ unsigned weigh(float score_scale, int slot, bool asks_for_seen, LeafScores& s, State& state) {
+__device__ __forceinline__ unsigned weigh(float score_scale, int query, bool asks_for_seen, LeafScores& s, State& state) {
   float x[1][TileScores::kKeys], largest = kNone;
   TREE_ATTN_UNROLL
-  for (int k = 0; k < TileScores::kKeys; ++k) x[0][k] = TileScores::at(s, slot, k), largest = std::fmax(largest, x[0][k]);
+  for (int k = 0; k < TileScores::kKeys; ++k) x[0][k] = TileScores::at(s, query, k), largest = std::fmax(largest, x[0][k]);
   const float shift[] = {leaf_shift(score_scale, max_of_query(largest))};
   unsigned not_seen = 0;
   if (asks_for_seen) {
@@ -102,7 +102,7 @@ __device__ __forceinline__ unsigned weigh(float score_scale, int slot, bool asks
   make_weights(score_scale, shift, x);
   float sum = 0;
   TREE_ATTN_UNROLL
-  for (int k = 0; k < TileScores::kKeys; ++k) sum += x[0][k], TileScores::at(s, slot, k) = x[0][k];
+  for (int k = 0; k < TileScores::kKeys; ++k) sum += x[0][k], TileScores::at(s, query, k) = x[0][k];
   state.shift = shift[0], state.sum = sum_of_query(sum);
   return not_seen;
 }
@@ -114,7 +114,7 @@ template <class Scores, class Leaves>
 __device__ __forceinline__ float settle_scores(const DecodeParams& params, std::int64_t kv_head, std::int64_t first_row,
                                                const Leaves& leaves, int leaf, const LeafKeys& keys, float product_scale,
                                                const Scores& scores, typename Scores::Array& s) {
-  constexpr int kKeys = Scores::kKeys, kScores = Scores::kSlots * kKeys;
+  constexpr int kKeys = Scores::kKeys, kScores = Scores::kLaneQueries * kKeys;
   const auto at = [&](int i) -> float& { return Scores::at(s, i / kKeys, i % kKeys); };
   if (params.softcap) {
     TREE_ATTN_UNROLL
@@ -129,11 +129,11 @@ __device__ __forceinline__ float settle_scores(const DecodeParams& params, std::
   if (!leaves.are_seen_alike(leaf, params.n_edge())) {
     const std::int64_t first = leaves.position(leaf);
     TREE_ATTN_UNROLL
-    for (int slot = 0; slot < Scores::kSlots; ++slot) {
-      const Seen seen = params.seen(kv_head, first_row + scores.row(slot));
+    for (int query = 0; query < Scores::kLaneQueries; ++query) {
+      const Seen seen = params.seen(kv_head, first_row + scores.row(query));
       TREE_ATTN_UNROLL
       for (int k = 0; k < kKeys; ++k)
-        if (!seen.contains(first + scores.key(k))) at(slot * kKeys + k) = kNone;
+        if (!seen.contains(first + scores.key(k))) at(query * kKeys + k) = kNone;
     }
   }
   return params.softcap ? 1.0f : product_scale;
@@ -141,7 +141,8 @@ __device__ __forceinline__ float settle_scores(const DecodeParams& params, std::
 
 /// The memory in which states wait for their siblings.
 template <IsMmaTile Tile>
-using TileWaiting = std::conditional_t<Tile::kWarps == 1, InSharedMemory<Tile>, InRegisters<Tile::kElements, Tile::kSlots>>;
+using TileWaiting =
+    std::conditional_t<Tile::kWarps == 1, InSharedMemory<Tile>, InRegisters<Tile::kElements, Tile::kLaneQueries>>;
 /// 16-byte vectors of shared memory of a thread group, besides its ring: what waits, the queries, and products that four
 /// warps tell each other.
 template <IsMmaTile Tile>
@@ -229,7 +230,7 @@ struct TileWalk {
     for (int leaf = 0; leaf < leaves.n_leaves(); ++leaf) {
       const LeafKeys keys(leaves, leaf * static_cast<int>(kLeafKeys));
       // The widest states leave no register for what follows from the lane.
-      const int in_group = Tile::kDim * Tile::kSlots < 256 ? own_lane : opaque(own_lane);
+      const int in_group = Tile::kDim * Tile::kLaneQueries < 256 ? own_lane : opaque(own_lane);
       const int lane = Tile::kWarps == 1 ? in_group : in_group % kWarp;
 
       // S^T = K Q^T.
@@ -239,25 +240,25 @@ struct TileWalk {
           settle_scores(params, kv_head, first_row, leaves, leaf, keys, product_scale, TileScores{lane}, s);
 
       // P^T, with the shifts and sums of the states.
-      LaneState<Tile::kElements> states[Tile::kSlots];
+      LaneState<Tile::kElements> states[Tile::kLaneQueries];
       TREE_ATTN_UNROLL
-      for (int slot = 0; slot < Tile::kSlots; ++slot)
-        if (slot < n_rows) weigh(score_scale, slot, false, s, states[slot]);
+      for (int query = 0; query < Tile::kLaneQueries; ++query)
+        if (query < n_rows) weigh(score_scale, query, false, s, states[query]);
 
       // O^T = V^T P^T.
       float o[Tile::kSteps][4] = {};
       multiply_values(leaf, keys, TileWeights<Tile>(s), lane, o);
 
-      // The tree above. Slot 0 is the last.
+      // The tree above. Query 0 of a lane is the last.
       TREE_ATTN_UNROLL
-      for (int slot = Tile::kSlots - 1; slot >= 0; --slot) {
-        if (slot >= n_rows) continue;
-        LaneState<Tile::kElements>& state = states[slot];
+      for (int query = Tile::kLaneQueries - 1; query >= 0; --query) {
+        if (query >= n_rows) continue;
+        LaneState<Tile::kElements>& state = states[query];
         TREE_ATTN_UNROLL
-        for (int c = 0; c < Tile::kElements; ++c) state.n[c] = tile_element<Tile>(o, slot, c);
+        for (int c = 0; c < Tile::kElements; ++c) state.n[c] = tile_element<Tile>(o, query, c);
         const float e_and_sum[] = {state.shift, state.sum};
         if (__any_sync(kAllLanes, state.sum == 0) && is_empty(e_and_sum)) set_empty(state);
-        if (Tile::row(lane, slot) < n_rows) forests.push(leaf, state, slot);
+        if (Tile::row(lane, query) < n_rows) forests.push(leaf, state, query);
       }
       // Lanes without a query are here first. Products take whole warps.
       __syncwarp();

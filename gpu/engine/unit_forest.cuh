@@ -78,7 +78,7 @@ struct UnitMemory {
   int n_row_tiles = 1;  ///< of a query tile
   float* floats = nullptr;
   std::int64_t first_unit = 0;    ///< floats before the units
-  Count n_stack = 0;              ///< floats of the states that wait for a slot of a thread group
+  Count n_stack = 0;              ///< floats of the states that wait of one query of each lane of a thread group
   Count n_rows = 1, n_state = 0;  ///< rows of a unit; floats of a state
   int n_parked = kMostParked;     ///< states that wait of a warp that combines, or of one that replaces sums of a unit
 
@@ -88,11 +88,11 @@ struct UnitMemory {
   TREE_ATTN_HOST_DEVICE Count offset_of_row(Count item, Count r) const {
     return Count(first_unit / 4) + (item * n_rows + r) * (n_state / 4);
   }
-  /// The memory in which the states of a slot wait, of the thread group of this thread.
+  /// The memory in which the states of one query of each lane wait, of the thread group of this thread.
   template <IsThreadGroup ThreadGroup>
-  __device__ __forceinline__ float* stack_of(int slot) const {
+  __device__ __forceinline__ float* stack_of(int query) const {
     const Count group = blockIdx.x * (blockDim.x / ThreadGroup::kLanes) + threadIdx.x / ThreadGroup::kLanes;
-    return floats + (std::int64_t{group} * ThreadGroup::kSlots + slot) * n_stack;
+    return floats + (std::int64_t{group} * ThreadGroup::kLaneQueries + query) * n_stack;
   }
   /// Row r of the unit of a work item.
   TREE_ATTN_HOST_DEVICE float* row(Count item, Count r) const { return at(offset_of_row(item, r)); }
@@ -117,15 +117,15 @@ class UnitRows {
     else
       at_ = memory.at(offset);
   }
-  __device__ __forceinline__ float* row(int slot) const {
+  __device__ __forceinline__ float* row(int query) const {
     if constexpr (kIsListed)
-      return memory_.at(at_) + slot * memory_.n_state;
+      return memory_.at(at_) + query * memory_.n_state;
     else
-      return at_ + slot * memory_.n_state;
+      return at_ + query * memory_.n_state;
   }
   template <IsThreadGroup ThreadGroup>
-  __device__ __forceinline__ float* stack(int slot) const {
-    return memory_.stack_of<ThreadGroup>(slot);
+  __device__ __forceinline__ float* stack(int query) const {
+    return memory_.stack_of<ThreadGroup>(query);
   }
   /// Goes to the next unit.
   __device__ __forceinline__ void advance() { at_ += memory_.n_rows * (memory_.n_state / (kIsListed ? 4 : 1)); }
@@ -181,8 +181,8 @@ class UnitsOfRun {
     advance();
     if constexpr (Leaves::kHasEmptySlots) store_empty_until(parting.next);
   }
-  /// The row of a slot in the unit at hand.
-  __device__ __forceinline__ float* row(int slot) const { return rows_.row(ThreadGroup::row(0, slot)); }
+  /// The row of a query of a lane in the unit at hand.
+  __device__ __forceinline__ float* row(int query) const { return rows_.row(ThreadGroup::row(0, query)); }
 
   UnitRows<Leaves::kHasEmptySlots> rows_;
   int n_rows_, lane_;
@@ -195,7 +195,7 @@ class UnitsOfRun {
     for (; unit_end_ <= slot && unit_end_ <= end_; advance()) {
       const int lane = opaque(lane_);
       TREE_ATTN_LOOP
-      for (int i = 0; i < ThreadGroup::kSlots && ThreadGroup::row(lane, i) < n_rows_; ++i) {
+      for (int i = 0; i < ThreadGroup::kLaneQueries && ThreadGroup::row(lane, i) < n_rows_; ++i) {
         float* const to = row(i);
         if (ThreadGroup::component(lane, 0) == 0) store_fresh16(to, Bytes16{{0xFF800000u, 0, 0, 0}});  // -infinity
         TREE_ATTN_LOOP
@@ -213,7 +213,7 @@ class UnitsOfRun {
   Count end_, unit_end_;
 };
 
-/// The tree above the leaves of a thread group's run of units, in one slot each, one lane's part of it. Slots without leaves
+/// The tree above the leaves of a thread group's run of units, for its queries, one lane's part of it. Slots without leaves
 /// are neutral, so they are left out.
 /// @tparam Waiting where a leaf waits that is a left sibling: on the chip. Others wait in memory of the thread group.
 /// @paper{thm_1, Thm. 1}
@@ -232,11 +232,11 @@ class UnitForest : UnitsOfRun<ThreadGroup, Leaves> {
                                         const Leaves& leaves, int lane, const Of&... waiting)
       : Base(run, rows, memory, n_rows, leaves, lane), waiting_(waiting...) {}
 
-  /// Appends the state of leaf i, the next one, in one slot. Slot 0 comes last; a lane may leave the others out. No lane
-  /// reads what another has written.
+  /// Appends the state of leaf i, the next one, for one query of the lane. Query 0 comes last; a lane may leave the others
+  /// out. No lane reads what another has written.
   /// @param[in,out] state overwritten
-  __device__ __forceinline__ void push(int i, State& state, int slot = 0) {
-    const LaneStates<kElements, ThreadGroup::kLanes> stack(rows_.template stack<ThreadGroup>(slot),
+  __device__ __forceinline__ void push(int i, State& state, int query = 0) {
+    const LaneStates<kElements, ThreadGroup::kLanes> stack(rows_.template stack<ThreadGroup>(query),
                                                            ThreadGroup::part(lane_));
     const auto parting = this->parting_of(i);
 
@@ -246,25 +246,25 @@ class UnitForest : UnitsOfRun<ThreadGroup, Leaves> {
       const int other_level = lowest_bit(left);
       State other;
       if (other_level == 0)
-        waiting_.load(slot, other);
+        waiting_.load(query, other);
       else
         stack.load(other_level - 1, other);
       merge(other, state);
       state = other;
     }
     if (parting.ends_unit) {
-      if (ThreadGroup::row(lane_, slot) < n_rows_) store(state, slot);
+      if (ThreadGroup::row(lane_, query) < n_rows_) store(state, query);
     } else if (parting.level == 0) {
-      waiting_.store(slot, state);
+      waiting_.store(query, state);
     } else {
       stack.store(parting.level - 1, state);
     }
-    if (slot == 0) this->pass(parting);
+    if (query == 0) this->pass(parting);
   }
 
  private:
-  __device__ __forceinline__ void store(const State& state, int slot) {
-    float* const to = this->row(slot);
+  __device__ __forceinline__ void store(const State& state, int query) {
+    float* const to = this->row(query);
     if (ThreadGroup::component(lane_, 0) == 0) {
       Bytes16 bytes;
       const float head[4] = {state.shift, state.sum};

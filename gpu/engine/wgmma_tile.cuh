@@ -20,11 +20,11 @@ template <class Stored_, int kDim_>
 struct WgmmaTile {
   using Stored = Stored_;
   using T = Multiplied<Stored>;
-  static constexpr int kLanes = kWarpgroup, kRows = 64, kSlots = 2;
+  static constexpr int kLanes = kWarpgroup, kRows = 64, kLaneQueries = 2;
   static constexpr int kDim = kDim_, kBoxes = kDim / kBoxColumns, kElements = 16 * kBoxes;
   static constexpr int kKeyBoxes = kBoxes;
 
-  __host__ __device__ static int row(int lane, int slot) { return slot * 32 + lane / 4; }
+  __host__ __device__ static int row(int lane, int query) { return query * 32 + lane / 4; }
   __host__ __device__ static int part(int lane) { return lane; }
   __host__ __device__ static int component(int lane, int c) {
     return c / 16 * kBoxColumns + c % 16 / 2 * 8 + lane % 4 * 2 + c % 2;
@@ -33,15 +33,15 @@ struct WgmmaTile {
   __host__ __device__ static int box_row(int r) { return r % 32 / 8 * 16 + r / 32 * 8 + r % 8; }
 };
 
-/// Scores of a lane, or weights, for the query of one slot, see LaneScores.
+/// Scores of a lane, or weights, for one of its queries, see LaneScores.
 struct RowScores {
   using Array = float[1][16];
-  static constexpr int kSlots = 1, kKeys = 16;
+  static constexpr int kLaneQueries = 1, kKeys = 16;
   int lane, own_row;
 
-  __device__ __forceinline__ static float& at(Array& s, int /*slot*/, int k) { return s[0][k]; }
+  __device__ __forceinline__ static float& at(Array& s, int /*query*/, int k) { return s[0][k]; }
   __device__ __forceinline__ int key(int k) const { return k / 2 * 8 + lane % 4 * 2 + k % 2; }
-  __device__ __forceinline__ int row(int /*slot*/) const { return own_row; }
+  __device__ __forceinline__ int row(int /*query*/) const { return own_row; }
 };
 
 /// A tile of a warpgroup. Tiles of four warps have eight queries.

@@ -46,7 +46,7 @@ struct WgmmaWalk {
     }
   }
 
-  /// Turns scores of a slot into weights, with their shift and sum.
+  /// Turns scores of a query into weights, with their shift and sum.
   __device__ __forceinline__ static void weigh(float scale, RowScores::Array& x, State& state) {
     float largest = kNone;
     TREE_ATTN_UNROLL
@@ -106,41 +106,41 @@ struct WgmmaWalk {
   /// @paper{eq_7, eq. (7)}
   template <class Forest>
   __device__ __forceinline__ void over_leaves(Forest& forest) const {
-    Weights weights = {};  // zeros for the slot that is not in use
+    Weights weights = {};  // zeros for a query that is not in use
     TREE_ATTN_LOOP
     for (int leaf = 0; leaf < leaves.n_leaves(); ++leaf) {
       const LeafKeys keys(leaves, leaf * static_cast<int>(kLeafKeys));
       float s[8][4] = {};
       multiply_keys(leaf, s);
-      State states[Tile::kSlots];
+      State states[Tile::kLaneQueries];
       TREE_ATTN_UNROLL
-      for (int slot = 0; slot < Tile::kSlots; ++slot) {
-        if (32 * slot >= n_rows) continue;
+      for (int query = 0; query < Tile::kLaneQueries; ++query) {
+        if (32 * query >= n_rows) continue;
         RowScores::Array x;
         TREE_ATTN_UNROLL
-        for (int k = 0; k < RowScores::kKeys; ++k) x[0][k] = s[k / 2][2 * slot + k % 2];
+        for (int k = 0; k < RowScores::kKeys; ++k) x[0][k] = s[k / 2][2 * query + k % 2];
         const float scale = settle_scores(params, kv_head, first_row, leaves, leaf, keys, product_scale,
-                                          RowScores{lane, Tile::row(lane, slot)}, x);
-        weigh(scale, x, states[slot]);
+                                          RowScores{lane, Tile::row(lane, query)}, x);
+        weigh(scale, x, states[query]);
         TREE_ATTN_UNROLL
-        for (int j = 0; j < 8; ++j) split_pair<T>(x[0][2 * j], x[0][2 * j + 1], weights[j / 2], j % 2 * 2 + slot);
+        for (int j = 0; j < 8; ++j) split_pair<T>(x[0][2 * j], x[0][2 * j + 1], weights[j / 2], j % 2 * 2 + query);
       }
       float o[Ring::kTiles][kColumns][4] = {};
       multiply_values(leaf, keys, weights, o);
 
-      // The tree above. Slot 0 is the last.
+      // The tree above. Query 0 of a lane is the last.
       TREE_ATTN_UNROLL
-      for (int slot = Tile::kSlots - 1; slot >= 0; --slot) {
-        if (32 * slot >= n_rows) continue;
-        State& state = states[slot];
+      for (int query = Tile::kLaneQueries - 1; query >= 0; --query) {
+        if (32 * query >= n_rows) continue;
+        State& state = states[query];
         TREE_ATTN_UNROLL
         for (int c = 0; c < Tile::kElements; ++c) {
-          const float x = o[c / 2 / kColumns][c / 2 % kColumns][2 * slot + c % 2];
+          const float x = o[c / 2 / kColumns][c / 2 % kColumns][2 * query + c % 2];
           state.n[c] = kUpperUnit<T> == 1 ? x : x * (1 / kUpperUnit<T>);
         }
         const float e_and_sum[] = {state.shift, state.sum};
         if (__any_sync(kAllLanes, state.sum == 0) && is_empty(e_and_sum)) set_empty(state);
-        forest.push(leaf, state, slot);
+        forest.push(leaf, state, query);
       }
     }
   }
