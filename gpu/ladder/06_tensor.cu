@@ -42,15 +42,16 @@ __device__ void split_weight(float w, T (&parts)[3]) {
   parts[0] = head(w);
 }
 
-/// A warp and its queries. A lane has, in each of its slots, kElements components of the state of one of them.
+/// A warp and its queries. A lane has kElements components of the states of kLaneQueries of them.
 template <class T, int kKeyDim>
 struct Tile {
   static constexpr int kDim = value_dim_of(kKeyDim), kPitch = kDim / 8 + 1, kKeyPitch = kKeyDim / 8 + 1;
-  static constexpr int kSlots = 2, kElements = kDim / 8, kState = kValues + kElements, kParts = 3;  ///< parts of a weight
-  /// Products of a leaf, or weights: of a lane those of the keys 8 i + lane / 4 are in [i / 2][i % 2 * 2 + slot].
+  static constexpr int kLaneQueries = 2, kElements = kDim / 8, kState = kValues + kElements,
+                       kParts = 3;  ///< parts of a weight
+  /// Products of a leaf, or weights: of a lane those of the keys 8 i + lane / 4 are in [i / 2][i % 2 * 2 + query].
   using Scores = float[kKeys / 16][4];
   using Weights = std::uint32_t[kKeys / 16][kParts][2];  ///< the parts as right operands, small ones first
-  using States = float[kSlots * kState];                 ///< one after the other, each as in state.hpp
+  using States = float[kLaneQueries * kState];           ///< one after the other, each as in state.hpp
 
   const DecodeParams& params;
   std::int64_t kv_head, first_row;   ///< the first of the queries, in the group of the kv head
@@ -59,11 +60,11 @@ struct Tile {
   std::uint32_t q[kKeyDim / 16][2];  ///< right operands of K Q^T
 
   __device__ static int lane() { return static_cast<int>(threadIdx.x); }
-  /// The component of a row that element c of this lane is, and the row of the group that a slot is about.
+  /// The component of a row that element c of this lane is, and the row of the group that a query of it is.
   __device__ static int component(int c) { return int(blockIdx.z) * kDim + c / 2 * 16 + c % 2 * 8 + lane() / 4; }
-  __device__ std::int64_t row(int slot) const { return first_row + lane() % 4 * 2 + slot; }
+  __device__ std::int64_t row(int query) const { return first_row + lane() % 4 * 2 + query; }
   __device__ static void clear(States& states) {
-    for (int slot = 0; slot < kSlots; ++slot) set_empty(states + slot * kState, kElements);
+    for (int query = 0; query < kLaneQueries; ++query) set_empty(states + query * kState, kElements);
   }
   __device__ bool has_key(std::int64_t position) const { return position >= used.begin && position < used.end; }
 
@@ -129,18 +130,18 @@ struct Tile {
   /// on scores are whole numbers, and the exact product would differ from e by any number: from 2^22 on s is rounded first.
   /// The weight of a score of +inf or NaN is NaN, although a maximum drops NaN; that of a key which is not seen is -0.
   /// @paper{eq_7, eq. (7)}
-  __device__ void weigh(std::int64_t leaf, int slot, Scores& s, float* state) const {
+  __device__ void weigh(std::int64_t leaf, int query, Scores& s, float* state) const {
     const float scale = params.score_scale == 0 ? 1.0f : std::fabs(params.score_scale);
     float largest = -INFINITY, sum = 0;
     for (int i = 0; i < kKeys / 8; ++i) {
-      float& x = s[i / 2][i % 2 * 2 + slot];
+      float& x = s[i / 2][i % 2 * 2 + query];
       if (!has_key(leaf + 8 * i + lane() / 4)) x = -INFINITY;
       largest = std::fmax(largest, x);
     }
     for (int flip = 4; flip < kWarp; flip *= 2) largest = std::fmax(largest, __shfl_xor_sync(0xFFFFFFFF, largest, flip));
     const float e = std::ceil(multiply(scale, largest)) + 0.0f;
     for (int i = 0; i < kKeys / 8; ++i) {
-      float& x = s[i / 2][i % 2 * 2 + slot];
+      float& x = s[i / 2][i % 2 * 2 + query];
       const float rounded = multiply(scale, x);
       const float w = std::fabs(e) < 0x1p22f ? weight(x, scale, e) : weight(rounded - e, 1, 0);
       x = rounded == -INFINITY ? -0.0f : w;
@@ -189,22 +190,23 @@ struct Tile {
   __device__ void add_not_finite(std::int64_t leaf, const Scores& s, States& states) const {
     for (int key = 0; key < kKeys; ++key) {
       const T* const value = params.value<T>(kv_head, leaf + key);
-      for (int slot = 0; slot < kSlots; ++slot) {
+      for (int query = 0; query < kLaneQueries; ++query) {
         float w = 0;  // the weight is with one of the eight lanes of the query
-        for (int i = 0; i < kKeys / 8; ++i) w = i == key / 8 ? s[i / 2][i % 2 * 2 + slot] : w;
+        for (int i = 0; i < kKeys / 8; ++i) w = i == key / 8 ? s[i / 2][i % 2 * 2 + query] : w;
         w = __shfl_sync(0xFFFFFFFF, w, key % 8 * 4 + lane() % 4);
         TREE_ATTN_UNROLL
         for (int c = 0; c < kElements; ++c) {
           if (bits_of(w) == bits_of(-0.0f) || component(c) >= params.d_v) continue;
           const float x = widen(load_once(value + component(c)));
-          if (!(std::fabs(x) < INFINITY)) states[slot * kState + kValues + c] += multiply(w, x);
+          if (!(std::fabs(x) < INFINITY)) states[query * kState + kValues + c] += multiply(w, x);
         }
       }
     }
   }
 };
 
-/// The states of the subtrees that cover a range of leaves, left to right, in global memory, as in rung 4, of all slots.
+/// The states of the subtrees that cover a range of leaves, left to right, in global memory, as in rung 4, of all queries of
+/// a lane.
 template <class Tile>
 struct Subtrees {
   using States = typename Tile::States;
@@ -269,7 +271,7 @@ __global__ void __launch_bounds__(kWarp, 1)
     tile.multiply_keys(s);
     __syncwarp();
     tile.start(params.k, kKeyDim / 8, 0, params.d_h, leaf + kLeafKeys, tile.keys);
-    for (int slot = 0; slot < W::kSlots; ++slot) tile.weigh(leaf, slot, s, states + slot * W::kState);
+    for (int query = 0; query < W::kLaneQueries; ++query) tile.weigh(leaf, query, s, states + query * W::kState);
     W::split(s, weights);
     copy_async_wait<1>();
     const bool adds_more = tile.take_out_not_finite();
@@ -302,11 +304,11 @@ __global__ void __launch_bounds__(kWarp, 1)
   W::clear(states);
   while (all.size > 0) all.pop_into(states);
   TREE_ATTN_UNROLL
-  for (int i = 0; i < W::kSlots * W::kElements; ++i) {
-    const int slot = i / W::kElements, c = i % W::kElements;
-    const float* const state = states + slot * W::kState;
-    const std::int64_t row = kv_head * params.group + tile.row(slot);
-    if (tile.row(slot) >= params.group) continue;
+  for (int i = 0; i < W::kLaneQueries * W::kElements; ++i) {
+    const int query = i / W::kElements, c = i % W::kElements;
+    const float* const state = states + query * W::kState;
+    const std::int64_t row = kv_head * params.group + tile.row(query);
+    if (tile.row(query) >= params.group) continue;
     if (W::component(c) == 0) store_fresh(output.lse + row, finish_lse(state));
     if (W::component(c) >= params.d_v) continue;
     store_fresh(output.out + row * params.d_v + W::component(c), finish_value(state, state[kValues + c]));

@@ -24,7 +24,7 @@ namespace {
 
 using T = BFloat16;
 constexpr int kWarp = 32, kKeys = static_cast<int>(kLeafKeys), kRows = 8;  // lanes; keys of a leaf; queries of a tile
-// Elements of a padded row; components of a lane in one slot; and its part of a state.
+// Elements of a padded row; components of a lane for one query; and its part of a state.
 constexpr int kDim = 128, kElements = kDim / 8, kState = kValues + kElements;
 // 16-byte vectors of a row of a box, and of a box; boxes of the keys of a leaf, or of its values; a ring of so many.
 constexpr int kRowVectors = kBoxRowBytes / 16, kBoxVectors = kKeys * kRowVectors, kBoxes = kDim / kBoxColumns, kStages = 3;
@@ -89,7 +89,7 @@ __device__ float weight(float x, float scale, float e) {
   return whole < 0x1.8p23f - 126 ? 0.0f : multiply(p, float_of((bits_of(whole) << 23) + bits_of(1.0f)));
 }
 
-/// A warp, its ring, and a run. A lane has, of each of two queries, kElements components: its slots.
+/// A warp, its ring, and a run. A lane has kElements components of the state of each of two queries.
 struct Walk {
   using Scores = float[kKeys / 16][4];              ///< or weights, as in rung 6
   using Weights = std::uint32_t[kKeys / 16][3][2];  ///< their parts as right operands, small ones first
@@ -106,7 +106,7 @@ struct Walk {
   std::uint32_t q[kDim / 16][2];
 
   __device__ static int lane() { return static_cast<int>(threadIdx.x % kWarp); }
-  __device__ static int row(int slot) { return lane() % 4 * 2 + slot; }
+  __device__ static int row(int query) { return lane() % 4 * 2 + query; }
   __device__ static int component(int c) { return c / 2 * 16 + c % 2 * 8 + lane() / 4; }
 
   /// Starts to fill a stage with the i-th of the run: the keys of a leaf, its values, the keys of the next.
@@ -156,19 +156,19 @@ struct Walk {
   }
   /// Turns products into weights, and sets the shift and the sum of a state, as rung 6.
   /// @paper{eq_7, eq. (7)}
-  __device__ void weigh(Count leaf, int slot, Scores& s, float* state) const {
+  __device__ void weigh(Count leaf, int query, Scores& s, float* state) const {
     const float scale = params.score_scale == 0 ? 1.0f : std::fabs(params.score_scale);
     const std::int64_t n_left = params.in_use(run.kv_head).end - leaf * kLeafKeys;
     float largest = -INFINITY, sum = 0;
     for (int i = 0; i < kKeys / 8; ++i) {
-      float& x = s[i / 2][i % 2 * 2 + slot];
+      float& x = s[i / 2][i % 2 * 2 + query];
       if (8 * i + lane() / 4 >= n_left) x = -INFINITY;
       largest = std::fmax(largest, x);
     }
     for (int flip = 4; flip < kWarp; flip *= 2) largest = std::fmax(largest, __shfl_xor_sync(0xFFFFFFFF, largest, flip));
     const float e = std::ceil(multiply(scale, largest)) + 0.0f;
     for (int i = 0; i < kKeys / 8; ++i) {
-      float& x = s[i / 2][i % 2 * 2 + slot];
+      float& x = s[i / 2][i % 2 * 2 + query];
       const float rounded = multiply(scale, x);
       const float w = std::fabs(e) < 0x1p22f ? weight(x, scale, e) : weight(rounded - e, 1, 0);
       x = rounded == -INFINITY ? -0.0f : w;
@@ -218,25 +218,25 @@ struct Walk {
   __device__ void add_not_finite(Count leaf, const Scores& s, Sums& o) const {
     for (int key = 0; key < kKeys; ++key) {
       const T* const value = params.value<T>(run.kv_head, leaf * kLeafKeys + key);
-      for (int slot = 0; slot < 2; ++slot) {
+      for (int query = 0; query < 2; ++query) {
         float w = 0;  // the weight is with one of the eight lanes of the query
-        for (int i = 0; i < kKeys / 8; ++i) w = i == key / 8 ? s[i / 2][i % 2 * 2 + slot] : w;
+        for (int i = 0; i < kKeys / 8; ++i) w = i == key / 8 ? s[i / 2][i % 2 * 2 + query] : w;
         w = __shfl_sync(0xFFFFFFFF, w, key % 8 * 4 + lane() % 4);
         TREE_ATTN_UNROLL
         for (int c = 0; c < kElements; ++c) {
-          if (row(slot) >= run.n_rows || bits_of(w) == bits_of(-0.0f) || component(c) >= params.d_v) continue;
+          if (row(query) >= run.n_rows || bits_of(w) == bits_of(-0.0f) || component(c) >= params.d_v) continue;
           const float x = widen(load_once(value + component(c)));
-          if (!(std::fabs(x) < INFINITY)) o[c / 2][c % 2 * 2 + slot] += multiply(w, x);
+          if (!(std::fabs(x) < INFINITY)) o[c / 2][c % 2 * 2 + query] += multiply(w, x);
         }
       }
     }
   }
 
-  /// Appends the state of a leaf in one slot to the tree of its unit, a binary counter: it merges with what waits at the
+  /// Appends the state of a leaf for one query to the tree of its unit, a binary counter: it merges with what waits at the
   /// levels below that at which it parts from the next leaf, and waits there; or it ends the unit, whose memory is `to`.
   /// @paper{thm_1, Thm. 1}
-  __device__ void push(Count leaf, bool ends, Count waits, int slot, float* state, float* to, Count n_state) const {
-    const auto waiting = [&](int level, int c) { return stack + ((level * 2 + slot) * kState + c) * kWarp + lane(); };
+  __device__ void push(Count leaf, bool ends, Count waits, int query, float* state, float* to, Count n_state) const {
+    const auto waiting = [&](int level, int c) { return stack + ((level * 2 + query) * kState + c) * kWarp + lane(); };
     int level = 0;
     for (; ends ? waits >> level != 0 : (leaf >> level & 1) != 0; ++level) {
       if ((waits >> level & 1) == 0) continue;
@@ -248,7 +248,7 @@ struct Walk {
     TREE_ATTN_UNROLL
     for (int c = 0; c < kState && !ends; ++c) store_fresh(waiting(level, c), state[c]);
     if (!ends) return;
-    to += row(slot) * n_state;
+    to += row(query) * n_state;
     if (lane() / 4 == 0) store_fresh16(to, {{bits_of(state[kShift]), bits_of(state[kSum]), 0, 0}});
     TREE_ATTN_UNROLL
     for (int c = 0; c < kElements; ++c)
@@ -267,8 +267,8 @@ struct Walk {
       release(i);
       States states;
       TREE_ATTN_UNROLL
-      for (int slot = 0; slot < 2; ++slot)
-        if (slot < run.n_rows) weigh(leaf, slot, s, states[slot]);
+      for (int query = 0; query < 2; ++query)
+        if (query < run.n_rows) weigh(leaf, query, s, states[query]);
       Weights weights;
       Sums o;
       split(s, weights);
@@ -281,11 +281,11 @@ struct Walk {
       const Count parts = ~leaf & (leaf + 1);  // the lowest bit that is not set
       const bool ends = leaf + 1 == run.last || parts >> division.log != 0;
       TREE_ATTN_UNROLL
-      for (int slot = 0; slot < 2; ++slot) {
-        if (row(slot) >= run.n_rows) continue;
+      for (int query = 0; query < 2; ++query) {
+        if (row(query) >= run.n_rows) continue;
         TREE_ATTN_UNROLL
-        for (int c = 0; c < kElements; ++c) states[slot][kValues + c] = o[c / 2][c % 2 * 2 + slot];
-        push(leaf, ends, waits, slot, states[slot], to, division.n_state);
+        for (int c = 0; c < kElements; ++c) states[query][kValues + c] = o[c / 2][c % 2 * 2 + query];
+        push(leaf, ends, waits, query, states[query], to, division.n_state);
       }
       waits = ends ? 0 : (waits & ~(parts - 1)) | parts;
       if (ends) to += division.n_rows * division.n_state;
