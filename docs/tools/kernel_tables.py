@@ -239,7 +239,7 @@ LADDER = {
     "copies": ("copies in flight, in a ring of stages", "enough bytes in flight while it computes: 40 µs"),
     "tensor": ("16 bits on tensor cores, queries that share keys together", "a quarter of the bytes for 32 heads on 8; here those of rung 5 and its joins: 40 µs"),
     "units": ("rings of tensor maps, units for all warps, a second launch that combines them", "the read, and what stands before and after it: 22 µs"),
-    "equal-runs": ("equal parts of all the work", "no idle multiprocessor, whatever the batch"),
+    "equal-runs": ("equal parts of all the work", "an equal time on all multiprocessors, whatever the batch"),
 }
 
 

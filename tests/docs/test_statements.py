@@ -298,6 +298,11 @@ class Code(Statements):
         (h200, a100, small), (h200_tensor, a100_tensor, small_tensor) = ([warps[device, dtype] for device in ("h200", "a100", "consumer")] for dtype in ("F32", "BF16"))
         self.says("docs/III.3-library.md", f"an H200 gets blocks of {h200} warps, an A100 of {a100}, a consumer device of {small}; on tensor cores {h200_tensor}, {a100_tensor} and {small_tensor}")
 
+    def test_thread_groups(self):
+        pipelines = (ROOT / "gpu/engine/pipelines.cuh").read_text(encoding="utf-8")
+        wide, latent = (int(re.search(rf"class {name} .*?bool takes\(.*?params\.group > (\d+)", pipelines, re.DOTALL)[1]) + 1 for name in ("MmaPipeline", "LatentPipeline"))
+        self.says("docs/III.3-library.md", f"| up to 128; of F8_E4M3 65 to 128 | from {wide} on: `wgmma` |", f"| more than 256, latent | from {latent} on: `wgmma` |")
+
     def test_sizes(self):
         lines = {name: round(len((ROOT / "gpu" / "ladder" / name).read_text(encoding="utf-8").splitlines()), -1) for name in ("04_split.cu", "06_tensor.cu", "07_units.cu")}
         self.says("docs/III.1-kernels.md", *(f"in one file of {n} lines" for n in lines.values()))
