@@ -339,7 +339,7 @@ def latent():
         before = on_card(f"BF16, {heads}/1 heads, 64k keys, latent", CARD["library"])
         rows.append([str(heads), str(n), f"{first['leaf']}, {others['leaf']}", str(first["registers"]), *(f"{one:,.0f}" for one in cycles), micro(latent_bound(heads)),
                      micro(apart(before))])
-    return ["Cycles of a leaf, each bound by itself; a leaf from memory at the rate of the read, and where heads share it half a leaf from L2 at best:", "", *table(*rows), "",
+    return [f"Cycles of a leaf at {CYCLES / 1e9:.3g} GHz, each bound by itself; a leaf from memory at the rate of the read, and where heads share it half a leaf from L2 at best:", "", *table(*rows), "",
             "*Expected:* up to half as much again as the largest of them, for no products are made while the weights of a leaf are. *Not measured*: these walks have been on no card."]
 
 
@@ -365,7 +365,7 @@ def many_rows():
         before = on_card(f"BF16, {shape}", CARD["library"])
         rows.append([str(n), f"{4 * walk['leaf']:,}", f"{n // 8 * of_warp:,}", str(walk["registers"]), *(f"{one:,.0f}" for one in cycles), shape, micro(bound),
                      micro(apart(before)) if before else ""])
-    return ["Cycles of a leaf in BF16, d 128, each bound by itself:", "", *table(*rows), "",
+    return [f"Cycles of a leaf in BF16, d 128, at {CYCLES / 1e9:.3g} GHz, each bound by itself:", "", *table(*rows), "",
             "*Expected:* less than half as much again as the largest. While one warpgroup makes weights, the other multiplies. "
             "*Not measured*: these walks have been on no card."]
 
