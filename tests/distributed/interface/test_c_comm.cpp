@@ -73,44 +73,54 @@ struct Rows {
 
 }  // namespace
 
-TEST_CASE("interface: over functions of the program a step has the bits of one rank, and each position has one holder") {
-  std::vector<std::byte> alone;
-  for (const int p : {1, 2, 3}) {
-    MailOffice office;
-    std::vector<int> n_held(static_cast<std::size_t>(p));
-    run_mail_threads(p, [&](int rank) {
-      const MailComm mail(office, rank, p);
-      const Handle handle(over(mail.comm));
-      const Rows rows;
-      const Call call;
-      REQUIRE(ta_append(handle, 0, 200, rows.k, rows.v) == TA_OK);
-      REQUIRE(ta_step(handle, call.q, nullptr, call.out, call.lse) == TA_OK);
-      if (p == 1) alone = call.out.bytes;
-      CHECK(call.out.bytes == alone);
-      for (std::int64_t position = 0; position < 200; ++position) {
-        int holds = 0;
-        CHECK(ta_holds(handle, position, &holds) == TA_OK);
-        n_held[static_cast<std::size_t>(rank)] += holds;
-      }
-    });
-    int total = 0;
-    for (const int n : n_held) total += n;
-    CHECK(total == 200);
-  }
-}
-
-TEST_CASE("interface: over functions of the program one rank's refusal is that of all") {
+TEST_CASE("interface: over functions of the program a tensor that one rank cannot read is refused by all ranks at once") {
   MailOffice office;
   run_mail_threads(2, [&](int rank) {
     const MailComm mail(office, rank, 2);
-    const Handle handle(over(mail.comm));
     const Rows rows;
-    Call call;
-    REQUIRE(ta_append(handle, 0, 200, rows.k, rows.v) == TA_OK);
-    if (rank == 1) call.q.dl().ndim = 3;
-    CHECK(line(ta_step(handle, call.q, nullptr, call.out, call.lse)) == "rank 1: q has 3 axes; expected 4");
-    call.q.dl().ndim = 4;
-    CHECK(ta_step(handle, call.q, nullptr, call.out, call.lse) == TA_OK);
+    const Call call;
+    const Managed scales({2, 2}), five({5}), small({1, 4, 2, 5}), out({1, 4, 2, 6});
+    const ta_seen sinks{0, 0, 0, five, nullptr, 0};
+    const bool is_odd = rank == 1;
+    const auto refused = [](const char* name, int status) {
+      CAPTURE(name);
+      CHECK(has(line(status), "rank 1: "));
+    };
+    ta_attention* none = nullptr;
+    const auto open = [&](const auto& change) {
+      ta_setup mine = over(mail.comm);
+      if (is_odd) change(mine);
+      return ta_open(&mine, &none);
+    };
+    refused("a type of 7 bits", open([](ta_setup& mine) { mine.key_type = {kDLFloat, 7, 1}; }));
+    refused("scales of other axes", open([&](ta_setup& mine) { mine.k_scale = scales; }));
+    refused("a timeout of -1", open([](ta_setup& mine) { mine.timeout = -1; }));
+
+    ta_setup setup = over(mail.comm);
+    setup.n_pages = 9;
+    const Handle handle(setup);
+    const auto append = [&](std::int64_t n, const Managed& k) { return ta_append(handle, 0, n, k, rows.v); };
+    const auto step = [&](const DLManagedTensor* q, const ta_seen* seen, const DLManagedTensor* to) {
+      return ta_step(handle, q, seen, to, nullptr);
+    };
+    const auto combine = [&](int form, const Managed& to) {
+      return ta_combine(handle, call.out, call.lse, form, 0, to, nullptr);
+    };
+    for (int i = 0; i < 3; ++i) {
+      refused("append: fewer positions than n", append(is_odd ? 201 : 200, rows.k));
+      refused("append: n of -1", append(is_odd ? -1 : 200, rows.k));
+      refused("append: four axes", append(200, is_odd ? call.q : rows.k));
+      refused("append: the caller", is_odd ? ta_refuse(handle, "k is torn", TA_OF_APPEND) : append(200, rows.k));
+      refused("step: no q", step(is_odd ? nullptr : &call.q.tensor, nullptr, out));
+      refused("step: a small out", step(call.q, nullptr, is_odd ? small : out));
+      refused("step: too many learned sinks", step(call.q, is_odd ? &sinks : nullptr, out));
+      refused("step: the caller", is_odd ? ta_refuse(handle, "q is torn", TA_OF_STEP) : step(call.q, nullptr, out));
+      refused("combine: a form of 9", combine(is_odd ? 9 : TA_NATURAL, out));
+      refused("combine: a small out", combine(TA_NATURAL, is_odd ? small : out));
+    }
+    CHECK(append(200, rows.k) == TA_OK);
+    CHECK(step(call.q, nullptr, out) == TA_OK);
+    CHECK(combine(TA_NATURAL, out) == TA_OK);
   });
 }
 

@@ -53,14 +53,10 @@ constexpr std::array kSetupFields{"size",
                                   "transport",
                                   "portable"};
 std::size_t n_fields(const ta_setup& setup) {
-  const auto& [size, batch, heads, kv_heads, head_dim, value_dim, most_queries, key_type, value_type, scale, algorithm,
-               backend, n_threads, ranks_per_node, comm, timeout, k_scale, v_scale, n_pages, page_window, page_sinks,
-               values_in_keys, has_scale, capacity, refusal, callbacks, range_ends, no_shared_memory, skips_comparison,
-               transport, portable] = setup;
-  static_cast<void>(std::tie(size, batch, heads, kv_heads, head_dim, value_dim, most_queries, key_type, value_type, scale,
-                             algorithm, backend, n_threads, ranks_per_node, comm, timeout, k_scale, v_scale, n_pages,
-                             page_window, page_sinks, values_in_keys, has_scale, capacity, refusal, callbacks, range_ends,
-                             no_shared_memory, skips_comparison, transport, portable));
+  [[maybe_unused]] const auto& [size, batch, heads, kv_heads, head_dim, value_dim, most_queries, key_type, value_type, scale,
+                                algorithm, backend, n_threads, ranks_per_node, comm, timeout, k_scale, v_scale, n_pages,
+                                page_window, page_sinks, values_in_keys, has_scale, capacity, refusal, callbacks, range_ends,
+                                no_shared_memory, skips_comparison, transport, portable] = setup;
   return kSetupFields.size();
 }
 
@@ -225,8 +221,7 @@ TEST_CASE("fields: every one of ta_seen, of the model of an error bound, and the
     return text(ta_attend(call.q, call.k, call.v, 0, &seen, call.out, nullptr, 0), &call.out);
   };
   const std::string all = attended(base);
-  const auto& [causal, window, sinks, sink, mask, softcap] = base;
-  static_cast<void>(std::tie(causal, window, sinks, sink, mask, softcap));
+  [[maybe_unused]] const auto& [causal, window, sinks, sink, mask, softcap] = base;
   const Managed added({1, 1, 2, 70}, 8), booleans({1, 4, 2, 70}, DLDataType{kDLBool, 8, 1}), wide({1, 1, 2, 70}, kF64);
   for (const ta_seen& seen : {ta_seen{1, 20, 0, nullptr, nullptr, 0},
                               {0, 21, 0, nullptr, nullptr, 0},

@@ -108,7 +108,8 @@ TEST_CASE("float8: appended rows of other types are divided by the scale and rou
   in_pages->use_pages({.n_pages = 4});
   in_pages->append(0, k, v);
   CHECK_INVALID(in_pages->set_scales({}), "KvCache::set_scales: the cache is in pages already");
-  CHECK_INVALID(cache->set_scales({{}, {1, 0}}), "2 scales for 1 entries of 2 KV heads; each is from 2^-100 to 2^100");
+  for (const float scale : {0.0f, -1.0f, std::numeric_limits<float>::quiet_NaN(), 0x1p-101f, 0x1p101f})
+    CHECK_INVALID(cache->set_scales({{}, {1, scale}}), "2 scales for 1 entries of 2 KV heads; each is from 2^-100 to 2^100");
   CHECK_INVALID(cache->set_scales({{1}, {}}), "1 scales for 1 entries of 2 KV heads; each is from 2^-100 to 2^100");
   CHECK_INVALID(cache->set_scales({}), "KvCache::set_scales: the cache holds 1 rows");
   CHECK_INVALID(cpu_backend().make_cache({}, {0, 64})->set_scales({std::vector<float>(16, 1), {}}), "scales for F32");

@@ -159,6 +159,8 @@ TEST_CASE("pages: what does not fit or is gone is refused in one line with the v
   CHECK_THROWS_WITH_AS(dense->use_pages({.n_pages = 4}), "KvCache::use_pages: this cache takes none", std::logic_error);
   CHECK(dense->pages() == nullptr);
   CHECK_INVALID(cache->use_pages({.n_pages = -1}), "-1 pages, a window of 0 keys and 0 sinks; 0 to 2^31 - 1 pages");
+  for (const PageRule& rule : {PageRule{1, -1, 0}, {1, 0, -1}, {std::int64_t{1} << 31, 0, 0}})
+    CHECK_INVALID(cache->use_pages(rule), "; 0 to 2^31 - 1 pages, and none is negative");
   std::mt19937 random(4801);
   const auto append = [&](std::int64_t entry, std::int64_t n) {
     const Tensor rows = normal_tensor(random, {1, 1, n, 4}, DType::F32);
