@@ -135,27 +135,6 @@ TEST_CASE("facade: the layers on a communicator share one duplicate and one tran
   MPI_Comm_free(&comm);
 }
 
-TEST_CASE("facade: an object that ends with its step under way ends the others over its messages") {
-  const MpiRanks& all = session().ranks();
-  if (all.size() < 2) return;
-  const Small in;
-  {
-    Attention left = open_attention(all.comm(), kSmall, {}, 5);
-    left.append(0, in.k, in.k);
-    {
-      Attention ended = open_attention(all.comm(), kSmall, {}, 5);
-      ended.append(0, in.k, in.k);
-      ended.start(in.q);
-      if (all.rank() == 0) ended.progress();
-    }
-    CHECK(message<TransportError>([&] { left.step(in.q); }).ends_with("has given up before; make new MpiRanks"));
-  }
-  all.barrier();
-  Attention again = open_attention(all.comm(), kSmall);
-  again.append(0, in.k, in.k);
-  CHECK(same_bits(again.step(in.q).copy(), in.expected));
-}
-
 TEST_CASE("facade: over a communicator all refuse an argument of one rank, and refused opens leave nothing") {
   const MpiRanks& all = session().ranks();
   if (all.size() < 2) return;

@@ -8,7 +8,6 @@
 #include "reference/oracle/attention.hpp"
 #include "tests/support/decoding.hpp"
 #include "tests/support/message.hpp"
-#include "tests/support/sweep.hpp"
 #include "tests/support/tensors.hpp"
 
 #include <doctest/doctest.h>
@@ -48,12 +47,12 @@ void append_pieces(Attention& attention, const Inputs& in, std::int64_t entry, s
 }
 
 DecodeOutput alone(const Inputs& in, std::span<const std::int64_t> lengths, const SeenRule& rule = {},
-                   std::span<const float> sink = {}) {
+                   std::span<const float> sink = {}, const Mask& mask = {}, double softcap = 0) {
   Attention attention(kShape);
   for (std::int64_t entry = 0; entry < 2; ++entry)
     attention.append(entry, in.k.view().entry(entry).positions(0, lengths[static_cast<std::size_t>(entry)]),
                      in.v.view().entry(entry).positions(0, lengths[static_cast<std::size_t>(entry)]));
-  return attention.step(in.q, rule, sink).copy();
+  return attention.step(in.q, rule, sink, mask, softcap).copy();
 }
 
 /// The CPU, as if its bits were those of tensor cores.
@@ -112,63 +111,28 @@ TEST_CASE("facade: the same bits alone and on any ranks, for keys appended in pi
   }
 }
 
-TEST_CASE("facade: pages and shared prefixes have the same bits on any ranks, and a window its own keys") {
+TEST_CASE("facade: pages: what has been given back is refused on all ranks, in a line with its positions") {
   const Inputs in = inputs();
-  // The first n keys of entry 1 are those of entry 0.
-  const auto inputs_that_share = [&](std::int64_t n) {
-    Inputs shared = in;
-    for (std::int64_t h = 0; h < 2; ++h) {
-      for (Tensor* tensor : {&shared.k, &shared.v}) {
-        const TensorView view = tensor->view();
-        std::copy(view.row(0, h, 0), view.row(0, h, n - 1) + view.shape[3] * std::int64_t{sizeof(float)},
-                  tensor->bytes.begin() + (view.row(1, h, 0) - view.data));
-      }
-    }
-    return shared;
-  };
-  const Inputs twice = inputs_that_share(200), same = inputs_that_share(kKeys);
   const SeenRule window{.causal = true, .window = 100, .sinks = 70};
-  for (const auto& [backend, p] : {std::pair{"cpu", 1}, {"cpu", 2}, {"cpu", 3}, {"cpu", 7}, {"emulated", 2}}) {
-    DecodeOutput whole[2], seen[2], alike[2];
-    for (const bool has_pages : {false, true}) {
-      run_threads(Topology::pretend(p, 2), kTimeout, [&](const ThreadRanks& ranks, ThreadTransport&) {
-        AttentionSetup setup{.backend = backend, .most_queries = 2};
-        if (has_pages) setup.pages.n_pages = 14;  // 17 if none were shared
-        Attention attention(ranks, kShape, setup);
-        append_pieces(attention, twice, 0, 200, 100);
-        if (has_pages) attention.share(0, 1, 200);
-        append_pieces(attention, twice, 1, 333, 100);
-        append_pieces(attention, twice, 0, kKeys, 100);
-        const DecodeOutput all_keys = attention.step(in.q).copy();
-
-        if (has_pages) setup.pages = {.n_pages = 12, .window = window.window, .sinks = window.sinks};
-        Attention windowed(ranks, kShape, setup);
-        for (const std::int64_t entry : {0, 1}) append_pieces(windowed, in, entry, kKeys, 90);
-        windowed.truncate(0, kKeys - 60);
-        if (has_pages)
-          CHECK(message([&] { windowed.step(in.q, window); }) ==
-                "Attention::step: batch entry 0 sees keys before position 576, which may have been given back");
-        append_pieces(windowed, in, 0, kKeys, 90);
-        const DecodeOutput of_window = windowed.step(in.q, window).copy();
-        if (has_pages)
-          CHECK_THROWS_WITH_AS(windowed.share(0, 1, 640), "Attention::share: batch entry 1 has 700 positions, not none",
-                               std::out_of_range);
-        windowed.release(1);
-        if (has_pages) windowed.share(0, 1, kKeys);
-        if (has_pages)
-          CHECK_THROWS_WITH_AS(windowed.truncate(1, 300),
-                               "Attention::truncate: batch entry 1 keeps the positions from 599 on, so position 300 would "
-                               "follow keys that were given back",
-                               std::out_of_range);
-        append_pieces(windowed, same, 1, kKeys, 90);
-        const DecodeOutput of_shared = windowed.step(in.q, window).copy();
-        if (ranks.rank() == 0) whole[has_pages] = all_keys, seen[has_pages] = of_window, alike[has_pages] = of_shared;
-      });
-    }
-    CHECK(same_bits(whole[0], whole[1]));
-    CHECK(same_bits(seen[0], seen[1]));
-    CHECK(same_bits(alike[0], alike[1]));
-  }
+  run_threads(Topology::pretend(3, 2), kTimeout, [&](const ThreadRanks& ranks, ThreadTransport&) {
+    Attention attention(ranks, kShape,
+                        {.pages = {.n_pages = 12, .window = window.window, .sinks = window.sinks}, .most_queries = 2});
+    for (const std::int64_t entry : {0, 1}) append_pieces(attention, in, entry, kKeys, 90);
+    attention.truncate(0, kKeys - 60);
+    CHECK(message([&] { attention.step(in.q, window); }) ==
+          "Attention::step: batch entry 0 sees keys before position 576, which may have been given back");
+    append_pieces(attention, in, 0, kKeys, 90);
+    attention.step(in.q, window);
+    CHECK_THROWS_WITH_AS(attention.share(0, 1, 640), "Attention::share: batch entry 1 has 700 positions, not none",
+                         std::out_of_range);
+    attention.release(1);
+    attention.share(0, 1, kKeys);
+    CHECK(attention.lengths()[1] == kKeys);
+    CHECK_THROWS_WITH_AS(attention.truncate(1, 300),
+                         "Attention::truncate: batch entry 1 keeps the positions from 599 on, so position 300 would follow "
+                         "keys that were given back",
+                         std::out_of_range);
+  });
 }
 
 TEST_CASE("facade: other scales, other arithmetic, and types without kernels, are refused on all ranks alike") {
@@ -190,45 +154,6 @@ TEST_CASE("facade: other scales, other arithmetic, and types without kernels, ar
   });
 }
 
-TEST_CASE("facade: a window and its sinks keep to their pages while a sequence grows, with the bits of other memory") {
-  constexpr std::int64_t kWindow = 200, kSinks = 70, kAtOnce = 50;
-  const std::int64_t n = takes_all_cases() ? 1'000'000 : 10'000;
-  const AttentionShape shape{
-      .dtype = DType::F8_E4M3, .value_dtype = DType::F8_E4M3, .heads = 2, .kv_heads = 1, .head_dim = 4, .value_dim = 4};
-  std::mt19937 random(12);
-  const Tensor rows = normal_tensor(random, {2, 1, kAtOnce, 4}), q = normal_tensor(random, {1, 2, 1, 4});
-  // Some of the steps over n keys.
-  const auto outputs = [&](Attention& attention) {
-    std::vector<DecodeOutput> all;
-    for (std::int64_t i = 1; i * kAtOnce <= n; ++i) {
-      attention.append(0, rows.view().entry(0), rows.view().entry(1));
-      if (i % (n / kAtOnce / 97) == 0)
-        all.push_back(attention.step(q, {.causal = true, .window = kWindow, .sinks = kSinks}).copy());
-    }
-    CHECK(attention.lengths()[0] == n);
-    return all;
-  };
-  for (const bool is_dealt : {true, false}) {
-    AttentionSetup setup{.scales = {{0.01f}, {0.02f}}};
-    if (!is_dealt) setup.ranges = {{0, kOpenEnd}};
-    Attention dense(shape, setup);
-    const std::vector<DecodeOutput> expected = outputs(dense);
-    for (const std::int64_t p : {1, 2, 3}) {
-      run_threads(Topology::pretend(static_cast<int>(p), 2), kTimeout, [&](const ThreadRanks& ranks, ThreadTransport&) {
-        AttentionSetup paged = setup;
-        if (!is_dealt) paged.ranges = even_ranges(640, static_cast<int>(p), kLeafKeys), paged.ranges.back().end = kOpenEnd;
-        // Two leaves of sinks, and five of a window: in the dealt order a rank has one of each round of p.
-        const std::int64_t in_round = is_dealt ? p : 1, n_pages = (2 + in_round - 1) / in_round + 3 / in_round + 2;
-        paged.pages = {.n_pages = n_pages, .window = kWindow, .sinks = kSinks};
-        Attention attention(ranks, shape, paged);
-        const std::vector<DecodeOutput> all = outputs(attention);
-        REQUIRE(all.size() == expected.size());
-        for (std::size_t i = 0; i < all.size(); ++i) CHECK(same_bits(all[i], expected[i]));
-      });
-    }
-  }
-}
-
 TEST_CASE("facade: if one rank has too few pages, all learn it and none appends") {
   const Inputs in = inputs();
   const std::vector<std::int64_t> lengths{320, 64};
@@ -247,24 +172,28 @@ TEST_CASE("facade: if one rank has too few pages, all learn it and none appends"
   });
 }
 
-TEST_CASE("facade: a step, whole and in parts, of what queries see and learned sinks, by every algorithm") {
+TEST_CASE("facade: a step, whole and in parts, of rules, learned sinks, a mask and a soft cap, by every algorithm") {
   const Inputs in = inputs();
   const SeenRule rule{.causal = true, .window = 200, .sinks = 5};
   const std::vector<float> sink{0.5f, -1, 2, 0};
   const std::vector<std::int64_t> lengths{300, 300};
-  const DecodeOutput expected = alone(in, lengths, rule, sink);
-  const AttentionResult exact =
-      attention(in.q, in.k, in.v, {.rule = rule, .sink = {sink.begin(), sink.end()}, .lengths = lengths});
+  std::mt19937 random(71);
+  std::vector<std::uint8_t> booleans(2 * 300);
+  for (std::uint8_t& each : booleans) each = static_cast<std::uint8_t>(random() % 2);
+  const Mask mask = Mask::dense(booleans.data(), true, {1, 1, 2, 300});
+  const DecodeOutput expected = alone(in, lengths, rule, sink, mask, 3);
+  const AttentionResult exact = attention(in.q, in.k.view().positions(0, 300), in.v.view().positions(0, 300),
+                                          {.rule = rule, .sink = {sink.begin(), sink.end()}, .mask = mask, .softcap = 3});
   for (std::size_t i = 0; i < exact.out.size(); ++i) CHECK(std::fabs(expected.out[i] - exact.out[i]) < 1e-5);
   for (const Algorithm& algorithm : algorithms()) {
     INFO(algorithm.name);
     run_threads(Topology::pretend(4, 2), kTimeout, [&](const ThreadRanks& ranks, ThreadTransport&) {
       Attention attention(ranks, kShape, {.algorithm = std::string(algorithm.name)});
       for (std::int64_t entry = 0; entry < 2; ++entry) append_pieces(attention, in, entry, 300, 300);
-      const DecodeOutput whole = attention.step(in.q, rule, sink).copy();
+      const DecodeOutput whole = attention.step(in.q, rule, sink, mask, 3).copy();
       if (algorithm.keeps_bits) CHECK(same_bits(whole, expected));
       for (int repeat = 0; repeat < 2; ++repeat) {
-        attention.start(in.q, rule, sink);
+        attention.start(in.q, rule, sink, mask, 3);
         attention.progress();
         if (repeat == 1) CHECK(message([&] { attention.step(in.q); }) == "Decoder::step: a step is under way");
         if (repeat == 1) CHECK(message([&] { attention.combine(in.q, in.q); }) == "Attention::combine: a step is under way");
@@ -273,7 +202,7 @@ TEST_CASE("facade: a step, whole and in parts, of what queries see and learned s
       CHECK(message([&] { attention.finish(); }) == "Decoder::finish: no step has been started");
       CHECK(message([&] { attention.progress(); }) == "Decoder::progress: no step has been started");
       // Appended while the messages travel: the next step sees it, this one does not.
-      attention.start(in.q, rule, sink);
+      attention.start(in.q, rule, sink, mask, 3);
       append_pieces(attention, in, 0, 450, 450);
       CHECK(same_bits(attention.finish().copy(), whole));
       CHECK(!same_bits(attention.step(in.q, rule, sink).copy(), whole));
@@ -328,18 +257,33 @@ TEST_CASE("facade: other lengths, null data of a rank's own keys, other axes, an
                                                              " of the positions [0, 200), but has no data of them");
     CHECK(attention.lengths()[0] == 0);
     append_pieces(attention, in, 0, ranks.rank() == 0 ? 65 : 64, 64);
-    const std::string differ = "Decoder::step: ranks 0 and 1 differ in ";
-    CHECK(message([&] { attention.step(in.q); }).starts_with(differ + "the longest sequence (65 and 64), "));
+    CHECK(message([&] {
+            attention.step(in.q);
+          }).starts_with("Decoder::step: ranks 0 and 1 differ in the longest sequence (65 and 64), "));
     append_pieces(attention, in, 0, 65, 1);
     attention.step(in.q);
-    for (const auto& [odd, line] : {std::pair{SeenRule{.window = 9}, "the window (8 and 9)"},
-                                    {{.causal = true, .window = 8}, "the causal edge (0 and 1)"},
-                                    {{.window = 8, .sinks = 1}, "the number of sinks (0 and 1)"}})
-      CHECK(message([&] { attention.step(in.q, ranks.rank() == 1 ? odd : SeenRule{.window = 8}); }) == differ + line);
-    attention.step(in.q, {.window = 8});
     CHECK(message([&] { attention.truncate(0, 66); }) == "Attention::truncate: batch entry 0 has 65 positions, not 66");
     CHECK(message([&] { attention.truncate(5, 0); }).find("batch entry 5") != std::string::npos);
   });
+}
+
+TEST_CASE("facade: an Attention that is moved goes on where it was, and in a vector too") {
+  const Inputs in = inputs();
+  Attention first(kShape);
+  for (const std::int64_t entry : {0, 1}) append_pieces(first, in, entry, 300, 300);
+  const DecodeOutput expected = first.step(in.q).copy();
+  Attention second(std::move(first));
+  CHECK(same_bits(second.step(in.q).copy(), expected));
+  std::vector<Attention> all;
+  for (int i = 0; i < 3; ++i) all.emplace_back(kShape);
+  all[1] = std::move(second);
+  all.erase(all.begin());
+  CHECK(same_bits(all[0].step(in.q).copy(), expected));
+  append_pieces(all[0], in, 0, 302, 2);
+  Attention& self = all[0];
+  all[0] = std::move(self);
+  CHECK(all[0].lengths()[0] == 302);
+  CHECK(AttentionShape{.dtype = DType::BF16}.value_dtype == DType::BF16);  // that of the keys unless it is given
 }
 
 TEST_CASE("facade: combine merges what the ranks have, without keys of its own, as a Combiner of the same part") {

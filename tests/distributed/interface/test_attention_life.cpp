@@ -46,8 +46,8 @@ struct Kind {
   AttentionShape shape;
   AttentionSetup setup;
   std::string text() const {
-    return setup.backend + ", " + std::string(name_of(shape.dtype)) + ", " + std::to_string(p) + " ranks, " +
-           (setup.ranges.empty() ? "dealt" : "contiguous") + ", " + std::to_string(setup.pages.n_pages) +
+    return setup.backend + ", " + setup.algorithm + ", " + std::string(name_of(shape.dtype)) + ", " + std::to_string(p) +
+           " ranks, " + (setup.ranges.empty() ? "dealt" : "contiguous") + ", " + std::to_string(setup.pages.n_pages) +
            " pages, a window of " + std::to_string(setup.pages.window);
   }
 };
@@ -217,6 +217,7 @@ TEST_CASE("facade: random lives of sequences have the bits of an object that is 
                   .head_dim = kDim,
                   .value_dim = kDim};
     kind.setup.most_queries = 1 + draw(1);
+    kind.setup.algorithm = std::array{"two-level", "gather", "leaders", "ring-state"}[static_cast<std::size_t>(draw(3))];
     if (draw(1) == 0) {
       // Whole leaves for each, the last range open; or two ranks and one without keys.
       for (int rank = 0; rank < kind.p; ++rank) kind.setup.ranges.push_back({64 * rank, 64 * (rank + 1)});

@@ -243,23 +243,6 @@ TEST_CASE("device tensors: o and lse of every type are merged on the device, wit
   }
 }
 
-TEST_CASE("device tensors: a cache that has grown and is shorter again has the bits of the host, on one rank and two") {
-  const Inputs<Tensor> in = inputs(DType::F32);
-  for (const int p : {1, 2}) {
-    run_threads(Topology::pretend(p, p), kTimeout, [&](const ThreadRanks& ranks, ThreadTransport&) {
-      const Inputs<DeviceTensor> there{DeviceTensor(in.q), DeviceTensor(in.k), DeviceTensor(in.v)};
-      Attention host(ranks, shape_of_type(DType::F32), {.backend = "emulated"}),
-          device(ranks, shape_of_type(DType::F32), {.backend = "emulated"});
-      append(host, in, 0, 50), append(device, there, 0, 60);
-      for (int i = 0; i < 2; ++i) device.step(there.q.view());
-      append(device, there, 60, 190);
-      for (std::int64_t entry = 0; entry < kBatch; ++entry) device.truncate(entry, 50);
-      const DecodeOutput expected = host.step(in.q.view()).copy();
-      CHECK(same_bits(device.step(there.q.view()).copy(), expected));
-    });
-  }
-}
-
 TEST_CASE("device tensors: queries that one rank alone has on a device are refused on all") {
   const Inputs<Tensor> in = inputs(DType::F32);
   for (const bool compares : {false, true}) {

@@ -124,17 +124,6 @@ TEST_CASE("queries: the facade takes any number in every step, and all ranks the
     CHECK(message<InputError>([&] { attention.step(ranks.rank() == 1 ? five : one); }) ==
           "Decoder::step: ranks 0 and 1 differ in the number of queries (1 and 5)");
   });
-  run_threads(Topology::pretend(3, 2), kTimeout, [&](ThreadTransport& transport) {
-    const Run run{"two-level", cpu_backend()};
-    const std::vector<KeyRange> ranges = run.ranges(3);
-    OpenShard shard = open_shard(cpu_backend(), shape, transport.topology().range_of(transport.rank(), ranges), kScale);
-    const auto decoder = find_algorithm("two-level").open(transport, shard, ranges);
-    const Tensor one = queries_of(DType::F32, 4), five = queries_of(DType::F32, 5);
-    const std::vector<std::int64_t> none{0, 0};
-    CHECK(message<InputError>([&] {
-            decoder->step({(transport.rank() == 2 ? five : one).view(), none});
-          }) == "Decoder::step: ranks 0 and 2 differ in the number of queries (1 and 5)");
-  });
 }
 
 }  // namespace tree_attn::test::queries

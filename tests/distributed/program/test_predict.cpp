@@ -216,4 +216,21 @@ TEST_CASE("predict: doubling sends more than the paper's bandwidth-optimal AllRe
   }
 }
 
+TEST_CASE("dealt: a step sends one subtree per rank for p = 2^a, whatever the number of keys, and plans never change") {
+  const auto shape_of = [](LeafOrder order, std::int64_t n) {
+    return WorkloadShape{{.batch = 3, .heads = 2, .kv_heads = 1, .head_dim = 4, .value_dim = 3}, n, {}, order};
+  };
+  for (const int p : {2, 4, 8, 16}) {
+    const Topology topology = Topology::pretend(p, 4);
+    for (const Algorithm& algorithm : algorithms()) {
+      if (!algorithm.keeps_bits || algorithm.kv_shards_in_flight > 0) continue;
+      // As even chunks of a power of two of keys, the best that the contiguous order can do.
+      const std::int64_t bytes =
+          predict(algorithm, shape_of(LeafOrder::kContiguous, 1 << 20), topology, even_ranges(1 << 20, p, kLeafKeys)).bytes;
+      for (const std::int64_t n : {64, 1000, 80000, 1000003})
+        CHECK(predict(algorithm, shape_of(LeafOrder::kDealt, n), topology, dealt_ranges(p)).bytes == bytes);
+    }
+  }
+}
+
 }  // namespace tree_attn::test

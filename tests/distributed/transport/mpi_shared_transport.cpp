@@ -76,16 +76,4 @@ TEST_CASE("shared transport: a message that never comes, and one that nobody tak
   }
 }
 
-TEST_CASE("shared transport: one that ends before its messages are complete gives up its ranks") {
-  const MpiRanks ranks(session().ranks().comm(), 60);
-  if (ranks.size() < 2) return;
-  {
-    SharedTransport transport(ranks, ranks.topology(0));
-    std::byte byte{};
-    if (ranks.rank() == 1) transport.receive({&byte, 1}, 0);
-  }
-  CHECK(ranks.can_meet() == (ranks.rank() != 1));
-  session().ranks().barrier();
-}
-
 }  // namespace tree_attn::test
