@@ -3,6 +3,8 @@
 /// @brief All algorithms against the oracle: shapes, storage types, few keys, empty shards (Alg. 3, section 5).
 #include "tests/support/decoding.hpp"
 
+#include <cmath>
+
 namespace tree_attn::test {
 namespace {
 
@@ -65,6 +67,25 @@ TEST_CASE("decoders: no key and one, p - 1 and p leaves, and a key more") {
             CHECK(std::abs(output.out[static_cast<std::size_t>(r) * 7 + j] - z[j]) <= 0x1p-22f * std::abs(z[j]));
         }
       });
+    }
+  }
+}
+
+/// @tested{eq_7, eq. (7)}
+TEST_CASE("overflow: products q.k beyond F32 whose scores are not") {
+  for (const auto& [scale, size] : {std::pair{1e-38, 1e19f}, {-3e-38, 1e19f}, {1e-40, 1e20f}}) {
+    CAPTURE(scale);
+    const Axes axes{.batch = 3, .head_dim = 6, .value_dim = 5, .n_queries = 2, .n_keys = 7 * kLeafKeys + 45};
+    std::mt19937 random(1300);
+    Tensor q = normal_tensor(random, axes.q(), DType::F32, size), k = normal_tensor(random, axes.k(), DType::F32, size);
+    const auto workload = workload_of(std::move(q), std::move(k), normal_tensor(random, axes.v()), {}, scale);
+    for (RankGroup* rank_group : rank_groups({1, 2, 3, 5, 8})) {
+      const int p = rank_group->size();
+      check_all(*rank_group, *workload, {{mixed_grouping(p), even_ranges(axes.n_keys, p, kLeafKeys)}},
+                [](const Algorithm&, const DecodeOutput& output) {
+                  for (const auto* numbers : {&output.out, &output.lse})
+                    CHECK(std::ranges::all_of(*numbers, [](float x) { return std::isfinite(x); }));
+                });
     }
   }
 }
