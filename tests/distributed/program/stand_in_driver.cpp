@@ -2,10 +2,10 @@
 /// @file
 /// @brief A library in the place of libcuda.so.1, for tests of `info`: it shows GPUs that do not exist and runs nothing.
 ///
-/// STAND_IN_GPUS is how many it shows, STAND_IN_FIRST the identity of the first, STAND_IN_CUDA the version of CUDA that it
-/// knows, STAND_IN_MAJOR their compute capability before the point, STAND_IN_APART the index of a GPU that no other can
-/// reach, STAND_IN_ERROR the status of cuInit(), STAND_IN_IPC that of cuIpcOpenMemHandle(). The file
-/// STAND_IN_CONTEXTS.driver lists the GPUs on which the process has made a context here.
+/// STAND_IN_GPUS is how many it shows, STAND_IN_FIRST the identity of the first, STAND_IN_MAJOR their compute capability
+/// before the point, STAND_IN_APART the index of a GPU that no other can reach, STAND_IN_ERROR the status of cuInit(),
+/// STAND_IN_IPC that of cuIpcOpenMemHandle(). The file STAND_IN_CONTEXTS.driver lists the GPUs on which the process has made
+/// a context here.
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -28,7 +28,7 @@ extern "C" {
 int cuInit(unsigned) { return number("STAND_IN_ERROR", 0); }
 
 int cuDriverGetVersion(int* version) {
-  *version = number("STAND_IN_CUDA", 13000);
+  *version = 13000;
   return 0;
 }
 

@@ -163,21 +163,6 @@ TEST_CASE("files: axes without elements take no memory, or are refused with what
   CHECK(peak_mib({"oracle", "queries", "out"}) < nothing + 32);
 }
 
-/// @tested{thm_1, Thm. 1}
-TEST_CASE("decode: devices whose keys no entry of the batch has: the bits of one device") {
-  const Scratch scratch;
-  FileWorkload workload = FileWorkload::draw(3, 4, 2, 1, 200, 64, 64);
-  workload.lengths = {0, 130, 64};
-  workload.write(scratch.path("in"), "F16");
-  const auto output_of = [&](const Words& more) {
-    check_silent_success(
-        run(alone(Words{"decode", "in", "out", "--backend", "emulated"} + more), {.folder = scratch.folder().string()}));
-    return Scratch::read(scratch.path("out"));
-  };
-  const auto want = output_of({});
-  for (const char* devices : {"0-2", "0-3", "0-8"}) CHECK_MESSAGE(output_of({"--devices", devices}) == want, devices);
-}
-
 /// @tested{eq_7, eq. (7)}
 TEST_CASE("decode: values that are the first components of the keys: --value-dim has the bits of a file that repeats them") {
   const Scratch scratch;

@@ -181,21 +181,3 @@ TEST_CASE("decode: rules, sinks, masks, caps and F8_E4M3 in files: the bits of a
       for (std::size_t i = 0; i < d_v; ++i) CHECK(last[r * d_v + i] == out[(r * 3 + 2) * d_v + i]);
   }
 }
-
-TEST_CASE("decode: synthetic F8_E4M3: the bits of ranks and steps, and bytes") {
-  const auto decode = [](const char* dtype, int n_ranks, const Words& more) {
-    const Words words =
-        "decode --seq-len 400 --heads 6 --kv-heads 3 --head-dim 40 --batch 2 --verify --dtype"_words + Words{dtype} + more;
-    return runs_of(n_ranks == 1 ? alone(words) : ranks(n_ranks, words));
-  };
-  const Words rings{"--compare", "ring,ring-state"};
-  const auto one = decode("f8_e4m3", 1, {}), three = decode("f8_e4m3", 3, rings), wide = decode("bf16", 3, rings);
-  for (const auto& each : three) CHECK(each["output_digest"] == one[0]["output_digest"]);
-  CHECK(one[0]["dtype"] == "f8_e4m3");
-  for (const auto& [key, i] : {std::pair{"bytes_per_step", 1}, {"peak_kv_bytes_per_rank", 0}}) {
-    CHECK(three[i][key].get<std::int64_t>() > 0);
-    CHECK(2 * three[i][key].get<std::int64_t>() == wide[i][key].get<std::int64_t>());
-  }
-  const auto grown = decode("f8_e4m3", 2, {"--steps", "70"}), whole = decode("f8_e4m3", 1, {"--order", "dealt"});
-  CHECK(grown[0]["output_digest"] == whole[0]["output_digest"]);
-}
