@@ -46,40 +46,6 @@ TEST_CASE("copies: rows in bulk and rows one by one have the same bits, and rows
   }
 }
 
-/// Rows of 1 to 17 elements, which leave padding of every size, and the next widths of thread groups.
-/// @tested{eq_7, eq. (7)}
-TEST_CASE("copies: rows of every small length have the bits of rows that are padded with zeros, NaN after them") {
-  for (const DType dtype : {DType::F32, DType::F16, DType::BF16}) {
-    for (std::int64_t d = 1; d <= 17; ++d) {
-      for (const std::int64_t d_v : {d, 18 - d}) {
-        const Axes axes{
-            .batch = 2, .heads = 4, .kv_heads = 2, .head_dim = d, .value_dim = d_v, .n_keys = 70, .dtype = dtype};
-        const Axes wide_axes{
-            .batch = 2, .heads = 4, .kv_heads = 2, .head_dim = 32, .value_dim = 32, .n_keys = 70, .dtype = dtype};
-        const auto narrow = normal_workload(5800 + static_cast<unsigned>(d), axes);
-        const auto zeros_after = [&](const TensorView& view, const Shape& shape) {
-          Tensor wide(std::vector<float>(static_cast<std::size_t>(n_elements(shape)), 0.0f), shape, dtype);
-          for_each_row(view.shape, [&](std::int64_t i, std::int64_t h, std::int64_t a) {
-            std::memcpy(const_cast<std::byte*>(wide.view().row(i, h, a)), view.row(i, h, a),
-                        static_cast<std::size_t>(view.shape[3]) * bytes_of(dtype));
-          });
-          return wide;
-        };
-        const auto wide = workload_of(zeros_after(narrow->query(0), wide_axes.q()), zeros_after(narrow->k(), wide_axes.k()),
-                                      zeros_after(narrow->v(), wide_axes.v()), narrow->lengths(), narrow->scale);
-        INFO(name_of(dtype) << ", d_h " << d << ", d_v " << d_v);
-        const DecodeOutput output = run_step(device::kEqualRuns, *narrow), padded = run_step(device::kEqualRuns, *wide);
-        CHECK(same_bits(output.lse, padded.lse));
-        for (std::size_t row = 0; row < output.lse.size(); ++row) {
-          const auto first = static_cast<std::ptrdiff_t>(row);
-          CHECK(same_bits(std::vector(output.out.begin() + first * d_v, output.out.begin() + (first + 1) * d_v),
-                          std::vector(padded.out.begin() + first * 32, padded.out.begin() + first * 32 + d_v)));
-        }
-      }
-    }
-  }
-}
-
 TEST_CASE("copies: of rows past the shard that may be copied no bit depends") {
   // The shard is the first 61 positions of 64 in memory; the others are NaN.
   const Axes axes{.heads = 2, .kv_heads = 2, .head_dim = 64, .value_dim = 64, .n_keys = 64};
