@@ -79,7 +79,10 @@ class Mutant:
         found = list(re.finditer(pattern, text))
         if len(found) != 1:
             raise Fault(f"{self.name}: its excerpt occurs {len(found)} times in {self.file}, not once")
-        return [(*found[0].span(i + 1), new) for i, new in enumerate(parts[2::3])]
+        places = [(*found[0].span(i + 1), new) for i, new in enumerate(parts[2::3])]
+        if not self.is_script and any(text[end - 1] == "}" and text[:begin].rstrip()[-1:] in tuple("(,=") for begin, end, _ in places):
+            raise Fault(f"{self.name}: what ends in a brace stands inside an expression, and is no statement")
+        return places
 
     def applied(self):
         """The text of its file with its changes, for a script."""
