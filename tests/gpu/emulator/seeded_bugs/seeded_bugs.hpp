@@ -3,10 +3,10 @@
 /// @brief Bugs that kernels really have, each put into a kernel that is otherwise right; and which mode must see it.
 ///
 /// An emulator that never complains is worth nothing until it has been shown bugs. Small kernels with the shape of the
-/// real ones hold them, switched by a parameter: pipeline (asynchronous copies, shuffles, last-block merge), one_shot (the
-/// protocol of the one-shot kernel, three devices) and warpgroup (its products). Bugs of bulk copies and mbarriers are
-/// mutants of the library kernels (tests/mutants). Rules that one call breaks by itself, such as an address that is not
-/// aligned, have their tests in tests/gpu/emulator.
+/// real ones hold them, switched by a parameter: pipeline (asynchronous copies, shuffles, last-block merge) and one_shot
+/// (the protocol of the one-shot kernel, three devices). Bugs of bulk copies and mbarriers are mutants of the library
+/// kernels (tests/mutants). Rules that one call breaks by itself, such as an address that is not aligned, and those of
+/// products of warpgroups have their tests in tests/gpu/emulator.
 #pragma once
 
 namespace tree_attn::emulated {
@@ -31,19 +31,11 @@ enum class Bug {
   kNoWaitForPacket,
   kWaitBeforeLastSend,
   kSilentEmptyRank,
-  // warpgroup
-  kNoFenceOfProxies,
-  kNoFenceOfSums,
-  kMatrixOneRowOff,
-  kSumBeforeWait,
-  kOperandBeforeWait,
-  kGroupTooEarly,
 };
 
 /// Run the kernels with a bug. @returns whether the result is right @throws DeviceError
 bool pipeline_is_right(Bug bug);
 bool one_shot_is_right(Bug bug);
-bool warpgroup_is_right(Bug bug);
 
 /// Modes of the emulator, as bits.
 enum Mode : unsigned { kPlain = 1, kShadow = 2, kAddress = 4, kThread = 8, kAll = 15 };
@@ -74,12 +66,6 @@ inline constexpr SeededBug kSeededBugs[] = {
     {Bug::kNoWaitForPacket, "no wait for a packet", one_shot_is_right, kAll},
     {Bug::kWaitBeforeLastSend, "a block that waits before it has sent everything", one_shot_is_right, kAll},
     {Bug::kSilentEmptyRank, "a device without keys that sends nothing, so that none waits for it", one_shot_is_right, kAll},
-    {Bug::kNoFenceOfProxies, "operands that a warpgroup multiplies without a fence of proxies", warpgroup_is_right, kShadow},
-    {Bug::kNoFenceOfSums, "sums that no wgmma_fence() names after a wait", warpgroup_is_right, kAll},
-    {Bug::kMatrixOneRowOff, "a matrix that begins one row too late", warpgroup_is_right, kAll},
-    {Bug::kSumBeforeWait, "a sum that is read before its wait", warpgroup_is_right, kAll},
-    {Bug::kOperandBeforeWait, "an operand that is overwritten before the wait", warpgroup_is_right, kAll},
-    {Bug::kGroupTooEarly, "a wait that leaves the group of the sums pending", warpgroup_is_right, kAll},
 };
 
 }  // namespace tree_attn::emulated

@@ -82,7 +82,7 @@ TEST_CASE("seeded bugs: kernels without a bug pass") {
   for (std::uint64_t seed = 0; seed < 4; ++seed) {
     CAPTURE(seed);
     const SettingsScope scope({.seed = seed});
-    for (const auto is_right : {pipeline_is_right, one_shot_is_right, warpgroup_is_right}) CHECK(is_right(Bug::kNone));
+    for (const auto is_right : {pipeline_is_right, one_shot_is_right}) CHECK(is_right(Bug::kNone));
   }
 }
 
