@@ -9,7 +9,6 @@
 #include "tests/support/sanitized.hpp"
 
 #include <atomic>
-#include <mutex>
 #include <random>
 
 namespace tree_attn::test {
@@ -53,29 +52,6 @@ TEST_CASE("nccl: every algorithm has the bits and counts of host memory, canonic
         }
       }
     }
-  }
-}
-
-TEST_CASE("nccl: one-shot, whose kernels exchange by themselves, has the bits of gather and the counts of its prediction") {
-  constexpr std::int64_t n_keys = 510;
-  for (const int p : {2, 3}) {
-    if (kIsSanitized && p == 3) continue;
-    const one_shot::Run run{.p = p, .cut = one_shot::Cut::kUneven};
-    INFO(one_shot::text(run));
-    CHECK(one_shot::opens_new_windows(run, n_keys));
-    const std::vector<DecodeOutput> want = one_shot::gather_alone(run, n_keys);
-    std::mutex mutex;
-    int n_wrong = 0;
-    Traffic counted;
-    run_nccl(one_shot::topology_of(run), 60, "", [&](const Ranks&, NcclTransport& transport) {
-      Traffic last;
-      const int n = one_shot::differences_on_rank(transport, run, n_keys, &want, last);
-      const std::lock_guard lock(mutex);
-      n_wrong += n;
-      add(counted, last);
-    });
-    CHECK(n_wrong == 0);
-    check_predicted(counted, one_shot::predicted(run, n_keys));
   }
 }
 

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Several tiles of rows that read one ring: a row has the bits of itself alone, and keys and values are copied once
-/// for all of them (section 6.3).
+/// @brief Several tiles of rows that read one ring: what is not finite stays in its row, and keys and values are copied once
+/// for all of them (section 6.3). Their bits are in test_many_rows.cpp.
 #include "tests/support/device_params.hpp"
-#include "tests/support/sweep.hpp"
 
 #if !defined(TREE_ATTN_FOR_CUDA)
 #include "gpu/emulator/stream.hpp"
@@ -17,44 +16,21 @@ Axes rows_of(std::int64_t n_rows, DType dtype, std::int64_t d, std::int64_t n_ke
   return {.heads = 1, .kv_heads = 1, .head_dim = d, .value_dim = d, .n_queries = n_rows, .n_keys = n_keys, .dtype = dtype};
 }
 
-/// The step of row r alone.
-DecodeOutput alone(TensorWorkload& workload, std::int64_t r) {
-  const auto row = workload_of(copy_of(workload.query(0).positions(r, r + 1)), copy_of(workload.k()), copy_of(workload.v()),
-                               workload.lengths(), workload.scale);
-  return run_step(device::kEqualRuns, *row, {.n_splits = 1});
-}
-
 /// Rows of a step that have other bits than the same rows alone.
-int n_different(TensorWorkload& workload, const DecodeOutput& all, std::int64_t first, std::int64_t step) {
+int n_different(TensorWorkload& workload, const DecodeOutput& all) {
   int n = 0;
   const std::int64_t d = workload.v().shape[3];
-  for (std::int64_t r = first; r < workload.query(0).shape[2]; r += step) {
-    DecodeOutput row{{all.out.begin() + r * d, all.out.begin() + (r + 1) * d},
-                     {all.lse.begin() + r, all.lse.begin() + r + 1}};
-    n += !same_output(row, alone(workload, r));
+  for (std::int64_t r = 0; r < workload.query(0).shape[2]; ++r) {
+    const auto row = workload_of(copy_of(workload.query(0).positions(r, r + 1)), copy_of(workload.k()),
+                                 copy_of(workload.v()), workload.lengths(), workload.scale);
+    n += !same_output(
+        {{all.out.begin() + r * d, all.out.begin() + (r + 1) * d}, {all.lse.begin() + r, all.lse.begin() + r + 1}},
+        run_step(device::kEqualRuns, *row, {.n_splits = 1}));
   }
   return n;
 }
 
 }  // namespace
-
-/// @tested{eq_7, eq. (7)}
-TEST_CASE("row tiles: a row has the bits of itself alone, in query tiles of 1, 2 and 4 tiles, and in several") {
-  unsigned seed = 4700;
-  std::int64_t drawn = 0;
-  for (const DType dtype : {DType::BF16, DType::F16}) {
-    for (const std::int64_t d : {64, 128, 256}) {
-      for (const std::int64_t n_rows : {5, 8, 9, 13, 16, 17, 23, 25, 32, 33, 64, 66}) {
-        if (!takes_all_cases() && ++drawn % 4 != 1) continue;
-        const auto workload = normal_workload(++seed, rows_of(n_rows, dtype, d, 500));
-        for (const int n_splits : {0, 1, 3}) {
-          INFO(name_of(dtype) << ", d " << d << ", " << n_rows << " rows, " << n_splits << " splits");
-          CHECK(n_different(*workload, run_step(device::kEqualRuns, *workload, {.n_splits = n_splits}), seed % 3, 3) == 0);
-        }
-      }
-    }
-  }
-}
 
 /// A row whose query is NaN sends its team over the leaves again, and so does a value.
 TEST_CASE("row tiles: what is not finite in one of them leaves the bits of the others") {
@@ -71,7 +47,7 @@ TEST_CASE("row tiles: what is not finite in one of them leaves the bits of the o
       const auto workload = workload_of(std::move(q), std::move(k), std::move(v));
       INFO(n_rows << " rows, " << (in_value ? "a value" : "a query"));
       const DecodeOutput all = run_step(device::kEqualRuns, *workload, {.n_splits = 2});
-      CHECK(n_different(*workload, all, 0, 1) == 0);
+      CHECK(n_different(*workload, all) == 0);
       CHECK(std::isnan(all.out[static_cast<std::size_t>((n_rows - 1) * 64)]) == !in_value);
       CHECK(std::isfinite(all.out[5]) == !in_value);
     }
