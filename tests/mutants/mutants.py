@@ -80,8 +80,8 @@ class Mutant:
         if len(found) != 1:
             raise Fault(f"{self.name}: its excerpt occurs {len(found)} times in {self.file}, not once")
         places = [(*found[0].span(i + 1), new) for i, new in enumerate(parts[2::3])]
-        if not self.is_script and any(text[end - 1] == "}" and text[:begin].rstrip()[-1:] in tuple("(,=") for begin, end, _ in places):
-            raise Fault(f"{self.name}: what ends in a brace stands inside an expression, and is no statement")
+        if not self.is_script and any(text[end - 1] in ";}" and text[:begin].rstrip()[-1:] in tuple("(,=") for begin, end, _ in places):
+            raise Fault(f"{self.name}: its change is a part of a statement, and ends one")
         return places
 
     def applied(self):
