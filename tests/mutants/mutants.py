@@ -80,7 +80,7 @@ class Mutant:
         if len(found) != 1:
             raise Fault(f"{self.name}: its excerpt occurs {len(found)} times in {self.file}, not once")
         places = [(*found[0].span(i + 1), new) for i, new in enumerate(parts[2::3])]
-        if not self.is_script and any(text[end - 1] in ";}" and text[:begin].rstrip()[-1:] in tuple("(,=") for begin, end, _ in places):
+        if not self.is_script and any(text[end - 1] in ";}" and (text[begin] == "," or text[:begin].rstrip(" ")[-1] not in "\n;{}:)") for begin, end, _ in places):
             raise Fault(f"{self.name}: its change is a part of a statement, and ends one")
         return places
 
