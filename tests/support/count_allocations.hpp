@@ -39,10 +39,13 @@ void* counted(std::size_t n, std::size_t alignment = alignof(std::max_align_t)) 
 
 }  // namespace
 
-// Arrays are allocated by these too, except under a sanitizer, which has operators of its own.
 void* operator new(std::size_t n) { return counted(n); }
 void* operator new(std::size_t n, std::align_val_t alignment) { return counted(n, static_cast<std::size_t>(alignment)); }
 void operator delete(void* memory) noexcept { release(memory); }
 void operator delete(void* memory, std::size_t) noexcept { release(memory); }
 void operator delete(void* memory, std::align_val_t) noexcept { release(memory); }
 void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { release(memory); }
+// Those of arrays call these, but for those of a sanitizer.
+void* operator new[](std::size_t n) { return counted(n); }
+void operator delete[](void* memory) noexcept { release(memory); }
+void operator delete[](void* memory, std::size_t) noexcept { release(memory); }
