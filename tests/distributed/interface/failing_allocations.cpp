@@ -11,6 +11,7 @@
 #include "tests/support/count_allocations.hpp"
 #include "tests/support/decoding.hpp"
 #include "tests/support/device_tensor.hpp"
+#include "tests/support/sequences.hpp"
 
 #include <doctest/doctest.h>
 
@@ -73,19 +74,11 @@ std::vector<Kind> kinds() {
   return all;
 }
 
-/// Rows to append, and queries.
-struct Inputs {
-  Tensor q, k, v;
-  Inputs(const Kind& kind, std::mt19937& random)
-      : q(normal_tensor(random, {2, 4, 2, 16}, kind.given)),
-        k(normal_tensor(random, {2, 2, 900, 16}, kind.given)),
-        v(normal_tensor(random, {2, 2, 900, 8}, kind.given)) {}
-};
-
 /// Two objects over the same inputs, of which one runs out of memory.
 class Twins {
  public:
-  explicit Twins(const Kind& kind) : kind_(kind), in_(kind, random_), well_(kind.shape, kind.setup) {
+  explicit Twins(const Kind& kind)
+      : kind_(kind), in_(kind.shape, 2, 900, std::mt19937(6600), kind.given), well_(kind.shape, kind.setup) {
     // Opened again and again. What fails leaves nothing behind.
     until_it_passes([&] { tried_.emplace(kind.shape, kind.setup); }, [&] { CHECK(!tried_.has_value()); },
                     !kind.on_device && kind.setup.n_threads == 1);
@@ -157,8 +150,7 @@ class Twins {
   }
 
   const Kind& kind_;
-  std::mt19937 random_{6600};
-  Inputs in_;
+  Sequences in_;
   Attention well_;
   std::optional<Attention> tried_;
 };
@@ -212,17 +204,13 @@ TEST_CASE("memory: where one rank of two runs out of it in a step, all are told 
     INFO(kind.name);
     Kind over_ranks = kind;
     if (!kind.setup.ranges.empty()) over_ranks.setup.ranges = {{0, 64}, {64, kOpenEnd}};
-    std::mt19937 random(6610);
-    const Inputs in(kind, random);
+    const Sequences in(kind.shape, 2, 900, std::mt19937(6610), kind.given);
     Attention alone(kind.shape, kind.setup);
     std::vector<DecodeOutput> want;
     const std::int64_t pieces[] = {100, 1, 250};
     const auto append = [&](Attention& attention, std::int64_t n) {
-      for (std::int64_t entry = 0; entry < 2; ++entry) {
-        const std::int64_t at = attention.lengths()[static_cast<std::size_t>(entry)];
-        attention.append(entry, in.k.view().entry(entry).positions(at, at + n),
-                         in.v.view().entry(entry).positions(at, at + n));
-      }
+      for (std::int64_t entry = 0; entry < 2; ++entry)
+        in.append(attention, entry, attention.lengths()[static_cast<std::size_t>(entry)] + n);
     };
     for (const std::int64_t n : pieces) append(alone, n), want.push_back(alone.step(in.q, kind.rule).copy());
 

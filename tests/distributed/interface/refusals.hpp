@@ -7,7 +7,7 @@
 #include "reference/data/fnv1a.hpp"
 #include "tests/support/message.hpp"
 #include "tests/support/same_bits.hpp"
-#include "tests/support/tensors.hpp"
+#include "tests/support/sequences.hpp"
 
 #include <doctest/doctest.h>
 
@@ -32,14 +32,12 @@ inline const Object kDense{}, kPages{.setup = {.pages = {.n_pages = 12}}},
     kWindowed{.setup = {.pages = {.n_pages = 12, .window = kWindow.window, .sinks = kWindow.sinks}}, .rule = kWindow};
 constexpr std::int64_t kKeys = 300, kMore = 192;  ///< of each sequence; and those of an append(), some on each of 3 ranks
 
-struct Inputs {
-  Tensor q, k, v, o, lse;
+struct Inputs : Sequences {
+  Tensor o, lse;
   std::vector<float> sink{0.5f, -1, 2, 0, 1, 3};
 
   explicit Inputs(std::mt19937 random = std::mt19937(17))
-      : q(normal_tensor(random, {2, 6, 2, 16})),
-        k(normal_tensor(random, {2, 3, kKeys + kMore, 16})),
-        v(normal_tensor(random, {2, 3, kKeys + kMore, 8})),
+      : Sequences(kShape, 2, kKeys + kMore, random),
         o(normal_tensor(random, {2, 6, 2, 8})),
         lse(normal_tensor(random, {2, 6, 2, 1})) {}
   TensorView more(const Tensor& of) const { return of.view().entry(0).positions(kKeys, kKeys + kMore); }
@@ -244,9 +242,7 @@ void check_refused(const Ranks& ranks, const Body& body) {
 
 /// An object with kKeys keys of both sequences.
 inline void fill(Attention& attention) {
-  for (std::int64_t entry = 0; entry < 2; ++entry)
-    attention.append(entry, inputs().k.view().entry(entry).positions(0, kKeys),
-                     inputs().v.view().entry(entry).positions(0, kKeys));
+  for (std::int64_t entry = 0; entry < 2; ++entry) inputs().append(attention, entry, kKeys);
 }
 
 /// Runs all kinds, each many times. Rank 1 is the odd one. @param open makes the object of this rank for a shape and a setup

@@ -8,7 +8,7 @@
 #include "reference/oracle/attention.hpp"
 #include "tests/support/decoding.hpp"
 #include "tests/support/message.hpp"
-#include "tests/support/tensors.hpp"
+#include "tests/support/sequences.hpp"
 
 #include <doctest/doctest.h>
 
@@ -23,18 +23,10 @@ constexpr double kTimeout = 60;
 constexpr std::int64_t kKeys = 700, kDim = 16;
 const AttentionShape kShape{.batch = 2, .heads = 4, .kv_heads = 2, .head_dim = kDim, .value_dim = 8};
 
-struct Inputs {
-  Tensor q, k, v;
-};
-
-Inputs inputs() {
-  std::mt19937 random(11);
-  Tensor q = normal_tensor(random, {2, 4, 2, kDim}), k = normal_tensor(random, {2, 2, kKeys, kDim});
-  return {std::move(q), std::move(k), normal_tensor(random, {2, 2, kKeys, 8})};
-}
+Sequences inputs() { return {kShape, 2, kKeys, std::mt19937(11)}; }
 
 /// Appends the first n keys of an entry in pieces. A rank that holds none of a piece passes null.
-void append_pieces(Attention& attention, const Inputs& in, std::int64_t entry, std::int64_t n, std::int64_t piece) {
+void append_pieces(Attention& attention, const Sequences& in, std::int64_t entry, std::int64_t n, std::int64_t piece) {
   for (std::int64_t at = attention.lengths()[static_cast<std::size_t>(entry)]; at < n;) {
     const std::int64_t end = std::min(n, at + piece);
     TensorView k = in.k.view().entry(entry).positions(at, end), v = in.v.view().entry(entry).positions(at, end);
@@ -46,12 +38,10 @@ void append_pieces(Attention& attention, const Inputs& in, std::int64_t entry, s
   }
 }
 
-DecodeOutput alone(const Inputs& in, std::span<const std::int64_t> lengths, const SeenRule& rule = {},
+DecodeOutput alone(const Sequences& in, std::span<const std::int64_t> lengths, const SeenRule& rule = {},
                    std::span<const float> sink = {}, const Mask& mask = {}, double softcap = 0) {
   Attention attention(kShape);
-  for (std::int64_t entry = 0; entry < 2; ++entry)
-    attention.append(entry, in.k.view().entry(entry).positions(0, lengths[static_cast<std::size_t>(entry)]),
-                     in.v.view().entry(entry).positions(0, lengths[static_cast<std::size_t>(entry)]));
+  for (std::int64_t entry = 0; entry < 2; ++entry) in.append(attention, entry, lengths[static_cast<std::size_t>(entry)]);
   return attention.step(in.q, rule, sink, mask, softcap).copy();
 }
 
@@ -83,7 +73,7 @@ class ToldTransport : public ThreadTransport {
 
 /// @tested{alg_3, Alg. 3}
 TEST_CASE("facade: the same bits alone and on any ranks, for keys appended in pieces, and they are attention") {
-  const Inputs in = inputs();
+  const Sequences in = inputs();
   const std::vector<std::int64_t> lengths{kKeys, 333};
   const DecodeOutput expected = alone(in, lengths);
   const AttentionResult exact = attention(in.q, in.k, in.v, {.lengths = lengths});
@@ -112,7 +102,7 @@ TEST_CASE("facade: the same bits alone and on any ranks, for keys appended in pi
 }
 
 TEST_CASE("facade: pages: what has been given back is refused on all ranks, in a line with its positions") {
-  const Inputs in = inputs();
+  const Sequences in = inputs();
   const SeenRule window{.causal = true, .window = 100, .sinks = 70};
   run_threads(Topology::pretend(3, 2), kTimeout, [&](const ThreadRanks& ranks, ThreadTransport&) {
     Attention attention(ranks, kShape,
@@ -155,7 +145,7 @@ TEST_CASE("facade: other scales, other arithmetic, and types without kernels, ar
 }
 
 TEST_CASE("facade: if one rank has too few pages, all learn it and none appends") {
-  const Inputs in = inputs();
+  const Sequences in = inputs();
   const std::vector<std::int64_t> lengths{320, 64};
   const DecodeOutput expected = alone(in, lengths);
   run_threads(Topology::pretend(3, 3), kTimeout, [&](const ThreadRanks& ranks, ThreadTransport&) {
@@ -173,7 +163,7 @@ TEST_CASE("facade: if one rank has too few pages, all learn it and none appends"
 }
 
 TEST_CASE("facade: a step, whole and in parts, of rules, learned sinks, a mask and a soft cap, by every algorithm") {
-  const Inputs in = inputs();
+  const Sequences in = inputs();
   const SeenRule rule{.causal = true, .window = 200, .sinks = 5};
   const std::vector<float> sink{0.5f, -1, 2, 0};
   const std::vector<std::int64_t> lengths{300, 300};
@@ -189,7 +179,7 @@ TEST_CASE("facade: a step, whole and in parts, of rules, learned sinks, a mask a
     INFO(algorithm.name);
     run_threads(Topology::pretend(4, 2), kTimeout, [&](const ThreadRanks& ranks, ThreadTransport&) {
       Attention attention(ranks, kShape, {.algorithm = std::string(algorithm.name)});
-      for (std::int64_t entry = 0; entry < 2; ++entry) append_pieces(attention, in, entry, 300, 300);
+      for (std::int64_t entry = 0; entry < 2; ++entry) in.append(attention, entry, 300);
       const DecodeOutput whole = attention.step(in.q, rule, sink, mask, 3).copy();
       if (algorithm.keeps_bits) CHECK(same_bits(whole, expected));
       for (int repeat = 0; repeat < 2; ++repeat) {
@@ -211,7 +201,7 @@ TEST_CASE("facade: a step, whole and in parts, of rules, learned sinks, a mask a
 }
 
 TEST_CASE("facade: a step that has been started waits for no other rank before it is finished") {
-  const Inputs in = inputs();
+  const Sequences in = inputs();
   const Topology topology = Topology::pretend(4, 1);
   const std::vector<KeyRange> ranges = even_ranges(kKeys, 4, kLeafKeys);
   const std::vector<std::int64_t> lengths{kKeys, kKeys};
@@ -239,7 +229,7 @@ TEST_CASE("facade: a step that has been started waits for no other rank before i
 }
 
 TEST_CASE("facade: other lengths, null data of a rank's own keys, other axes, and unknown names are refused") {
-  const Inputs in = inputs();
+  const Sequences in = inputs();
   run_threads(Topology::pretend(2, 2), kTimeout, [&](const ThreadRanks& ranks, ThreadTransport&) {
     CHECK(message([&] {
             Attention(ranks, kShape, {.algorithm = ranks.rank() == 1 ? "none" : "gather"});
@@ -268,7 +258,7 @@ TEST_CASE("facade: other lengths, null data of a rank's own keys, other axes, an
 }
 
 TEST_CASE("facade: an Attention that is moved goes on where it was, and in a vector too") {
-  const Inputs in = inputs();
+  const Sequences in = inputs();
   Attention first(kShape);
   for (const std::int64_t entry : {0, 1}) append_pieces(first, in, entry, 300, 300);
   const DecodeOutput expected = first.step(in.q).copy();

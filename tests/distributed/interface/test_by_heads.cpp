@@ -7,7 +7,7 @@
 #include "reference/data/input_error.hpp"
 #include "tests/support/decoding.hpp"
 #include "tests/support/message.hpp"
-#include "tests/support/tensors.hpp"
+#include "tests/support/sequences.hpp"
 
 #include <doctest/doctest.h>
 
@@ -22,20 +22,14 @@ constexpr double kTimeout = 60;
 constexpr std::int64_t kHeads = 24, kKeys = 900;
 const AttentionShape kShape{.batch = 2, .heads = kHeads, .kv_heads = 3, .head_dim = 8, .value_dim = 4};
 
-struct Inputs {
-  Tensor q, k, v;
-  std::vector<float> sink;
-};
-
-const Inputs& inputs() {
-  static const Inputs all = [] {
-    std::mt19937 random(29);
-    Tensor q = normal_tensor(random, {2, kHeads, 3, 8}), k = normal_tensor(random, {2, 3, kKeys, 8});
-    Tensor v = normal_tensor(random, {2, 3, kKeys, 4});
-    return Inputs{std::move(q), std::move(k), std::move(v), normal_elements(random, kHeads, 2)};
-  }();
+const Sequences& inputs() {
+  static const Sequences all(kShape, 3, kKeys, std::mt19937(29));
   return all;
 }
+const std::vector<float> kSink = [] {
+  std::mt19937 random(30);
+  return normal_elements(random, kHeads, 2);
+}();
 
 /// The first l queries of n heads from the first on.
 TensorView queries(std::int64_t l, std::int64_t first = 0, std::int64_t n = kHeads) {
@@ -46,11 +40,7 @@ TensorView queries(std::int64_t l, std::int64_t first = 0, std::int64_t n = kHea
 
 /// Appends keys up to n of the first sequence, and fewer of the other.
 void append_to(Attention& attention, std::int64_t n) {
-  for (std::int64_t entry = 0; entry < 2; ++entry) {
-    const std::int64_t begin = attention.lengths()[static_cast<std::size_t>(entry)], end = entry == 0 ? n : n / 3;
-    attention.append(entry, inputs().k.view().entry(entry).positions(begin, end),
-                     inputs().v.view().entry(entry).positions(begin, end));
-  }
+  inputs().append(attention, 0, n), inputs().append(attention, 1, n / 3);
 }
 
 /// The heads of rank r of p of an output of l queries.
@@ -88,14 +78,13 @@ TEST_CASE("by heads: queries in and outputs out have the bits of a step on any r
                           heads_of(alone.step(queries(1)).copy(), 1, r, p)));  // no key yet
           for (const auto& [n_keys, l] : {std::pair<std::int64_t, std::int64_t>{300, 3}, {301, 1}, {kKeys, 2}}) {
             append_to(alone, n_keys), append_to(attention, n_keys);
-            const DecodeOutput whole = alone.step(queries(l), window, inputs().sink).copy(),
-                               plain = alone.step(queries(l)).copy();
+            const DecodeOutput whole = alone.step(queries(l), window, kSink).copy(), plain = alone.step(queries(l)).copy();
             const TensorView mine = queries(l, r * n, n);
             transport.clear_traffic();
             CHECK(same_bits(attention.step_by_heads(mine).copy(), heads_of(plain, l, r, p)));
             const Traffic traffic = transport.traffic();
-            CHECK(same_bits(attention.step_by_heads(mine, window, inputs().sink).copy(), heads_of(whole, l, r, p)));
-            CHECK(same_bits(attention.step(queries(l), window, inputs().sink).copy(), whole));
+            CHECK(same_bits(attention.step_by_heads(mine, window, kSink).copy(), heads_of(whole, l, r, p)));
+            CHECK(same_bits(attention.step(queries(l), window, kSink).copy(), whole));
 
             WorkloadShape workload{shape, n_keys, {n_keys, n_keys / 3}, LeafOrder::kDealt};
             workload.n_queries = l;

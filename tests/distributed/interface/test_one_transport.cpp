@@ -11,7 +11,7 @@
 #include "tests/support/message.hpp"
 #include "tests/support/same_bits.hpp"
 #include "tests/support/sanitized.hpp"
-#include "tests/support/tensors.hpp"
+#include "tests/support/sequences.hpp"
 
 #include <doctest/doctest.h>
 
@@ -28,25 +28,12 @@ constexpr double kTimeout = 60;
 constexpr std::int64_t kKeys = 500, kMore = 200;
 const AttentionShape kShape{.batch = 2, .heads = 4, .kv_heads = 2, .head_dim = 16, .value_dim = 8};
 
-struct Inputs {
-  Tensor q, k, v;
-  explicit Inputs(std::mt19937 random = std::mt19937(31))
-      : q(normal_tensor(random, {2, 4, 2, 16})),
-        k(normal_tensor(random, {2, 2, kKeys + kMore, 16})),
-        v(normal_tensor(random, {2, 2, kKeys + kMore, 8})) {}
-};
-const Inputs& inputs() {
-  static const Inputs all;
+const Sequences& inputs() {
+  static const Sequences all(kShape, 2, kKeys + kMore, std::mt19937(31));
   return all;
 }
-
-/// Appends positions up to n of an entry.
-void append_to(Attention& attention, std::int64_t entry, std::int64_t n) {
-  const std::int64_t at = attention.lengths()[static_cast<std::size_t>(entry)];
-  attention.append(entry, inputs().k.view().entry(entry).positions(at, n), inputs().v.view().entry(entry).positions(at, n));
-}
 /// Sequences of n and n / 3 keys.
-void fill(Attention& attention, std::int64_t n) { append_to(attention, 0, n), append_to(attention, 1, n / 3); }
+void fill(Attention& attention, std::int64_t n) { inputs().append(attention, 0, n), inputs().append(attention, 1, n / 3); }
 
 /// The setup of p ranks in an order of leaves.
 AttentionSetup setup_of(LeafOrder order, int p, const Backend& backend = cpu_backend()) {
@@ -165,7 +152,7 @@ TEST_CASE("facade: another algorithm over the same keys has its own messages, an
           CHECK(same_bits(step(attention), want));
           CHECK((transport.traffic().since({}) == sent));
           // Keys may come and go in between.
-          attention.truncate(0, 130), append_to(attention, 0, kKeys);
+          attention.truncate(0, 130), inputs().append(attention, 0, kKeys);
           CHECK(same_bits(step(attention), want));
           // Ranks that have other keys are told so, also where keys have moved, here to the same ranks.
           for (const bool moves : {false, true}) {
@@ -175,7 +162,7 @@ TEST_CASE("facade: another algorithm over the same keys has its own messages, an
             attention.truncate(0, transport.rank() == 1 ? kKeys - 1 : kKeys);
             CHECK(
                 message<InputError>([&] { attention.step(inputs().q); }).starts_with("Decoder::step: ranks 0 and 1 differ"));
-            append_to(attention, 0, kKeys);
+            inputs().append(attention, 0, kKeys);
           }
         }
         // Refused on all ranks alike, which then go on with the one before.
@@ -320,7 +307,7 @@ TEST_CASE("facade: what cannot move is refused, and stays") {
       CHECK(message<InputError>([&] {
               attention.reshard(std::array{KeyRange{0, kOpenEnd}});
             }) == "reshard: ranks differ in the lengths, the leaves of all ranks, or the shape of the cache");
-      append_to(attention, 0, kKeys);
+      inputs().append(attention, 0, kKeys);
       CHECK(same_bits(attention.step(inputs().q).copy(), want));
     });
   }

@@ -6,6 +6,7 @@
 #include "tests/distributed/nccl/nccl_ranks.hpp"
 #include "tests/support/device_tensor.hpp"
 #include "tests/support/message.hpp"
+#include "tests/support/sequences.hpp"
 
 #include <random>
 #include <string>
@@ -15,14 +16,6 @@ namespace {
 
 const AttentionShape kShape{.heads = 4, .kv_heads = 2, .head_dim = 16, .value_dim = 8};
 constexpr std::int64_t kKeys = 200, kMore = 5;
-
-struct Inputs {
-  Tensor q, k, v;
-  explicit Inputs(std::mt19937 random = std::mt19937(1700))
-      : q(normal_tensor(random, {1, 4, 2, 16})),
-        k(normal_tensor(random, {1, 2, kKeys + kMore, 16})),
-        v(normal_tensor(random, {1, 2, kKeys + kMore, 8})) {}
-};
 
 /// Runs a function on p threads, each with an emulated device of its own; none has device 0.
 void run_ranks(int p, const std::string& library, const std::function<void(const ThreadRanks&)>& body) {
@@ -39,14 +32,13 @@ void run_ranks(int p, const std::string& library, const std::function<void(const
 }  // namespace
 
 TEST_CASE("nccl: attention over it has the bits of one rank, on the device of the object, in the order of a stream too") {
-  const Inputs in;
+  const Sequences in(kShape, 2, kKeys + kMore, std::mt19937(1700));
   std::vector<DecodeOutput> want;
   {
     const emulated::SettingsScope defaults({});
     Attention alone(kShape, {.backend = "emulated"});
     for (std::int64_t n = kKeys; n < kKeys + kMore; ++n) {
-      const std::int64_t begin = alone.lengths()[0];
-      alone.append(0, in.k.view().positions(begin, n), in.v.view().positions(begin, n));
+      in.append(alone, 0, n);
       want.push_back(alone.step(in.q).copy());
     }
   }
