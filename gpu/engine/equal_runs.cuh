@@ -72,9 +72,8 @@ std::int64_t bytes_of_leaf(const Params& params, std::int64_t element) {
 /// Bytes of an element as stored.
 template <IsThreadGroup ThreadGroup>
 inline constexpr std::int64_t kStoredBytes = sizeof(typename ThreadGroup::T);
-template <class Tile>
-requires(IsTensorTile<Tile> ||
-         IsLatentTile<Tile>) inline constexpr std::int64_t kStoredBytes<Tile> = sizeof(typename Tile::Stored);
+template <IsTensorTile Tile>
+inline constexpr std::int64_t kStoredBytes<Tile> = sizeof(typename Tile::Stored);
 
 /// The memory of a step, on the host.
 template <IsPipeline Pipeline>

@@ -87,11 +87,11 @@ concept IsMmaTile =
     IsThreadGroup<Tile> && sizeof(typename Tile::T) == 2 && Tile::kLanes == kWarp* Tile::kWarps&& Tile::kRows == 8 &&
     Tile::kLaneQueries == 2 && Tile::kDim == 16 * Tile::kSteps* Tile::kWarps&& Tile::kDim == 64 * Tile::kBoxes* Tile::kWarps;
 
-/// A thread group on tensor cores: such a tile, or one of a warpgroup.
+/// A thread group on tensor cores: such a tile, or one of warpgroups. Elements are multiplied as T, and may be stored as
+/// another type.
 template <class Tile>
 concept IsTensorTile = IsThreadGroup<Tile> && requires {
   typename Tile::Stored;
-  Tile::kDim;
 };
 
 /// Tiles of kRows queries that share the keys of one ring, in a block of so many threads: 1, 2 or 4, enough for the group

@@ -11,21 +11,12 @@
 #pragma once
 
 #include "gpu/engine/tensor_walk.cuh"
+#include "gpu/engine/warpgroup.cuh"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
-/// True where products of warpgroups are compiled.
-#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
-inline constexpr bool kHasWarpgroups = true;
-#elif __CUDA_ARCH__ == 900
-#error "compute capability 9.0 is compiled for 90a: CMAKE_CUDA_ARCHITECTURES=90a-real"
-#else
-inline constexpr bool kHasWarpgroups = false;
-#endif
-
-/// Threads of a warpgroup; queries that one makes weights for; boxes of the longest row of keys, and of its values.
-inline constexpr int kWarpgroup = 4 * kWarp, kWeighed = 16, kLatentBoxes = kLongestRow / kBoxColumns,
-                     kLatentValues = kLongestValue / kBoxColumns;
+/// Queries that a warpgroup makes weights for, and boxes of the longest row of keys.
+inline constexpr int kWeighed = 16, kLatentBoxes = kLongestRow / kBoxColumns;
 
 /// A tile of kRows queries, spread over four warpgroups with 128 components each. Of every 8 queries a lane has two, and of
 /// those four components: see wgmma_64xNx16().
@@ -100,26 +91,6 @@ struct LatentThread {
   __device__ __forceinline__ LatentThread()
       : thread(opaque(static_cast<int>(threadIdx.x % kWarpgroup))), lane(thread % kWarp), warp(thread / kWarp) {}
 };
-
-/// The vector `unit` of a row, in boxes.
-__device__ __forceinline__ int vector_at(int row, int unit) { return row * kRowVectors + swizzled_unit(row, unit); }
-
-/// Loads the queries as boxes, see query_pair(). @param scale TileScale::query
-template <class Tile>
-__device__ __forceinline__ void load_queries(const DecodeParams& params, std::int64_t kv_head, std::int64_t first_row,
-                                             float scale, Shared<Bytes16> boxes) {
-  constexpr int kUnits = Tile::kKeyBoxes * kRowVectors;
-  TREE_ATTN_LOOP
-  for (int i = lane_of<Tile>(threadIdx.x); i < Tile::kRows * kUnits; i += Tile::kLanes) {
-    const int r = i / kUnits, unit = i % kUnits;
-    Bytes16 bytes;
-    TREE_ATTN_UNROLL
-    for (int c = 0; c < 4; ++c)
-      bytes.word[c] = query_pair<typename Tile::T>(params, kv_head, first_row, r, 8 * unit + 2 * c, scale);
-    store16(boxes + (unit / kRowVectors * Tile::kRows * kRowVectors + vector_at(Tile::box_row(r), unit % kRowVectors)),
-            bytes);
-  }
-}
 
 /// Starts S^T = K Q^T. The first warpgroup.
 template <IsLatentTile Tile>

@@ -55,8 +55,8 @@ class LatentRing : BoxRows<typename Tile::Stored, Leaves_> {
     const int stage = stage_of(leaf);
     const Shared<Bytes16> to = memory_ + stage * Memory::kStageVectors;
     if (n_blocks() == 1)
-      this->template start_boxes<kLatentBoxes>(params, static_cast<const TileMaps&>(*maps_), full_ + stage,
-                                               leaf * static_cast<int>(kLeafKeys), false, 0, to);
+      this->template start_boxes<kLatentBoxes>(params, *maps_, full_ + stage, leaf * static_cast<int>(kLeafKeys), false, 0,
+                                               to);
     else
       start_shared_boxes(stage, parity_of(leaf), this->first_row_ + leaves_.row(leaf * static_cast<int>(kLeafKeys)), to);
   }
@@ -244,7 +244,7 @@ __device__ __forceinline__ void walk_latent(const Params& params, const UnitRun&
   const Count kv_head = warp_uniform(run.kv_head), first_row = warp_uniform(run.first_row + first_of_tile);
   const auto leaves = leaves_of_run<Leaves>(params, run, kv_head);
   begin_early(leaves, LatentMemory<Tile>::kStages, [&] { ring.begin(params, kv_head, leaves); });
-  load_queries<Tile>(params, kv_head, first_row, TileScale::of<Tile>(params, kv_head).query, memory.queries);
+  load_queries<Tile>(params, kv_head, first_row, memory.queries);
   async_proxy_fence();
   __syncthreads();
   LatentForest<Tile, Leaves> forest(run, units.offset_of_row(run.first, first_of_tile), units,

@@ -29,7 +29,7 @@ struct BlockSize {
 
 /// LaunchPlan::path of a thread group.
 template <IsThreadGroup ThreadGroup>
-inline constexpr const char* kPath = IsTensorTile<ThreadGroup> || IsLatentTile<ThreadGroup> ? "tensor" : "scalar";
+inline constexpr const char* kPath = IsTensorTile<ThreadGroup> ? "tensor" : "scalar";
 
 /// The largest block of a pipeline that fits into the shared memory of the device at hand. Its size changes no bit, for
 /// leaves have the same sums whichever thread group takes them.
@@ -306,7 +306,7 @@ class LatentPipeline {
   static Arguments arguments(const Params& params, const LaunchPlan& plan) {
     Arguments arguments;
     arguments.maps.n_blocks = plan.cluster;
-    describe_rows<typename Tile::Stored>(params, static_cast<TileMaps&>(arguments.maps));
+    describe_rows<typename Tile::Stored>(params, arguments.maps);
     return arguments;
   }
   /// True where there are warpgroups, for latent rows of more queries than a tile of four warps has.

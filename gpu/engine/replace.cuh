@@ -9,10 +9,8 @@
 /// without them.
 #pragma once
 
-#include "gpu/engine/latent_tile.cuh"
 #include "gpu/engine/row_states.cuh"
 #include "gpu/engine/tensor_walk.cuh"
-#include "gpu/engine/wgmma_tile.cuh"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
@@ -26,17 +24,9 @@ template <class ThreadGroup>
 struct ReplacingTile {
   using Type = NoTile;
 };
-template <class Stored, int kDim, int kRows, int kWarps>
-struct ReplacingTile<MmaTile<Stored, kDim, kRows, kWarps>> {
-  using Type = MmaTile<Stored, kBoxColumns, kRows>;
-};
-template <class Stored, int kRows>
-struct ReplacingTile<LatentTile<Stored, kRows>> {
-  using Type = MmaTile<Stored, kBoxColumns, 8>;
-};
-template <class Stored, int kDim>
-struct ReplacingTile<WgmmaTile<Stored, kDim>> {
-  using Type = MmaTile<Stored, kBoxColumns, 8>;
+template <IsTensorTile Tile>
+struct ReplacingTile<Tile> {
+  using Type = MmaTile<typename Tile::Stored, kBoxColumns, 8>;
 };
 
 /// o <- o + w x for every value element x that is not finite, of keys that are seen: Inf or NaN, in its component alone.

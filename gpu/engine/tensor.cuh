@@ -72,15 +72,14 @@ struct LaneScores {
 using TileScores = LaneScores<kLeafItems, 1>;
 using LeafScores = TileScores::Array;
 
+/// The vector `unit` of a row of a box.
+__device__ __forceinline__ int vector_at(int row, int unit) { return row * kRowVectors + swizzled_unit(row, unit); }
 /// The vector of the first 16 rows of a box that a lane points load_matrices_x4() at, for 16-element step `step` of four: of
 /// the four 8 x 8 matrices of a left operand the upper left, lower left, upper right and lower right one.
-__device__ __forceinline__ int matrix_vector(int lane, int step) {
-  return lane % 16 * kRowVectors + swizzled_unit(lane % 16, 2 * step + lane / 16);
-}
+__device__ __forceinline__ int matrix_vector(int lane, int step) { return vector_at(lane % 16, 2 * step + lane / 16); }
 /// The vector of a lane for an operand that is loaded transposed.
 __device__ __forceinline__ int transposed_matrix_vector(int lane, int step) {
-  const int row = lane / 16 * 8 + lane % 8;
-  return row * kRowVectors + swizzled_unit(row, 2 * step + lane / 8 % 2);
+  return vector_at(lane / 16 * 8 + lane % 8, 2 * step + lane / 8 % 2);
 }
 
 /// The scale of the scores with its sign at the queries, so that the largest product is the largest score. A scale of 0

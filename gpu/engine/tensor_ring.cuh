@@ -112,8 +112,7 @@ class BoxRows {
         widen_sixteen(stored[i], wide);
         const int row = (first + i) * kRowsAtOnce + lane / kStoredRow;
         TREE_ATTN_UNROLL
-        for (int half = 0; half < 2; ++half)
-          store16(box + (row * kRowVectors + swizzled_unit(row, unit + half)), wide[half]);
+        for (int half = 0; half < 2; ++half) store16(box + vector_at(row, unit + half), wide[half]);
       }
     }
   }
@@ -154,7 +153,7 @@ class BoxRows {
   template <int kBoxes, class Maps>
   __device__ __forceinline__ void start_boxes(const DecodeParams& params, const Maps& maps, Shared<Barrier> full, int at,
                                               bool is_value, int first_column, Shared<Bytes16> to) const {
-    if constexpr (std::is_same_v<Maps, TileMaps>) {
+    if constexpr (!std::is_same_v<Maps, NoMaps>) {
       if (elect_one()) {
         barrier_arrive_expect(full, kBoxes * kStoredBox * static_cast<int>(sizeof(Bytes16)));
         TREE_ATTN_UNROLL
