@@ -192,6 +192,7 @@ __global__ void watch_leaf(DecodeParams params, float* scores, float* weights, f
 struct Lane {
   using T = float;
   static constexpr int kLanes = 1, kRows = 1, kLaneQueries = 1, kElements = 4;
+  static constexpr bool kWaitsInRegisters = true;
   static int row(int, int) { return 0; }
   static int part(int) { return 0; }
   static int lane_at(int) { return 0; }
@@ -202,12 +203,12 @@ constexpr int kLevels = 2, kUnitsOfRun = 3;  // that are printed
 /// @param[out] sums [leaves of the run][kLevels + kUnitsOfRun]
 __global__ void watch_units(UnitRun run, KeyRange range, UnitMemory memory, float* sums) {
   const ContiguousLeaves leaves(range, range);
-  UnitForest<Lane, ContiguousLeaves, InRegisters<4>> forest(run, memory.offset_of_row(0, 0), memory, 1, leaves, 0);
+  UnitForest<Lane, ContiguousLeaves> forest({run, memory.offset_of_row(0, 0), memory, 1}, leaves, 0, {});
   for (int i = 0; i < leaves.n_leaves(); ++i) {
     LaneState<4> leaf{0, 1 + static_cast<float>(i) / 1024, {}};
     forest.push(i, leaf);
     float* const to = sums + i * (kLevels + kUnitsOfRun);
-    for (int level = 0; level < kLevels; ++level) to[level] = memory.floats[level * GroupStates<Lane>::kEntry + 1];
+    for (int level = 0; level < kLevels; ++level) to[level] = memory.floats[level * LaneStates<Lane>::kEntry + 1];
     for (int unit = 0; unit < kUnitsOfRun; ++unit) to[kLevels + unit] = memory.row(Count(unit), 0)[1];
   }
 }
@@ -341,7 +342,7 @@ int main() {
   const UnitRun run = Division(one_sequence, of_four, 0).run_at(one_sequence, 0, kUnitsOfRun);
   UnitMemory memory{.rule = of_four};
   memory.n_state = UnitMemory::kFirstComponent + 4;
-  memory.n_stack = kLevels * GroupStates<Lane>::kEntry, memory.first_unit = memory.n_stack;
+  memory.n_stack = kLevels * LaneStates<Lane>::kEntry, memory.first_unit = memory.n_stack;
   DeviceBuffer<float> units(memory.first_unit + kUnitsOfRun * memory.n_state), sums(10 * (kLevels + kUnitsOfRun));
   units.fill(0xFF);
   memory.floats = units.data();
@@ -376,7 +377,7 @@ int main() {
   // %%
   const UnitRule of_two{.least_log = 1, .most_items = ~Count{0}, .n_blocks = 0, .is_whole = true};
   constexpr int kUnitsOfBlock = 5;
-  UnitMemory block{.rule = of_two, .first_unit = kWarps * GroupStates<Warp>::kEntry, .n_stack = GroupStates<Warp>::kEntry};
+  UnitMemory block{.rule = of_two, .first_unit = kWarps * LaneStates<Warp>::kEntry, .n_stack = LaneStates<Warp>::kEntry};
   block.n_state = UnitMemory::kFirstComponent + kDim;
   DeviceBuffer<float> of_units(block.first_unit + kUnitsOfBlock * block.n_state), z(kDim), lse(1);
   block.floats = of_units.data();

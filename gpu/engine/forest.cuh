@@ -146,14 +146,12 @@ __device__ __forceinline__ Bytes16 state_vector(const LaneState<kElements>& stat
   TREE_ATTN_UNROLL
   for (int c = 0; c < 4; ++c)
     if (i > 0) elements[c] = state.n[4 * (i - 1) + c];
-  Bytes16 bytes;
-  std::memcpy(&bytes, elements, sizeof bytes);
-  return bytes;
+  return bytes16_of(elements);
 }
 template <int kElements>
 __device__ __forceinline__ void set_state_vector(LaneState<kElements>& state, int i, const Bytes16& bytes) {
   float elements[4];
-  std::memcpy(elements, &bytes, sizeof bytes);
+  widen<float>(bytes, elements);
   if (i == 0) state.shift = elements[0], state.sum = elements[1];
   TREE_ATTN_UNROLL
   for (int c = 0; c < 4; ++c)
@@ -162,8 +160,10 @@ __device__ __forceinline__ void set_state_vector(LaneState<kElements>& state, in
 
 /// States in global memory, one after the other, one lane's part of them. The lanes of a thread group lie side by side,
 /// vector by vector, and never read each other's elements, so no barrier is needed.
-template <int kElements, int kLanes>
+template <IsThreadGroup ThreadGroup>
 class LaneStates {
+  static constexpr int kElements = ThreadGroup::kElements, kLanes = ThreadGroup::kLanes;
+
  public:
   static constexpr int kVectors = kStateVectors<kElements>;  ///< of a lane's part of a state
   static constexpr int kEntry = 4 * kVectors * kLanes;       ///< floats of a state, for all lanes
@@ -187,26 +187,22 @@ class LaneStates {
   float* memory_;
 };
 
-/// States of one query of each lane of a thread group.
-template <IsThreadGroup ThreadGroup>
-using GroupStates = LaneStates<ThreadGroup::kElements, ThreadGroup::kLanes>;
-
 /// Floats of the states of one query of each lane that wait together in memory of the thread group.
 template <IsThreadGroup ThreadGroup>
-inline constexpr int kStackEntry = GroupStates<ThreadGroup>::kEntry;
+inline constexpr int kStackEntry = LaneStates<ThreadGroup>::kEntry;
 
 /// Keeps the last subtree, which waits for its sibling, in registers: one state for each query of a lane.
-template <int kElements, int kLaneQueries = 1>
+template <IsThreadGroup ThreadGroup>
 class InRegisters {
  public:
+  using State = LaneState<ThreadGroup::kElements>;
   static constexpr int kVectors = 0;  ///< of shared memory
-  InRegisters() = default;
   __device__ __forceinline__ InRegisters(Shared<Bytes16>, int) {}
-  __device__ __forceinline__ void load(int query, LaneState<kElements>& state) const { state = state_[query]; }
-  __device__ __forceinline__ void store(int query, const LaneState<kElements>& state) { state_[query] = state; }
+  __device__ __forceinline__ void load(int query, State& state) const { state = state_[query]; }
+  __device__ __forceinline__ void store(int query, const State& state) { state_[query] = state; }
 
  private:
-  LaneState<kElements> state_[kLaneQueries];
+  State state_[ThreadGroup::kLaneQueries];
 };
 
 /// Or in shared memory, where a warp has many components.
@@ -214,9 +210,9 @@ template <IsThreadGroup ThreadGroup>
 class InSharedMemory {
  public:
   using State = LaneState<ThreadGroup::kElements>;
-  static constexpr int kLaneQueries = ThreadGroup::kLaneQueries;
   static constexpr int kOfState = kStateVectors<ThreadGroup::kElements>;
-  static constexpr int kVectors = kLaneQueries * kOfState * ThreadGroup::kLanes;  ///< of shared memory, for one thread group
+  /// Of shared memory, for one thread group.
+  static constexpr int kVectors = ThreadGroup::kLaneQueries * kOfState * ThreadGroup::kLanes;
 
   /// @param memory [kVectors] of this thread group
   __device__ __forceinline__ InSharedMemory(Shared<Bytes16> memory, int lane) : memory_(memory + lane) {}
@@ -234,5 +230,23 @@ class InSharedMemory {
  private:
   Shared<Bytes16> memory_;
 };
+
+/// Where the last subtree of a thread group waits.
+template <IsThreadGroup ThreadGroup>
+using Waiting = std::conditional_t<ThreadGroup::kWaitsInRegisters, InRegisters<ThreadGroup>, InSharedMemory<ThreadGroup>>;
+
+/// Scales of queries and of their products with keys.
+struct Scales {
+  float query, score;
+};
+/// The scales of a kv head, whose keys may have scales of their own.
+template <class Stored>
+__device__ __forceinline__ Scales scales_of(const DecodeParams& params, std::int64_t kv_head) {
+  if constexpr (std::is_same_v<Stored, Float8>) {
+    if (const float* const of_head = params.head_scales; of_head != nullptr)
+      return {load_once(of_head + 2 * kv_head), load_once(of_head + 2 * kv_head + 1)};
+  }
+  return {params.query_scale, params.score_scale};
+}
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

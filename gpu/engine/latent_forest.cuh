@@ -23,9 +23,8 @@ class LatentForest : UnitsOfRun<Tile, Leaves> {
   using Sums = typename Tile::Sums;
   static constexpr int kLevels = Tile::kRows > 16 ? 1 : 3;  ///< in registers
 
-  __device__ __forceinline__ LatentForest(const UnitRun& run, Count rows, const UnitMemory& memory, int n_rows,
-                                          const Leaves& leaves, const LatentMemory<Tile>& shared)
-      : Base(run, rows, memory, n_rows, leaves, static_cast<int>(threadIdx.x)), shared_(shared) {}
+  __device__ __forceinline__ LatentForest(const UnitTarget& target, const Leaves& leaves, const LatentMemory<Tile>& shared)
+      : Base(target, leaves, static_cast<int>(threadIdx.x)), shared_(shared) {}
 
   /// The warp that appends shifts and sums: the first of the second warpgroup, which makes no weights.
   __device__ __forceinline__ static bool is_of_rows() { return warp_uniform(static_cast<int>(threadIdx.x / kWarp)) == 4; }
@@ -87,11 +86,8 @@ class LatentForest : UnitsOfRun<Tile, Leaves> {
         if (parting.level == level) std::memcpy(waiting_[level], n, sizeof n);
     } else {
       TREE_ATTN_UNROLL
-      for (int j = 0; j < 2 * kEights; ++j) {
-        Bytes16 bytes;
-        std::memcpy(&bytes, n[j / kEights][j % kEights], sizeof bytes);
-        store_fresh16(stack(parting.level, lane) + j * kStackEntry<Tile>, bytes);
-      }
+      for (int j = 0; j < 2 * kEights; ++j)
+        store_fresh16(stack(parting.level, lane) + j * kStackEntry<Tile>, bytes16_of(n[j / kEights][j % kEights]));
     }
     this->pass(parting);
   }
@@ -122,10 +118,8 @@ class LatentForest : UnitsOfRun<Tile, Leaves> {
     for (int box = 0; box < 2; ++box) {
       float other[kEights][4];
       TREE_ATTN_UNROLL
-      for (int j = 0; j < kEights; ++j) {
-        const Bytes16 bytes = load_fresh16(stack(level, lane) + (box * kEights + j) * kStackEntry<Tile>);
-        std::memcpy(other[j], &bytes, sizeof bytes);
-      }
+      for (int j = 0; j < kEights; ++j)
+        widen<float>(load_fresh16(stack(level, lane) + (box * kEights + j) * kStackEntry<Tile>), other[j]);
       merge_into(n[box], other, level, lane);
     }
   }
@@ -137,17 +131,9 @@ class LatentForest : UnitsOfRun<Tile, Leaves> {
       const int r = Tile::row(lane, query);
       if (r >= n_rows_) continue;
       float* const to = this->row(query);
-      if (Tile::component(lane, 0) == 0) {
-        const float head[4] = {of_unit[r], of_unit[kRows + r]};
-        Bytes16 bytes;
-        std::memcpy(&bytes, head, sizeof bytes);
-        store_fresh16(to, bytes);
-      }
+      this->store_head(to, lane, of_unit[r], of_unit[kRows + r]);
       TREE_ATTN_UNROLL
-      for (int c = 0; c < 4; ++c) {
-        const int j = UnitMemory::kFirstComponent + Tile::component(lane, c);
-        if (j < static_cast<int>(rows_.n_state())) store_fresh(to + j, n[c / 2][query / 2][c % 2 * 2 + query % 2]);
-      }
+      for (int c = 0; c < 4; ++c) this->store_component(to, lane, c, n[c / 2][query / 2][c % 2 * 2 + query % 2]);
     }
   }
 

@@ -148,12 +148,9 @@ __device__ __forceinline__ void weigh(const LatentMemory<Tile>& memory, const La
                       largest = memory.largest + part * 4 * kWeighed;
   Scores::Array s;
   TREE_ATTN_UNROLL
-  for (int j = 0; j < 2; ++j) {
-    const Bytes16 bytes = load16(memory.products + ((2 * part + j) * kWarpgroup + at.thread));
-    std::memcpy(s[j], &bytes, sizeof bytes);
-  }
+  for (int j = 0; j < 2; ++j) widen<float>(load16(memory.products + ((2 * part + j) * kWarpgroup + at.thread)), s[j]);
   const float scale = settle_scores(of.params, of.kv_head, std::int64_t{of.first_row} + first, of.leaves, of.leaf, of.keys,
-                                    TileScale::of<Tile>(of.params, of.kv_head).score, scores, s);
+                                    tile_scales<Tile>(of.params, of.kv_head).score, scores, s);
 
   // The shifts: of the largest score of all warps.
   TREE_ATTN_UNROLL

@@ -154,11 +154,7 @@ struct LatentWalk {
     wgmma_wait<0>(s);
     const LatentThread at;
     TREE_ATTN_UNROLL
-    for (int j = 0; j < Tile::kEights; ++j) {
-      Bytes16 bytes;
-      std::memcpy(&bytes, s[j], sizeof bytes);
-      store16(memory.products + (j * kWarpgroup + at.thread), bytes);
-    }
+    for (int j = 0; j < Tile::kEights; ++j) store16(memory.products + (j * kWarpgroup + at.thread), bytes16_of(s[j]));
   }
   /// Starts the products of values, with the parts that are summed first where they are in two units.
   __device__ __forceinline__ void start_values(int leaf, typename Tile::Sums& o) const {
@@ -247,8 +243,9 @@ __device__ __forceinline__ void walk_latent(const Params& params, const UnitRun&
   load_queries<Tile>(params, kv_head, first_row, memory.queries);
   async_proxy_fence();
   __syncthreads();
-  LatentForest<Tile, Leaves> forest(run, units.offset_of_row(run.first, first_of_tile), units,
-                                    rows_in_use(params, first_row, Tile::kRows), leaves, memory);
+  LatentForest<Tile, Leaves> forest(
+      {run, units.offset_of_row(run.first, first_of_tile), units, rows_in_use(params, first_row, Tile::kRows)}, leaves,
+      memory);
   if (leaves.n_leaves() == 0) return;
   const LatentWalk<Tile, Leaves> walk{params, kv_head, first_row, leaves, ring, memory, forest, warpgroup()};
   if (walk.group == 0)

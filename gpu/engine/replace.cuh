@@ -102,7 +102,7 @@ struct Replacement {
   /// The state of a leaf, into shared memory.
   __device__ __forceinline__ void leaf_state(const Leaves& leaves, int leaf, int at) const {
     const LeafKeys keys(leaves, leaf * static_cast<int>(kLeafKeys));
-    const TileScale scale = TileScale::of<Tile>(params, kv_head);
+    const Scales scale = tile_scales<Tile>(params, kv_head);
     LeafScores s = {};
     multiply_keys(leaves, keys, scale.query, s);
     const float score_scale = settle_scores(params, kv_head, in_group, leaves, leaf, keys, scale.score, TileScores{lane}, s);

@@ -10,6 +10,7 @@
 
 #include "gpu/engine/forest.cuh"
 #include "gpu/engine/launch.hpp"
+#include "gpu/engine/unit_forest.cuh"
 #include "reference/state/state.hpp"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
@@ -22,9 +23,10 @@ template <class Stored, int kDim_>
 struct ScalarWarp {
   using T = Stored;
   static constexpr int kLanes = kWarp, kDim = kDim_;
-  static constexpr int kElements = kDim / kLanes;  ///< components of a value that one lane holds
-  static constexpr int kRows = 1;                  ///< queries that it serves at once
-  static constexpr int kLaneQueries = 1;           ///< those that a lane holds a part of the state of
+  static constexpr int kElements = kDim / kLanes;            ///< components of a value that one lane holds
+  static constexpr int kRows = 1;                            ///< queries that it serves at once
+  static constexpr bool kWaitsInRegisters = kElements <= 8;  ///< whether a leaf waits there for its sibling
+  static constexpr int kLaneQueries = 1;                     ///< those that a lane holds a part of the state of
   /// Elements of a row in shared memory, which holds a key or a value.
   static constexpr int kRowElements = kDim < kLongestRow ? kDim : kLongestRow;
 
@@ -256,26 +258,19 @@ concept IsRowSource = requires(Source& source) {
   source.next();
 };
 
-/// The memory in which a leaf waits for its sibling: shared memory, where a warp has many components.
-template <class Warp>
-using WaitingLeaf = std::conditional_t<(Warp::kElements > 8), InSharedMemory<Warp>, InRegisters<Warp::kElements>>;
 /// Shared memory that a warp has, in 16-byte vectors: the query, the weights of a leaf, and the leaf that waits.
 template <class Warp>
-inline constexpr int kWarpVectors = (Warp::kRowElements + static_cast<int>(kLeafKeys)) / 4 + WaitingLeaf<Warp>::kVectors;
+inline constexpr int kWarpVectors = (Warp::kRowElements + static_cast<int>(kLeafKeys)) / 4 + Waiting<Warp>::kVectors;
 
 /// The pass of a warp over a range of leaves, for one query.
-/// @param target where states go: UnitTarget @param memory [kWarpVectors] of this warp
-template <IsScalarWarp Warp, class Leaves, class Target, IsRowSource Source>
+/// @param target where states go @param memory [kWarpVectors] of this warp
+template <IsScalarWarp Warp, class Leaves, IsRowSource Source>
 __device__ __forceinline__ void accumulate_keys(const DecodeParams& params, std::int64_t kv_head, std::int64_t r,
-                                                const KeySteps<Leaves>& steps, const Target& target, Source& source,
+                                                const KeySteps<Leaves>& steps, const UnitTarget& target, Source& source,
                                                 Shared<Bytes16> memory) {
   constexpr float kNotSeen = -std::numeric_limits<float>::infinity();
   const int lane = static_cast<int>(threadIdx.x % kWarp), key = lane / 4;
-  float query_scale = params.query_scale, score_scale = params.score_scale;
-  if constexpr (std::is_same_v<typename Warp::T, Float8>) {
-    if (const float* const of_head = params.head_scales; of_head != nullptr)
-      query_scale = load_once(of_head + 2 * kv_head), score_scale = load_once(of_head + 2 * kv_head + 1);
-  }
+  const Scales scale = scales_of<typename Warp::T>(params, kv_head);
   const Shared<float> q = shared_as<float>(memory), w = q + Warp::kRowElements;
   const auto query = [&](int i) {
     if (params.wide_queries) return load_once(params.query<float>(kv_head, r) + i);
@@ -283,11 +278,11 @@ __device__ __forceinline__ void accumulate_keys(const DecodeParams& params, std:
   };
   __syncwarp();
   TREE_ATTN_LOOP
-  for (int i = lane; i < Warp::kRowElements; i += kWarp) q[i] = i < params.d_h ? multiply(query_scale, query(i)) : 0.0f;
+  for (int i = lane; i < Warp::kRowElements; i += kWarp) q[i] = i < params.d_h ? multiply(scale.query, query(i)) : 0.0f;
   __syncwarp();
 
-  auto forest = target.template forest<Warp, Leaves, WaitingLeaf<Warp>>(
-      steps.leaves(), lane, memory + (Warp::kRowElements + static_cast<int>(kLeafKeys)) / 4, lane);
+  UnitForest<Warp, Leaves> forest(target, steps.leaves(), lane,
+                                  memory + (Warp::kRowElements + static_cast<int>(kLeafKeys)) / 4);
   TREE_ATTN_LOOP
   for (int i = 0; i < steps.leaves().n_leaves(); ++i) {
     const int n_steps = steps.of_leaf(i);
@@ -299,7 +294,7 @@ __device__ __forceinline__ void accumulate_keys(const DecodeParams& params, std:
       float s = kNotSeen;
       if (step < n_steps) {
         const bool has_key = (steps.valid(i * kStepsPerLeaf + step) >> key & 1) != 0;
-        s = score_of_eight<Warp>(q, source.wait(), params.d_h, has_key, score_scale, params.in_pairs);
+        s = score_of_eight<Warp>(q, source.wait(), params.d_h, has_key, scale.score, params.in_pairs);
         if (params.softcap) s = params.softcap(s);
         if (!has_key) s = kNotSeen;
         shift = std::fmax(shift, key_shift(s));

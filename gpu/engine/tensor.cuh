@@ -34,6 +34,7 @@ struct MmaTile {
   static constexpr int kDim = kDim_, kRows = kRows_;
   static constexpr int kKeyDim = kWarps > 1 ? 576 : kDim;     ///< elements of a row of keys, padded
   static constexpr int kElements = kDim / kLanes * 4;         ///< components of one state that a lane holds
+  static constexpr bool kWaitsInRegisters = kWarps > 1;       ///< whether a leaf waits there for its sibling
   static constexpr int kLaneQueries = 2;                      ///< those that a lane holds a part of the state of
   static constexpr int kBoxes = kDim / kBoxColumns / kWarps;  ///< boxes of the values of a leaf, for each warp
   static constexpr int kSteps = 4 * kBoxes;                   ///< 16 x 16 tiles of values, for each warp
@@ -82,28 +83,16 @@ __device__ __forceinline__ int transposed_matrix_vector(int lane, int step) {
   return vector_at(lane / 16 * 8 + lane % 8, 2 * step + lane / 8 % 2);
 }
 
-/// The scale of the scores with its sign at the queries, so that the largest product is the largest score. A scale of 0
+/// The scales of a kv head with their sign at the queries, so that the largest product is the largest score. A scale of 0
 /// becomes queries of 0.
-struct TileScale {
-  float query, score;
+template <IsTensorTile Tile>
+__device__ __forceinline__ Scales tile_scales(const DecodeParams& params, std::int64_t kv_head) {
+  const Scales of_head = scales_of<typename Tile::Stored>(params, kv_head);
+  const float query = of_head.score < 0 ? -of_head.query : of_head.query;
+  return of_head.score == 0 ? Scales{0, 1} : Scales{query, std::fabs(of_head.score)};
+}
 
-  __device__ __forceinline__ TileScale(float query_scale, float score_scale)
-      : query(score_scale == 0  ? 0.0f
-              : score_scale < 0 ? -query_scale
-                                : query_scale),
-        score(score_scale == 0 ? 1.0f : std::fabs(score_scale)) {}
-  /// The scale of a kv head, whose keys may have a scale of their own.
-  template <IsThreadGroup Tile>
-  __device__ __forceinline__ static TileScale of(const DecodeParams& params, std::int64_t kv_head) {
-    if constexpr (std::is_same_v<typename Tile::Stored, Float8>) {
-      if (const float* const of_head = params.head_scales; of_head != nullptr)
-        return {load_once(of_head + 2 * kv_head), load_once(of_head + 2 * kv_head + 1)};
-    }
-    return {params.query_scale, params.score_scale};
-  }
-};
-
-/// Two neighbours of a row of the group of a kv head, times TileScale::query; zeros past the group and past d_h.
+/// Two neighbours of a row of the group of a kv head, times a scale; zeros past the group and past d_h.
 /// @param first_row first row of the tile, past the group too
 template <class T>
 __device__ __forceinline__ std::uint32_t query_pair(const DecodeParams& params, std::int64_t kv_head, std::int64_t first_row,
@@ -130,7 +119,7 @@ class TileQueries {
   /// @param lane in the thread group. Four warps have a barrier after it
   __device__ __forceinline__ TileQueries(const DecodeParams& params, std::int64_t kv_head, std::int64_t first_row,
                                          Shared<Bytes16> memory, int lane) {
-    const float scale = TileScale::of<Tile>(params, kv_head).query;
+    const float scale = tile_scales<Tile>(params, kv_head).query;
     const auto pair_of = [&](int row, int column) {
       return query_pair<typename Tile::T>(params, kv_head, first_row, row, column, scale);
     };

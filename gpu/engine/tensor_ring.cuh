@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief A ring of boxes in flight for one warp on tensor cores: 64 keys, or values, of 64 elements (section 6.3).
+/// @brief A ring of boxes in flight for a warp or a warpgroup on tensor cores: 64 keys, or values, of 64 elements (section
+/// 6.3).
 ///
 /// There are two ways to fill a box, and both leave the same bits at the same addresses:
 /// - one copy through a tensor map, started by one lane and completing on an mbarrier (sm_90);
@@ -9,8 +10,9 @@
 /// read it.
 ///
 /// A warp fills the ring that it reads. So a stage is free as soon as the warp has read it, without a barrier that counts
-/// readers, and no warp waits for another. Warps with rows of one kv head are a team instead, which has one ring: the first
-/// of them fills it, and all meet when they have read a stage. So keys and values are copied once for all rows of the team.
+/// readers, and no warp waits for another. The warps of a warpgroup, and warps with rows of one kv head, which are a team,
+/// have one ring instead: the first of them fills it, and all meet when they have read a stage. So keys and values are
+/// copied once for all their rows.
 #pragma once
 
 #include "gpu/engine/leaves.cuh"
@@ -196,7 +198,7 @@ class TileRing : BoxRows<typename Tile::Stored, Leaves_> {
                                  : Tile::kElements * Tile::kLaneQueries < 64 ? 3
                                                                              : 2;
   static constexpr int kStageVectors = kTileBoxes * kBoxVectors;  ///< of 16 bytes
-  /// Tiles of the ring for each warp.
+  /// Tiles of the ring for each thread group.
   __device__ __forceinline__ static int n_stages(const Maps& maps) {
     if constexpr (kHasMaps && !kFitsLargestBlock)
       return maps.n_stages;
@@ -205,11 +207,11 @@ class TileRing : BoxRows<typename Tile::Stored, Leaves_> {
   }
 
   /// Initialises the barriers. All lanes of the team call it.
-  /// @param memory n_stages(maps) stages for each warp of the team @param full as many barriers; unused without tensor maps
-  /// @param n_warps thread groups of the team @param leads whether this warp is the first of them
-  __device__ __forceinline__ TileRing(Shared<Bytes16> memory, Shared<Barrier> full, const Maps& maps, int lane, int n_warps,
+  /// @param memory n_stages(maps) stages for each thread group of the team @param full as many barriers; unused without
+  /// tensor maps @param n_groups thread groups of the team @param leads whether this warp is the first of all
+  __device__ __forceinline__ TileRing(Shared<Bytes16> memory, Shared<Barrier> full, const Maps& maps, int lane, int n_groups,
                                       bool leads)
-      : Base(lane), memory_(memory), full_(full), maps_(&maps), n_warps_(n_warps), leads_(leads) {
+      : Base(lane), memory_(memory), full_(full), maps_(&maps), n_groups_(n_groups), leads_(leads) {
     if constexpr (kHasMaps) {
       if (lane_ == 0 && leads_) {
         for (int stage = 0; stage < n_stages(); ++stage) barrier_init(full_ + stage, 1);
@@ -220,10 +222,10 @@ class TileRing : BoxRows<typename Tile::Stored, Leaves_> {
   }
   /// A barrier of the team.
   __device__ __forceinline__ void sync() const {
-    kIsWide || n_warps_ > 1 ? sync_neighbours(n_warps_ * Tile::kLanes) : __syncwarp();
+    kIsWide || n_groups_ > 1 ? sync_neighbours(n_groups_ * Tile::kLanes) : __syncwarp();
   }
-  /// Tiles of the ring: of all warps of the team, where copies may be so many.
-  __device__ __forceinline__ int n_stages() const { return kHasMaps ? n_stages(*maps_) * n_warps_ : kStages; }
+  /// Tiles of the ring: of all thread groups of the team, where copies may be so many.
+  __device__ __forceinline__ int n_stages() const { return kHasMaps ? n_stages(*maps_) * n_groups_ : kStages; }
   /// Leaves that begin() reaches.
   __device__ __forceinline__ int first_leaves() const { return (n_stages() + 2 * kTiles - 1) / (2 * kTiles); }
 
@@ -245,7 +247,7 @@ class TileRing : BoxRows<typename Tile::Stored, Leaves_> {
     }
     const Shared<Bytes16> tile = memory_ + stage_ * kStageVectors;
     if constexpr (Base::kIsWidened) {
-      const int n_warps = n_warps_ * (Tile::kLanes / kWarp), warp = static_cast<int>(threadIdx.x) / kWarp & (n_warps - 1);
+      const int n_warps = n_groups_ * (Tile::kLanes / kWarp), warp = static_cast<int>(threadIdx.x) / kWarp & (n_warps - 1);
       TREE_ATTN_LOOP
       for (int i = 0; i < kTileBoxes; ++i)
         this->template widen_box<kIsWide ? 1 : 2>(tile + i * kBoxVectors, lane_, warp, n_warps, [this] { sync(); });
@@ -292,7 +294,7 @@ class TileRing : BoxRows<typename Tile::Stored, Leaves_> {
   Shared<Bytes16> memory_;
   Shared<Barrier> full_;
   const Maps* maps_;
-  int n_warps_;
+  int n_groups_;
   bool leads_;
   int stage_ = 0, parity_ = 0;  ///< of the next tile to be read
 };

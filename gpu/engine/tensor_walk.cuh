@@ -11,8 +11,8 @@
 #pragma once
 
 #include "gpu/engine/box_ring.cuh"
-#include "gpu/engine/forest.cuh"
 #include "gpu/engine/tensor_ring.cuh"
+#include "gpu/engine/unit_forest.cuh"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 
@@ -60,7 +60,7 @@ __device__ __forceinline__ float leaf_shift(float score_scale, float largest) {
 ///
 /// Edges: a position without a key and a score of -inf have weight 0; a score of +inf or NaN has weight NaN, although the
 /// maximum drops a NaN. Without any key to be seen e is -inf.
-/// @param score_scale TileScale::score, positive
+/// @param score_scale of tile_scales(), positive
 template <int n_queries, int n>
 __device__ __forceinline__ void make_weights(float score_scale, const float (&shift)[n_queries], float (&x)[n_queries][n]) {
   float scale[n_queries], origin[n_queries];
@@ -108,7 +108,7 @@ __device__ __forceinline__ unsigned weigh(float score_scale, int query, bool ask
 }
 
 /// Turns products q.k of a leaf into scores: capped, and -inf where a key is not there, or not seen by a query.
-/// @param first_row that rows of scores are counted from @param product_scale TileScale::score
+/// @param first_row that rows of scores are counted from @param product_scale of tile_scales()
 /// @returns what is left to multiply scores by
 template <class Scores, class Leaves>
 __device__ __forceinline__ float settle_scores(const DecodeParams& params, std::int64_t kv_head, std::int64_t first_row,
@@ -139,30 +139,25 @@ __device__ __forceinline__ float settle_scores(const DecodeParams& params, std::
   return params.softcap ? 1.0f : product_scale;
 }
 
-/// The memory in which states wait for their siblings.
-template <IsMmaTile Tile>
-using TileWaiting =
-    std::conditional_t<Tile::kWarps == 1, InSharedMemory<Tile>, InRegisters<Tile::kElements, Tile::kLaneQueries>>;
 /// 16-byte vectors of shared memory of a thread group, besides its ring: what waits, the queries, and products that four
 /// warps tell each other.
 template <IsMmaTile Tile>
-inline constexpr int kFirstProduct = TileWaiting<Tile>::kVectors + TileQueries<Tile>::kVectors;
+inline constexpr int kFirstProduct = Waiting<Tile>::kVectors + TileQueries<Tile>::kVectors;
 template <class Tile>
 inline constexpr int kTileVectors = 0;
 template <IsMmaTile Tile>
 inline constexpr int kTileVectors<Tile> = kFirstProduct<Tile> + (Tile::kWarps == 1 ? 0 : kLeafItems * kWarp);
 
 /// A walk of a thread group: what it goes over, and with what.
-template <IsMmaTile Tile, class Ring, class Target>
+template <IsMmaTile Tile, class Ring>
 struct TileWalk {
   const DecodeParams& params;
   std::int64_t kv_head, first_row;
   const typename Ring::Leaves& leaves;
   Ring& ring;
   const TileQueries<Tile>& queries;
-  int n_rows;  ///< queries of the tile; the others, or all if it is 0 or less, are padding and have no states
   int own_lane;
-  const Target& target;            ///< where states go: UnitTarget
+  const UnitTarget& target;        ///< where states go
   Shared<Bytes16> memory_of_warp;  ///< [kTileVectors]
 
   /// S^T = K Q^T. Of four warps each has the products of 16 keys, and tells the others.
@@ -183,15 +178,10 @@ struct TileWalk {
       ring.for_each_of_keys(params, [&](int box, Shared<Bytes16> keys) {
         add_scores(queries, keys + warp * (16 * kRowVectors), box, lane, own);
       });
-      Bytes16 bytes;
-      std::memcpy(&bytes, own, sizeof bytes);
-      store16(products + warp * kWarp, bytes);
+      store16(products + warp * kWarp, bytes16_of(own[0]));
       ring.release_keys(params, leaf);
       TREE_ATTN_UNROLL
-      for (int i = 0; i < kLeafItems; ++i) {
-        bytes = load16(products + i * kWarp);
-        std::memcpy(s[i], &bytes, sizeof bytes);
-      }
+      for (int i = 0; i < kLeafItems; ++i) widen<float>(load16(products + i * kWarp), s[i]);
     }
   }
 
@@ -224,9 +214,9 @@ struct TileWalk {
   /// Walks over all leaves. The ring has begun with them.
   /// @paper{eq_7, eq. (7)}
   __device__ __forceinline__ void over_leaves() const {
-    const float product_scale = TileScale::of<Tile>(params, kv_head).score;
-    auto forests =
-        target.template forest<Tile, typename Ring::Leaves, TileWaiting<Tile>>(leaves, own_lane, memory_of_warp, own_lane);
+    const float product_scale = tile_scales<Tile>(params, kv_head).score;
+    UnitForest<Tile, typename Ring::Leaves> forest(target, leaves, own_lane, memory_of_warp);
+    const int n_rows = target.n_rows;  // the other queries, or all if it is 0 or less, are padding and have no states
     for (int leaf = 0; leaf < leaves.n_leaves(); ++leaf) {
       const LeafKeys keys(leaves, leaf * static_cast<int>(kLeafKeys));
       // The widest states leave no register for what follows from the lane.
@@ -258,7 +248,7 @@ struct TileWalk {
         for (int c = 0; c < Tile::kElements; ++c) state.n[c] = tile_element<Tile>(o, query, c);
         const float e_and_sum[] = {state.shift, state.sum};
         if (__any_sync(kAllLanes, state.sum == 0) && is_empty(e_and_sum)) set_empty(state);
-        if (Tile::row(lane, query) < n_rows) forests.push(leaf, state, query);
+        if (Tile::row(lane, query) < n_rows) forest.push(leaf, state, query);
       }
       // Lanes without a query are here first. Products take whole warps.
       __syncwarp();
@@ -272,19 +262,16 @@ struct TileWalk {
 /// The walk does not look at values. Sums that come out not finite are replaced when units are combined, see replace.cuh.
 /// @param target where states go @param memory_of_group [kTileVectors]
 /// @paper{eq_7, eq. (7)}
-template <IsMmaTile Tile, class Ring, class Target>
+template <IsMmaTile Tile, class Ring>
 __device__ __forceinline__ void accumulate_tiles(const DecodeParams& params, std::int64_t kv_head, std::int64_t first_row,
-                                                 const typename Ring::Leaves& leaves, const Target& target, Ring& ring,
+                                                 const typename Ring::Leaves& leaves, const UnitTarget& target, Ring& ring,
                                                  Shared<Bytes16> memory_of_group) {
   begin_early(leaves, ring.first_leaves(), [&] { ring.begin(params, kv_head, leaves); });
   // Opaque, so that nothing of all that follows from the lane is worked out before the first copies.
   const int own_lane = lane_of<Tile>(opaque(threadIdx.x));
-  const TileQueries<Tile> queries(params, kv_head, first_row, memory_of_group + TileWaiting<Tile>::kVectors, own_lane);
+  const TileQueries<Tile> queries(params, kv_head, first_row, memory_of_group + Waiting<Tile>::kVectors, own_lane);
   if constexpr (Tile::kWarps > 1) ring.sync();
-  const TileWalk<Tile, Ring, Target> walk{
-      params,   kv_head, first_row,      leaves, ring, queries, rows_in_use(params, first_row, Tile::kRows),
-      own_lane, target,  memory_of_group};
-  walk.over_leaves();
+  TileWalk<Tile, Ring>{params, kv_head, first_row, leaves, ring, queries, own_lane, target, memory_of_group}.over_leaves();
 }
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

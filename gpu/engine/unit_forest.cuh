@@ -105,6 +105,14 @@ __device__ __forceinline__ Leaves leaves_of_run(const Params& params, const Unit
   return Leaves({warp_uniform(range.begin), warp_uniform(range.end)}, params.in_use(kv_head));
 }
 
+/// The result of a walk: a state for each unit of a run of a thread group.
+struct UnitTarget {
+  const UnitRun& run;
+  Count rows;  ///< offset of the first unit, from the thread group's first row on
+  const UnitMemory& memory;
+  int n_rows;  ///< in use; 0 or less: none
+};
+
 /// Rows of the units of a run. Leaves one after the other leave registers for an address; over a list there are none, so
 /// each store works it out.
 template <bool kIsListed>
@@ -145,19 +153,16 @@ class UnitsOfRun {
  protected:
   static constexpr int kElements = ThreadGroup::kElements;
 
-  /// @param run of the thread group @param rows offset of the first unit, from the thread group's first row on
-  /// @param n_rows rows in use
-  __device__ __forceinline__ UnitsOfRun(const UnitRun& run, Count rows, const UnitMemory& memory, int n_rows,
-                                        const Leaves& leaves, int lane)
-      : rows_(memory, rows + Count(ThreadGroup::row(lane, 0)) * (memory.n_state / 4)),
-        n_rows_(n_rows),
+  __device__ __forceinline__ UnitsOfRun(const UnitTarget& target, const Leaves& leaves, int lane)
+      : rows_(target.memory, target.rows + Count(ThreadGroup::row(lane, 0)) * (target.memory.n_state / 4)),
+        n_rows_(target.n_rows),
         lane_(lane),
-        ends_(run.units.ends()),
+        ends_(target.run.units.ends()),
         leaves_(leaves),
-        end_(Count(run.end)),
-        unit_end_(run.begin < run.end ? ends_.of(Count(run.begin)) : end_) {
+        end_(Count(target.run.end)),
+        unit_end_(target.run.begin < target.run.end ? ends_.of(Count(target.run.begin)) : end_) {
     if constexpr (Leaves::kHasEmptySlots) {
-      if (run.begin < run.end) store_empty_until(leaves.n_leaves() > 0 ? Count(leaves.slot(0)) : end_);
+      if (target.run.begin < target.run.end) store_empty_until(leaves.n_leaves() > 0 ? Count(leaves.slot(0)) : end_);
     }
   }
 
@@ -183,6 +188,14 @@ class UnitsOfRun {
   }
   /// The row of a query of a lane in the unit at hand.
   __device__ __forceinline__ float* row(int query) const { return rows_.row(ThreadGroup::row(0, query)); }
+  /// Stores shift and sum of a row, by the lane with its first component; and component c of a lane.
+  __device__ __forceinline__ static void store_head(float* to, int lane, float shift, float sum) {
+    if (ThreadGroup::component(lane, 0) == 0) store_fresh16(to, bytes16_of({shift, sum, 0, 0}));
+  }
+  __device__ __forceinline__ void store_component(float* to, int lane, int c, float x) const {
+    const int j = UnitMemory::kFirstComponent + ThreadGroup::component(lane, c);
+    if (j < static_cast<int>(rows_.n_state())) store_fresh(to + j, x);
+  }
 
   UnitRows<Leaves::kHasEmptySlots> rows_;
   int n_rows_, lane_;
@@ -197,12 +210,9 @@ class UnitsOfRun {
       TREE_ATTN_LOOP
       for (int i = 0; i < ThreadGroup::kLaneQueries && ThreadGroup::row(lane, i) < n_rows_; ++i) {
         float* const to = row(i);
-        if (ThreadGroup::component(lane, 0) == 0) store_fresh16(to, Bytes16{{0xFF800000u, 0, 0, 0}});  // -infinity
+        store_head(to, lane, -std::numeric_limits<float>::infinity(), 0);
         TREE_ATTN_LOOP
-        for (int c = 0; c < kElements; ++c) {
-          const int j = UnitMemory::kFirstComponent + ThreadGroup::component(lane, c);
-          if (j < static_cast<int>(rows_.n_state())) store_fresh(to + j, -0.0f);
-        }
+        for (int c = 0; c < kElements; ++c) store_component(to, lane, c, -0.0f);
       }
     }
   }
@@ -214,10 +224,9 @@ class UnitsOfRun {
 };
 
 /// The tree above the leaves of a thread group's run of units, for its queries, one lane's part of it. Slots without leaves
-/// are neutral, so they are left out.
-/// @tparam Waiting where a leaf waits that is a left sibling: on the chip. Others wait in memory of the thread group.
+/// are neutral, so they are left out. A leaf that is a left sibling waits on the chip, others in memory of the thread group.
 /// @paper{thm_1, Thm. 1}
-template <IsThreadGroup ThreadGroup, class Leaves, class Waiting>
+template <IsThreadGroup ThreadGroup, class Leaves>
 class UnitForest : UnitsOfRun<ThreadGroup, Leaves> {
   using Base = UnitsOfRun<ThreadGroup, Leaves>;
   using Base::rows_, Base::n_rows_, Base::lane_, Base::waits_;
@@ -226,18 +235,15 @@ class UnitForest : UnitsOfRun<ThreadGroup, Leaves> {
   static constexpr int kElements = ThreadGroup::kElements;
   using State = LaneState<kElements>;
 
-  /// @param run, rows, memory, n_rows see UnitsOfRun @param waiting what Waiting is made of
-  template <class... Of>
-  __device__ __forceinline__ UnitForest(const UnitRun& run, Count rows, const UnitMemory& memory, int n_rows,
-                                        const Leaves& leaves, int lane, const Of&... waiting)
-      : Base(run, rows, memory, n_rows, leaves, lane), waiting_(waiting...) {}
+  /// @param waiting [Waiting::kVectors] of this thread group
+  __device__ __forceinline__ UnitForest(const UnitTarget& target, const Leaves& leaves, int lane, Shared<Bytes16> waiting)
+      : Base(target, leaves, lane), waiting_(waiting, lane) {}
 
   /// Appends the state of leaf i, the next one, for one query of the lane. Query 0 comes last; a lane may leave the others
   /// out. No lane reads what another has written.
   /// @param[in,out] state overwritten
   __device__ __forceinline__ void push(int i, State& state, int query = 0) {
-    const LaneStates<kElements, ThreadGroup::kLanes> stack(rows_.template stack<ThreadGroup>(query),
-                                                           ThreadGroup::part(lane_));
+    const LaneStates<ThreadGroup> stack(rows_.template stack<ThreadGroup>(query), ThreadGroup::part(lane_));
     const auto parting = this->parting_of(i);
 
     // Merge what waits on its left and has no more to come.
@@ -265,34 +271,12 @@ class UnitForest : UnitsOfRun<ThreadGroup, Leaves> {
  private:
   __device__ __forceinline__ void store(const State& state, int query) {
     float* const to = this->row(query);
-    if (ThreadGroup::component(lane_, 0) == 0) {
-      Bytes16 bytes;
-      const float head[4] = {state.shift, state.sum};
-      std::memcpy(&bytes, head, sizeof bytes);
-      store_fresh16(to, bytes);
-    }
+    this->store_head(to, lane_, state.shift, state.sum);
     TREE_ATTN_UNROLL
-    for (int c = 0; c < kElements; ++c) {
-      const int j = ThreadGroup::component(lane_, c);
-      if (UnitMemory::kFirstComponent + j < static_cast<int>(rows_.n_state()))
-        store_fresh(to + UnitMemory::kFirstComponent + j, state.n[c]);
-    }
+    for (int c = 0; c < kElements; ++c) this->store_component(to, lane_, c, state.n[c]);
   }
 
-  Waiting waiting_;
-};
-
-/// The result of a walk: a state for each unit of a run of a thread group.
-struct UnitTarget {
-  const UnitRun& run;
-  Count rows;  ///< see UnitForest
-  const UnitMemory& memory;
-  int n_rows;
-
-  template <IsThreadGroup ThreadGroup, class Leaves, class Waiting, class... Of>
-  __device__ __forceinline__ auto forest(const Leaves& leaves, int lane, const Of&... waiting) const {
-    return UnitForest<ThreadGroup, Leaves, Waiting>(run, rows, memory, n_rows, leaves, lane, waiting...);
-  }
+  Waiting<ThreadGroup> waiting_;
 };
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

@@ -23,7 +23,7 @@ inline constexpr int kWarpgroup = 4 * kWarp;
 template <IsTensorTile Tile>
 __device__ __forceinline__ void load_queries(const DecodeParams& params, std::int64_t kv_head, std::int64_t first_row,
                                              Shared<Bytes16> boxes) {
-  const float scale = TileScale::of<Tile>(params, kv_head).query;
+  const float scale = tile_scales<Tile>(params, kv_head).query;
   constexpr int kUnits = Tile::kKeyBoxes * kRowVectors;
   TREE_ATTN_LOOP
   for (int i = lane_of<Tile>(threadIdx.x); i < Tile::kRows * kUnits; i += Tile::kLanes) {

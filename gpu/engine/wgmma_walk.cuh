@@ -26,6 +26,7 @@ struct WgmmaTile {
   static constexpr int kLanes = kWarpgroup, kRows = 64, kLaneQueries = 2;
   static constexpr int kDim = kDim_, kBoxes = kDim / kBoxColumns, kElements = 16 * kBoxes;
   static constexpr int kKeyBoxes = kBoxes;
+  static constexpr bool kWaitsInRegisters = false;
 
   __host__ __device__ static int row(int lane, int query) { return query * 32 + lane / 4; }
   __host__ __device__ static int part(int lane) { return lane; }
@@ -55,9 +56,7 @@ concept IsWgmmaTile = IsTensorTile<Tile> && Tile::kLanes == kWarpgroup&& Tile::k
 template <IsWgmmaTile Tile>
 inline constexpr int kQueryVectors = Tile::kBoxes* Tile::kRows* kRowVectors;
 template <IsWgmmaTile Tile>
-using WgmmaWaiting = InSharedMemory<Tile>;
-template <IsWgmmaTile Tile>
-inline constexpr int kTileVectors<Tile> = kQueryVectors<Tile> + WgmmaWaiting<Tile>::kVectors;
+inline constexpr int kTileVectors<Tile> = kQueryVectors<Tile> + Waiting<Tile>::kVectors;
 
 /// A walk of a warpgroup: what it goes over, and with what.
 template <IsWgmmaTile Tile, class Ring>
@@ -153,8 +152,7 @@ struct WgmmaWalk {
 
   /// Walks over all leaves. The ring has begun with them.
   /// @paper{eq_7, eq. (7)}
-  template <class Forest>
-  __device__ __forceinline__ void over_leaves(Forest& forest) const {
+  __device__ __forceinline__ void over_leaves(UnitForest<Tile, typename Ring::Leaves>& forest) const {
     Weights weights = {};  // zeros for a query that is not in use
     TREE_ATTN_LOOP
     for (int leaf = 0; leaf < leaves.n_leaves(); ++leaf) {
@@ -197,26 +195,19 @@ struct WgmmaWalk {
 
 /// The pass of a warpgroup, see the other accumulate_tiles().
 /// @paper{eq_7, eq. (7)}
-template <IsWgmmaTile Tile, class Ring, class Target>
+template <IsWgmmaTile Tile, class Ring>
 __device__ __forceinline__ void accumulate_tiles(const DecodeParams& params, std::int64_t kv_head, std::int64_t first_row,
-                                                 const typename Ring::Leaves& leaves, const Target& target, Ring& ring,
+                                                 const typename Ring::Leaves& leaves, const UnitTarget& target, Ring& ring,
                                                  Shared<Bytes16> memory_of_group) {
   begin_early(leaves, ring.first_leaves(), [&] { ring.begin(params, kv_head, leaves); });
   const int lane = lane_of<Tile>(threadIdx.x);
   load_queries<Tile>(params, kv_head, first_row, memory_of_group);
   async_proxy_fence();
   ring.sync();
-  auto forest = target.template forest<Tile, typename Ring::Leaves, WgmmaWaiting<Tile>>(
-      leaves, lane, memory_of_group + kQueryVectors<Tile>, lane);
-  WgmmaWalk<Tile, Ring>{params,
-                        Count(kv_head),
-                        Count(first_row),
-                        leaves,
-                        ring,
-                        memory_of_group,
-                        rows_in_use(params, first_row, Tile::kRows),
-                        lane,
-                        TileScale::of<Tile>(params, kv_head).score}
+  UnitForest<Tile, typename Ring::Leaves> forest(target, leaves, lane, memory_of_group + kQueryVectors<Tile>);
+  WgmmaWalk<Tile, Ring>{params,        Count(kv_head), Count(first_row),
+                        leaves,        ring,           memory_of_group,
+                        target.n_rows, lane,           tile_scales<Tile>(params, kv_head).score}
       .over_leaves(forest);
 }
 

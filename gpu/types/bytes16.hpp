@@ -21,6 +21,13 @@ TREE_ATTN_HOST_DEVICE inline std::uint32_t pack(T low, T high) {
   return std::uint32_t{low.bits} | std::uint32_t{high.bits} << 16;
 }
 
+/// Four floats as 16 bytes.
+TREE_ATTN_HOST_DEVICE inline Bytes16 bytes16_of(const float (&x)[4]) {
+  Bytes16 bytes;
+  std::memcpy(&bytes, x, sizeof bytes);
+  return bytes;
+}
+
 /// Elements of a type in 16 bytes.
 template <class T>
 inline constexpr int kPer16 = 16 / static_cast<int>(sizeof(T));
