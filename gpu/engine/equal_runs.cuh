@@ -16,7 +16,8 @@ namespace tree_attn::TREE_ATTN_PLATFORM {
 
 /// Decodes units: the walks of the library, after which combine() does the rest.
 /// @tparam Pipeline a kind of thread group and its way to keys and values
-/// - Grid: at most a block for each multiprocessor.
+/// - Grid: at most a block for each multiprocessor, in whole clusters, or as many clusters as the options of the plan ask
+/// for.
 /// - Block: the threads that the plan of the pipeline says, at most Pipeline::kThreads.
 /// - Reads: queries, keys, values, lengths.
 /// - Writes: a state for each unit and row.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief A thread group, a lane's part of a state, and where states wait (section 5, Thm. 1).
+/// @brief A thread group, a lane's part of a state, where states wait, and the scales of scores (section 5, Thm. 1).
 ///
 /// A state of 2 + d_v elements is spread over the threads of a group: each holds the shift, the sum and some components of
 /// n. A merge is the same few operations on every component, so all threads merge at once and exchange nothing.

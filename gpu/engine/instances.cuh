@@ -33,7 +33,7 @@ LaunchPlan plan_equal_runs(const Params& params, const LaunchOptions& options) {
     plan.n_threads = block.n_threads;
     plan.n_stages = block.n_stages;
     plan.overlaps = device().major >= 9;
-    plan.path = kPath<ThreadGroup>;
+    plan.path = IsTensorTile<ThreadGroup> ? "tensor" : "scalar";
     const std::int64_t n_clusters =
         options.n_splits > 0 && n > 0 ? options.n_splits * n : choose_clusters(params, n, plan.cluster);
     plan.n_blocks = static_cast<int>(n_clusters) * plan.cluster;

@@ -27,10 +27,6 @@ struct BlockSize {
   int n_blocks = 1;         ///< of a cluster, that take runs together, each for a tile of rows
 };
 
-/// LaunchPlan::path of a thread group.
-template <IsThreadGroup ThreadGroup>
-inline constexpr const char* kPath = IsTensorTile<ThreadGroup> ? "tensor" : "scalar";
-
 /// The largest block of a pipeline that fits into the shared memory of the device at hand. Its size changes no bit, for
 /// leaves have the same sums whichever thread group takes them.
 template <class Pipeline>
@@ -379,7 +375,9 @@ class ScalarPipeline {
     bool bulk;  ///< rows are bulk copies
   };
   static constexpr int kStages = 5;
+  static constexpr bool kHasBulk = kHasCopies<RowCopy::TensorMap>;
   using General = LaneRing<Warp, kStages, Leaves>;
+  using Bulk = BulkRing<Warp, kStages, Leaves>;
   using Rows = typename General::Rows;
   static constexpr bool kIsCompiled = true;
   static constexpr int kMostWarps = Warp::kDim <= 128 ? 8 : Warp::kDim <= 256 ? 4 : 2, kThreads = kMostWarps * kWarp;
@@ -396,13 +394,8 @@ class ScalarPipeline {
   __device__ __forceinline__ ScalarPipeline(Arena& arena, const Arguments& access)
       : access_(access),
         memory_(arena.take<Bytes16>(n_warps() * kStages * Rows::kStage) + warp() * kStages * Rows::kStage),
-        own_(arena.take<Bytes16>(n_warps() * kWarpVectors<Warp>) + warp() * kWarpVectors<Warp>)
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-        ,
-        ring_(memory_, arena.take<Barrier>(n_warps() * kStages) + warp() * kStages)
-#endif
-  {
-  }
+        own_(arena.take<Bytes16>(n_warps() * kWarpVectors<Warp>) + warp() * kWarpVectors<Warp>),
+        ring_(bulk_ring(arena, memory_)) {}
 
   /// A warp takes a run.
   static constexpr int n_takers(int n_threads, int /*n_row_tiles*/) { return n_threads / kWarp; }
@@ -413,21 +406,19 @@ class ScalarPipeline {
                                  params.in_use(run.kv_head, run.first_row));
     const RowSequence<Warp, Leaves> rows(params, run.kv_head, steps);
     const UnitTarget target{run, memory.offset_of_row(run.first, 0), memory, 1};
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-    if (access_.bulk) {
-      begin_early(steps.leaves(), Bulk::kFirstLeaves, [&] { ring_.begin(rows); });
-      return accumulate_keys<Warp>(params, run.kv_head, run.first_row, steps, target, ring_, own_);
+    if constexpr (kHasBulk) {
+      if (access_.bulk) {
+        begin_early(steps.leaves(), Bulk::kFirstLeaves, [&] { ring_.begin(rows); });
+        return accumulate_keys<Warp>(params, run.kv_head, run.first_row, steps, target, ring_, own_);
+      }
     }
-#endif
     wait_for_previous_launch();
     General ring(memory_, rows);
     accumulate_keys<Warp>(params, run.kv_head, run.first_row, steps, target, ring, own_);
     copy_async_wait<0>();
   }
   __device__ __forceinline__ static void renew() {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-    async_proxy_fence();
-#endif
+    if constexpr (kHasBulk) async_proxy_fence();
     __syncwarp();
   }
 
@@ -446,12 +437,16 @@ class ScalarPipeline {
     return kFitsLargestBlock ? kMostWarps : static_cast<int>(blockDim.x) / kWarp;
   }
 
+  __device__ __forceinline__ static auto bulk_ring(Arena& arena, Shared<Bytes16> memory) {
+    if constexpr (kHasBulk)
+      return Bulk(memory, arena.take<Barrier>(n_warps() * kStages) + warp() * kStages);
+    else
+      return NoRing{};
+  }
+
   Arguments access_;
   Shared<Bytes16> memory_, own_;  ///< of this warp: the ring, and what is beside it
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  using Bulk = BulkRing<Warp, kStages, Leaves>;
-  Bulk ring_;
-#endif
+  std::conditional_t<kHasBulk, Bulk, NoRing> ring_;
 };
 
 /// Calls f with the pipeline of the library kernel. Which thread group it is depends on type and shape alone, for it changes

@@ -110,8 +110,6 @@ class LaneRing {
   int started_ = 0;       ///< of the rows
 };
 
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-
 /// kStages stages of eight rows. It lasts as long as the kernel: stages and phases go on from range to range.
 /// @pre rows are multiples of 16 bytes, see has_bulk_rows()
 template <IsScalarWarp Warp, int kStages, class Leaves = ContiguousLeaves>
@@ -169,7 +167,7 @@ class BulkRing {
   RowSequence<Warp, Leaves> rows_;
   int started_ = 0;
 };
-
-#endif
+/// In its place where no rows can be bulk copies.
+struct NoRing {};
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

@@ -216,7 +216,9 @@ struct TileWalk {
   __device__ __forceinline__ void over_leaves() const {
     const float product_scale = tile_scales<Tile>(params, kv_head).score;
     UnitForest<Tile, typename Ring::Leaves> forest(target, leaves, own_lane, memory_of_warp);
-    const int n_rows = target.n_rows;  // the other queries, or all if it is 0 or less, are padding and have no states
+    // The other queries, or all if it is 0 or less, are padding and have no states. Worked out here, it takes no register
+    // before.
+    const int n_rows = rows_in_use(params, first_row, Tile::kRows);
     for (int leaf = 0; leaf < leaves.n_leaves(); ++leaf) {
       const LeafKeys keys(leaves, leaf * static_cast<int>(kLeafKeys));
       // The widest states leave no register for what follows from the lane.

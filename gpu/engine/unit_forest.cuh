@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Memory of the states of units, and the tree above the leaves of a unit: a binary counter (section 5, Thm. 1).
+/// @brief Memory of the states of units, the tree above the leaves of a unit, which is a binary counter, and sums over a
+/// batch by a warp (section 5, Thm. 1).
 #pragma once
 
 #include "gpu/engine/forest.cuh"

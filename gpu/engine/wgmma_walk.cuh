@@ -205,9 +205,15 @@ __device__ __forceinline__ void accumulate_tiles(const DecodeParams& params, std
   async_proxy_fence();
   ring.sync();
   UnitForest<Tile, typename Ring::Leaves> forest(target, leaves, lane, memory_of_group + kQueryVectors<Tile>);
-  WgmmaWalk<Tile, Ring>{params,        Count(kv_head), Count(first_row),
-                        leaves,        ring,           memory_of_group,
-                        target.n_rows, lane,           tile_scales<Tile>(params, kv_head).score}
+  WgmmaWalk<Tile, Ring>{params,
+                        Count(kv_head),
+                        Count(first_row),
+                        leaves,
+                        ring,
+                        memory_of_group,
+                        rows_in_use(params, first_row, Tile::kRows),
+                        lane,
+                        tile_scales<Tile>(params, kv_head).score}
       .over_leaves(forest);
 }
 
