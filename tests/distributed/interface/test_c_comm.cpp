@@ -82,7 +82,7 @@ TEST_CASE("interface: over functions of the program a tensor that one rank canno
     const Managed scales({2, 2}), five({5}), small({1, 4, 2, 5}), out({1, 4, 2, 6});
     const ta_seen sinks{0, 0, 0, five, nullptr, 0};
     const bool is_odd = rank == 1;
-    const auto refused = [](const char* name, int status) {
+    const auto refused = [](const std::string& name, int status) {
       CAPTURE(name);
       CHECK(has(line(status), "rank 1: "));
     };
