@@ -100,7 +100,9 @@ Measurement measure(const Bench& bench, OpenShard& shard, const Algorithm& algor
   // Predict with the types that the backend stores: these are the types that are sent.
   WorkloadShape stored = workload.shape();
   static_cast<AttentionShape&>(stored) = cache.shape();
-  if (ranks.rank() == 0) result.predicted = predict(algorithm, stored, transport.topology(), bench.ranges, bench.options);
+  const Topology& topology = transport.topology();
+  if (ranks.rank() == 0 && why_not_predicted(algorithm, stored, topology, bench.ranges, bench.options).empty())
+    result.predicted = predict(algorithm, stored, topology, bench.ranges, bench.options);
 
   result.digest = digest_of(result.output);
   result.same_bits_on_all_ranks = ranks.all_max(result.digest) == ranks.all_min(result.digest);

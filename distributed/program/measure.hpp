@@ -53,7 +53,7 @@ struct Measurement {
   std::int64_t launches_per_step = 0;  ///< kernels and graphs that the host of the busiest rank launches in the last step
   std::string windows;                 ///< see Decoder::windows()
   std::int64_t peak_kv_bytes_per_rank = 0;  ///< largest over the ranks
-  Prediction predicted;                     ///< on rank 0: it is a sum over the plans of all ranks
+  std::optional<Prediction> predicted;      ///< on rank 0, unless why_not_predicted() says why not
   std::optional<Errors> errors;             ///< on rank 0, if requested
   bool same_bits_on_all_ranks = false;
   std::uint64_t digest = 0;  ///< FNV-1a of out and lse of the last step

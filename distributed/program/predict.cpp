@@ -15,7 +15,19 @@ namespace {
 constexpr double kAtOnce = std::numeric_limits<double>::infinity();
 constexpr Cluster kOneUsPerMessage{{{1, kAtOnce}, {1, kAtOnce}}, kAtOnce, 0, true, 1};
 
+/// Most rounds of all ranks together that are walked through: rings of p ranks have p^2.
+constexpr std::int64_t kMostRounds = std::int64_t{1} << 20;
+
 }  // namespace
+
+std::string why_not_predicted(const Algorithm& algorithm, const WorkloadShape& shape, const Topology& topology,
+                              std::span<const KeyRange> ranges, const PlanOptions& options) {
+  if (shape.order == LeafOrder::kDealt && !algorithm.takes_dealt) return "takes --order contiguous alone";
+  const std::string refusal = algorithm.refusal ? algorithm.refusal(topology, nullptr, ranges, shape) : "";
+  if (!refusal.empty()) return refusal;
+  const std::int64_t n_rounds = std::ssize(algorithm.cost(topology, 0, ranges, shape, options).rounds), p = topology.size();
+  return n_rounds * p > kMostRounds ? line_of("the rounds of ", p, " ranks are too many to walk through") : "";
+}
 
 Prediction predict(const Algorithm& algorithm, const WorkloadShape& shape, const Topology& topology,
                    std::span<const KeyRange> ranges, const PlanOptions& options, const std::optional<Cluster>& cluster) {

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string>
 
 namespace tree_attn {
 
@@ -27,6 +28,10 @@ struct Prediction {
   std::int64_t peak_bytes = 0;           ///< the same elements in bytes: queries, states and outputs in F32
   std::optional<double> step_us;         ///< step_time() on the given cluster
 };
+
+/// Names why a step of these ranks is not predicted, in a few words; empty if it is. The arguments of predict().
+std::string why_not_predicted(const Algorithm& algorithm, const WorkloadShape& shape, const Topology& topology,
+                              std::span<const KeyRange> ranges, const PlanOptions& options = {});
 
 /// Predicts a step exactly: the counters of the transports equal these values.
 /// @param ranges positions of every rank, in the order of the topology

@@ -32,9 +32,6 @@ struct PredictOptions : ShapeOptions {
 /// GPUs of a node, if --ranks-per-node does not say otherwise: as in the paper's cluster.
 constexpr int kRanksPerNode = 8;
 
-/// Most rounds of all ranks together that are walked through: rings of p ranks have p^2.
-constexpr std::int64_t kMostRounds = std::int64_t{1} << 20;
-
 /// Sets two values of a list, if there is one: for links inside a node, and between nodes. @throws InputError
 void set_links(const std::string& name, const std::vector<double>& values, double unit, double& inside, double& between) {
   if (values.empty()) return;
@@ -89,14 +86,7 @@ void run_predict(const PredictOptions& options) {
   for (const Algorithm* algorithm : all) {
     progress.next(algorithm->name);
     std::string name(algorithm->name);
-    std::string why = algorithm->refusal ? algorithm->refusal(header.topology, nullptr, ranges, header.shape) : "";
-    if (header.shape.order == LeafOrder::kDealt && !algorithm->takes_dealt) why = "takes --order contiguous alone";
-    if (why.empty()) {
-      const std::int64_t n_rounds = std::ssize(algorithm->cost(header.topology, 0, ranges, header.shape, plan).rounds),
-                         n_walked = n_rounds * p;
-      if (n_walked > kMostRounds) why = line_of("the rounds of ", p, " ranks are too many to walk through");
-    }
-    if (!why.empty()) {
+    if (std::string why = why_not_predicted(*algorithm, header.shape, header.topology, ranges, plan); !why.empty()) {
       header.left_out.push_back({std::move(name), std::move(why)});
       continue;
     }

@@ -161,7 +161,7 @@ std::string json(const ReportHeader& header, std::span<const Measurement> measur
         {"launches_per_step", m.launches_per_step > 0 ? nlohmann::ordered_json(m.launches_per_step) : nullptr},
         {"windows", m.windows.empty() ? nullptr : nlohmann::ordered_json(m.windows)},
         {"peak_kv_bytes_per_rank", m.peak_kv_bytes_per_rank},
-        {"predicted", fields(m.predicted)},
+        {"predicted", m.predicted ? fields(*m.predicted) : nullptr},
     };
     run.update(fields(header));
     run.update(fields(header.shape));

@@ -183,6 +183,15 @@ static Plan plan_of_two(const Topology&, int rank, std::span<const KeyRange>, co
   return builder.take();
 }
 
+TEST_CASE("predict: the rounds of a ring over 1024 ranks are walked through, those of more are not") {
+  WorkloadShape shape = workload_for(1)->shape();
+  for (const auto& [p, why] : {std::pair{1024, ""}, {1025, "the rounds of 1025 ranks are too many to walk through"}}) {
+    shape.n_keys = kPerRank * p;
+    CHECK(why_not_predicted(find_algorithm("ring"), shape, Topology::pretend(p, 8), aligned_ranges(p)) == why);
+    CHECK(why_not_predicted(find_algorithm("two-level"), shape, Topology::pretend(p, 8), aligned_ranges(p)).empty());
+  }
+}
+
 TEST_CASE("predict: plans that do not fit each other are an error") {
   const auto workload = workload_for(2);
   const auto refused = [&](PlanOf plan) {

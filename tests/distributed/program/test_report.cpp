@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Numbers of the tables, where their unit changes.
+/// @brief Numbers of the tables, where their unit changes, and a report without a prediction.
 #include "distributed/program/report.hpp"
 
 #include <doctest/doctest.h>
@@ -49,6 +49,14 @@ TEST_CASE("tables: a number has three digits, and its unit is the one that it ha
                                 {kKi * kKi * kKi - 1, "1.00 GiB"},
                                 {2000 * kKi * kKi * kKi * kKi, "2000 TiB"}})
     CHECK(row_of(0, n) == std::string("0.00 us, ") + text);
+}
+
+TEST_CASE("reports: a step that was not predicted has null in the place of its numbers") {
+  Measurement run;
+  const auto is_null = [&] { return json(ReportHeader{}, {&run, 1}).find("\"predicted\": null") != std::string::npos; };
+  CHECK(is_null());
+  run.predicted.emplace();
+  CHECK(!is_null());
 }
 
 }  // namespace tree_attn::test::report_test
