@@ -59,9 +59,10 @@ std::uint64_t number_of(const std::string& folder) {
 
 /// Makes a file of so many bytes where they are free. @returns why it cannot be
 std::optional<std::string> make_file(File& file, const std::string& folder, std::size_t n_bytes, std::size_t n_ranks) {
+  // A file system of no blocks has no limit: a tmpfs of size=0.
   struct statvfs room {};
-  const std::uint64_t free =
-      statvfs(folder.c_str(), &room) == 0 ? std::uint64_t{room.f_bavail} * room.f_frsize : std::uint64_t{n_bytes};
+  const bool has_limit = statvfs(folder.c_str(), &room) == 0 && room.f_blocks > 0;
+  const std::uint64_t free = has_limit ? std::uint64_t{room.f_bavail} * room.f_frsize : std::uint64_t{n_bytes};
   if (free < n_bytes)
     return line_of("shared memory: the ", n_ranks, " ranks of a node need ", n_bytes, " bytes, and ", folder, " has ", free,
                    "; give it more, or ", kWithout);

@@ -9,8 +9,11 @@
 #include "tests/support/mail_callbacks.hpp"
 #include "tests/support/message.hpp"
 #include "tests/support/same_bits.hpp"
+#include "tests/support/tensor_files.hpp"
 
+#include <dlfcn.h>
 #include <doctest/doctest.h>
+#include <sys/statvfs.h>
 
 #include <cstdlib>
 #include <exception>
@@ -20,7 +23,17 @@
 #include <random>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <vector>
+
+/// Stands in the place of that of the C library: a folder "full" has no room, and one "limitless" no limit.
+extern "C" int statvfs(const char* path, struct statvfs* room) noexcept {
+  static const auto of_library = reinterpret_cast<decltype(&statvfs)>(dlsym(RTLD_NEXT, "statvfs"));
+  const int status = of_library(path, room);
+  const bool is_full = std::string_view(path).ends_with("/full");
+  if (is_full || std::string_view(path).ends_with("/limitless")) room->f_bavail = 0, room->f_blocks = is_full;
+  return status;
+}
 
 namespace tree_attn::test::callback_ranks_test {
 namespace {
@@ -206,8 +219,9 @@ TEST_CASE("callback ranks: progress() moves messages through shared memory befor
 
 TEST_CASE("callback ranks: shared memory that a node has not, or cannot have, is refused on every rank in one line") {
   MailOffice office;
-  std::string folder = std::filesystem::temp_directory_path() / "tree_attn_XXXXXX";
-  REQUIRE(mkdtemp(folder.data()) != nullptr);
+  const Scratch scratch;
+  const std::string full = scratch.path("full"), folder = scratch.path("limitless");
+  std::filesystem::create_directory(full), std::filesystem::create_directory(folder);
   const std::string without =
       "send without shared memory: --transport mpi, shares_memory = false, in C no_shared_memory = 1, in Python "
       "shared_memory=False";
@@ -216,14 +230,14 @@ TEST_CASE("callback ranks: shared memory that a node has not, or cannot have, is
     const auto open = [&](int per_node, const char* at) {
       return message<InputError>([&] { CallbackSharedTransport(*ranks, Topology::pretend(3, per_node), at); });
     };
-    CHECK(open(3, "/proc") == "rank 0: shared memory: the 3 ranks of a node need " +
-                                  std::to_string(6 * sizeof(Mailboxes::Mailbox)) +
-                                  " bytes, and /proc has 0; give it more, or " + without);
+    CHECK(open(3, full.c_str()) == "rank 0: shared memory: the 3 ranks of a node need " +
+                                       std::to_string(6 * sizeof(Mailboxes::Mailbox)) + " bytes, and " + full +
+                                       " has 0; give it more, or " + without);
     const std::string no_folder = open(3, "/etc/passwd");
     CHECK_MESSAGE(no_folder.starts_with("rank 0: shared memory: /etc/passwd/tree_attn-"), no_folder);
     CHECK_MESSAGE(no_folder.ends_with(": Not a directory; " + without), no_folder);
     // Open without shared memory where none is needed, and with it after a refusal.
-    CHECK(CallbackSharedTransport(*ranks, Topology::pretend(3, 1), "/proc").name() == "shared");
+    CHECK(CallbackSharedTransport(*ranks, Topology::pretend(3, 1), full).name() == "shared");
     CallbackSharedTransport apart(*ranks, Topology::pretend(3, 3), "/nowhere");
     CallbackSharedTransport transport(*ranks, Topology::pretend(3, 3), folder);
     ranks->barrier();
@@ -232,26 +246,20 @@ TEST_CASE("callback ranks: shared memory that a node has not, or cannot have, is
     CHECK(exchange_messages(transport, {9}, 1) == 0);
     ranks->barrier();
   });
-  std::filesystem::remove(folder);
 }
 
 TEST_CASE("callback ranks: ranks that have two folders of one file system share no memory") {
   MailOffice office;
-  std::string folders[2];
-  for (std::string& each : folders) {
-    each = std::filesystem::temp_directory_path() / "tree_attn_XXXXXX";
-    REQUIRE(mkdtemp(each.data()) != nullptr);
-  }
+  const Scratch folders[2];
   run_mail_threads(2, [&](int rank) {
     auto callbacks = std::make_unique<MailCallbacks>(office, rank, 2);
     const MailCallbacks& mail = *callbacks;
     const CallbackRanks ranks(std::move(callbacks), rank, 2, kTimeout);
-    CallbackSharedTransport transport(ranks, Topology::pretend(2, 2), folders[rank]);
+    CallbackSharedTransport transport(ranks, Topology::pretend(2, 2), folders[rank].folder());
     CHECK(exchange_messages(transport, {9}, 1) == 0);
     CHECK(mail.n_sends() == 1);
     ranks.barrier();
   });
-  for (const std::string& each : folders) std::filesystem::remove(each);
 }
 
 TEST_CASE("callback ranks: a message through shared memory that is late, or of another length, gives up the ranks") {
