@@ -106,9 +106,7 @@ Mask mask_of(const DLManagedTensor* managed, const Outputs& outputs) {
 /// @param heads n_h
 Asked asked(const ta_seen* seen, std::int64_t heads, const Outputs& outputs) {
   if (seen == nullptr) return {};
-  require(seen->window >= 0 && seen->sinks >= 0, "seen has a window of ", seen->window, " and ", seen->sinks,
-          " sinks; both are at least 0");
-  require(seen->sinks == 0 || seen->window > 0, "seen has ", seen->sinks, " sinks but no window: every key is seen");
+  require(seen->sinks == 0 || seen->window != 0, "seen has ", seen->sinks, " sinks but no window: every key is seen");
   Asked all{{.causal = seen->causal != 0, .window = seen->window, .sinks = seen->sinks}, {}, {}, seen->softcap};
   if (seen->mask != nullptr) all.mask = mask_of(seen->mask, outputs);
   if (seen->sink == nullptr) return all;
@@ -262,7 +260,6 @@ int ta_attend(const DLManagedTensor* q, const DLManagedTensor* k, const DLManage
     const double factor = scale_of(scale, has_scale).value_or(1 / std::sqrt(static_cast<double>(qs.shape[3])));
     const Asked all = asked(seen, qs.shape[1], outputs);
     const Step step{qs, lengths, all.rule, all.sink, all.mask, all.softcap};
-    require_mask("ta_attend", all.mask, all.softcap, {qs.shape[0], qs.shape[1], qs.shape[2]}, ks.shape[2]);
     const OpenShard shard = open_shard(cpu_backend(), qs, {.k = ks, .v = vs}, lengths, factor);
     const std::span<float> states = shard.session->decode(step).host().fold();
     const std::int64_t n_rows = qs.shape[0] * qs.shape[1] * qs.shape[2], size = state_size(vs.shape[3]);

@@ -5,6 +5,7 @@
 
 #include "reference/decode/kv_cache.hpp"
 #include "reference/decode/page_table.hpp"
+#include "reference/state/require_seen.hpp"
 #include "reference/tensor/float_environment.hpp"
 
 #include <cmath>
@@ -32,11 +33,7 @@ void DecodeSession::check(const Step& step) const {
           ": q is [", b, ", ", n_h, ", ", l, ", ", d_h, "] with ", lengths.size(), " lengths, but the cache takes [",
           shape.batch, ", ", shape.heads, ", l, ", shape.head_dim, "]");
   require_view(kHere, q, "q", cache.is_on_device());
-  require(step.rule.window >= 0 && step.rule.sinks >= 0, kHere, ": a window of ", step.rule.window, " keys and ",
-          step.rule.sinks, " sinks; neither is negative");
-  require(step.sink.empty() || std::ssize(step.sink) == shape.heads, kHere, ": ", step.sink.size(), " learned sinks for ",
-          shape.heads, " heads");
-  require_mask(kHere, step.mask, step.softcap, {shape.batch, shape.heads, l}, step.longest());
+  require_seen(kHere, step.rule, step.sink.size(), step.mask, step.softcap, {shape.batch, shape.heads, l}, step.longest());
   for (std::size_t i = 0; i < lengths.size(); ++i) {
     require<std::out_of_range>(lengths[i] >= 0, kHere, ": batch entry ", i, " has ", lengths[i], " keys");
     if (cache.pages() != nullptr) {

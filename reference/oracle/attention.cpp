@@ -5,6 +5,7 @@
 
 #include "reference/energy/log_sum_exp.hpp"
 #include "reference/oracle/scores.hpp"
+#include "reference/state/require_seen.hpp"
 #include "reference/tensor/shape.hpp"
 
 #include <array>
@@ -113,11 +114,7 @@ void check_shapes(const TensorView& q, const TensorView& k, const TensorView& v)
 void check_options(const TensorView& q, const TensorView& k, const TensorView& v, const AttentionOptions& options) {
   const std::int64_t b = q.shape[0], n_keys = k.shape[2];
   require(std::isfinite(scale_of(q, options)), kHere, ": a scale of ", scale_of(q, options), "; a finite number is needed");
-  require(options.rule.window >= 0 && options.rule.sinks >= 0, kHere, ": a window of ", options.rule.window, " keys and ",
-          options.rule.sinks, " sinks; neither is negative");
-  require(options.sink.empty() || std::ssize(options.sink) == q.shape[1], kHere, ": ", options.sink.size(),
-          " learned sinks for ", q.shape[1], " heads");
-  require_mask(kHere, options.mask, options.softcap, {b, q.shape[1], q.shape[2]}, n_keys);
+  require_seen(kHere, options.rule, options.sink.size(), options.mask, options.softcap, {b, q.shape[1], q.shape[2]}, n_keys);
   for (const std::vector<float>* scales : {&options.key_scale, &options.value_scale})
     require(scales->empty() || std::ssize(*scales) == b * k.shape[1], kHere, ": ", scales->size(), " scales for ", b,
             " entries of ", k.shape[1], " KV heads");
