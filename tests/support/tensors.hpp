@@ -3,11 +3,13 @@
 /// @brief Owning tensors for tests, filled from a seed and stored in any type.
 #pragma once
 
+#include "reference/state/require.hpp"
 #include "reference/tensor/convert.hpp"
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <random>
 #include <vector>
 
@@ -15,15 +17,20 @@ namespace tree_attn::test {
 
 using Shape = std::array<std::int64_t, 4>;
 
+inline std::int64_t n_elements(const Shape& shape) { return shape[0] * shape[1] * shape[2] * shape[3]; }
+
 /// Stored elements with a dense view of them.
 struct Tensor {
   std::vector<std::byte> bytes;
   DType dtype = DType::F32;
   Shape shape{};
 
+  /// @param elements as many as the shape has; or none, and the caller fills bytes @throws std::invalid_argument otherwise
   Tensor(const std::vector<float>& elements, Shape tensor_shape, DType stored_as = DType::F32)
       : bytes(elements.size() * bytes_of(stored_as)), dtype(stored_as), shape(tensor_shape) {
-    store(elements.data(), dtype, static_cast<std::int64_t>(elements.size()), bytes.data());
+    require(elements.empty() || std::ssize(elements) == n_elements(shape), "Tensor: ", elements.size(),
+            " elements for a shape of ", n_elements(shape));
+    store(elements.data(), dtype, std::ssize(elements), bytes.data());
   }
   TensorView view() const { return TensorView::dense(bytes.data(), dtype, shape); }
   operator TensorView() const { return view(); }
@@ -33,8 +40,6 @@ struct Tensor {
     store(&x, dtype, 1, bytes.data() + at * static_cast<std::int64_t>(bytes_of(dtype)));
   }
 };
-
-inline std::int64_t n_elements(const Shape& shape) { return shape[0] * shape[1] * shape[2] * shape[3]; }
 
 /// Calls f(i, j, n) for every row [i, j, n, :], in the order of memory.
 template <class Function>

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief The comparison that all other tests use must fail when it should.
+/// @brief The comparison and the tensors that all other tests use must fail when they should.
 #include "tests/support/compare.hpp"
+#include "tests/support/tensors.hpp"
 
 #include <doctest/doctest.h>
 
@@ -70,4 +71,11 @@ TEST_CASE("compare: matches NaN and Inf element by element") {
                                          {kNaN, kInf, -kInf, kNaN},
                                          {kNaN, kInf, -kInf, 3}})
     CHECK_FALSE(compare(got, want, 1, NonFinite::Match).ok);
+}
+
+TEST_CASE("tensors: as many elements as the shape has, no fewer and no more") {
+  const std::vector<float> six(6);
+  CHECK(Tensor(six, {1, 2, 1, 3}).bytes.size() == 24);
+  CHECK_THROWS_AS(Tensor(six, {1, 2, 1, 2}), std::invalid_argument);
+  CHECK_THROWS_AS(Tensor(six, {1, 2, 2, 2}), std::invalid_argument);
 }
