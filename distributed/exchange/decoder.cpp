@@ -57,7 +57,20 @@ class PlanDecoder : public Decoder {
   }
   OutputView run(const Step& step) override {
     plan_for(step);
-    return step_on_device(step);
+    Runner& end = *planned_.front().on_device;
+    // Memory that grows needs a new graph, and a message is in a graph at both sides or at neither: so the memory of all
+    // ranks grows in the same step. Messages from host memory are in none.
+    if (transport_.device() != nullptr) {
+      shard_.grow(step.longest(), transport_.size());
+      if (std::exchange(recorded_room_, shard_.room) != shard_.room) on_device_->stream().forget();
+    }
+    end.leave_output(step.q.on_device);
+    end.put_sinks(sinks_of_rows(step));
+    on_device_->decode_to(end, step, progress_);
+    const OutputView output = end.settle(!step.stream);
+    if (step.stream) on_device_->stream().lead(*step.stream);
+    set_states_ready(transport_.device() != nullptr ? transport_.device()->settled_from() : transport_.seconds());
+    return output;
   }
   bool run_start(const Step& step) override {
     if (is_on_device(step)) return Decoder::run_start(step);
@@ -80,23 +93,6 @@ class PlanDecoder : public Decoder {
       prepare(closed(ranges_, longest), std::max({std::int64_t{1}, shard_.most_queries, most_queries_, l}), part());
     plan(l, is_on_device(step));
   }
-  OutputView step_on_device(const Step& step) {
-    Runner& end = *planned_.front().on_device;
-    // Memory that grows needs a new graph, and a message is in a graph at both sides or at neither: so the memory of all
-    // ranks grows in the same step. Messages from host memory are in none.
-    if (transport_.device() != nullptr) {
-      shard_.grow(step.longest(), transport_.size());
-      if (std::exchange(recorded_room_, shard_.room) != shard_.room) on_device_->stream().forget();
-    }
-    end.leave_output(step.q.on_device);
-    end.put_sinks(sinks_of_rows(step));
-    on_device_->decode_to(end, step, progress_);
-    const OutputView output = end.settle(!step.stream);
-    if (step.stream) on_device_->stream().lead(*step.stream);
-    set_states_ready(transport_.device() != nullptr ? transport_.device()->settled_from() : transport_.seconds());
-    return output;
-  }
-
   bool is_open() const { return !ranges_.empty() && ranges_.back().end == kOpenEnd; }
   /// Drops all plans. Those to come are for these ranges, and share memory that is enough for 1 to n queries, and for this
   /// part of the output beside those before.
@@ -173,16 +169,17 @@ class PlanDecoder : public Decoder {
   std::list<Planned> planned_;  ///< that of the last step first
 };
 
-/// Kind of a mask, which ranks compare: whether there is one, its type, and the axes that are not broadcast.
-std::int64_t mask_kind(const Mask& mask) {
-  if (mask.data == nullptr) return 0;
-  return 1 + mask.is_boolean + 2 * (mask.shape[0] > 1) + 4 * (mask.shape[1] > 1);
-}
-std::string mask_text(std::int64_t kind) {
-  if (kind == 0) return "none";
-  const std::int64_t bits = kind - 1;
-  return std::string(bits & 1 ? "boolean" : "additive") + (bits & 2 ? ", of every entry" : "") +
-         (bits & 4 ? ", of every head" : "");
+/// The kind of a mask, which ranks compare: its type, and the axes that are not broadcast.
+std::string_view kind_of(const Mask& mask) {
+  constexpr std::string_view kKinds[] = {"additive",
+                                         "boolean",
+                                         "additive, of every entry",
+                                         "boolean, of every entry",
+                                         "additive, of every head",
+                                         "boolean, of every head",
+                                         "additive, of every entry, of every head",
+                                         "boolean, of every entry, of every head"};
+  return mask.data == nullptr ? "none" : kKinds[mask.is_boolean + 2 * (mask.shape[0] > 1) + 4 * (mask.shape[1] > 1)];
 }
 
 }  // namespace
@@ -284,26 +281,23 @@ void Decoder::agree(const Step& step, std::optional<std::string> refusal, Output
       part_ = part;
       reserve(step.q.shape[2]), begin(step);
     });
-  Rule mine{.n_queries = step.q.shape[2],
-            .causal = step.rule.causal,
-            .window = step.rule.window,
-            .sinks = step.rule.sinks,
-            .mask = mask_kind(step.mask),
-            .on_device = step.q.on_device,
-            .by_heads = part == OutputPart::kHeads,
-            .softcap = step.softcap,
-            .hash = fnv1a(std::as_bytes(step.sink))};
-  if (compares) mine.longest = step.longest(), mine.lengths = fnv1a(std::as_bytes(step.lengths));
-  constexpr std::string_view kWhat = "all ranks to compare a step";
-  if (compares ? ranks.all_equal(fnv1a(std::as_bytes(std::span(&mine, 1))), kWhat, refusal) : mine == rule_) return;
-  require_equal(ranks, "Decoder::step", kWhat,
-                std::array{Field{"the longest sequence", mine.longest}, Field{"the hash of lengths", mine.lengths},
-                           Field{"the number of queries", mine.n_queries}, Field{"the causal edge", mine.causal},
-                           Field{"the window", mine.window}, Field{"the number of sinks", mine.sinks},
-                           Field{"the memory of queries", mine.on_device != 0 ? "device" : "host"},
-                           Field{"the output by heads", mine.by_heads}, Field{"the mask", mask_text(mine.mask)},
-                           Field{"the soft cap", mine.softcap}, Field{"the hash of learned sinks", mine.hash}});
-  rule_ = mine;
+  if (ranks.size() == 1) return;
+  const std::array fields{Field{"the longest sequence", compares ? step.longest() : 0},
+                          Field{"the hash of lengths", compares ? fnv1a(std::as_bytes(step.lengths)) : 0},
+                          Field{"the number of queries", step.q.shape[2]},
+                          Field{"the type of queries", name_of(step.q.dtype)},
+                          Field{"the memory of queries", step.q.on_device ? "device" : "host"},
+                          Field{"the output by heads", part == OutputPart::kHeads},
+                          Field{"the causal edge", step.rule.causal},
+                          Field{"the window", step.rule.window},
+                          Field{"the number of sinks", step.rule.sinks},
+                          Field{"the mask", kind_of(step.mask)},
+                          Field{"the soft cap", step.softcap},
+                          Field{"the hash of learned sinks", fnv1a(std::as_bytes(step.sink))}};
+  const std::uint64_t hash = hash_of(fields);
+  if (!compares && hash == agreed_) return;
+  require_equal(ranks, "Decoder::step", "all ranks to compare a step", fields, refusal);
+  agreed_ = hash;
 }
 
 std::span<const float> Decoder::sinks_of_rows(const Step& step) {

@@ -10,7 +10,6 @@
 #include "distributed/exchange/plan.hpp"
 #include "distributed/exchange/plan_options.hpp"
 #include "distributed/transport/transport.hpp"
-#include "reference/data/fnv1a.hpp"
 #include "reference/data/workload.hpp"
 #include "reference/decode/decode.hpp"
 
@@ -39,8 +38,8 @@ class Decoder {
   Decoder& operator=(const Decoder&) = delete;
 
   /// Decodes one step; collective over the ranks of the transport.
-  /// @param step the same on every rank; of the mask a rank reads the elements of its own keys. The ranks compare the number
-  ///   of queries, the rule, the learned sinks, the soft cap, the kind of the mask and the memory of q where one has
+  /// @param step the same on every rank; of the mask a rank reads the elements of its own keys. The ranks compare the
+  ///   number, type and memory of queries, the rule, the learned sinks, the soft cap and the kind of the mask where one has
   ///   changed; or all of these, and the lengths, in every step, see Algorithm::open_agreed()
   /// @param refusal of the caller, for ranks that compare every step: all of them throw it
   /// @param part of the output; of kHeads in host memory alone
@@ -111,16 +110,8 @@ class Decoder {
   bool is_started_ = false, is_whole_ = false;  ///< whether a step is under way, and start() has taken the whole of it
   OutputPart part_ = OutputPart::kAll;
   double states_ready_ = 0;
-  /// Properties of a step that ranks compare: its queries, its rule, the kind of its mask, where q lies, the part of its
-  /// output, its soft cap, a hash of its learned sinks; in every step also its lengths.
-  struct Rule {
-    std::int64_t n_queries = 0, causal = 0, window = 0, sinks = 0, mask = 0, on_device = 0, by_heads = 0, longest = 0;
-    double softcap = 0;
-    std::uint64_t hash = fnv1a({}), lengths = 0;
-    bool operator==(const Rule&) const = default;
-  };
-  Rule rule_;                          ///< of the step before
-  std::vector<float> of_rows_;         ///< its learned sinks, of all rows
+  std::uint64_t agreed_ = 0;           ///< hash of what ranks have compared of the step before
+  std::vector<float> of_rows_;         ///< learned sinks of the step, of all rows
   std::int64_t most_keys_ = kOpenEnd;  ///< where the ranges of all ranks end: set by Algorithm::open_agreed(), as the next
   bool compares_steps_ = false;        ///< whether ranks compare every step
 };
@@ -188,6 +179,10 @@ struct Algorithm {
   /// plan can be written for the options. @param function that begins the line
   void check_ranges(const char* function, int n_ranks, std::span<const KeyRange> ranges, LeafOrder order,
                     const PlanOptions& options) const;
+  /// The radix of its plans; 0 if they have none. @param ranges, options as PlanOf
+  int radix_of(const Topology& topology, std::span<const KeyRange> ranges, const PlanOptions& options) const {
+    return radix == nullptr ? 0 : radix(topology, ranges, options);
+  }
   /// Cost of a step for one rank: the data that it sends and holds. @throws as open(); std::invalid_argument also if a
   /// sequence is longer than the ranges, and for a part that it does not leave; std::logic_error if `refusal` names a reason
   /// @param part of the output; by heads, its queries are not counted, see QueriesByHeads

@@ -5,7 +5,7 @@
 
 #include "distributed/exchange/open_shard.hpp"
 #include "distributed/exchange/plan_options.hpp"
-#include "distributed/transport/agreement.hpp"
+#include "distributed/transport/ranks.hpp"
 #include "distributed/transport/topology.hpp"
 
 #include <cstdint>

@@ -5,10 +5,10 @@
 
 #include "distributed/transport/ranks.hpp"
 #include "reference/data/fnv1a.hpp"
-#include "reference/data/input_error.hpp"
 #include "reference/decode/page_table.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <map>
 #include <utility>
@@ -73,15 +73,21 @@ void check(const Transport& transport, const KvCache& from, const KvCache& to, s
 void require_agreement(const Transport& transport, const std::optional<std::string>& refusal,
                        std::span<const OwnedLeaves> before, std::span<const OwnedLeaves> after, const AttentionShape& shape,
                        std::span<const std::int64_t> lengths) {
-  std::vector<std::int64_t> all(lengths.begin(), lengths.end());
+  std::uint64_t hash = kFnvStart;
   for (const auto& leaves : {before, after}) {
-    for (const OwnedLeaves& each : leaves)
-      all.insert(all.end(), {each.range().begin, each.range().end, static_cast<std::int64_t>(each.order())});
+    for (const OwnedLeaves& each : leaves) {
+      const std::array numbers{each.range().begin, each.range().end, static_cast<std::int64_t>(each.order())};
+      hash = fnv1a(std::as_bytes(std::span(numbers)), hash);
+    }
   }
-  all.insert(all.end(), {shape.kv_heads, shape.head_dim, shape.value_dim, static_cast<std::int64_t>(shape.dtype),
-                         static_cast<std::int64_t>(shape.value_dtype), shape.values_in_keys});
-  if (!transport.ranks().all_equal(fnv1a(std::as_bytes(std::span(all))), "all ranks to move their caches", refusal))
-    throw InputError("reshard: ranks differ in the lengths, the leaves of all ranks, or the shape of the cache");
+  require_equal(
+      transport.ranks(), "reshard", "all ranks to move their caches",
+      std::array{Field{"the longest sequence", longest_of(lengths)},
+                 Field{"the hash of lengths", fnv1a(std::as_bytes(lengths))}, Field{"the hash of leaves", hash},
+                 Field{"KV heads", shape.kv_heads}, Field{"head dim", shape.head_dim}, Field{"value dim", shape.value_dim},
+                 Field{"type", name_of(shape.dtype)}, Field{"type of values", name_of(shape.value_dtype)},
+                 Field{"values in keys", shape.values_in_keys}},
+      refusal);
 }
 
 }  // namespace

@@ -18,17 +18,6 @@
 #include <utility>
 
 namespace tree_attn {
-namespace {
-
-/// Compares an argument over all ranks, first by a hash alone, as step() does: ranks that have called it are told so.
-void require_equal_argument(const Ranks& ranks, const char* function, std::string_view what, const Field& argument,
-                            const std::optional<std::string>& refusal) {
-  if (!ranks.all_equal(fnv1a(std::as_bytes(std::span(argument.value))), what, refusal))
-    require_equal(ranks, function, what, std::array{argument});
-}
-
-}  // namespace
-
 /// One rank that is this thread.
 struct Attention::Alone {
   ThreadNetwork network{1, std::numeric_limits<double>::infinity()};
@@ -168,7 +157,8 @@ void Attention::use(std::string_view algorithm) {
     other = &find_algorithm(algorithm);
     other->check_ranges(kHere, transport_->size(), setup_.ranges, cache().leaves().order(), setup_.plan);
   });
-  require_equal_argument(transport_->ranks(), kHere, "all ranks to use an algorithm", {"algorithm", algorithm}, refusal);
+  require_equal(transport_->ranks(), kHere, "all ranks to use an algorithm", std::array{Field{"algorithm", algorithm}},
+                refusal);
   if (other == algorithm_) return;
   decoder_ = other->open_agreed(*transport_, *shard_, setup_.ranges, setup_.plan, compares_lengths_);
   algorithm_ = other;
@@ -192,7 +182,8 @@ void Attention::reshard(std::span<const KeyRange> ranges) {
                                  " positions, but the ranges of all ranks end at ", after.back().end);
   });
   const auto hash = fnv1a(std::as_bytes(std::span<const KeyRange>(after)));
-  require_equal_argument(transport_->ranks(), kHere, "all ranks to move their keys", {"hash of ranges", hash}, refusal);
+  require_equal(transport_->ranks(), kHere, "all ranks to move their keys", std::array{Field{"hash of ranges", hash}},
+                refusal);
   std::unique_ptr<OpenShard> moved = make_shard(after, order, shard_->room);
   tree_attn::reshard(*transport_, cache(), *moved->cache, owned_leaves(setup_.ranges, order), owned_leaves(after, order),
                      lengths_);
@@ -219,18 +210,15 @@ void Attention::check_append(std::int64_t entry, const TensorView& k, const Tens
 void Attention::append(std::int64_t entry, const TensorView& k, const TensorView& v) {
   const FloatEnvironment environment;
   const OnDevice on_device(*this);
-  constexpr std::string_view kWhat = "all ranks to append";
   const std::int64_t n = k.shape[2];
   const auto refusal = refusal_of(appends_together(), [&] { check_append(entry, k, v); });
-  if (appends_together()) {
-    // Compare also the two things that decide below whether the ranks look for pages together.
-    const std::array called{entry, n, refusal ? 0 : lengths_[static_cast<std::size_t>(entry)], std::int64_t{has_shared_}};
-    const Ranks& ranks = transport_->ranks();
-    if (!ranks.all_equal(fnv1a(std::as_bytes(std::span(called))), kWhat, refusal))
-      require_equal(ranks, "Attention::append", kWhat,
-                    std::array{Field{"the batch entry", entry}, Field{"positions", n}, Field{"positions before", called[2]},
-                               Field{"shared prefixes", called[3]}});
-  }
+  // Compare also the two things that decide below whether the ranks look for pages together.
+  if (appends_together())
+    require_equal(transport_->ranks(), "Attention::append", "all ranks to append",
+                  std::array{Field{"the batch entry", entry}, Field{"positions", n},
+                             Field{"positions before", refusal ? 0 : lengths_[static_cast<std::size_t>(entry)]},
+                             Field{"shared prefixes", has_shared_}},
+                  refusal);
   KvCache& cache = *shard_->cache;
   const OwnedLeaves& leaves = cache.leaves();
   std::int64_t& length = lengths_[static_cast<std::size_t>(entry)];
@@ -347,7 +335,6 @@ OutputView Attention::step_by_heads(const TensorView& q, const SeenRule& rule, s
   const FloatEnvironment environment;
   const OnDevice on_device(*this);
   constexpr const char* kHere = "Attention::step_by_heads";
-  constexpr std::string_view kWhat = "all ranks to compare queries by heads";
   const int p = transport_->size();
   const auto& [b, n, l, d] = q.shape;
   const auto refusal = refusal_of(compares_lengths_, [&] {
@@ -359,11 +346,9 @@ OutputView Attention::step_by_heads(const TensorView& q, const SeenRule& rule, s
     require_view(kHere, q, "q");
     if (p > 1) queries_.reserve(q, p);
   });
-  const std::array called{l, static_cast<std::int64_t>(q.dtype)};
-  const Ranks& ranks = transport_->ranks();
-  if (compares_lengths_ && !ranks.all_equal(fnv1a(std::as_bytes(std::span(called))), kWhat, refusal))
-    require_equal(ranks, kHere, kWhat,
-                  std::array{Field{"the number of queries", l}, Field{"the type of queries", name_of(q.dtype)}});
+  if (compares_lengths_)
+    require_equal(transport_->ranks(), kHere, "all ranks to compare queries by heads",
+                  std::array{Field{"the number of queries", l}, Field{"the type of queries", name_of(q.dtype)}}, refusal);
   const Step step{p == 1 ? q : queries_.gather(*transport_, q), lengths_, rule, sink, mask, softcap};
   return decoder_->step(step, refusal_of_pages(step), OutputPart::kHeads);
 }
@@ -435,13 +420,12 @@ OutputView Attention::combine(const TensorView& o, const TensorView& lse, Output
     Combiner::check(*transport_, o.shape, part, make_blocks != nullptr, o, lse);
   });
   const auto& [b, n_h, l, d_v] = o.shape;
-  const std::array<std::int64_t, 6> called{b, n_h, l, d_v, part == OutputPart::kHeads, o.on_device};
-  constexpr std::string_view kWhat = "all ranks to compare what they combine";
-  const Ranks& ranks = transport_->ranks();
-  if (compares_lengths_ && !ranks.all_equal(fnv1a(std::as_bytes(std::span(called))), kWhat, refusal))
-    require_equal(ranks, "Attention::combine", kWhat,
-                  std::array{Field{"b", b}, Field{"n_h", n_h}, Field{"l", l}, Field{"d_v", d_v},
-                             Field{"by heads", called[4]}, Field{"the memory of o", o.on_device ? "device" : "host"}});
+  if (compares_lengths_)
+    require_equal(
+        transport_->ranks(), "Attention::combine", "all ranks to compare what they combine",
+        std::array{Field{"b", b}, Field{"n_h", n_h}, Field{"l", l}, Field{"d_v", d_v},
+                   Field{"by heads", part == OutputPart::kHeads}, Field{"the memory of o", o.on_device ? "device" : "host"}},
+        refusal);
 
   constexpr std::size_t kMost = 4;
   const auto found =

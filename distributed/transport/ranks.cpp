@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Reductions of one value and agreement on errors.
+/// @brief Reductions of one value, agreement on errors, and values as texts, gathered from all ranks at once.
 #include "distributed/transport/ranks.hpp"
+
+#include "reference/data/fnv1a.hpp"
 
 #include <algorithm>
 #include <array>
@@ -27,6 +29,9 @@ std::uint64_t ordered(double x) {
 double from_ordered(std::uint64_t x) {
   return x == ~std::uint64_t{0} ? kNaN : std::bit_cast<double>((x & kSign) != 0 ? x & ~kSign : ~x);
 }
+
+/// The end of the text of a value.
+const char* end_of(const decltype(Field::value)& value) { return std::ranges::find(value, '\0'); }
 
 }  // namespace
 
@@ -100,6 +105,43 @@ void Ranks::throw_if_any_failed(const std::optional<std::string>& error) const {
 Topology Ranks::topology(int ranks_per_node) const {
   require(ranks_per_node >= 0, "Ranks::topology: nodes of ", ranks_per_node, " ranks");
   return ranks_per_node > 0 ? Topology::pretend(size_, ranks_per_node) : Topology(find_nodes());
+}
+
+std::uint64_t hash_of(std::span<const Field> fields) {
+  constexpr std::byte kEnd{};
+  std::uint64_t hash = kFnvStart;
+  for (const Field& field : fields)
+    hash = fnv1a({&kEnd, 1}, fnv1a(std::as_bytes(std::span(field.value.data(), end_of(field.value))), hash));
+  return hash;
+}
+
+void require_equal(const Ranks& ranks, std::string_view function, std::string_view what, std::span<const Field> fields,
+                   const std::optional<std::string>& refusal) {
+  if (ranks.size() == 1) return;
+  // Equal ranks take no memory.
+  if (ranks.all_equal(fnv1a(std::as_bytes(std::span(function)), hash_of(fields)), what, refusal)) return;
+  using Value = decltype(Field::value);
+  std::vector<Value> mine(fields.size()), all(fields.size() * static_cast<std::size_t>(ranks.size()));
+  std::ranges::transform(fields, mine.begin(), &Field::value);
+  const auto text = [](const Value& value) { return std::string(value.begin(), end_of(value)); };
+  // Other functions have other fields.
+  const std::vector<Value> functions = ranks.all_gather(Field("", function).value, what);
+  if (const auto other = std::ranges::find_if(functions, [&](const Value& each) { return each != functions[0]; });
+      other != functions.end())
+    throw InputError("rank 0 has called " + text(functions[0]) + ", and rank " + std::to_string(other - functions.begin()) +
+                     " " + text(*other));
+  ranks.all_gather(std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all)), what);
+  for (std::size_t rank = 1; rank * mine.size() < all.size(); ++rank) {
+    std::string line, remedies;
+    for (std::size_t i = 0; i < mine.size(); ++i) {
+      const auto &first = all[i], &second = all[rank * mine.size() + i];
+      if (first == second) continue;
+      line += (line.empty() ? "" : ", ") + std::string(fields[i].name) + " (" + text(first) + " and " + text(second) + ")";
+      if (!fields[i].remedy.empty()) remedies += "; " + std::string(fields[i].remedy) + " has one on all";
+    }
+    if (!line.empty())
+      throw InputError(std::string(function) + ": ranks 0 and " + std::to_string(rank) + " differ in " + line + remedies);
+  }
 }
 
 }  // namespace tree_attn

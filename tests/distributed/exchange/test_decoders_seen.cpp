@@ -134,6 +134,7 @@ TEST_CASE("decoders: ranks that disagree on what queries see are refused on all 
     std::string line;
     std::int64_t mask_heads = 0, other_mask_heads = 0;  ///< of the odd rank and of the others; 0: no mask
     double softcap = 0;
+    DType dtype = DType::F32;  ///< of its queries
   };
   const std::vector<std::uint8_t> mask(4 * 2 * 200, 1);
   const Odd all[] = {{{.causal = false, .window = 30, .sinks = 4}, sink, "the causal edge (1 and 0)"},
@@ -142,7 +143,8 @@ TEST_CASE("decoders: ranks that disagree on what queries see are refused on all 
                      {common, other, "the hash of learned sinks ("},
                      {common, sink, "the mask (none and boolean)", 1},
                      {common, sink, "the mask (boolean and boolean, of every head)", 4, 1},
-                     {common, sink, "the soft cap (0 and 30)", 0, 0, 30}};
+                     {common, sink, "the soft cap (0 and 30)", 0, 0, 30},
+                     {common, sink, "the type of queries (F32 and BF16)", 0, 0, 0, DType::BF16}};
   const auto workload = normal_workload(4710, {.n_queries = 2, .n_keys = 200});
   for (RankGroup* rank_group : rank_groups()) {
     const int p = rank_group->size();
@@ -155,7 +157,7 @@ TEST_CASE("decoders: ranks that disagree on what queries see are refused on all 
           Step step{workload->query(0), workload->lengths(), is_odd ? odd.rule : common, is_odd ? odd.sink : sink};
           if (const std::int64_t n = is_odd ? odd.mask_heads : odd.other_mask_heads; n > 0)
             step.mask = Mask::dense(mask.data(), true, {1, n, 2, 200});
-          if (is_odd) step.softcap = odd.softcap;
+          if (is_odd) step.softcap = odd.softcap, step.q.dtype = odd.dtype;
           OpenShard shard = open_shard(cpu_backend(), workload->shape(),
                                        OwnedLeaves(transport.topology().range_of(transport.rank(), c.ranges)), 64, 1);
           fill(*shard.cache, *workload, step.lengths);

@@ -47,10 +47,11 @@ inline const Inputs& inputs() {
   return all;
 }
 
-/// A view with another axis, without data, or said to be on a device.
+/// A view with another axis, without data, or said to be on a device, or of another type.
 inline TensorView with(TensorView view, std::size_t axis, std::int64_t n) { return view.shape[axis] = n, view; }
 inline TensorView without_data(TensorView view) { return view.data = nullptr, view; }
 inline TensorView on_device(TensorView view) { return view.on_device = true, view; }
+inline TensorView as_bf16(TensorView view) { return view.dtype = DType::BF16, view; }
 
 using Call = std::function<void(Attention&)>;
 
@@ -102,6 +103,7 @@ inline std::vector<Kind> kinds() {
        {"step: a negative axis", step(with(q, 2, -1))},
        {"step: no data", step(without_data(q))},
        {"step: queries on a device", step(on_device(q))},
+       {"step: queries of another type", step(as_bf16(q))},
        {"step: a negative window", step(q, {.window = -1})},
        {"step: negative sinks", step(q, {.window = 9, .sinks = -1})},
        {"step: too few learned sinks", step(q, {}, sink.first(5))},
@@ -115,6 +117,7 @@ inline std::vector<Kind> kinds() {
        {"step: other learned sinks", step(q, {.window = 9}, other)}});
   add(kDense, start(q),
       {{"start: no data", start(without_data(q))},
+       {"start: queries of another type", start(as_bf16(q))},
        {"start: other heads", start(with(q, 1, 12))},
        {"start: a negative window", start(q, {.window = -9})},
        {"start: another window", start(q, {.window = 9})},
