@@ -13,15 +13,9 @@
 namespace tree_attn {
 
 CallbackRanks::CallbackRanks(std::unique_ptr<Callbacks> callbacks, int rank, int size, double timeout)
-    : Ranks(rank, size), callbacks_(std::move(callbacks)), deadline_(rank, timeout) {}
-
-void CallbackRanks::check() const {
-  if (gave_up_)
-    throw TransportError(TransportError::Kind::kLibrary,
-                         "rank " + std::to_string(rank()) +
-                             " has given up before, and its group is not used again: open another object on a new group",
-                         rank());
-}
+    : Ranks(rank, size, ", and its group is not used again: open another object on a new group"),
+      callbacks_(std::move(callbacks)),
+      deadline_(rank, timeout) {}
 
 void CallbackRanks::fail(const char* why) const {
   give_up();

@@ -69,10 +69,6 @@ class CallbackRanks : public Ranks {
   /// Waits for all requests. @param what "a message" @param find the ranks that a missed deadline names @throws
   /// TransportError
   void await(std::span<Callbacks::Request> requests, std::string_view what, const Deadline::FindPending& find = {}) const;
-  /// Refuses all further work.
-  void give_up() const { gave_up_ = true; }
-  /// @throws TransportError after a wait that gave up, or a callback that failed
-  void check() const;
 
  protected:
   /// Labels a node by its lowest rank: ranks of one host name and one start of its system form a node.
@@ -85,7 +81,6 @@ class CallbackRanks : public Ranks {
 
   std::unique_ptr<Callbacks> callbacks_;
   mutable Deadline deadline_;
-  mutable bool gave_up_ = false;
 };
 
 /// Gives up, and throws what a callback throws nested in a TransportError.

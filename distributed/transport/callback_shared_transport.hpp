@@ -24,10 +24,6 @@ class CallbackSharedTransport : public WithMailboxes<CallbackTransport> {
 
  protected:
   void finish_messages() override;
-
- private:
-  /// Moves messages, and gives up the ranks for one of another length. @returns whether none is left
-  bool advance();
 };
 
 }  // namespace tree_attn

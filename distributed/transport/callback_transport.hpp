@@ -29,8 +29,6 @@ class CallbackTransport : public Transport {
   std::string_view name() const override { return "callbacks"; }
   void progress() override {}
   bool has_messages_in_flight() const override;
-  void check() const override { ranks_.check(); }
-  void abandon() noexcept override { ranks_.give_up(); }
 
  protected:
   void start_send(std::span<const std::byte> bytes, int to) override;

@@ -10,10 +10,12 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstddef>
 #include <cstdio>
 #include <functional>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 namespace tree_attn {
@@ -127,6 +129,27 @@ class Waiting {
  private:
   Deadline& deadline_;
 };
+
+/// Polls until a wait is over, and yields meanwhile: ranks may outnumber cores.
+/// @param what for the message of a missed deadline: "a message" @param is_over polls once @param n_left progress lowers it
+/// @param find as Deadline::poll() @throws TransportError
+template <class IsOver, class Left>
+void wait_until(Deadline& deadline, std::string_view what, const IsOver& is_over, const Left& n_left,
+                const Deadline::FindPending& find) {
+  constexpr int kPolls = 32;
+  const auto is_done = [&] {
+    for (int i = 0; i < kPolls; ++i)
+      if (is_over()) return true;
+    return false;
+  };
+  if (is_done()) return;
+  const Waiting waiting(deadline, "for " + std::string(what));
+  for (std::size_t n = n_left(); !is_done();) {
+    std::this_thread::yield();
+    if (const std::size_t now = n_left(); now < n) waiting.progress(), n = now;
+    deadline.poll(find);
+  }
+}
 
 /// A call of MPI that blocks, for as long as this object lives.
 class BlockingCall {

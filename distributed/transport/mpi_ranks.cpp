@@ -11,7 +11,6 @@
 #include <limits>
 #include <random>
 #include <stdexcept>
-#include <thread>
 #include <utility>
 
 namespace tree_attn {
@@ -65,7 +64,10 @@ MpiRanks::MpiRanks(MPI_Comm comm, double timeout) : MpiRanks(comm, std::make_uni
 MpiRanks::MpiRanks(MPI_Comm comm, std::unique_ptr<Deadline> own) : MpiRanks(comm, *own) { own_deadline_ = std::move(own); }
 
 MpiRanks::MpiRanks(MPI_Comm comm, Deadline& deadline, bool polls)
-    : Ranks(rank_in(comm), size_of(comm)), deadline_(deadline), polls_(polls), n_exceptions_(std::uncaught_exceptions()) {
+    : Ranks(rank_in(comm), size_of(comm), "; make new MpiRanks"),
+      deadline_(deadline),
+      polls_(polls),
+      n_exceptions_(std::uncaught_exceptions()) {
   comm_ = duplicate(comm);
   for_the_end_ = duplicate(comm_);
   constexpr unsigned kTags = 32768;  // that every MPI has
@@ -114,46 +116,22 @@ bool MpiRanks::is_running() {
   return has_begun != 0 && has_ended == 0;
 }
 
-bool MpiRanks::can_meet() const { return !gave_up_ && std::uncaught_exceptions() <= n_exceptions_ && is_running(); }
+bool MpiRanks::can_meet() const { return !has_given_up() && std::uncaught_exceptions() <= n_exceptions_ && is_running(); }
 
 void MpiRanks::check() const {
   if (!is_running()) throw std::logic_error("MpiRanks: MPI is not running");
-  if (gave_up_)
-    throw TransportError(TransportError::Kind::kLibrary,
-                         "rank " + std::to_string(rank()) + " has given up before; make new MpiRanks", rank());
-}
-
-/// Gives up if the function throws.
-template <class Function>
-auto MpiRanks::or_give_up(const Function& function) const {
-  try {
-    return function();
-  } catch (...) {
-    give_up();
-    throw;
-  }
+  Ranks::check();
 }
 
 void MpiRanks::await(std::span<MPI_Request> requests, std::string_view what, const Completed& completed,
                      const Advance& advance, const Deadline::FindPending& find) const {
-  constexpr int kPolls = 32;
-  const auto are_done = [&] {
-    bool done = false;
-    for (int i = 0; i < kPolls && !done; ++i) {
-      const bool has_advanced = !advance || advance();
-      done = test(requests, completed, !polls_) && has_advanced;
-    }
-    return done;
+  const auto is_over = [&] {
+    const bool has_advanced = !advance || advance();
+    return test(requests, completed, !polls_) && has_advanced;
   };
   or_give_up([&] {
-    if (are_done()) return;
-    const Waiting waiting(deadline_, "for " + std::string(what));
-    for (std::size_t n = n_left(requests); !are_done();) {
-      // Ranks may outnumber cores: yield to the rank that this one waits for.
-      std::this_thread::yield();
-      if (const std::size_t now = n_left(requests); now < n) waiting.progress(), n = now;
-      deadline_.poll(find);
-    }
+    wait_until(
+        deadline_, what, is_over, [&] { return n_left(requests); }, find);
   });
 }
 

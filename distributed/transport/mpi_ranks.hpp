@@ -71,13 +71,11 @@ class MpiRanks : public Ranks {
              const Advance& advance = {}, const Deadline::FindPending& find = {}) const;
   /// Polls once. @returns whether all has arrived @throws TransportError
   bool poll(std::span<MPI_Request> requests, const Completed& completed, const Advance& advance) const;
-  /// Gives up these ranks, after an error that leaves messages in flight.
-  void give_up() const { gave_up_ = true; }
   /// Tests whether the others can be expected in a collective: no wait has given up, no exception has ended the scope of
   /// this object, and MPI is running.
   bool can_meet() const;
   /// @throws TransportError if a wait has given up before; std::logic_error if MPI is not running
-  void check() const;
+  void check() const override;
   /// The tag of all messages, which rank 0 has drawn.
   int tag() const { return tag_; }
 
@@ -97,8 +95,6 @@ class MpiRanks : public Ranks {
 
  private:
   MpiRanks(MPI_Comm comm, std::unique_ptr<Deadline> own);
-  template <class Function>
-  auto or_give_up(const Function& function) const;
   MPI_Comm duplicate(MPI_Comm comm) const;
   template <class Memory>
   void await_collective(MPI_Request request, std::string_view what, Memory& memory) const;
@@ -116,7 +112,6 @@ class MpiRanks : public Ranks {
   };
   std::unique_ptr<Ended> ended_ = std::make_unique<Ended>();
   int tag_ = 0;
-  mutable bool gave_up_ = false;
   mutable std::vector<int> indices_;          ///< of complete requests
   mutable std::vector<MPI_Status> statuses_;  ///< theirs
 };

@@ -31,8 +31,6 @@ class MpiTransport : public Transport {
   void progress() override { have_arrived(); }
   bool have_arrived() override;
   bool has_messages_in_flight() const override;
-  void check() const override { ranks_.check(); }
-  void abandon() noexcept override { ranks_.give_up(); }
 
  protected:
   void start_send(std::span<const std::byte> bytes, int to) override;

@@ -35,6 +35,11 @@ const char* end_of(const decltype(Field::value)& value) { return std::ranges::fi
 
 }  // namespace
 
+void Ranks::check() const {
+  if (gave_up_)
+    throw TransportError(TransportError::Kind::kLibrary, line_of("rank ", rank_, " has given up before", remedy_), rank_);
+}
+
 void Ranks::gather(std::span<const std::byte> mine, std::span<std::byte> all, std::string_view what) const {
   std::vector<std::byte> of_all(mine.size() * static_cast<std::size_t>(size_));
   all_gather(mine, of_all, what);

@@ -34,8 +34,8 @@ namespace tree_attn {
 /// through a Transport instead, which counts them.
 class Ranks {
  public:
-  /// @throws std::out_of_range unless 0 <= rank < size
-  Ranks(int rank, int size) : rank_(rank), size_(size) {
+  /// @param remedy after give_up(), at the end of the line of check() @throws std::out_of_range unless 0 <= rank < size
+  Ranks(int rank, int size, const char* remedy) : rank_(rank), size_(size), remedy_(remedy) {
     require<std::out_of_range>(rank >= 0 && rank < size, "Ranks: rank ", rank, " of ", size);
   }
   virtual ~Ranks() = default;
@@ -45,6 +45,22 @@ class Ranks {
   int size() const { return size_; }
   /// Returns whether all ranks are threads of one process, so that an address of one is an address of all.
   virtual bool is_one_process() const { return size_ == 1; }
+
+  /// Refuses all further work over these ranks, after an error that leaves messages in flight.
+  void give_up() const { gave_up_ = true; }
+  bool has_given_up() const { return gave_up_; }
+  /// Calls a function, and gives up if it throws.
+  template <class Function>
+  auto or_give_up(const Function& function) const {
+    try {
+      return function();
+    } catch (...) {
+      give_up();
+      throw;
+    }
+  }
+  /// @throws TransportError after give_up()
+  virtual void check() const;
 
   /// Sets what this rank is doing, for the message of a missed deadline: "in two-level, step 3".
   void doing(std::string_view phrase) const { deadline().doing(phrase); }
@@ -118,7 +134,8 @@ class Ranks {
 
  private:
   int rank_, size_;
-  mutable bool is_busy_ = false;
+  const char* remedy_;
+  mutable bool is_busy_ = false, gave_up_ = false;
 };
 
 /// Runs the checks of this rank, for an error that the others are told by Ranks::all_equal() or throw_if_any_failed().

@@ -172,13 +172,6 @@ void ThreadDeadline::poll(const FindPending& find) {
   Deadline::poll(find);
 }
 
-void ThreadRanks::check() const {
-  if (gave_up_)
-    throw TransportError(TransportError::Kind::kLibrary,
-                         "rank " + std::to_string(rank()) + " has given up before; start the threads of all ranks again",
-                         rank());
-}
-
 void ThreadRanks::barrier() const { all_gather({}, {}, "the arrival"); }
 
 void ThreadRanks::all_gather(std::span<const std::byte> mine, std::span<std::byte> all, std::string_view what) const {

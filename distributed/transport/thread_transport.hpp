@@ -93,15 +93,14 @@ class ThreadDeadline : public Deadline {
 class ThreadRanks : public Ranks {
  public:
   ThreadRanks(ThreadNetwork& network, const Topology& topology, int rank)
-      : Ranks(rank, topology.size()), network_(network), topology_(topology), deadline_(network, rank) {}
+      : Ranks(rank, topology.size(), "; start the threads of all ranks again"),
+        network_(network),
+        topology_(topology),
+        deadline_(network, rank) {}
   using Ranks::all_gather;
   bool is_one_process() const override { return true; }
   ThreadDeadline& deadline() const override { return deadline_; }
   ThreadNetwork& network() const { return network_; }
-  /// Refuses messages from here on, over every transport of this rank.
-  void give_up() const { gave_up_ = true; }
-  /// @throws TransportError if a wait for messages has given up, or a step was left
-  void check() const;
   void barrier() const override;
   void all_gather(std::span<const std::byte> mine, std::span<std::byte> all, std::string_view what) const override;
   void broadcast(std::span<std::byte> bytes, int root, std::string_view what) const override;
@@ -118,7 +117,6 @@ class ThreadRanks : public Ranks {
   ThreadNetwork& network_;
   const Topology& topology_;
   mutable ThreadDeadline deadline_;
-  mutable bool gave_up_ = false;
 };
 
 /// Messages between ranks that are threads.
@@ -133,7 +131,6 @@ class ThreadTransport : public Transport {
   std::string_view name() const override { return "threads"; }
   const Network& network() const override { return kThreadNetwork; }
   void progress() override {}
-  void check() const override { ranks_.check(); }
   /// Drops the messages: no other rank knows where they lie, as the network withdraws what a failed wait has offered.
   void abandon() noexcept override { sends_.clear(), receives_.clear(), ranks_.give_up(); }
 

@@ -3,12 +3,18 @@
 /// @brief Counts messages.
 #include "distributed/transport/transport.hpp"
 
+#include "distributed/transport/ranks.hpp"
+
 #include <chrono>
 #include <utility>
 
 namespace tree_attn {
 
 Transport::Transport(Topology topology, int rank) : topology_(std::move(topology)), rank_(rank) { topology_.node_of(rank); }
+
+void Transport::check() const { ranks().check(); }
+
+void Transport::abandon() noexcept { ranks().give_up(); }
 
 double Transport::seconds() const {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();

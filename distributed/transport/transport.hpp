@@ -92,9 +92,9 @@ class Transport {
   /// then remain allocated.
   virtual bool has_messages_in_flight() const { return false; }
   /// @throws TransportError if a wait has given up: messages may be in flight, and no further one can be matched
-  virtual void check() const {}
+  virtual void check() const;
   /// After an error of this rank in a step: others may wait for messages that it will not send, so it gives up.
-  virtual void abandon() noexcept {}
+  virtual void abandon() noexcept;
 
   /// Starts a send. The bytes must not change until wait() returns. Zero bytes are no message.
   /// @throws std::out_of_range if there is no such rank; so does receive()
