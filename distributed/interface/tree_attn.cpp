@@ -82,6 +82,15 @@ int guarded(const Body& body) {
   }
 }
 
+/// Calls the body, as above, for an object that is open.
+template <class Body>
+int guarded(const ta_attention* attention, const Body& body) {
+  return guarded([&] {
+    require(attention != nullptr, "attention is null");
+    body();
+  });
+}
+
 /// Rule of the keys that a query sees, the learned sinks, and what becomes of scores.
 struct Asked {
   SeenRule rule;
@@ -420,22 +429,15 @@ int ta_open(const ta_setup* setup, ta_attention** attention) {
 void ta_close(ta_attention* attention) { delete attention; }
 
 int ta_abandon(ta_attention* attention) {
-  return guarded([&] {
-    require(attention != nullptr, "attention is null");
-    attention->attention.abandon();
-  });
+  return guarded(attention, [&] { attention->attention.abandon(); });
 }
 
 int ta_use_stream(ta_attention* attention, void* stream, int waits) {
-  return guarded([&] {
-    require(attention != nullptr, "attention is null");
-    attention->attention.use_stream(waits != 0 ? std::nullopt : std::optional(stream));
-  });
+  return guarded(attention, [&] { attention->attention.use_stream(waits != 0 ? std::nullopt : std::optional(stream)); });
 }
 
 int ta_append(ta_attention* attention, int64_t entry, int64_t n, const DLManagedTensor* k, const DLManagedTensor* v) {
-  return guarded([&] {
-    require(attention != nullptr, "attention is null");
+  return guarded(attention, [&] {
     const Attention::OnDevice on_device(attention->attention);
     const AttentionShape& shape = attention->shape;
     const auto view = [&](const DLManagedTensor* managed, const char* name, DType dtype, std::int64_t d) {
@@ -462,22 +464,15 @@ int ta_append(ta_attention* attention, int64_t entry, int64_t n, const DLManaged
 }
 
 int ta_truncate(ta_attention* attention, int64_t entry, int64_t n) {
-  return guarded([&] {
-    require(attention != nullptr, "attention is null");
-    attention->attention.truncate(entry, n);
-  });
+  return guarded(attention, [&] { attention->attention.truncate(entry, n); });
 }
 
 int ta_share(ta_attention* attention, int64_t from, int64_t to, int64_t n) {
-  return guarded([&] {
-    require(attention != nullptr, "attention is null");
-    attention->attention.share(from, to, n);
-  });
+  return guarded(attention, [&] { attention->attention.share(from, to, n); });
 }
 
 int ta_reshard(ta_attention* attention, int32_t n, const int64_t* range_ends) {
-  return guarded([&] {
-    require(attention != nullptr, "attention is null");
+  return guarded(attention, [&] {
     const std::vector<KeyRange> ranges = checked(attention->attention, Refused::kMove, [&] {
       const int size = attention->attention.transport().size();
       require(n >= 1 && n <= size, "n is ", n, "; from 1 to the ", size, " ranks");
@@ -511,8 +506,7 @@ namespace {
 /// A step of all heads on every rank, or of those of this rank.
 int step(ta_attention* attention, const DLManagedTensor* q, const ta_seen* seen, const DLManagedTensor* out,
          const DLManagedTensor* lse, OutputPart part) {
-  return guarded([&] {
-    require(attention != nullptr, "attention is null");
+  return guarded(attention, [&] {
     const Attention::OnDevice on_device(attention->attention);
     const AttentionShape& shape = attention->shape;
     const OfBackend& device = attention->device;
@@ -545,8 +539,7 @@ int ta_step_by_heads(ta_attention* attention, const DLManagedTensor* q, const ta
 }
 
 int ta_start(ta_attention* attention, const DLManagedTensor* q, const ta_seen* seen) {
-  return guarded([&] {
-    require(attention != nullptr, "attention is null");
+  return guarded(attention, [&] {
     const auto [qs, all] = checked(attention->attention, Refused::kStep, [&] {
       const TensorView queries = view_of(q, "q", 4, Rows::kVectors, &attention->device);
       return std::pair(queries, asked(seen, attention->shape.heads, {}));
@@ -557,16 +550,14 @@ int ta_start(ta_attention* attention, const DLManagedTensor* q, const ta_seen* s
 }
 
 int ta_progress(ta_attention* attention, int* done) {
-  return guarded([&] {
-    require(attention != nullptr, "attention is null");
+  return guarded(attention, [&] {
     const bool is_done = attention->attention.progress();
     if (done != nullptr) *done = is_done ? 1 : 0;
   });
 }
 
 int ta_finish(ta_attention* attention, const DLManagedTensor* out, const DLManagedTensor* lse) {
-  return guarded([&] {
-    require(attention != nullptr, "attention is null");
+  return guarded(attention, [&] {
     const Attention::OnDevice on_device(attention->attention);
     const AttentionShape& shape = attention->shape;
     const TensorView& q = attention->started;
@@ -579,8 +570,7 @@ int ta_finish(ta_attention* attention, const DLManagedTensor* out, const DLManag
 
 int ta_combine(ta_attention* attention, const DLManagedTensor* o, const DLManagedTensor* lse, int form, int by_heads,
                const DLManagedTensor* out, const DLManagedTensor* out_lse) {
-  return guarded([&] {
-    require(attention != nullptr, "attention is null");
+  return guarded(attention, [&] {
     const Attention::OnDevice on_device(attention->attention);
     const OfBackend& device = attention->device;
     const auto [os, lses, of, outputs] = checked(attention->attention, Refused::kStep, [&] {

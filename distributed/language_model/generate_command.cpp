@@ -316,7 +316,7 @@ int run_generate(const GenerateOptions& options, const Ranks& ranks) {
   const std::vector<KeyRange> ranges = closed(growing_ranges(setup->generator.order, n, ranks.size()), n);
   const PlanOptions of_one = opened.plan.for_step(cache_shape(setup->model->config(), setup->generator), 1);
   for (const Algorithm* algorithm : setup->combining.algorithms) {
-    conversations.emplace_back(options, *algorithm, radix_of(*algorithm, layout.topology, ranges, of_one), ranks, transport,
+    conversations.emplace_back(options, *algorithm, algorithm->radix_of(layout.topology, ranges, of_one), ranks, transport,
                                *generator);
   }
   const auto answer = [&](const Question& question) {

@@ -112,19 +112,19 @@ int run_decode(const DecodeOptions& options, const Ranks& ranks) {
   // Check the memory, and fill the cache.
   const OpenTransport opened = open_transport(options, *task.backend, ranks, layout);
   Transport& transport = *opened.transport;
-  const Bench bench{ranks,      transport,   *task.backend, workload,   task.ranges,
-                    task.scale, task.warmup, task.repeat,   opened.plan};
+  const Bench bench{ranks,      transport,      *task.backend,  workload,   task.ranges,
+                    task.scale, options.warmup, options.repeat, opened.plan};
   run_on_all(ranks, [&] {
     const std::string subject = task.file ? readable(task.file->path(), 200) + ": decoding " + axes_text(shape)
                                           : line_of("--seq-len ", shape.n_keys, " with --batch ", shape.batch);
     const MemoryUse use{.keys_in_memory = !task.file || shape.order == LeafOrder::kDealt,
                         .algorithms = task.algorithms,
-                        .oracle = task.verify};
+                        .oracle = options.verify};
     check_memory(subject, bench, layout.machines, use);
   });
   agree_on_input(ranks, workload, task.file ? &*task.file : nullptr);
   std::optional<OpenShard> shard;
-  Progress progress(is_root, 1 + task.algorithms.size() + (task.verify ? 2 : 0));
+  Progress progress(is_root, 1 + task.algorithms.size() + (options.verify ? 2 : 0));
   run_on_all(ranks, [&] {
     progress.next("keys and values");
     shard = fill_shard(*task.backend, workload, topology.range_of(ranks.rank(), task.ranges), task.scale);
@@ -142,7 +142,7 @@ int run_decode(const DecodeOptions& options, const Ranks& ranks) {
 
   // Compare the outputs with the oracle on rank 0, and between ranks.
   std::vector<std::string> failed;
-  if (is_root && task.verify) {
+  if (is_root && options.verify) {
     progress.next("oracle");
     ranks.doing("in the oracle");
     const Verifier verify(workload, task.scale, ranks.size(), *task.backend, [&](double done) { progress.part(done); });
@@ -173,15 +173,15 @@ int run_decode(const DecodeOptions& options, const Ranks& ranks) {
     for (const Measurement& m : measurements) {
       if (!task.expected) break;
       const double distance = distance_from(*task.expected, m.output);
-      const std::string name = "\"" + readable(task.expect) + "\"";
+      const std::string name = "\"" + readable(options.expect) + "\"";
       std::printf("%s: differs from %s by at most %.2e\n", m.algorithm.c_str(), name.c_str(), distance);
-      if (!(distance <= task.tolerance))
+      if (!(distance <= options.tolerance))
         failed.push_back(m.algorithm + " differs from " + name + " by more than --tolerance");
     }
     flush_standard_output();  // the table comes before the messages on standard error
     outputs->put_in_place();
 
-    if (task.file) name_ignored(*task.file, task.expect);
+    if (task.file) name_ignored(*task.file, options.expect);
     for (const std::string& line : failed) std::fprintf(stderr, "tree_attn: check failed: %s\n", line.c_str());
     if (const std::string line = not_finite(measurements[0].output, workload); !line.empty())
       std::fprintf(stderr, "tree_attn: warning: %s\n", line.c_str());

@@ -95,7 +95,7 @@ void check_shards(const Combining& combining, const Topology& topology, std::spa
 
 DecodeTask resolve(const DecodeOptions& options, const Topology& topology, const Backend& backend) {
   const int n_ranks = topology.size();
-  DecodeTask task{resolve(options, options.order, options.steps > 1 && options.in.empty(), topology, backend), options};
+  DecodeTask task{resolve(options, options.order, options.steps > 1 && options.in.empty(), topology, backend)};
 
   // Open the input.
   if (!options.in.empty()) {
@@ -185,11 +185,6 @@ std::vector<const Algorithm*> all_algorithms() {
     for (const Algorithm& algorithm : some) all.push_back(&algorithm);
   }
   return all;
-}
-
-int radix_of(const Algorithm& algorithm, const Topology& topology, std::span<const KeyRange> ranges,
-             const PlanOptions& options) {
-  return algorithm.radix == nullptr ? 0 : algorithm.radix(topology, ranges, options);
 }
 
 void add_window_options(CLI::App& command, SeenRule& rule) {

@@ -41,17 +41,12 @@ struct FormulaOptions {
   std::int64_t value_dim = 0;
 };
 
-/// Options of measuring and checking, of `decode`.
-struct MeasuringOptions {
+/// The options of `decode`; see its help.
+struct DecodeOptions : ShapeOptions, ClusterOptions, FormulaOptions {
+  std::string in, out, report, expect;
   int repeat = 1, warmup = 0;
   bool verify = false;
-  std::string expect;
   double tolerance = 1e-5;
-};
-
-/// The options of `decode`; see its help.
-struct DecodeOptions : ShapeOptions, ClusterOptions, FormulaOptions, MeasuringOptions {
-  std::string in, out, report;
   std::vector<std::int64_t> shards;
   std::uint64_t seed = 1;
   std::optional<std::string> order;
@@ -79,9 +74,6 @@ void add_cluster_options(CLI::App& command, ClusterOptions& options);
 
 /// algorithms(), then kernel_algorithms().
 std::vector<const Algorithm*> all_algorithms();
-/// The radix of a plan of the algorithm; 0 if it has none.
-int radix_of(const Algorithm& algorithm, const Topology& topology, std::span<const KeyRange> ranges,
-             const PlanOptions& options);
 /// The group of the options that apply to synthetic input only.
 inline const std::string kSyntheticGroup = "Synthetic input (without IN)";
 /// Adds the options to the subcommand.
@@ -113,8 +105,8 @@ Combining resolve(const ClusterOptions& options, const std::optional<std::string
 void check_shards(const Combining& combining, const Topology& topology, std::span<const KeyRange> ranges,
                   const WorkloadShape& shape);
 
-/// Task of `decode`: its options, resolved, and its input.
-struct DecodeTask : Combining, MeasuringOptions {
+/// Task of `decode`: what its options resolve to, and its input.
+struct DecodeTask : Combining {
   std::optional<SafetensorsFile> file{};  ///< IN
   std::unique_ptr<Workload> workload{};
   std::optional<TensorView> expected{};  ///< the tensor of --expect, with the shape of the output

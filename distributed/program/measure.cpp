@@ -55,9 +55,9 @@ Measurement measure(const Bench& bench, OpenShard& shard, const Algorithm& algor
           " batch entries, and a cache of ", cache.shape().batch);
   Measurement result;
   result.algorithm = algorithm.name;
-  if (algorithm.radix != nullptr)
-    result.radix = algorithm.radix(transport.topology(), closed(bench.ranges, workload.shape().longest()),
-                                   bench.options.for_step(cache.shape(), workload.shape().n_queries));
+  const Topology& topology = transport.topology();
+  result.radix = algorithm.radix_of(topology, closed(bench.ranges, workload.shape().longest()),
+                                    bench.options.for_step(cache.shape(), workload.shape().n_queries));
   std::unique_ptr<Decoder> decoder = algorithm.open(transport, shard, bench.ranges, bench.options);
 
   // Decode. The time of a step is that of its slowest rank.
@@ -100,7 +100,6 @@ Measurement measure(const Bench& bench, OpenShard& shard, const Algorithm& algor
   // Predict with the types that the backend stores: these are the types that are sent.
   WorkloadShape stored = workload.shape();
   static_cast<AttentionShape&>(stored) = cache.shape();
-  const Topology& topology = transport.topology();
   if (ranks.rank() == 0 && why_not_predicted(algorithm, stored, topology, bench.ranges, bench.options).empty())
     result.predicted = predict(algorithm, stored, topology, bench.ranges, bench.options);
 

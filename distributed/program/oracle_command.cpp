@@ -24,16 +24,16 @@ void run_oracle(const OracleOptions& options) {
   OutputFile out(options.out);
   check_different({{"IN", options.in}, {"OUT", options.out}});
   const FileTensors tensors = read_tensors(file, options.value_dim);
+  const WorkloadShape& shape = tensors.shape;
   AttentionOptions attention_options{.scale = options.scale,
                                      .rule = options.rule,
-                                     .sink = {tensors.sink.begin(), tensors.sink.end()},
-                                     .lengths = tensors.lengths,
-                                     .mask = tensors.mask,
-                                     .key_scale = tensors.scales.k,
-                                     .value_scale = tensors.scales.v,
+                                     .sink = {shape.sink.begin(), shape.sink.end()},
+                                     .lengths = shape.lengths,
+                                     .mask = shape.mask,
+                                     .key_scale = shape.scales.k,
+                                     .value_scale = shape.scales.v,
                                      .softcap = options.softcap};
   if (file.find("zeta")) attention_options.zeta = view4(file, "zeta", "b, n_h, l, d_v");
-  const WorkloadShape shape = shape_of(tensors);
   require_memory(readable(options.in, 200) + ": attention over " + axes_text(shape),
                  oracle_bytes(shape, attention_options.zeta ? 2 : 1));
   AttentionResult result;

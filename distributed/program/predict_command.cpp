@@ -90,9 +90,9 @@ void run_predict(const PredictOptions& options) {
       header.left_out.push_back({std::move(name), std::move(why)});
       continue;
     }
-    predictions.push_back(
-        {std::move(name), radix_of(*algorithm, header.topology, ranges, plan.for_step(header.shape, header.shape.n_queries)),
-         predict(*algorithm, header.shape, header.topology, ranges, plan, header.cluster)});
+    predictions.push_back({std::move(name),
+                           algorithm->radix_of(header.topology, ranges, plan.for_step(header.shape, header.shape.n_queries)),
+                           predict(*algorithm, header.shape, header.topology, ranges, plan, header.cluster)});
   }
   progress.end();
 

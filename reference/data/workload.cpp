@@ -93,6 +93,7 @@ std::string ignored_tensors(const SafetensorsFile& file, std::string_view expect
 FileTensors read_tensors(const SafetensorsFile& file, std::int64_t value_dim) {
   const auto refuse = [&file](const auto&... why) { refuse_file(file.path(), why...); };
   FileTensors tensors{view4(file, "q", "b, n_h, l, d_h"), view4(file, "k", "b, n_kv, N, d_h"), {}, {}};
+  WorkloadShape& shape = tensors.shape;
   if (value_dim == 0) {
     tensors.v = view4(file, "v", "b, n_kv, N, d_v");
   } else {
@@ -110,7 +111,7 @@ FileTensors read_tensors(const SafetensorsFile& file, std::int64_t value_dim) {
            ": they must have the same type; q may be BF16 where k is F8_E4M3");
 
   // Read the scales [b, n_kv] of keys and values.
-  for (const auto& [name, scales] : {std::pair("k_scale", &tensors.scales.k), {"v_scale", &tensors.scales.v}}) {
+  for (const auto& [name, scales] : {std::pair("k_scale", &shape.scales.k), {"v_scale", &shape.scales.v}}) {
     const TensorInfo* info = file.find(name);
     if (info == nullptr) continue;
     const std::string subject = std::string("tensor \"") + name + "\"";
@@ -126,27 +127,27 @@ FileTensors read_tensors(const SafetensorsFile& file, std::int64_t value_dim) {
   }
   // Values that are components of keys have their scale.
   if (value_dim > 0 && file.find("v_scale")) refuse("--value-dim takes values from the keys; leave \"v_scale\" out");
-  if (value_dim > 0) tensors.scales.v = tensors.scales.k;
+  if (value_dim > 0) shape.scales.v = shape.scales.k;
 
   // Read lengths [b], I64.
   if (const TensorInfo* info = file.find("lengths")) {
     if (info->dtype != "I64" || info->shape != std::vector<std::int64_t>{tensors.q.shape[0]})
       refuse("tensor \"lengths\" must be I64 of shape [", tensors.q.shape[0], "]");
-    tensors.lengths.resize(static_cast<std::size_t>(tensors.q.shape[0]));
-    if (!tensors.lengths.empty())
-      std::memcpy(tensors.lengths.data(), file.data(*info), tensors.lengths.size() * sizeof(std::int64_t));
+    shape.lengths.resize(static_cast<std::size_t>(tensors.q.shape[0]));
+    if (!shape.lengths.empty())
+      std::memcpy(shape.lengths.data(), file.data(*info), shape.lengths.size() * sizeof(std::int64_t));
   }
   // Read a learned sink of every head, [n_h].
   for (const std::string_view name : {"sink", "sinks"}) {
     if (const TensorInfo* info = file.find(name)) {
-      if (!tensors.sink.empty()) refuse("tensors \"sink\" and \"sinks\": give one of them");
+      if (!shape.sink.empty()) refuse("tensors \"sink\" and \"sinks\": give one of them");
       const auto dtype = std::ranges::find(kDTypes, info->dtype, [](DType each) { return name_of(each); });
       if (dtype == std::end(kDTypes) || *dtype == DType::F8_E4M3 ||
           info->shape != std::vector<std::int64_t>{tensors.q.shape[1]})
         refuse("tensor \"", name, "\" must be F64, F32, F16 or BF16 of shape [", tensors.q.shape[1],
                "], a logit for every query head");
-      tensors.sink.resize(static_cast<std::size_t>(tensors.q.shape[1]));
-      load_row(TensorView::dense(file.data(*info), *dtype, {1, 1, 1, tensors.q.shape[1]}), 0, 0, 0, tensors.sink.data());
+      shape.sink.resize(static_cast<std::size_t>(tensors.q.shape[1]));
+      load_row(TensorView::dense(file.data(*info), *dtype, {1, 1, 1, tensors.q.shape[1]}), 0, 0, 0, shape.sink.data());
     }
   }
   // Read a mask [b or 1, n_h or 1, l, N].
@@ -158,25 +159,20 @@ FileTensors read_tensors(const SafetensorsFile& file, std::int64_t value_dim) {
     if ((!is_boolean && info->dtype != "F32") || n.size() != 4 || (n[0] != 1 && n[0] != b) || (n[1] != 1 && n[1] != n_h) ||
         n[2] != l || n[3] != n_keys)
       refuse("tensor \"mask\" must be BOOL, U8 or F32 of shape [", b, " or 1, ", n_h, " or 1, ", l, ", ", n_keys, "]");
-    tensors.mask = Mask::dense(file.data(*info), is_boolean, {n[0], n[1], n[2], n[3]});
+    shape.mask = Mask::dense(file.data(*info), is_boolean, {n[0], n[1], n[2], n[3]});
   }
   AttentionOptions options;
-  options.lengths = tensors.lengths;
+  options.lengths = shape.lengths;
   try {
     check_shapes(tensors.q, tensors.k, tensors.v);
     check_options(tensors.q, tensors.k, tensors.v, options);
   } catch (const std::invalid_argument& error) {
     refuse(error.what());
   }
+  static_cast<AttentionShape&>(shape) = shape_of(tensors.q, tensors.k, tensors.v);
+  shape.values_in_keys = value_dim > 0;
+  shape.n_keys = tensors.k.shape[2], shape.n_queries = tensors.q.shape[2];
   return tensors;
-}
-
-WorkloadShape shape_of(const FileTensors& tensors) {
-  WorkloadShape shape{shape_of(tensors.q, tensors.k, tensors.v), tensors.k.shape[2], tensors.lengths};
-  shape.n_queries = tensors.q.shape[2];
-  shape.sink = tensors.sink, shape.mask = tensors.mask;
-  shape.scales = tensors.scales;
-  return shape;
 }
 
 namespace {
@@ -214,10 +210,9 @@ std::unique_ptr<Workload> open_workload(const SafetensorsFile& file, int steps, 
   const auto& q = tensors.q.shape;
   if (steps > 1 && q[2] != steps)
     refuse_file(file.path(), "--steps ", steps, " needs as many query positions in q, which has l = ", q[2]);
-  WorkloadShape shape = shape_of(tensors);
+  WorkloadShape shape = std::move(tensors.shape);
   shape.order = order, shape.rule = rule, shape.softcap = softcap;
   if (steps > 1) shape.n_queries = 1;
-  shape.values_in_keys = value_dim > 0;
   return std::make_unique<FileWorkload>(std::move(tensors), std::move(shape), steps);
 }
 

@@ -114,13 +114,10 @@ void fill_at_start(KvCache& cache, Workload& workload, std::span<const std::int6
 std::unique_ptr<Workload> open_workload(const SafetensorsFile& file, int steps, LeafOrder order = LeafOrder::kContiguous,
                                         const SeenRule& rule = {}, double softcap = 0, std::int64_t value_dim = 0);
 
-/// The checked q, k, v and lengths of a file, for `oracle` and `decode`.
+/// The checked q, k and v of a file, for `oracle` and `decode`.
 struct FileTensors {
   TensorView q, k, v;
-  std::vector<std::int64_t> lengths;  ///< [b]; empty if the file has none: N keys in every batch entry
-  std::vector<float> sink{};          ///< [n_h], the tensor "sink" or "sinks"; empty if the file has none
-  Mask mask{};                        ///< [b or 1, n_h or 1, l, N], the tensor "mask", if the file has one
-  KvScales scales{};                  ///< the tensors "k_scale" and "v_scale", F32 of F8_E4M3
+  WorkloadShape shape;  ///< also of the tensors "lengths", "sink" or "sinks", "mask", "k_scale" and "v_scale"
 };
 /// @param value_dim 0: the file has a tensor "v"; else it has none, and values are a view of the keys, their first value_dim
 /// components, as in multi-head latent attention
@@ -131,9 +128,6 @@ FileTensors read_tensors(const SafetensorsFile& file, std::int64_t value_dim = 0
 /// if there are none. zeta counts as read.
 /// @param expected a tensor that the caller reads; may be empty
 std::string ignored_tensors(const SafetensorsFile& file, std::string_view expected = {});
-
-/// The shape of the workload in a file.
-WorkloadShape shape_of(const FileTensors& tensors);
 
 /// Synthetic queries, keys and values with an approximately standard normal distribution. Every element is a function of the
 /// seed and of its indices, and so is the same for every number of ranks. Of F8_E4M3 the queries are BF16, and keys and

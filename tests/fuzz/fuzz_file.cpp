@@ -44,14 +44,15 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* bytes, std::size_t siz
     FUZZ_CHECK(sum <= 255 * size);  // and so it is computed
 
     const FileTensors tensors = read_tensors(file);
-    FUZZ_CHECK(tensors.lengths.empty() || static_cast<std::int64_t>(tensors.lengths.size()) == tensors.q.shape[0]);
-    for (const std::vector<float>* scales : {&tensors.scales.k, &tensors.scales.v}) {
+    FUZZ_CHECK(tensors.shape.lengths.empty() ||
+               static_cast<std::int64_t>(tensors.shape.lengths.size()) == tensors.q.shape[0]);
+    for (const std::vector<float>* scales : {&tensors.shape.scales.k, &tensors.shape.scales.v}) {
       FUZZ_CHECK(scales->empty() || static_cast<std::int64_t>(scales->size()) == tensors.k.shape[0] * tensors.k.shape[1]);
       for (const float scale : *scales) FUZZ_CHECK(is_scale(scale));
     }
     // An axis may be long although there are no elements.
     for (const TensorView* view : {&tensors.q, &tensors.k, &tensors.v}) {
-      if (shape_of(tensors).n_rows() > 0 && view->shape[3] <= 4096 && view->shape[0] * view->shape[1] <= 4096 &&
+      if (tensors.shape.n_rows() > 0 && view->shape[3] <= 4096 && view->shape[0] * view->shape[1] <= 4096 &&
           view->shape[2] <= 4096)
         read_rows(*view);
     }
