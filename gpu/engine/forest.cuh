@@ -211,7 +211,7 @@ class InSharedMemory {
  public:
   using State = LaneState<ThreadGroup::kElements>;
   static constexpr int kOfState = kStateVectors<ThreadGroup::kElements>;
-  /// Of shared memory, for one thread group.
+  /// Shared memory of one thread group, in vectors of 16 bytes.
   static constexpr int kVectors = ThreadGroup::kLaneQueries * kOfState * ThreadGroup::kLanes;
 
   /// @param memory [kVectors] of this thread group
@@ -231,7 +231,7 @@ class InSharedMemory {
   Shared<Bytes16> memory_;
 };
 
-/// Where the last subtree of a thread group waits.
+/// Memory in which the last subtree of a thread group waits: registers, or shared memory.
 template <IsThreadGroup ThreadGroup>
 using Waiting = std::conditional_t<ThreadGroup::kWaitsInRegisters, InRegisters<ThreadGroup>, InSharedMemory<ThreadGroup>>;
 
