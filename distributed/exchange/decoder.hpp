@@ -39,8 +39,8 @@ class Decoder {
 
   /// Decodes one step; collective over the ranks of the transport.
   /// @param step the same on every rank; of the mask a rank reads the elements of its own keys. The ranks compare the
-  ///   number, type and memory of queries, the rule, the learned sinks, the soft cap and the kind of the mask where one has
-  ///   changed; or all of these, and the lengths, in every step, see Algorithm::open_agreed()
+  ///   number, type and memory of queries, the rule, the learned sinks, the soft cap, the kind of the mask and the part
+  ///   where one has changed; or all of these, and the lengths, in every step, see Algorithm::open_agreed()
   /// @param refusal of the caller, for ranks that compare every step: all of them throw it
   /// @param part of the output; of kHeads in host memory alone
   /// @returns the output, valid until the next step @throws as DecodeSession::decode(); std::out_of_range also for a length

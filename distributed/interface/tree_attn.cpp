@@ -12,6 +12,7 @@
 #include "reference/energy/moments.hpp"
 #include "reference/oracle/attention.hpp"
 #include "reference/oracle/error_bound.hpp"
+#include "reference/state/require_seen.hpp"
 #include "reference/tensor/float_environment.hpp"
 #if defined(TREE_ATTN_INTERFACE_HAS_MPI)
 #include "distributed/interface/mpi_attention.hpp"
@@ -115,7 +116,7 @@ Mask mask_of(const DLManagedTensor* managed, const Outputs& outputs) {
 /// @param heads n_h
 Asked asked(const ta_seen* seen, std::int64_t heads, const Outputs& outputs) {
   if (seen == nullptr) return {};
-  require(seen->sinks == 0 || seen->window != 0, "seen has ", seen->sinks, " sinks but no window: every key is seen");
+  require(seen->sinks <= 0 || seen->window != 0, "seen has ", seen->sinks, " sinks but no window: every key is seen");
   Asked all{{.causal = seen->causal != 0, .window = seen->window, .sinks = seen->sinks}, {}, {}, seen->softcap};
   if (seen->mask != nullptr) all.mask = mask_of(seen->mask, outputs);
   if (seen->sink == nullptr) return all;
@@ -268,6 +269,8 @@ int ta_attend(const DLManagedTensor* q, const DLManagedTensor* k, const DLManage
     const std::vector<std::int64_t> lengths(static_cast<std::size_t>(qs.shape[0]), ks.shape[2]);
     const double factor = scale_of(scale, has_scale).value_or(1 / std::sqrt(static_cast<double>(qs.shape[3])));
     const Asked all = asked(seen, qs.shape[1], outputs);
+    require_seen("ta_attend", all.rule, all.sink.size(), all.mask, all.softcap, {qs.shape[0], qs.shape[1], qs.shape[2]},
+                 ks.shape[2]);
     const Step step{qs, lengths, all.rule, all.sink, all.mask, all.softcap};
     const OpenShard shard = open_shard(cpu_backend(), qs, {.k = ks, .v = vs}, lengths, factor);
     const std::span<float> states = shard.session->decode(step).host().fold();

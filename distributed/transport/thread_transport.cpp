@@ -175,6 +175,7 @@ void ThreadDeadline::poll(const FindPending& find) {
 void ThreadRanks::barrier() const { all_gather({}, {}, "the arrival"); }
 
 void ThreadRanks::all_gather(std::span<const std::byte> mine, std::span<std::byte> all, std::string_view what) const {
+  check();
   require(all.size() == static_cast<std::size_t>(size()) * mine.size(), "ThreadRanks::all_gather: ", all.size(),
           " bytes for ", mine.size(), " of each of ", size(), " ranks");
   for (int to = 0; to < size(); ++to) network_.put(ThreadNetwork::Channel::kRanks, rank(), to, mine);
@@ -185,6 +186,7 @@ void ThreadRanks::all_gather(std::span<const std::byte> mine, std::span<std::byt
 }
 
 void ThreadRanks::broadcast(std::span<std::byte> bytes, int root, std::string_view what) const {
+  check();
   require<std::out_of_range>(root >= 0 && root < size(), "ThreadRanks::broadcast: rank ", root, " of ", size());
   if (rank() != root) return network_.take(ThreadNetwork::Channel::kRanks, root, deadline_, bytes, what);
   for (int to = 0; to < size(); ++to) {

@@ -98,7 +98,7 @@ UnitMemory unit_memory(const typename Pipeline::Params& params, const LaunchPlan
     while (rule.least_log < 31 && of_states > of_leaf << rule.least_log) ++rule.least_log;
     const int n_clusters = plan.n_blocks / plan.cluster;
     rule.n_takers = Count(n_clusters * Pipeline::n_takers(plan.n_threads, plan.n_row_tiles));
-    rule.most_items = Count(4 * n_thread_groups / plan.n_row_tiles);
+    rule.most_items = 4 * rule.n_takers;
     rule.n_blocks = Count(n_clusters);
   }
   // c of full capacity, which no other lengths exceed.

@@ -87,8 +87,8 @@ concept IsMmaTile =
     IsThreadGroup<Tile> && sizeof(typename Tile::T) == 2 && Tile::kLanes == kWarp* Tile::kWarps&& Tile::kRows == 8 &&
     Tile::kLaneQueries == 2 && Tile::kDim == 16 * Tile::kSteps* Tile::kWarps&& Tile::kDim == 64 * Tile::kBoxes* Tile::kWarps;
 
-/// A thread group on tensor cores: such a tile, or one of warpgroups. Elements are multiplied as T, and may be stored as
-/// another type.
+/// A thread group on tensor cores: such a tile, or one of warpgroups. Its elements are multiplied as T, and stored as
+/// Stored.
 template <class Tile>
 concept IsTensorTile = IsThreadGroup<Tile> && requires {
   typename Tile::Stored;

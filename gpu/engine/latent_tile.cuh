@@ -43,7 +43,7 @@ inline constexpr int kStackEntry<LatentTile<Stored, kRows>> = 4 * LatentTile<Sto
 
 /// A tile of four warpgroups.
 template <class Tile>
-concept IsLatentTile = IsThreadGroup<Tile> && Tile::kLanes == 4 * kWarpgroup;
+concept IsLatentTile = IsTensorTile<Tile> && Tile::kLanes == 4 * kWarpgroup;
 
 /// Shared memory of a block.
 template <IsLatentTile Tile>

@@ -17,7 +17,7 @@ namespace tree_attn::TREE_ATTN_PLATFORM {
 /// True if x is neither Inf nor NaN.
 __device__ __forceinline__ bool is_finite(float x) { return std::fabs(x) <= std::numeric_limits<float>::max(); }
 
-/// In place of a tile: nothing is replaced. On CUDA cores values of keys that are not seen are not added.
+/// In place of a tile: nothing is replaced. On scalar cores values of keys that are not seen are not added.
 struct NoTile {};
 /// The tile that replaces sums of a thread group, 64 components at a time.
 template <class ThreadGroup>

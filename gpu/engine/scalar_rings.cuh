@@ -167,7 +167,8 @@ class BulkRing {
   RowSequence<Warp, Leaves> rows_;
   int started_ = 0;
 };
-/// In its place where no rows can be bulk copies.
+
+/// In place of a BulkRing, where there are no bulk copies.
 struct NoRing {};
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

@@ -216,7 +216,7 @@ struct TileWalk {
   __device__ __forceinline__ void over_leaves() const {
     const float product_scale = tile_scales<Tile>(params, kv_head).score;
     UnitForest<Tile, typename Ring::Leaves> forest(target, leaves, own_lane, memory_of_warp);
-    // The other queries, or all if it is 0 or less, are padding and have no states. Worked out here, it takes no register
+    // 0 or less: all queries are padding, which has no states. The target has it too; worked out again, it takes no register
     // before.
     const int n_rows = rows_in_use(params, first_row, Tile::kRows);
     for (int leaf = 0; leaf < leaves.n_leaves(); ++leaf) {

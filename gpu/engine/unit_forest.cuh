@@ -79,7 +79,7 @@ struct UnitMemory {
   int n_row_tiles = 1;  ///< of a query tile
   float* floats = nullptr;
   std::int64_t first_unit = 0;    ///< floats before the units
-  Count n_stack = 0;              ///< floats of the states that wait of one query of each lane of a thread group
+  Count n_stack = 0;              ///< floats of a thread group's stack for one query of each lane
   Count n_rows = 1, n_state = 0;  ///< rows of a unit; floats of a state
   int n_parked = kMostParked;     ///< states that wait of a warp that combines, or of one that replaces sums of a unit
 

@@ -121,7 +121,7 @@ class Units {
 /// The rule that c follows from, beside the lengths.
 struct UnitRule {
   int least_log = 0;     ///< c, at least: so that states are at most an eighth of the keys and values that lie in memory
-  Count most_items = 0;  ///< work items, beside those of the ends: four for each thread group of the grid
+  Count most_items = 0;  ///< work items, beside those of the ends: four for each taker
   Count n_takers = 1;    ///< runs that they are divided into
   Count n_blocks = 1;    ///< work items at least, if there are so many leaves: one for each cluster
   bool is_whole = false;

@@ -5,7 +5,6 @@
 /// The order is that of ONNX Attention: a cap after the mask would make a key of score -inf one of score -c.
 #pragma once
 
-#include "reference/state/require.hpp"
 #include "reference/state/state.hpp"
 
 #include <algorithm>
@@ -56,18 +55,6 @@ struct Mask {
 
 /// Tests for a valid soft cap: 0 (none), or 2^-60 to 2^60.
 constexpr bool is_soft_cap(double c) { return c == 0 || (c >= 0x1p-60 && c <= 0x1p60); }
-
-/// Throws std::invalid_argument unless the mask, if there is one, has these axes, with `n_keys` or more, and the cap is 0
-/// (none) or a number from 2^-60 to 2^60.
-inline void require_mask(const char* function, const Mask& mask, double softcap, const std::array<std::int64_t, 3>& axes,
-                         std::int64_t n_keys) {
-  const auto& [b, n_h, l] = axes;
-  const auto& n = mask.shape;
-  require(mask.data == nullptr || ((n[0] == 1 || n[0] == b) && (n[1] == 1 || n[1] == n_h) && n[2] == l && n[3] >= n_keys),
-          function, ": the mask is [", n[0], ", ", n[1], ", ", n[2], ", ", n[3], "] instead of [", b, " or 1, ", n_h,
-          " or 1, ", l, ", ", n_keys, "]");
-  require(is_soft_cap(softcap), function, ": a soft cap of ", softcap, ", which is not 0 (none) or 2^-60 to 2^60");
-}
 
 /// log2(e) c tanh(x) = log2(e) c (1 - 2^-y) / (1 + 2^-y) with x = |s| / (log2(e) c) and y = 2 log2(e) x, with the sign of s;
 /// by a series for small x; s if c = 0.

@@ -74,7 +74,7 @@ def commands():
     for dtype, backend in itertools.product(("f32", "f16", "bf16", "f8_e4m3"), ("cpu", "emulated", PORTABLE)):
         if dtype == "f32" and backend == PORTABLE or (dtype, backend) == ("f8_e4m3", "emulated"):
             continue
-        yield f"decode --seq-len 700 --heads 8 --kv-heads 2 --head-dim 128 --batch 2 --dtype {dtype} --backend {backend} --devices 0"
+        yield f"decode --seq-len 700 --heads 8 --kv-heads 2 --head-dim 128 --batch 2 --dtype {dtype} --backend {backend} --devices {'0-2' if dtype == 'f8_e4m3' else 0}"
 
 
 def packed(dtype, numbers):

@@ -19,7 +19,7 @@ struct Sequences {
       : q(normal_tensor(random, {shape.batch, shape.heads, l, shape.head_dim}, given)),
         k(normal_tensor(random, {shape.batch, shape.kv_heads, n, shape.head_dim}, given)),
         v(normal_tensor(random, {shape.batch, shape.kv_heads, n, shape.value_dim}, given)) {}
-  /// Appends the positions of an entry that the object has not, up to n.
+  /// Appends the positions of an entry from its length up to n.
   void append(Attention& to, std::int64_t entry, std::int64_t n) const {
     const std::int64_t at = to.lengths()[static_cast<std::size_t>(entry)];
     to.append(entry, k.view().entry(entry).positions(at, n), v.view().entry(entry).positions(at, n));

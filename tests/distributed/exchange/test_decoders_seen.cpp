@@ -127,7 +127,7 @@ TEST_CASE("decoders: keys that are read: those in the leaves that a query sees, 
 
 TEST_CASE("decoders: ranks that disagree on what queries see are refused on all ranks") {
   const std::vector<float> sink{1, 2, 3, 4}, other{1, 2, 3, 5};
-  const SeenRule common{.causal = true, .window = 30, .sinks = 4};
+  const SeenRule common{.causal = true, .window = 31, .sinks = 4};
   struct Odd {
     SeenRule rule;
     std::vector<float> sink;
@@ -137,14 +137,16 @@ TEST_CASE("decoders: ranks that disagree on what queries see are refused on all 
     DType dtype = DType::F32;  ///< of its queries
   };
   const std::vector<std::uint8_t> mask(4 * 2 * 200, 1);
-  const Odd all[] = {{{.causal = false, .window = 30, .sinks = 4}, sink, "the causal edge (1 and 0)"},
-                     {{.causal = true, .window = 31, .sinks = 4}, sink, "the window (30 and 31)"},
-                     {{.causal = true, .window = 30, .sinks = 0}, sink, "the number of sinks (4 and 0)"},
-                     {common, other, "the hash of learned sinks ("},
-                     {common, sink, "the mask (none and boolean)", 1},
-                     {common, sink, "the mask (boolean and boolean, of every head)", 4, 1},
-                     {common, sink, "the soft cap (0 and 30)", 0, 0, 30},
-                     {common, sink, "the type of queries (F32 and BF16)", 0, 0, 0, DType::BF16}};
+  const Odd all[] = {
+      {{.causal = false, .window = 31, .sinks = 4}, sink, "the causal edge (1 and 0)"},
+      {{.causal = true, .window = 30, .sinks = 4}, sink, "the window (31 and 30)"},
+      {{.causal = true, .window = 31, .sinks = 0}, sink, "the number of sinks (4 and 0)"},
+      {{.causal = true, .window = 3, .sinks = 14}, sink, "the window (31 and 3), the number of sinks (4 and 14)"},
+      {common, other, "the hash of learned sinks ("},
+      {common, sink, "the mask (none and boolean)", 1},
+      {common, sink, "the mask (boolean and boolean, of every head)", 4, 1},
+      {common, sink, "the soft cap (0 and 30)", 0, 0, 30},
+      {common, sink, "the type of queries (F32 and BF16)", 0, 0, 0, DType::BF16}};
   const auto workload = normal_workload(4710, {.n_queries = 2, .n_keys = 200});
   for (RankGroup* rank_group : rank_groups()) {
     const int p = rank_group->size();

@@ -173,6 +173,14 @@ TEST_CASE("reshard: ranks that differ are told so, and that another one refuses 
   });
   CHECK(n_told == 2);
   CHECK(n_refused == 2);
+  // Rank 1 takes the leaves of rank 0 for more than they are.
+  run_threads(Topology::pretend(2, 2), 5, [&](ThreadTransport& transport) {
+    const AttentionShape shape{.heads = 1, .kv_heads = 1, .head_dim = 2, .value_dim = 2};
+    const OwnedLeaves all[]{OwnedLeaves({0, transport.rank() == 0 ? 64 : 128}), OwnedLeaves({128, kOpenEnd})};
+    const auto cache = cpu_backend().make_cache(shape, all[transport.rank()], 0);
+    const std::string line = message([&] { reshard(transport, *cache, *cache, all, all, std::array{std::int64_t{0}}); });
+    CHECK_MESSAGE(line.starts_with("reshard: ranks 0 and 1 differ in the hash of leaves ("), line);
+  });
 }
 
 }  // namespace tree_attn::test

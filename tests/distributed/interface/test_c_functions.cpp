@@ -132,7 +132,7 @@ TEST_CASE("interface: a causal edge, a window, first keys and learned sinks, and
   ta_seen spoilt = seen;
   const auto refused = [&] { return line(ta_attend(call.q, call.k, call.v, 0, &spoilt, call.out, call.lse, 0)); };
   spoilt.window = -1;
-  CHECK(refused() == "DecodeSession::decode: a window of -1 keys and 4 sinks; neither is negative");
+  CHECK(refused() == "ta_attend: a window of -1 keys and 4 sinks; neither is negative");
   spoilt = seen, spoilt.sink = call.lse;
   CHECK(refused() == "sink has 3 axes; expected 1");
   const Managed three({3});

@@ -253,6 +253,7 @@ enum class Wrong {
   kNotCommitted,
   kNoWait,
   kNotNamed,
+  kFenceBeforeWait,
   kDifferent,
 };
 void do_wrong(Wrong wrong) {
@@ -288,6 +289,9 @@ void do_wrong(Wrong wrong) {
     wgmma_wait<0>(other);
   else
     wgmma_wait<0>(c);
+  if (wrong == Wrong::kFenceBeforeWait)
+    wgmma_64xNx16<Half, 1>(
+        c, [&](int) { return first; }, [&](int) { return second; });
 }
 
 TEST_CASE("wgmma: what a kernel does wrong is refused") {
@@ -304,6 +308,7 @@ TEST_CASE("wgmma: what a kernel does wrong is refused") {
 #endif
   CHECK(has(error(Wrong::kNoFence), "no wgmma_fence() has named these sums"));
   CHECK(has(error(Wrong::kOtherSums), "no wgmma_fence() has named these sums"));
+  CHECK(has(error(Wrong::kFenceBeforeWait), "no wgmma_fence() has named these sums"));
   CHECK(has(error(Wrong::kWrittenAfterFence), "these sums were written after wgmma_fence()"));
   CHECK(has(error(Wrong::kWrittenBeforeWait), "a sum was written before wgmma_wait()"));
   CHECK(has(error(Wrong::kWaitTooEarly), "are still under way, in one of 1 groups or in none"));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief More than eight queries of latent rows, and more than 16 of others, by warpgroups where there are any: the bits of
+/// @brief Many queries of latent rows, and more than 16 of others, by warpgroups where there are any: the bits of
 /// rung 6, and those of warps (section 6.3). Latent rows of any length are in tests/gpu/ladder/test_latent.cpp.
 #include "gpu/backend/backends.hpp"
 #include "tests/support/device_params.hpp"

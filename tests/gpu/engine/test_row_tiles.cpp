@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief Several tiles of rows that read one ring: what is not finite stays in its row, and keys and values are copied once
-/// for all of them (section 6.3). Their bits are in test_many_rows.cpp.
+/// for all of them (section 6.3). Their bits are in test_many_rows.cpp and ladder/test_plain.cpp.
 #include "tests/support/device_params.hpp"
 
 #if !defined(TREE_ATTN_FOR_CUDA)
@@ -32,7 +32,7 @@ int n_different(TensorWorkload& workload, const DecodeOutput& all) {
 
 }  // namespace
 
-/// A row whose query is NaN sends its team over the leaves again, and so does a value.
+/// A query of NaN, or a value of Inf, makes sums not finite, which the launch that combines replaces.
 TEST_CASE("row tiles: what is not finite in one of them leaves the bits of the others") {
   for (const std::int64_t n_rows : {12, 29}) {
     for (const bool in_value : {false, true}) {
