@@ -108,12 +108,12 @@ TEST_CASE("nccl: where ranks have as many states each, the library gathers them,
                           {dealt(8), true},
                           {dealt(4), true, "window"},    // null ones
                           {dealt(3), false},             // subtrees of other sizes
-                          {dealt(4), true},              // messages of 78 KiB, which are else cut into slices
+                          {dealt(4), true},              // messages of 68 KiB, which are else cut into slices
                           {dealt(4), false},             // by the radix that is asked for
                           {dealt(4), false},             // of two nodes
                           {{.p = 2, .steps = 4}, true},  // two of each rank
                           {dealt(4), false}};            // in slices of rows
-  cases[5].run.group = 33, cases[5].run.head_dim = 128;
+  cases[5].run.group = 33, cases[5].run.value_dim = 128;
   cases[6].run.node_radix = 2;
   cases[7].run.nodes = {0, 0, 1, 1};
   cases[9].run = {

@@ -50,7 +50,7 @@ TEST_CASE("info: what a rank does not have is a row, and no failure") {
       {on(2, "STAND_IN_GPUS=2 NCCL_SOCKET_IFNAME=none"), " ranks cores driver NCCL GPU "},
       {on(1, "STAND_IN_GPUS=2 NCCL_SOCKET_IFNAME==l"), " ranks cores driver NCCL GPU "},
       {on(1, "STAND_IN_GPUS=2 NCCL_SOCKET_IFNAME=docker,=lo"), " ranks cores driver NCCL GPU "},
-      {on(1, "STAND_IN_GPUS=2 NCCL_SOCKET_IFNAME==none,lo"), " lo 127.0.0.1 CUDA 13.0 "},
+      {on(1, "STAND_IN_GPUS=2 NCCL_SOCKET_IFNAME==lo,none"), " lo 127.0.0.1 CUDA 13.0 "},
       {on(1, "STAND_IN_GPUS=2 NCCL_SOCKET_IFNAME=^docker,none"), " ranks cores interface driver NCCL GPU "},
       {on(1, "STAND_IN_GPUS=2 NCCL_SOCKET_IFNAME=^=l"), " lo 127.0.0.1 CUDA 13.0 "},
       {on(2, "STAND_IN_GPUS=2 NCCL_SOCKET_IFNAME=lo"),
