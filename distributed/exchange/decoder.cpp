@@ -93,6 +93,7 @@ class PlanDecoder : public Decoder {
       prepare(closed(ranges_, longest), std::max({std::int64_t{1}, shard_.most_queries, most_queries_, l}), part());
     plan(l, is_on_device(step));
   }
+
   bool is_open() const { return !ranges_.empty() && ranges_.back().end == kOpenEnd; }
   /// Drops all plans. Those to come are for these ranges, and share memory that is enough for 1 to n queries, and for this
   /// part of the output beside those before.
