@@ -96,7 +96,7 @@ def print_page(page, target):
     chromium = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
     if chromium is None:
         sys.exit("pdf.py: there is no Chromium. Install with: apt-get install chromium")
-    with tempfile.TemporaryDirectory() as profile:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         result = subprocess.run([chromium, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}", "--no-pdf-header-footer",
                                  "--virtual-time-budget=1000000", f"--print-to-pdf={target}", page.as_uri()],
                                 capture_output=True, text=True, timeout=900, check=False)

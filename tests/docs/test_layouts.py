@@ -11,6 +11,7 @@ import pathlib
 import random
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -44,11 +45,11 @@ class Chromium:
     """Chromium without a window, driven through its pipes."""
 
     def __init__(self, width, height):
-        self.folder = tempfile.TemporaryDirectory()
+        self.folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         to, self.write = os.pipe()
         self.read, back = os.pipe()
         self.process = subprocess.Popen(["bash", "-c", f'exec "$0" "$@" 3<&{to} 4>&{back}', CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={self.folder.name}",
-                                         f"--window-size={width},{height}", "--remote-debugging-pipe", "about:blank"], pass_fds=(to, back), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                                         f"--window-size={width},{height}", "--remote-debugging-pipe", "about:blank"], pass_fds=(to, back), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
         os.close(to), os.close(back)
         self.n, self.rest, self.session = 0, b"", {}
         target = next(each for each in self.ask("Target.getTargets")["targetInfos"] if each["type"] == "page")
@@ -75,7 +76,8 @@ class Chromium:
         self.ask("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", buttons=1, clickCount=1)
 
     def close(self):
-        self.process.kill()
+        """End the browser with all its processes: one that outlives it may still write into the folder that is removed."""
+        os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         os.close(self.write), os.close(self.read)
         self.folder.cleanup()
