@@ -3,37 +3,36 @@
 /// @brief The kernels of product_kernels.hpp.
 #include "tests/gpu/engine/product_kernels.hpp"
 
-#include "gpu/platform/device.hpp"
+#include "gpu/engine/warpgroup.cuh"
 
 namespace tree_attn::TREE_ATTN_PLATFORM {
 namespace {
 
-constexpr int kLanes = 32, kGroup = 128, kSteps = 4, kRowVectors = 8;
+constexpr int kSteps = 4;
 
-__device__ int lane() { return static_cast<int>(threadIdx.x) % kLanes; }
-__device__ int warp() { return static_cast<int>(threadIdx.x) / kLanes; }
-/// A vector of a box, and an element of c.
-__device__ int vector_at(int row, int unit) { return row * kRowVectors + swizzled_unit(row, unit); }
+__device__ int lane() { return static_cast<int>(threadIdx.x) % kWarp; }
+__device__ int warp() { return static_cast<int>(threadIdx.x) / kWarp; }
+/// An element of c.
 __device__ int sum_at(int n, int j, int i) {
   return (16 * warp() + lane() / 4 + i / 2 * 8) * 8 * n + 8 * j + lane() % 4 * 2 + i % 2;
 }
 
 /// One warpgroup, which copies a and b into boxes.
 template <class T, int n, bool kIsTransposed, bool kInRegisters, bool kByGroup>
-__global__ void __launch_bounds__(kGroup) multiply(const Bytes16* in_a, const Bytes16* in_b, float* c) {
+__device__ void add_product(const Bytes16* in_a, const Bytes16* in_b, float* c) {
   Arena arena;
   const Shared<Bytes16> a = arena.take<Bytes16>(64 * kRowVectors, kBoxAlignment),
                         b = arena.take<Bytes16>(8 * n * kRowVectors, kBoxAlignment);
-  for (int i = static_cast<int>(threadIdx.x); i < 64 * kRowVectors; i += kGroup)
+  for (int i = static_cast<int>(threadIdx.x); i < 64 * kRowVectors; i += kWarpgroup)
     store16(a + vector_at(i / kRowVectors, i % kRowVectors), load16_global(in_a + i));
-  for (int i = static_cast<int>(threadIdx.x); i < 8 * n * kRowVectors; i += kGroup)
+  for (int i = static_cast<int>(threadIdx.x); i < 8 * n * kRowVectors; i += kWarpgroup)
     store16(b + vector_at(i / kRowVectors, i % kRowVectors), load16_global(in_b + i));
   float sums[n][4];
   for (int j = 0; j < n; ++j)
     for (int i = 0; i < 4; ++i) sums[j][i] = load_fresh(c + sum_at(n, j, i));
+  if constexpr (kByGroup) async_proxy_fence();
+  __syncthreads();
   if constexpr (kInRegisters) {
-    async_proxy_fence();
-    __syncthreads();
     std::uint32_t of_a[kSteps][4];
     load_matrices_x4(of_a, [&](int step) { return a + vector_at(16 * warp() + lane() % 16, 2 * step + lane() / 16); });
     if constexpr (kByGroup) {
@@ -54,8 +53,6 @@ __global__ void __launch_bounds__(kGroup) multiply(const Bytes16* in_a, const By
       }
     }
   } else if constexpr (kByGroup) {
-    async_proxy_fence();
-    __syncthreads();
     const BoxMatrix first = box_matrix(a), second = box_matrix(b);
     wgmma_fence(sums);
     wgmma_64xNx16<T, kSteps, kIsTransposed>(
@@ -63,7 +60,6 @@ __global__ void __launch_bounds__(kGroup) multiply(const Bytes16* in_a, const By
     wgmma_commit();
     wgmma_wait<0>(sums);
   } else {
-    __syncthreads();
     for (int step = 0; step < kSteps; ++step) {
       std::uint32_t of_a[1][4], of_b[n / 2][4];
       if constexpr (kIsTransposed)
@@ -81,6 +77,11 @@ __global__ void __launch_bounds__(kGroup) multiply(const Bytes16* in_a, const By
   }
   for (int j = 0; j < n; ++j)
     for (int i = 0; i < 4; ++i) store_fresh(c + sum_at(n, j, i), sums[j][i]);
+}
+
+template <class T, int n, bool kIsTransposed, bool kInRegisters, bool kByGroup>
+__global__ void __launch_bounds__(kWarpgroup) multiply(const Bytes16* a, const Bytes16* b, float* c) {
+  if constexpr (!kByGroup || kHasWarpgroups) add_product<T, n, kIsTransposed, kInRegisters, kByGroup>(a, b, c);
 }
 
 template <class T>
@@ -101,7 +102,7 @@ std::vector<float> products(const ProductCase& of) {
       if constexpr (n <= 8)
         return of.is_transposed ? multiply<T, n, true, false, kByGroup> : multiply<T, n, false, false, kByGroup>;
     }();
-    launch(kernel, {.block = {kGroup}, .shared_bytes = 8192 + 1024 * n}, {}, reinterpret_cast<const Bytes16*>(a.data()),
+    launch(kernel, {.block = {kWarpgroup}, .shared_bytes = 8192 + 1024 * n}, {}, reinterpret_cast<const Bytes16*>(a.data()),
            reinterpret_cast<const Bytes16*>(b.data()), c.data());
   };
   const auto with_type = [&]<class T>(T type) {
