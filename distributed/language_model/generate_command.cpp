@@ -75,7 +75,7 @@ struct Generation {
   Combining combining;
   GeneratorOptions generator;
   std::optional<OutputFile> report;  ///< on rank 0
-  std::uint64_t hash = 0;            ///< of all input
+  std::vector<Field> input;          ///< hashes of what was read
 
   /// @throws InputError
   Generation(const GenerateOptions& options, const Ranks& ranks, const RankLayout& layout) {
@@ -105,18 +105,17 @@ struct Generation {
     const auto n_kv = static_cast<std::size_t>(model->config().kv_heads);
     if (options.k_scale) generator.scales.k.assign(n_kv, *options.k_scale);
     if (options.v_scale) generator.scales.v.assign(n_kv, *options.v_scale);
-    const MappedFile bytes(options.model);
-    hash = fnv1a(bytes.bytes());
+    input.emplace_back("hash of MODEL", fnv1a(MappedFile(options.model).bytes()));
     if (!options.text.empty()) {
       files.push_back({"TEXT", options.text});
       text_file = std::make_unique<MappedFile>(options.text);
-      hash = fnv1a(text_file->bytes(), hash);
+      input.emplace_back("hash of TEXT", fnv1a(text_file->bytes()));
     }
     if (options.ask) questions.push_back({*options.ask, std::nullopt});
     if (!options.questions.empty()) {
       files.push_back({"--questions", options.questions});
       questions = read_questions(options.questions);
-      for (const Question& question : questions) hash = fnv1a(std::as_bytes(std::span(question.text)), hash);
+      input.emplace_back("hash of --questions", fnv1a(MappedFile(options.questions).bytes()));
     }
     if (ranks.rank() == 0 && !options.report.empty()) {
       report.emplace(options.report);
@@ -262,8 +261,7 @@ int run_generate(const GenerateOptions& options, const Ranks& ranks) {
   const Topology& machines = layout.machines;
   std::optional<Generation> setup;
   run_on_all(ranks, [&] { setup.emplace(options, ranks, layout); });
-  if (ranks.all_max(setup->hash) != ranks.all_min(setup->hash))
-    throw InputError("the ranks read different files: MODEL, TEXT or the file of --questions");
+  require_equal(ranks, "generate", "all ranks to compare their files", setup->input);
   const std::string_view text = setup->text();
   const std::int64_t n = std::ssize(text);
   const std::int64_t bytes_per_character =

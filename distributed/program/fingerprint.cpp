@@ -13,29 +13,7 @@
 namespace tree_attn {
 namespace {
 
-/// A part of the input that must be equal on all ranks.
-struct Part {
-  std::string name;
-  std::uint64_t hash;
-};
-
-/// Compares parts with those of rank 0. @throws InputError on every rank, naming the first rank that differs
-void agree_on(const Ranks& ranks, const SafetensorsFile* file, const std::vector<Part>& parts) {
-  // Compare one hash of all parts, and each part only if that differs.
-  std::uint64_t all = kFnvStart;
-  for (const Part& part : parts) all = fnv1a(std::as_bytes(std::span(&part.hash, 1)), all);
-  if (ranks.all_equal(all, "all ranks to compare their input")) return;
-  std::optional<std::string> error;
-  for (const Part& part : parts) {
-    if (part.hash == ranks.broadcast_from_root(part.hash) || error) continue;
-    error = (file ? readable(file->path(), 200) : "synthetic input") + " differs from that of rank 0 in " + part.name +
-            ": all ranks need the same " + (file ? "file" : "program");
-  }
-  ranks.throw_if_any_failed(error);
-}
-
-std::uint64_t hash_of_row(const TensorView& view, std::int64_t i, std::int64_t j, std::int64_t n,
-                          std::uint64_t hash = kFnvStart) {
+std::uint64_t hash_of_row(const TensorView& view, std::int64_t i, std::int64_t j, std::int64_t n, std::uint64_t hash) {
   return fnv1a({view.row(i, j, n), static_cast<std::size_t>(view.shape[3]) * bytes_of(view.dtype)}, hash);
 }
 
@@ -54,13 +32,14 @@ std::uint64_t hash_of_queries(Workload& workload) {
 }
 
 /// The hash of what is added to the scores of a key, for all queries of its group.
-std::uint64_t hash_of_mask(Workload& workload, std::int64_t i, std::int64_t kv_head, std::int64_t n) {
+std::uint64_t hash_of_mask(const Workload& workload, std::int64_t i, std::int64_t kv_head, std::int64_t n,
+                           std::uint64_t hash) {
   const WorkloadShape& shape = workload.shape();
   const std::int64_t group = shape.heads / shape.kv_heads;
   std::vector<float> elements;
   for (std::int64_t h = kv_head * group; h < (kv_head + 1) * group; ++h)
     for (std::int64_t j = 0; j < shape.mask.shape[2]; ++j) elements.push_back(shape.mask.add(0.0f, 1.0f, i, h, j, n));
-  return fnv1a(std::as_bytes(std::span(elements)));
+  return fnv1a(std::as_bytes(std::span(elements)), hash);
 }
 
 }  // namespace
@@ -84,27 +63,26 @@ std::vector<CacheRow> sampled_rows(std::span<const std::int64_t> lengths, std::i
 
 void agree_on_input(const Ranks& ranks, Workload& workload, const SafetensorsFile* file) {
   if (ranks.size() == 1) return;
-
-  // The order matters: equal headers imply the same tensors, and equal lengths then imply the same sampled rows.
-  if (file != nullptr) agree_on(ranks, file, {{"the header", file->header_hash()}});
+  const WorkloadShape& shape = workload.shape();
   const std::vector<std::int64_t> lengths = workload.lengths(workload.steps() - 1);
-  agree_on(ranks, file,
-           {{"lengths", fnv1a(std::as_bytes(std::span(lengths)))},
-            {"k_scale", fnv1a(std::as_bytes(std::span(workload.shape().scales.k)))},
-            {"v_scale", fnv1a(std::as_bytes(std::span(workload.shape().scales.v)))},
-            {"q", hash_of_queries(workload)}});
-  if (file == nullptr) return;
-  const Shard cache = workload.whole();
-  std::vector<Part> parts;
-  for (const auto& [i, h, n] : sampled_rows(lengths, workload.shape().kv_heads)) {
-    const std::string row = "row [" + std::to_string(i) + ", " + std::to_string(h) + ", " + std::to_string(n) + "] of ";
-    parts.push_back({row + "k", hash_of_row(cache.k, i, h, n)});
-    parts.push_back({row + "v", hash_of_row(cache.v, i, h, n)});
-    if (workload.shape().mask.data != nullptr)
-      parts.push_back({"the mask of row" + row.substr(3) + "k", hash_of_mask(workload, i, h, n)});
-    file->release_pages();  // most belong to other shards
+  std::vector<Field> fields{{"hash of lengths", fnv1a(std::as_bytes(std::span(lengths)))},
+                            {"hash of k_scale", fnv1a(std::as_bytes(std::span(shape.scales.k)))},
+                            {"hash of v_scale", fnv1a(std::as_bytes(std::span(shape.scales.v)))},
+                            {"hash of q", hash_of_queries(workload)}};
+  if (file != nullptr) {
+    const Shard cache = workload.whole();
+    std::uint64_t k = kFnvStart, v = kFnvStart, mask = kFnvStart;
+    for (const auto& [i, h, n] : sampled_rows(lengths, shape.kv_heads)) {
+      k = hash_of_row(cache.k, i, h, n, k), v = hash_of_row(cache.v, i, h, n, v);
+      if (shape.mask.data != nullptr) mask = hash_of_mask(workload, i, h, n, mask);
+      file->release_pages();  // most belong to other shards
+    }
+    fields.insert(fields.end(), {{"hash of the header", file->header_hash()},
+                                 {"hash of rows of k", k},
+                                 {"hash of rows of v", v},
+                                 {"hash of rows of the mask", mask}});
   }
-  agree_on(ranks, file, parts);
+  require_equal(ranks, "decode", "all ranks to compare their input", fields);
 }
 
 }  // namespace tree_attn

@@ -24,15 +24,15 @@ struct CacheRow {
 /// @param lengths keys in use per batch entry [b]
 std::vector<CacheRow> sampled_rows(std::span<const std::int64_t> lengths, std::int64_t kv_heads);
 
-/// Compares the input of every rank with that of rank 0: the header of the file, all of q and lengths, and the
-/// sampled_rows() of k and v. For synthetic input only q and lengths, because k and v follow from the same seed.
+/// Compares hashes of the input of all ranks: of the header of the file, of all of q and lengths, and of the sampled_rows()
+/// of k, v and the mask. For synthetic input only q and lengths, because k and v follow from the same seed.
 ///
 /// The comparison is of bytes, so NaN equals NaN with the same payload. It does not cover the other rows of k and v
 /// (--verify compares the output with the oracle over the whole file of rank 0), nor the options of the command line, which
 /// the program compares when it starts: for synthetic input this is a check of programs that were built differently. Every
 /// rank reads the sampled rows of all shards, one page per row.
 /// @param file the source of the workload; null for synthetic input
-/// @throws InputError on every rank, naming the first rank that differs and the first part that differs
+/// @throws InputError on every rank, naming rank 0, the first rank that differs from it, and what differs
 void agree_on_input(const Ranks& ranks, Workload& workload, const SafetensorsFile* file);
 
 }  // namespace tree_attn

@@ -18,7 +18,6 @@
 #include <numeric>
 #include <optional>
 #include <span>
-#include <sstream>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -94,32 +93,6 @@ std::string line_of(const CLI::Option& option) {
   return has_no_value ? name : name + " " + value;
 }
 
-/// The lines of the options that must not differ. A 0 ends each: a value may have line breaks, but no argument has a 0.
-void add_lines(const CLI::App& command, std::string& lines) {
-  for (const CLI::Option* option : command.get_options()) {
-    if (std::ranges::count(kMayDiffer, option->get_name()) == 0) lines += line_of(*option) + '\0';
-  }
-}
-
-/// Refuses lines unlike those of rank 0, before any rank waits for a message that depends on them. Collective.
-/// @throws InputError on every rank, naming the first rank that differs and its first line that does
-void agree_on_options(const Ranks& ranks, const std::string& own) {
-  std::string of_root = own;
-  of_root.resize(ranks.broadcast_from_root(own.size()));
-  ranks.broadcast(std::as_writable_bytes(std::span(of_root)), 0, "the options of rank 0");
-  run_on_all(ranks, [&] {
-    if (own == of_root) return;
-    std::istringstream these(own), those(of_root);
-    std::string line, other;
-    do {
-      if (!std::getline(these, line, '\0')) line = "no more options";
-      if (!std::getline(those, other, '\0')) other = "no more options";
-    } while (line == other);
-    throw InputError("has " + readable(line, 200) + ", but rank 0 has " + readable(other, 200) +
-                     ": all ranks need the same");
-  });
-}
-
 /// The command line, and the command that it names.
 class Program {
  public:
@@ -153,26 +126,29 @@ class Program {
     } catch (const CLI::ParseError& error) {
       throw InputError(usage_error(app_, error));
     }
-    const CLI::Option* const devices = app_.get_subcommands().front()->get_option_no_throw("--devices");
+    const CLI::Option* const devices = command().get_option_no_throw("--devices");
     if (devices != nullptr && devices->count() > 0 && !ranks.is_one_process())
       refuse("--devices: the ranks are threads of one process, but ", find_launched_job().launcher, " has started ",
              ranks.size(), "; leave out either");
     return std::nullopt;
   }
 
-  /// Lines that all ranks must have in common: the command, then the options of the program and of the command, see
-  /// add_lines().
-  std::string shared_lines() const {
-    const CLI::App& command = *app_.get_subcommands().front();
-    std::string lines = "the command " + command.get_name() + '\0';
-    add_lines(app_, lines);
-    add_lines(command, lines);
-    return lines;
+  /// The command.
+  const CLI::App& command() const { return *app_.get_subcommands().front(); }
+  /// The options of the program and of the command that must not differ between ranks.
+  std::vector<Field> shared_options() const {
+    std::vector<Field> fields;
+    for (const CLI::App* const app : {&app_, &command()}) {
+      for (const CLI::Option* option : app->get_options()) {
+        if (std::ranges::count(kMayDiffer, option->get_name()) == 0) fields.emplace_back("an option", line_of(*option));
+      }
+    }
+    return fields;
   }
 
   /// Runs the command on one rank. @returns the exit status
   int run(const Ranks& ranks) const {
-    const int status = commands_.at(app_.get_subcommands().front()->get_name())(ranks);
+    const int status = commands_.at(command().get_name())(ranks);
     // If standard output is a file on a full disk, this reports the error.
     flush_standard_output();
     ranks.doing("after all output was written");
@@ -193,7 +169,9 @@ int main(int argc, char** argv) {
     Program program(argc, argv);
     std::optional<int> status;
     run_on_all(ranks, [&] { status = program.parse(argc, argv, ranks); });
-    agree_on_options(ranks, status ? std::string("a request for help") + '\0' : program.shared_lines());
+    // Before any rank waits for a message that depends on an option. Other versions may have other options.
+    require_equal(ranks, status ? "--help" : program.command().get_name() + " " TREE_ATTN_VERSION,
+                  "all ranks to compare their options", status ? std::vector<Field>() : program.shared_options());
     return status ? *status : program.run(ranks);
   });
 }

@@ -30,13 +30,7 @@ NcclCommunicator::NcclCommunicator(const Ranks& ranks, bool is_emulated, std::st
   const nccl::Functions& f = functions();
 
   // Different versions speak different protocols, and may wait for each other forever.
-  const std::vector<int> versions = ranks.all_gather(library_->version(), "the NCCL version");
-  const auto other = std::find_if(versions.begin(), versions.end(), [&](int each) { return each != versions[0]; });
-  if (other != versions.end()) {
-    throw InputError("--transport nccl: rank " + std::to_string(other - versions.begin()) + " has NCCL " +
-                     nccl_version_text(*other) + ", but rank 0 has " + nccl_version_text(versions[0]) +
-                     "; all ranks need the same version");
-  }
+  require_equal(ranks, "--transport nccl", "the NCCL version", std::array{Field{"NCCL", library_->version_text()}});
 
   // Rank 0 listens, so the others name its interface where they wait.
   struct Meeting {

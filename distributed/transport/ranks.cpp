@@ -112,6 +112,14 @@ Topology Ranks::topology(int ranks_per_node) const {
   return ranks_per_node > 0 ? Topology::pretend(size_, ranks_per_node) : Topology(find_nodes());
 }
 
+Field::Field(std::string_view of, std::string_view text, std::string_view option) : name(of), remedy(option) {
+  constexpr std::size_t kCut = 28;
+  std::ranges::copy(text.substr(0, text.size() > value.size() ? kCut : text.size()), value.begin());
+  if (text.size() <= value.size()) return;
+  char* const end = std::ranges::copy(std::string_view("... "), value.data() + kCut).out;
+  std::to_chars(end, value.data() + value.size(), fnv1a(std::as_bytes(std::span(text))), 16);
+}
+
 std::uint64_t hash_of(std::span<const Field> fields) {
   constexpr std::byte kEnd{};
   std::uint64_t hash = kFnvStart;

@@ -170,12 +170,10 @@ void run_on_all(const Ranks& ranks, Work&& work) {
 /// A name, and a value that ranks compare and print. Numbers keep all their digits.
 struct Field {
   std::string_view name;
-  std::array<char, 48> value{};  ///< a text, followed by zeros
+  std::array<char, 48> value{};  ///< a text, followed by zeros; a longer one is cut, and ends with its hash
   std::string_view remedy{};     ///< an option with which no two ranks differ; empty: there is none
 
-  Field(std::string_view of, std::string_view text, std::string_view option = {}) : name(of), remedy(option) {
-    std::copy_n(text.begin(), std::min(text.size(), value.size()), value.begin());
-  }
+  Field(std::string_view of, std::string_view text, std::string_view option = {});
   template <class Number>
   requires std::is_arithmetic_v<Number> Field(std::string_view of, Number number) : name(of) {
     std::to_chars(value.data(), value.data() + value.size(), +number);

@@ -172,7 +172,7 @@ TEST_CASE("nccl: what is missing, does not fit or fails is one line, and process
                 "[ \"${OMPI_COMM_WORLD_RANK:-$PMI_RANK}\" = 1 ] && export TREE_ATTN_NCCL_FAULT='version 22707'; exec \"$0\" "
                 "\"$@\""} +
                 with_nccl()),
-        "rank 1 has NCCL 2.27.7, but rank 0 has 2.29.7"}},
+        "--transport nccl: ranks 0 and 1 differ in NCCL (2.29.7 and 2.27.7)"}},
       {.deadline = 20});
 }
 

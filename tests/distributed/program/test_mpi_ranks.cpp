@@ -65,14 +65,14 @@ TEST_CASE("ranks: input that differs from rank 0's, or is not there, is refused,
     std::function<void(FileWorkload&)> spoil;
     std::string dtype = "F32";
   };
-  const std::vector<Spoilt> all{{1, "the header", [](FileWorkload& bad) { bad.zeta = bad.q; }},
-                                {1, "q", [](FileWorkload& bad) { bad.q.at(1, 1, 1, 7) += 1; }},
-                                {2, "lengths", [](FileWorkload& bad) { bad.lengths[1] = 10; }},
-                                {1, "row [0, 0, 65] of k", [](FileWorkload& bad) { bad.k.at(0, 0, 65, 0) += 1; }},
-                                {2, "row [0, 0, 63] of v", [](FileWorkload& bad) { bad.v.at(0, 0, 63, 3) += 1; }},
-                                {1, "row [1, 0, 149] of v", [](FileWorkload& bad) { bad.v.at(1, 0, 149, 0) += 1; }},
-                                {2, "row [0, 0, 12] of k", [](FileWorkload& bad) { bad.k.at(0, 0, 12, 5) += 1; }},
-                                {1, "v_scale", [](FileWorkload& bad) { bad.v_scale[1] = 2; }, "F8_E4M3"}};
+  const std::vector<Spoilt> all{{1, "hash of the header", [](FileWorkload& bad) { bad.zeta = bad.q; }},
+                                {1, "hash of q", [](FileWorkload& bad) { bad.q.at(1, 1, 1, 7) += 1; }},
+                                {2, "hash of lengths", [](FileWorkload& bad) { bad.lengths[1] = 10; }},
+                                {1, "hash of rows of k", [](FileWorkload& bad) { bad.k.at(0, 0, 65, 0) += 1; }},
+                                {2, "hash of rows of v", [](FileWorkload& bad) { bad.v.at(0, 0, 63, 3) += 1; }},
+                                {1, "hash of rows of v", [](FileWorkload& bad) { bad.v.at(1, 0, 149, 0) += 1; }},
+                                {2, "hash of rows of k", [](FileWorkload& bad) { bad.k.at(0, 0, 12, 5) += 1; }},
+                                {1, "hash of v_scale", [](FileWorkload& bad) { bad.v_scale[1] = 2; }, "F8_E4M3"}};
   const auto folder = [&](std::size_t i) { return scratch.folder().string() + "/" + std::to_string(i); };
   std::vector<Ending> endings;
   for (std::size_t i = 0; i < all.size(); ++i) {
@@ -86,8 +86,7 @@ TEST_CASE("ranks: input that differs from rank 0's, or is not there, is refused,
       (rank == spoilt ? bad : of_others).write(folder(i) + "/" + std::to_string(rank) + "/in", dtype);
     }
     endings.push_back({ranks(3, Words{"decode", "in", "out", "--report", "report"} + shards, in_own_folder(folder(i))),
-                       "rank " + std::to_string(spoilt) + ": in differs from that of rank 0 in " + where +
-                           ": all ranks need the same file"});
+                       "decode: ranks 0 and " + std::to_string(spoilt) + " differ in " + where + " ("});
   }
   check_endings(endings);
   for (const auto& entry : fs::recursive_directory_iterator(scratch.folder()))

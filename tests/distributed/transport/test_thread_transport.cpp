@@ -66,6 +66,20 @@ TEST_CASE("thread ranks: reductions and gathering, and an error on one rank is a
   }
 }
 
+TEST_CASE("agreement: texts that differ past what a value has room for are told apart, and 48 letters are printed whole") {
+  run_threads(Topology::pretend(2, 2), kTimeout, [](const ThreadRanks& ranks, ThreadTransport&) {
+    const std::string own(1, static_cast<char>('a' + ranks.rank()));
+    const auto error_of = [&](const std::string& text) {
+      return message<InputError>([&] { require_equal(ranks, "here", "all", std::array{Field{"it", text}}); });
+    };
+    const std::string most(47, '1'), cut(28, '1');
+    CHECK(error_of(most + "1") == "");
+    CHECK(error_of(most + own) == "here: ranks 0 and 1 differ in it (" + most + "a and " + most + "b)");
+    CHECK(error_of(most + "12") == "");
+    CHECK(error_of(most + "1" + own).starts_with("here: ranks 0 and 1 differ in it (" + cut + "... "));
+  });
+}
+
 TEST_CASE("thread ranks: nodes are those of the topology they were started with, or pretended") {
   const Topology given({7, 3, 7, 3, 3});
   run_threads(given, kTimeout, [&](const ThreadRanks& ranks, ThreadTransport&) {
