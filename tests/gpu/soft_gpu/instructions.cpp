@@ -250,7 +250,7 @@ void global_timer(Warp& w, const Op& op) {
 }
 Run special_register(std::string_view name, Type type, Op& op) {
   static constexpr std::pair<std::string_view, Run> kAll[] = {
-      {"%tid", special<[](Warp& w, int lane) { return place(w.thread(lane), w.grid->shape.block); }>},
+      {"%tid", special<[](Warp& w, int lane) { return index_of(w.thread(lane), w.grid->shape.block); }>},
       {"%ntid", special<[](Warp& w, int) { return w.grid->shape.block; }>},
       {"%ctaid", special<[](Warp& w, int) { return w.block->index; }>},
       {"%nctaid", special<[](Warp& w, int) { return w.grid->shape.grid; }>},

@@ -23,8 +23,8 @@ bool is_type(std::string_view word);
 int bytes_of(Type type);
 
 /// Location of an operand: bytes from the beginning of a warp's registers, or, if the lowest bit is set, of the constants.
-using Place = std::uint32_t;
-constexpr Place kNowhere = ~Place{0};  ///< what is not written: _
+using Location = std::uint32_t;
+constexpr Location kNowhere = ~Location{0};  ///< what is not written: _
 
 /// State spaces of an address. Addresses of shared and parameter memory lie in windows of the generic ones.
 enum class Space : std::uint8_t { Generic, Global, Shared, Param };
@@ -36,9 +36,9 @@ constexpr std::uint32_t kSharedBegin = 1024, kSharedSpan = 1 << 24;
 /// An instruction. `run` is called with the lanes whose guard holds.
 struct Op {
   void (*run)(Warp&, const Op&) = nullptr;
-  const Place* at = nullptr;  ///< operands, those of vectors one after the other
-  std::int64_t offset = 0;    ///< of an address; of a branch, the operation where it goes; of some, a constant
-  Place guard = kNowhere;
+  const Location* at = nullptr;  ///< operands, those of vectors one after the other
+  std::int64_t offset = 0;       ///< of an address; of a branch, the operation where it goes; of some, a constant
+  Location guard = kNowhere;
   std::uint32_t line = 0;   ///< of the PTX
   std::uint32_t cache = 0;  ///< number among the accesses of the kernel
   bool is_negated = false;  ///< the guard
@@ -50,9 +50,9 @@ struct Op {
 struct Statement {
   std::vector<std::string_view> word;  ///< its name, split at the points
   struct Operand {
-    std::vector<Place> at;    ///< one, or the elements of a vector
-    Type type;                ///< of a register
-    bool is_address = false;  ///< in brackets
+    std::vector<Location> at;  ///< one, or the elements of a vector
+    Type type;                 ///< of a register
+    bool is_address = false;   ///< in brackets
     bool is_label = false;
     bool is_special = false;  ///< %tid.x and its kind
     std::int64_t offset = 0;  ///< of an address; the value of a constant
@@ -72,7 +72,7 @@ struct Kernel {
   std::vector<Op> ops;
   std::vector<std::string> text;     ///< of each operation, for messages
   std::vector<std::byte> constants;  ///< 32 lanes each
-  std::vector<std::vector<Place>> operands;
+  std::vector<std::vector<Location>> operands;
 };
 
 /// Gives an operation what runs it. @throws Fault for an instruction that the machine does not know

@@ -209,7 +209,7 @@ void Grid::start_cluster(std::uint32_t first_block) {
   for (std::uint32_t rank = 0; rank < shape.cluster; ++rank) {
     auto block = std::make_unique<Block>();
     block->grid = this, block->cluster = cluster.get(), block->rank = rank;
-    block->index = place(first_block + rank, shape.grid);
+    block->index = index_of(first_block + rank, shape.grid);
     block->shared.assign(kSharedBegin + shape.dynamic_shared, std::byte{0xFF});
     block->unfenced.assign(block->shared.size() / 8 + 1, 0);
     block->n_fences.assign(n_threads, 0);

@@ -23,10 +23,10 @@ struct Settings {
 };
 const Settings& settings();
 
-/// Extent of a grid, or the place of a block or thread.
+/// Extent of a grid, or the index of a block or thread.
 using Extent = std::array<std::uint32_t, 3>;
 constexpr std::uint32_t count(const Extent& extent) { return extent[0] * extent[1] * extent[2]; }
-constexpr Extent place(std::uint32_t i, const Extent& of) { return {i % of[0], i / of[0] % of[1], i / of[0] / of[1]}; }
+constexpr Extent index_of(std::uint32_t i, const Extent& of) { return {i % of[0], i / of[0] % of[1], i / of[0] / of[1]}; }
 
 struct Grid;
 struct Block;
@@ -83,7 +83,7 @@ struct Product {
 };
 /// Products that are added to the same registers, which hold no numbers meanwhile.
 struct Products {
-  const Place* places;
+  const Location* at;
   std::vector<std::array<std::uint32_t, 32>> sums;
   std::vector<Product> under_way;
 };
@@ -110,23 +110,23 @@ struct Warp {
   int now = 0;  ///< the lane that an instruction has come to, for messages
 
   template <class T>
-  T* of(Place place) {
-    return reinterpret_cast<T*>(base[place & 1] + (place & ~Place{1}));
+  T* of(Location at) {
+    return reinterpret_cast<T*>(base[at & 1] + (at & ~Location{1}));
   }
-  std::uint32_t& predicate(Place place) { return *of<std::uint32_t>(place); }
+  std::uint32_t& predicate(Location at) { return *of<std::uint32_t>(at); }
   /// Gives the lanes of the instruction their results.
   template <class T>
-  void put(Place place, const T* values) {
-    if (place == kNowhere) return;
-    T* const to = of<T>(place);
+  void put(Location at, const T* values) {
+    if (at == kNowhere) return;
+    T* const to = of<T>(at);
     if (mask == ~0U) {
       std::memcpy(to, values, 32 * sizeof(T));
     } else {
       for (int lane = 0; lane < 32; ++lane) to[lane] = (mask >> lane & 1) != 0 ? values[lane] : to[lane];
     }
   }
-  void put_predicate(Place place, std::uint32_t values) {
-    if (place != kNowhere) predicate(place) = (predicate(place) & ~mask) | (values & mask);
+  void put_predicate(Location at, std::uint32_t values) {
+    if (at != kNowhere) predicate(at) = (predicate(at) & ~mask) | (values & mask);
   }
   /// Calls each(lane) for every lane of the instruction.
   template <class Each>

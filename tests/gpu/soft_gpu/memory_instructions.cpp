@@ -16,9 +16,9 @@ namespace {
 // instruction.
 constexpr std::uint8_t kSpace = 7, kIsWide = 8, kFlag = 16;
 
-std::uint32_t word(Warp& w, Place place, int lane) { return w.of<std::uint32_t>(place)[lane]; }
-std::uint64_t address(Warp& w, const Op& op, Place place, int lane) {
-  const std::uint64_t base = (op.kind & kIsWide) != 0 ? w.of<std::uint64_t>(place)[lane] : word(w, place, lane);
+std::uint32_t word(Warp& w, Location at, int lane) { return w.of<std::uint32_t>(at)[lane]; }
+std::uint64_t address(Warp& w, const Op& op, Location at, int lane) {
+  const std::uint64_t base = (op.kind & kIsWide) != 0 ? w.of<std::uint64_t>(at)[lane] : word(w, at, lane);
   return base + static_cast<std::uint64_t>(op.offset);
 }
 Space space_of(const Op& op) { return static_cast<Space>(op.kind & kSpace); }
@@ -127,7 +127,7 @@ Run atomics(const Statement& s, Op& op) {
 
 // ---- Lanes of a warp
 
-bool meets(Warp& w, Place members) {
+bool meets(Warp& w, Location members) {
   const std::uint32_t of_first = word(w, members, std::countr_zero(w.mask));
   w.for_lanes([&](int lane) {
     if (word(w, members, lane) != of_first || (of_first >> lane & 1) == 0)

@@ -69,7 +69,7 @@ std::vector<Token> tokens_of(std::string_view text, std::uint32_t line) {
   throw Fault("the PTX ends within a kernel");
 }
 
-/// Meaning of a name: a register and its place, or an address.
+/// Meaning of a name: a register and its location, or an address.
 struct Symbol {
   Type type;
   bool is_address;
@@ -254,7 +254,7 @@ class Reader {
         now.offset = symbol->is_address ? symbol->value : 0;
         now.type = symbol->type;
         now.at.push_back(symbol->is_address ? constant(static_cast<std::uint64_t>(symbol->value), bytes_of(type_))
-                                            : static_cast<Place>(symbol->value));
+                                            : static_cast<Location>(symbol->value));
       } else if (now.name == "_") {
         now.at.push_back(kNowhere);
       } else {
@@ -270,8 +270,9 @@ class Reader {
     return nullptr;
   }
   /// The 32 lanes of a constant of so many bytes.
-  Place constant(std::uint64_t bits, int n_bytes) {
-    const auto [found, is_new] = constants_.try_emplace({bits, n_bytes}, static_cast<Place>(kernel_.constants.size()) | 1);
+  Location constant(std::uint64_t bits, int n_bytes) {
+    const auto [found, is_new] =
+        constants_.try_emplace({bits, n_bytes}, static_cast<Location>(kernel_.constants.size()) | 1);
     const auto size = static_cast<std::size_t>(n_bytes);
     for (std::size_t lane = 0; is_new && lane < 32; ++lane) {
       kernel_.constants.resize(kernel_.constants.size() + size);
@@ -305,7 +306,7 @@ class Reader {
   Type type_;  ///< of constants
   std::vector<Scope> scopes_{1};
   std::vector<Branch> branches_;
-  std::map<std::pair<std::uint64_t, int>, Place> constants_;
+  std::map<std::pair<std::uint64_t, int>, Location> constants_;
 };
 
 }  // namespace

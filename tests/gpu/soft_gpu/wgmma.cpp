@@ -75,7 +75,7 @@ void start(Warp& w, const Op& op) {
   }
 
   auto chain = std::find_if(w.products.begin(), w.products.end(), [&](const Products& products) {
-    return products.sums.size() == op.n && std::equal(op.at, op.at + op.n, products.places);
+    return products.sums.size() == op.n && std::equal(op.at, op.at + op.n, products.at);
   });
   if (chain == w.products.end()) {
     if (!w.are_sums_fenced) throw Fault("wgmma without a wgmma.fence since the last wait, or since the beginning");
@@ -144,7 +144,7 @@ void wait(Warp& w, const Op& op) {
     });
     if (!products.under_way.empty()) return false;
     for (std::size_t i = 0; i < products.sums.size(); ++i) {
-      std::uint32_t* const to = w.of<std::uint32_t>(products.places[i]);
+      std::uint32_t* const to = w.of<std::uint32_t>(products.at[i]);
       if (std::any_of(to, to + 32, [](std::uint32_t x) { return x != kUnknown; }))
         throw Fault("a sum of a wgmma was written before the wait for it");
       std::copy_n(products.sums[i].begin(), 32, to);
