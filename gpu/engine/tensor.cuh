@@ -3,8 +3,8 @@
 /// @brief A warp that serves up to 8 queries at once, and its products on tensor cores, exact in the weights (eq. (7)).
 ///
 /// Tensor cores multiply elements of 16 bits and add in F32. Keys and values are stored in 16 bits, but a weight is F32, and
-/// rounding it to BF16 would cost 2^-9 where the CUDA-core kernels lose 2^-23. A weight is therefore split into an upper, a
-/// middle and a lower part whose sum it is:
+/// rounding it to BF16 would cost 2^-9 where the walk on scalar cores loses 2^-23. A weight is therefore split into an
+/// upper, a middle and a lower part whose sum it is:
 /// - BF16 has the exponents of F32 and 8 bits: the three parts are the upper, middle and lower 8 of the 24 bits.
 /// - F16 has 11 bits and few exponents: the upper part is in units of 2^-15, the other two in units of 2^-26. At most
 ///   2^-51 of the largest weight of the leaf is lost; a weight of at least 2^-26 keeps all its 24 bits.

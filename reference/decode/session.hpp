@@ -37,7 +37,7 @@ class DecodeSession {
   DecodeSession& operator=(const DecodeSession&) = delete;
 
   /// The states of the positions that the cache holds, for every query. One read of keys and values serves the query
-  /// rows of a group: all of them on the CPU, up to 32 on tensor cores, one on CUDA cores.
+  /// rows of a group: all of them on the CPU, up to 32 on tensor cores, one on scalar cores.
   ///
   /// Row (i, h, j) of the states is (i n_h + h) l + j. Positions that a query does not see are not read and count as the
   /// empty set. The subtrees are those of the range of the cache, which is closed() if it is open.

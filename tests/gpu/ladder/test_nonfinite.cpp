@@ -28,7 +28,7 @@ struct Size {
             .dtype = dtype};
   }
 };
-/// Tensor cores, with one column per query or with two, and CUDA cores.
+/// Tensor cores, with one column per query or with two, and scalar cores.
 constexpr Size kSizes[] = {
     {DType::F32, 2, 16, 16, 90},    {DType::BF16, 2, 16, 16, 90},    {DType::F16, 2, 16, 16, 90},
     {DType::F32, 2, 64, 64, 88},    {DType::F16, 2, 64, 64, 88},     {DType::BF16, 2, 256, 256, 88},

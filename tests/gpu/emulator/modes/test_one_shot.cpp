@@ -98,9 +98,9 @@ TEST_CASE("modes: one-shot on three devices, one of them without keys, has the b
   const KeyRange ranges[] = {{0, 128}, {128, 128}, {128, kKeys}};
   for (const std::uint64_t seed : kSeeds) {
     CAPTURE(seed);
-    const auto on_cuda_cores = normal_workload(
+    const auto on_scalar_cores = normal_workload(
         9300, {.heads = 2, .kv_heads = 2, .head_dim = 64, .value_dim = 64, .n_keys = kKeys, .dtype = DType::F32}, lengths);
-    CHECK(n_different<float>(*on_cuda_cores, ranges, seed) == 0);
+    CHECK(n_different<float>(*on_scalar_cores, ranges, seed) == 0);
     for (const std::int64_t heads : {4, 19}) {
       const auto on_tensor_cores = normal_workload(
           9301, {.heads = heads, .kv_heads = 1, .head_dim = 64, .value_dim = 64, .n_keys = kKeys, .dtype = DType::BF16},
