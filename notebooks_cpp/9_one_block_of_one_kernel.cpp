@@ -485,7 +485,7 @@ int main() {
   } catch (const DeviceError& error) {
     message = error.what();
   }
-  std::printf("%s\n", message.c_str());
+  std::printf("%s\n", message.substr(message.find(": ") + 2).c_str());  // before that: the file and the line of the exchange
   expect(message.find("exited") != std::string::npos, "the emulator says so");
 }
 
