@@ -152,6 +152,13 @@ TEST_CASE("one-shot: an error counts the steps before new windows were opened") 
   }
 }
 
+/// Packets of zeros would be taken for those of step 0, before the slow rank has sent any.
+TEST_CASE("one-shot: new windows, which hold zeros, do not begin with the step after 2^32 - 1") {
+  const Run run{.p = 2, .steps = 5, .slow_rank = 1, .steps_done = 0U - 4};
+  CHECK(opens_new_windows(run, 510));
+  check_run(run, 510);
+}
+
 TEST_CASE("one-shot: two ranks on one device are refused in a line that names both") {
   const Run run{.p = 2};
   const emulated::SettingsScope scope({.n_hosts = run.p, .n_devices = run.p});

@@ -190,6 +190,10 @@ TEST_CASE("device cache: F64, and values of another type, are stored as F32, and
   const auto mixed = workload_of(copy_of(exact->query(0)), copy_of(exact->k()), wide(exact->v()), lengths);
   CHECK(device::backend().stored(mixed->shape()).value_dtype == DType::F32);
   CHECK(same_bits(at_once(*mixed, {0, 140}, lengths), want));
+  // A cache like another is of what that one stores: the keys were BF16, of which neighbours share a lane.
+  const AttentionShape once = device::backend().stored({.dtype = DType::BF16, .value_dtype = DType::F32});
+  CHECK((once.dtype == DType::F32 && once.in_pairs));
+  CHECK(device::backend().stored(once) == once);
   CHECK(same_bits(at_once(*packed(*exact), {0, 140}, lengths), want));
   CHECK(same_bits(at_once(*misaligned(*exact, 4), {0, 140}, lengths), want));
 }

@@ -106,4 +106,41 @@ TEST_CASE("overflow on the device: at scores of 2^0 to 2^126 z is an average of 
   }
 }
 
+/// Scores of 3/2 (2^22 - a) and -3/2 (2^22 + a), which F32 has exactly: the weights are 2^(-3/2 a).
+TEST_CASE("overflow on the device: at scores from 2^22 on weights are those of the differences, in every step") {
+  for (const DType dtype : {DType::F16, DType::BF16, DType::F32}) {
+    for (const std::int64_t group : {1, 8}) {
+      for (const float sign : {1.0f, -1.0f}) {
+        const Axes axes{.heads = group, .kv_heads = 1, .head_dim = 8, .value_dim = 8, .n_keys = 70, .dtype = dtype};
+        std::mt19937 random(6700);
+        const auto zeros = [dtype](const Shape& shape) {
+          return Tensor(std::vector<float>(static_cast<std::size_t>(n_elements(shape)), 0), shape, dtype);
+        };
+        Tensor q = zeros(axes.q()), k = zeros(axes.k());
+        for (std::int64_t h = 0; h < group; ++h) q.set(0, h, 0, 0, sign * 0x1p11f), q.set(0, h, 0, 1, 1);
+        for (std::int64_t a = 0; a < axes.n_keys; ++a)
+          k.set(0, 0, a, 0, 0x1p11f), k.set(0, 0, a, 1, static_cast<float>(-(a % 5)));
+        const auto workload =
+            workload_of(std::move(q), std::move(k), normal_tensor(random, axes.v(), dtype), {}, 1.5 / kLog2E);
+        std::vector<double> want(8);
+        double sum = 0;
+        for (std::int64_t a = 0; a < axes.n_keys; ++a) {
+          const double weight = std::exp2(-1.5 * static_cast<double>(a % 5));
+          const std::vector<double> value = row_of(workload->v(), 0, 0, a);
+          for (std::size_t c = 0; c < 8; ++c) want[c] += weight * value[c];
+          sum += weight;
+        }
+        const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
+        for (const device::LadderStep* step : device::all_kernels()) {
+          if (step->refusal(shard.params, shard.dtype) != "") continue;
+          INFO(std::string(step->name) << ", " << name_of(dtype) << ", group " << group << ", sign " << sign);
+          const std::vector<float> out = run_step(*step, shard, {.n_splits = 2}).out;
+          for (std::size_t i = 0; i < out.size(); ++i)
+            CHECK(static_cast<double>(out[i]) == doctest::Approx(want[i % 8] / sum).epsilon(0x1p-18));
+        }
+      }
+    }
+  }
+}
+
 }  // namespace tree_attn::test::overflow_test

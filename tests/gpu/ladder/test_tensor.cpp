@@ -124,12 +124,12 @@ TEST_CASE("tensor: one key gives its value within two ulp, if that is a normal n
 }
 
 TEST_CASE("tensor: states of padding are not stored") {
-  // Floats that a kernel stores for its forests, by the queries of a tile.
+  // Floats that a kernel stores for its forests, by the queries of a tile. In units of eight leaves subtrees wait there too.
   const auto n_stored = [](std::int64_t heads, DType dtype, std::int64_t d) {
     const auto workload =
         normal_workload(7900, {.heads = heads, .kv_heads = 1, .head_dim = d, .value_dim = d, .n_keys = 300, .dtype = dtype});
     const DeviceShard shard(workload->query(0), workload->whole(), workload->lengths(), workload->scale);
-    const device::LaunchPlan plan = device::kEqualRuns.plan(shard.params, dtype, {.n_splits = 2});
+    const device::LaunchPlan plan = device::kEqualRuns.plan(shard.params, dtype, {.n_splits = 2, .unit_log = 3});
     device::DeviceBuffer<float> floats(plan.n_floats), out(heads * d), lse(heads);
     device::DeviceBuffer<unsigned> counters(plan.n_counters);
     counters.fill(0), floats.fill(0xFF);  // each byte: not a number, until it is stored
