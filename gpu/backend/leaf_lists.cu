@@ -28,8 +28,8 @@ std::int64_t LeafLists::tree_positions(const OwnedLeaves& leaves, KeyRange range
 }
 
 LeafLists::LeafLists(std::int64_t batch, std::int64_t n_leaves)
-    : most_leaves_(n_leaves), on_device_(batch * (n_leaves + 1), MemoryUse::Input) {
-  leaf_.reserve(static_cast<std::size_t>(n_leaves + 1));
+    : most_leaves_(n_leaves), on_device_(batch * n_leaves, MemoryUse::Input) {
+  leaf_.reserve(static_cast<std::size_t>(n_leaves));
 }
 
 namespace {
@@ -131,8 +131,7 @@ void LeafLists::update(const OwnedLeaves& leaves, KeyRange closed_range, const S
     });
     list.n_leaves = static_cast<std::int32_t>(leaf_.size());
     find_gap(leaf_, list);
-    leaf_.push_back({static_cast<std::int32_t>((range.end + kLeafKeys - 1) / kLeafKeys), 0, kSeenWhole});
-    on_device_.upload(leaf_, static_cast<std::int64_t>(i) * (most_leaves_ + 1));
+    on_device_.upload(leaf_, static_cast<std::int64_t>(i) * most_leaves_);
   }
 }
 

@@ -67,7 +67,7 @@ class LeafLists {
   std::vector<Source> sources_;         ///< [b]
   std::vector<std::int64_t> edges_;     ///< [b] the leaves from here on are not marked as seen whole
   std::vector<ListedLeaf> leaf_;        ///< of one list, as they are uploaded
-  DeviceBuffer<ListedLeaf> on_device_;  ///< [b, most_leaves + 1]
+  DeviceBuffer<ListedLeaf> on_device_;  ///< [b, most_leaves]
 };
 
 }  // namespace tree_attn::TREE_ATTN_PLATFORM

@@ -42,7 +42,8 @@ class ContiguousLeaves {
   __device__ __forceinline__ bool are_older(int n) const { return n <= n_older_ || n_older_ == n_leaves_; }
   /// Positions up to the last key.
   __device__ __forceinline__ int n_positions() const { return end_key_ > 0 ? end_key_ : 0; }
-  /// The positions from `at` on that have a key that is seen, counted from there, as far as the leaf goes.
+  /// The positions from `at` on that have a key that is seen, counted from there, as far as the leaf goes. @pre it is one of
+  /// the leaves
   __device__ __forceinline__ SeenHere seen(int at) const { return {0, 0, end_key_ - at}; }
   /// True if all queries see the same keys of leaf i, those that seen() says. @param n_edge DecodeParams::n_edge()
   __device__ __forceinline__ bool are_seen_alike(int i, int n_edge) const {
@@ -51,7 +52,7 @@ class ContiguousLeaves {
   /// The position in the sequence of the first key of leaf i. @pre not are_seen_alike(i)
   __device__ __forceinline__ std::int64_t position(int i) const { return origin_ + i * kLeafKeys; }
 
-  /// The position that rows are counted from, as DecodeParams::key() takes it, and the row of a position.
+  /// The position that rows are counted from, as DecodeParams::key() takes it, and the row of the first position of a leaf.
   __device__ __forceinline__ std::int64_t origin() const { return origin_; }
   __device__ __forceinline__ int row(int at) const { return at; }
   /// The row of a position, for steps of eight positions, one after the other; the second argument keeps the row of the leaf
@@ -89,8 +90,8 @@ class ListedLeaves {
     return n_leaves_ == 0 ? 0 : last + seen(last).end;
   }
   __device__ __forceinline__ SeenHere seen(int at) const {
-    const int i = at / kKeys, o = at % kKeys, cut = i < n_leaves_ ? load_once(&leaves_[i].cut) : kSeenWhole;
-    if (cut == kSeenWhole) return {0, -o, (i < n_leaves_ ? kKeys : 0) - o};
+    const int o = at % kKeys, cut = load_once(&leaves_[at / kKeys].cut);
+    if (cut == kSeenWhole) return {0, -o, kKeys - o};
     const std::int64_t first = cut * kLeafKeys;
     const auto here = [&](std::int64_t x) {
       return (x < first ? 0 : x > first + kKeys ? kKeys : static_cast<int>(x - first)) - o;
@@ -103,10 +104,7 @@ class ListedLeaves {
   __device__ __forceinline__ std::int64_t position(int i) const { return load_once(&leaves_[i].cut) * kLeafKeys; }
 
   __device__ __forceinline__ std::int64_t origin() const { return 0; }
-  __device__ __forceinline__ int row(int at) const {
-    const int i = at / kKeys;
-    return i < n_leaves_ ? load_once(&leaves_[i].place) * kKeys + at % kKeys : 0;
-  }
+  __device__ __forceinline__ int row(int at) const { return load_once(&leaves_[at / kKeys].place) * kKeys; }
   /// Reads the list once per leaf.
   __device__ __forceinline__ int next_row(int at, int& first) const {
     if (at % kKeys == 0) first = row(at);

@@ -55,7 +55,7 @@ struct ListedParams : DecodeParams {
   static constexpr bool kIsListed = true;
 
   const LeafList* lists = nullptr;   ///< [b]
-  const ListedLeaf* leaf = nullptr;  ///< [b, most_leaves + 1]; after the leaves of a list the slot at which the shard ends
+  const ListedLeaf* leaf = nullptr;  ///< [b, most_leaves]
   std::int64_t most_leaves = 0;      ///< of a list
   std::int64_t tree_positions = 0;   ///< the most that the shard has in the tree of a list
   std::int64_t n_subtrees = 0;       ///< that cover the shard
@@ -63,14 +63,12 @@ struct ListedParams : DecodeParams {
   /// The leaves with the keys that one row sees, or any.
   TREE_ATTN_HOST_DEVICE LeavesInUse in_use(std::int64_t kv_head, std::int64_t r) const {
     const std::int64_t entry = entry_of(kv_head);
-    return {leaf + entry * (most_leaves + 1), lists[entry], seen(kv_head, r)};
+    return {leaf + entry * most_leaves, lists[entry], seen(kv_head, r)};
   }
   TREE_ATTN_HOST_DEVICE LeavesInUse in_use(std::int64_t kv_head) const {
     const std::int64_t entry = entry_of(kv_head);
-    return {leaf + entry * (most_leaves + 1), lists[entry], rule.of_any(lengths[entry], n_queries)};
+    return {leaf + entry * most_leaves, lists[entry], rule.of_any(lengths[entry], n_queries)};
   }
-  TREE_ATTN_HOST_DEVICE KeyRange leaves(std::int64_t kv_head) const { return leaves_by_entry(entry_of(kv_head)); }
-  TREE_ATTN_HOST_DEVICE KeyRange leaves_by_entry(std::int64_t entry) const { return {0, lists[entry].n_leaves * kLeafKeys}; }
   TREE_ATTN_HOST_DEVICE KeyRange shard_of_entry(std::int64_t entry) const { return {lists[entry].begin, lists[entry].end}; }
   std::int64_t n_subtrees_of_shard() const { return n_subtrees; }
   TREE_ATTN_HOST_DEVICE UsedSlots used_slots(std::int64_t entry) const {
@@ -87,7 +85,7 @@ struct ListedParams : DecodeParams {
   /// The first leaf of a list that stands at a slot or after it. Most lists have every slot on either side of the gap.
   TREE_ATTN_HOST_DEVICE std::int64_t first_leaf_at(std::int64_t entry, std::int64_t slot) const {
     const LeafList list = lists[entry];
-    const ListedLeaf* const leaves = leaf + entry * (most_leaves + 1);
+    const ListedLeaf* const leaves = leaf + entry * most_leaves;
     if (slot <= list.first_slot) return 0;
     if (slot >= list.end_slot) return list.n_leaves;
     const std::int64_t guess = slot < list.gap         ? slot - list.first_slot

@@ -39,14 +39,14 @@ struct DecodeKernel {
 using LadderStep = DecodeKernel;
 
 /// Part `part` of a range cut into `n_parts` at multiples of kLeafKeys, as even as they allow: the first parts are the
-/// longer ones, and parts are empty where there are fewer leaves than parts.
+/// longer ones, and parts are empty where there are fewer leaves than parts. @pre it begins with a leaf
 TREE_ATTN_HOST_DEVICE inline KeyRange split_range(KeyRange whole, int part, int n_parts) {
   const std::int64_t first = leaf_at(whole.begin);
   const Count n = Count(leaves_of(whole)), each = n / Count(n_parts), rest = n - each * Count(n_parts);
   const Count index = Count(part), longer = index < rest ? index : rest;
   const std::int64_t from = first + each * index + longer, to = from + each + (index < rest ? 1 : 0);
   const std::int64_t begin = from * kLeafKeys, end = to * kLeafKeys;
-  return {begin < whole.begin ? whole.begin : begin < whole.end ? begin : whole.end, end < whole.end ? end : whole.end};
+  return {begin < whole.end ? begin : whole.end, end < whole.end ? end : whole.end};
 }
 
 /// Calls f as with_type() does, for rungs, which have no kernels for F8_E4M3.
