@@ -92,7 +92,7 @@ struct Generation {
       refuse("--reshard-at moves keys and values over host memory; use --transport mpi or shared");
     if ((options.k_scale || options.v_scale) && options.dtype != "f8_e4m3")
       refuse("--k-scale and --v-scale are for --dtype f8_e4m3");
-    combining = resolve(options, options.order, false, layout.topology, backend_of_rank(options, ranks.rank(), layout));
+    combining = resolve(options, options.order, false, layout);
     generator.order = combining.order;
     generator.dtype = dtype_named(options.dtype);
     generator.n_threads = layout.n_threads;
@@ -123,7 +123,7 @@ struct Generation {
       check_different(files);
     }
     const std::int64_t n = std::ssize(text());
-    check_shards(combining, layout.topology, growing_ranges(generator.order, n, ranks.size()),
+    check_shards(combining.algorithms, layout, growing_ranges(generator.order, n, ranks.size()),
                  {cache_shape(model->config(), generator), n, {}, generator.order});
   }
   std::string_view text() const { return text_file ? text_of(*text_file) : std::string_view(); }
@@ -283,7 +283,7 @@ int run_generate(const GenerateOptions& options, const Ranks& ranks) {
   }
 
   // Read the text.
-  const OpenTransport opened = open_transport(options, *setup->combining.backend, ranks, layout);
+  const OpenTransport opened = open_transport(options, ranks, layout);
   Transport& transport = *opened.transport;
   setup->generator.plan = opened.plan;
   ranks.doing("while reading the text");
@@ -291,14 +291,12 @@ int run_generate(const GenerateOptions& options, const Ranks& ranks) {
   progress.next("reading");
   const double start = transport.seconds();
   std::optional<Generator> generator;
-  generator.emplace(*setup->model, *setup->combining.backend, transport, n, *setup->combining.algorithms[0],
-                    setup->generator);
+  generator.emplace(*setup->model, *layout.backend, transport, n, *setup->combining.algorithms[0], setup->generator);
   generator->read(text, [&](double part) { progress.part(part); });
   progress.end();
   const double read_seconds = ranks.all_max(transport.seconds() - start);
   const std::int64_t most_rows = static_cast<std::int64_t>(ranks.all_max(static_cast<std::uint64_t>(generator->rows())));
-  const GenerationHeader header{header_of(options, *setup->combining.backend,
-                                          cache_shape(setup->model->config(), setup->generator), transport, layout),
+  const GenerationHeader header{header_of(options, layout, transport, cache_shape(setup->model->config(), setup->generator)),
                                 options.dtype,
                                 options.order,
                                 n,

@@ -76,7 +76,7 @@ std::string missing_kernel(const std::string& gpu, int major, int minor) {
 
 /// Asks the driver, libcuda.so.1, about the GPUs that it shows to this process, and about the one of this rank.
 /// @returns its device, or -1
-int ask_driver(RankFacts& facts, const std::string& devices, int rank, const Topology& machines) {
+int ask_driver(RankFacts& facts, std::span<const int> devices, int rank, const Topology& machines) {
   constexpr int kMajor = 75, kMinor = 76;  // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
   constexpr int kNoDevice = 100;           // of a driver that works
   std::string& missing = facts.no_driver;
@@ -247,7 +247,7 @@ void ask_nccl(RankFacts& facts) try {
 
 }  // namespace
 
-std::vector<RankFacts> collect_facts(const Ranks& ranks, const Topology& machines, const std::string& devices) {
+std::vector<RankFacts> collect_facts(const Ranks& ranks, const Topology& machines, std::span<const int> devices) {
   ranks.doing("while collecting facts");
   RankFacts facts;
   std::array<char, 256> host{};
@@ -272,7 +272,7 @@ std::vector<RankFacts> collect_facts(const Ranks& ranks, const Topology& machine
   return all;
 }
 
-std::string gpu_identity(const std::string& devices, int rank, const Topology& machines) {
+std::string gpu_identity(std::span<const int> devices, int rank, const Topology& machines) {
   RankFacts facts;
   ask_driver(facts, devices, rank, machines);
   return facts.uuid;

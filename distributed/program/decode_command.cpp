@@ -99,21 +99,20 @@ int run_decode(const DecodeOptions& options, const Ranks& ranks) {
 
   // Check everything that can be wrong before any rank waits for another.
   const RankLayout layout = layout_of(options, ranks);
-  const Topology& topology = layout.topology;
+  const Backend& backend = *layout.backend;
   DecodeTask task;
   std::optional<Outputs> outputs;  // on rank 0
   run_on_all(ranks, [&] {
-    task = resolve(options, topology, backend_of_rank(options, ranks.rank(), layout));
+    task = resolve(options, layout);
     if (is_root) outputs.emplace(options);
   });
   Workload& workload = *task.workload;
   const WorkloadShape& shape = workload.shape();
 
   // Check the memory, and fill the cache.
-  const OpenTransport opened = open_transport(options, *task.backend, ranks, layout);
+  const OpenTransport opened = open_transport(options, ranks, layout);
   Transport& transport = *opened.transport;
-  const Bench bench{ranks,      transport,      *task.backend,  workload,   task.ranges,
-                    task.scale, options.warmup, options.repeat, opened.plan};
+  const Bench bench{transport, backend, workload, task.ranges, options.warmup, options.repeat, opened.plan};
   run_on_all(ranks, [&] {
     const std::string subject = task.file ? readable(task.file->path(), 200) + ": decoding " + axes_text(shape)
                                           : line_of("--seq-len ", shape.n_keys, " with --batch ", shape.batch);
@@ -127,7 +126,7 @@ int run_decode(const DecodeOptions& options, const Ranks& ranks) {
   Progress progress(is_root, 1 + task.algorithms.size() + (options.verify ? 2 : 0));
   run_on_all(ranks, [&] {
     progress.next("keys and values");
-    shard = fill_shard(*task.backend, workload, topology.range_of(ranks.rank(), task.ranges), task.scale);
+    shard = fill_shard(backend, workload, layout.topology.range_of(ranks.rank(), task.ranges), task.scale);
   });
 
   // Run one algorithm after the other on the same input.
@@ -145,7 +144,7 @@ int run_decode(const DecodeOptions& options, const Ranks& ranks) {
   if (is_root && options.verify) {
     progress.next("oracle");
     ranks.doing("in the oracle");
-    const Verifier verify(workload, task.scale, ranks.size(), *task.backend, [&](double done) { progress.part(done); });
+    const Verifier verify(workload, task.scale, ranks.size(), backend, [&](double done) { progress.part(done); });
     progress.next("error bounds");
     for (std::size_t i = 0; i < measurements.size(); ++i) {
       Measurement& m = measurements[i];
@@ -163,7 +162,7 @@ int run_decode(const DecodeOptions& options, const Ranks& ranks) {
   ranks.doing("while writing the results");
   run_on_all(ranks, [&] {
     if (!is_root) return;
-    const ReportHeader report{header_of(options, *task.backend, shape, transport, layout), shape, workload.steps()};
+    const ReportHeader report{header_of(options, layout, transport, shape), shape, workload.steps()};
     if (outputs->out) write_tensors(*outputs->out, shape, measurements[0].output);
     if (outputs->report) outputs->report->write(json(report, measurements));
     outputs->finish();

@@ -56,8 +56,8 @@ WorkloadShape synthetic_shape(const ShapeOptions& options, LeafOrder order) {
 }
 
 Combining resolve(const ClusterOptions& options, const std::optional<std::string>& order, bool deals,
-                  const Topology& topology, const Backend& backend) {
-  Combining result{&backend, {&find_algorithm(options.algorithm)}, LeafOrder::kContiguous, options.transport == "nccl"};
+                  const RankLayout& layout) {
+  Combining result{{&find_algorithm(options.algorithm)}};
   for (const std::string& name : options.compare) result.algorithms.push_back(&find_algorithm(name));
   const auto has_radix = [](const Algorithm* algorithm) { return algorithm->radix != nullptr; };
   if (options.radix && std::ranges::none_of(result.algorithms, has_radix))
@@ -65,10 +65,10 @@ Combining resolve(const ClusterOptions& options, const std::optional<std::string
   deals = deals && std::ranges::all_of(result.algorithms, [](const Algorithm* each) { return each->takes_dealt; });
   result.order = order ? order_named(*order) : deals ? LeafOrder::kDealt : LeafOrder::kContiguous;
 
-  const int n_ranks = topology.size();
-  if (options.threads && !backend.has_threads())
+  const int n_ranks = layout.topology.size();
+  if (options.threads && !layout.backend->has_threads())
     refuse("--threads is for --backend cpu, but the backend is ", options.backend);
-  if (result.sends_from_devices && platform_of(backend).make_blocks == nullptr)
+  if (options.transport == "nccl" && platform_of(*layout.backend).make_blocks == nullptr)
     refuse("--transport nccl sends from the memory of GPUs, but the backend is ", options.backend, "; use --backend cuda");
   if (options.ranks_per_node > n_ranks)
     refuse("--ranks-per-node ", options.ranks_per_node, " is larger than the job, which has ", ranks_text(n_ranks));
@@ -77,25 +77,25 @@ Combining resolve(const ClusterOptions& options, const std::optional<std::string
   return result;
 }
 
-void check_shards(const Combining& combining, const Topology& topology, std::span<const KeyRange> ranges,
+void check_shards(std::span<const Algorithm* const> algorithms, const RankLayout& layout, std::span<const KeyRange> ranges,
                   const WorkloadShape& shape) {
-  const Backend& backend = *combining.backend;
+  const Backend& backend = *layout.backend;
   const std::string who = "--backend " + std::string(backend.name()) + ": ";
   if (const std::string why = backend.refusal(shape); !why.empty()) refuse(who, "no kernel supports ", why);
   if (shape.mask.data != nullptr && !backend.has_masks())
     refuse(who, "no kernel adds the tensor \"mask\"; use --backend cpu");
-  for (const Algorithm* algorithm : combining.algorithms) {
+  for (const Algorithm* algorithm : algorithms) {
     if (shape.order == LeafOrder::kDealt && !algorithm->takes_dealt)
       refuse("--algorithm ", algorithm->name, ": takes --order contiguous alone");
     if (algorithm->refusal == nullptr) continue;
-    if (const std::string why = algorithm->refusal(topology, &backend, ranges, shape); !why.empty())
+    if (const std::string why = algorithm->refusal(layout.topology, &backend, ranges, shape); !why.empty())
       refuse("--algorithm ", algorithm->name, ": ", why);
   }
 }
 
-DecodeTask resolve(const DecodeOptions& options, const Topology& topology, const Backend& backend) {
-  const int n_ranks = topology.size();
-  DecodeTask task{resolve(options, options.order, options.steps > 1 && options.in.empty(), topology, backend)};
+DecodeTask resolve(const DecodeOptions& options, const RankLayout& layout) {
+  const int n_ranks = layout.topology.size();
+  DecodeTask task{resolve(options, options.order, options.steps > 1 && options.in.empty(), layout)};
 
   // Open the input.
   if (!options.in.empty()) {
@@ -138,7 +138,7 @@ DecodeTask resolve(const DecodeOptions& options, const Topology& topology, const
     }
     if (sum != shape.n_keys) refuse("--shards add up to ", sum, " keys, but the sequence has ", shape.n_keys);
     std::vector<std::int64_t> lengths;
-    for (const int rank : topology.order()) lengths.push_back(options.shards[static_cast<std::size_t>(rank)]);
+    for (const int rank : layout.topology.order()) lengths.push_back(options.shards[static_cast<std::size_t>(rank)]);
     task.ranges = ranges_of_lengths(lengths);
     for (const KeyRange& range : task.ranges) {
       if (!begins_leaf(range))
@@ -151,17 +151,17 @@ DecodeTask resolve(const DecodeOptions& options, const Topology& topology, const
   } else {
     task.ranges = task.order == LeafOrder::kDealt ? dealt_ranges(n_ranks) : coarse_ranges(shape.n_keys, n_ranks, kLeafKeys);
   }
-  check_shards(task, topology, task.ranges, shape);
+  check_shards(task.algorithms, layout, task.ranges, shape);
   return task;
 }
 
-RunHeader header_of(const ClusterOptions& options, const Backend& backend, const AttentionShape& shape,
-                    const Transport& transport, const RankLayout& layout) {
+RunHeader header_of(const ClusterOptions& options, const RankLayout& layout, const Transport& transport,
+                    const AttentionShape& shape) {
   RunHeader header{options.command_line,
                    options.backend,
-                   std::string(backend.arithmetic(shape)),
+                   std::string(layout.backend->arithmetic(shape)),
                    std::string(transport.name()),
-                   backend.has_threads() ? layout.n_threads : 1,
+                   layout.backend->has_threads() ? layout.n_threads : 1,
                    layout.topology.size(),
                    layout.topology.n_nodes(),
                    this_machine()};
@@ -208,18 +208,17 @@ void add_formula_options(CLI::App& command, FormulaOptions& options) {
       number_check("a soft cap: 0 (none), or 2^-60 to 2^60", is_soft_cap));
 }
 
-void add_devices_option(CLI::App& command, std::string& devices) {
-  const auto add = adder(command);
-  add("--devices", devices,
-      "0-7, for example: ranks are threads of this process, one per device, instead of processes under mpirun",
-      [](const std::string& list) {
-        try {
-          devices_of(list);
-          return std::string();
-        } catch (const InputError& error) {
-          return std::string(error.what());
-        }
-      });
+void add_devices_option(CLI::App& command, std::vector<int>& devices) {
+  const auto assign = [&devices](const std::string& list) {
+    try {
+      devices = devices_of(list);
+    } catch (const InputError& error) {
+      throw CLI::ValidationError("--devices", error.what());
+    }
+  };
+  command.add_option_function<std::string>(
+      "--devices", assign,
+      "0-7, for example: ranks are threads of this process, one per device, instead of processes under mpirun");
 }
 
 void add_cluster_options(CLI::App& command, ClusterOptions& options) {

@@ -68,7 +68,7 @@ void add_window_options(CLI::App& command, SeenRule& rule);
 /// Adds --scale, --value-dim, --causal, --window, --sinks and --softcap.
 void add_formula_options(CLI::App& command, FormulaOptions& options);
 /// Adds --devices.
-void add_devices_option(CLI::App& command, std::string& devices);
+void add_devices_option(CLI::App& command, std::vector<int>& devices);
 /// Adds the options of the ranks and the algorithm.
 void add_cluster_options(CLI::App& command, ClusterOptions& options);
 
@@ -87,22 +87,20 @@ LeafOrder order_named(std::string_view name);
 /// The shape of a synthetic workload. @throws InputError
 WorkloadShape synthetic_shape(const ShapeOptions& options, LeafOrder order = LeafOrder::kContiguous);
 
-/// Backend, algorithms and order of leaves, resolved.
+/// Algorithms and order of leaves, resolved.
 struct Combining {
-  const Backend* backend = nullptr;
   std::vector<const Algorithm*> algorithms;  ///< that of --algorithm, then those to compare it with
   LeafOrder order = LeafOrder::kContiguous;
-  bool sends_from_devices = false;
 };
 /// Resolves the options of the ranks and the algorithm.
-/// @param backend that of --backend @param order that of --order; empty: dealt if `deals` and all algorithms take it, and
+/// @param order that of --order; empty: dealt if `deals` and all algorithms take it, and
 /// contiguous otherwise
 /// @throws InputError
 Combining resolve(const ClusterOptions& options, const std::optional<std::string>& order, bool deals,
-                  const Topology& topology, const Backend& backend);
+                  const RankLayout& layout);
 /// Refuses shapes that the backend does not support, and shards that an algorithm cannot combine, see Algorithm::refusal.
 /// @param ranges of every rank, in the order of the topology @param shape as the cache stores it @throws InputError
-void check_shards(const Combining& combining, const Topology& topology, std::span<const KeyRange> ranges,
+void check_shards(std::span<const Algorithm* const> algorithms, const RankLayout& layout, std::span<const KeyRange> ranges,
                   const WorkloadShape& shape);
 
 /// Task of `decode`: what its options resolve to, and its input.
@@ -116,10 +114,10 @@ struct DecodeTask : Combining {
   double scale = 1;
 };
 /// Resolves the options of `decode`, and opens the input. @throws InputError
-DecodeTask resolve(const DecodeOptions& options, const Topology& topology, const Backend& backend);
+DecodeTask resolve(const DecodeOptions& options, const RankLayout& layout);
 
 /// The header of a report. @param shape of the cache @param transport of the states
-RunHeader header_of(const ClusterOptions& options, const Backend& backend, const AttentionShape& shape,
-                    const Transport& transport, const RankLayout& layout);
+RunHeader header_of(const ClusterOptions& options, const RankLayout& layout, const Transport& transport,
+                    const AttentionShape& shape);
 
 }  // namespace tree_attn

@@ -39,7 +39,7 @@ void print_build(const RankFacts& first, const Topology& topology) {
   std::printf("transports     mpi (%s), shared, nccl, threads (--devices)\n", machine.mpi.c_str());
 }
 
-int run_info(const std::string& devices, const Ranks& ranks) {
+int run_info(std::span<const int> devices, const Ranks& ranks) {
   const Topology topology = ranks.topology(0);
   const std::vector<RankFacts> facts = collect_facts(ranks, topology, devices);
   if (ranks.rank() != 0) return 0;
@@ -52,7 +52,7 @@ int run_info(const std::string& devices, const Ranks& ranks) {
 
 Command add_info(CLI::App& program) {
   CLI::App* const command = program.add_subcommand("info", "Show what this build supports and what the ranks found");
-  const auto devices = std::make_shared<std::string>();
+  const auto devices = std::make_shared<std::vector<int>>();
   add_devices_option(*command, *devices);
   command->footer(
       "\nUnder mpirun it shows the facts of all machines.\n"

@@ -127,7 +127,8 @@ void send_log_of_nccl_to_standard_error() {
   if (std::getenv("NCCL_DEBUG") != nullptr && !is_file) ::setenv("NCCL_DEBUG_FILE", "/dev/stderr", 0);
 }
 
-/// Lets this rank decode on its GPU, or on its emulated device. @throws InputError if it cannot
+/// Lets this rank decode on its GPU, gpu_of_rank(), or with --devices on an emulated device of its own.
+/// @throws InputError if it cannot
 void use_gpu(const RankOptions& options, const Backend& backend, int rank, const Topology& machines) {
   const int n_gpus = static_cast<int>(backend.gpus().size());
   if (n_gpus == 0) {
@@ -137,8 +138,7 @@ void use_gpu(const RankOptions& options, const Backend& backend, int rank, const
   }
   const int gpu = gpu_of_rank(options.devices, rank, machines, n_gpus);
   if (gpu < 0)
-    refuse("--devices ", options.devices, ": there is no device ",
-           devices_of(options.devices)[static_cast<std::size_t>(rank)], ", this machine has ", n_gpus);
+    refuse("--devices: there is no device ", options.devices[static_cast<std::size_t>(rank)], ", this machine has ", n_gpus);
   try {
     backend.use_gpu(gpu);
   } catch (const std::runtime_error& error) {  // of the device
@@ -147,7 +147,7 @@ void use_gpu(const RankOptions& options, const Backend& backend, int rank, const
 }
 
 /// Refuses several ranks on one GPU, by its identity, where the driver names it. Collective. @throws InputError on all ranks
-void require_own_gpus(const std::string& devices, const Ranks& ranks, const Topology& machines) {
+void require_own_gpus(std::span<const int> devices, const Ranks& ranks, const Topology& machines) {
   std::array<char, 64> mine{};
   gpu_identity(devices, ranks.rank(), machines).copy(mine.data(), mine.size() - 1);
   std::vector<std::string> uuids;
@@ -178,8 +178,15 @@ RankLayout layout_of(const RankOptions& options, const Ranks& ranks) {
   ranks.doing("while reading the input");
   const Topology machines = ranks.topology(0);
   const CoreShare cores = share_cores(ranks, machines);
-  return {machines, options.ranks_per_node == 0 ? machines : ranks.topology(options.ranks_per_node), cores,
-          options.threads.value_or(cores.threads_per_rank)};
+  RankLayout layout{machines, options.ranks_per_node == 0 ? machines : ranks.topology(options.ranks_per_node), cores,
+                    options.threads.value_or(cores.threads_per_rank), built_backend(options.backend)};
+  run_on_all(ranks, [&] {
+    // The rank chooses its GPU before it asks whether the backend can be used: the question makes a context on the current
+    // GPU, which is GPU 0 for every rank that has not chosen one. find_backend() names what was not built in.
+    if (layout.backend != nullptr) use_gpu(options, *layout.backend, ranks.rank(), machines);
+    layout.backend = &find_backend(options.backend, layout.n_threads);
+  });
+  return layout;
 }
 
 std::vector<int> devices_of(const std::string& list) {
@@ -213,27 +220,19 @@ std::vector<int> devices_of(const std::string& list) {
   return devices;
 }
 
-int gpu_of_rank(const std::string& devices, int rank, const Topology& machines, int n_gpus) {
+int gpu_of_rank(std::span<const int> devices, int rank, const Topology& machines, int n_gpus) {
   if (n_gpus == 0) return -1;
   if (devices.empty()) return machines.local_rank(rank) % n_gpus;
-  const int gpu = devices_of(devices)[static_cast<std::size_t>(rank)];
+  const int gpu = devices[static_cast<std::size_t>(rank)];
   return gpu < n_gpus ? gpu : -1;
 }
 
-const Backend& backend_of_rank(const RankOptions& options, int rank, const RankLayout& layout) {
-  // find_backend() names what was not built in.
-  if (const Backend* const built = built_backend(options.backend); built != nullptr)
-    use_gpu(options, *built, rank, layout.machines);
-  return find_backend(options.backend, layout.n_threads);
-}
-
-OpenTransport open_transport(const RankOptions& options, const Backend& backend, const Ranks& ranks,
-                             const RankLayout& layout) {
-  if (backend.needs_gpu() && !options.share_gpus) require_own_gpus(options.devices, ranks, layout.machines);
+OpenTransport open_transport(const RankOptions& options, const Ranks& ranks, const RankLayout& layout) {
+  if (layout.backend->needs_gpu() && !options.share_gpus) require_own_gpus(options.devices, ranks, layout.machines);
   const bool is_nccl = options.transport == "nccl", is_shared = options.transport == "shared";
   OpenTransport opened;
   opened.transport =
-      is_nccl     ? std::make_unique<NcclTransport>(ranks, layout.topology, platform_of(backend), bootstrap_interface())
+      is_nccl ? std::make_unique<NcclTransport>(ranks, layout.topology, platform_of(*layout.backend), bootstrap_interface())
       : is_shared ? ranks.open_shared_transport(layout.topology)
                   : ranks.open_transport(layout.topology);
   PlanOptions& plan = opened.plan;

@@ -12,6 +12,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -19,7 +20,8 @@ namespace tree_attn {
 
 /// Ranks, devices and messages as options ask for them.
 struct RankOptions {
-  std::string backend = "cpu", transport = "mpi", devices;
+  std::string backend = "cpu", transport = "mpi";
+  std::vector<int> devices;  ///< of every rank; empty: ranks are processes
   std::optional<int> threads, radix;
   int ranks_per_node = 0;
   bool share_gpus = false;  ///< lets several ranks use one GPU
@@ -42,23 +44,19 @@ int run_job(int argc, char** argv, const std::function<int(const Ranks&)>& body)
 std::vector<int> devices_of(const std::string& list);
 /// The GPU of a rank among the `n_gpus` that it sees: that of --devices, or the one whose number is the local rank on its
 /// machine; ranks take turns if they outnumber the GPUs. -1: none.
-int gpu_of_rank(const std::string& devices, int rank, const Topology& machines, int n_gpus);
+int gpu_of_rank(std::span<const int> devices, int rank, const Topology& machines, int n_gpus);
 
 /// Placement of the ranks of a job.
 struct RankLayout {
   Topology machines;  ///< which ranks share a machine
   Topology topology;  ///< the nodes: those of --ranks-per-node, or the machines
   CoreShare cores;
-  int n_threads;  ///< of a rank
+  int n_threads;           ///< of a rank
+  const Backend* backend;  ///< of --backend, on the GPU of this rank, or on an emulated device of its own
 };
-/// Finds the layout. Collective. @throws InputError on all ranks
+/// Finds the layout. Collective. @throws InputError on all ranks, as find_backend(), or if a GPU is not there or cannot be
+///   used
 RankLayout layout_of(const RankOptions& options, const Ranks& ranks);
-
-/// The backend of --backend for this rank, on its GPU if the backend has any: gpu_of_rank(); with --devices otherwise on an
-/// emulated device of its own. The rank chooses the GPU before it asks whether the backend can be used: the question makes a
-/// context on the current GPU, which is GPU 0 for every rank that has not chosen one.
-/// @throws InputError as find_backend(), or if the GPU is not there or cannot be used
-const Backend& backend_of_rank(const RankOptions& options, int rank, const RankLayout& layout);
 
 /// Transport of a rank, and options of the exchange of states over it.
 struct OpenTransport {
@@ -70,8 +68,7 @@ struct OpenTransport {
 /// nodes too. Between nodes --radix has the last word.
 /// Before that, several ranks on one GPU are refused if the backend needs GPUs and the driver names them, unless
 /// --share-gpus asks for it.
-/// @param backend has states on a device, for nccl @throws InputError on all ranks, and as NcclTransport
-OpenTransport open_transport(const RankOptions& options, const Backend& backend, const Ranks& ranks,
-                             const RankLayout& layout);
+/// @throws InputError on all ranks, and as NcclTransport
+OpenTransport open_transport(const RankOptions& options, const Ranks& ranks, const RankLayout& layout);
 
 }  // namespace tree_attn

@@ -46,8 +46,8 @@ Traffic over_ranks(const Traffic& traffic, const Ranks& ranks) {
 }
 
 Measurement measure(const Bench& bench, OpenShard& shard, const Algorithm& algorithm) {
-  const Ranks& ranks = bench.ranks;
   Transport& transport = bench.transport;
+  const Ranks& ranks = transport.ranks();
   Workload& workload = bench.workload;
   KvCache& cache = *shard.cache;
   require(bench.warmup >= 0 && bench.repeat >= 1, "measure: ", bench.warmup, " repetitions to warm up, then ", bench.repeat);

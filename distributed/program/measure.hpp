@@ -62,12 +62,10 @@ struct Measurement {
 
 /// The setup that all algorithms of a comparison share.
 struct Bench {
-  const Ranks& ranks;
   Transport& transport;
   const Backend& backend;
   Workload& workload;
   std::vector<KeyRange> ranges;  ///< of every rank in the tree, in the order of the topology; the last may be open
-  double scale = 1;
   int warmup = 0, repeat = 1;
   PlanOptions options{};
 };

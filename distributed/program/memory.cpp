@@ -89,7 +89,7 @@ void check_memory(const std::string& subject, const Bench& bench, const Topology
   if (bench.ranges.size() == 1) in_flight = 0;
   const AttentionShape stored = bench.backend.stored(shape);
   double needed = 0;
-  for (const int rank : machines.node(machines.node_of(bench.ranks.rank()))) {
+  for (const int rank : machines.node(machines.node_of(bench.transport.rank()))) {
     const OwnedLeaves leaves(bench.transport.topology().range_of(rank, bench.ranges), shape.order);
     const std::int64_t n = use.keys_in_memory && !bench.backend.needs_gpu() ? leaves.n_keys(shape.longest()) : 0;
     needed +=

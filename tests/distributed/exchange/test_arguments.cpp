@@ -198,9 +198,9 @@ TEST_CASE("arguments: measurements have times, repetitions and outputs of one si
   const Verifier verify(*workload, 1, 1, cpu_backend());
   CHECK_THROWS_WITH_AS(verify(find_algorithm("ring"), {{1}, {1, 2}}),
                        "Verifier: an output of 1 and 2 elements, that of the oracle has 8 and 2", std::invalid_argument);
-  run_threads(Topology::pretend(1, 1), kTimeout, [&](const ThreadRanks& ranks, ThreadTransport& transport) {
+  run_threads(Topology::pretend(1, 1), kTimeout, [&](const ThreadRanks&, ThreadTransport& transport) {
     OpenShard shard = open_shard(cpu_backend(), workload->shape(), {0, 8}, 1);
-    const Bench bench{ranks, transport, cpu_backend(), *workload, {{0, 8}}, 1, 0, 0};
+    const Bench bench{transport, cpu_backend(), *workload, {{0, 8}}, 0, 0};
     CHECK_THROWS_WITH_AS(measure(bench, shard, find_algorithm("ring")), "measure: 0 repetitions to warm up, then 0",
                          std::invalid_argument);
   });

@@ -199,7 +199,7 @@ TEST_CASE("measure: the repetitions to warm up are in no time") {
   FakeClock transport(ranks, topology);
   OpenShard shard = open_shard(cpu_backend(), workload->query(0), workload->whole(), workload->lengths(), workload->scale);
   // In a step the clock is read when it begins, when the states are there, and when it ends.
-  const Bench bench{ranks, transport, cpu_backend(), *workload, {{0, 70}}, workload->scale, 2, 3};
+  const Bench bench{transport, cpu_backend(), *workload, {{0, 70}}, 2, 3};
   const Measurement measured = measure(bench, shard, find_algorithm("gather"));
   CHECK(measured.latency.p90 == doctest::Approx(2000).epsilon(1e-9));
   CHECK(measured.combine.p90 == doctest::Approx(1000).epsilon(1e-9));

@@ -72,7 +72,7 @@ TEST_CASE("memory: keys and values of the ranks of a machine are counted, and th
     std::string line;
     run_threads(Topology::pretend(2, 2), 60, [&](const ThreadRanks& ranks, ThreadTransport& transport) {
       const Algorithm* const algorithm = &find_algorithm(name);
-      const Bench bench{ranks, transport, backend, *workload, ranges, 1, 0, 0};
+      const Bench bench{transport, backend, *workload, ranges, 0, 0};
       if (ranks.rank() == 1) return;
       line = test::message<InputError>([&] {
         check_memory("S", bench, Topology::pretend(2, per_machine),

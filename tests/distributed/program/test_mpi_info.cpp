@@ -104,7 +104,7 @@ TEST_CASE("info: a decode on GPUs that cannot be ends on all ranks, in one line"
   // Ranks that are threads.
   const Words threads = on("STAND_IN_GPUS=2") + decode;
   endings.push_back({threads + Words{"--devices", "0-1"}, ""});
-  endings.push_back({threads + Words{"--devices", "0-2"}, "--devices 0-2: there is no device 2, this machine has 2"});
+  endings.push_back({threads + Words{"--devices", "0-2"}, "--devices: there is no device 2, this machine has 2"});
   check_endings(endings);
 }
 
