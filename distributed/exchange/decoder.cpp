@@ -316,23 +316,17 @@ Forest<float>& Decoder::decode_own_shard(const Step& step) {
 
 extern const Algorithm kTwoLevel, kLeaders, kPaper, kPacked, kFused, kGather, kRing, kRingState, kOneShot;
 
-std::span<const Algorithm> algorithms() {
-  static const Algorithm all[] = {kTwoLevel, kLeaders, kPaper, kPacked, kFused, kGather, kRing, kRingState};
+std::span<const Algorithm> all_algorithms() {
+  static const Algorithm all[] = {kTwoLevel, kLeaders, kPaper, kPacked, kFused, kGather, kRing, kRingState, kOneShot};
   return all;
 }
-
-std::span<const Algorithm> kernel_algorithms() {
-  static const Algorithm all[] = {kOneShot};
-  return all;
-}
+std::span<const Algorithm> algorithms() { return all_algorithms().first(all_algorithms().size() - 1); }
 
 const Algorithm& find_algorithm(std::string_view name) {
   std::string known;
-  for (const auto& all : {algorithms(), kernel_algorithms()}) {
-    for (const Algorithm& algorithm : all) {
-      if (algorithm.name == name) return algorithm;
-      known += (known.empty() ? "" : ", ") + std::string(algorithm.name);
-    }
+  for (const Algorithm& algorithm : all_algorithms()) {
+    if (algorithm.name == name) return algorithm;
+    known += (known.empty() ? "" : ", ") + std::string(algorithm.name);
   }
   throw InputError("--algorithm " + std::string(name) + ": unknown; use one of " + known);
 }

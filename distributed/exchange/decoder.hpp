@@ -190,10 +190,11 @@ struct Algorithm {
                 const PlanOptions& options = {}, OutputPart part = OutputPart::kAll) const;
 };
 
-/// The algorithms whose ranks exchange messages, in the order of the docs: they take every backend and any nodes.
+/// All algorithms, in the order of the docs. The kernels of the last one, one-shot, exchange states themselves:
+/// Algorithm::refusal says what it does not take.
+std::span<const Algorithm> all_algorithms();
+/// The algorithms whose ranks exchange messages: all but that one. They take every backend and any nodes.
 std::span<const Algorithm> algorithms();
-/// The algorithms whose kernels exchange states themselves: Algorithm::refusal says what they do not take.
-std::span<const Algorithm> kernel_algorithms();
 /// The algorithm of that name. @throws InputError if the name is unknown; the message lists the known ones
 const Algorithm& find_algorithm(std::string_view name);
 

@@ -179,14 +179,6 @@ void add_shape_options(CLI::App& command, ShapeOptions& options, const std::stri
   add("--dtype", options.dtype, dtype_help(), one_of(dtype_options()))->capture_default_str();
 }
 
-std::vector<const Algorithm*> all_algorithms() {
-  std::vector<const Algorithm*> all;
-  for (const auto& some : {algorithms(), kernel_algorithms()}) {
-    for (const Algorithm& algorithm : some) all.push_back(&algorithm);
-  }
-  return all;
-}
-
 void add_window_options(CLI::App& command, SeenRule& rule) {
   const auto add = adder(command);
   CLI::Option* window =
@@ -223,9 +215,9 @@ void add_devices_option(CLI::App& command, std::vector<int>& devices) {
 
 void add_cluster_options(CLI::App& command, ClusterOptions& options) {
   std::string names, lines;
-  for (const Algorithm* algorithm : all_algorithms()) {
-    names += (names.empty() ? "" : ", ") + std::string(algorithm->name);
-    lines += line_of("\n  ", algorithm->name, ": ", algorithm->brief);
+  for (const Algorithm& algorithm : all_algorithms()) {
+    names += (names.empty() ? "" : ", ") + std::string(algorithm.name);
+    lines += line_of("\n  ", algorithm.name, ": ", algorithm.brief);
   }
   const auto is_algorithm = [names](const std::string& name) {
     const bool is_known = std::ranges::count(all_algorithms(), name, &Algorithm::name) > 0;

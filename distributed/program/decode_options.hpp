@@ -72,8 +72,6 @@ void add_devices_option(CLI::App& command, std::vector<int>& devices);
 /// Adds the options of the ranks and the algorithm.
 void add_cluster_options(CLI::App& command, ClusterOptions& options);
 
-/// algorithms(), then kernel_algorithms().
-std::vector<const Algorithm*> all_algorithms();
 /// The group of the options that apply to synthetic input only.
 inline const std::string kSyntheticGroup = "Synthetic input (without IN)";
 /// Adds the options to the subcommand.

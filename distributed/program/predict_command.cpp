@@ -81,18 +81,17 @@ void run_predict(const PredictOptions& options) {
       header.shape.order == LeafOrder::kDealt ? dealt_ranges(p) : coarse_ranges(header.shape.n_keys, p, kLeafKeys);
   const PlanOptions plan{.radix = options.radix, .network = header.cluster.network};
   std::vector<NamedPrediction> predictions;
-  const std::vector<const Algorithm*> all = all_algorithms();
-  Progress progress(true, all.size());
-  for (const Algorithm* algorithm : all) {
-    progress.next(algorithm->name);
-    std::string name(algorithm->name);
-    if (std::string why = why_not_predicted(*algorithm, header.shape, header.topology, ranges, plan); !why.empty()) {
+  Progress progress(true, all_algorithms().size());
+  for (const Algorithm& algorithm : all_algorithms()) {
+    progress.next(algorithm.name);
+    std::string name(algorithm.name);
+    if (std::string why = why_not_predicted(algorithm, header.shape, header.topology, ranges, plan); !why.empty()) {
       header.left_out.push_back({std::move(name), std::move(why)});
       continue;
     }
     predictions.push_back({std::move(name),
-                           algorithm->radix_of(header.topology, ranges, plan.for_step(header.shape, header.shape.n_queries)),
-                           predict(*algorithm, header.shape, header.topology, ranges, plan, header.cluster)});
+                           algorithm.radix_of(header.topology, ranges, plan.for_step(header.shape, header.shape.n_queries)),
+                           predict(algorithm, header.shape, header.topology, ranges, plan, header.cluster)});
   }
   progress.end();
 

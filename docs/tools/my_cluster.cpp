@@ -63,14 +63,12 @@ void print(std::FILE* out, const Case& each, bool is_last) {
                cluster.memory_bytes_per_us, cluster.merge_us, cluster.store_us);
   const Topology topology = Topology::pretend(each.ranks, each.per_node);
   bool first = true;
-  for (const auto& all : {algorithms(), kernel_algorithms()}) {
-    for (const Algorithm& algorithm : all) {
-      if (algorithm.refusal != nullptr && !algorithm.refusal(topology, nullptr, ranges_of(each), shape).empty()) continue;
-      if (shape.order == LeafOrder::kDealt && !algorithm.takes_dealt) continue;
-      std::fprintf(out, "%s\"%s\": %.12g", first ? "" : ", ", std::string(algorithm.name).c_str(),
-                   step_us(algorithm, topology, each));
-      first = false;
-    }
+  for (const Algorithm& algorithm : all_algorithms()) {
+    if (algorithm.refusal != nullptr && !algorithm.refusal(topology, nullptr, ranges_of(each), shape).empty()) continue;
+    if (shape.order == LeafOrder::kDealt && !algorithm.takes_dealt) continue;
+    std::fprintf(out, "%s\"%s\": %.12g", first ? "" : ", ", std::string(algorithm.name).c_str(),
+                 step_us(algorithm, topology, each));
+    first = false;
   }
   std::fprintf(out, "}}%s\n", is_last ? "" : ",");
 }

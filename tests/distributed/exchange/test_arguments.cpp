@@ -29,9 +29,7 @@ using Lengths = std::vector<std::int64_t>;
 /// All algorithms on a backend.
 std::vector<const Algorithm*> algorithms_on(const Backend& backend) {
   std::vector<const Algorithm*> all;
-  for (const Algorithm& algorithm : algorithms()) all.push_back(&algorithm);
-  for (const Algorithm& algorithm : kernel_algorithms())
-    if (backend.has_windows()) all.push_back(&algorithm);
+  for (const Algorithm& algorithm : backend.has_windows() ? all_algorithms() : algorithms()) all.push_back(&algorithm);
   return all;
 }
 
@@ -124,20 +122,18 @@ TEST_CASE("arguments: a step has lengths within the ranges, and queries with dat
 TEST_CASE("arguments: costs are of ranges that hold the sequences") {
   const WorkloadShape shape{kShape, 200, {}};
   const Topology topology = Topology::pretend(2, 2);
-  for (const auto& all : {algorithms(), kernel_algorithms()}) {
-    for (const Algorithm& algorithm : all) {
-      CAPTURE(algorithm.name);
-      CHECK_THROWS_WITH_AS(algorithm.cost(topology, 0, Ranges{{0, 64}, {64, 128}}, shape),
-                           "Algorithm::cost: 200 keys, but the ranges end at 128", std::invalid_argument);
-      CHECK_THROWS_WITH_AS(algorithm.cost(topology, 0, Ranges{{0, 70}, {70, 200}}, shape),
-                           "Algorithm::cost: a range begins at 70, inside a leaf of 64 keys", std::invalid_argument);
-      CHECK_THROWS_WITH_AS(algorithm.cost(topology, 0, Ranges{{0, 200}}, shape), "Algorithm::cost: 1 ranges for 2 ranks",
-                           std::invalid_argument);
-      CHECK_THROWS_WITH_AS(algorithm.cost(topology, 2, Ranges{{0, 64}, {64, 200}}, shape), "Algorithm::cost: rank 2 of 2",
-                           std::out_of_range);
-      CHECK_THROWS_AS(algorithm.cost(topology, 0, Ranges{{0, 64}, {64, 200}}, {kShape, 200, {100, 100}}),
-                      std::invalid_argument);
-    }
+  for (const Algorithm& algorithm : all_algorithms()) {
+    CAPTURE(algorithm.name);
+    CHECK_THROWS_WITH_AS(algorithm.cost(topology, 0, Ranges{{0, 64}, {64, 128}}, shape),
+                         "Algorithm::cost: 200 keys, but the ranges end at 128", std::invalid_argument);
+    CHECK_THROWS_WITH_AS(algorithm.cost(topology, 0, Ranges{{0, 70}, {70, 200}}, shape),
+                         "Algorithm::cost: a range begins at 70, inside a leaf of 64 keys", std::invalid_argument);
+    CHECK_THROWS_WITH_AS(algorithm.cost(topology, 0, Ranges{{0, 200}}, shape), "Algorithm::cost: 1 ranges for 2 ranks",
+                         std::invalid_argument);
+    CHECK_THROWS_WITH_AS(algorithm.cost(topology, 2, Ranges{{0, 64}, {64, 200}}, shape), "Algorithm::cost: rank 2 of 2",
+                         std::out_of_range);
+    CHECK_THROWS_AS(algorithm.cost(topology, 0, Ranges{{0, 64}, {64, 200}}, {kShape, 200, {100, 100}}),
+                    std::invalid_argument);
   }
   CHECK_THROWS_WITH_AS(step_time(std::vector<RankCost>{}, topology, kPaperCluster), "step_time: costs of 0 ranks, not 2",
                        std::invalid_argument);

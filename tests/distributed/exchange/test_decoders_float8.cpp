@@ -21,7 +21,7 @@ std::vector<RankResult> decode(RankGroup& rank_group, const Algorithm& algorithm
     fill(*shard.cache, workload, workload.lengths());
     const auto decoder = algorithm.open(transport, shard, ranges);
     // Kernels that exchange by themselves have no windows.
-    const bool is_kernel = std::ranges::count(kernel_algorithms(), algorithm.name, &Algorithm::name) > 0;
+    const bool is_kernel = algorithm.refusal != nullptr;
     const Step step{workload.query(0), workload.lengths(),
                     is_kernel ? SeenRule{.causal = true} : SeenRule{.causal = true, .window = 300, .sinks = 5}};
     if (!in_parts) return decoder->step(step).copy();
@@ -39,7 +39,7 @@ TEST_CASE("decoders: F8_E4M3 with scales has the bits of scaled elements in BF16
   const auto check = [&c](RankGroup& rank_group, const Backend& backend, const Algorithm& algorithm, LeafOrder order) {
     const int p = rank_group.size();
     // Kernels that exchange by themselves are for one node.
-    const bool is_kernel = std::ranges::count(kernel_algorithms(), algorithm.name, &Algorithm::name) > 0;
+    const bool is_kernel = algorithm.refusal != nullptr;
     const Topology topology = is_kernel ? Topology::pretend(p, p) : mixed_grouping(p);
     INFO(algorithm.name << " on " << p << " ranks, " << name_of(order) << ", " << backend.name());
     const std::vector<KeyRange> ranges = order == LeafOrder::kDealt ? dealt_ranges(p) : even_ranges(700, p, kLeafKeys);

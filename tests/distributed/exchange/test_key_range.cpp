@@ -80,11 +80,9 @@ TEST_CASE("ranges of lengths: one after the other, zeros allowed") {
 
 TEST_CASE("names: every algorithm is found by its own, others are refused in a line that lists them") {
   std::string names;
-  for (const auto& all : {algorithms(), kernel_algorithms()}) {
-    for (const Algorithm& algorithm : all) {
-      names += (names.empty() ? "" : ", ") + std::string(algorithm.name);
-      CHECK(&find_algorithm(algorithm.name) == &algorithm);
-    }
+  for (const Algorithm& algorithm : all_algorithms()) {
+    names += (names.empty() ? "" : ", ") + std::string(algorithm.name);
+    CHECK(&find_algorithm(algorithm.name) == &algorithm);
   }
   for (const std::string_view name : {"paper", "packed", "fused"}) CHECK_FALSE(find_algorithm(name).keeps_bits);
   const std::string line = "--algorithm tree: unknown; use one of " + names;

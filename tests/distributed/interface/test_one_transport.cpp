@@ -129,7 +129,7 @@ TEST_CASE("facade: another algorithm over the same keys has its own messages, an
     for (const LeafOrder order : {LeafOrder::kContiguous, LeafOrder::kDealt}) {
       std::vector<const Algorithm*> all;
       for (const Algorithm& each : algorithms()) all.push_back(&each);
-      if (backend != &cpu_backend() && order == LeafOrder::kContiguous) all.push_back(&kernel_algorithms()[0]);
+      if (backend != &cpu_backend() && order == LeafOrder::kContiguous) all.push_back(&find_algorithm("one-shot"));
       const int p = backend == &cpu_backend() ? 4 : 2;
       const Devices devices(p);
       run_threads(Topology::pretend(p, 2), kTimeout, [&](ThreadTransport& transport) {
