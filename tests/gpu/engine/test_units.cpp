@@ -246,7 +246,9 @@ TEST_CASE("units: random sizes, numbers of blocks and schedules have the bits of
     const DecodeOutput want = run_step(device::kEqualRuns, *workload, {.n_splits = 1, .unit_log = 0});
     const device::LaunchOptions options{.n_splits = static_cast<int>(draw(0, 9)), .unit_log = static_cast<int>(draw(-1, 6))};
 #if !defined(TREE_ATTN_FOR_CUDA)
-    const emulated::SettingsScope scope({.seed = random(), .n_multiprocessors = static_cast<int>(draw(1, 9))});
+    emulated::Settings settings = emulated::settings();
+    settings.seed = random(), settings.n_multiprocessors = static_cast<int>(draw(1, 9));
+    const emulated::SettingsScope scope(settings);
 #endif
     INFO(name_of(axes.dtype) << ", case " << i << ", c " << options.unit_log << ", splits " << options.n_splits);
     CHECK(same_output(run_step(device::kEqualRuns, *workload, options), want));

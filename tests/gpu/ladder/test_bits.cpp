@@ -106,7 +106,6 @@ TEST_CASE("equal runs: parts of one subtree each, and of several, in tiles of as
     const auto workload = normal_workload(8190, axes);
     const DecodeOutput want = run_step(device::kEqualRuns, *workload, {.n_splits = 1});
     for (const int n : {2, 4, 8}) CHECK(same_output(run_step(device::kEqualRuns, *workload, {.n_splits = n}), want));
-    const emulated::SettingsScope scope({.n_multiprocessors = 4});
     CHECK(same_output(run_step(device::kEqualRuns, *workload), want));
   }
 }

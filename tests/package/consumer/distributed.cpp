@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The algorithms, each with its brief.
-#include "distributed/exchange/decoder.hpp"
+#include "tree_attn/distributed/exchange/decoder.hpp"
 
 #include <cstdio>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Memory of the emulated device: what goes up comes down.
-#include "gpu/platform/launch.hpp"
+#include "tree_attn/gpu/platform/launch.hpp"
 
 #include <cstdio>
 #include <vector>

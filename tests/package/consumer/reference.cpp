@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention of one query over two keys with equal scores: the mean of the values.
-#include "reference/oracle/attention.hpp"
+#include "tree_attn/reference/oracle/attention.hpp"
 
 #include <cstdio>
 
