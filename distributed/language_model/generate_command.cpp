@@ -221,7 +221,7 @@ class Conversation {
     GenerationRun run = run_;
     run.token = latency_of(token_us_.empty() ? question_us_ : token_us_);
     run.per_token = over_ranks(traffic_, ranks_);
-    run.same_bits_on_all_ranks = ranks_.all_max(run.digest) == ranks_.all_min(run.digest);
+    run.same_bits_on_all_ranks = ranks_.all_equal(run.digest, "all ranks to compare their logits");
     return run;
   }
 

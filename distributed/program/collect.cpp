@@ -218,7 +218,7 @@ void ask_neighbour(RankFacts& facts, const Ranks& ranks, const Topology& machine
   if (mine.has_gpu && theirs.has_gpu && theirs.process != mine.process &&
       (uuid == facts.uuid || std::ranges::count(facts.reaches, uuid) > 0))
     memory->try_to_open(theirs.memory);
-  ranks.all_max(std::uint64_t{0});  // memory is there until all have opened it
+  ranks.barrier();  // memory is there until all have opened it
   if (file >= 0) close(file);
 }
 

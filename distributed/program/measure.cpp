@@ -104,7 +104,7 @@ Measurement measure(const Bench& bench, OpenShard& shard, const Algorithm& algor
     result.predicted = predict(algorithm, stored, topology, bench.ranges, bench.options);
 
   result.digest = digest_of(result.output);
-  result.same_bits_on_all_ranks = ranks.all_max(result.digest) == ranks.all_min(result.digest);
+  result.same_bits_on_all_ranks = ranks.all_equal(result.digest, "all ranks to compare their output");
   return result;
 }
 
