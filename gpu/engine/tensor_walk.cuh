@@ -205,7 +205,8 @@ struct TileWalk {
       for (int i = 0; i < Tile::kBoxes; ++i) {
         const int first = i * Tile::kWarps, box = first + own_lane / kWarp;
         if (box < ring.n_values(params)) add_values<Tile>(weights, ring.values(box), lane, o + 4 * i);
-        if (first < ring.n_values(params)) ring.release_values(params, leaf, first, first + Tile::kWarps);
+        // Also without values: then it is the barrier between the products of two leaves, which lie in the same place.
+        if (i == 0 || first < ring.n_values(params)) ring.release_values(params, leaf, first, first + Tile::kWarps);
       }
       ring.advance();
     }

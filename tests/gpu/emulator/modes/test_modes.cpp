@@ -30,8 +30,13 @@ constexpr std::int64_t kRagged = 37, kWhole = 40;
 Axes of_warps(DType dtype, std::int64_t d, std::int64_t n_keys, std::int64_t rest = kWhole) {
   return {.heads = 1, .kv_heads = 1, .head_dim = d, .value_dim = d, .n_keys = n_keys + rest, .dtype = dtype};
 }
-Axes of_tiles(DType dtype, std::int64_t d, std::int64_t group, std::int64_t n_keys) {
-  return {.heads = group, .kv_heads = 1, .head_dim = d, .value_dim = d, .n_keys = n_keys + kRagged, .dtype = dtype};
+Axes of_tiles(DType dtype, std::int64_t d, std::int64_t group, std::int64_t n_keys, bool has_values = true) {
+  return {.heads = group,
+          .kv_heads = 1,
+          .head_dim = d,
+          .value_dim = has_values ? d : 0,
+          .n_keys = n_keys + kRagged,
+          .dtype = dtype};
 }
 
 #if defined(TREE_ATTN_EMULATOR_SHADOW)
@@ -55,6 +60,7 @@ const Kind kKinds[] = {
     {"tile of 64, two tiles of 8 bits", 32, true, 256, of_tiles(DType::F8_E4M3, 64, 11, 2500)},
     {"tile of 128, rows of 8 bits with padding", 32, true, 0, of_tiles(DType::F8_E4M3, 120, 3, 200)},
     {"tile of four warps, rows of 8 bits", 32, true, 0, of_tiles(DType::F8_E4M3, 512, 9, 300)},
+    {"tile of four warps, values without components", 32, true, 0, of_tiles(DType::BF16, 512, 9, 300, false)},
 };
 constexpr std::uint64_t kSeeds[] = {0, 1, 2};
 #elif defined(TREE_ATTN_EMULATOR_THREAD)
