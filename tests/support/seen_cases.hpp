@@ -35,6 +35,7 @@ struct SeenCase {
   LeafOrder order{};
   std::vector<KeyRange> ranges{};                  ///< of the ranks
   bool ends_with_odd_values = false;               ///< the last two keys have values of Inf and NaN
+  bool begins_with_odd_values = false;             ///< the first two have, which the last query does not see
   std::optional<DType> of_queries{}, of_values{};  ///< other types than that of the keys
   std::vector<float> key_scales{};                 ///< KvScales::k
 
@@ -170,11 +171,12 @@ inline std::unique_ptr<TensorWorkload> workload_of(const SeenCase& c, unsigned s
   for_each_row(q.shape, [&](std::int64_t i, std::int64_t h, std::int64_t j) {
     q.set(i, h, j, 0, 0.25f + std::fabs(static_cast<float>(row_of(q, i, h, j)[0])));
   });
-  if (c.ends_with_odd_values) {
+  if (c.ends_with_odd_values || c.begins_with_odd_values) {
     using Limits = std::numeric_limits<float>;
+    const std::int64_t first = c.begins_with_odd_values ? 0 : c.axes.n_keys - 2;
     for_each_row(v.shape, [&](std::int64_t i, std::int64_t h, std::int64_t a) {
-      for (std::int64_t j = 0; a + 2 >= c.axes.n_keys && j < c.axes.value_dim; ++j)
-        v.set(i, h, a, j, a + 2 == c.axes.n_keys ? Limits::infinity() : Limits::quiet_NaN());
+      for (std::int64_t j = 0; (a == first || a == first + 1) && j < c.axes.value_dim; ++j)
+        v.set(i, h, a, j, a == first ? Limits::infinity() : Limits::quiet_NaN());
     });
   }
   auto workload = workload_of(std::move(q), std::move(k), std::move(v), c.lengths);
@@ -191,6 +193,7 @@ inline void check_rows_alone(const Backend& backend, const SeenCase& c, unsigned
   const Step step{workload->query(0), workload->lengths(), c.rule};
   const std::vector<float> all = decode_ranges(backend, c, *workload, step);
   if (c.ends_with_odd_values) REQUIRE(std::isnan(all.back()));  // the last query sees the NaN
+  if (c.begins_with_odd_values) REQUIRE(std::isfinite(all.back()));
   for (std::int64_t i = 0; i < c.axes.batch; ++i) {
     for (std::int64_t j = 0; j < l; ++j) {
       const Seen seen = step.seen(i, j);
@@ -218,12 +221,15 @@ inline void check_rows_alone(const Backend& backend, const SeenCase& c, unsigned
 /// Checks that a row is free of values that are not finite and that it does not see, although rows beside it see them.
 inline void check_hidden_values(const Backend& backend, DType dtype) {
   for (const std::int64_t N : {3, 64, 70, 130}) {
-    const SeenCase c{.axes = {.heads = 2, .kv_heads = 1, .n_queries = 3, .n_keys = N, .dtype = dtype},
-                     .lengths = {N},
-                     .rule = {.causal = true},
-                     .ranges = {{0, N}},
-                     .ends_with_odd_values = true};
-    check_rows_alone(backend, c, 4520);
+    for (const bool at_end : {true, false}) {
+      const SeenCase c{.axes = {.heads = 2, .kv_heads = 1, .n_queries = 3, .n_keys = N, .dtype = dtype},
+                       .lengths = {N},
+                       .rule = {.causal = true, .window = at_end ? 0 : N - 2},
+                       .ranges = {{0, N}},
+                       .ends_with_odd_values = at_end,
+                       .begins_with_odd_values = !at_end};
+      check_rows_alone(backend, c, 4520);
+    }
   }
 }
 

@@ -18,7 +18,7 @@ namespace {
 constexpr std::int64_t kDim = device::kStateDim;
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
-/// n random states: shifts far apart and near, and every eighth empty.
+/// n random states: shifts far apart and near, component 0 of them all -0, and every eighth empty.
 std::vector<float> random_states(std::mt19937& random, std::int64_t n) {
   std::normal_distribution<float> normal;
   std::uniform_int_distribution<int> shift(-140, 140), near(-3, 3);
@@ -31,7 +31,7 @@ std::vector<float> random_states(std::mt19937& random, std::int64_t n) {
     }
     state[kShift] = static_cast<float>(i % 2 == 0 ? shift(random) : near(random));
     state[kSum] = 0.5f + std::abs(normal(random));
-    for (std::int64_t j = 0; j < kDim; ++j) state[kValues + j] = normal(random);
+    for (std::int64_t j = 0; j < kDim; ++j) state[kValues + j] = j == 0 ? -0.0f : normal(random);
   }
   return states;
 }

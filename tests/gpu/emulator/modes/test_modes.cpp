@@ -264,7 +264,7 @@ TEST_CASE("modes: so many splits that their states are merged in rounds") {
 #endif
 
 /// States instead of finished rows leave the kernel by another way. On tensor cores a warp of the long shard fills the
-/// stages again from which it has read its first leaf, of which some rows have no key.
+/// stages again from which it has read its first leaf.
 /// @tested{thm_1, Thm. 1}
 TEST_CASE("modes: a shard that ends anywhere hands on its states") {
   for (const auto& [heads, n_splits, range] : {std::tuple{1, 2, KeyRange{64, 290}}, {4, 1, KeyRange{64, 1240}}}) {
