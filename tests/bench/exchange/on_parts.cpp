@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Ranks that share one device, each with a part of it: the bits of `one-shot` over many steps, its time, and a rank
-/// that is missing (section 6).
+/// @brief Ranks that share one device, each with a part of it: the bits of `one-shot` over many steps, where the time of an
+/// exchange goes, and a rank that is missing (section 6).
 ///
 /// Run: exchange_on_parts [--parts 2,4,8] [--steps N] [--timed N] [--keys N] [--timeout SECONDS]
 /// The ranks are threads; their kernels run at the same time and exchange states through windows in the memory of the one
@@ -9,11 +9,10 @@
 /// It shows neither the latency nor the rate of NVLink. First every rank makes a few steps by itself: those that wait for
 /// others would give up where loading a kernel takes long. Then every step is one replay of a graph, by several queries in
 /// turn, and its output on every rank is compared with that of `gather`; the counter of steps wraps on the way. At last
-/// steps are timed that all ranks begin together: `one-shot`; `one-shot` of every rank by itself, which is the same kernel
-/// without an exchange; and the decode alone. Steps of the same kernel with stamps say where the time of an exchange goes.
-/// It prints one line of JSON per result.
+/// steps of the same kernel with stamps say where the time of an exchange goes. It prints one line of JSON per result.
 ///
 /// It is compiled twice, for a GPU and for the emulator, whose times mean nothing. It has run on parts of one H200.
+#include "distributed/program/measure.hpp"
 #include "tests/bench/exchange/device_parts.hpp"
 #include "tests/bench/exchange/rank_steps.hpp"
 #include "tests/bench/exchange/stamped_rank.hpp"
@@ -22,12 +21,15 @@
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
+#include <exception>
 #include <memory>
 #include <string>
 #include <vector>
 
 namespace tree_attn::exchange {
 namespace {
+
+using Clock = std::chrono::steady_clock;
 
 /// `one-shot` of a rank by itself: the kernel of the exchange, which waits for no other rank.
 class Alone {
@@ -83,15 +85,6 @@ bool compare_bits(const Ranks& parts, const std::vector<DecodeOutput>& want) {
   return n_wrong == 0;
 }
 
-void time_all(const Ranks& parts) {
-  time_one_shot(parts);
-  time_steps(parts, "one-shot of each", [&](const ThreadRanks& ranks, ThreadTransport& transport, Rank&, Together& times) {
-    Alone alone(parts.range(transport).size(), parts.asked.timeout);
-    times.run(ranks, [&](int t) { alone.step(t); });
-  });
-  time_decode(parts);
-}
-
 /// Times the parts of an exchange: steps of the kernel with stamps, seen from the rank that has joined last, whose waits
 /// are for packets and not for keys of another. @returns whether the bits are those of `gather`, and the stamps in order
 bool stamp_steps(const Ranks& parts, const std::vector<DecodeOutput>& want) {
@@ -144,14 +137,21 @@ bool stamp_steps(const Ranks& parts, const std::vector<DecodeOutput>& want) {
 bool miss_a_rank(const Ranks& parts) {
   constexpr int kUntil = 5;
   const int missing = parts.n - 1;
+  const double limit = std::min(parts.asked.timeout, 3.0);
+  std::string line = "no error";
   Clock::time_point left;
-  const std::string line = line_without_last(
-      parts, std::min(parts.asked.timeout, 3.0), left, [&](const ThreadRanks& ranks, ThreadTransport& transport) {
-        Rank rank(parts.asked.n_keys, parts.range(transport));
-        const auto decoder = find_algorithm("one-shot").open(transport, rank.shard, parts.ranges());
-        for (int t = 0; t < kUntil + (ranks.rank() == missing ? 0 : 1); ++t) decoder->step({rank.query(t), rank.lengths});
-        if (ranks.rank() == missing) left = Clock::now();
-      });
+  try {
+    parts.run(limit, [&](const ThreadRanks& ranks, ThreadTransport& transport) {
+      Rank rank(parts.asked.n_keys, parts.range(transport));
+      const auto decoder = find_algorithm("one-shot").open(transport, rank.shard, parts.ranges());
+      for (int t = 0; t < kUntil + (ranks.rank() == missing ? 0 : 1); ++t) decoder->step({rank.query(t), rank.lengths});
+      if (ranks.rank() == missing) left = Clock::now();
+    });
+  } catch (const std::exception& error) {
+    line = error.what();
+  }
+  const double seconds = std::chrono::duration<double>(Clock::now() - left).count();
+  JsonLine("missing").add("parts", parts.n).add("seconds", seconds).add("limit", limit).add("line", line);
   return line.find("no states from rank " + std::to_string(missing) + ",") != std::string::npos;
 }
 
@@ -174,7 +174,6 @@ int run_all(const Asked& asked) {
     const Ranks parts{n, asked, [&](int rank) { return std::make_shared<device::DeviceParts::Entered>(*of_device, rank); }};
     step_alone(parts);
     all_right = compare_bits(parts, want) && all_right;
-    time_all(parts);
     all_right = stamp_steps(parts, want) && all_right;
     if (n == asked.counts.front()) all_right = miss_a_rank(parts) && all_right;
   }

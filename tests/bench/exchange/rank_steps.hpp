@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Steps of ranks that are threads, for programs that time an exchange between them (section 6).
+/// @brief Steps of ranks that are threads, for a program that looks at an exchange between them (section 6).
 #pragma once
 
 #include "distributed/exchange/decoder.hpp"
-#include "distributed/program/measure.hpp"
 #include "distributed/transport/thread_transport.hpp"
 #include "gpu/backend/backends.hpp"
 #include "gpu/platform/launch.hpp"
@@ -12,19 +11,15 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cmath>
-#include <exception>
 #include <functional>
 #include <memory>
 #include <span>
-#include <string>
 #include <vector>
 
 namespace tree_attn::exchange {
 
 namespace device = TREE_ATTN_PLATFORM;
-using Clock = std::chrono::steady_clock;
 
 /// Number of queries that take turns: prime, so that no query always meets the same half of a window.
 inline constexpr int kQueries = 7;
@@ -128,79 +123,6 @@ inline std::int64_t count_differences(const Ranks& ranks, int n_steps, const Pla
     }
   });
   return n_wrong;
-}
-
-/// Times of steps that begin when the last rank does, and end when the last one has.
-class Together {
- public:
-  Together(int n_ranks, int n_steps)
-      : n_steps_(n_steps), begin_(n_steps + kWarmUp, std::vector<Clock::time_point>(n_ranks)), end_(begin_) {}
-  /// On every rank, once. @param step called with the number of the step
-  template <class Step>
-  void run(const ThreadRanks& ranks, const Step& step) {
-    for (int t = 0; t < n_steps_ + kWarmUp; ++t) {
-      ranks.barrier();
-      begin_[t][ranks.rank()] = Clock::now();
-      step(t);
-      end_[t][ranks.rank()] = Clock::now();
-    }
-  }
-  Latency latency() const {
-    std::vector<double> microseconds;
-    for (int t = kWarmUp; t < n_steps_ + kWarmUp; ++t) {
-      const auto last = [](const auto& times) { return *std::ranges::max_element(times); };
-      microseconds.push_back(std::chrono::duration<double, std::micro>(last(end_[t]) - last(begin_[t])).count());
-    }
-    return latency_of(std::move(microseconds));
-  }
-
- private:
-  static constexpr int kWarmUp = 2;  ///< the second step records the graph
-  int n_steps_;
-  std::vector<std::vector<Clock::time_point>> begin_, end_;
-};
-
-/// @param body called on every rank, with the times that it takes
-template <class TimedBody>
-void time_steps(const Ranks& ranks, const char* what, const TimedBody& body) {
-  Together times(ranks.n, ranks.asked.n_timed);
-  ranks.run(ranks.asked.timeout, [&](const ThreadRanks& threads, ThreadTransport& transport) {
-    Rank rank(ranks.asked.n_keys, ranks.range(transport));
-    body(threads, transport, rank, times);
-  });
-  const auto [median, p10, p90] = times.latency();
-  JsonLine line("time");
-  line.add("parts", ranks.n).add("what", what);
-  line.add("median_us", median).add("p10_us", p10).add("p90_us", p90);
-}
-inline void time_one_shot(const Ranks& ranks) {
-  time_steps(ranks, "one-shot", [&](const ThreadRanks& threads, ThreadTransport& transport, Rank& rank, Together& times) {
-    const auto decoder = find_algorithm("one-shot").open(transport, rank.shard, ranks.ranges());
-    times.run(threads, [&](int t) { decoder->step({rank.query(t), rank.lengths}); });
-  });
-}
-inline void time_decode(const Ranks& ranks) {
-  time_steps(ranks, "decode", [&](const ThreadRanks& threads, ThreadTransport&, Rank& rank, Together& times) {
-    times.run(threads, [&](int t) {
-      rank.shard.session->decode({rank.query(t), rank.lengths});
-      device::synchronise({});
-    });
-    if (threads.rank() == 0) JsonLine("kernel").add("parts", ranks.n).add("what", rank.shard.session->describe());
-  });
-}
-
-/// Steps of which the last rank leaves one out. @param body sets `left` when it does
-/// @returns what the others say, which is printed with the time that it took them
-inline std::string line_without_last(const Ranks& ranks, double timeout, const Clock::time_point& left, const Body& body) {
-  std::string line = "no error";
-  try {
-    ranks.run(timeout, body);
-  } catch (const std::exception& error) {
-    line = error.what();
-  }
-  const double seconds = std::chrono::duration<double>(Clock::now() - left).count();
-  JsonLine("missing").add("parts", ranks.n).add("seconds", seconds).add("limit", timeout).add("line", line);
-  return line;
 }
 
 }  // namespace tree_attn::exchange

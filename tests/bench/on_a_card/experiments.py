@@ -64,8 +64,7 @@ def deciding(builds, rehearses=False):
         for case in [] if build in OTHER_BITS else CASES if build == builds[0] or not rehearses else CASES[1:2]:
             yield Experiment(f"{build}: {case}", ("test_gpu_cuda", f"--test-case={case}"), 30, "whether the bits of a build are right", r"test cases: +[1-9]", "right", build, beside=True)
     yield Experiment("one digest", ("test_gpu_cuda", "--test-case=one digest:*"), 60, "whether a card has the bits of the CPU: F32, and every type with --portable, 200 random cases of both", r"test cases: +[1-9]", "primitives", beside=True)
-    yield Experiment("models", ("test_gpu_cuda", "--test-case=tensor bits: digests*,products: those of warps*"), 60, "whether its tensor cores add by the model: decodes as emulated, and a million tiles", r"test cases: +[1-9]", "primitives", beside=True)
-    yield Experiment("products", ("compare_products",), 10, "whether rows may stand on the side of wgmma that comes from shared memory", line("products"), "primitives")
+    yield Experiment("models", ("test_gpu_cuda", "--test-case=tensor bits: digests*,products: *"), 60, "whether its tensor cores add by the model: decodes as emulated, a million tiles, and those of warpgroups as those of warps", r"test cases: +[1-9]", "primitives", beside=True)
     yield Experiment("primitives", ("time_primitives",), 12, "what a launch, a message, a fence and an atomic cost; states by st.async", line("primitive"), "primitives")
     for group, (shapes, seconds, small) in SHAPES.items():
         for i, build in enumerate([*builds, builds[0]]):
@@ -97,7 +96,7 @@ def completing(n_cases, rehearses=False):
     for step in STEPS:
         yield Experiment(f"ladder: {step}", ("time_ladder", "--steps", step), 120, "the table of the ladder", line("step"))
     small = ("--steps", "8", "--timed", "1", "--keys", "512", "--timeout", "30")
-    yield Experiment("two parts", ("exchange_on_parts_cuda", "--parts", "2", "--steps", "2000"), 90, "the bits and the time of an exchange", line("bits"), small=small)
+    yield Experiment("two parts", ("exchange_on_parts_cuda", "--parts", "2", "--steps", "2000"), 90, "the bits of an exchange, and where its time goes", line("bits"), small=small)
     yield Experiment("more parts", ("exchange_on_parts_cuda", "--parts", "4,8", "--steps", "2000"), 120, "the same of more ranks", line("bits"), small=small)
 
 

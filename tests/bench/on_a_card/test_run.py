@@ -19,10 +19,10 @@ import experiments
 import verdicts
 
 BUILDS = ["v0", "v1", "wide"]
-PROGRAMS = sorted({word for each in experiments.experiments(BUILDS, 1) for word in each.words if word.startswith(("time_", "compare_", "test_", "exchange_"))})
+PROGRAMS = sorted({word for each in experiments.experiments(BUILDS, 1) for word in each.words if word.startswith(("time_", "test_", "exchange_"))})
 # What a program of each name says if all is well.
 WELL = {"test_gpu_cuda": '[ "$1" = --list-test-cases ] && printf "[doctest] listing\\none\\ntwo\\n" || echo "[doctest] test cases: 1 | 1 passed"',
-        "compare_products": "exit 4", "time_primitives": 'echo \'{"part": "primitive", "ns": 1}\'', "time_rings": 'echo \'{"part": "rings"}\'',
+        "time_primitives": 'echo \'{"part": "primitive", "ns": 1}\'', "time_rings": 'echo \'{"part": "rings"}\'',
         "time_step_cuda": 'echo \'{"part": "host step"}\'', "time_copies": 'echo \'{"part": "copies"}\'', "time_walks": 'echo \'{"part": "walk"}\'',
         "time_stamps": 'echo \'{"part": "stamps"}\'; echo \'{"part": "raw stamps"}\'', "exchange_on_parts_cuda": 'echo \'{"part": "bits", "wrong": 0}\'',
         "time_flashinfer": 'echo \'{"part": "peer", "shape": "b"}\'', "time_xqa": 'echo \'{"part": "peer", "shape": "d"}\'', "time_flashmla": 'echo \'{"part": "peer", "shape": "c"}\'',

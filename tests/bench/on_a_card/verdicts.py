@@ -100,7 +100,7 @@ def table(lines, builds):
 
 
 # Lists of the record, the part whose lines each holds, and what names a line: of two with the same name the last one stays.
-LISTS = {"products": ("products", ("dtype", "binades")), "stamps": ("stamps", ("shape", "step")), "walk": ("walk", ("shape",)), "clusters": ("clusters", ("n_blocks", "shared_kib")), "peers": ("peer", ("shape", "peer")),
+LISTS = {"stamps": ("stamps", ("shape", "step")), "walk": ("walk", ("shape",)), "clusters": ("clusters", ("n_blocks", "shared_kib")), "peers": ("peer", ("shape", "peer")),
          "primitives": ("primitive", ("name",)), "rings": ("rings", ("shape", "rings", "order", "evict_first", "n_blocks")),
          "host_steps": ("host step", ("shape",)), "counters": ("counters", ("shape", "build")), "variants": ("variant", ("shape", "step", "build"))}
 
@@ -117,7 +117,7 @@ def record_of(lines, date, version):
     for name, (part, key) in LISTS.items():
         about[name] = list({tuple(line[word] for word in key): line for line in lines if line.get("part") == part and all(word in line for word in key) and "note" not in line}.values())
     about["versions"] = {key: value for line in lines if line.get("part") == "versions" for key, value in line.items() if key not in ("part", "build")}
-    about["exchange"] = [line for line in lines if line.get("part") in ("parts", "bits", "time", "missing") and "peer" not in line or "sent_us" in line]
+    about["exchange"] = [line for line in lines if line.get("part") in ("parts", "bits", "missing") and "peer" not in line or "sent_us" in line]
 
     def without_part(line, name):
         return {key: value for key, value in line.items() if key != "part" and (key != "build" or name in ("variants", "counters"))}
