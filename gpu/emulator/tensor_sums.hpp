@@ -6,7 +6,8 @@
 /// aligned to the largest exponent among them, cut off after a number of fraction bits, added exactly, and cut off to a
 /// float. Nothing is rounded to nearest. Sources, their disagreements and what is taken: docs/III.2-emulator.md.
 ///
-/// tests/gpu/soft_gpu/tensor_sums.hpp is a second one, in integers and from another source; the two are compared.
+/// tests/gpu/soft_gpu/tensor_sums.hpp is a second one, in integers and from another source; both have the sums that others
+/// published.
 #pragma once
 
 #include "reference/tensor/dtype.hpp"

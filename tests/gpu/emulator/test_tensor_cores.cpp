@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// @brief Tensor cores against plain loops, with the layouts of the PTX ISA (9.7.14.5.8 and 9.7.14.5.15) written out.
+/// @brief The matrices that tensor cores load and transpose, with the layouts of the PTX ISA (9.7.14.5.15) written out.
 #include "tests/gpu/emulator/emulator_test.hpp"
-
-#include <cmath>
 
 namespace tree_attn::emulated {
 namespace {
@@ -73,74 +71,6 @@ TEST_CASE("emulator: movmatrix gives every lane its part of the transposed matri
     const auto [row, column] = from(c, r);
     const auto [next_row, next_column] = from(c + 1, r);
     CHECK(transposed[static_cast<std::size_t>(32 + lane)] == pair_of(row, column, next_row, next_column));
-  }
-}
-
-/// c + a b, and with 2 a in place of a; with two matrices b, of which the second is -b with its rows in turn exchanged.
-template <class T, int m>
-void multiply_add(const float* a, const float* b, float* c) {
-  const int lane = static_cast<int>(threadIdx.x), group = lane / 4, in_group = lane % 4;
-  const auto pair = [](float low, float high) { return pack(narrow<T>(low), narrow<T>(high)); };
-  std::uint32_t a_own[2][4], b_own[2][2];
-  float c_own[2][4];
-  // PTX ISA: a_i, i = 0 .. 7, at row group (+ 8 for i = 2, 3, 6, 7), column 2 in_group + (i & 1) (+ 8 for i >= 4).
-  for (int i = 0; i < 8; i += 2) {
-    const int row = group + (i & 2 ? 8 : 0), column = in_group * 2 + (i >= 4 ? 8 : 0);
-    for (int j = 0; j < 2; ++j)
-      a_own[j][i / 2] =
-          pair(static_cast<float>(1 + j) * a[16 * row + column], static_cast<float>(1 + j) * a[16 * row + column + 1]);
-  }
-  // b_i, i = 0 .. 3, at row 2 in_group + (i & 1) (+ 8 for i >= 2), column group.
-  for (int i = 0; i < 4; i += 2) {
-    const int row = in_group * 2 + (i >= 2 ? 8 : 0);
-    b_own[0][i / 2] = pair(b[8 * row + group], b[8 * (row + 1) + group]);
-    b_own[1][i / 2] = pair(-b[8 * (row + 1) + group], -b[8 * row + group]);
-  }
-  // c_i, i = 0 .. 3, at row group (+ 8 for i >= 2), column 2 in_group + (i & 1).
-  const auto at = [&](int i) { return 8 * (group + (i % 4 >= 2 ? 8 : 0)) + in_group * 2 + (i & 1) + i / 4 * 128; };
-  for (int i = 0; i < 8; ++i) c_own[i / 4][i % 4] = c[at(i)];
-  mma_16x8x16<T, m>(c_own, a_own, b_own);
-  for (int i = 0; i < 8; ++i) c[at(i)] = c_own[i / 4][i % 4];
-}
-
-TEST_CASE("emulator: mma adds as the device that is emulated, with one bit more on 9.0") {
-  // Row 0 and column 0: of three terms far below c the last two have half a last bit of an accumulator of 8.0 each.
-  for (const int major : {8, 9}) {
-    Settings other = settings();
-    other.major = major;
-    const SettingsScope scope(other);
-    std::vector<float> a(256), b(128), c(256);
-    a[0] = std::ldexp(1.0f, -24), a[1] = a[2] = std::ldexp(1.0f, -25);
-    b[0] = b[8] = b[16] = 1, c[0] = 1;
-    DeviceBuffer<float> a_in(256), b_in(128), sums(256);
-    a_in.upload(a), b_in.upload(b), sums.upload(c);
-    launch(multiply_add<BFloat16, 1>, {.block = {32}}, {}, a_in.data(), b_in.data(), sums.data());
-    CHECK(sums.download()[0] == (major == 8 ? 1 : 1 + std::ldexp(1.0f, -23)));
-  }
-}
-
-TEST_CASE("emulator: mma is a matrix product, in small whole numbers without any rounding") {
-  std::vector<float> a(256), b(128), c(256);
-  for (int i = 0; i < 256; ++i) a[static_cast<std::size_t>(i)] = static_cast<float>(i * 7 % 11 - 5);
-  for (int i = 0; i < 128; ++i) b[static_cast<std::size_t>(i)] = static_cast<float>(i * 5 % 13 - 6);
-  for (int i = 0; i < 256; ++i) c[static_cast<std::size_t>(i)] = static_cast<float>(i);
-  DeviceBuffer<float> a_there(256), b_there(128), c_there(256);
-  a_there.upload(a), b_there.upload(b);
-  for (const auto& [kernel, m] : {std::pair(&multiply_add<Half, 1>, 1), std::pair(&multiply_add<BFloat16, 1>, 1),
-                                  std::pair(&multiply_add<Half, 2>, 2), std::pair(&multiply_add<BFloat16, 2>, 2)}) {
-    c_there.upload(c);
-    launch(kernel, {.block = {32}}, {}, a_there.data(), b_there.data(), c_there.data());
-    const auto got = c_there.download();
-    for (std::size_t i = 0; i < 256; ++i) {
-      const std::size_t row = i / 8 % 16, column = i % 8;
-      float sum = c[i];
-      for (std::size_t k = 0; k < 16; ++k) {
-        const float x = (i < 128 ? 1.0f : 2.0f) * a[16 * row + k];
-        sum += x * b[8 * k + column];
-        if (m == 2) sum -= x * b[8 * (k ^ 1) + column];
-      }
-      CHECK(got[i] == sum);
-    }
   }
 }
 
