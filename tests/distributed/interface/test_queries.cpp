@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// @brief The number of queries belongs to a step: one cache and one decoder take any, over any number of ranks.
-#include "distributed/interface/attention.hpp"
 #include "distributed/transport/thread_transport.hpp"
 #include "gpu/backend/backends.hpp"
 #include "gpu/emulator/settings.hpp"
 #include "gpu/platform/launch.hpp"
-#include "tests/support/message.hpp"
 #include "tests/support/query_steps.hpp"
 #include "tests/support/sanitized.hpp"
 #include "tests/support/sweep.hpp"
@@ -95,35 +93,6 @@ TEST_CASE("queries: a device gives memory for the most queries when a session is
       CHECK(std::ranges::count(n_allocated, 0) == std::ssize(kSteps) - (most_queries > 0 ? 0 : 1));
     }
   }
-}
-
-TEST_CASE("queries: the facade takes any number in every step, and all ranks the same") {
-  const std::vector<DecodeOutput> want = fresh(cpu_backend(), DType::F32, LeafOrder::kDealt);
-  const Keys keys(DType::F32);
-  const AttentionShape shape = shape_of(DType::F32);
-  run_threads(Topology::pretend(3, 2), kTimeout, [&](const ThreadRanks& ranks, ThreadTransport&) {
-    // A cache of its own has the keys of each step.
-    const auto held = cpu_backend().make_cache(shape, KeyRange{0, kMostKeys});
-    Attention attention(ranks, shape, {.scale = kScale, .most_queries = 5});
-    std::vector<std::byte> memory;
-    for (std::size_t i = 0; i < kSteps.size(); ++i) {
-      const auto kept = kSteps[i].kept(), lengths = kSteps[i].lengths();
-      for (std::int64_t entry = 0; entry < 2; ++entry) held->truncate(entry, kept[static_cast<std::size_t>(entry)]);
-      keys.append(*held, kSteps[i], i);
-      const Shard rows = held->shard(held->longest(), [&](std::size_t n) { return (memory.resize(n), memory.data()); });
-      for (std::int64_t entry = 0; entry < 2; ++entry) {
-        const auto at = static_cast<std::size_t>(entry);
-        attention.truncate(entry, kept[at]);
-        attention.append(entry, rows.k.entry(entry).positions(kept[at], lengths[at]),
-                         rows.v.entry(entry).positions(kept[at], lengths[at]));
-      }
-      CHECK(same_bits(attention.step(queries_of(DType::F32, i), {.causal = true}).copy(), want[i]));
-    }
-    // Rank 1 passes other queries.
-    const Tensor one = queries_of(DType::F32, 4), five = queries_of(DType::F32, 5);
-    CHECK(message<InputError>([&] { attention.step(ranks.rank() == 1 ? five : one); }) ==
-          "Decoder::step: ranks 0 and 1 differ in the number of queries (1 and 5)");
-  });
 }
 
 }  // namespace tree_attn::test::queries
