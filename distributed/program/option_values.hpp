@@ -91,23 +91,19 @@ inline std::vector<std::string> items_of(const std::string& list) {
 template <class T, class Check>
 CLI::Option* add_list_option(CLI::App& command, const std::string& name, std::vector<T>& items, const std::string& what,
                              const Check& check) {
-  const auto refusal = [check](const std::string& list) {
+  const auto assign = [&items, check, name](const std::string& list) {
     const std::vector<std::string> all = items_of(list);
-    if (const auto empty = std::ranges::find(all, ""); empty != all.end())
-      return "\"" + readable(list) + "\": item " + std::to_string(empty - all.begin() + 1) + " of " +
-             std::to_string(all.size()) + " is empty";
-    for (const std::string& item : all) {
-      if (const std::string why = check(item); !why.empty()) return why;
-    }
-    return std::string();
-  };
-  const auto assign = [&items](const std::string& list) {
     items.clear();
-    for (const std::string& item : items_of(list)) CLI::detail::lexical_cast(item, items.emplace_back());
+    for (const std::string& item : all) {
+      const std::string why =
+          item.empty() ? line_of("\"", readable(list), "\": item ", items.size() + 1, " of ", all.size(), " is empty")
+                       : check(item);
+      if (!why.empty()) throw CLI::ValidationError(name, why);
+      CLI::detail::lexical_cast(item, items.emplace_back());
+    }
   };
   return command.add_option_function<std::string>(name, assign, what)
-      ->type_name(CLI::detail::type_name<T>() + std::string(",..."))
-      ->check(refusal);
+      ->type_name(CLI::detail::type_name<T>() + std::string(",..."));
 }
 
 }  // namespace tree_attn
