@@ -155,8 +155,7 @@ Run finding(const Statement& s, Op&) {
 }
 Run insertion(const Statement& s, Op&) {
   using Word = std::uint32_t;
-  return bytes_of(s.type()) == 8 ? each<inserted, std::uint64_t, std::uint64_t, std::uint64_t, Word, Word>
-                                 : each<inserted, Word, Word, Word, Word, Word>;
+  return bytes_of(s.type()) == 4 ? each<inserted, Word, Word, Word, Word, Word> : nullptr;
 }
 
 template <auto f, class T>
@@ -205,12 +204,9 @@ Run selection(const Statement& s, Op&) {
 // ---- Moves
 
 constexpr auto same = [](auto a) { return a; };
-/// An address of a space as a generic one, or back: only shared memory has other numbers.
+/// An address of global memory or of a parameter as a generic one, or back: the number is the same.
 Run generic_address(const Statement& s, Op&) {
-  using Address = std::uint64_t;
-  if (bytes_of(s.type()) != 8 || (s.has("to") && s.has("shared"))) return nullptr;
-  return s.has("shared") ? each<[](Address a) { return a | kSharedWindow; }, Address, Address>
-                         : each<same, Address, Address>;
+  return bytes_of(s.type()) == 8 ? each<same, std::uint64_t, std::uint64_t> : nullptr;
 }
 
 /// Elements side by side in one register, and apart again.
@@ -359,7 +355,7 @@ const std::vector<Instruction>& computing_instructions() {
       {"clz", "", counting<[](auto a) { return std::countl_zero(a); }>},
       {"copysign", "", two<[](std::floating_point auto a, decltype(a) b) { return std::copysign(b, a); }>},
       {"cvt", "rn rpi rzi", conversion},
-      {"cvta", "to global shared param", generic_address},
+      {"cvta", "to global param", generic_address},
       {"div", "rn", two<divide>},
       {"ex2", "approx ftz", exp2},
       {"fma", "rn bf16x2", fused},

@@ -26,9 +26,9 @@ int bytes_of(Type type);
 using Location = std::uint32_t;
 constexpr Location kNowhere = ~Location{0};  ///< what is not written: _
 
-/// State spaces of an address. Addresses of shared and parameter memory lie in windows of the generic ones.
+/// State spaces of an address. Addresses of parameter memory lie in a window of the generic ones.
 enum class Space : std::uint8_t { Generic, Global, Shared, Param };
-constexpr std::uint64_t kSharedWindow = 0x7100'0000'0000, kParamWindow = 0x7300'0000'0000;
+constexpr std::uint64_t kParamWindow = 0x7300'0000'0000;
 /// First address of shared memory, all of it dynamic, and number of addresses of a block: block i of the cluster from (i +
 /// 1) kSharedSpan on, and the own one from 0 on as well.
 constexpr std::uint32_t kSharedBegin = 1024, kSharedSpan = 1 << 24;

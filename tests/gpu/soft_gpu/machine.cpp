@@ -29,11 +29,10 @@ const Settings& settings() {
 // ---- Addresses
 
 std::pair<Block*, std::uint32_t> Warp::shared(std::uint64_t address, std::uint32_t n, std::uint32_t alignment) {
-  const std::uint64_t inside = address - (address >= kSharedWindow ? kSharedWindow : 0);
   Block* of = block;
-  const auto offset = static_cast<std::uint32_t>(inside & (kSharedSpan - 1));
-  if (inside >= kSharedSpan) {
-    const std::uint64_t rank = inside / kSharedSpan - 1;
+  const auto offset = static_cast<std::uint32_t>(address & (kSharedSpan - 1));
+  if (address >= kSharedSpan) {
+    const std::uint64_t rank = address / kSharedSpan - 1;
     if (rank >= block->cluster->blocks.size()) throw Fault("address ", hex(address), " is of no block of the cluster");
     of = block->cluster->blocks[rank].get();
     if (of->n_alive == 0) throw Fault("address ", hex(address), " is of block ", rank, " of the cluster, which has ended");
@@ -51,7 +50,7 @@ std::byte* Warp::at(Space space, int lane, std::uint64_t address, std::uint32_t 
   constexpr std::uint64_t kWindow = std::uint64_t{1} << 40;
   if (space == Space::Generic) {
     const std::uint64_t window = address & ~(kWindow - 1);
-    space = window == kSharedWindow ? Space::Shared : window == kParamWindow ? Space::Param : Space::Global;
+    space = window == kParamWindow ? Space::Param : Space::Global;
   }
   switch (space) {
     case Space::Shared: {

@@ -89,22 +89,17 @@ Run accessing(const Statement& s, Op& op) {
   return for_type(type == "f32" || type == "f64" ? bits(type) : type, with);
 }
 
-/// Converts an address: 64 bits are a generic one, 32 bits one of shared memory.
-template <class Address>
+/// An address of own shared memory as that of another block.
 void map_shared(Warp& w, const Op& op) {
-  Address d[32] = {};
+  std::uint32_t d[32] = {};
   w.for_lanes([&](int lane) {
     const std::uint32_t rank = word(w, op.at[2], lane);
     if (rank >= w.grid->shape.cluster) throw Fault("rank ", rank, " of ", w.grid->shape.cluster);
-    d[lane] = static_cast<Address>((sizeof(Address) == 8 ? kSharedWindow : 0) | (rank + 1) * kSharedSpan |
-                                   (w.of<Address>(op.at[1])[lane] & (kSharedSpan - 1)));
+    d[lane] = (rank + 1) * kSharedSpan | (word(w, op.at[1], lane) & (kSharedSpan - 1));
   });
   w.put(op.at[0], d);
 }
-Run mapping(const Statement& s, Op&) {
-  if (s.has("shared::cluster")) return s.type() == "u32" ? map_shared<std::uint32_t> : nullptr;
-  return s.type() == "u64" ? map_shared<std::uint64_t> : nullptr;
-}
+Run mapping(const Statement& s, Op&) { return s.has("shared::cluster") && s.type() == "u32" ? map_shared : nullptr; }
 
 template <auto f>
 void atomic(Warp& w, const Op& op) {
@@ -469,7 +464,7 @@ const std::vector<Instruction>& memory_instructions() {
       {"createpolicy", "fractional L2::evict_first", always<nothing>},
       {"elect", "sync", always<elect>},
       {"fence", "mbarrier_init release acq_rel gpu cluster proxy async shared::cta", fences},
-      {"ld", "global shared param relaxed acquire gpu sys nc cg L1::no_allocate v2 v4", accessing<true>},
+      {"ld", "global shared shared::cluster param relaxed acquire gpu sys nc cg L1::no_allocate v2 v4", accessing<true>},
       {"ldmatrix", "sync aligned m8n8 x4 trans shared", matrix_loads},
       {"mapa", "shared::cluster", mapping},
       {"mbarrier", "init arrive expect_tx try_wait parity shared::cta release cluster shared::cluster", phase_barriers},

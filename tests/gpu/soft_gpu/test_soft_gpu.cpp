@@ -226,8 +226,8 @@ TEST_CASE("soft GPU: blocks of a cluster reach each other's shared memory, and m
   const std::string barrier = "barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;\n";
   const std::string body =
       "mov.u32 %r5, %cluster_ctarank;\nst.shared.u32 [%r2], %r5;\n" + barrier +
-      "add.s32 %r6, %r5, 1;\nand.b32 %r6, %r6, 3;\ncvt.u64.u32 %d4, %r2;\ncvta.shared.u64 %d5, %d4;\nmapa.u64 %d6, %d5, "
-      "%r6;\nld.u32 %r7, [%d6];\nmov.u32 %r8, %ctaid.x;\nmul.wide.u32 %d7, %r8, 4;\nadd.s64 %d8, %d1, %d7;\n"
+      "add.s32 %r6, %r5, 1;\nand.b32 %r6, %r6, 3;\nmapa.shared::cluster.u32 %r9, %r2, %r6;\nld.shared::cluster.u32 %r7, "
+      "[%r9];\nmov.u32 %r8, %ctaid.x;\nmul.wide.u32 %d7, %r8, 4;\nadd.s64 %d8, %d1, %d7;\n"
       "st.global.u32 [%d8], %r7;\n";
   const Array out(Words(8));
   const LaunchShape shape{{8, 1, 1}, {1, 1, 1}, 4, 16};
