@@ -198,7 +198,7 @@ void add(Chain& chain, const Products& products, const TensorCores& cores) {
   }
 }
 
-/// Addresses of the i-th sums that each thread brings, as list_sums() has them.
+/// Addresses of the i-th sums that each thread brings, as sums_of() has them.
 Chain chain_of(const Thread* threads, int i, int n) {
   Chain chain{{}, n, std::vector<float>(static_cast<std::size_t>(kWarpgroup * 4 * n))};
   for (std::size_t thread = 0; thread < kWarpgroup; ++thread)

@@ -5,7 +5,9 @@
 
 #include "gpu/emulator/device.hpp"
 
-#include <vector>
+#include <array>
+#include <cstddef>
+#include <cstdint>
 
 namespace tree_attn::emulated {
 
@@ -46,19 +48,15 @@ void wgmma(WgmmaCall call, const Line& line);
 void wgmma_commit(const Line& line);
 void wgmma_wait(int n_pending, const Sums* sums, int n, const Line& line);
 
-/// Sums of one chain, or of several in an array.
+/// Sums of one chain, or of several in an array. A thread that a failed launch leaves behind frees no memory.
 template <int n>
-void list_sums(std::vector<Sums>& all, float (&c)[n][4]) {
-  all.push_back({c, n});
+std::array<Sums, 1> sums_of(float (&c)[n][4]) {
+  return {{{c, n}}};
 }
 template <int m, int n>
-void list_sums(std::vector<Sums>& all, float (&c)[m][n][4]) {
-  for (int i = 0; i < m; ++i) all.push_back({c[i], n});
-}
-template <class C>
-std::vector<Sums> sums_of(C& c) {
-  std::vector<Sums> all;
-  list_sums(all, c);
+std::array<Sums, m> sums_of(float (&c)[m][n][4]) {
+  std::array<Sums, m> all;
+  for (std::size_t i = 0; i < all.size(); ++i) all[i] = {c[i], n};
   return all;
 }
 
