@@ -10,6 +10,7 @@
 
 #include <cmath>
 #include <limits>
+#include <vector>
 
 namespace error_bound_test {
 
@@ -158,6 +159,24 @@ TEST_CASE("error_bound: edges") {
                     TensorView::dense(nullptr, DType::F32, {0, 1, 3, 1}), {}, {})
             .out.empty());
   CHECK_THROWS_AS(error_bound(q, k, q, {}, {}), std::invalid_argument);
+}
+
+/// |got - want| > bound is false for NaN: tests that count such elements take a result of NaN for a right one.
+TEST_CASE("error_bound: no comparison takes NaN, Inf or another number of elements for right") {
+  constexpr double kNaN = std::numeric_limits<double>::quiet_NaN(), kInf = std::numeric_limits<double>::infinity();
+  const std::vector<double> want{1, -2, 3};
+  for (const double bad : {kNaN, kInf, -kInf}) {
+    const std::vector<double> one{1, bad, 3};
+    CHECK_FALSE(compare(one, want, kInf).ok);
+    CHECK_FALSE(compare(want, one, kInf).ok);
+    CHECK_FALSE(compare(one, one, kInf).ok);
+    CHECK(compare(one, one, 0, NonFinite::Match).ok);
+    CHECK_FALSE(compare(one, want, kInf, NonFinite::Match).ok);
+    CHECK_FALSE(compare(want, one, kInf, NonFinite::Match).ok);
+  }
+  CHECK_FALSE(compare(std::vector<double>{1, -2, 3, 4}, want, 1).ok);
+  CHECK_FALSE(compare(want, want, kNaN).ok);
+  CHECK(larger_error(1, kNaN) == kInf);
 }
 
 }  // namespace error_bound_test
