@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Every case of tests/data/cases.json, decodes that other projects test, through Python: attention(), an Attention that grows, and the program if it was built.
+"""Every case of tests/data/cases.json, decodes that other projects test, through Python: attention(), an Attention that grows, and the program if it was built,
+which decodes over as many ranks as the case asks for, by each algorithm in turn.
 
 Run: ./run python            or: tests/python/cases.py [--program build/tree_attn]
 
@@ -21,6 +22,7 @@ from onnx_vectors import load, save
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DTYPES = {"fp32": ("float32", "F32", 2.0 ** -24), "fp16": ("float16", "F16", 2.0 ** -11), "bf16": ("bfloat16", "BF16", 2.0 ** -8)}
+ALGORITHMS = ("two-level", "leaders", "paper", "packed", "fused", "gather", "ring", "ring-state")
 NAN, INF = numpy.nan, numpy.inf
 
 
@@ -137,7 +139,7 @@ def check(c, seed, program, folder):
     random, dtype, lengths, d = numpy.random.default_rng(seed), c["dtype"], c["seqlens"], c["head_dim"]
     n = max(lengths, default=0) + (19 if "poison" in c["input"] else 0)
     q, k, v = (random.standard_normal((c["batch"], heads, length, d)) for heads, length in ((c["n_q_heads"], 1), (c["n_kv_heads"], n), (c["n_kv_heads"], n)))
-    p = c["ranks"][0]
+    p, algorithm = max(c["ranks"]), ALGORITHMS[seed % len(ALGORITHMS)]
     cuts = sorted({n * r // p for r in range(p) if n * r // p < n} | {0})
     change(c, q, k, v, cuts, random)
     for entry, length in enumerate(lengths):
@@ -159,7 +161,7 @@ def check(c, seed, program, folder):
         outputs["attention"] = [numpy.concatenate([x[j] for x in alone]) for j in (0, 1)]
     if program is not None:
         save(folder / "in", {name: (DTYPES[dtype][1], x) for name, x in zip("qkv", stored)} | {"lengths": ("I64", numpy.array(lengths, "<i8"))})
-        done = subprocess.run([program, "decode", folder / "in", folder / "out"], capture_output=True, text=True, timeout=120, env={**os.environ, "OMPI_MCA_ess_singleton_isolated": "1"})
+        done = subprocess.run([program, "decode", folder / "in", folder / "out", "--devices", f"0-{p - 1}", "--algorithm", algorithm], capture_output=True, text=True, timeout=120, env={**os.environ, "OMPI_MCA_ess_singleton_isolated": "1"})
         if done.returncode == 0:
             outputs["program"] = load(folder / "out", "out"), load(folder / "out", "lse")
         else:
