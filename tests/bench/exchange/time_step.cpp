@@ -11,12 +11,16 @@
 /// It is compiled twice, for a GPU and for the emulator, whose times mean nothing.
 #include "tests/bench/exchange/rank_steps.hpp"
 
+#include <algorithm>
 #include <array>
+#include <chrono>
 #include <string>
 #include <vector>
 
 namespace tree_attn::exchange {
 namespace {
+
+using Clock = std::chrono::steady_clock;
 
 double median_of(std::vector<double> times) {
   std::ranges::sort(times);
