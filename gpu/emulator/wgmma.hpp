@@ -48,7 +48,7 @@ void wgmma(WgmmaCall call, const Line& line);
 void wgmma_commit(const Line& line);
 void wgmma_wait(int n_pending, const Sums* sums, int n, const Line& line);
 
-/// Sums of one chain, or of several in an array. A thread that a failed launch leaves behind frees no memory.
+/// Sums of one chain, or of several in an array. Not in memory that a thread owns, which a failed launch would not free.
 template <int n>
 std::array<Sums, 1> sums_of(float (&c)[n][4]) {
   return {{{c, n}}};
