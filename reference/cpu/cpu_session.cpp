@@ -160,7 +160,7 @@ class CpuSession final : public DecodeSession, public States {
     workspace_size_ = static_cast<std::int64_t>(plan.workspace);
     take(queries_, plan.n_rows * plan.packed);
     take(workspace_, plan.n_threads * plan.workspace);
-    // Of a very long range queries may see a window alone: cut() takes what a step needs beyond this.
+    // Takes memory for a window of a very long range, as queries may see no more; cut() takes what a step needs beyond.
     const double n_chunks =
         std::min(plan.n_chunks, std::floor(kMostPlannedStates / std::max(1.0, plan.n_rows * plan.state)) + 1);
     take(states_, n_chunks * plan.n_rows * plan.state);
